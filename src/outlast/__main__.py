@@ -1,4 +1,4 @@
-"""`python -m outlast` is `outlast`."""
+"""Entry point of `python -m outlast`, the same as `outlast`."""
 
 import sys
 

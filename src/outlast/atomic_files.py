@@ -1,4 +1,4 @@
-"""Atomic writes: a file appears whole or not at all."""
+"""Atomic writes: a file appears complete or not at all."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from outlast.errors import StorageError, UsageError
 
 
 def draft_path(target: Path) -> Path:
-    """A name beside `target` that nobody else has."""
+    """Return a unique name beside `target`."""
     return target.with_name(f".{target.name}.{secrets.token_hex(8)}")
 
 
 def refuse_existing(target: Path) -> None:
-    """Raises UsageError where something is at `target`, a dangling link included."""
+    """Raise UsageError where `target` exists, even as a dangling link."""
     if os.path.lexists(target):
         raise UsageError(f"{target} is there already; nothing was overwritten; name a new one")
 
@@ -30,8 +30,10 @@ def sync(path: Path) -> None:
 
 
 def write_new(path: Path, text: str | None) -> None:
-    """Write a file that was not there, whole or not at all; None: only see that it could be. Raises
-    UsageError, StorageError."""
+    """Write a new file, complete or not at all; None: only check that it can be written.
+
+    Raises UsageError, StorageError.
+    """
     refuse_existing(path)
     if not path.absolute().parent.is_dir():
         raise UsageError(f"--out {path}: there is no directory {path.absolute().parent}")

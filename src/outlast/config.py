@@ -1,4 +1,4 @@
-"""Every setting, validated once. The only module that reads environment variables."""
+"""All settings, validated once. The only module that reads environment variables."""
 
 from __future__ import annotations
 
@@ -40,13 +40,16 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def operation_s(self) -> float:
-        """A collective waits for the slowest rank, and how long that may take is for the hang
-        watch to say: this comes long after, for the case that nobody watches."""
+        """Deadline of one collective, far above the hang monitor's.
+
+        A collective waits for the slowest rank. The hang monitor limits that wait; this deadline is
+        for the case that there is none.
+        """
         return 2 * self.hang_ceiling_s
 
     @property
     def ready_s(self) -> float:
-        """Decide -> a survivor's Ready: its script may stand wherever it may stand still."""
+        """Deadline from Decide until a survivor's Ready, wherever its script is."""
         return max(self.join_s, self.hang_ceiling_s)
 
     def __post_init__(self) -> None:
@@ -64,7 +67,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a launcher tells a worker from birth, in one environment variable."""
+    """Settings of a worker process, passed by the launcher in one environment variable."""
 
     run: str
     token: str  # hex
@@ -90,7 +93,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def check_torch() -> None:
-    """Raises ConfigError where torch is missing or too old. Does not import it."""
+    """Raise ConfigError where torch is missing or too old. Does not import it."""
     from importlib import metadata, util  # torch needs them as well; most commands do not
 
     needed = ".".join(map(str, TORCH_MIN))
@@ -112,7 +115,7 @@ def check_torch() -> None:
 
 
 def worker_settings(environment: Mapping[str, str] = os.environ) -> WorkerSettings | None:
-    """What the launcher said, or None when this process was started by hand.
+    """Return the launcher's settings, or None when this process was started by hand.
 
     Raises ConfigError when the variable is damaged.
     """
@@ -126,46 +129,48 @@ def worker_settings(environment: Mapping[str, str] = os.environ) -> WorkerSettin
 
 
 def started_by_torchrun(environment: Mapping[str, str] = os.environ) -> bool:
+    """Return whether torchrun (torchelastic) started this process."""
     return "TORCHELASTIC_RUN_ID" in environment
 
 
 def local_rank(environment: Mapping[str, str] = os.environ) -> int:
-    """The index of this process's device on its host, from birth; 0 without a launcher."""
+    """Return the index of this process's device on its host; 0 without a launcher."""
     return int(environment.get("LOCAL_RANK", "0"))
 
 
 def slurm_script(environment: Mapping[str, str] = os.environ) -> str:
-    """Which of Slurm's own scripts this runs in: prolog, epilog, ...; "" in none of them."""
+    """Return the Slurm script that this process runs in (prolog, epilog, ...), or ""."""
     return environment.get("SLURM_SCRIPT_CONTEXT", "").partition("_")[0]
 
 
 def visible_devices(environment: Mapping[str, str] = os.environ) -> tuple[str, ...] | None:
-    """CUDA_VISIBLE_DEVICES, or None where all are."""
-    said = environment.get("CUDA_VISIBLE_DEVICES", "")
-    return tuple(each.strip() for each in said.split(",")) if said.strip() else None
+    """Return CUDA_VISIBLE_DEVICES, or None where all devices are visible."""
+    text = environment.get("CUDA_VISIBLE_DEVICES", "")
+    return tuple(each.strip() for each in text.split(",")) if text.strip() else None
 
 
 def set_rank(seat: int, world: int, local_rank: int) -> None:
-    """Let libraries that read torchrun's variables see the seat that this worker has taken."""
+    """Set torchrun's variables to this worker's seat, for libraries that read them."""
     os.environ.update(RANK=str(seat), WORLD_SIZE=str(world), LOCAL_RANK=str(local_rank))
 
 
 def child_environment(
     extra: Mapping[str, str], defaults: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """This process's environment over `defaults`, and `extra` over both, for a child process."""
+    """Return a child's environment: this process's over `defaults`, `extra` over both."""
     return {**(defaults or {}), **os.environ, **extra}
 
 
 def python_executable(environment: Mapping[str, str] = os.environ) -> str:
-    """PYTHON_EXEC, as torchrun has it, or this interpreter."""
+    """Return PYTHON_EXEC, as torchrun does, or this interpreter."""
     return environment.get("PYTHON_EXEC", sys.executable)
 
 
 def gloo_interface(environment: Mapping[str, str] = os.environ) -> str:
-    """GLOO_SOCKET_IFNAME, or "" (then loopback)."""
+    """Return GLOO_SOCKET_IFNAME, or "" (then loopback)."""
     return environment.get("GLOO_SOCKET_IFNAME", "")
 
 
 def run_dir_default() -> Path:
+    """Return the default parent of run directories, `runs`."""
     return Path("runs")

@@ -1,6 +1,6 @@
-"""One small tree of typed errors, and the exit codes that they end in.
+"""Hierarchy of typed errors, and their exit codes.
 
-A message says what happened, where (rank, host, step, file), what was kept, and what to do.
+A message names the event, the place (rank, host, step, file), what was kept, and what to do.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class ConfigError(UsageError):
 
 
 class ProtectError(UsageError):
-    """`protect` was given something that it cannot put back or move."""
+    """`protect` was given an object that it cannot restore or transfer."""
 
 
 class PhaseError(UsageError):
@@ -33,7 +33,7 @@ class PhaseError(UsageError):
 
 
 class UnsupportedError(UsageError):
-    """A torch feature that stable groups cannot carry; named, and refused at first use."""
+    """A torch feature that stable groups do not support; refused at first use."""
 
 
 class CodecError(UsageError):
@@ -41,12 +41,14 @@ class CodecError(UsageError):
 
 
 class MismatchError(UsageError):
-    """A checkpoint does not hold what it is to be loaded into; all differences are listed, and
-    nothing was touched. An older checkpoint would not fit either."""
+    """A checkpoint does not fit the objects that it is to be loaded into.
+
+    All differences are listed, and nothing was changed. An older checkpoint would not fit either.
+    """
 
 
 class CorruptionError(OutlastError):
-    """Stored or received bytes are damaged; nothing was taken over from them."""
+    """Stored or received bytes are damaged; none of them was used."""
 
 
 class StorageError(OutlastError):
@@ -54,17 +56,21 @@ class StorageError(OutlastError):
 
 
 class StalledError(StorageError):
-    """A file system did not answer in time. What lies there is not known, and nothing of it may be
-    passed over for that."""
+    """A file system did not answer in time.
+
+    Its contents are unknown, so nothing there may be skipped.
+    """
 
 
 class InUseError(StorageError):
-    """A checkpoint was not deleted, because somebody reads it."""
+    """A checkpoint was not deleted, because a process reads it."""
 
 
 class RefusedError(StorageError):
-    """A store answered, and will not have us: there is no such bucket, there are no credentials, or
-    no rights. To try again does not help."""
+    """A store refused the request: no such bucket, no credentials, or no rights.
+
+    A retry does not help.
+    """
 
 
 class WireError(OutlastError):
@@ -76,17 +82,21 @@ class RunDirError(OutlastError):
 
 
 class LakeError(OutlastError):
-    """A lake of records holds nothing, is in use, of a newer version, or damaged; or a directory is
-    none. What it held is as it was."""
+    """A lake of records is empty, in use, of a newer version, or damaged; or is no lake.
+
+    Its contents are unchanged.
+    """
 
 
 class SourceError(OutlastError):
-    """A log is of no known format, nothing in it can be read, or it changed while it was read.
-    Nothing of it was taken over."""
+    """A log has no known format, is unreadable, or changed while it was read.
+
+    None of it was used.
+    """
 
 
 class GroupError(OutlastError):
-    """An inner process group could not be built or used (a peer is gone, a deadline passed)."""
+    """An inner process group could not be built or used (a lost peer, an expired deadline)."""
 
 
 class GaveUpError(OutlastError):

@@ -1,7 +1,7 @@
-"""The vocabulary: what happens to a run, as typed events. Every plane speaks in these.
+"""Typed events of a run, the vocabulary of all planes.
 
-Times are Unix nanoseconds (`t_ns`), taken from one clock a process that never goes backwards.
-`n` counts completed phases since the job began; `step` counts committed steps (batches).
+Times are Unix nanoseconds (`t_ns`), taken from one clock a process that never goes backwards. `n`
+counts completed phases since the job began; `step` counts committed steps (batches).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ RECORDED = "flight recorders of"  # stands in a fault's detail where a hang's we
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """One observed failure, as precisely as whoever noticed it can say."""
+    """One observed failure, as precisely as its observer can tell."""
 
     kind: FaultKind
     detail: str
@@ -63,7 +63,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_wish(self) -> bool:
-        """Nothing broke, and somebody asked something of the whole run; not a move of one seat."""
+        """True for a request about the whole run; nothing failed. Not for a move of one seat."""
         return self.kind in REQUESTS and self.seat < 0
 
 
@@ -74,7 +74,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=Tru
 
 
 class RunStarted(Event, frozen=True):
-    """A launcher took the run directory. `resumed_n` is -1 for a fresh job."""
+    """A launcher acquired the run directory. `resumed_n` is -1 for a fresh job."""
 
     run: str
     term: int
@@ -87,6 +87,8 @@ class RunStarted(Event, frozen=True):
 
 
 class WorkerSpawned(Event, frozen=True):
+    """A launcher started a worker process."""
+
     worker: str
     seat: int  # -1: a spare
     pid: int
@@ -100,12 +102,16 @@ class WorkerWarm(Event, frozen=True):
 
 
 class WorkerSeated(Event, frozen=True):
+    """A worker received a seat for a generation."""
+
     worker: str
     seat: int
     generation: int
 
 
 class WorkerLost(Event, frozen=True):
+    """A worker was lost by a fault; its seat needs another one."""
+
     worker: str
     seat: int
     fault: Fault
@@ -121,6 +127,8 @@ class Noticed(Event, frozen=True):
 
 
 class GenerationClosed(Event, frozen=True):
+    """A generation ended with an incident; its collectives fail from here on."""
+
     incident: int
     generation: int
 
@@ -158,13 +166,15 @@ class JoinerReady(Event, frozen=True):
 
 
 class Connected(Event, frozen=True):
-    """All groups of the generation stand."""
+    """All groups of the generation are built."""
 
     incident: int
     generation: int
 
 
 class Transferred(Event, frozen=True):
+    """A donor sent its state to a joiner; `seconds` and `size_bytes` of the transfer."""
+
     incident: int
     generation: int
     donor: int
@@ -175,13 +185,15 @@ class Transferred(Event, frozen=True):
 
 
 class GenerationOpened(Event, frozen=True):
+    """A generation opened; training goes on at phase `n`."""
+
     incident: int  # 0: the first one
     generation: int
     n: int
 
 
 class PhaseDone(Event, frozen=True, omit_defaults=True):
-    """One phase committed on one seat. All times are of that worker.
+    """One phase committed on one seat. All times are those of that worker.
 
     `t_begin_ns` is where the attempt that counted began, `t_vote_ns` the vote's answer, `t_ns` the
     return. Attempts that were thrown away have events of their own. `steps`: how many steps in a
@@ -200,7 +212,7 @@ class PhaseDone(Event, frozen=True, omit_defaults=True):
 
 
 class AttemptRefused(Event, frozen=True):
-    """One attempt at a phase was thrown away on one seat, between `t_begin_ns` and `t_ns`."""
+    """One attempt at a phase was discarded on one seat, between `t_begin_ns` and `t_ns`."""
 
     worker: str
     seat: int
@@ -213,7 +225,7 @@ class AttemptRefused(Event, frozen=True):
 
 
 class DrySteps(Event, frozen=True):
-    """A joiner has run a phase's function without the others, to build what the others have."""
+    """A joiner ran a phase's function alone, to build the same objects as the other ranks."""
 
     worker: str
     seat: int
@@ -222,7 +234,7 @@ class DrySteps(Event, frozen=True):
 
 
 class LoopBegun(Event, frozen=True):
-    """A seat's worker entered the training loop; None where the script gave no such end."""
+    """A seat's worker entered the training loop; a bound is None where the script sets none."""
 
     worker: str
     seat: int
@@ -242,7 +254,7 @@ class LoopBegun(Event, frozen=True):
 
 
 class Metrics(Event, frozen=True):
-    """What the script reported for a committed step on one seat."""
+    """Metrics that the script reported for a committed step on one seat."""
 
     worker: str
     seat: int
@@ -251,7 +263,7 @@ class Metrics(Event, frozen=True):
 
 
 class Note(Event, frozen=True):
-    """Something that the owner should know: a large position, a lost result, a slow replay."""
+    """A message for the owner: a large position, a lost result, a slow replay."""
 
     worker: str
     seat: int
@@ -260,6 +272,8 @@ class Note(Event, frozen=True):
 
 
 class CheckpointSaved(Event, frozen=True):
+    """A checkpoint is complete and durable."""
+
     n: int
     step: int
     path: str
@@ -268,6 +282,8 @@ class CheckpointSaved(Event, frozen=True):
 
 
 class CheckpointFailed(Event, frozen=True):
+    """A checkpoint could not be written; earlier ones are intact."""
+
     n: int
     step: int
     path: str
@@ -275,7 +291,7 @@ class CheckpointFailed(Event, frozen=True):
 
 
 class Drained(Event, frozen=True):
-    """A checkpoint is whole in durable storage: each byte was read back there."""
+    """A checkpoint is complete in durable storage: each byte was read back there."""
 
     n: int
     step: int
@@ -285,15 +301,18 @@ class Drained(Event, frozen=True):
 
 
 class DrainFailed(Event, frozen=True):
-    """Durable storage could not be brought up to date; it is tried again."""
+    """Durable storage could not be brought up to date; the upload is retried."""
 
     where: str
     error: str
 
 
 class Scheduled(Event, frozen=True):
-    """When to save from here on: committed steps between copies in memory, and between
-    checkpoints on disk (0: none), and why, in lines for people."""
+    """A new save schedule, and its reasons as lines of text.
+
+    Intervals are committed steps between copies in memory and between checkpoints on disk (0:
+    none).
+    """
 
     memory: int
     disk: int
@@ -301,7 +320,7 @@ class Scheduled(Event, frozen=True):
 
 
 class Warned(Event, frozen=True):
-    """A node check found something, or, with severity "healthy", does not find it any more."""
+    """A node check's finding, or, with severity "healthy", the end of one."""
 
     host: str
     check: str
@@ -313,15 +332,18 @@ class Warned(Event, frozen=True):
     worker: str = ""  # that has the device; "": nobody, or it is not known
 
     @property
-    def said(self) -> str:
-        """What is wrong with which part: `gpu: XID 79 on GPU 2`."""
+    def finding(self) -> str:
+        """One line on the faulty part: `gpu: XID 79 on GPU 2`."""
         where = f" on {self.device}" if self.device else ""
         return f"{self.check}: {self.code or self.symptom}{where}"
 
 
 class ReplicasCompared(Event, frozen=True, omit_defaults=True):
-    """An audit of phase n: `ranks` ranks hold the same, but for the `minority`. The `majority`
-    `decides` what is right, or else is only the largest group of equal ranks."""
+    """Audit of phase n: `ranks` ranks are equal, except for the `minority`.
+
+    `decides`: the `majority` determines the right state; else it is only the largest group of equal
+    ranks.
+    """
 
     generation: int
     n: int
@@ -336,7 +358,7 @@ class ReplicasCompared(Event, frozen=True, omit_defaults=True):
 
 
 class FaultInjected(Event, frozen=True):
-    """A `--fault` fired."""
+    """A `--fault` was injected."""
 
     worker: str
     seat: int
@@ -363,36 +385,12 @@ class RunEnded(Event, frozen=True):
 
 
 AnyEvent = (
-    RunStarted
-    | WorkerSpawned
-    | WorkerWarm
-    | WorkerSeated
-    | WorkerLost
-    | Noticed
-    | GenerationClosed
-    | Reported
-    | Decided
-    | JoinerReady
-    | Connected
-    | Transferred
-    | GenerationOpened
-    | PhaseDone
-    | AttemptRefused
-    | LoopBegun
-    | DrySteps
-    | Metrics
-    | Note
-    | CheckpointSaved
-    | CheckpointFailed
-    | Drained
-    | DrainFailed
-    | Scheduled
-    | Warned
-    | ReplicasCompared
-    | FaultInjected
-    | ScriptUnmanaged
-    | RunEnded
-)
+    RunStarted | WorkerSpawned | WorkerWarm | WorkerSeated | WorkerLost | Noticed
+    | GenerationClosed | Reported | Decided | JoinerReady | Connected | Transferred
+    | GenerationOpened | PhaseDone | AttemptRefused | LoopBegun | DrySteps | Metrics | Note
+    | CheckpointSaved | CheckpointFailed | Drained | DrainFailed | Scheduled | Warned
+    | ReplicasCompared | FaultInjected | ScriptUnmanaged | RunEnded
+)  # fmt: skip
 
 encoder = msgspec.msgpack.Encoder()
 decoder: msgspec.msgpack.Decoder[AnyEvent] = msgspec.msgpack.Decoder(AnyEvent)

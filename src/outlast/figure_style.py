@@ -31,8 +31,11 @@ RC: Any = {  # matplotlib keeps the type of these keys to itself
 
 
 def save(path: Path, fill: Callable[[Figure], None], height_inch: float = HEIGHT_INCH) -> None:
-    """A figure that `fill` draws into, written to `path` by its suffix; the same bytes each time.
-    It appears whole or not at all. Raises StorageError when it cannot be written."""
+    """Write a figure that `fill` draws to `path`, in the format of its suffix.
+
+    The same input gives the same bytes. The file appears complete or not at all. Raises
+    StorageError when it cannot be written.
+    """
     draft = draft_path(path)
     with mpl.rc_context(RC):
         figure = _filled(fill, height_inch)
@@ -49,8 +52,10 @@ def save(path: Path, fill: Callable[[Figure], None], height_inch: float = HEIGHT
 
 
 def svg(fill: Callable[[Figure], None], name: str, height_inch: float = HEIGHT_INCH) -> str:
-    """The same as an element to stand in a page, its texts as texts; `name` keeps its identifiers
-    apart from those of others."""
+    """Return a figure as an SVG element for a page, with its texts as text.
+
+    `name` keeps its identifiers apart from those of other figures.
+    """
     text = io.StringIO()
     with mpl.rc_context({**RC, "svg.fonttype": "none"}):
         _filled(fill, height_inch).savefig(text, format="svg", metadata={"Date": None})

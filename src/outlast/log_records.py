@@ -65,9 +65,11 @@ COST_NAMES: tuple[CostName, ...] = get_args(CostName)
 
 
 class JobEnded(Event, frozen=True, tag="job"):
-    """One attempt of a job: a record of a scheduler that begins a job anew under the same name has
-    one for each time that it held nodes. `t_ns`: its end; for one in state RUNNING, when the
-    source was last known to be whole."""
+    """One attempt of a job.
+
+    A scheduler that restarts a job under the same name has one record for each time that it held
+    nodes. `t_ns`: its end; for state RUNNING, the end of the source's data.
+    """
 
     cluster: str
     job: str  # as the scheduler shows it: 123, 123_7 of an array, 123+1 of a heterogeneous job
@@ -93,7 +95,7 @@ class JobEnded(Event, frozen=True, tag="job"):
 
 
 class Finding(Event, frozen=True, tag="finding"):
-    """What one check, log line or sensor said of a node at one time."""
+    """Finding of one check, log line or sensor about a node at one time."""
 
     cluster: str
     node: str
@@ -106,7 +108,7 @@ class Finding(Event, frozen=True, tag="finding"):
 
 
 class Outage(Event, frozen=True, tag="outage"):
-    """From `t_ns` on, until `until_ns` (None: it lasts), no job could have the node."""
+    """Time in which no job could use the node; `until_ns` is None while it lasts."""
 
     cluster: str
     node: str
@@ -116,7 +118,7 @@ class Outage(Event, frozen=True, tag="outage"):
 
 
 class Repair(Event, frozen=True, tag="repair"):
-    """Somebody was asked to mend a node (`ticket`), or a part of it was exchanged (`swap`)."""
+    """A repair of a node: a `ticket`, or the exchange of a part (`swap`)."""
 
     cluster: str
     node: str
@@ -126,7 +128,7 @@ class Repair(Event, frozen=True, tag="repair"):
 
 
 class NodeSeen(Event, frozen=True, tag="node"):
-    """From `t_ns` on the cluster has this node."""
+    """First time at which the cluster has this node."""
 
     cluster: str
     node: str
@@ -137,7 +139,7 @@ class NodeSeen(Event, frozen=True, tag="node"):
 
 
 class CheckAdded(Event, frozen=True, tag="check"):
-    """From `t_ns` on this check ran: what it finds was not found before."""
+    """Start of a check; its findings were invisible before."""
 
     cluster: str
     check: str
@@ -145,8 +147,7 @@ class CheckAdded(Event, frozen=True, tag="check"):
 
 
 class Interruption(Event, frozen=True, tag="interruption"):
-    """A failure that an attempt of a job survived: the attempt went on, and its end does not tell
-    of it."""
+    """A failure that an attempt of a job survived, and that its end does not show."""
 
     cluster: str
     job: str
@@ -160,8 +161,10 @@ class Interruption(Event, frozen=True, tag="interruption"):
 
 
 class Cost(Event, frozen=True, tag="cost"):
-    """A duration that a job measured: a recovery, a save, a flush, a step. `what` is the field of a
-    scenario of `outlast plan` that it is for, `t_ns` the start of the job."""
+    """A duration that a job measured: a recovery, a save, a flush, a step.
+
+    `what`: the field of a scenario of `outlast plan` for it; `t_ns`: the start of the job.
+    """
 
     cluster: str
     job: str

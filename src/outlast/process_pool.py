@@ -1,4 +1,4 @@
-"""A pool of processes of this machine that leaves nothing behind."""
+"""Pool of processes on this machine that end with their parent."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class ProcessPool(ProcessPoolExecutor):
-    """Processes that leave Ctrl-C to the one that started them, and end when it does."""
+    """Processes that leave Ctrl-C to their parent, and end when it does."""
 
     def __init__(self, workers: int) -> None:
         super().__init__(
@@ -24,7 +24,7 @@ class ProcessPool(ProcessPoolExecutor):
         )
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """As ProcessPoolExecutor's."""
+        """Submit a call, as ProcessPoolExecutor."""
         # A process is started in here, and begins with the signals blocked that are blocked now.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
@@ -34,7 +34,7 @@ class ProcessPool(ProcessPoolExecutor):
 
 
 def cores() -> int:
-    """That this process may use."""
+    """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
@@ -45,6 +45,9 @@ def _end_with_parent() -> None:
 
 
 def _watch(sentinel: int) -> None:
-    """The pool's own pipe has its other end in each process as well, and would be read for ever."""
+    """End this process when its parent ends, seen at a pipe of its own.
+
+    Each process inherits the far end of the pool's pipe, which therefore never closes.
+    """
     wait([sentinel])
     os._exit(1)

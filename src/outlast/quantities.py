@@ -22,9 +22,10 @@ _SCALED = rf"({_NUMBER}(?:[eE][+-]?[0-9]{{1,2}})?)"
 
 
 def measured(units: dict[str, float], what: str, text: str, like: str) -> float:
-    """A number and its unit. Raises ConfigError, which names `what` and shows what it looks `like`.
+    """Parse a number with its unit.
 
-    `units`: SECONDS or BYTES, which the answer is in.
+    `units`: SECONDS or BYTES, the unit of the result. Raises ConfigError, which names `what` and
+    shows an example (`like`).
     """
     match = re.fullmatch(rf"{_NUMBER}\s*([A-Za-z]+)", text.strip())
     if match is None or match[2] not in units:
@@ -33,7 +34,7 @@ def measured(units: dict[str, float], what: str, text: str, like: str) -> float:
 
 
 def size(what: str, text: str, like: str = "5GB") -> int:
-    """Bytes, at least 1. Raises ConfigError as `measured`."""
+    """Parse bytes, at least 1. Raises ConfigError as `measured`."""
     found = int(measured(BYTES, what, text, like))
     if found < 1:
         raise ConfigError(f"{what!r} is less than one byte; say more, as in {like}")
@@ -41,12 +42,12 @@ def size(what: str, text: str, like: str = "5GB") -> int:
 
 
 def rate(what: str, text: str) -> int:
-    """Bytes a second, as in `200MB/s` or `200MB`. Raises ConfigError as `size`."""
+    """Parse bytes a second, as in `200MB/s` or `200MB`. Raises ConfigError as `size`."""
     return size(what, text.strip().removesuffix("/s"), "200MB/s")
 
 
 def count(what: str, text: str) -> int:
-    """A whole number, as in `16384`, `16,384`, `100k` or `1.5M`. Raises ConfigError."""
+    """Parse a whole number, as in `16384`, `16,384`, `100k` or `1.5M`. Raises ConfigError."""
     text = text.strip()
     if re.fullmatch(r"[0-9]{1,3}(,[0-9]{3}){1,4}", text):  # 1,5k is no 15k
         text = text.replace(",", "")
@@ -58,7 +59,10 @@ def count(what: str, text: str) -> int:
 
 
 def share(what: str, text: str) -> float:
-    """From 0 to 1, as in `0.5%`, `0.005` or `5e-3`. Raises ConfigError, also for a bare `1`."""
+    """Parse a share from 0 to 1: `0.5%`, `0.005`, `5e-3`.
+
+    Raises ConfigError, also for a bare `1`.
+    """
     if text.strip() == "1":
         raise ConfigError(f"{what!r} can be 1 % or all: say 1% or 100%")
     match = re.fullmatch(rf"{_SCALED}\s*(%?)", text.strip())
@@ -69,7 +73,7 @@ def share(what: str, text: str) -> float:
 
 
 def number(what: str, text: str) -> float:
-    """0 or above, as in `2.5` or `2.5e3`. Raises ConfigError."""
+    """Parse a number of 0 or above, as in `2.5` or `2.5e3`. Raises ConfigError."""
     match = re.fullmatch(_SCALED, text.strip())
     if match is None:
         raise ConfigError(f"{what!r} needs a number, as in 2.5")
@@ -77,5 +81,5 @@ def number(what: str, text: str) -> float:
 
 
 def price(what: str, text: str) -> float:
-    """Dollars, as in `$2.50` or `2.5`. Raises ConfigError."""
+    """Parse dollars, as in `$2.50` or `2.5`. Raises ConfigError."""
     return number(what, text.strip().removeprefix("$").lstrip())

@@ -1,4 +1,4 @@
-"""Random generators: their states, read and put back exactly, as data that can be encoded."""
+"""States of random generators, read and restored exactly, as data that can be encoded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GENERATOR_TYPES = (torch.Generator, random.Random, np.random.Generator, np.rando
 
 
 def snapshot() -> dict[str, Any]:
-    """The states of `random`, NumPy's and torch's CPU generators of this process."""
+    """Return the states of `random`, NumPy's and torch's CPU generators of this process."""
     return {
         "python": random.getstate(),
         "numpy": np.random.get_state(legacy=False),
@@ -24,7 +24,7 @@ def snapshot() -> dict[str, Any]:
 
 
 def of_process() -> dict[str, Any]:
-    """`snapshot`, and that of the CUDA device that this process computes on, once it is in use."""
+    """Return `snapshot` and, once CUDA is in use, the state of this process's device."""
     states = snapshot()
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         # Its own device's only: who puts it back may compute on another one.
@@ -33,7 +33,7 @@ def of_process() -> dict[str, Any]:
 
 
 def restore(states: Mapping[str, Any]) -> None:
-    """Put back what `states` holds; others stay."""
+    """Restore the generators in `states`; others stay."""
     if "python" in states:
         random.setstate(states["python"])
     if "numpy" in states:
@@ -45,7 +45,7 @@ def restore(states: Mapping[str, Any]) -> None:
 
 
 def moved(before: Mapping[str, Any]) -> dict[str, Any]:
-    """Of `before`, the states that are no longer the present ones."""
+    """Return the states of `before` that have changed."""
     now = snapshot()
     return {name: state for name, state in before.items() if not same(state, now[name])}
 
@@ -69,7 +69,7 @@ def same(one: Any, other: Any) -> bool:
 
 @contextmanager
 def preserved() -> Iterator[None]:
-    """This process's generators are afterwards as they were before."""
+    """Restore this process's generators at the end of the context."""
     before = snapshot()
     try:
         yield
@@ -78,19 +78,19 @@ def preserved() -> Iterator[None]:
 
 
 def states(generators: Mapping[str, Generator]) -> dict[str, Any]:
-    """The state of each, as plain data."""
+    """Return the state of each generator as plain data."""
     return {path: _state(generator) for path, generator in generators.items()}
 
 
 def restore_state(generators: Mapping[str, Generator], saved: Mapping[str, Any]) -> None:
-    """Give each the state that was saved under its path; one that had none stays."""
+    """Restore each generator from its path; one without a saved state stays."""
     for path, generator in generators.items():
         if path in saved:
             _set_state(generator, saved[path])
 
 
 def make_generator(state: Any) -> Generator:
-    """Return a new generator in a state that `states` has given."""
+    """Return a new generator in a state from `states`."""
     if isinstance(state, torch.Tensor):
         generator: Generator = torch.Generator()
     elif isinstance(state, tuple):

@@ -26,7 +26,7 @@ _SAID = {
 
 
 def duration(seconds: float) -> str:
-    """Two to three digits that matter: `812 ms`, `12.3 s`, `4 min 12 s`, `3 h 05 min`."""
+    """Format seconds with two to three digits: `812 ms`, `12.3 s`, `4 min 12 s`, `3 h 05 min`."""
     if seconds < 0.0095:
         return f"{seconds * 1e3:.1f} ms"
     if seconds < 0.9995:
@@ -42,7 +42,7 @@ def duration(seconds: float) -> str:
 
 
 def size(size_bytes: int) -> str:
-    """Powers of 1024, as `ls -h` says them: `104 MiB`."""
+    """Format bytes by powers of 1024, as `ls -h`: `104 MiB`."""
     value = float(size_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if value < 1000:
@@ -52,37 +52,39 @@ def size(size_bytes: int) -> str:
 
 
 def percentage(part: float) -> str:
+    """Format a share as per cent with one decimal: `12.5 %`."""
     return f"{100 * part:.1f} %"
 
 
 def plural(count: int, noun: str) -> str:
+    """Format a count with its noun: `1 step`, `2,000 steps`."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-def intervals(said: Scheduled) -> str:
-    """When a run saves: `copies in memory every step, checkpoints every 240 steps`."""
+def intervals(schedule: Scheduled) -> str:
+    """Describe a save schedule: `copies in memory every step, checkpoints every 240 steps`."""
     parts = [
         f"{what} every {plural(steps, 'step') if steps > 1 else 'step'}"
-        for what, steps in (("copies in memory", said.memory), ("checkpoints", said.disk))
+        for what, steps in (("copies in memory", schedule.memory), ("checkpoints", schedule.disk))
         if steps
     ]
     return ", ".join(parts)
 
 
 def warning(one: Warned) -> str:
-    """What a node check says: `drain: gpu: gpu-memory on GPU 2 (node-7): 3 rows remapped`."""
-    return f"{one.severity}: {one.said} ({one.host}): {short_error(one.detail)}"
+    """Describe a node check's warning: `drain: gpu: gpu-memory on GPU 2 (node-7): ...`."""
+    return f"{one.severity}: {one.finding} ({one.host}): {short_error(one.detail)}"
 
 
 def rank_and_host(fault: Fault) -> str:
-    """Whom it befell: `rank 2`, `spare w1-4`, `the run`."""
+    """Describe the subject of a fault: `rank 2`, `spare w1-4`, `the run`."""
     if fault.seat >= 0:
         return f"rank {fault.seat}"
     return f"spare {fault.worker}" if fault.worker else "the run"
 
 
 def fault_text(fault: Fault) -> str:
-    """What befell it, to follow `who`."""
+    """Describe a fault in a clause that follows `rank_and_host`."""
     if fault.kind == "killed":
         return f"was killed by {signal_name(fault.signal)}" if fault.signal else "was killed"
     if fault.kind == "exited":
@@ -95,8 +97,8 @@ def fault_text(fault: Fault) -> str:
     return _SAID.get(fault.kind, fault.kind)
 
 
-def percent_beyond(fault: Fault) -> str:
-    """What `detail` adds to `what`, on one line; "" where that says it already."""
+def detail_beyond(fault: Fault) -> str:
+    """Return a fault's detail on one line; "" where `fault_text` already tells it."""
     detail = " ".join(fault.detail.split())
     known = (
         f"ended by itself with exit code {fault.exit_code}",
@@ -106,24 +108,25 @@ def percent_beyond(fault: Fault) -> str:
 
 
 def error_line(fault: Fault) -> str:
-    """The line that names the exception: a traceback's last one, else what was said."""
+    """Return the line that names the exception: a traceback's last one, else the detail."""
     lines = [line.strip() for line in fault.traceback.splitlines() if line.strip()]
     return short_error(lines[-1] if lines else fault.detail or "an exception")
 
 
 def error_name(fault: Fault) -> str:
-    """The exception's class, without its module and its words."""
+    """Return the exception's class, without module and message."""
     name = error_line(fault).partition(":")[0].rpartition(".")[2].strip()
     return name if name.isidentifier() else "an exception"
 
 
 def short_error(text: str) -> str:
-    """One line of at most SHORT_MAX characters."""
+    """Shorten a text to one line of at most SHORT_MAX characters."""
     line = " ".join(text.split())
     return line if len(line) <= SHORT_MAX else line[: SHORT_MAX - 3] + "..."
 
 
 def signal_name(number: int) -> str:
+    """Return the name of a signal, or `signal N` for an unknown one."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -131,12 +134,12 @@ def signal_name(number: int) -> str:
 
 
 def resume_hint(run_dir: str) -> str:
-    """Return what to type to resume a run: without `--run-dir` a new run would begin."""
+    """Return the command that resumes a run; without `--run-dir` a new run would start."""
     return f"resume with: outlast run --run-dir {run_dir} ... (the flags and script as before)"
 
 
 def frame_cause(outcome: str, fault: Fault | None) -> str:
-    """Return the root cause of a run's end, framed for a terminal; "" for a run that is done."""
+    """Return the framed root cause of a run's end; "" for a completed run."""
     if outcome == "done" or fault is None:
         return ""
     where = [f"rank {fault.seat}"] if fault.seat >= 0 else []

@@ -1,4 +1,4 @@
-"""TOML files that a user hands over."""
+"""TOML files of users."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ FILE_BYTES_MAX = 1_000_000
 
 
 def read(path: Path, what: str, undone: str = "") -> dict[str, Any]:
-    """What a file holds; `what` it should be, as in "scenario", and what is left `undone` without
-    it, as in "nothing was checked". Raises ConfigError, which names the file."""
+    """Read a TOML file. Raises ConfigError, which names the file and the field.
+
+    `what`: the kind of file, as in "scenario"; `undone`: the consequence of a failure, as in
+    "nothing was checked".
+    """
     import tomllib  # few commands are given a file, and it takes milliseconds
 
     try:

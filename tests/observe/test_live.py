@@ -154,7 +154,7 @@ def test_lines_tell_what_matters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(live_view, "PROGRESS_S", 0.0)
     out, said = io.StringIO(), io.StringIO()
     story = Shown(tmp_path)
-    story.display = lines = LineDisplay(tmp_path, lines=out, said=said)
+    story.display = lines = LineDisplay(tmp_path, lines=out, stream=said)
     story.start().steps(5).killed(2).steps(5)
     story.say(
         CheckpointSaved(t_ns=story.t_ns, n=10, step=10, path="ckpt/10", size_bytes=1, seconds=1.0)
@@ -187,7 +187,7 @@ def test_an_incident_that_ends_the_run_is_told_once(tmp_path: Path) -> None:
     fault = story.fault("raised", 1, traceback="KeyError: 'x'")
     story.broken(1, fault, how="report").end("user_error", 1, fault)
     said = io.StringIO()
-    lines = LineDisplay(None, lines=io.StringIO(), said=said)
+    lines = LineDisplay(None, lines=io.StringIO(), stream=said)
     for event in read_events(tmp_path):
         lines.event(event)
     lines.close()
@@ -196,7 +196,7 @@ def test_an_incident_that_ends_the_run_is_told_once(tmp_path: Path) -> None:
 
 def test_a_closed_stream_ends_nothing() -> None:
     out = io.StringIO()
-    lines = LineDisplay(None, lines=out, said=out)
+    lines = LineDisplay(None, lines=out, stream=out)
     out.close()
     lines.line(0, "x")
     lines.event(Note(t_ns=1, worker="", seat=-1, text="y"))
@@ -282,7 +282,7 @@ def test_a_resumed_run_numbers_its_incidents_on(tmp_path: Path) -> None:
     story.close()
     resumed, said = Shown(tmp_path), io.StringIO()
     resumed.term, resumed.t_ns = 1, story.wait(5000)
-    resumed.display = lines = LineDisplay(tmp_path, lines=io.StringIO(), said=said)
+    resumed.display = lines = LineDisplay(tmp_path, lines=io.StringIO(), stream=said)
     resumed.start(resumed_n=4, resumed_step=4).steps(1)
     resumed.incident = 0  # the controller's own count begins anew
     resumed.killed(3).steps(1)

@@ -62,7 +62,7 @@ def test_of_many_the_newest(tmp_path: Path) -> None:
 
 def test_a_line_in_the_progress_and_a_note_in_the_summary(tmp_path: Path) -> None:
     lines_out, said = io.StringIO(), io.StringIO()
-    display = LineDisplay(lines=lines_out, said=said)
+    display = LineDisplay(lines=lines_out, stream=said)
     display.event(warned(1))
     assert "node check: now: kernel: XID 79 on GPU 2 (node-1): fell off the bus" in said.getvalue()
     story = SyntheticRun(tmp_path).start()

@@ -175,9 +175,9 @@ def test_a_doubt_is_what_not_knowing_costs() -> None:
     there = at_rate(scenario, 0.95)
     kept = price_strategy(with_settings(there, settings_of(at.scenario, at.taken)), "migrate").usd
     assert doubt.regret_usd == pytest.approx(kept - best_settings(there).taken.usd, rel=1e-9)
-    assert "2.4 times as often" in doubt.said
+    assert "2.4 times as often" in doubt.text
     (held,) = [one for one in found.doubts if "only once" in one.unknown]
-    assert held.strategy == "peer-memory" and "migrate cannot be had" in held.said
+    assert held.strategy == "peer-memory" and "migrate cannot be had" in held.text
 
 
 @pytest.mark.parametrize("weight", [1.0, 2.0, 40.0])
@@ -196,7 +196,7 @@ def test_what_is_set_now_and_what_changing_it_saves() -> None:
     found = told(interval="6h", failures="50kh")
     now = found.now
     assert now and now.strategy == "checkpoint-restart"
-    assert "taken: no --strategy says" in now.said
+    assert "taken: no --strategy says" in now.text
     there = {"gpus": "16384", "failures": "50kh", "interval": "6h", "spares": "15"}
     usd = predict(scenario_of(there), "checkpoint-restart").usd
     assert now.bill.total == pytest.approx(usd)
@@ -204,7 +204,7 @@ def test_what_is_set_now_and_what_changing_it_saves() -> None:
     assert "which is within that" in found.items[1].why
     assert found.items[-1].set_to == "15"
     found = told("migrate", interval="20h", failures="50kh")
-    assert found.now and "taken" not in found.now.said
+    assert found.now and "taken" not in found.now.text
     assert "within that" not in found.items[1].why and found.items[1].saves_usd
     assert told(gpus="8").now is None
 

@@ -142,7 +142,7 @@ def test_extras_are_what_their_formulas_say() -> None:
     cost_s = other_losses.preemption_s(300, 125, taken.interval_s, restart_s=600)
     spot_usd = taken.usd / 2.5 * (1 + cost_s / 43_200)
     assert found["spot prices"].usd == pytest.approx(spot_usd - taken.usd)
-    assert "is enough for" in found["spot prices"].said and found["silent errors"].usd > 0
+    assert "is enough for" in found["spot prices"].text and found["silent errors"].usd > 0
     assert found["levels of saves"].usd <= 0
 
 

@@ -30,8 +30,11 @@ def test_the_mean_is_a_trap() -> None:
     assert mean.spares == 480 and mean.short == pytest.approx(0.488, abs=0.001)
     enough = next(one for one in found.rows if "99.9 %" in one.names)
     assert enough.spares == 549
-    assert "480 spares, as many as are in repair" in found.said[0] and "48.8 %" in found.said[0]
-    assert "which saves $" in found.said[1]
+    assert (
+        "480 spares, as many as are in repair" in found.conclusions[0]
+        and "48.8 %" in found.conclusions[0]
+    )
+    assert "which saves $" in found.conclusions[1]
     best = next(one for one in found.rows if "best: waits" in one.names)
     assert best.spares == pytest.approx(555, abs=3)  # by theory.spares, which prices lost time only
 

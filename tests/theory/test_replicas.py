@@ -71,7 +71,7 @@ def test_what_copies_take() -> None:
     """Llama 3: 4,860 GB over 16,384 GPUs; two copies, two versions of each at once."""
     state = 405e9 * 12
     assert replicas.memory_per_gpu_bytes(state, 16_384, 1) == pytest.approx(297e6, rel=0.002)
-    assert replicas.memory_per_gpu_bytes(state, 16_384, 2, held=2) == pytest.approx(
+    assert replicas.memory_per_gpu_bytes(state, 16_384, 2, versions=2) == pytest.approx(
         4 * state / 16_384
     )
     assert replicas.network_per_gpu_bytes_per_s(state, 16_384, 1, 10.0) == pytest.approx(

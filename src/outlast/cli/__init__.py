@@ -1,1 +1,1 @@
-"""The command line: one file a command."""
+"""Command line of Outlast, one file for each command."""

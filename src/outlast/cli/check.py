@@ -1,4 +1,4 @@
-"""`outlast check`: this node looked at, for Slurm, for Nagios, or by hand."""
+"""`outlast check`: health checks of this node, for Slurm, for Nagios, or by hand."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def check(
     format: Format = "text",  # noqa: A002 - the flag's name
     json: bool = False,
 ) -> int:
-    """Look at this node: GPUs, links, file systems, kernel log, memory, services.
+    """Check this node: GPUs, links, file systems, kernel log, memory, services.
 
     Exit code 0: healthy, or only warnings. 1: something costs a job (now, or drain
     when it has ended). 3: a check could not tell. 2: wrong usage; nothing was
@@ -84,28 +84,30 @@ def check(
     """
     form = _form(format, json=json)
     meet = RingSettings(address=ring, rank=rank, world=world)
-    asked = CheckRequest(profile, settings, state, only, record, replay, drain, form, meet)
+    request = CheckRequest(profile, settings, state, only, record, replay, drain, form, meet)
     if learn is not None:
-        _refuse_beside_learn(asked)
+        _refuse_beside_learn(request)
         return _learnt(learn, form)
     if form != "nagios":
-        return _checked(asked)
+        return _checked(request)
     try:
-        return _checked(asked)
+        return _checked(request)
     except OutlastError as error:
         # Nagios takes 1 and 2, which this would end with, for a node's own trouble.
         say(f"UNKNOWN - nothing was checked: {error}".replace("|", "/").replace("\n", " "))
         return NAGIOS_UNKNOWN
 
 
-def _form(said: Format, *, json: bool) -> Format:
-    """Raises UsageError."""
-    if json and said == "nagios":
+def _form(output_format: Format, *, json: bool) -> Format:
+    """Return the output format. Raises UsageError where `--json` contradicts it."""
+    if json and output_format == "nagios":
         raise UsageError("--json and --format nagios: say one of them")
-    return "json" if json else said
+    return "json" if json else output_format
 
 
 class CheckRequest(NamedTuple):
+    """Parsed flags of one check: profile, settings, state, chosen checks, path of a recording."""
+
     profile: Profile
     settings: Path | None
     state: Path | None
@@ -117,39 +119,39 @@ class CheckRequest(NamedTuple):
     ring: RingSettings
 
 
-def _checked(asked: CheckRequest) -> int:
-    said = settings_of.read_settings(asked.settings) if asked.settings else None
-    if asked.settings and said and said.own and os.geteuid() == 0:
-        _refuse_foreign(asked.settings)
-    _refuse_both(asked)
-    if asked.replay is not None:
-        report, used = _replayed(asked, asked.replay, said)
-        return _shown(report, used, asked.form)
-    used = _with_ring(said or CheckSettings(), asked.ring)
-    subject = _subject(asked.profile, used)
+def _checked(request: CheckRequest) -> int:
+    loaded = settings_of.read_settings(request.settings) if request.settings else None
+    if request.settings and loaded and loaded.own and os.geteuid() == 0:
+        _refuse_foreign(request.settings)
+    _refuse_both(request)
+    if request.replay is not None:
+        report, used = _replayed(request, request.replay, loaded)
+        return _shown(report, used, request.form)
+    used = _with_ring(loaded or CheckSettings(), request.ring)
+    subject = _subject(request.profile, used)
     checks = all_checks(used)
-    wanted = checks_of_profile(asked.profile, used, checks, asked.only)
-    if asked.ring.address and neighbour_check.CHECK not in wanted:
+    selected = checks_of_profile(request.profile, used, checks, request.only)
+    if request.ring.address and neighbour_check.CHECK not in selected:
         raise UsageError(
             "--ring is measured with --profile preflight, or --only neighbour; nothing was checked"
         )
-    done = examine(subject, wanted, asked.state, checks)
-    if asked.record is not None:
-        _recorded(asked.record, subject, done)
+    done = examine(subject, selected, request.state, checks)
+    if request.record is not None:
+        _recorded(request.record, subject, done)
     report = done.report
-    if asked.drain:
+    if request.drain:
         from outlast.health.node_drain import (
             drain_node as drained,  # rarely needed, and a prolog is waited for
         )
 
         outcome = drained(report, used.drain)
-        word = "drained" if outcome.drained else "not drained"
-        report = replace(report, notes=(*report.notes, f"{word}: {outcome.why}"))
-    return _shown(report, used, asked.form)
+        state = "drained" if outcome.drained else "not drained"
+        report = replace(report, notes=(*report.notes, f"{state}: {outcome.why}"))
+    return _shown(report, used, request.form)
 
 
 def _refuse_foreign(settings: Path) -> None:
-    """Raises UsageError: what these settings name is run, here by root."""
+    """Raise UsageError for settings that others can write, whose checks root would run."""
     found = settings.stat()
     if found.st_uid or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise UsageError(
@@ -159,7 +161,7 @@ def _refuse_foreign(settings: Path) -> None:
 
 
 def _with_ring(settings: CheckSettings, ring: RingSettings) -> CheckSettings:
-    """Raises UsageError."""
+    """Add the ring test's address to the settings. Raises UsageError for a bad rank or address."""
     if not ring.address:
         if ring.rank or ring.world:
             raise UsageError("--rank and --world need --ring; nothing was checked")
@@ -176,24 +178,24 @@ def _with_ring(settings: CheckSettings, ring: RingSettings) -> CheckSettings:
     return replace(settings, ring=replace(settings.ring, **own))
 
 
-def _refuse_both(asked: CheckRequest) -> None:
-    if asked.replay and (asked.record or asked.state or asked.drain):
+def _refuse_both(request: CheckRequest) -> None:
+    if request.replay and (request.record or request.state or request.drain):
         raise UsageError("--replay looks at nothing here: leave --record, --state and --drain out")
-    if asked.replay and asked.ring != RingSettings(world=0):
+    if request.replay and request.ring != RingSettings(world=0):
         raise UsageError("--replay measures nothing: leave --ring, --rank and --world out")
-    if asked.drain and asked.profile in {"prolog", "epilog"}:
+    if request.drain and request.profile in {"prolog", "epilog"}:
         raise UsageError(
-            f"--drain cannot be used in a {asked.profile}: Slurm forbids scontrol there, and drains"
-            " the node itself by the exit code; nothing was checked"
+            f"--drain cannot be used in a {request.profile}: Slurm forbids scontrol there, and"
+            " drains the node itself by the exit code; nothing was checked"
         )
 
 
-def _refuse_beside_learn(asked: CheckRequest) -> None:
-    """Raises UsageError."""
+def _refuse_beside_learn(request: CheckRequest) -> None:
+    """Raise UsageError for flags that `--learn` excludes."""
     bare = CheckRequest(
-        "periodic", None, None, (), None, None, False, asked.form, RingSettings(world=0)
+        "periodic", None, None, (), None, None, False, request.form, RingSettings(world=0)
     )
-    if asked != bare:
+    if request != bare:
         raise UsageError("--learn checks nothing: leave all but --json out; nothing was written")
 
 
@@ -228,22 +230,24 @@ def _recorded(path: Path, subject: Subject, done: Examined) -> None:
 
 
 def _replayed(
-    asked: CheckRequest, path: Path, settings: CheckSettings | None
+    request: CheckRequest, path: Path, settings: CheckSettings | None
 ) -> tuple[NodeReport, CheckSettings]:
-    """Raises SourceError, and UsageError for a profile or a check that was not recorded."""
+    """Judge a recording. Raises SourceError; UsageError for a profile or check not recorded."""
     from outlast.health import sample_recording
     from outlast.health.sample_recording import apply_settings
 
     head, taken = sample_recording.read_recording(path)
-    if asked.profile not in (PROFILE, head.profile):
+    if request.profile not in (PROFILE, head.profile):
         raise UsageError(
-            f"{path} was recorded with --profile {head.profile}, not {asked.profile}: leave"
+            f"{path} was recorded with --profile {head.profile}, not {request.profile}: leave"
             " --profile out; nothing was judged"
         )
     used = settings or head.settings
     checks = all_checks(used)
-    if asked.only:
-        names = {check.name for check in checks_of_profile(head.profile, used, checks, asked.only)}
+    if request.only:
+        names = {
+            check.name for check in checks_of_profile(head.profile, used, checks, request.only)
+        }
         if missing := sorted(names - {one.check for one in taken}):
             raise UsageError(f"{path} has no sample of {', '.join(missing)}; nothing was judged")
         taken = [one for one in taken if one.check in names]

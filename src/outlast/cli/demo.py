@@ -1,4 +1,4 @@
-"""`outlast demo`: a small GPT is trained while it is broken four times, then once undisturbed."""
+"""`outlast demo`: a small GPT trained through four faults, and its undisturbed twin."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FAULTS = (
 
 
 class DemoReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What `--json` writes. `figure` is "" where matplotlib is missing."""
+    """Output of `--json`. `figure` is "" where matplotlib is missing."""
 
     version: int = 1
     comparison: RunComparison
@@ -43,7 +43,7 @@ class DemoReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def demo(*, run_dir: Path | None = None, steps: int = 150, json: bool = False) -> int:
-    """Train a small GPT, killed, stopped and broken, and compare it with its twin.
+    """Train a small GPT through injected faults; compare it with its twin.
 
     Exit code 0 only if every loss of every rank and the final parameters are
     equal to the last bit, no committed step was lost, and all four faults
@@ -72,7 +72,7 @@ def demo(*, run_dir: Path | None = None, steps: int = 150, json: bool = False) -
     console.rule(f"1/2  {steps} steps, {WORLD} ranks, {SPARES} spare, {len(specs)} faults")
     for spec in specs:
         console.print(f"  --fault {spec}")
-    faults = [word for spec in specs for word in ("--fault", spec)]
+    faults = [argument for spec in specs for argument in ("--fault", spec)]
     patience = ("--limit", f"hang_floor_s={HANG_FLOOR_S}")
     _train(disturbed, steps, [f"--spares={SPARES}", *patience, *faults], json=json)
     console.rule("2/2  the same training, undisturbed")
@@ -94,7 +94,8 @@ def demo(*, run_dir: Path | None = None, steps: int = 150, json: bool = False) -
 
 
 def example() -> Path:
-    """The script that is trained: the source checkout's, else the copy in the installed wheel."""
+    """Return the script that is trained: the source checkout's, else the copy in the installed
+    wheel."""
     checkout = Path(__file__).parents[3] / "examples" / "train_gpt.py"
     installed = Path(str(resources.files("outlast"))) / "examples" / "train_gpt.py"
     for path in (installed, checkout):
@@ -104,8 +105,7 @@ def example() -> Path:
 
 
 def _train(run_dir: Path, steps: int, flags: list[str], *, json: bool) -> None:
-    """One `outlast run` of the example, as a user would start it. Raises OutlastError when it
-    does not end in done."""
+    """Run `outlast run` on the example, as a user would. Raises OutlastError for a bad end."""
     command = [
         *(sys.executable, "-m", "outlast", "run", f"--nproc-per-node={WORLD}"),
         *(f"--run-dir={run_dir}", *flags, *(["--plain"] if json else [])),
@@ -156,7 +156,7 @@ def _show(report: DemoReport, console: Printer) -> None:
         (Text("equal", "green"), Text("DIFFERS", "bold red")),
         (Text(), Text("NOT SO", "bold red")),
     )
-    for name, left, right, good, marks in (
+    for name, disturbed, undisturbed, good, marks in (
         ("committed steps", *map(str, found.steps), found.steps_equal, same),
         ("losses reported", *map(str, found.losses), found.losses_equal, same),
         ("largest difference", f"{found.loss_difference_max:g}", "", found.losses_equal, same),
@@ -182,14 +182,14 @@ def _show(report: DemoReport, console: Printer) -> None:
         ),
         ("ETTR", _share(report.disturbed.ettr), _share(report.undisturbed.ettr), True, sound),
     ):
-        table.add_row(name, left, right, marks[not good])
+        table.add_row(name, disturbed, undisturbed, marks[not good])
     console.print()
     console.print(table)
     broken = plural(len(report.disturbed.incidents), "incident")
-    said = "equal to the last bit" if found.equal else "NOT equal"
+    verdict = "equal to the last bit" if found.equal else "NOT equal"
     story = f"the story: outlast explain {report.disturbed.run_dir}"
     took = f" after {broken}; the demo took {duration(report.wall_s)}; {story}"
-    console.print(Text.assemble("\n", (said, "bold"), took), soft_wrap=True)
+    console.print(Text.assemble("\n", (verdict, "bold"), took), soft_wrap=True)
     if report.figure:
         console.print(f"the figure: {report.figure}", soft_wrap=True)
 

@@ -1,4 +1,4 @@
-"""`outlast events`: what happened, line by line, of a run that lives or is over."""
+"""`outlast events`: events of a live or finished run, one line each."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _following(run_dir: Path) -> Iterator[AnyEvent]:
 
 
 class _Watch:
-    """When to stop following a run: at its end, or when nobody holds it any more."""
+    """Condition to stop following a run: its end, or the death of its launcher."""
 
     def __init__(self, run_dir: Path) -> None:
         self.stop = threading.Event()
@@ -90,7 +90,7 @@ def _print(found: Iterable[AnyEvent], *, json: bool, live: bool) -> None:
 
 
 def format_event(event: Event) -> str:
-    """One event on one line: local time, name, and its fields as key=value."""
+    """Return one event on one line: local time, name, and its fields as key=value."""
     when = datetime.fromtimestamp(event.t_ns / 1e9, tz=UTC).astimezone()
     values = ((name, getattr(event, name)) for name in event.__struct_fields__)
     fields = [f"{name}={_value(value)}" for name, value in values if name not in _FIELDS_APART]

@@ -1,4 +1,4 @@
-"""`outlast explain`: incidents as stories, and when the run saves."""
+"""`outlast explain`: incidents in words, and the save schedule."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _FILES_MAX = 64  # more take seconds to read: then the command that reads them i
 
 
 def trace_lines(run_dir: Path, incidents: Iterable[Incident]) -> Iterator[str]:
-    """A line for each of these incidents of which there are dumps."""
+    """Yield a line for each of these incidents of which there are dumps."""
     folders = [each for each in run_dir.glob("traces/*") if each.is_dir()]
     for incident in incidents:
-        said = " ".join(fault.detail for fault in incident.faults)
+        details = " ".join(fault.detail for fault in incident.faults)
         for folder in sorted(folders):
-            if folder.name in said:
+            if folder.name in details:
                 yield f"incident {incident.number}: {_trace_verdict(folder)}"
 
 
@@ -48,7 +48,7 @@ def _trace_verdict(folder: Path) -> str:
 
 
 class Explained(msgspec.Struct, frozen=True, kw_only=True):
-    """What `--json` prints. `saves`: as last decided; null where nothing was to be chosen."""
+    """Output of `--json`. `saves`: the last schedule; null where nothing was to be chosen."""
 
     version: int = 1
     saves: Scheduled | None
@@ -56,7 +56,7 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def explain(run_dir: Path, incident: int | None = None, *, json: bool = False) -> int:
-    """Tell an incident: what broke, what was decided and why, what it cost.
+    """Explain incidents: cause, decision, reason and cost.
 
     And how it was noticed, and what node checks had said by then. Before all
     incidents: when the run saves, where that is its own to choose.
@@ -76,8 +76,8 @@ def explain(run_dir: Path, incident: int | None = None, *, json: bool = False) -
     if incident is not None:
         chosen = [one for one in found if one.number == incident]
         if not chosen:
-            known = f"1 to {len(found)}" if found else "none: nothing broke"
-            raise UsageError(f"{run_dir} has no incident {incident} (it has {known})")
+            numbers = f"1 to {len(found)}" if found else "none: nothing broke"
+            raise UsageError(f"{run_dir} has no incident {incident} (it has {numbers})")
         found = chosen
     if json:
         as_json(Explained(saves=scheduled, incidents=found))
@@ -91,6 +91,6 @@ def explain(run_dir: Path, incident: int | None = None, *, json: bool = False) -
     else:
         ended = next((one for one in reversed(events) if isinstance(one, RunEnded)), None)
         framed = frame_cause(ended.outcome, ended.cause) if ended else ""
-        said = f"no failure was recorded before the run ended:\n{framed}"
-        say(f"{run_dir}: {said if framed else 'nothing broke.'}")
+        text = f"no failure was recorded before the run ended:\n{framed}"
+        say(f"{run_dir}: {text if framed else 'nothing broke.'}")
     return EXIT_DONE

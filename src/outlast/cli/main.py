@@ -1,4 +1,4 @@
-"""The `outlast` command: what each word leads to, and how errors look."""
+"""The `outlast` command: dispatch to commands, and error output."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ Exit codes:
 COMMANDS = {
     "check": (
         "check:check",
-        "Look at this node: GPUs, links, file systems, kernel log, memory, services.",
+        "Check this node: GPUs, links, file systems, kernel log, memory, services.",
     ),
     "demo": (
-        "demo:demo", "Train a small GPT, killed, stopped and broken, and compare it with its twin."
+        "demo:demo", "Train a small GPT through injected faults; compare it with its twin."
     ),
     "events": ("events:events", "List a run's events by time, over all its workers."),
     "explain": (
-        "explain:explain", "Tell an incident: what broke, what was decided and why, what it cost."
+        "explain:explain", "Explain incidents: cause, decision, reason and cost."
     ),
     "replay": (
         "replay:replay",
-        "Run some steps of a run again, twice, and name what is not deterministic in it.",
+        "Repeat steps of a run twice, and find what is not deterministic in them.",
     ),
     "summary": (
-        "summary:summary", "Steps, incidents by cause, time by bucket, ETTR and goodput of a run."
+        "summary:summary", "Summarise a run: steps, incidents, time by bucket, ETTR and goodput."
     ),
 }  # fmt: skip
 # Modules that an extra brings, by their top-level name.
@@ -97,6 +97,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def code_of(error: OutlastError) -> int:
+    """Return the exit code for an error."""
     if isinstance(error, UsageError):
         return EXIT_USAGE
     return EXIT_GAVE_UP if isinstance(error, GaveUpError) else EXIT_USER_ERROR
@@ -106,9 +107,9 @@ def _dispatch(arguments: list[str]) -> int:
     if arguments[:1] == ["run"]:
         # A parser as torchrun's owns these flags: they must not pass through another one.
         return import_module("outlast.cli.run").run(arguments[1:])
-    known = sorted(["run", *COMMANDS, *GROUPS])
-    if arguments and not arguments[0].startswith("-") and arguments[0] not in known:
-        raise UsageError(f"there is no command {arguments[0]!r} (known: {', '.join(known)})")
+    commands = sorted(["run", *COMMANDS, *GROUPS])
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in commands:
+        raise UsageError(f"there is no command {arguments[0]!r} (known: {', '.join(commands)})")
     try:
         result = application(arguments)(arguments, exit_on_error=False, print_error=False)
     except CycloptsError as error:
@@ -119,35 +120,37 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _words(arguments: list[str]) -> str:
-    """The command's own words."""
+    """Return the names of the command: its group and its own."""
     group = GROUPS.get(arguments[0])
     inner = group and arguments[1:] and arguments[1] in group.COMMANDS
     return " ".join(arguments[: 2 if inner else 1])
 
 
-def application(asked: Sequence[str] = ()) -> App:
-    """All commands other than `run`, each loaded when it is asked for. A list of them has a line
-    for each; the help of one that is `asked` for is its docstring."""
+def application(arguments: Sequence[str] = ()) -> App:
+    """Return the application with all commands other than `run`, each loaded lazily.
+
+    A list of commands has a line for each; the help of the one in the arguments is its docstring.
+    """
     app = App(
         name="outlast", help=HELP, version=__version__, result_action="return_value",
         help_format="plaintext",  # Markdown's parser would take a third of the time
         console=Printer(),
     )  # fmt: skip
     app.command(_run_help, name="run")
-    _add(app, "outlast.cli", COMMANDS, asked)
+    _add(app, "outlast.cli", COMMANDS, arguments)
     for name, group in GROUPS.items():
         inner = App(name=name, help=group.HELP)
-        _add(inner, f"outlast.cli.{name}", group.COMMANDS, asked)
+        _add(inner, f"outlast.cli.{name}", group.COMMANDS, arguments)
         app.command(inner)
     return app
 
 
 def _add(
-    app: App, room: str, commands: Mapping[str, tuple[str, str]], asked: Sequence[str]
+    app: App, room: str, commands: Mapping[str, tuple[str, str]], arguments: Sequence[str]
 ) -> None:
     for name, (where, line) in commands.items():
         # cyclopts takes the docstring where nothing else is said.
-        app.command(f"{room}.{where}", name=name, help=None if name in asked else line)
+        app.command(f"{room}.{where}", name=name, help=None if name in arguments else line)
 
 
 def _run_help() -> int:
@@ -156,7 +159,7 @@ def _run_help() -> int:
 
 
 def _missing(error: ImportError, extras: dict[str, str]) -> tuple[str, str] | None:
-    """The module that an extra would have brought, and that extra."""
+    """Return the missing module and the extra that installs it."""
     # cyclopts wraps what a command's own module could not import.
     cause = error if isinstance(error, ModuleNotFoundError) else error.__cause__
     name = (cause.name or "") if isinstance(cause, ModuleNotFoundError) else ""
@@ -165,7 +168,7 @@ def _missing(error: ImportError, extras: dict[str, str]) -> tuple[str, str] | No
 
 
 def _framed(message: str, code: int) -> int:
-    """One error, framed, on stderr."""
+    """Print one error, framed, on stderr."""
     with contextlib.suppress(OSError):  # nobody reads stderr: the code says it
         Printer(stderr=True).print(
             Panel(Text(message), title="outlast", title_align="left", border_style="red")

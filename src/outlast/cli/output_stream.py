@@ -19,28 +19,33 @@ _LAYOUT = "\n\t"  # our own, in a text of several lines
 
 
 class Printer(Console):
-    """Names are printed as they are, but for what a terminal would obey (see `visible`); and where
-    nobody reads any more, a command goes on: its exit code says what it has found."""
+    """Console that escapes control characters and survives a closed pipe.
+
+    Names are printed as they are except for control characters (see `visible`). After the reader
+    has closed the pipe, a command continues to its own exit code.
+    """
 
     def __init__(self, *, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, markup=False, highlight=False, emoji=False)
         _forgive(self.file)
 
     def print(self, *objects: Any, **how: Any) -> None:
-        """As Console's. Raises StorageError where stdout cannot be written."""
+        """Print as Console does. Raises StorageError where stdout cannot be written."""
         with contextlib.nullcontext() if self.stderr else _written():
             super().print(*objects, **how)
 
     def on_broken_pipe(self) -> None:
+        """Discard further output when the reader of the pipe is closed."""
         mute(sys.stderr if self.stderr else sys.stdout)
 
     def render_str(self, text: str, **how: Any) -> Text:
-        """A string is one line, or one cell of a table."""
+        """Return plain text of one line or table cell, with control characters escaped."""
         return super().render_str(visible(text), **how)
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
+        """Render with control characters of texts made visible."""
         if isinstance(renderable, Text):
             plain = visible(renderable.plain, keep=_LAYOUT)
             if plain != renderable.plain:
@@ -49,8 +54,10 @@ class Printer(Console):
 
 
 def visible(text: str, keep: str = "") -> str:
-    """`text` with what cannot be seen (control characters, marks of direction, halves of pairs)
-    escaped as Python does it; characters in `keep` stay."""
+    """Escape invisible characters of `text` as Python does; those in `keep` stay.
+
+    Invisible: control characters, direction marks, lone surrogates.
+    """
     if text.isprintable():
         return text
     return "".join(
@@ -60,27 +67,29 @@ def visible(text: str, keep: str = "") -> str:
 
 
 def say(what: RenderableType) -> None:
-    """One line, a table or a tree, to stdout. Raises StorageError where it cannot be written."""
+    """Print one line, a table or a tree to stdout. Raises StorageError if that fails."""
     Printer().print(what, soft_wrap=isinstance(what, str))
 
 
 def as_json(value: Any) -> None:
-    """One line to stdout."""
+    """Print one line of JSON to stdout."""
     import msgspec  # here, so that a help text starts without it
 
     write(msgspec.json.encode(value).decode() + "\n")
 
 
 def write(text: str) -> None:
-    """To stdout, if anybody still reads it. Raises StorageError where it cannot be written."""
+    """Write to stdout unless its pipe is closed. Raises StorageError where it cannot be written."""
     with _written():
         sys.stdout.write(text)
         sys.stdout.flush()
 
 
 def pour(lines: Iterable[str], *, live: bool = False) -> None:
-    """Lines to stdout, no longer than somebody reads them (BrokenPipeError); at once where it is
-    `live`. Raises StorageError where one cannot be written."""
+    """Write lines to stdout until its reader closes the pipe (BrokenPipeError).
+
+    `live`: flush each line. Raises StorageError where one cannot be written.
+    """
     for line in lines:
         try:
             sys.stdout.write(line + "\n")
@@ -93,7 +102,7 @@ def pour(lines: Iterable[str], *, live: bool = False) -> None:
 
 
 def finish() -> None:
-    """What stdout still holds is written. Raises StorageError where it cannot be."""
+    """Flush stdout. Raises StorageError where that fails."""
     with _written():
         sys.stdout.flush()
 
@@ -118,14 +127,16 @@ def _unwritten(error: OSError) -> StorageError:
 
 
 def _forgive(stream: object) -> None:
-    """A character that the stream's encoding does not have is escaped, not an error."""
+    """Make a stream escape characters that its encoding lacks, instead of raising."""
     if isinstance(stream, TextIOWrapper) and not stream.encoding.lower().startswith("utf"):
         stream.reconfigure(errors="backslashreplace")
 
 
 def mute(stream: TextIO) -> None:
-    """What `stream` still holds, and all that follows, goes nowhere: the interpreter flushes at
-    its exit, and would end with an exit code of its own where that fails."""
+    """Discard the buffer of `stream` and all later output.
+
+    The interpreter flushes at its exit, and would end with its own exit code where that fails.
+    """
     with contextlib.suppress(OSError, ValueError):  # ValueError: no file, or closed already
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, stream.fileno())
@@ -133,7 +144,7 @@ def mute(stream: TextIO) -> None:
 
 
 def settle() -> None:
-    """Flush stdout and stderr; the one that cannot be flushed is muted."""
+    """Flush stdout and stderr; mute the one that cannot be flushed."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -142,7 +153,7 @@ def settle() -> None:
 
 
 def tell(text: str) -> None:
-    """A line to stderr, if anybody still reads it."""
+    """Print a line to stderr unless its pipe is closed."""
     try:
         sys.stderr.write(text + "\n")
         sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""`outlast replay`: some steps of a run again, twice, to name what is not deterministic in it."""
+"""`outlast replay`: two repetitions of a run's steps, to find non-determinism."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def replay(
     edited: bool = False,
     json: bool = False,
 ) -> int:
-    """Run some steps of a run again, twice, and name what is not deterministic in it.
+    """Repeat steps of a run twice, and find what is not deterministic in them.
 
     Held together is every number that the script reports, and all that the two
     checkpoints at the end hold: tensors, optimizer, random generators, data
@@ -60,10 +60,10 @@ def replay(
     began = time.monotonic()
     console = Printer(stderr=json)
     run_dir = run_dir.absolute()
-    asked = plan_file.read(run_dir)
+    plan = plan_file.read(run_dir)
     origin = open_target(str(run_dir)).open(step)
-    notes = _notes(run_dir, asked, origin, edited=edited)
-    start = Start(run_dir, origin.place, _until(run_dir, origin.place, steps), asked)
+    notes = _notes(run_dir, plan, origin, edited=edited)
+    start = Start(run_dir, origin.place, _until(run_dir, origin.place, steps), plan)
     notes += _shortened(origin.place, steps, start.until_step)
     for note in notes:
         _noting(console)(note)
@@ -76,10 +76,10 @@ def replay(
         for number, target in enumerate(twins, 1):
             console.rule(f"{number}/2  steps {origin.place.step + 1} to {start.until_step}")
             run_once(start, target, plain=json, keep=keep, say=_noting(console))
-        found, original, told = _held_together(start, twins, origin)
+        found, original, suggestions = _held_together(start, twins, origin)
         verdict = judge(found, original)
-        kept = tuple(map(str, twins)) if verdict != "identical" else ()
-        if kept:
+        directories = tuple(map(str, twins)) if verdict != "identical" else ()
+        if directories:
             keep(verdict)
     report = ReplayReport(
         verdict=verdict,
@@ -88,9 +88,9 @@ def replay(
         until_step=start.until_step,
         replays=found,
         original=original,
-        hints={"different": told, "unlike the run": [UNKEPT]}.get(verdict, []),
+        hints={"different": suggestions, "unlike the run": [UNKEPT]}.get(verdict, []),
         notes=notes,
-        kept=kept,
+        kept=directories,
         wall_s=time.monotonic() - began,
     )
     show(report, console)
@@ -100,22 +100,25 @@ def replay(
 
 
 def _until(run_dir: Path, place: SavePoint, steps: int | None) -> int:
-    """The step to stop at. The loop's last step is out of reach: after it no batch is waited for.
+    """Return the step to stop at.
 
-    Raises UsageError where there is no step to replay.
+    The loop's last step is excluded: no batch is requested after it. Raises UsageError where there
+    is no step to replay.
     """
     if steps is not None and steps < 1:
         raise UsageError(f"--steps {steps}: at least one step is needed")
     step = place.step
-    known = {each.step for each in checkpoint_places(Folder(run_dir / "checkpoints"))}
-    later = [each for each in known if step < each <= step + STEPS]
-    wanted = step + steps if steps else min(later, default=step + STEPS)
+    saved_steps = {each.step for each in checkpoint_places(Folder(run_dir / "checkpoints"))}
+    later = [each for each in saved_steps if step < each <= step + STEPS]
+    target = step + steps if steps else min(later, default=step + STEPS)
     loops = [event.steps for event in read_events(run_dir) if isinstance(event, LoopBegun)]
     ends = next((end for end in reversed(loops) if end is not None), None)
-    if ends is None or wanted < ends:
-        return wanted
+    if ends is None or target < ends:
+        return target
     if ends - 1 <= step:
-        earlier = ", ".join(map(str, sorted(each for each in known if each < ends - 1))) or "none"
+        earlier = (
+            ", ".join(map(str, sorted(each for each in saved_steps if each < ends - 1))) or "none"
+        )
         raise UsageError(
             f"the run's loop ends with step {ends}, and a replay stops before the last one: from"
             f" step {step} there is nothing to replay; nothing was started; earlier checkpoints:"
@@ -134,16 +137,17 @@ def _shortened(place: SavePoint, steps: int | None, until_step: int) -> list[str
 
 
 def _notes(
-    run_dir: Path, asked: plan_file.PlanFile, origin: Checkpoint, *, edited: bool
+    run_dir: Path, plan: plan_file.PlanFile, origin: Checkpoint, *, edited: bool
 ) -> list[str]:
-    """What to know about the conditions. Raises UsageError where they are not those of the run."""
-    if not Path(asked.cwd).is_dir():
+    """Return notes on the conditions of the replay. Raises UsageError where they differ from the
+    run's."""
+    if not Path(plan.cwd).is_dir():
         raise UsageError(
-            f"the run was started in {asked.cwd}, which is gone; nothing was started; the script's"
+            f"the run was started in {plan.cwd}, which is gone; nothing was started; the script's"
             " relative paths would lead elsewhere"
         )
     notes: list[str] = []
-    there, script = origin.commit.origin, asked.plan.script
+    there, script = origin.commit.origin, plan.plan.script
     if not script.startswith("-m ") and not Path(script).is_file():
         raise UsageError(f"the script {script} is gone; nothing was started; put it back")
     digest = there.get("script_digest", "")
@@ -173,23 +177,25 @@ def _noting(console: Printer) -> Callable[[str], None]:
 def _held_together(
     start: Start, twins: ReplayRuns, origin: Checkpoint
 ) -> tuple[RunPair, Original, list[str]]:
-    """The replays beside each other, the run beside the first, and where to look."""
+    """Compare the replays, and the run with the first; add hints."""
     ends = [end_of(each, start.until_step) for each in twins]
     a, b = (_between(losses(each), start) for each in twins)
     with progress("comparing") as tell:
         found = sides(a, b, ends[0], ends[1], tell)
     here, again = (end.commit.origin if end else {} for end in ends)
-    told = hints(found, (here, again))
+    suggestions = hints(found, (here, again))
     if found.parting and found.parting.step < start.until_step:
         steps = found.parting.step - start.place.step
         shorter = f"outlast replay {start.run_dir} --from {start.place.step} --steps {steps}"
-        told.append(f"which tensors differ first: {shorter}")
-    return found, _original(start, a, origin, ends[0]), told
+        suggestions.append(f"which tensors differ first: {shorter}")
+    return found, _original(start, a, origin, ends[0]), suggestions
 
 
 def _original(start: Start, a: Losses, origin: Checkpoint, first: Checkpoint | None) -> Original:
-    """The run itself, as far as it went and has kept: a rank that died may have taken a number
-    along, so only what both reported is compared."""
+    """Compare the run itself with a replay, on the numbers that both reported.
+
+    A rank that died may have lost numbers.
+    """
     numbers = _between(losses(start.run_dir), start)
     both = a.keys() & numbers.keys()
     store = Folder(start.run_dir / "checkpoints")

@@ -29,8 +29,10 @@ _ELSEWHERE = ("script",)  # of a checkpoint's origin: where the script lay chang
 
 
 class NumberDifference(msgspec.Struct, frozen=True):
-    """A number that one rank reported for one step, in both; None where it did not. JSON has no
-    number for what is not finite: that is "nan", "inf" or "-inf"."""
+    """A number that one rank reported for one step in both runs; None where it is missing.
+
+    JSON has no number for what is not finite: that is "nan", "inf" or "-inf".
+    """
 
     rank: int
     name: str
@@ -64,6 +66,7 @@ class StateComparison(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def equal(self) -> bool:
+        """True if no tensor and no value differs."""
         return not self.tensors and not self.values
 
 
@@ -76,11 +79,12 @@ class RunPair(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def equal(self) -> bool:
+        """True if no number differs and, where both have a final checkpoint, no state."""
         return self.parting is None and (self.states is None or self.states.equal)
 
     @property
     def compared(self) -> bool:
-        """Whether anything could be held against anything."""
+        """True if the two runs have any step, number or state in common."""
         return self.numbers > 0 or self.states is not None
 
 
@@ -91,7 +95,7 @@ def sides(
     two: Checkpoint | None,
     on_progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> RunPair:
-    """Numbers by (rank, step, name), then all that the two checkpoints hold.
+    """Return the numbers by (rank, step, name), and the contents of the two checkpoints.
 
     Raises CorruptionError or StorageError where one of them cannot be read.
     """
@@ -103,7 +107,10 @@ def sides(
 
 
 def parting(a: Losses, b: Losses) -> FirstDifference | None:
-    """Where the numbers of two runs go apart; a number that is missing in one is a difference."""
+    """Return the first step at which the numbers of two runs differ.
+
+    A number that only one run has is a difference.
+    """
     one, two = bits(a), bits(b)
     apart = [key for key in one.keys() | two.keys() if one.get(key) != two.get(key)]
     if not apart:
@@ -126,7 +133,7 @@ def _json_number(value: float | None) -> float | str | None:
 def states(
     one: Checkpoint, two: Checkpoint, on_progress: Callable[[int, int], None]
 ) -> StateComparison:
-    """Bit by bit, as far as the digests of chunks do not say already that all is equal."""
+    """Compare two checkpoints bit by bit; equal digests of chunks spare the reading."""
     readers = CheckpointReader(one), CheckpointReader(two)
     tensors = compare_tensors(
         *readers, wanted=suspect_tensors(one, two).__contains__, on_progress=on_progress
@@ -142,56 +149,58 @@ def states(
 def origin_differences(
     there: Mapping[str, str], here: Mapping[str, str]
 ) -> dict[str, tuple[str, str]]:
-    """What differs between the origins of two checkpoints, of what may change bits."""
+    """Return the differences between two checkpoints' origins that may change bits."""
     names = sorted({**there, **here}.keys() - set(_ELSEWHERE))
     pairs = {name: (there.get(name, ""), here.get(name, "")) for name in names}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def hints(found: RunPair, origins: tuple[Mapping[str, str], Mapping[str, str]]) -> list[str]:
-    """Where to look first, the likeliest cause before the others."""
+    """Return likely causes of a difference, the likeliest first."""
     here, again = origins
-    said: list[str] = []
+    lines: list[str] = []
     values = found.states.values if found.states else []
     drawn = sorted({odd.rank for odd in values if odd.path.startswith("random.")})
     if drawn:
-        said.append(
+        lines.append(
             f"random generators of {_ranks(drawn)} differ: seeded from a clock or os.urandom, or"
             " drawn from more often in one run than in the other"
         )
     fed = sorted({odd.rank for odd in values if odd.path.startswith("batch.")})
     if fed:
-        said.append(
+        lines.append(
             f"the data position of {_ranks(fed)} differs: a sampler or a loader that is not seeded,"
             " or whose order depends on timing"
         )
-    kept = sorted({odd.path.removeprefix("objects.") for odd in values
+    paths = sorted({odd.path.removeprefix("objects.") for odd in values
                    if odd.path.startswith("objects.")})  # fmt: skip
-    if kept:
-        said.append(f"the script's own objects differ: {', '.join(kept[:4])}")
+    if paths:
+        lines.append(f"the script's own objects differ: {', '.join(paths[:4])}")
     alone = sorted({number.rank for number in found.parting.numbers}) if found.parting else []
     if found.parting and found.states and len(alone) < found.states.ranks:
-        said.append(
+        lines.append(
             f"it begins on {_ranks(alone)} alone: in its data, its generators or its hardware, and"
             " not in what all ranks compute together"
         )
     if here.get("hash") != again.get("hash"):
-        said.append("hashes of text differ: set PYTHONHASHSEED=0, or sort what comes from a set")
+        lines.append("hashes of text differ: set PYTHONHASHSEED=0, or sort what comes from a set")
     if here.get("device") == "cuda":
         if here.get("cudnn_benchmark") == "True":
-            said.append("torch.backends.cudnn.benchmark chooses kernels by their time: turn it off")
+            lines.append(
+                "torch.backends.cudnn.benchmark chooses kernels by their time: turn it off"
+            )
         if here.get("deterministic") != "True":
-            said.append(
+            lines.append(
                 "torch.use_deterministic_algorithms(True), with CUBLAS_WORKSPACE_CONFIG=:4096:8,"
                 " names kernels whose sums have no fixed order"
             )
     elif here.get("threads", "1") != "1":
-        said.append(f"{here['threads']} threads a rank: a sum may be split otherwise; try 1")
-    said.append(
+        lines.append(f"{here['threads']} threads a rank: a sum may be split otherwise; try 1")
+    lines.append(
         "what a script takes from a clock, uuid, os.urandom, its pid or its run directory is"
         " another one each time"
     )
-    return said
+    return lines
 
 
 def _odd(rank: int, found: Iterable[ValueDifference]) -> Iterable[DifferingValue]:
@@ -214,5 +223,5 @@ def _decoded(
 
 
 def _ranks(ranks: list[int]) -> str:
-    said = [f"rank {rank}" if rank >= 0 else "all ranks" for rank in ranks]
-    return ", ".join(said[:4]) + (f" and {len(said) - 4} more" if said[4:] else "")
+    names = [f"rank {rank}" if rank >= 0 else "all ranks" for rank in ranks]
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if names[4:] else "")

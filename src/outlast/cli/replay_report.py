@@ -26,15 +26,17 @@ Verdict = Literal[
 
 
 class Original(msgspec.Struct, frozen=True, kw_only=True):
-    """The run itself (b) beside its first replay (a). `unlike`: of what changes bits, what was
-    otherwise then: (then, now)."""
+    """Comparison of the run itself (b) with its first replay (a).
+
+    `unlike`: differences in the environment that may change bits, as (then, now).
+    """
 
     sides: RunPair
     unlike: dict[str, tuple[str, str]]
 
 
 class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What `--json` writes. `kept`: both replays' run directories, where they were not removed."""
+    """Output of `--json`. `kept`: run directories of both replays, unless they were removed."""
 
     version: int = 1
     verdict: Verdict
@@ -50,6 +52,7 @@ class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def judge(replays: RunPair, original: Original) -> Verdict:
+    """Return the verdict on two replays and their comparison with the original run."""
     if not replays.compared:
         return "nothing compared"
     if not replays.equal:
@@ -58,6 +61,7 @@ def judge(replays: RunPair, original: Original) -> Verdict:
 
 
 def show(report: ReplayReport, console: Console) -> None:
+    """Print the report for people; green if bit-identical."""
     good = report.verdict == "identical"
     parts: list[RenderableType] = [Text(headline(report), style="bold"), *_body(report)]
     if report.hints:
@@ -72,6 +76,7 @@ def show(report: ReplayReport, console: Console) -> None:
 
 
 def headline(report: ReplayReport) -> str:
+    """Return the verdict as one line."""
     steps = plural(report.until_step - report.from_step, "step")
     found = report.replays
     if report.verdict == "identical":
@@ -111,7 +116,7 @@ def _body(report: ReplayReport) -> Iterator[RenderableType]:
 
 
 def _original(report: ReplayReport) -> str:
-    """The run itself, in a sentence."""
+    """Describe the comparison with the run in a sentence."""
     found, unlike = report.original.sides, report.original.unlike
     if not found.compared:
         return "the run itself: it has nothing of these steps to compare"
@@ -129,7 +134,7 @@ def _original(report: ReplayReport) -> str:
 
 
 def _where(found: RunPair, a: str = "", b: str = "") -> str:
-    """` at step 10, rank 1: loss 0.5 and 0.25`; `a` and `b` say which is which."""
+    """Describe a difference: ` at step 10, rank 1: loss 0.5 and 0.25`; `a`, `b` name the sides."""
     if found.parting is None:
         return ""
     numbers = [_number(number, a, b) for number in found.parting.numbers[:_NUMBERS_MAX]]
@@ -144,13 +149,13 @@ def _number(number: NumberDifference, a: str, b: str) -> str:
 
 
 def _counts(found: RunPair) -> str:
-    said = [plural(found.numbers, "number")]
+    parts = [plural(found.numbers, "number")]
     if states := found.states:
-        said += [
+        parts += [
             plural(states.compared, "tensor"),
             f"own state of {plural(states.ranks, 'rank')}",
         ]
-    return ", ".join(said)
+    return ", ".join(parts)
 
 
 def _differing(states: StateComparison, step: int) -> Iterator[RenderableType]:

@@ -31,14 +31,14 @@ Say = Callable[[str], None]
 
 
 class ReplayRuns(NamedTuple):
-    """Where the two run, below the run that they repeat."""
+    """Paths of the two replays, below the run that they repeat."""
 
     first: Path
     second: Path
 
 
 class Start(NamedTuple):
-    """What is run again: a run, from one of its checkpoints, up to a step."""
+    """Range of a replay: a run, from one of its checkpoints, up to a step."""
 
     run_dir: Path
     place: SavePoint
@@ -47,21 +47,21 @@ class Start(NamedTuple):
 
     @property
     def plan(self) -> RunPlan:
-        """As the run itself was asked for, without what would disturb it, and quiet."""
-        asked = self.planned.plan
+        """Return the run's own launch plan, quiet and without what would disturb a replay."""
+        original = self.planned.plan
         return msgspec.structs.replace(
-            asked, spares=0, faults=(), checkpoint_every=0, snapshot_every=0, durable=(),
+            original, spares=0, faults=(), checkpoint_every=0, snapshot_every=0, durable=(),
             until_step=self.until_step, master_port=None, log_dir=None, json=False,
-            on_save_failure="stop", streams=dict.fromkeys(range(asked.world), 0),
+            on_save_failure="stop", streams=dict.fromkeys(range(original.world), 0),
         )  # fmt: skip
 
 
 @contextlib.contextmanager
 def room_for(start: Start, size_bytes: int) -> Iterator[tuple[ReplayRuns, Say]]:
-    """Two names for run directories, below that of the run, and a function that has them kept.
+    """Yield two names for run directories below the run's, and a function that keeps them.
 
-    What was not asked to be kept is removed at the end, whatever that end is. Raises StorageError
-    where two checkpoints of `size_bytes` have no room, RunDirError where nothing can be written.
+    Directories not kept are removed at the end, whatever that end is. Raises StorageError where two
+    checkpoints of `size_bytes` have no room, RunDirError where nothing can be written.
     """
     above = start.run_dir / _FOLDER
     folder = above / f"step-{start.place.step}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -77,19 +77,21 @@ def room_for(start: Start, size_bytes: int) -> Iterator[tuple[ReplayRuns, Say]]:
         raise RunDirError(
             f"{folder} cannot be made: {error.strerror}; nothing was started"
         ) from error
-    kept: list[str] = []
+    keep_names: list[str] = []
     try:
-        yield ReplayRuns(folder / "first", folder / "second"), kept.append
+        yield ReplayRuns(folder / "first", folder / "second"), keep_names.append
     finally:
-        if not kept:
+        if not keep_names:
             shutil.rmtree(folder, ignore_errors=True)
             with contextlib.suppress(OSError):  # others are kept there
                 above.rmdir()
 
 
 def run_once(start: Start, target: Path, *, plain: bool, keep: Say, say: Say) -> None:
-    """Run it to its end in `target`. Raises OutlastError when that is not a good one, with the
-    directory kept, and KeyboardInterrupt when somebody asked it to end."""
+    """Run the job to its end in `target`.
+
+    Raises OutlastError for a bad end, with the directory kept; KeyboardInterrupt on request.
+    """
     branch(start.run_dir, start.place, target, say)
     plan = msgspec.structs.replace(start.plan, run_dir=str(target), plain=plain)
     with contextlib.chdir(start.planned.cwd):  # scripts name files relative to it
@@ -108,7 +110,7 @@ def run_once(start: Start, target: Path, *, plain: bool, keep: Say, say: Say) ->
 
 
 def end_of(run_dir: Path, until_step: int) -> Checkpoint | None:
-    """The checkpoint that a replay has ended with; None where its script ended before that step.
+    """Return the final checkpoint of a replay; None where its script ended before that step.
 
     Raises StorageError where it could not be written.
     """

@@ -1,4 +1,4 @@
-"""`outlast run`: torchrun's command line, a run that outlasts its workers."""
+"""`outlast run`: torchrun's command line, for a run that outlasts its workers."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from outlast.text_formatting import frame_cause
 
 
 def run(argv: list[str]) -> int:
-    """Run `argv` (what stands after `outlast run`) and return the exit code, see errors.py.
+    """Run `argv` (the arguments of `outlast run`) and return the exit code, see errors.py.
 
-    Raises OutlastError when nothing could be started, or the launcher itself broke. Once the run
-    has ended, nothing but its own exit code comes back, whoever still reads what is printed.
+    Raises OutlastError when nothing could be started, or the launcher itself failed. Once the run
+    has ended, its own exit code is returned, even if its output cannot be printed.
     """
-    said = io.StringIO()
+    output = io.StringIO()
     try:
-        with contextlib.redirect_stdout(said):  # argparse passes over what cannot be printed
+        with contextlib.redirect_stdout(output):  # argparse passes over what cannot be printed
             plan = torchrun_arguments.parse(argv)
     except SystemExit:  # --help
-        write(said.getvalue())
+        write(output.getvalue())
         return EXIT_DONE
     if plan.check_settings:
         from outlast.health.check_settings import (
@@ -49,7 +49,7 @@ def run(argv: list[str]) -> int:
 
 
 def conclude(end: EndRun, run_dir: Path, *, as_json: bool) -> None:
-    """Say how the run ended. Raises nothing: a scheduler acts on the exit code that follows."""
+    """Print the outcome of the run. Raises nothing: schedulers act on the exit code."""
     try:
         if framed := frame_cause(end.outcome, end.cause):
             tell(framed)

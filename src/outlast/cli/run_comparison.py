@@ -18,8 +18,10 @@ Losses = dict[tuple[int, int, str], float]  # (seat, step, name)
 
 
 class RunComparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Pairs are (disturbed, undisturbed). `loss_difference_max` is infinite where a loss is
-    missing on one side."""
+    """Comparison of a disturbed run with its twin; pairs are (disturbed, undisturbed).
+
+    `loss_difference_max` is infinite where a loss is missing on one side.
+    """
 
     steps: tuple[int, int]
     losses: tuple[int, int]
@@ -33,36 +35,40 @@ class RunComparison(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def steps_equal(self) -> bool:
+        """True if both runs committed the same number of steps."""
         return self.steps[0] == self.steps[1]
 
     @property
     def digests_equal(self) -> bool:
+        """True if both runs printed the same digest."""
         return self.digests[0] == self.digests[1] != ""
 
     @property
     def all_struck(self) -> bool:
+        """True if every injected fault struck the run, and none the twin."""
         return self.faults_struck == self.faults_asked and not self.twin_struck
 
     @property
     def none_lost(self) -> bool:
+        """True if no committed step was lost."""
         return self.committed_steps_lost == 0
 
     @property
     def equal(self) -> bool:
-        """Nothing differs, nothing was lost, and something was indeed survived."""
+        """True if nothing differs, nothing was lost, and at least one fault was survived."""
         same = self.steps_equal and self.losses_equal and self.digests_equal
         return same and self.none_lost and self.all_struck
 
 
 def compare(disturbed: Path, undisturbed: Path, *, faults: int) -> RunComparison:
-    """Hold the run in `disturbed`, to which `faults` were done, against its twin."""
-    left, right = losses(disturbed), losses(undisturbed)
+    """Compare the run in `disturbed`, in which `faults` were injected, with its twin."""
+    ours, theirs = losses(disturbed), losses(undisturbed)
     summaries = summarise(disturbed), summarise(undisturbed)
     return RunComparison(
         steps=(summaries[0].steps or 0, summaries[1].steps or 0),
-        losses=(len(left), len(right)),
-        loss_difference_max=difference_max(left, right),
-        losses_equal=bool(right) and bits(left) == bits(right),
+        losses=(len(ours), len(theirs)),
+        loss_difference_max=difference_max(ours, theirs),
+        losses_equal=bool(theirs) and bits(ours) == bits(theirs),
         digests=(_digest(disturbed), _digest(undisturbed)),
         faults_asked=faults,
         faults_struck=len(_injected_faults(disturbed)),
@@ -72,15 +78,16 @@ def compare(disturbed: Path, undisturbed: Path, *, faults: int) -> RunComparison
 
 
 def bits(losses: Losses) -> dict[tuple[int, int, str], str]:
-    """Each number by its bits, so that -0.0 is not 0.0 and NaN equals itself."""
+    """Replace each number by its bits, so that -0.0 is not 0.0 and NaN equals itself."""
     return {key: value.hex() for key, value in losses.items()}
 
 
-def difference_max(left: Losses, right: Losses) -> float:
-    """The largest |left - right|; infinite where one side has a number that the other has not."""
-    if left.keys() != right.keys():
+def difference_max(ours: Losses, theirs: Losses) -> float:
+    """Return the largest |left - right|; infinite where one side has a number that the other has
+    not."""
+    if ours.keys() != theirs.keys():
         return math.inf
-    return max((abs(left[key] - right[key]) for key in left), default=0.0)
+    return max((abs(ours[key] - theirs[key]) for key in ours), default=0.0)
 
 
 def _injected_faults(run_dir: Path) -> set[str]:
@@ -88,7 +95,7 @@ def _injected_faults(run_dir: Path) -> set[str]:
 
 
 def losses(run_dir: Path) -> Losses:
-    """Every number that the script reported; of a step that was done again, the last one."""
+    """Return every loss that the script reported; of a repeated step, the last one."""
     found: Losses = {}
     for event in read_events(run_dir):
         if isinstance(event, Metrics):
@@ -98,7 +105,7 @@ def losses(run_dir: Path) -> Losses:
 
 
 def _digest(run_dir: Path) -> str:
-    """What rank 0 printed at its end, whichever worker sat there then."""
+    """Return the digest that rank 0 printed at its end, from whichever worker held rank 0 then."""
     printed = [
         digest
         for log in (run_dir / "logs" / "0").glob("*/stdout.log")

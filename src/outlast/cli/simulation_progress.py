@@ -19,8 +19,11 @@ FAILURES_HERE = 10_000_000  # some seconds; above, processes are worth their sta
 def execution_place(
     workers: int | None, address: str | None, failures: float
 ) -> AbstractContextManager[PartExecutor]:
-    """Where to simulate so many failures: as `--workers` and `--dask` say, else here if it is a
-    matter of seconds. Raises UsageError."""
+    """Return the executor for a simulation of so many failures.
+
+    `--workers` and `--dask` decide; without them, this process if it is a matter of seconds. Raises
+    UsageError.
+    """
     if address is not None:
         if workers is not None:
             raise UsageError("--workers and --dask: say one of them")
@@ -34,7 +37,7 @@ def execution_place(
 
 @contextmanager
 def progress(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A function that is told how many are done, and of how many."""
+    """Yield a callback of the number of replications done, and of all."""
     console = Printer(stderr=True)
     if not console.is_terminal:
         yield lambda _done, _all: None

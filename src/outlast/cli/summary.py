@@ -1,4 +1,4 @@
-"""`outlast summary`: what a run came to."""
+"""`outlast summary`: summary of a run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from outlast.telemetry.summary_tables import render
 
 
 def summary(run_dir: Path, *, json: bool = False) -> int:
-    """Steps, incidents by cause, time by bucket, ETTR and goodput of a run.
+    """Summarise a run: steps, incidents, time by bucket, ETTR and goodput.
 
     Of one that still runs, so far.
 

@@ -81,7 +81,7 @@ def move_when_possible(turn: ControllerTurn) -> None:
         state.moves[key] = (name, turn.now_ns)
         turn.journal(RankMigrated(worker=name, finding=key, t_ns=turn.now_ns))
         worker = state.workers[name]
-        fault = turn.blame(worker, "requested", f"{one.said}: {one.detail}")
+        fault = turn.blame(worker, "requested", f"{one.finding}: {one.detail}")
         incident_response.give_up(turn, worker, fault, "check")
 
 
@@ -138,7 +138,7 @@ def _say_unmoved(
     if key in turn.state.unmoved:
         return
     turn.state.unmoved = (*turn.state.unmoved, key)
-    turn.note(f"{one.said}: the rank stays there for now, since {why}", worker.name, worker.seat)
+    turn.note(f"{one.finding}: the rank stays there for now, since {why}", worker.name, worker.seat)
 
 
 def _unwell(state: ControllerState) -> set[str]:

@@ -1,1 +1,1 @@
-"""Record of a run: event store, incidents, time accounting, and their views."""
+"""Records of a run: event store, incidents, time accounting, and their views."""

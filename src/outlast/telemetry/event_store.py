@@ -1,4 +1,4 @@
-"""The event store: writers, and readers of live and finished runs."""
+"""Event store: writers, and readers of live and finished runs."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ POLL_S = 0.2
 
 
 class EventClock:
-    """Unix nanoseconds that never go backwards: anchored once, then monotonic. `anchor_ns` of
-    another process on this host makes both agree, whatever was done to the host's time meanwhile.
+    """Clock of Unix nanoseconds that never goes backwards: anchored once, then monotonic.
+
+    The `anchor_ns` of another process on this host makes both clocks agree, whatever happens to the
+    host's time.
     """
 
     def __init__(self, anchor_ns: int | None = None) -> None:
@@ -46,14 +48,15 @@ class EventClock:
         return min(readings)[1]
 
     def now_ns(self) -> int:
+        """Return the present time in ns since the epoch; never runs backwards."""
         return time.monotonic_ns() + self.anchor_ns
 
 
 class EventWriter:
-    """Writes one process's events to `directory`, from any of its threads; never raises OSError.
+    """Writer of one process's events in `directory`, for all its threads; never raises OSError.
 
-    A full or failing disk must not end a run: events then wait in a backlog of `BACKLOG_BYTES`,
-    the oldest are dropped and counted, stderr hears of it once, and the disk is tried again every
+    A full or failing disk must not end a run: events then wait in a backlog of `BACKLOG_BYTES`, the
+    oldest are dropped and counted, one line on stderr reports it, and the disk is tried again every
     `RETRY_S` seconds. Raises RunDirError at construction when the directory cannot be made.
     """
 
@@ -68,9 +71,11 @@ class EventWriter:
         self.dropped = 0
 
     def now_ns(self) -> int:
+        """Return the present time of this writer's clock, in ns since the epoch."""
         return self._clock.now_ns()
 
     def emit(self, event: AnyEvent) -> None:
+        """Append one event; keep it in the backlog while the file cannot be written."""
         payload = encoder.encode(event)
         with self._lock:
             if self._backlog and time.monotonic_ns() >= self._retry_at_ns:
@@ -85,7 +90,7 @@ class EventWriter:
             self._keep(payload)
 
     def close(self) -> None:
-        """Write what still waits, if the disk lets us, and end the segment."""
+        """Write the backlog, if the disk permits, and end the segment."""
         with self._lock:
             if self._backlog:
                 self._drain()
@@ -134,7 +139,7 @@ class EventWriter:
 
 
 class EventReader:
-    """All events of a run that appeared since the last look, by time, over all writers."""
+    """Reader of the events of a run since the last poll, by time, over all writers."""
 
     def __init__(
         self, run_dir: Path, damaged: Callable[[SegmentDamage], None] | None = None
@@ -144,7 +149,7 @@ class EventReader:
         self._readers: dict[Path, SegmentReader] = {}
 
     def poll(self, *, last: bool = False) -> list[AnyEvent]:
-        """New events. `last`: nobody writes any more (see SegmentReader.read)."""
+        """Return new events. `last`: nobody writes any more (see SegmentReader.read)."""
         if not self.directory.is_dir():
             return []
         found: list[AnyEvent] = []
@@ -165,7 +170,7 @@ class EventReader:
 def read_events(
     run_dir: Path, damaged: Callable[[SegmentDamage], None] | None = None
 ) -> list[AnyEvent]:
-    """Every event of a run by time, over all writers; the run may be alive or dead.
+    """Return every event of a run by time, over all writers; the run may be alive or dead.
 
     Damage is handed to `damaged` (default: a RuntimeWarning) and skipped. Raises RunDirError when
     `run_dir` holds no events at all.
@@ -187,10 +192,10 @@ def follow(
     damaged: Callable[[SegmentDamage], None] | None = None,
     idle: Callable[[], None] = lambda: None,
 ) -> Iterator[AnyEvent]:
-    """Events as they come, until `stop` is set; what is there by then is still delivered. `idle`
-    is called after each look that found nothing new, and may set `stop`.
+    """Yield events as they appear, until `stop` is set; those present by then are still delivered.
 
-    Events of one look (`poll_s` seconds) are sorted by time; a slow writer's may come a look later.
+    `idle` is called after each poll without new events, and may set `stop`. Events of one poll
+    (`poll_s` seconds) are sorted by time; those of a slow writer may come a poll later.
     """
     reader = EventReader(run_dir, damaged)
     while True:

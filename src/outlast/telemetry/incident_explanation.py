@@ -17,11 +17,11 @@ from outlast.events import AnyEvent, Fault, Scheduled, Warned
 from outlast.telemetry.incidents import PHASES, Incident, Phase
 from outlast.telemetry.launcher_liveness import Life
 from outlast.text_formatting import (
+    detail_beyond,
     duration,
     error_name,
     fault_text,
     intervals,
-    percent_beyond,
     plural,
     rank_and_host,
     short_error,
@@ -75,26 +75,28 @@ _MEANS_AGAIN: dict[Phase, str] = {  # where every worker began again
 
 
 def explain(found: Sequence[Incident], console: Console, life: Life = "unknown") -> None:
-    """Print each incident in a frame; a traceback that came before is only pointed at. `life`: of
-    the run, should an incident be open."""
+    """Print each incident in a frame; a repeated traceback is only referred to.
+
+    `life`: state of the run, for an incident that is open.
+    """
     shown: dict[str, int] = {}
     for one in found:
         console.print(panel(one, shown, life))
 
 
-def saves(said: Scheduled) -> RenderableType:
-    """When the run saves, as last decided, and why."""
-    title = Text.assemble(("saves", "bold"), f", {_when(said.t_ns)}")
-    body = Text.assemble((intervals(said), "bold"), f"\n{said.why}")
+def saves(schedule: Scheduled) -> RenderableType:
+    """Return the current save schedule and its reasons as text."""
+    title = Text.assemble(("saves", "bold"), f", {_when(schedule.t_ns)}")
+    body = Text.assemble((intervals(schedule), "bold"), f"\n{schedule.why}")
     return Panel(body, title=title, title_align="left", border_style="blue", box=box.ROUNDED)
 
 
 def panel(one: Incident, shown: dict[str, int], life: Life = "unknown") -> RenderableType:
-    """One incident. `shown`: tracebacks printed already, and by which incident; added to."""
+    """Return one incident as a panel. `shown`: tracebacks printed so far, by incident; extended."""
     cause = one.cause
-    said = "raised " + error_name(cause) if cause.kind == "raised" else fault_text(cause)
+    headline_text = "raised " + error_name(cause) if cause.kind == "raised" else fault_text(cause)
     title = Text.assemble((f"incident {one.number}", "bold"), f", {_when(one.t_ns)}: ")
-    title.append(f"{rank_and_host(cause)} {said}")
+    title.append(f"{rank_and_host(cause)} {headline_text}")
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column()
@@ -110,7 +112,7 @@ def panel(one: Incident, shown: dict[str, int], life: Life = "unknown") -> Rende
 
 
 def _when(t_ns: int) -> str:
-    """With its date: a run may take weeks, and be read weeks later."""
+    """Format a time with its date: a run may take weeks, and be read weeks later."""
     return f"{datetime.fromtimestamp(t_ns / 1e9, tz=UTC).astimezone():%Y-%m-%d %H:%M:%S}"
 
 
@@ -120,16 +122,16 @@ def _story(one: Incident, life: Life) -> list[tuple[str, str]]:
     rows = [("what", _broke(one.cause))]
     rows += [("and", _broke(fault)) for fault in one.others]
     if one.echoes:
-        seen = ", ".join(dict.fromkeys(rank_and_host(fault) for fault in one.echoes))
-        rows.append(("seen by", f"{seen}: the connection to a peer broke"))
+        witnesses = ", ".join(dict.fromkeys(rank_and_host(fault) for fault in one.echoes))
+        rows.append(("seen by", f"{witnesses}: the connection to a peer broke"))
     generation = f", generation {one.generation_from}" if one.is_managed else ""
     rows.append(("where", one.where + generation))
     how = dict.fromkeys(one.how)
     rows.append(("noticed", "; ".join(_NOTICED.get(way, way) for way in how)))
     if one.rung:
         stop = "stop: the ranks were not started again"
-        told = _RUNG.get(one.rung, one.rung)
-        rows.append(("decided", stop if one.rung == "stop" and not one.is_managed else told))
+        answer = _RUNG.get(one.rung, one.rung)
+        rows.append(("decided", stop if one.rung == "stop" and not one.is_managed else answer))
         rows.append(("why", one.reason))
     rows += [
         ("seat", f"rank {each.seat}: {each.old} gave way to {each.new}") for each in one.replaced
@@ -140,7 +142,7 @@ def _story(one: Incident, life: Life) -> list[tuple[str, str]]:
 
 
 def _request(one: Incident, life: Life) -> list[tuple[str, str]]:
-    """Nothing broke: no failure is told, and nothing is called a retry."""
+    """Describe a request: no failure and no retry is mentioned."""
     wish = "end" if one.is_drain else "save"
     rows = [("what", f"the run was asked to {wish}: {one.cause.detail}")]
     rows.append(("where", f"{one.where}, generation {one.generation_from}"))
@@ -160,9 +162,9 @@ def _request(one: Incident, life: Life) -> list[tuple[str, str]]:
 
 def _broke(fault: Fault) -> str:
     place = ", ".join(filter(None, (fault.worker, fault.host)))
-    said = f"{rank_and_host(fault)} {fault_text(fault)}" + (f" ({place})" if place else "")
-    detail = short_error(percent_beyond(fault))
-    return f"{said}: {detail}" if detail else said
+    text = f"{rank_and_host(fault)} {fault_text(fault)}" + (f" ({place})" if place else "")
+    detail = short_error(detail_beyond(fault))
+    return f"{text}: {detail}" if detail else text
 
 
 def _kept(one: Incident) -> str:
@@ -174,8 +176,8 @@ def _kept(one: Incident) -> str:
         return f"{done} ({ended} before anything was decided)"
     if one.committed_steps_lost:
         lost = plural(one.committed_steps_lost, "committed step")
-        left = _committed(one) - one.committed_steps_lost
-        kept = f"all up to step {left}" if left else "nothing"
+        kept_steps = _committed(one) - one.committed_steps_lost
+        kept = f"all up to step {kept_steps}" if kept_steps else "nothing"
         return f"{kept}; {lost} had to be redone"
     if one.rung == "stop":
         return _kept_by_stop(one)
@@ -190,16 +192,16 @@ def _kept(one: Incident) -> str:
 
 
 def _kept_by_stop(one: Incident) -> str:
-    """Nothing was put back or redone; what a later start finds is what was checkpointed."""
+    """Describe the state that a later start finds: the last checkpoint."""
     place = f"step {one.checkpoint_step}, the newest checkpoint"
     origin = place if one.checkpoint_step > 0 else "the beginning: there is no checkpoint"
     done = _committed(one)
-    said = f"{plural(done, 'step')} had been committed" if done else "no step had been committed"
-    return f"{said}; the run resumes from {origin} (outlast run --run-dir RUN_DIR ...)"
+    text = f"{plural(done, 'step')} had been committed" if done else "no step had been committed"
+    return f"{text}; the run resumes from {origin} (outlast run --run-dir RUN_DIR ...)"
 
 
 def _committed(one: Incident) -> int:
-    """Steps that every rank had when it broke."""
+    """Return the steps that every rank had committed at the failure."""
     return one.step - 1 if one.redone and one.kind in ("", "step") else one.step
 
 
@@ -273,8 +275,10 @@ LINES_MAX = 5
 
 
 def findings_before(one: Incident, events: Sequence[AnyEvent]) -> list[Warned]:
-    """Warnings of the minutes before an incident on its worker's host, and those that were said
-    earlier and not over; of all hosts, where nobody knows which it was."""
+    """Return warnings from the minutes before an incident, and earlier ones that persist.
+
+    Of the host of its worker; of all hosts, where that host is unknown.
+    """
     open_ones: dict[tuple[str, ...], Warned] = {}
     recent: list[Warned] = []
     for event in events:
@@ -296,7 +300,7 @@ def findings_before(one: Incident, events: Sequence[AnyEvent]) -> list[Warned]:
 def finding_lines(found: Iterable[Incident], events: Sequence[AnyEvent]) -> Iterator[str]:
     """`incident 1: 3 min 04 s before: now: gpu: XID 79 on GPU 2 (node-7): fell off the bus`."""
     for one in found:
-        told = findings_before(one, events)
-        for event in told[-LINES_MAX:]:
+        findings = findings_before(one, events)
+        for event in findings[-LINES_MAX:]:
             ago = duration((one.t_ns - event.t_ns) / 1e9)
             yield f"incident {one.number}: {ago} before: {warning(event)}"

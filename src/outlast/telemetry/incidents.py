@@ -64,7 +64,7 @@ _ENDS: dict[type, Phase] = {
 
 
 class Replacement(msgspec.Struct, frozen=True, kw_only=True):
-    """Who sat in a seat and who sits there now."""
+    """Replacement of a seat's worker: the former and the present one."""
 
     seat: int
     old: str
@@ -72,7 +72,7 @@ class Replacement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CopyAvailable(msgspec.Struct, frozen=True, kw_only=True):
-    """State that moved from seat to seat."""
+    """State transferred from one seat to another."""
 
     donor: int
     joiner: int
@@ -81,7 +81,7 @@ class CopyAvailable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Incident(msgspec.Struct, frozen=True, kw_only=True):
-    """One interruption of the job, whole. Numbers count from 1 over the run's life.
+    """One interruption of the job. Numbers count from 1 over the run's life.
 
     `phases_ms` add up to `total_ms`. `state`: recovered | stopped (the run ended with it) | died (a
     later launcher took the run up: this one's died in the middle of it) | open (no event says how
@@ -113,22 +113,22 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cause(self) -> Fault:
-        """The fault that explains the others, chosen as the controller chose it."""
+        """The fault that explains the others, chosen as by the controller."""
         return most_telling(self.faults) or self.faults[0]
 
     @property
     def is_drain(self) -> bool:
-        """Nothing broke: somebody asked the run to end, and it drained."""
+        """True for a request to end the run, which drained; nothing failed."""
         return self.is_request and any(fault.kind == "requested" for fault in self.faults)
 
     @property
     def is_request(self) -> bool:
-        """Nothing broke: somebody asked for a drain, or for a checkpoint."""
+        """True for a request to drain or to save a checkpoint; nothing failed."""
         return all(fault.is_wish for fault in self.faults)
 
     @property
     def echoes(self) -> tuple[Fault, ...]:
-        """Broken connections that only say that a peer was gone, where it is known why."""
+        """Broken connections that follow from the known loss of a peer."""
         if all(fault.kind == "transport" for fault in self.faults):
             return ()
         return tuple(fault for fault in self.faults if fault.kind == "transport")
@@ -141,18 +141,18 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Course:
-    """An incident while its events go by."""
+    """State of an incident while its events are processed."""
 
-    def __init__(self, number: int, noticed: Noticed, seen: _Seen) -> None:
+    def __init__(self, number: int, noticed: Noticed, before: _Seen) -> None:
         self.number = number
         self.faults: list[Fault] = []
         self.how: list[str] = []
         self.generation_from = noticed.generation
-        self.reached = deepcopy(seen.reached)
-        self.trail = seen.trail.copy()
-        self.checkpoint_step = seen.checkpoint_step
-        self.world = seen.world
-        self.is_managed = seen.is_managed
+        self.reached = deepcopy(before.reached)
+        self.trail = before.trail.copy()
+        self.checkpoint_step = before.checkpoint_step
+        self.world = before.world
+        self.is_managed = before.is_managed
         self.after_the_last = False
         self.regained: set[int] = set()  # seats that have again what all had before
         self.regained_ns = 0
@@ -162,7 +162,7 @@ class _Course:
         self.replaced: dict[int, Replacement] = {}
         self.state = "open"
         self.ns: dict[Phase, int] = dict.fromkeys(PHASES, 0)
-        self.t_begin_ns = seen.broke_ns(noticed)
+        self.t_begin_ns = before.broke_ns(noticed)
         self.at_ns = noticed.t_ns
         self.ns["notice"] = noticed.t_ns - self.t_begin_ns
         self.last: type = Noticed
@@ -197,7 +197,7 @@ class _Course:
 
     @property
     def target(self) -> int:
-        """The interrupted phase: it is committed when the incident is over."""
+        """Number of the interrupted phase; the incident ends when it is committed."""
         assert self.decided is not None and self.opened is not None
         if self.decided.verdict == "commit":
             return self.decided.n
@@ -215,7 +215,7 @@ class _Course:
         self.state = "stopped"
 
     def _pass(self, phase: Phase, event: AnyEvent) -> None:
-        """The time since the last mark belongs to `phase`."""
+        """Add the time since the last mark to `phase`."""
         self.ns[phase] += max(0, event.t_ns - self.at_ns)
         self.at_ns = max(self.at_ns, event.t_ns)
         self.last = type(event)
@@ -244,7 +244,7 @@ class _Course:
             self._finish()
 
     def break_off(self, noticed: Noticed) -> None:
-        """The generation stood, but the next incident came before the phase was redone."""
+        """End the incident: the next one began before the phase was redone."""
         self._pass("redo", noticed)
         self._finish()
 
@@ -295,8 +295,7 @@ class _Course:
         return self.trail.where(self._cause(), step)
 
     def _interrupted(self, decided: Decided | None) -> tuple[int, int, bool]:
-        """The phase that the fault broke, the step it made or stood behind, and whether it was put
-        back."""
+        """Return the interrupted phase, its step, and whether its state was undone."""
         n, step = self.reached.place
         if decided is not None:
             n, step = max(n, decided.n), max(step, decided.step)
@@ -306,8 +305,7 @@ class _Course:
         return n + 1, step + (self.trail.kind(n + 1) in ("", "step")), True
 
     def _spent_ns(self) -> dict[Phase, int]:
-        """Workers connect and copy in one go and report both together: the slowest copy's own
-        time is what the transfer took, the rest was connecting."""
+        """Return the time of the transfer: that of the slowest copy; the rest was connecting."""
         both_ns = self.ns["connect"] + self.ns["transfer"]
         slowest_s = max((copy.seconds for copy in self.copies), default=0.0)
         transfer_ns = min(both_ns, int(slowest_s * 1e9))
@@ -315,7 +313,7 @@ class _Course:
 
 
 class _Seen:
-    """What is known of the run when an incident begins."""
+    """State of the run when an incident begins."""
 
     def __init__(self) -> None:
         self.world = 0
@@ -344,7 +342,7 @@ class _Seen:
             self._injected[event.worker] = event.t_ns
 
     def broke_ns(self, noticed: Noticed) -> int:
-        """When the fault happened, as far back as somebody knows."""
+        """Return the time of the fault, as early as any record shows."""
         newest_ns = max(self._injected.values(), default=0)
         injected_ns = self._injected.get(noticed.fault.worker, newest_ns)
         self._injected.clear()
@@ -353,7 +351,7 @@ class _Seen:
 
 
 class Tracker:
-    """Incidents while events go by, in the order of `read_events` or, live, about so."""
+    """Incremental reader of incidents, from events in the order of `read_events` or nearly so."""
 
     def __init__(self) -> None:
         self._courses: list[_Course] = []
@@ -361,6 +359,7 @@ class Tracker:
         self._seen = _Seen()
 
     def take(self, event: AnyEvent) -> None:
+        """Update the incidents with the next event of the run."""
         current = self._current
         if isinstance(event, RunStarted):
             if current is not None and current.state == "open":
@@ -381,17 +380,18 @@ class Tracker:
         self._seen.take(event)
 
     def found(self, newest: int | None = None) -> list[Incident]:
-        """The incidents so far, or the `newest` few of them."""
+        """Return the incidents so far, or the `newest` few of them."""
         chosen = self._courses if newest is None else self._courses[-newest:]
         return [course.result() for course in chosen]
 
     @property
     def count(self) -> int:
+        """Number of incidents so far."""
         return len(self._courses)
 
 
 def incidents(events: Iterable[AnyEvent]) -> list[Incident]:
-    """All incidents of a run, in order. `events` by time, as `read_events` gives them."""
+    """Return all incidents of a run, in order. `events`: by time, as from `read_events`."""
     tracker = Tracker()
     for event in events:
         tracker.take(event)

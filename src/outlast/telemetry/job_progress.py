@@ -16,14 +16,14 @@ from outlast.events import (
 
 
 class LoopPlace(NamedTuple):
-    """Phases completed, steps committed."""
+    """Number of completed phases and of committed steps."""
 
     n: int = 0
     step: int = 0
 
 
 class CommittedProgress:
-    """The place that every seat has reached, while events go by (by time)."""
+    """Place that every seat has reached, updated from events in order of time."""
 
     def __init__(self) -> None:
         self._seats: dict[int, LoopPlace] = {}
@@ -31,17 +31,21 @@ class CommittedProgress:
 
     @property
     def place(self) -> LoopPlace:
+        """Place that all seats have committed."""
         return min(self._seats.values(), default=LoopPlace())
 
     @property
     def n(self) -> int:
+        """Number of phases that all seats have committed."""
         return self.place.n
 
     @property
     def step(self) -> int:
+        """Number of steps that all seats have committed."""
         return self.place.step
 
     def take(self, event: AnyEvent) -> None:
+        """Update the progress with one event."""
         if isinstance(event, RunStarted):
             self._decided = LoopPlace(max(0, event.resumed_n), max(0, event.resumed_step))
             self._seats = dict.fromkeys(range(event.world), self._decided)
@@ -80,22 +84,24 @@ _BETWEEN = {
 
 
 class VisitedPlace(NamedTuple):
-    """What a phase was, and the committed steps when it was done."""
+    """Kind of a phase, and the committed steps when it was done."""
 
     kind: str
     step: int
 
 
 class ProgressTrail:
-    """The newest phases that some rank has done or tried, by number."""
+    """Newest phases that some rank has completed or attempted, by number."""
 
     def __init__(self, known: dict[int, VisitedPlace] | None = None) -> None:
         self._phases = known or {}
 
     def copy(self) -> ProgressTrail:
+        """Return an independent copy."""
         return ProgressTrail(dict(self._phases))
 
     def take(self, event: AnyEvent) -> None:
+        """Remember the phase of a PhaseDone or AttemptRefused event."""
         if isinstance(event, PhaseDone | AttemptRefused):
             self._phases.pop(event.n, None)
             self._phases[event.n] = VisitedPlace(event.kind, event.step)
@@ -103,18 +109,18 @@ class ProgressTrail:
                 del self._phases[next(iter(self._phases))]
 
     def kind(self, n: int) -> str:
-        """Of phase n; "" where nobody has told."""
+        """Return the kind of phase n; "" if unknown."""
         return self._phases[n].kind if n in self._phases else ""
 
     def step(self, n: int) -> int | None:
-        """Committed steps when n phases were done; None where nobody has told."""
+        """Return the committed steps after n phases; None if unknown."""
         if n in self._phases:
             return self._phases[n].step
         after = self._phases.get(n + 1)
         return after.step - (after.kind == "step") if after else None
 
     def where(self, fault: Fault, step: int) -> str:
-        """`step`: what is said where nothing is known of the worker's own place."""
+        """Describe a worker's place; `step` is the fallback where it is unknown."""
         if fault.state in _OUTSIDE:
             return _OUTSIDE[fault.state]
         done = self.step(fault.n) if fault.n >= 0 else None

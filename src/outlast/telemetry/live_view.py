@@ -1,4 +1,4 @@
-"""The view of a living run: tables on a terminal, lines elsewhere; both are Displays."""
+"""Views of a live run: tables on a terminal, lines elsewhere; both are Displays."""
 
 from __future__ import annotations
 
@@ -54,8 +54,11 @@ _STATE_STYLE = {
 
 
 class LiveFeed:
-    """A board that is kept up to date: by the launcher directly, and with what workers write
-    themselves (their phases) by a look into the store every `POLL_S` seconds."""
+    """Source of an up-to-date board.
+
+    The launcher delivers its events directly; phases of workers are read from the event store every
+    `POLL_S` seconds.
+    """
 
     def __init__(self, run_dir: Path | None) -> None:
         self.board = RunBoard()
@@ -66,9 +69,11 @@ class LiveFeed:
         self._held: list[AnyEvent] = []  # read already, and not yet their turn
 
     def now_ns(self) -> int:
+        """Return the present time of the event clock, in ns since the epoch."""
         return self._clock.now_ns()
 
     def take(self, event: AnyEvent) -> None:
+        """Update the board with one event of the controller, after the workers' earlier ones."""
         with self.lock:
             if isinstance(event, RunStarted):
                 self._look_back(event)
@@ -77,25 +82,26 @@ class LiveFeed:
             self.board.take(event)
 
     def beat(self, beats: Beats) -> None:
+        """Update the board with the beats of workers."""
         with self.lock:
             self.board.beat(beats, self.now_ns())
 
     def _look_back(self, started: RunStarted) -> None:
-        """Incidents keep the numbers that they have in the whole run's story."""
+        """Continue the numbers of incidents from earlier launchers of the run."""
         found = self._new()
         self._held = [event for event in found if event.t_ns >= started.t_ns]
         for event in found[: len(found) - len(self._held)]:
             self.board.tracker.take(event)
 
     def _new(self) -> list[AnyEvent]:
-        held, self._held = self._held, []
+        records, self._held = self._held, []
         try:
-            return held + (self._reader.poll() if self._reader else [])
+            return records + (self._reader.poll() if self._reader else [])
         except OSError:
-            return held  # the view is a convenience: what cannot be read now is read later
+            return records  # the view is a convenience: what cannot be read now is read later
 
     def poll(self, *, until_ns: int = 0) -> None:
-        """What workers have written, if a look is due, or at once what they had by `until_ns`."""
+        """Read new records of workers if a read is due, or at once those up to `until_ns`."""
         now_ns = self.now_ns()
         due = until_ns or now_ns - self._polled_ns >= POLL_S * 1e9
         if self._reader is None or not due or not self.board.begin_ns:
@@ -112,7 +118,7 @@ class LiveFeed:
 
 
 class LiveDisplay:
-    """Tables that redraw themselves on a terminal. `close` removes them."""
+    """Tables on a terminal that redraw themselves. `close` removes them."""
 
     def __init__(
         self,
@@ -136,6 +142,7 @@ class LiveDisplay:
         self._live.start()
 
     def event(self, event: AnyEvent) -> None:
+        """Show one event; print warnings and milestones above the display."""
         self._feed.take(event)
         text = event.text if isinstance(event, Note) and event.level == "warning" else ""
         if isinstance(event, DrainFailed | Warned):
@@ -144,16 +151,19 @@ class LiveDisplay:
             self._notes = [*self._notes, text][-NOTES_MAX:]
 
     def beats(self, beats: Beats) -> None:
+        """Update the display with the beats of workers."""
         self._feed.beat(beats)
 
     def line(self, rank: int, text: str) -> None:
+        """Print one line of a rank's output above the display."""
         if self._shared:
-            said = Text.assemble((f"[{rank}]: ", "dim"), Text.from_ansi(text))
-            self._console.print(said, soft_wrap=True)
+            text_line = Text.assemble((f"[{rank}]: ", "dim"), Text.from_ansi(text))
+            self._console.print(text_line, soft_wrap=True)
         else:
             _write(self._lines, f"[{rank}]: {text}\n")
 
     def close(self) -> None:
+        """Stop the display."""
         self._live.stop()
 
     def _draw(self) -> RenderableType:
@@ -163,23 +173,26 @@ class LiveDisplay:
 
 
 class LineDisplay:
-    """Progress as plain lines, for logs and pipes: milestones and incidents at once, where the run
-    is every `PROGRESS_S` seconds."""
+    """Progress as plain lines, for logs and pipes.
+
+    Milestones and incidents at once, the position of the run every `PROGRESS_S` seconds.
+    """
 
     def __init__(
         self,
         run_dir: Path | None = None,
         *,
         lines: TextIO | None = None,
-        said: TextIO | None = None,
+        stream: TextIO | None = None,
     ) -> None:
         self._lines = lines or sys.stdout
-        self._said = said or sys.stderr
+        self._said = stream or sys.stderr
         self._feed = LiveFeed(run_dir)
         self._next_ns = self._feed.now_ns() + round(PROGRESS_S * 1e9)
         self._told = 0
 
     def event(self, event: AnyEvent) -> None:
+        """Print one event, if it deserves a line."""
         self._feed.take(event)
         tracker = self._feed.board.tracker
         if isinstance(event, RunStarted):
@@ -193,6 +206,7 @@ class LineDisplay:
             self._tell_recovered()
 
     def beats(self, beats: Beats) -> None:
+        """Update the progress; print a line of it from time to time."""
         self._feed.beat(beats)
         self._feed.poll()
         self._tell_recovered()
@@ -202,13 +216,15 @@ class LineDisplay:
             self._say(progress(self._feed.board, now_ns))
 
     def line(self, rank: int, text: str) -> None:
+        """Print one line of a rank's output."""
         _write(self._lines, f"[{rank}]: {text}\n")
 
     def close(self) -> None:
+        """Print the recovered incidents not printed yet."""
         self._tell_recovered()
 
     def _tell_recovered(self) -> None:
-        """Each incident once more when it is over, with what it cost."""
+        """Print each incident again when it is over, with its cost."""
         tracker = self._feed.board.tracker
         for one in tracker.found(tracker.count - self._told) if tracker.count > self._told else []:
             if one.state == "open":
@@ -223,7 +239,7 @@ class LineDisplay:
 def display(
     run_dir: Path, *, plain: bool = False, lines: TextIO | None = None
 ) -> LiveDisplay | LineDisplay:
-    """The view that stderr can show: tables on a terminal, lines elsewhere or when `plain`.
+    """Return the view for stderr: tables on a terminal, lines elsewhere or when `plain`.
 
     Workers' own lines go to `lines` (default: stdout).
     """
@@ -235,7 +251,7 @@ def display(
 
 
 def view(board: RunBoard, now_ns: int, notes: list[str]) -> RenderableType:
-    """The board as one panel."""
+    """Return the board as one panel."""
     parts: list[RenderableType] = [Text(progress(board, now_ns), style="bold"), _ranks(board)]
     shown = min(INCIDENTS_MAX, board.incidents)
     for one in board.tracker.found(shown) if shown else []:

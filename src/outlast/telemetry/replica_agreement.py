@@ -11,9 +11,12 @@ from outlast.text_formatting import plural
 
 
 class ReplicaAgreement(msgspec.Struct, frozen=True, kw_only=True):
-    """Audits of a run so far. `step`: the last one at which all that was compared was equal; -1:
-    never. `whole_step`: all of the state was equal then or later. `ranks`: how many ranks were
-    compared. `differed`: audits that found a difference; `differed_step`: the last of these."""
+    """Summary of a run's audits so far.
+
+    `step`: the last one at which everything compared was equal; -1: never. `whole_step`: the last
+    at which all state was proven equal. `ranks`: number of ranks compared. `differed`: audits that
+    found a difference; `differed_step`: the last of these.
+    """
 
     audits: int = 0
     step: int = -1
@@ -24,19 +27,19 @@ class ReplicaAgreement(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sentence(self) -> str:
-        """The same for a person."""
+        """Return the summary as a sentence."""
         if not self.audits:
             return "never compared"
         if self.step < 0:
             return f"never equal in {plural(self.audits, 'audit')}"
         if not self.ranks:
             return "no rank has a replica"
-        said = f"last equal at step {self.step}, {self.ranks} ranks"
+        text = f"last equal at step {self.step}, {self.ranks} ranks"
         if 0 <= self.whole_step < self.step:
-            said += f" (in part; all of their state at step {self.whole_step})"
+            text += f" (in part; all of their state at step {self.whole_step})"
         if self.differed:
-            said += f"; different {plural(self.differed, 'time')}, last at {self.differed_step}"
-        return said
+            text += f"; different {plural(self.differed, 'time')}, last at {self.differed_step}"
+        return text
 
 
 def replica_agreement(events: Sequence[AnyEvent]) -> ReplicaAgreement:

@@ -44,7 +44,7 @@ RATE_WINDOW_S = 15.0
 
 @dataclass
 class WorkerRow:
-    """One worker as its page and its events last showed it. `loss` is None until one is known."""
+    """State of one worker by its last page and events. `loss` is None until one is known."""
 
     worker: str
     seat: int = -1
@@ -57,8 +57,11 @@ class WorkerRow:
 
 @dataclass
 class RunBoard:
-    """The state of a view. Feed it events (the launcher's at once, the workers' whenever they are
-    read) and beats; it never looks at a clock, a file or a terminal itself."""
+    """State of a view, fed with events and beats.
+
+    The launcher's events come at once, the workers' whenever they are read. The board itself reads
+    no clock, file or terminal.
+    """
 
     run: str = ""
     script: str = ""
@@ -81,6 +84,7 @@ class RunBoard:
     _rate: list[tuple[int, int]] = field(default_factory=list)
 
     def take(self, event: AnyEvent) -> None:
+        """Update the board with one event of the run."""
         self.tracker.take(event)
         if isinstance(event, RunStarted):
             self.run, self.script, self.world = event.run, event.script, event.world
@@ -107,6 +111,7 @@ class RunBoard:
             self.outcome = event.outcome
 
     def beat(self, beats: Beats, now_ns: int) -> None:
+        """Update the rows of workers with their beats; those of lost workers are ignored."""
         for worker, (n, step, state, loss) in beats.items():
             row = self.workers.get(worker)
             if row is None:
@@ -125,49 +130,54 @@ class RunBoard:
 
     @property
     def seats(self) -> list[WorkerRow]:
+        """Rows of the workers that hold a seat, by seat."""
         return sorted(
             (row for row in self.workers.values() if row.seat >= 0), key=lambda row: row.seat
         )
 
     @property
     def spares(self) -> list[WorkerRow]:
+        """Rows of the workers without a seat."""
         return [row for row in self.workers.values() if row.seat < 0]
 
     @property
     def step(self) -> int:
-        """Committed steps: what every seat had when last all of them were seen."""
+        """Steps that every seat had committed at the last complete reading."""
         return self._step
 
     @property
     def loss(self) -> float | None:
-        """What the first rank reported last; None where none did."""
+        """Last loss that the first rank reported; None if there is none."""
         return self._loss
 
     @property
     def incidents(self) -> int:
-        """In this launcher's life."""
+        """Number of incidents under this launcher."""
         return self.tracker.count - self.incidents_before
 
     @property
     def recovering(self) -> bool:
+        """True while the generation is closed for an incident."""
         return self._closed_ns > 0
 
     def steps_per_s(self) -> float:
-        """Over the last beats; 0 where nothing is known yet."""
+        """Return the rate over the last beats; 0 where nothing is known yet."""
         if len(self._rate) < 2:
             return 0.0
         (first_ns, first), (last_ns, last) = self._rate[0], self._rate[-1]
         return max(0, last - first) * 1e9 / (last_ns - first_ns) if last_ns > first_ns else 0.0
 
     def lost_s(self, now_ns: int) -> float:
-        """Wall seconds of the whole job that failures have cost: attempts thrown away and
-        recoveries, averaged over the seats."""
+        """Return the wall seconds lost to failures: discarded attempts and recoveries.
+
+        Averaged over the seats.
+        """
         open_ns = now_ns - self._closed_ns if self._closed_ns else 0
         refused_ns = self._refused_ns / self.world if self.world else 0
         return (self._recovered_ns + max(0, open_ns) + refused_ns) / 1e9
 
     def goodput(self, now_ns: int) -> float | None:
-        """Step time over wall x seats; None until a step is known."""
+        """Return step time over wall x seats; None until a step is known."""
         wall_ns = (now_ns - self.begin_ns) * self.world
         return min(1.0, self._step_ns / wall_ns) if self._step_ns and wall_ns > 0 else None
 
@@ -201,26 +211,26 @@ class RunBoard:
 
 
 def headline(one: Incident, *, brief: bool = False) -> str:
-    """An incident on one line, as far as it has come; `brief`: with its longest phase only."""
-    said = f"incident {one.number}: {rank_and_host(one.cause)} {fault_text(one.cause)}"
+    """Describe an incident on one line; `brief`: with its longest phase only."""
+    text = f"incident {one.number}: {rank_and_host(one.cause)} {fault_text(one.cause)}"
     if one.is_request:
-        return said
+        return text
     if one.others:
-        said += f" and {plural(len(one.others), 'fault')} more"
-    said += f" {one.where}"
+        text += f" and {plural(len(one.others), 'fault')} more"
+    text += f" {one.where}"
     for each in one.replaced:
-        said += f", {each.new} took rank {each.seat}"
+        text += f", {each.new} took rank {each.seat}"
     if one.state == "recovered":
         phases = [item for item in one.phases_ms.items() if item[1] >= 0.1]
         phases = sorted(phases, key=lambda item: -item[1])[:1] if brief else phases
         spent = ", ".join(f"{phase} {duration(ms / 1e3)}" for phase, ms in phases)
-        return f"{said}: recovered in {duration(one.total_ms / 1e3)} ({spent})"
+        return f"{text}: recovered in {duration(one.total_ms / 1e3)} ({spent})"
     ended = {"stopped": "the run ended", "died": "its launcher died"}.get(one.state)
-    return f"{said}: {ended}" if ended else f"{said} ..."
+    return f"{text}: {ended}" if ended else f"{text} ..."
 
 
 def progress(board: RunBoard, now_ns: int) -> str:
-    """Where the run is, on one line."""
+    """Describe the progress of the run on one line."""
     rate, total = board.steps_per_s(), board.steps_total
     parts = [f"step {board.step}"]
     if total:
@@ -243,8 +253,10 @@ def progress(board: RunBoard, now_ns: int) -> str:
 
 
 def milestone(event: AnyEvent, incident: int = 0) -> str:
-    """What of an event is worth a line of its own, if anything. `incident`: the newest one's
-    number over the run's life, as `outlast explain` counts."""
+    """Describe an event that deserves its own line, or return "".
+
+    `incident`: the newest incident's number over the run's life, as `outlast explain` counts.
+    """
     if isinstance(event, RunStarted):
         spares = f" and {plural(event.spares, 'spare')}" if event.spares else ""
         again = f", resumed at step {event.resumed_step}" if event.resumed_step >= 0 else ""

@@ -1,4 +1,4 @@
-"""The durations that one run measured: recoveries by rung, saves, flushes and steps.
+"""Durations measured on one run: recoveries by rung, saves, flushes and steps.
 
 `outlast plan` has a field for each; `outlast fleet fit` and `outlast plan compare --run` take them
 from here.
@@ -41,8 +41,11 @@ class MeasuredCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunCosts(msgspec.Struct, frozen=True, kw_only=True):
-    """`survived`: incidents after which the run went on, requests not among them. `seconds`: every
-    duration, by the field of a scenario that it is for."""
+    """Durations of one run, and the incidents that it survived.
+
+    `survived`: incidents after which the run continued, without requests. `seconds`: every
+    duration, by the field of a scenario that it measures.
+    """
 
     survived: tuple[Incident, ...]
     seconds: Mapping[CostName, Sequence[float]]
@@ -117,8 +120,7 @@ def run_costs(events: Sequence[AnyEvent]) -> RunCosts:
 
 
 def _slowest(phases: Iterable[PhaseDone], kind: str) -> dict[tuple[int, int], tuple[float, int]]:
-    """By generation and phase: how long a step of it took the slowest rank, and how many there
-    are."""
+    """Return the step time of the slowest rank and the number of ranks, by generation and phase."""
     found: dict[tuple[int, int], tuple[float, int]] = {}
     for one in phases:
         if one.kind == kind:

@@ -1,4 +1,4 @@
-"""The report figure: losses of the runs, and the time of every rank below them.
+"""Report figure: losses of the runs, and the time of every rank below them.
 
 Needs matplotlib (extra `figures`); nothing else imports this module at load.
 """
@@ -103,7 +103,7 @@ def _read(run_dir: Path, label: str) -> _Run:
 
 
 def _took_over(events: Sequence[AnyEvent]) -> list[tuple[int, int]]:
-    """Seats whose worker changed, and when. A seat's first worker took nobody's place."""
+    """Return the changes of each seat's worker, with times; not its first worker."""
     sitting: dict[int, str] = {}
     changes: list[tuple[int, int]] = []
     for event in events:
@@ -152,7 +152,7 @@ def _losses(axis: Axes, runs: list[_Run]) -> None:
 
 
 def _difference(runs: list[_Run]) -> str:
-    """How far the other runs are from the first one, over every rank's every step."""
+    """Describe the largest difference between the first run and the others."""
     if len(runs) < 2:
         return ""
     first = runs[0].losses
@@ -162,9 +162,9 @@ def _difference(runs: list[_Run]) -> str:
         common += len(both)
         missing += len(first.keys() ^ run.losses.keys())
         worst = max([worst, *(abs(first[at] - run.losses[at]) for at in both)])
-    said = f"largest difference of any rank's loss: {worst:g}"
-    said += f" ({'equal to the last bit, ' if not worst else ''}{plural(common, 'value')})"
-    return said + (f"; {missing} only in one run" if missing else "")
+    text = f"largest difference of any rank's loss: {worst:g}"
+    text += f" ({'equal to the last bit, ' if not worst else ''}{plural(common, 'value')})"
+    return text + (f"; {missing} only in one run" if missing else "")
 
 
 def _timeline(axis: Axes, run: _Run, wall_s: float) -> None:
@@ -193,7 +193,7 @@ def _timeline(axis: Axes, run: _Run, wall_s: float) -> None:
 
 
 def _numbers(axis: Axes, run: _Run, wall_s: float) -> None:
-    """Incident numbers above the lanes, moved apart where they would touch, tied to their place."""
+    """Draw incident numbers above the lanes, moved apart where they would touch."""
     broken_s = [run.seconds(one.t_ns) for one in run.incidents]
     for one, broke_s, at_s in zip(
         run.incidents, broken_s, apart(broken_s, 0.03 * wall_s, wall_s), strict=True
@@ -214,8 +214,10 @@ def _numbers(axis: Axes, run: _Run, wall_s: float) -> None:
 
 
 def apart(wanted: Sequence[float], gap: float, end: float) -> list[float]:
-    """Places between 0 and `end` as near to the `wanted` ones (sorted) as a `gap` between them
-    allows; where they do not all fit, the gap gives way."""
+    """Return places in 0 to `end`, near the `wanted` ones (sorted), at least a `gap` apart.
+
+    Where they do not all fit, the gap shrinks.
+    """
     gap = min(gap, end / max(1, len(wanted)))
     found: list[float] = []
     for place in wanted:
@@ -228,8 +230,10 @@ def apart(wanted: Sequence[float], gap: float, end: float) -> list[float]:
 
 
 def columns(spans: Sequence[Span], begin_ns: int, wall_ns: int) -> list[Span]:
-    """A lane's spans as at most COLUMNS columns, each in the bucket that fills most of it (what
-    failures cost counts threefold), equal neighbours joined."""
+    """Return a lane's spans as at most COLUMNS columns, equal neighbours joined.
+
+    Each has the bucket that fills most of it; costs of failures count threefold.
+    """
     width_ns = max(1, -(-wall_ns // COLUMNS))
     weights: dict[int, dict[Bucket, int]] = {}
     for span in spans:
@@ -253,19 +257,19 @@ def _heaviest(weights: dict[Bucket, int]) -> Bucket:
 
 
 def _key(runs: list[_Run]) -> list[str]:
-    """What the incidents' numbers mean."""
+    """Describe the incidents by their numbers in the figure."""
     lines = []
     several = sum(bool(run.incidents) for run in runs) > 1
     for run in runs:
         if several and run.incidents:
             lines.append(f"{run.label}:")
         for one in run.incidents:
-            said = f"{rank_and_host(one.cause)} {fault_text(one.cause)}"
-            said = said if len(said) <= SAID_MAX else said[: SAID_MAX - 3] + "..."
+            text = f"{rank_and_host(one.cause)} {fault_text(one.cause)}"
+            text = text if len(text) <= SAID_MAX else text[: SAID_MAX - 3] + "..."
             answer = f", {one.rung}" if one.rung else ""
             end = f"{duration(one.total_ms / 1e3)}" if one.state == "recovered" else one.state
             lost = plural(one.committed_steps_lost, "step")
-            lines.append(f"{one.number}   {said} at step {one.step}{answer}: {lost} lost, {end}")
+            lines.append(f"{one.number}   {text} at step {one.step}{answer}: {lost} lost, {end}")
     if len(lines) > KEY_LINES_MAX:
         more = plural(len(lines) - KEY_LINES_MAX, "more incident")
         lines = [*lines[:KEY_LINES_MAX], f"... and {more}"]
@@ -273,7 +277,7 @@ def _key(runs: list[_Run]) -> list[str]:
 
 
 def _legend(axis: Axes, runs: list[_Run], key: list[str]) -> None:
-    """The colours, and below them what the numbers mean; in points, whatever the figure's size."""
+    """Draw the colours and the key of numbers; in points, whatever the figure's size."""
     axis.set_axis_off()
     used = {span.bucket for run in runs for lane in run.times.lanes for span in lane.spans}
     handles: list[Artist] = [

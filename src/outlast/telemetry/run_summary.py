@@ -1,4 +1,4 @@
-"""Summary of a run, for people, programs and the fleet's tables."""
+"""Summary of a run, for people, programs and the tables of a fleet."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ NO_HELLO = "no worker reached outlast.init()"
 
 
 class IncidentLine(msgspec.Struct, frozen=True, kw_only=True):
-    """An incident in short. Times are milliseconds."""
+    """Summary of one incident. Times are milliseconds."""
 
     number: int
     cause: str  # a FaultKind
-    said: str
+    text: str = msgspec.field(name="said")
     where: str
     faults: int
     step: int
@@ -67,7 +67,7 @@ class IncidentLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IncidentCause(msgspec.Struct, frozen=True, kw_only=True):
-    """All incidents of one kind of fault."""
+    """Summary of all incidents of one kind of fault."""
 
     count: int
     total_s: float
@@ -75,9 +75,10 @@ class IncidentCause(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """One run, over all its terms. `outcome`: done | user_error | gave_up | interrupted |
-    running | died (no end was recorded, and nobody holds the run directory) | unfinished (no end
-    was recorded, and this host cannot tell).
+    """Summary of one run, over all its terms.
+
+    `outcome`: done | user_error | gave_up | interrupted | running | died (no recorded end, and no
+    process holds the run directory) | unfinished (no recorded end, and this host cannot tell).
 
     `buckets_s` are seat-seconds and add up to `wall_s` x `world`. Where no worker called
     `outlast.init()`, nothing is known of steps: `steps`, `committed_steps_lost`, `goodput` and
@@ -118,7 +119,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def summarise(run_dir: Path) -> RunSummary:
-    """Read a run and sum it up; it may be done, alive or dead.
+    """Read and summarise a run; it may be done, alive or dead.
 
     Raises RunDirError when `run_dir` holds no run, CorruptionError when the times do not add up.
     """
@@ -134,7 +135,7 @@ def summarise_events(
     *,
     life: Life = "unknown",
 ) -> RunSummary:
-    """As `summarise`, of events (by time) that were read already. `life`: of a run without end."""
+    """Summarise events (by time). `life`: state of the launcher of a run without end."""
     terms = split_terms(events)
     times = account(events, running=life == "running")
     found = incidents(events)
@@ -179,13 +180,13 @@ def summarise_events(
 
 
 def _durable(events: Sequence[AnyEvent]) -> dict[str, int]:
-    """By target; one that was carried there twice, after a roll back, counts once."""
+    """Return checkpoints by target; one uploaded twice, after a roll back, counts once."""
     reached = {event.where for event in events if isinstance(event, Drained)}
     return dict(sorted(Counter(where.rpartition("/")[0] for where in reached).items()))
 
 
 class _Progress:
-    """How far the job came, and what it lost when a new launcher took it up again."""
+    """Progress of the job, and the loss when a new launcher resumed it."""
 
     def __init__(self, terms: Sequence[LauncherTerm]) -> None:
         self.n = self.step = self.generation = self.lost = 0
@@ -209,7 +210,7 @@ class _Progress:
             self.generation = max(self.generation, event.generation)
 
     def step_s(self) -> float:
-        """The median of single steps, of which an event may stand for many."""
+        """Return the median duration of single steps; one event may stand for many."""
         if not self._steps:
             return 0.0
         ordered = sorted(self._steps, key=_step_ns)
@@ -223,7 +224,7 @@ def _step_ns(event: PhaseDone) -> float:
 
 
 class _Workers:
-    """Who was started, and who took a seat later."""
+    """Workers started, and workers that joined a seat later."""
 
     def __init__(self, events: Sequence[AnyEvent], terms: Sequence[LauncherTerm]) -> None:
         spawned = [event for event in events if isinstance(event, WorkerSpawned)]
@@ -252,7 +253,7 @@ class _Workers:
         self.restart_only = not self.said_hello and (ended_well or done)
 
     def lesson(self, run_dir: Path) -> str:
-        """What its owner should know where no worker said Hello; "" elsewhere."""
+        """Return advice where no worker sent Hello; "" elsewhere."""
         if self.restart_only:
             return RESTART_ONLY
         return "" if self.said_hello else f"{NO_HELLO}: see {run_dir}/logs/RANK/WORKER/stderr.log"
@@ -262,7 +263,7 @@ def _line(one: Incident) -> IncidentLine:
     return IncidentLine(
         number=one.number,
         cause=one.cause.kind,
-        said=f"{rank_and_host(one.cause)} {fault_text(one.cause)}",
+        text=f"{rank_and_host(one.cause)} {fault_text(one.cause)}",
         where=one.where,
         faults=1 + len(one.others),
         step=one.step,
@@ -308,7 +309,7 @@ def _notes(
     lesson: str,
     run_dir: Path,
 ) -> tuple[str, ...]:
-    """What the owner should know: ours first, then what the run said itself, each text once."""
+    """Return notes for the owner, each once: those of the summary, then those of the run."""
     notes = [lesson] if lesson else []
     for before, after in pairwise(terms):
         how = before.ended.outcome if before.ended else "ended without a word"
@@ -322,24 +323,24 @@ def _notes(
     notes += [
         f"checkpoint at step {event.step} failed: {event.error} ({event.path})" for event in failed
     ]
-    said = Counter(
+    own = Counter(
         f"rank {event.seat}: {event.text}" if event.seat >= 0 else event.text
         for event in events
         if isinstance(event, Note)
         and event.level == "warning"
         and not any(one.error in event.text for one in failed)  # the launcher's word on the same
     )
-    said.update(
+    own.update(
         f"durable storage {event.where}: {event.error}"
         for event in events
         if isinstance(event, DrainFailed)
     )
-    said.update(
-        f"node check: {event.said} ({event.host}, {event.severity})"
+    own.update(
+        f"node check: {event.finding} ({event.host}, {event.severity})"
         for event in events
         if isinstance(event, Warned) and event.severity != "healthy"
     )
-    notes += [f"{text} ({count} times)" if count > 1 else text for text, count in said.items()]
+    notes += [f"{text} ({count} times)" if count > 1 else text for text, count in own.items()]
     if len(notes) > NOTES_MAX:
         more = plural(len(notes) - NOTES_MAX, "more note")
         notes = [*notes[:NOTES_MAX], f"... and {more}: `outlast events` has them all"]

@@ -1,4 +1,4 @@
-"""Append-only segment files: the truth on disk. `docs/format.md` is the specification.
+"""Append-only segment files, the primary records on disk; `docs/format.md` specifies them.
 
 A segment is `OLSG | u32 version` and then records of `u32 length | u64 xxh3_64(payload) | payload`,
 all little endian. Each file has one writer and is never opened for writing again, so that readers
@@ -34,7 +34,7 @@ _DIGEST_BYTES_MAX = 1 << 30  # what such a search may spend on false lengths
 
 
 class SegmentRecord(NamedTuple):
-    """One whole record and where it lies. `offset` is that of its length field."""
+    """One complete record and its position. `offset` is that of its length field."""
 
     writer: str
     path: Path
@@ -43,7 +43,7 @@ class SegmentRecord(NamedTuple):
 
 
 class SegmentDamage(NamedTuple):
-    """Bytes of a segment that are no records: `skipped_bytes` from `offset` on were left out."""
+    """Damaged bytes of a segment: `skipped_bytes` from `offset` on were skipped."""
 
     path: Path
     offset: int
@@ -58,7 +58,7 @@ class SegmentDamage(NamedTuple):
 
 
 class SegmentWriter:
-    """Appends records to `directory/WRITER.INDEX.seg`; one process writes under one name.
+    """Writer of records to `directory/WRITER.INDEX.seg`; one process writes under one name.
 
     `append` is atomic for readers: they see a record whole or not at all. With `durable` it returns
     only when the record is on the disk (file and, after a rotation, directory synced). It raises
@@ -90,6 +90,10 @@ class SegmentWriter:
             ) from error
 
     def append(self, payload: bytes) -> None:
+        """Append one record; start a new segment when this one is full.
+
+        Raises UsageError for an empty or too large payload, OSError where it cannot be written.
+        """
         if not 0 < len(payload) <= RECORD_BYTES_MAX:
             raise UsageError(
                 f"a record holds 1 to {RECORD_BYTES_MAX} bytes, not {len(payload)}; not written"
@@ -121,7 +125,7 @@ class SegmentWriter:
             raise
 
     def _create(self, first: int) -> Path:
-        """A file of our own: whoever else writes under this name keeps what it has."""
+        """Create a new file; a file that another process wrote under this name is kept."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
         for index in range(first, first + _NAMES_TRIED_MAX):
             path = self.directory / f"{self.writer}.{index:06d}{SUFFIX}"
@@ -143,7 +147,7 @@ class SegmentWriter:
         self._size_bytes += len(data)
 
     def _take_back(self) -> None:
-        """Cut off half a record; where even that fails, leave the segment and its torn tail."""
+        """Cut off half a record; if that fails, leave the segment with its torn tail."""
         try:
             os.ftruncate(self._fd, self._size_bytes)
         except OSError:
@@ -151,7 +155,7 @@ class SegmentWriter:
 
 
 class SegmentReader:
-    """Reads one segment from where it stopped last, while it is being written or long after."""
+    """Reader of one segment from its last position, during the writing or after."""
 
     def __init__(self, path: Path) -> None:
         name = _NAME.fullmatch(path.name)
@@ -163,10 +167,10 @@ class SegmentReader:
     def read(
         self, damaged: Callable[[SegmentDamage], None], *, last: bool
     ) -> Iterator[SegmentRecord]:
-        """Whole records since the previous call.
+        """Yield complete records since the previous call.
 
-        A torn tail ends it silently: the next call tries again. `last` says that no more will be
-        written, so that a complete record with a wrong digest at the very end counts as damage.
+        A torn tail ends it silently: the next call tries again. `last`: no more will be written, so
+        that a complete record with a wrong digest at the very end counts as damage.
         """
         with self.path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -196,7 +200,8 @@ class SegmentReader:
             at = end
 
     def _open(self, data: bytes, damaged: Callable[[SegmentDamage], None]) -> bool:
-        """Whether records of our version follow. A header that is not whole yet may still come."""
+        """Return whether records of our version follow. An incomplete header may still be
+        completed."""
         if len(data) < HEADER.size:
             return False
         magic, version = HEADER.unpack_from(data)
@@ -213,7 +218,7 @@ class SegmentReader:
 def read_records(
     where: Path, damaged: Callable[[SegmentDamage], None] | None = None
 ) -> Iterator[SegmentRecord]:
-    """Every whole record of a segment file or of a directory's, by writer and then in order.
+    """Yield every complete record of a segment file or directory, by writer and then in order.
 
     Damage is handed to `damaged` (default: a RuntimeWarning each) and skipped; an exception raised
     there ends the reading. A directory that does not exist holds no records. Raises OSError when
@@ -224,7 +229,7 @@ def read_records(
 
 
 def segment_paths(directory: Path) -> list[Path]:
-    """The segments of a directory, by writer and then by age."""
+    """Return the segments of a directory, by writer and then by age."""
     return [path for _, _, path in sorted(_listing(directory))]
 
 
@@ -240,7 +245,7 @@ def _warn(damage: SegmentDamage) -> None:
 
 
 def _record_end(data: bytes, at: int) -> int:
-    """Where the whole record at `at` ends, or 0 when there is none."""
+    """Return the offset behind the complete record at `at`, or 0 if there is none."""
     length, digest = RECORD.unpack_from(data, at)
     end = at + RECORD.size + length
     if not 0 < length <= RECORD_BYTES_MAX or end > len(data):
@@ -250,7 +255,7 @@ def _record_end(data: bytes, at: int) -> int:
 
 
 def _next_whole(data: bytes, damaged_at: int) -> int:
-    """Where the next whole record behind damage begins, or 0.
+    """Return the offset of the next complete record behind damage, or 0.
 
     The damaged record's own length is tried first; a damaged length makes a search necessary,
     which is bounded in both the bytes that it walks and the bytes that it digests.

@@ -13,10 +13,10 @@ from rich.text import Text
 from outlast.telemetry.run_summary import IncidentLine, RunSummary
 from outlast.telemetry.time_spans import BUCKETS, Bucket
 from outlast.text_formatting import (
+    detail_beyond,
     duration,
     error_line,
     fault_text,
-    percent_beyond,
     percentage,
     plural,
     rank_and_host,
@@ -69,8 +69,9 @@ def render(summary: RunSummary, console: Console) -> None:
 
 
 def panel(summary: RunSummary) -> RenderableType:
-    said, style = _OUTCOME.get(summary.outcome, (summary.outcome, "red"))
-    parts: list[RenderableType] = [_head(summary, said, style)]
+    """Return the summary of a run as a panel for the terminal."""
+    outcome, style = _OUTCOME.get(summary.outcome, (summary.outcome, "red"))
+    parts: list[RenderableType] = [_head(summary, outcome, style)]
     if summary.cause is not None:
         parts.append(_cause(summary))
     if summary.incidents:
@@ -95,18 +96,18 @@ def _head(summary: RunSummary, outcome: str, style: str) -> RenderableType:
     if summary.outcome in _RESUMABLE:
         grid.add_row("", Text(resume_hint(summary.run_dir)))
     grid.add_row("ran", _ran(summary))
-    asked = [line for line in summary.incidents if line.drain or line.cause == "save"]
-    drains = sum(line.drain for line in asked)
-    saves = len(asked) - drains
-    said = f"{plural(len(summary.incidents) - len(asked), 'incident')}, "
-    said += f"{plural(drains, 'drain')} on request, " if drains else ""
-    said += f"{plural(saves, 'checkpoint')} on request, " if saves else ""
+    requests = [line for line in summary.incidents if line.drain or line.cause == "save"]
+    drains = sum(line.drain for line in requests)
+    saves = len(requests) - drains
+    text = f"{plural(len(summary.incidents) - len(requests), 'incident')}, "
+    text += f"{plural(drains, 'drain')} on request, " if drains else ""
+    text += f"{plural(saves, 'checkpoint')} on request, " if saves else ""
     if summary.committed_steps_lost is None:
         lost = Text("steps unknown: no session")
     else:
         lost = Text(f"{summary.committed_steps_lost} committed steps lost")
         lost.stylize("green" if not summary.committed_steps_lost else "red")
-    grid.add_row("failures", Text(said) + lost)
+    grid.add_row("failures", Text(text) + lost)
     if summary.durable:
         reached = [f"{count} in {target}" for target, count in summary.durable.items()]
         saved = ", ".join([f"{summary.checkpoints} saved", *reached])
@@ -142,17 +143,17 @@ def _cause(summary: RunSummary) -> RenderableType:
     assert cause is not None
     if cause.kind == "requested":
         return Text.assemble(("root cause  ", "bold"), f"asked to end: {cause.detail}")
-    detail = percent_beyond(cause)
-    said = f"{rank_and_host(cause)} {fault_text(cause)}"
+    detail = detail_beyond(cause)
+    text = f"{rank_and_host(cause)} {fault_text(cause)}"
     if error_line(cause) in detail:
-        said = detail  # it names the error itself, and says what to do
+        text = detail  # it names the error itself, and says what to do
     elif detail:
-        said += f": {detail}"
-    return Text.assemble(("root cause  ", "bold red"), said)
+        text += f": {detail}"
+    return Text.assemble(("root cause  ", "bold red"), text)
 
 
 def listed(lines: Sequence[IncidentLine]) -> list[IncidentLine]:
-    """Of many incidents the worst half and the newest half, in order."""
+    """Return the worst half and the newest half of many incidents, in order."""
     if len(lines) <= INCIDENTS_MAX:
         return list(lines)
     half = INCIDENTS_MAX // 2
@@ -186,14 +187,14 @@ def _incidents(summary: RunSummary) -> RenderableType:
         answer = "checkpoint" if line.cause == "save" else answer
         if line.state != "recovered":
             answer += f", {_STATE[line.state]}"
-        said = Text.assemble(f"{line.said}{more} {line.where}: ", (answer, "bold"))
+        line_text = Text.assemble(f"{line.text}{more} {line.where}: ", (answer, "bold"))
         if line.committed_steps_lost:
-            said.append(f", {plural(line.committed_steps_lost, 'committed step')} lost", "red")
+            line_text.append(f", {plural(line.committed_steps_lost, 'committed step')} lost", "red")
         spent = (
             f"{phase} {duration(ms / 1e3)}" for phase, ms in line.phases_ms.items() if ms >= 0.1
         )
-        said.append("\n" + ", ".join(spent), style="dim")
-        grid.add_row(str(line.number), said, Text(duration(line.total_ms / 1e3), style="bold"))
+        line_text.append("\n" + ", ".join(spent), style="dim")
+        grid.add_row(str(line.number), line_text, Text(duration(line.total_ms / 1e3), style="bold"))
     if more := len(summary.incidents) - len(lines):
         text = f"... and {more} more: outlast explain {summary.run_dir}"
         grid.add_row("", Text(text, style="dim"), "")

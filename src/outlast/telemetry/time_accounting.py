@@ -41,14 +41,14 @@ _PRODUCTIVE: tuple[Bucket, ...] = ("step", "eval", "script")
 
 
 class RankLane(NamedTuple):
-    """One seat's whole time: spans that touch each other, in order."""
+    """Complete time of one seat: adjacent spans, in order."""
 
     seat: int
     spans: tuple[Span, ...]
 
 
 class TimeAccount(NamedTuple):
-    """Where a run's time went. `totals_ns` are sums over seats and add up to wall x seats."""
+    """Account of a run's time. `totals_ns` are sums over seats; they add up to wall x seats."""
 
     begin_ns: int
     end_ns: int
@@ -57,25 +57,32 @@ class TimeAccount(NamedTuple):
 
     @property
     def wall_ns(self) -> int:
+        """Wall time from begin to end."""
         return self.end_ns - self.begin_ns
 
     @property
     def capacity_ns(self) -> int:
+        """Wall time multiplied by the number of seats."""
         return self.wall_ns * len(self.lanes)
 
     @property
     def goodput(self) -> float:
+        """Share of the capacity spent in committed steps."""
         return self.totals_ns["step"] / self.capacity_ns if self.capacity_ns else 0.0
 
     @property
     def ettr(self) -> float:
+        """Share of the capacity in productive buckets (effective training time ratio)."""
         productive_ns = sum(self.totals_ns[bucket] for bucket in _PRODUCTIVE)
         return productive_ns / self.capacity_ns if self.capacity_ns else 0.0
 
 
 class LauncherTerm(NamedTuple):
-    """One launcher's life. `ended`: it said so itself, else it ends at its last event, or while
-    it runs where the last phase or attempt of the slowest seat did."""
+    """Life of one launcher.
+
+    `ended`: it recorded its end; else the term ends at its last event, or while it runs at the last
+    phase or attempt of the slowest seat.
+    """
 
     started: RunStarted
     end_ns: int
@@ -84,11 +91,12 @@ class LauncherTerm(NamedTuple):
 
     @property
     def window(self) -> Window:
+        """Window of time from the start of this launcher to its end."""
         return Window(self.started.t_ns, self.end_ns)
 
 
 class _Act(NamedTuple):
-    """A phase or an attempt on one seat: what the seat's time is known from."""
+    """A phase or an attempt on one seat, from which its time is derived."""
 
     begin_ns: int
     end_ns: int
@@ -100,10 +108,10 @@ class _Act(NamedTuple):
 def account(events: Sequence[AnyEvent], *, running: bool = False) -> TimeAccount:
     """Divide a run's time; it may be done, alive (`running`) or dead, in one term or several.
 
-    Of a term without an end, what followed a seat's last commit is lost; of one that is `running`
-    nothing is known of it yet, so that the books end before it. Raises RunDirError when no
-    RunStarted is there and CorruptionError when the sums differ from wall x seats by more than a
-    microsecond a seat.
+    In a term without an end, the time after a seat's last commit is lost; in one that is `running`
+    it is still unknown, so that the account ends before it. Raises RunDirError when no RunStarted
+    is there, and CorruptionError when the sums differ from wall x seats by more than a microsecond
+    a seat.
     """
     terms = split_terms(events, running=running)
     seats = max(term.started.world for term in terms)
@@ -128,8 +136,10 @@ def account(events: Sequence[AnyEvent], *, running: bool = False) -> TimeAccount
 
 
 def split_terms(events: Sequence[AnyEvent], *, running: bool = False) -> list[LauncherTerm]:
-    """The launchers' lives in order; the last one still `running`, perhaps. Events before the
-    first RunStarted belong to none."""
+    """Return the terms of the launchers in order; the last one may be `running`.
+
+    Events before the first RunStarted belong to none.
+    """
     ordered = sorted(events, key=lambda event: event.t_ns)
     starts = [index for index, event in enumerate(ordered) if isinstance(event, RunStarted)]
     if not starts:
@@ -150,12 +160,15 @@ def split_terms(events: Sequence[AnyEvent], *, running: bool = False) -> list[La
 
 
 def _last_ns(own: Sequence[AnyEvent]) -> int:
-    """A launcher's notes do not date its death: the next one's may come before its RunStarted."""
+    """Return the time of a launcher's last event other than notes.
+
+    The next launcher's notes may come before its RunStarted.
+    """
     return next(e.t_ns for e in reversed(own) if not (isinstance(e, Note) and not e.worker))
 
 
 def _known_until_ns(own: Sequence[AnyEvent]) -> int:
-    """Up to where it is known of every seat what became of its time."""
+    """Return the time up to which every seat's use of time is known."""
     ends_ns: dict[int, int] = {}
     opened_ns: int | None = None
     for event in own:
@@ -172,8 +185,10 @@ def _known_until_ns(own: Sequence[AnyEvent]) -> int:
 
 
 def _rolled_back(terms: list[LauncherTerm]) -> set[int]:
-    """Phases (by id) that were committed and then thrown away, because the job went on from an
-    earlier one: a generation that opens at n undoes every later phase done before."""
+    """Return the ids of phases that were committed and then undone.
+
+    A generation that opens at n undoes every later phase done before.
+    """
     done: dict[int, list[PhaseDone]] = {}
     undone: set[int] = set()
     for term in terms:
@@ -188,7 +203,7 @@ def _rolled_back(terms: list[LauncherTerm]) -> set[int]:
 
 
 def _acts(term: LauncherTerm, seats: int, rolled_back: set[int]) -> list[list[_Act]]:
-    """Phases and attempts by seat, by time. Rehearsals are part of the start."""
+    """Return phases and attempts by seat, by time. Rehearsals are part of the start."""
     acts: list[list[_Act]] = [[] for _ in range(seats)]
     for event in term.events:
         if not isinstance(event, PhaseDone | AttemptRefused):
@@ -210,7 +225,7 @@ def _acts(term: LauncherTerm, seats: int, rolled_back: set[int]) -> list[list[_A
 
 
 def _recoveries(term: LauncherTerm) -> list[Window]:
-    """From a generation's end to the next one's beginning, or to the term's end."""
+    """Return spans from a generation's end to the next one's start, or to the term's end."""
     windows: list[Window] = []
     closed_ns: int | None = None
     for event in term.events:
@@ -225,8 +240,10 @@ def _recoveries(term: LauncherTerm) -> list[Window]:
 
 
 def _divide(term: LauncherTerm, acts: list[_Act], recoveries: list[Window]) -> list[Span]:
-    """One seat's term. Attempts thrown away come first, then recoveries, then what was done;
-    what nobody claims is explained by its neighbours."""
+    """Divide one seat's term: discarded attempts first, then recoveries, then phases.
+
+    Time that none of them claims is explained by its neighbours.
+    """
     free = [term.window] if term.started.t_ns < term.end_ns else []
     claims = [Span(act.begin_ns, act.end_ns, "lost") for act in acts if act.refused]
     lost, free = carve(free, claims)
@@ -264,7 +281,7 @@ def _totals(lanes: Sequence[RankLane]) -> dict[Bucket, int]:
 
 
 def _check(result: TimeAccount) -> None:
-    """Spans of a lane touch each other from begin to end, and the totals are their sum."""
+    """Check that the spans of a lane are adjacent from begin to end, and sum to the totals."""
     for lane in result.lanes:
         at_ns = result.begin_ns
         for span in lane.spans:

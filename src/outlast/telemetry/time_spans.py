@@ -1,4 +1,4 @@
-"""Spans of time, and dividing a window among claims so that nothing counts twice or is left out."""
+"""Spans of time, and the division of a window among claims without gaps or overlaps."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ BUCKETS: tuple[Bucket, ...] = get_args(Bucket)
 
 
 class Window(NamedTuple):
-    """Unix nanoseconds, the end not included."""
+    """Interval of Unix nanoseconds, the end not included."""
 
     begin_ns: int
     end_ns: int
 
 
 class Span(NamedTuple):
-    """A window that belongs to one bucket."""
+    """Window that belongs to one bucket."""
 
     begin_ns: int
     end_ns: int
@@ -35,12 +35,12 @@ class Span(NamedTuple):
 
 
 def carve(free: list[Window], claims: Iterable[Span]) -> tuple[list[Span], list[Window]]:
-    """Give each claim what it covers of `free` (sorted, disjoint): what was given, what is left.
+    """Give each claim its part of `free` (sorted, disjoint); return the parts and the rest.
 
-    Where claims overlap, the one that begins first keeps what it has.
+    Where claims overlap, the one that begins first has precedence.
     """
     given: list[Span] = []
-    left: list[Window] = []
+    rest: list[Window] = []
     ordered = _disjoint(claims)
     index = 0
     for window in free:
@@ -52,18 +52,18 @@ def carve(free: list[Window], claims: Iterable[Span]) -> tuple[list[Span], list[
             claim = ordered[look]
             begin, end = max(at, claim.begin_ns), min(window.end_ns, claim.end_ns)
             if at < begin:
-                left.append(Window(at, begin))
+                rest.append(Window(at, begin))
             given.append(Span(begin, end, claim.bucket))
             at = end
             look += 1
         index = max(index, look - 1)
         if at < window.end_ns:
-            left.append(Window(at, window.end_ns))
-    return given, left
+            rest.append(Window(at, window.end_ns))
+    return given, rest
 
 
 def _disjoint(claims: Iterable[Span]) -> list[Span]:
-    """Claims by begin, each cut where an earlier one still holds; empty ones are gone."""
+    """Return claims by begin, each cut where an earlier one holds; without empty ones."""
     kept: list[Span] = []
     for claim in sorted(claims):
         begin_ns = max(claim.begin_ns, kept[-1].end_ns) if kept else claim.begin_ns
@@ -73,7 +73,7 @@ def _disjoint(claims: Iterable[Span]) -> list[Span]:
 
 
 def merge(spans: Iterable[Span]) -> list[Span]:
-    """Spans by time, neighbours of one bucket joined."""
+    """Return spans by time, with neighbours of one bucket joined."""
     merged: list[Span] = []
     for span in sorted(spans):
         if merged and merged[-1].bucket == span.bucket and merged[-1].end_ns == span.begin_ns:

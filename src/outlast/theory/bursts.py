@@ -27,37 +27,38 @@ class InRepair:
     counts as never."""
 
     def __init__(self, points: Sequence[float]) -> None:
-        """`points`: the probabilities of 0, 1, 2, ... nodes."""
+        """Take the probabilities (`points`) of 0, 1, 2, ... nodes."""
         tails = list(itertools.accumulate(reversed(points)))
         self._above = [*tails[-2::-1], 0.0]  # P(N > s), summed from the small end
         self.mean = math.fsum(count * point for count, point in enumerate(points))
         self.points = tuple(points)
 
     def short_share(self, spares: int) -> float:
-        """P(N > s): the share of time with more nodes in repair than there are spares."""
+        """Return P(N > s): the share of time with more nodes in repair than there are spares."""
         check_whole("spares", spares)
         return self._above[int(spares)] if spares < len(self._above) else 0.0
 
     def quantile(self, probability: float) -> int:
-        """The fewest spares that suffice with this probability."""
+        """Return the fewest spares that suffice with this probability."""
         if not 0 < probability < 1:
             raise UsageError(f"probability must lie between 0 and 1, not {probability!r}")
         return bisect.bisect_left(self._above, probability - 1, key=lambda above: -above)
 
     def shortage(self, spares: int) -> float:
-        """Mean number of nodes missing, E[max(0, N - s)]: the sum of P(N > k) over k >= s."""
+        """Return the mean number of nodes missing, E[max(0, N - s)]: sum of P(N > k), k >= s."""
         check_whole("spares", spares)
         return math.fsum(self._above[int(spares) :])
 
     def best_degraded(self, idle_nodes: float, *, spare_price: float = 1.0) -> int:
-        """The number of spares at which s x `spare_price` + `idle_nodes` x `shortage` is least."""
+        """Return the number of spares at which s x `spare_price` + `idle_nodes` x `shortage` is
+        least."""
         check_positive("idle_nodes", idle_nodes)
         check_positive("spare_price", spare_price)
         return bisect.bisect_left(self._above, -spare_price / idle_nodes, key=lambda above: -above)
 
 
 def in_repair(kinds: Sequence[FailureKind], repair_s: float) -> InRepair:
-    """How many nodes are in repair, each burst for `repair_s` on the average. Exact.
+    """Return the distribution of nodes in repair, each burst for `repair_s` on the average. Exact.
 
     Panjer's recursion (1981): n p(n) = sum over kinds of k m_k p(n - k), p(0) = e^(-sum of m_k),
     where a burst of kind k takes k nodes and m_k bursts are in repair on the average.
@@ -72,15 +73,13 @@ def in_repair(kinds: Sequence[FailureKind], repair_s: float) -> InRepair:
 
 
 class Stalling:
-    """How long a job waits that needs all its nodes, where nothing fails while it waits. Each node
-    is back on its own after an exponential time; exact then, in the long run."""
+    """Waiting of a job that needs all its nodes, where nothing fails while it waits.
+
+    Each node returns on its own after an exponential time; exact then, in the long run.
+    """
 
     def __init__(self, kinds: Sequence[FailureKind], repair_s: float, spares_max: int) -> None:
-        """For up to `spares_max` spares.
-
-        What goes up past a number in repair comes down past it: n p(n) = sum over kinds of load x
-        (p(n - k) + ... + p(n - 1)) where a burst takes k nodes, of those p at which the job works.
-        """
+        """Compute the shares for up to `spares_max` spares."""
         check_not_negative("repair_s", repair_s)
         check_whole("spares_max", spares_max)
         rate_per_s(kinds)  # checks
@@ -92,14 +91,14 @@ class Stalling:
             self._log_below.append(self._log_below[-1] + math.log1p(self._point(n, n - 1)))
 
     def share(self, spares: int) -> float:
-        """The share of time in which more nodes are away than there are spares."""
+        """Return the share of time in which more nodes are away than there are spares."""
         check_whole("spares", spares)
         away = range(int(spares) + 1, int(spares) + self._reach + 1)
         above = math.fsum(self._point(n, int(spares)) for n in away)
         return above / (1 + above)
 
     def _point(self, n: int, working: int) -> float:
-        """p(n)/P(N <= working), where nothing fails while more than `working` nodes are away."""
+        """Return p(n)/P(N <= working); nothing fails while more than `working` nodes are away."""
         below = self._log_below
         return math.fsum(
             load * (-math.expm1(below[n - size - 1] - below[working]) if n > size else 1.0) / n
@@ -109,11 +108,7 @@ class Stalling:
 
 
 def _panjer(terms: Sequence[tuple[int, float]], mean: float) -> list[float]:
-    """p(0), p(1), ... until what follows is negligible; a term is a burst's size and size x load.
-
-    p(0) may be too small for a float, so the recursion begins at 1 and what it has grown by is
-    taken out, in a logarithm, before it leaves the range of floats.
-    """
+    """Return p(0), p(1), ... up to negligible terms; a term is a burst's size and size x load."""
     reach = max((size for size, _ in terms), default=1)
     log_scale = -math.fsum(weight / size for size, weight in terms)
     recent = collections.deque([1.0], maxlen=reach)

@@ -1,4 +1,4 @@
-"""Running without a replica while it is repaired: throughput for time."""
+"""Running without a replica during its repair: throughput traded for time."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from outlast.theory.strategies import RecoveryJob, RecoveryOutcome, check, check
 
 @broadcasts
 def replicas_present(replica_mtbf_s: float, repair_s: float) -> float:
-    """The mean share of replicas that are not in repair: M/(M + T). Exact for any law of repair
-    times, where each fails by itself and only while it works (alternating renewal)."""
+    """Return the mean share of replicas that are not in repair: M/(M + T). Exact for any law of
+    repair times, where each fails by itself and only while it works (alternating renewal)."""
     check_positive("replica_mtbf_s", replica_mtbf_s, endless=True)
     check_not_negative("repair_s", repair_s)
     return 1 / (1 + repair_s / replica_mtbf_s)
@@ -36,7 +36,7 @@ def drop_and_regrow(
     *,
     slower: float = 0.0,
 ) -> RecoveryOutcome:
-    """A failure takes a replica out for `job.repair_s`, the others go on; then it returns.
+    """Return the outcome of a job whose failures take a replica out for `job.repair_s`.
 
     Nobody works for detection + `pause_s` after each drop and for `pause_s` after each return; a
     drop or return meanwhile begins its own. `job.mtbf_s` is that of all replicas together. The
@@ -81,8 +81,8 @@ def drop_and_regrow(
 
 
 def _quiet(rate: float, repair_s: float, drop_s: float, return_s: float) -> tuple[float, float]:
-    """For one replica at any time: the probability that it works, and that it works or is missing,
-    with no drop in the last `drop_s` and no return in the last `return_s`."""
+    """Return, for one replica at any time, the probabilities that it works, and that it works or is
+    missing, with no drop in the last `drop_s` and no return in the last `return_s`."""
     present = 1 / (1 + rate * repair_s)
     stays = math.exp(-rate * drop_s)
     if not repair_s:

@@ -17,8 +17,8 @@ STEP = 1e-4  # relative; central differences are then right to about 1e-8
 
 @broadcasts
 def wall_s(work_s: float, goodput: float) -> float:
-    """Mean seconds until `work_s` of useful work are done: W over goodput; infinity where no run
-    ends. Exact in the long run."""
+    """Return mean seconds until `work_s` of useful work are done: W over goodput; infinity where no
+    run ends. Exact in the long run."""
     check_not_negative("work_s", work_s)
     if not 0 <= goodput <= 1:
         raise UsageError(f"goodput is a share, from 0 to 1, not {goodput!r}")
@@ -37,8 +37,8 @@ def cost_usd(
     moved_bytes: float = 0.0,
     usd_per_gb_moved: float = 0.0,
 ) -> float:
-    """Dollars: all GPUs, spares included, for the wall time; what is stored meanwhile; what leaves.
-    A month is 730 hours, a GB 10^9 bytes. Infinity where the run never ends."""
+    """Return dollars: all GPUs, spares included, for the wall time; what is stored meanwhile; what
+    leaves. A month is 730 hours, a GB 10^9 bytes. Infinity where the run never ends."""
     check_positive("wall_s", wall_s, endless=True)
     if not gpus + spare_gpus >= 1:
         raise UsageError(f"gpus must be 1 or above, not {gpus!r}")
@@ -50,8 +50,11 @@ def cost_usd(
 
 
 class Sensitivity(NamedTuple):
-    """How a result follows one parameter. `slope`: result per unit. `elasticity`: per cent of the
-    result for one per cent of the parameter; 0 where the parameter is 0."""
+    """Dependence of a result on one parameter.
+
+    `slope`: result per unit. `elasticity`: per cent of the result for one per cent of the
+    parameter; 0 where the parameter is 0.
+    """
 
     slope: float
     elasticity: float
@@ -60,8 +63,8 @@ class Sensitivity(NamedTuple):
 def sensitivities(
     function: Callable[..., float], at: Mapping[str, float]
 ) -> dict[str, Sensitivity]:
-    """The derivatives of `function(**at)` by each parameter that is given, by name; none of them
-    may be a count that has to be whole.
+    """Return the derivatives of `function(**at)` by each parameter that is given, by name; none of
+    them may be a count that has to be whole.
 
     Central differences of the function itself, 1e-4 relative; one-sided at 0, where a negative
     parameter would be refused, with a step of 1e-4. Raises UsageError where the result is not

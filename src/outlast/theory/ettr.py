@@ -44,8 +44,8 @@ def equation_1(
     init_s: float = 0.0,
     queue_s: float = 0.0,
 ) -> float:
-    """Equations 1 and 7: [1 - L(u0 + tau/2)]/[1 + L(q + (u0/R)(q + u0 + tau/2))], R productive
-    seconds. First order (`in_regime`); 0 where the numerator is negative.
+    """Return equations 1 and 7: [1 - L(u0 + tau/2)]/[1 + L(q + (u0/R)(q + u0 + tau/2))], R
+    productive seconds. First order (`in_regime`); 0 where the numerator is negative.
 
     It is not what equations 4 to 6 give: the first queue and start, (q + u0)/R, are missing.
     """
@@ -58,8 +58,8 @@ def equation_1(
 
 @broadcasts
 def equation_2(interval_s: float, mtbf_s: float, *, init_s: float = 0.0) -> float:
-    """Equations 2 and 8: 1 - L(u0 + tau/2); long runs that hardly wait in a queue. First order
-    (`in_regime`); 0 where it would be negative."""
+    """Return equations 2 and 8: 1 - L(u0 + tau/2); long runs that hardly wait in a queue. First
+    order (`in_regime`); 0 where it would be negative."""
     _check(interval_s, mtbf_s, init_s)
     return max(0.0, 1 - (init_s + interval_s / 2) / mtbf_s)
 
@@ -68,12 +68,12 @@ def equation_2(interval_s: float, mtbf_s: float, *, init_s: float = 0.0) -> floa
 def equation_4(
     interval_s: float, mtbf_s: float, *, productive_s: float, init_s: float = 0.0
 ) -> float:
-    """Expected failures of a run: L(R + u0)/(1 - L(u0 + tau/2)). First order (`in_regime`);
+    """Return expected failures of a run: L(R + u0)/(1 - L(u0 + tau/2)). First order (`in_regime`);
     infinity where a failure costs more than passes between two."""
     _check(interval_s, mtbf_s, init_s)
     check_positive("productive_s", productive_s)
-    left = 1 - (init_s + interval_s / 2) / mtbf_s
-    return (productive_s + init_s) / mtbf_s / left if left > 0 else math.inf
+    productive = 1 - (init_s + interval_s / 2) / mtbf_s
+    return (productive_s + init_s) / mtbf_s / productive if productive > 0 else math.inf
 
 
 @broadcasts
@@ -85,8 +85,8 @@ def equation_6(
     init_s: float = 0.0,
     queue_s: float = 0.0,
 ) -> float:
-    """Equations 4 to 6: 1/(1 + S), S = [(N + 1)(q + u0) + N tau/2]/R, N of `equation_4`. First
-    order (`in_regime`); by Jensen's inequality the mean ETTR is at least this."""
+    """Return equations 4 to 6: 1/(1 + S), S = [(N + 1)(q + u0) + N tau/2]/R, N of `equation_4`.
+    First order (`in_regime`); by Jensen's inequality the mean ETTR is at least this."""
     check_not_negative("queue_s", queue_s)
     failures = equation_4(interval_s, mtbf_s, productive_s=productive_s, init_s=init_s)
     if math.isinf(failures):
@@ -97,7 +97,7 @@ def equation_6(
 
 @broadcasts
 def in_regime(interval_s: float, mtbf_s: float, *, init_s: float = 0.0) -> bool:
-    """Whether equations 1 to 8 hold: L(u0 + tau/2) is at most 0.3."""
+    """Return whether equations 1 to 8 hold: L(u0 + tau/2) is at most 0.3."""
     return intervals.in_regime(init_s + interval_s / 2, mtbf_s)
 
 
@@ -105,8 +105,8 @@ def in_regime(interval_s: float, mtbf_s: float, *, init_s: float = 0.0) -> bool:
 def interval_for(
     ettr: float, mtbf_s: float, *, init_s: float = 0.0, queue_s: float = 0.0, cost_s: float = 0.0
 ) -> float:
-    """The longest interval, in seconds, at which `exact` is still `ettr`. Infinity where nothing
-    fails and saves are free. Raises UsageError with the best that there is."""
+    """Return the longest interval, in seconds, at which `exact` is still `ettr`. Infinity where
+    nothing fails and saves are free. Raises UsageError with the best that there is."""
 
     def at(interval_s: float) -> float:
         return exact(interval_s, mtbf_s, init_s=init_s, queue_s=queue_s, cost_s=cost_s)
@@ -129,8 +129,8 @@ def interval_for(
 def init_for(
     ettr: float, interval_s: float, mtbf_s: float, *, queue_s: float = 0.0, cost_s: float = 0.0
 ) -> float:
-    """The longest start u0, in seconds, with which `exact` is still `ettr`: M ln(ETTR without it /
-    `ettr`). Exact. Raises UsageError with the best that there is."""
+    """Return the longest start u0, in seconds, with which `exact` is still `ettr`: M ln(ETTR
+    without it / `ettr`). Exact. Raises UsageError with the best that there is."""
     best = exact(interval_s, mtbf_s, queue_s=queue_s, cost_s=cost_s)
     _refuse_above(ettr, best, "with an instant start")
     return mtbf_s * math.log(best / ettr) if best > ettr else 0.0
@@ -145,9 +145,9 @@ def mtbf_for(
     queue_s: float = 0.0,
     cost_s: float = 0.0,
 ) -> float:
-    """The shortest mean time between the job's failures, in seconds, at which `exact` is still
-    `ettr`; one over it is the highest failure rate. Raises UsageError with the best that there is.
-    """
+    """Return the shortest mean time between the job's failures, in seconds, at which `exact` is
+    still `ettr`; one over it is the highest failure rate. Raises UsageError with the best that
+    there is."""
 
     def at(mtbf_s: float) -> float:
         return exact(interval_s, mtbf_s, init_s=init_s, queue_s=queue_s, cost_s=cost_s)

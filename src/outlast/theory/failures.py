@@ -29,8 +29,9 @@ WEIGHT_FAILURES = 2.0
 
 
 class RatePrior(msgspec.Struct, frozen=True, kw_only=True):
-    """What is believed of the rate before a run has failures of its own: Gamma distributed with
-    mean `rate_per_device_s` and shape `weight_failures`, as if that many failures had been seen.
+    """Prior of the failure rate: Gamma distributed.
+
+    Mean `rate_per_device_s`, shape `weight_failures`, as if that many failures had been observed.
 
     The default weight makes the 90 % interval 13-fold, about what the published rates below span
     (17-fold): two failures later, the run's own experience counts as much as theirs.
@@ -54,14 +55,14 @@ class RatePosterior(msgspec.Struct, frozen=True):
 
 @broadcasts
 def rate_of_mtbf(device_mtbf_s: float) -> float:
-    """Failures per device-second of devices with this mean time between failures."""
+    """Return failures per device-second of devices with this mean time between failures."""
     check_positive("device_mtbf_s", device_mtbf_s)
     return 1 / device_mtbf_s
 
 
 @broadcasts
 def rate_of_daily_probability(probability: float) -> float:
-    """Failures per device-second where a device fails on a given day with this probability:
+    """Return failures per device-second where a device fails on a given day with this probability:
     -ln(1 - p) a day. Exact for a Poisson process."""
     if not 0 < probability < 1:
         raise UsageError(f"probability must lie between 0 and 1, not {probability!r}")
@@ -70,7 +71,7 @@ def rate_of_daily_probability(probability: float) -> float:
 
 @broadcasts
 def rate_of_node_days(failures_per_1000: float, devices_per_node: int) -> float:
-    """Failures per device-second from failures per thousand days of a node's running."""
+    """Return failures per device-second from failures per thousand days of a node's running."""
     check_positive("failures_per_1000", failures_per_1000)
     check_positive("devices_per_node", devices_per_node)
     return failures_per_1000 / 1000 / DAY_S / devices_per_node
@@ -78,7 +79,7 @@ def rate_of_node_days(failures_per_1000: float, devices_per_node: int) -> float:
 
 @broadcasts
 def job_mtbf_s(rate_per_device_s: float, devices: int) -> float:
-    """Mean seconds between failures of a job that any of its devices stops: rates add up."""
+    """Return mean seconds between failures of a job that any of its devices stops: rates add up."""
     check_positive("rate_per_device_s", rate_per_device_s)
     check_positive("devices", devices)
     return 1 / (rate_per_device_s * devices)
@@ -86,8 +87,8 @@ def job_mtbf_s(rate_per_device_s: float, devices: int) -> float:
 
 @broadcasts
 def expected_failures(mtbf_s: float, time_s: float) -> float:
-    """Mean number of failures in `time_s`, each of which the job outlives: t/M. Exact, also for
-    failures that are not Poisson, over a long time."""
+    """Return mean number of failures in `time_s`, each of which the job outlives: t/M. Exact, also
+    for failures that are not Poisson, over a long time."""
     check_positive("mtbf_s", mtbf_s, endless=True)
     check_not_negative("time_s", time_s)
     return time_s / mtbf_s
@@ -95,12 +96,13 @@ def expected_failures(mtbf_s: float, time_s: float) -> float:
 
 @broadcasts
 def no_failure(mtbf_s: float, time_s: float) -> float:
-    """The probability that nothing fails for `time_s`: e^(-t/M). Exact for a Poisson process."""
+    """Return the probability that nothing fails for `time_s`: e^(-t/M). Exact for a Poisson
+    process."""
     return math.exp(-expected_failures(mtbf_s, time_s))
 
 
 def posterior(prior: RatePrior, failures: int, exposure_device_s: float) -> RatePosterior:
-    """The rate after `failures` in `exposure_device_s` (devices x seconds of running).
+    """Return the rate after `failures` in `exposure_device_s` (devices x seconds of running).
 
     The gamma prior is conjugate to Poisson counts: shape = weight + failures, exposure = weight /
     prior rate + exposure, exact (Gelman et al., Bayesian Data Analysis, 2.6). Where more failures
@@ -124,7 +126,7 @@ def posterior(prior: RatePrior, failures: int, exposure_device_s: float) -> Rate
 
 
 def _weight(prior: RatePrior, failures: int, exposure_device_s: float) -> float:
-    """The prior's own weight, or the lesser one at which what was seen is as expected.
+    """Return the prior's own weight, or the lesser one at which what was seen is as expected.
 
     Counts under a gamma prior of shape w vary by mu + mu^2/w around mu (negative binomial), which
     solved for w is the moment estimate used here; one standard deviation is granted, so that a
@@ -139,7 +141,7 @@ def _weight(prior: RatePrior, failures: int, exposure_device_s: float) -> float:
 
 
 def preset(name: str) -> RatePrior:
-    """A published rate. Raises UsageError with the names there are."""
+    """Return a published rate. Raises UsageError with the names there are."""
     if name not in PRESETS:
         raise UsageError(f"no failure rate is called {name!r}; there are {', '.join(PRESETS)}")
     return PRESETS[name]
@@ -204,19 +206,19 @@ class FailureKind(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rate_per_s(kinds: Sequence[FailureKind]) -> float:
-    """Failures a second of a job that each of `kinds` stops. Exact (superposition)."""
+    """Return failures a second of a job that each of `kinds` stops. Exact (superposition)."""
     _check_kinds(kinds)
     return math.fsum(kind.rate_per_s for kind in kinds)
 
 
 def mtbf_s(kinds: Sequence[FailureKind]) -> float:
-    """Mean seconds between failures of any kind; infinity where nothing fails. Exact."""
+    """Return mean seconds between failures of any kind; infinity where nothing fails. Exact."""
     rate = rate_per_s(kinds)
     return 1 / rate if rate else math.inf
 
 
 def kind_shares(kinds: Sequence[FailureKind]) -> dict[str, float]:
-    """The share of failures that each kind causes, by name; they sum to 1. Exact (thinning).
+    """Return the share of failures that each kind causes, by name; they sum to 1. Exact (thinning).
     Raises UsageError where nothing fails."""
     rate = rate_per_s(kinds)
     if not rate:
@@ -225,14 +227,15 @@ def kind_shares(kinds: Sequence[FailureKind]) -> dict[str, float]:
 
 
 def devices_killed_per_s(kinds: Sequence[FailureKind]) -> float:
-    """Devices that go into repair a second: the sum of rates times what each failure takes."""
+    """Return the devices that go into repair a second: rates times devices of each kind."""
     _check_kinds(kinds)
     return math.fsum(kind.rate_per_s * kind.devices_killed for kind in kinds)
 
 
 def burstiness(kinds: Sequence[FailureKind]) -> float:
-    """Variance over mean of the number of devices killed in any time: E[K^2]/E[K], 1 where each
-    failure takes one. Exact for a compound Poisson process. Raises UsageError where none is."""
+    """Return variance over mean of the number of devices killed in any time: E[K^2]/E[K], 1 where
+    each failure takes one. Exact for a compound Poisson process. Raises UsageError where none is.
+    """
     killed = devices_killed_per_s(kinds)
     if not killed:
         raise UsageError("no kind of failure takes a device")

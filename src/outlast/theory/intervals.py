@@ -26,7 +26,7 @@ REGIME_MAX = 0.3  # of time lost to failures: beyond, first order is wrong by se
 
 @broadcasts
 def young(cost_s: float, mtbf_s: float) -> float:
-    """The best interval, first order: sqrt(2 C M). Seconds; for C much shorter than M.
+    """Return the best interval, first order: sqrt(2 C M). Seconds; for C much shorter than M.
 
     Young 1974 (Comm. ACM 17).
     """
@@ -36,7 +36,8 @@ def young(cost_s: float, mtbf_s: float) -> float:
 
 @broadcasts
 def daly(cost_s: float, mtbf_s: float) -> float:
-    """The best interval, as a series: sqrt(2 C M) [1 + sqrt(C/2M)/3 + C/18M] - C; M for C >= 2M.
+    """Return the best interval, as a series: sqrt(2 C M) [1 + sqrt(C/2M)/3 + C/18M] - C; M for C >=
+    2M.
 
     Seconds; to 0.3 % of `optimum` up to C = M/3. Daly 2006 (Future Gen. Comp. Sys. 22), eq. 37.
     """
@@ -49,7 +50,7 @@ def daly(cost_s: float, mtbf_s: float) -> float:
 
 @broadcasts
 def optimum(cost_s: float, mtbf_s: float) -> float:
-    """The best interval, exactly: M [1 + W0(-e^(-1 - C/M))]. Seconds; any C and M.
+    """Return the best interval, exactly: M [1 + W0(-e^(-1 - C/M))]. Seconds; any C and M.
 
     What minimises `segment_s` and `segment_safe_restart_s` per second of work, whatever R and D
     are. Bougeret et al. 2011 (SC '11), the chunk of their theorem 1.
@@ -62,7 +63,7 @@ def optimum(cost_s: float, mtbf_s: float) -> float:
 
 @broadcasts
 def optimum_safe_saves(cost_s: float, mtbf_s: float) -> float:
-    """The best interval where nothing fails while saving: M [1 + W0((C/M - 1)/e)].
+    """Return the best interval where nothing fails while saving: M [1 + W0((C/M - 1)/e)].
 
     Seconds; exact, with an instant restart. Epoch AI 2024, appendix A.
     """
@@ -74,7 +75,8 @@ def optimum_safe_saves(cost_s: float, mtbf_s: float) -> float:
 
 @broadcasts
 def optimum_async(cost_s: float, flush_s: float, mtbf_s: float, *, drag: float = 0.0) -> float:
-    """The best interval where a save blocks C and is durable F later, flushed beside the steps.
+    """Return the best interval where a save blocks C and is durable F later, flushed beside the
+    steps.
 
     Seconds. `drag` is the share of the flush by which steps slow down, so that a save really costs
     C + drag F. No flush starts before the last one has ended: never below F. The lag itself costs
@@ -96,8 +98,8 @@ def segment_s(
     restart_s: float = 0.0,
     down_s: float = 0.0,
 ) -> float:
-    """Expected seconds until `interval_s` of work are done and saved; failures strike during work,
-    save and restart, not during `down_s`: (M + D) e^(R/M) (e^((tau + C)/M) - 1). Exact.
+    """Return expected seconds until `interval_s` of work are done and saved; failures strike during
+    work, save and restart, not during `down_s`: (M + D) e^(R/M) (e^((tau + C)/M) - 1). Exact.
 
     Bougeret et al. 2011 (SC '11); Daly 2006's complete cost function is the case D = 0. With a
     flush it is (M + D) e^((R + (1 - drag) F)/M) (e^((tau + C + drag F)/M) - 1), the mean over a
@@ -114,8 +116,8 @@ def segment_s(
 
 @broadcasts
 def recovery_s(restart_s: float, mtbf_s: float, *, down_s: float = 0.0) -> float:
-    """Expected seconds from a failure until the job works again, where failures strike during the
-    restart and begin it anew, after `down_s` each: (M + D) e^(R/M) - M. Exact.
+    """Return expected seconds from a failure until the job works again, where failures strike
+    during the restart and begin it anew, after `down_s` each: (M + D) e^(R/M) - M. Exact.
 
     The factor (M + D) e^(R/M) of `segment_s`, less the work before the failure.
     """
@@ -142,7 +144,7 @@ def segment_safe_restart_s(
 
 @broadcasts
 def segment_safe_saves_s(interval_s: float, cost_s: float, mtbf_s: float) -> float:
-    """Expected seconds where nothing fails while saving and restarts are instant:
+    """Return expected seconds where nothing fails while saving and restarts are instant:
     M (e^(tau/M) - 1) + C. Exact. Epoch AI 2024, appendix A.
     """
     _check(cost_s, mtbf_s, interval_s)
@@ -162,7 +164,7 @@ def efficiency(
     restart_s: float = 0.0,
     down_s: float = 0.0,
 ) -> float:
-    """The share of time that is work which lasts, from 0 to 1: tau / `segment_s`. Exact."""
+    """Return the share of time that is work which lasts, from 0 to 1: tau / `segment_s`. Exact."""
     check_positive("interval_s", interval_s)
     segment = segment_s(
         interval_s, cost_s, mtbf_s,
@@ -182,7 +184,7 @@ def waste(
     restart_s: float = 0.0,
     down_s: float = 0.0,
 ) -> float:
-    """The share of time that is lost, first order: (C + drag F)/tau + (tau/2 + F + R + D)/M.
+    """Return the share of time that is lost, first order: (C + drag F)/tau + (tau/2 + F + R + D)/M.
 
     May exceed 1 outside its regime (see `in_regime`). Without F: Young 1974. With it: derived
     here; a failure during the flush falls back to the save before, so F adds to what is redone.
@@ -196,7 +198,7 @@ def waste(
 
 @broadcasts
 def in_regime(lost_a_failure_s: float, mtbf_s: float) -> bool:
-    """Whether first order holds: what a failure costs (tau/2 + F + R + D) is at most 0.3 M."""
+    """Return whether first order holds: a failure costs (tau/2 + F + R + D) at most 0.3 M."""
     return lost_a_failure_s <= REGIME_MAX * mtbf_s
 
 
@@ -208,8 +210,8 @@ class Zone(NamedTuple):
 
 
 def flat_zone(lost: Callable[[float], float], best_s: float, points: float = POINT) -> Zone:
-    """All intervals at which `lost` (a waste, with its least value at `best_s`, rising on either
-    side) is at most `points` above its least: by default one point, 0.01.
+    """Return all intervals at which `lost` (a waste, with its least value at `best_s`, rising on
+    either side) is at most `points` above its least: by default one point, 0.01.
 
     `low_s` is 0 and `high_s` infinity where a side never rises as far. To 1e-9 relative.
     """

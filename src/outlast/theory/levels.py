@@ -51,7 +51,7 @@ class Pattern(NamedTuple):
 
 
 def pattern(levels: Sequence[Level], mtbf_s: float, *, down_s: float = 0.0) -> Pattern:
-    """The best intervals of `levels`, given shallowest first, and which of them pay at all.
+    """Return the best intervals of `levels`, given shallowest first, and which of them pay at all.
 
     Each failure is restored from the shallowest chosen level that survives it, so that level k has
     failures of its own at the rate lambda_k = lambda (survives_k - survives_(k-1)) and its interval
@@ -81,8 +81,9 @@ def nested_s(
     *,
     saves: int = 1,
 ) -> float:
-    """Expected seconds from one deep save to the end of the next, where failures cost no time but
-    work: `saves` times `interval_s` of work and a shallow save (C), then a deep one (C2). Exact.
+    """Return expected seconds from one deep save to the end of the next, where failures cost no
+    time but work: `saves` times `interval_s` of work and a shallow save (C), then a deep one (C2).
+    Exact.
 
     A shallow failure (`mtbf_s`) goes back to the last save of either sort, a deep one
     (`deep_mtbf_s`) to the last deep save; both strike during work and saves. With l, l2 and G(L) =
@@ -105,8 +106,8 @@ def nested_s(
 
 
 def grown(length_s: float, rate_per_s: float) -> float:
-    """Expected seconds until `length_s` pass without a failure: (e^(l L) - 1)/l. Exact; infinity
-    above the range of floats."""
+    """Return expected seconds until `length_s` pass without a failure: (e^(l L) - 1)/l. Exact;
+    infinity above the range of floats."""
     exponent = length_s * rate_per_s
     if exponent > EXPONENT_MAX:
         return math.inf

@@ -32,7 +32,7 @@ def verified_segment_s(
     restart_s: float = 0.0,
     down_s: float = 0.0,
 ) -> float:
-    """Expected seconds until `interval_s` of work are done, found right, and saved. Exact.
+    """Return expected seconds until `interval_s` of work are done, found right, and saved. Exact.
 
     G(W + V) e^(W/M_s + C/M) + G(C) + Y (e^(W/M_s + (W + V + C)/M) - 1), where G(x) = M (e^(x/M) -
     1) and Y is `recovery_s`. Without other failures: e^(W/M_s)(W + V) + (e^(W/M_s) - 1) R + C.
@@ -54,8 +54,8 @@ def verified_segment_s(
 def first_order_verified_interval(
     verify_s: float, cost_s: float, silent_mtbf_s: float, *, mtbf_s: float = math.inf
 ) -> float:
-    """The best interval, first order: sqrt((V + C)/(1/M_s + 1/(2 M))). Seconds; for V and C much
-    shorter than both. Benoit et al. 2016 (ACM Trans. Par. Comp. 3)."""
+    """Return the best interval, first order: sqrt((V + C)/(1/M_s + 1/(2 M))). Seconds; for V and C
+    much shorter than both. Benoit et al. 2016 (ACM Trans. Par. Comp. 3)."""
     _check_silent(verify_s, cost_s, silent_mtbf_s, mtbf_s)
     rate = 1 / silent_mtbf_s + 0.5 / mtbf_s
     if not rate:
@@ -73,7 +73,7 @@ def best_verified_interval(
     restart_s: float = 0.0,
     down_s: float = 0.0,
 ) -> float:
-    """The best interval: what minimises `segment_s` per second of work, found numerically.
+    """Return the best interval: what minimises `segment_s` per second of work, found numerically.
 
     Seconds, to 1e-6 relative. Unlike the optimum without silent errors it depends on R.
     """
@@ -112,7 +112,8 @@ def maintenance_share(
     restart_s: float = 0.0,
     mtbf_s: float = math.inf,
 ) -> float:
-    """The share of time that planned stops take: (C + S + Y)/(P + C + S + Y), P between two stops.
+    """Return the share of time that planned stops take: (C + S + Y)/(P + C + S + Y), P between two
+    stops.
 
     The job saves, stands for `length_s`, and restarts; failures strike the restart (Y is
     `recovery_s`). Exact for stops that come right after a save; other goodput multiplies with what
@@ -134,8 +135,9 @@ def preemption_s(
     restart_s: float = 0.0,
     queue_s: float = 0.0,
 ) -> float:
-    """Expected seconds that one preemption costs: C + R + q where the notice is long enough for a
-    save, else tau/2 + R + q. First order: tau much shorter than what passes between failures."""
+    """Return expected seconds that one preemption costs: C + R + q where the notice is long enough
+    for a save, else tau/2 + R + q. First order: tau much shorter than what passes between failures.
+    """
     check_positive("interval_s", interval_s)
     for name, value in (("notice_s", notice_s), ("save_s", save_s), ("restart_s", restart_s)):
         check_not_negative(name, value)
@@ -152,8 +154,8 @@ def preemption(
     restart_s: float = 0.0,
     queue_s: float = 0.0,
 ) -> Rung:
-    """The rung of `strategies.ladder` for preemptions, which are this `share` of all failures: with
-    notice enough nothing is lost but the save's time. No node goes into repair."""
+    """Return the rung of `strategies.ladder` for preemptions, which are this `share` of all
+    failures: with notice enough nothing is lost but the save's time. No node goes into repair."""
     in_time = notice_s >= save_s
     return Rung(
         name="preemption",
@@ -172,8 +174,8 @@ WORKERS_MAX = 1e20
 
 @broadcasts
 def any_slow(probability: float, workers: int) -> float:
-    """The probability that at least one of `workers` is slow in a step: 1 - (1 - p)^N. Exact for
-    workers that are slow independently of each other."""
+    """Return the probability that at least one of `workers` is slow in a step: 1 - (1 - p)^N. Exact
+    for workers that are slow independently of each other."""
     check_share("probability", probability)
     check_positive("workers", workers)
     return -math.expm1(workers * math.log1p(-probability)) if probability < 1 else 1.0
@@ -181,8 +183,8 @@ def any_slow(probability: float, workers: int) -> float:
 
 @broadcasts
 def step_slowdown(probability: float, workers: int, factor: float) -> float:
-    """The mean length of a step over that of one without stragglers, where a slow worker takes
-    `factor` times as long: 1 + (factor - 1) `any_slow`. Exact."""
+    """Return the mean length of a step over that of one without stragglers, where a slow worker
+    takes `factor` times as long: 1 + (factor - 1) `any_slow`. Exact."""
     if not 1 <= factor < math.inf:
         raise UsageError(f"factor must be 1 or above and finite, not {factor!r}")
     return 1 + (factor - 1) * any_slow(probability, workers)
@@ -190,7 +192,7 @@ def step_slowdown(probability: float, workers: int, factor: float) -> float:
 
 @broadcasts
 def slowest_s(mean_s: float, deviation_s: float, workers: int) -> float:
-    """Mean seconds of the slowest of `workers` whose steps are normally distributed: mean +
+    """Return mean seconds of the slowest of `workers` whose steps are normally distributed: mean +
     deviation x E[max of N]. By quadrature, to 1e-8 of the deviation; above `slowest_at_most_s`
     never."""
     check_positive("mean_s", mean_s)
@@ -202,8 +204,8 @@ def slowest_s(mean_s: float, deviation_s: float, workers: int) -> float:
 
 @broadcasts
 def slowest_at_most_s(mean_s: float, deviation_s: float, workers: int) -> float:
-    """The usual estimate, mean + deviation x sqrt(2 ln N): an upper bound, approached slowly (15 %
-    more than the deviation's part at a thousand workers)."""
+    """Return the usual estimate, mean + deviation x sqrt(2 ln N): an upper bound, approached slowly
+    (15 % more than the deviation's part at a thousand workers)."""
     check_positive("mean_s", mean_s)
     check_not_negative("deviation_s", deviation_s)
     check_positive("workers", workers)

@@ -32,16 +32,17 @@ def loss_rate_per_s(nodes: int, members: int, node_rate_per_s: float, window_s: 
     _check_group(nodes, members)
     check_not_negative("node_rate_per_s", node_rate_per_s)
     check_not_negative("window_s", window_s)
-    gone = -math.expm1(-node_rate_per_s * window_s)
-    short = _powers(gone, int(members) - 1)
-    return nodes / members * node_rate_per_s * gone ** (members - 1) / (1 / members + short)
+    lost = -math.expm1(-node_rate_per_s * window_s)
+    short = _powers(lost, int(members) - 1)
+    return nodes / members * node_rate_per_s * lost ** (members - 1) / (1 / members + short)
 
 
 @broadcasts
 def epoch_losses(
     train_s: float, step_s: float, holders: int, members: int, node_rate_per_s: float
 ) -> float:
-    """Expected losses of a run as Epoch AI 2024 prints it: (t_train/t_step) (N/M) (l t_step)^M.
+    """Return expected losses of a run as Epoch AI 2024 prints it: (t_train/t_step) (N/M) (l
+    t_step)^M.
 
     A loss is M failures within one step, as if state were protected again by the next step; N
     counts GPUs and l is a node's rate. Use `loss_rate_per_s`, whose window says what is meant.
@@ -54,29 +55,34 @@ def epoch_losses(
 
 
 @broadcasts
-def memory_per_gpu_bytes(state_bytes: float, gpus: int, copies: int, *, held: int = 1) -> float:
-    """Host or device memory that `copies` of the job's state take on each of `gpus`, besides the
-    state in use, where each is spread evenly. `held`: versions that are kept at once, say 2 where a
-    new one arrives before the old one goes. Exact."""
+def memory_per_gpu_bytes(state_bytes: float, gpus: int, copies: int, *, versions: int = 1) -> float:
+    """Return the host or device memory that `copies` of the job's state take on each of `gpus`.
+
+    Besides the state in use; spread evenly. `versions`: versions kept at once, say 2 where a new
+    one arrives before the old one is deleted. Exact.
+    """
     check_not_negative("state_bytes", state_bytes)
     check_positive("gpus", gpus)
     check_not_negative("copies", copies)
-    check_positive("held", held)
-    return state_bytes * copies * held / gpus
+    check_positive("versions", versions)
+    return state_bytes * copies * versions / gpus
 
 
 @broadcasts
 def network_per_gpu_bytes_per_s(
     state_bytes: float, gpus: int, copies: int, interval_s: float
 ) -> float:
-    """What each GPU sends, and receives, on the average, for `copies` of the whole state every
-    `interval_s`. Exact; a save sends it in a burst (`scale.save_s`)."""
+    """Return the mean rate at which each GPU sends, and receives, in bytes/s.
+
+    For `copies` of the whole state every `interval_s`. Exact; a save sends it in a burst
+    (`scale.save_s`).
+    """
     check_positive("interval_s", interval_s)
     return memory_per_gpu_bytes(state_bytes, gpus, copies) / interval_s
 
 
 def _powers(base: float, many: int) -> float:
-    """The sum of base^k/k for k from 1 to `many`; what adds nothing any more is left out."""
+    """Return the sum of base^k/k for k from 1 to `many`; what adds nothing any more is left out."""
     total = 0.0
     for k in range(1, many + 1):
         term = base**k / k

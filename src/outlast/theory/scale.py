@@ -23,7 +23,7 @@ FLOPS_PER_PARAMETER_TOKEN = 6.0
 def best_efficiency(
     cost_s: float, mtbf_s: float, *, restart_s: float = 0.0, safe_saves: bool = False
 ) -> float:
-    """The efficiency at the best interval tau*: (1 - tau*/M) e^(-R/M). Exact.
+    """Return the efficiency at the best interval tau*: (1 - tau*/M) e^(-R/M). Exact.
 
     `safe_saves`: nothing fails while saving, as in Epoch AI 2024. Then it is e^(-u - R/M), where u
     = 1 + W0((C e^(-R/M)/M - 1)/e): 1/e where a save takes as long as passes between two failures.
@@ -47,8 +47,8 @@ def gpus_at(
     restart_s: float | Callable[[float], float] = 0.0,
     safe_saves: bool = False,
 ) -> float:
-    """The number of GPUs at which the best efficiency has fallen to `efficiency`: from there on,
-    failures take more. Exact, numerically; not rounded. Infinity above 1e30.
+    """Return the number of GPUs at which the best efficiency has fallen to `efficiency`: from there
+    on, failures take more. Exact, numerically; not rounded. Infinity above 1e30.
 
     What a save and a restart take may be functions of the number of GPUs; efficiency must fall as
     it grows. For storage C is state over bandwidth, for memory `save_s`. Raises UsageError where
@@ -77,8 +77,8 @@ def gpus_at(
 
 @broadcasts
 def chinchilla_parameters(gpus: float, flops_per_gpu: float, mfu: float, train_s: float) -> float:
-    """Parameters of the model that these GPUs train best in `train_s`: sqrt(N x FLOP/s x MFU x t /
-    120), by C = 6 N D and D = 20 N. Hoffmann et al. 2022 (arXiv 2203.15556), rounded."""
+    """Return parameters of the model that these GPUs train best in `train_s`: sqrt(N x FLOP/s x MFU
+    x t / 120), by C = 6 N D and D = 20 N. Hoffmann et al. 2022 (arXiv 2203.15556), rounded."""
     check_positive("gpus", gpus)
     check_positive("flops_per_gpu", flops_per_gpu)
     check_positive("train_s", train_s)
@@ -96,7 +96,7 @@ def save_s(
     copies: int = 1,
     network_exponent: float = 1.0,
 ) -> float:
-    """Seconds to send `copies` of the job's state over links that together carry B N^alpha:
+    """Return seconds to send `copies` of the job's state over links that together carry B N^alpha:
     alpha = 1 where each GPU sends to a neighbour, less where the network thins out at its top.
     Epoch AI 2024."""
     check_not_negative("state_bytes", state_bytes)

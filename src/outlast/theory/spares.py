@@ -23,8 +23,8 @@ MEAN_MAX = 1e7
 
 @broadcasts
 def in_repair(rate_per_s: float, repair_s: float) -> float:
-    """Mean number of nodes in repair: failures a second times mean seconds of repair. Exact for
-    any laws (Little 1961)."""
+    """Return mean number of nodes in repair: failures a second times mean seconds of repair. Exact
+    for any laws (Little 1961)."""
     check_not_negative("rate_per_s", rate_per_s)
     check_not_negative("repair_s", repair_s)
     return rate_per_s * repair_s
@@ -32,15 +32,15 @@ def in_repair(rate_per_s: float, repair_s: float) -> float:
 
 @broadcasts
 def short_share(spares: int, in_repair: float) -> float:
-    """The share of time with more nodes in repair than there are spares: P(N > s). Exact where
-    failures go on meanwhile, as when a job runs on without what is missing."""
+    """Return the share of time with more nodes in repair than there are spares: P(N > s). Exact
+    where failures go on meanwhile, as when a job runs on without what is missing."""
     _check(spares, in_repair)
     return special_functions.poisson_above(spares, in_repair)
 
 
 @broadcasts
 def wait_share(spares: int, in_repair: float) -> float:
-    """The share of failures that find no spare: P(N >= s). Exact, as `short_share` (Poisson
+    """Return the share of failures that find no spare: P(N >= s). Exact, as `short_share` (Poisson
     arrivals see time averages, Wolff 1982)."""
     _check(spares, in_repair)
     return special_functions.poisson_above(spares - 1, in_repair)
@@ -48,8 +48,8 @@ def wait_share(spares: int, in_repair: float) -> float:
 
 @broadcasts
 def stalled_share(spares: int, in_repair: float) -> float:
-    """The share of time in which a job that needs all its nodes waits for a repair: Erlang's B of
-    s + 1 places. Exact for any law of repair times, where nothing fails while the job waits.
+    """Return the share of time in which a job that needs all its nodes waits for a repair: Erlang's
+    B of s + 1 places. Exact for any law of repair times, where nothing fails while the job waits.
 
     `in_repair` is still rate x repair time, at the rate of a job that works.
     """
@@ -59,7 +59,7 @@ def stalled_share(spares: int, in_repair: float) -> float:
 
 @broadcasts
 def shortage(spares: int, in_repair: float) -> float:
-    """Mean number of nodes missing, E[max(0, N - s)] = m P(N >= s) - s P(N > s). Exact, as
+    """Return mean number of nodes missing, E[max(0, N - s)] = m P(N >= s) - s P(N > s). Exact, as
     `short_share`."""
     _check(spares, in_repair)
     above = special_functions.poisson_above(spares, in_repair)
@@ -70,8 +70,8 @@ def shortage(spares: int, in_repair: float) -> float:
 
 @broadcasts
 def quantile(probability: float, in_repair: float) -> int:
-    """The fewest spares that suffice with this probability: the least s with P(N <= s) at least
-    it. Exact, as `short_share`. The mean itself is short half of the time."""
+    """Return the fewest spares that suffice with this probability: the least s with P(N <= s) at
+    least it. Exact, as `short_share`. The mean itself is short half of the time."""
     if not 0 < probability < 1:
         raise UsageError(f"probability must lie between 0 and 1, not {probability!r}")
     _check(0, in_repair)
@@ -84,8 +84,9 @@ def quantile(probability: float, in_repair: float) -> int:
 def stalling_cost(
     spares: int, in_repair: float, job_nodes: int, *, spare_price: float = 1.0
 ) -> float:
-    """What spares cost, and what waiting for repairs costs, in prices of a working node: s x
-    `spare_price` + `job_nodes` x `stalled_share`. Exact for a job that needs all its nodes.
+    """Return the cost of spares and of waiting for repairs, in prices of a working node.
+
+    s x `spare_price` + `job_nodes` x `stalled_share`. Exact for a job that needs all its nodes.
 
     `spare_price`: a spare's price over a working node's; less than 1 where spares earn something.
     """
@@ -96,8 +97,8 @@ def stalling_cost(
 
 @broadcasts
 def best_stalling(in_repair: float, job_nodes: int, *, spare_price: float = 1.0) -> int:
-    """The number of spares at which `stalling_cost` is least: one more would save less than it
-    costs. Exact; Erlang's B is convex in the number of places (Messerli 1972)."""
+    """Return the number of spares at which `stalling_cost` is least: one more would save less than
+    it costs. Exact; Erlang's B is convex in the number of places (Messerli 1972)."""
     stalling_cost(0, in_repair, job_nodes, spare_price=spare_price)  # checks
 
     def enough(spares: int) -> bool:
@@ -112,9 +113,9 @@ def best_stalling(in_repair: float, job_nodes: int, *, spare_price: float = 1.0)
 
 @broadcasts
 def best_degraded(in_repair: float, idle_nodes: float, *, spare_price: float = 1.0) -> int:
-    """The number of spares at which s x `spare_price` + `idle_nodes` x `shortage` is least, for a
-    job that runs on while each missing node idles `idle_nodes` (a replica's): the least s with
-    P(N > s) <= price/idle. Exact (newsvendor, Arrow et al. 1951)."""
+    """Return the number of spares at which s x `spare_price` + `idle_nodes` x `shortage` is least,
+    for a job that runs on while each missing node idles `idle_nodes` (a replica's): the least s
+    with P(N > s) <= price/idle. Exact (newsvendor, Arrow et al. 1951)."""
     _check(0, in_repair)
     check_positive("idle_nodes", idle_nodes)
     check_positive("spare_price", spare_price)
@@ -126,7 +127,7 @@ def best_degraded(in_repair: float, idle_nodes: float, *, spare_price: float = 1
 
 
 def _first(enough: Callable[[int], bool]) -> int:
-    """The least number from 0 on that is enough; every larger one is."""
+    """Return the least number from 0 on that is enough; every larger one is."""
     if enough(0):
         return 0
     low, high = 0, 1

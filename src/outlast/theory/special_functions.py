@@ -16,7 +16,7 @@ TINY = 1e-300
 
 
 def gamma_quantile(shape: float, probability: float) -> float:
-    """x with P(shape, x) = probability, for a gamma variable of this shape and rate 1.
+    """Return x with P(shape, x) = probability, for a gamma variable of this shape and rate 1.
 
     Accurate to 1e-10 relative for shapes from 0.1 to 1e6. Newton's iteration in log x, kept
     inside a bracket.
@@ -43,7 +43,7 @@ def gamma_quantile(shape: float, probability: float) -> float:
 
 
 def gamma_lower(shape: float, x: float) -> float:
-    """The regularised lower incomplete gamma function P(shape, x), x > 0.
+    """Return the regularised lower incomplete gamma function P(shape, x), x > 0.
 
     Series below shape + 1, Lentz's continued fraction above (Press et al., Numerical Recipes,
     6.2).
@@ -55,15 +55,15 @@ def gamma_lower(shape: float, x: float) -> float:
 
 
 def poisson_above(count: int, mean: float) -> float:
-    """P(N > count) of a Poisson variable, count >= -1: P(count + 1, mean). To 1e-9 relative for
-    means up to 1e5, in both tails."""
+    """Return P(N > count) of a Poisson variable, count >= -1: P(count + 1, mean). To 1e-9 relative
+    for means up to 1e5, in both tails."""
     if count < 0 or mean == 0:
         return 1.0 if count < 0 else 0.0
     return gamma_lower(count + 1, mean)
 
 
 def poisson_at_most(count: int, mean: float) -> float:
-    """P(N <= count), count >= 0, as `poisson_above`."""
+    """Return P(N <= count), count >= 0, as `poisson_above`."""
     shape = count + 1
     if mean < shape + 1:
         return 1 - poisson_above(count, mean)
@@ -71,7 +71,7 @@ def poisson_at_most(count: int, mean: float) -> float:
 
 
 def erlang_b(servers: int, load: float) -> float:
-    """The share of time in which all `servers` are busy, where what comes then goes away:
+    """Return the share of time in which all `servers` are busy, where what comes then goes away:
     P(N = servers)/P(N <= servers) of a Poisson variable with mean `load`. Exact for any service
     times. Erlang 1917; Sevastyanov 1957 for the insensitivity."""
     if load == 0:
@@ -113,7 +113,8 @@ LAMBERT_STEPS_MAX = 64
 
 
 def one_plus_w0(p: float) -> float:
-    """u = 1 + W0((p - 1)/e) for p >= 0: the root u >= 0 of (u - 1) e^u + 1 = p. Dimensionless.
+    """Return u = 1 + W0((p - 1)/e) for p >= 0: the root u >= 0 of (u - 1) e^u + 1 = p.
+    Dimensionless.
 
     Both optimal intervals have this form, and near the branch point (p -> 0, saves much shorter
     than the time between failures) W0 itself would lose half of its digits where u loses none.
@@ -159,8 +160,8 @@ GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 def find_root(function: Callable[[float], float], low: float, high: float) -> float:
-    """x between `low` and `high` (both above 0) with function(x) = 0; `function` has opposite signs
-    at the ends. Bisection in log x, to 1e-14 relative."""
+    """Return x between `low` and `high` (both above 0) with function(x) = 0; `function` has
+    opposite signs at the ends. Bisection in log x, to 1e-14 relative."""
     rises = function(high) > 0
     if (function(low) > 0) == rises:
         raise ArithmeticError(f"no change of sign between {low!r} and {high!r}")
@@ -173,21 +174,22 @@ def find_root(function: Callable[[float], float], low: float, high: float) -> fl
 
 
 def find_minimum(function: Callable[[float], float], low: float, high: float) -> float:
-    """x between `low` and `high` (both above 0) where `function` is least: it falls, then rises.
+    """Return x between `low` and `high` (both above 0) where `function` is least: it falls, then
+    rises.
 
     Golden section in log x. Where the least value is flat, x is known to 1e-7 relative, the value
     to the last digits. Infinite values are taken to lie on the high side.
     """
     bottom, top = math.log(low), math.log(high)
-    left, right = top - GOLDEN * (top - bottom), bottom + GOLDEN * (top - bottom)
-    at_left, at_right = function(math.exp(left)), function(math.exp(right))
+    low_point, high_point = top - GOLDEN * (top - bottom), bottom + GOLDEN * (top - bottom)
+    at_left, at_right = function(math.exp(low_point)), function(math.exp(high_point))
     while top - bottom > 1e-9:
         if at_left <= at_right:
-            top, right, at_right = right, left, at_left
-            left = top - GOLDEN * (top - bottom)
-            at_left = function(math.exp(left))
+            top, high_point, at_right = high_point, low_point, at_left
+            low_point = top - GOLDEN * (top - bottom)
+            at_left = function(math.exp(low_point))
         else:
-            bottom, left, at_left = left, right, at_right
-            right = bottom + GOLDEN * (top - bottom)
-            at_right = function(math.exp(right))
+            bottom, low_point, at_left = low_point, high_point, at_right
+            high_point = bottom + GOLDEN * (top - bottom)
+            at_right = function(math.exp(high_point))
     return math.exp((bottom + top) / 2)

@@ -49,8 +49,10 @@ class Rung(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecoveryJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What all strategies share. `mtbf_s`: between failures that stop the job while it works or
-    recovers; infinity where nothing fails.
+    """Parameters of a job that all strategies share.
+
+    `mtbf_s`: between failures that stop the job while it works or recovers; infinity where nothing
+    fails.
 
     A checkpoint comes after each `interval_s` of work, blocks for `cost_s`, and can be restored
     `flush_s` later; meanwhile steps are slower by the share `drag`. `snapshots`: copies in memory
@@ -94,16 +96,19 @@ class RecoveryOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ladder(job: RecoveryJob, rungs: Sequence[Rung]) -> RecoveryOutcome:
-    """A job that recovers by `rungs`, cheapest first, whose shares sum to 1. Exact in the long run,
-    except for `drag` beside rungs that lose less than a checkpoint, and for finite `spares` beside
-    a `wait_s`. Raises UsageError with the field that cannot be.
+    """Return the outcome of a job that recovers by `rungs`, cheapest first; their shares sum to 1.
+
+    Exact in the long run, except for `drag` beside rungs that lose less than a checkpoint, and for
+    finite `spares` beside a `wait_s`. Raises UsageError with the invalid field.
     """
     return recovering(job, rungs)(job)
 
 
 def recovering(job: RecoveryJob, rungs: Sequence[Rung]) -> Callable[[RecoveryJob], RecoveryOutcome]:
-    """`ladder` of jobs that differ from `job` in when they save alone (`interval_s`, `snapshots`):
-    what does not depend on it is worked out once."""
+    """Return `ladder` for jobs that differ from `job` only in their save intervals.
+
+    Those are `interval_s` and `snapshots`; everything independent of them is computed once.
+    """
     _check(job, rungs)
     rate = 1 / job.mtbf_s
     visits = _visits([one.share for one in rungs], [_held_s(one, job) for one in rungs], rate)
@@ -143,16 +148,21 @@ def recovering(job: RecoveryJob, rungs: Sequence[Rung]) -> Callable[[RecoveryJob
 def checkpoint_restart(
     job: RecoveryJob, restart_s: float, *, wait_s: float = 0.0
 ) -> RecoveryOutcome:
-    """Every failure restarts the whole job from its last checkpoint. Exact in the long run:
-    goodput is `intervals.efficiency` with R = detection + restart and D = `wait_s`."""
+    """Return the outcome where every failure restarts the job from its last checkpoint.
+
+    Exact in the long run: goodput is `intervals.efficiency` with R = detection + restart and D =
+    `wait_s`.
+    """
     return ladder(job, [_restart(1.0, restart_s, wait_s)])
 
 
 def peer_memory(
     job: RecoveryJob, restore_s: float, restart_s: float, falls_back: float, *, wait_s: float = 0.0
 ) -> RecoveryOutcome:
-    """The whole job begins again from the last snapshot in its nodes' memory; the share
-    `falls_back` of failures takes the memory, too, and restarts from the checkpoint."""
+    """Return the outcome where the job restarts from the last snapshot in its nodes' memory.
+
+    The share `falls_back` of failures takes the memory, too, and restarts from the checkpoint.
+    """
     check_share("falls_back", falls_back)
     first = Rung(name="restore", share=1 - falls_back, recover_s=restore_s, loses="snapshot")
     return ladder(job, [first, _restart(falls_back, restart_s, wait_s)])
@@ -161,9 +171,11 @@ def peer_memory(
 def migrate(
     job: RecoveryJob, pause_s: float, restart_s: float, falls_back: float, *, wait_s: float = 0.0
 ) -> RecoveryOutcome:
-    """A spare takes over what a replica still holds, while the others pause; nothing is redone but
-    the step (count it in `pause_s`). The share `falls_back` of failures restarts from the
-    checkpoint."""
+    """Return the outcome where a spare takes over from a live replica, while the others pause.
+
+    Nothing is redone but the step (count it in `pause_s`). The share `falls_back` of failures
+    restarts from the checkpoint.
+    """
     check_share("falls_back", falls_back)
     first = Rung(name="migrate", share=1 - falls_back, recover_s=pause_s, loses="nothing")
     return ladder(job, [first, _restart(falls_back, restart_s, wait_s)])
@@ -180,13 +192,15 @@ def _held_s(rung: Rung, job: RecoveryJob) -> float:
 
 
 def _lasts_s(length_s: float, rate: float) -> float:
-    """The mean of what passes of `length_s` before a failure: (1 - e^(-l L))/l."""
+    """Return the mean of what passes of `length_s` before a failure: (1 - e^(-l L))/l."""
     return -math.expm1(-rate * length_s) / rate if rate else length_s
 
 
 def _visits(shares: Sequence[float], held_s: Sequence[float], rate: float) -> list[float]:
-    """How often each rung's recovery begins, for one failure while the job works. A failure in a
-    recovery of rung i begins one of rung max(i, its own)."""
+    """Return the mean number of recoveries begun on each rung, per failure while the job works.
+
+    A failure in a recovery of rung i begins one of rung max(i, its own).
+    """
     visits: list[float] = []
     handed = 1.0
     for k, (of_failures, length_s) in enumerate(zip(shares, held_s, strict=True)):
@@ -203,8 +217,8 @@ def _visits(shares: Sequence[float], held_s: Sequence[float], rate: float) -> li
 def _ends(
     visits: Sequence[float], succeeds: Sequence[float], rungs: Sequence[Rung]
 ) -> dict[Loses, float]:
-    """The share of recoveries that end having lost nothing, what came after the last snapshot, or
-    after the last checkpoint."""
+    """Return the share of recoveries that end having lost nothing, what came after the last
+    snapshot, or after the last checkpoint."""
     ends: dict[Loses, float] = dict.fromkeys(DEPTHS, 0.0)
     for count, success, rung in zip(visits, succeeds, rungs, strict=True):
         ends[rung.loses] += count * success
@@ -218,7 +232,7 @@ def _kept(
     rungs: Sequence[Rung],
     rate: float,
 ) -> tuple[float, float]:
-    """The shares of running time that are work, and saves, which last."""
+    """Return the shares of running time that are work, and saves, which last."""
     saves = max(1, job.snapshots)
     dragged_s = job.drag * job.flush_s
     round_s = nested_s(
@@ -272,7 +286,7 @@ def _check(job: RecoveryJob, rungs: Sequence[Rung]) -> None:
 
 
 def check(job: RecoveryJob) -> None:
-    """`job` can be. Raises UsageError with the field that cannot."""
+    """Check `job`. Raises UsageError with the invalid field."""
     check_positive("mtbf_s", job.mtbf_s, endless=True)
     check_positive("interval_s", job.interval_s)
     check_share("drag", job.drag)
@@ -289,7 +303,7 @@ def check(job: RecoveryJob) -> None:
 
 
 def _never(rungs: Sequence[Rung], visits: Sequence[float], rate: float) -> RecoveryOutcome:
-    """A job that does not come out of recovery again."""
+    """Return the outcome of a job that never completes a recovery."""
     stuck = next(one for one, count in zip(rungs, visits, strict=True) if math.isinf(count))
     return RecoveryOutcome(
         goodput=0.0,
@@ -317,10 +331,11 @@ def tune_interval(
     *,
     interval_s: float | None = None,
 ) -> RecoveryJob:
-    """`job` with the interval, where none is given, at which `strategy` has the most goodput, and,
-    where the job takes snapshots at all, with their best number. From 1 ms (or the flush) to 31
-    years; numerically, the interval to 1e-6 relative. For `checkpoint_restart` it is
-    `intervals.optimum_async`.
+    """Return `job` with the interval at which `strategy` has the most goodput.
+
+    A given interval is kept; where the job takes snapshots, their best number is chosen, too. From
+    1 ms (or the flush) to 31 years; numerically, the interval to 1e-6 relative. For
+    `checkpoint_restart` it is `intervals.optimum_async`.
     """
     job = replace(job, interval_s=interval_s or max(job.flush_s, SHORTEST_S))
     check(job)
@@ -342,8 +357,10 @@ def tune_interval(
         low, high = high, 2 * high
     high *= 2
     while high - low > 2:
-        left, right = low + (high - low) // 3, high - (high - low) // 3
-        low, high = (low, right) if goodput(left) >= goodput(right) else (left, high)
+        low_third, high_third = low + (high - low) // 3, high - (high - low) // 3
+        low, high = (
+            (low, high_third) if goodput(low_third) >= goodput(high_third) else (low_third, high)
+        )
     return fitted[max(range(low, high + 1), key=goodput)]
 
 

@@ -1,10 +1,10 @@
-"""`outlast ckpt`: what can be done with checkpoints, one file a command."""
+"""Commands of `outlast ckpt`, one file each."""
 
 from __future__ import annotations
 
 from outlast.errors import EXIT_DONE, EXIT_USAGE, EXIT_USER_ERROR
 
-HELP = f"""Look at checkpoints, verify, compare, convert, copy and delete them; ask a run for one.
+HELP = f"""Inspect, verify, compare, convert, copy, delete and request checkpoints.
 
 TARGET is a directory of checkpoints, a run directory, the directory of one
 checkpoint, or a URL (s3://bucket/prefix, gs://..., az://...) of any of these
@@ -19,12 +19,12 @@ Exit codes:
 """
 COMMANDS = {
     "ls": ("listing:ls", "List checkpoints, the newest first."),
-    "show": ("show:show", "Who wrote a checkpoint, and what is in it."),
-    "verify": ("verify:verify", "Read every byte and say what is damaged."),
-    "diff": ("diff:diff", "Which tensors and values differ, and by how much."),
-    "export": ("exporting:export", "Write DCP or safetensors."),
-    "import": ("importing:import_", "Read DCP or safetensors."),
+    "show": ("show:show", "Show the origin and the contents of a checkpoint."),
+    "verify": ("verify:verify", "Read every byte and report damage."),
+    "diff": ("diff:diff", "Compare two checkpoints by tensors and values."),
+    "export": ("exporting:export", "Export a checkpoint to DCP or safetensors."),
+    "import": ("importing:import_", "Import a checkpoint from DCP or safetensors."),
     "copy": ("copy:copy", "Copy to another directory or bucket, verified and resumable."),
-    "prune": ("prune:prune", "Delete what a policy does not keep."),
-    "now": ("now:now", "Ask a running job for a checkpoint, and wait for it."),
+    "prune": ("prune:prune", "Delete the checkpoints that a retention policy does not keep."),
+    "now": ("now:now", "Request a checkpoint from a running job, and wait for it."),
 }

@@ -22,7 +22,7 @@ Tell = Callable[[int, int], None]
 
 @contextmanager
 def progress(title: str) -> Iterator[Tell]:
-    """A function that is told the bytes that are done and all of them, from any thread."""
+    """Yield a callback of the bytes done and in total; safe to call from any thread."""
     console = Printer(stderr=True)
     if not console.is_terminal:
         yield lambda _done, _all: None
@@ -37,7 +37,8 @@ def progress(title: str) -> Iterator[Tell]:
 
 
 def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
-    made = Table(show_edge=False, pad_edge=False, box=None, header_style="bold")
+    """Return an empty table without frame; `right`: the columns aligned to the right."""
+    result = Table(show_edge=False, pad_edge=False, box=None, header_style="bold")
     for column in columns:
-        made.add_column(column, justify="right" if column in right else "left", overflow="fold")
-    return made
+        result.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    return result

@@ -1,4 +1,4 @@
-"""`outlast ckpt copy`: to another directory or bucket, verified on the way and read back."""
+"""`outlast ckpt copy`: verified copies to another directory or bucket, read back."""
 
 from __future__ import annotations
 
@@ -33,8 +33,11 @@ from outlast.text_formatting import duration, size
 
 
 class CopyReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One copy. `present_bytes`: of shards that were there already; `error` is "" when it is whole
-    and committed."""
+    """Result of one copy.
+
+    `present_bytes`: of shards that the destination already had; `error` is "" when the copy is
+    complete and committed.
+    """
 
     directory: str
     sent_bytes: int = 0
@@ -103,7 +106,10 @@ def copy(
 
 
 def _refuse_other_jobs(store: Store, places: list[SavePoint], dest: str) -> None:
-    """A run resumes from the newest checkpoint in its directory, and deletes others there."""
+    """Raise UsageError if the destination is another run's.
+
+    A run resumes from the newest checkpoint in its directory, and deletes others there.
+    """
     path = Path(dest) / "run.json"
     if not path.is_file():
         return
@@ -120,8 +126,8 @@ def _refuse_other_jobs(store: Store, places: list[SavePoint], dest: str) -> None
 
 def _copied(store: Store, place: SavePoint, target: Store, rate: int | None) -> CopyReport:
     began = time.monotonic()
-    with progress(f"step {place.step}") as told:
-        copied = carry(store, place, target, on_progress=told, limit_bytes_per_s=rate)
+    with progress(f"step {place.step}") as report_progress:
+        copied = carry(store, place, target, on_progress=report_progress, limit_bytes_per_s=rate)
     return CopyReport(
         directory=place.directory,
         sent_bytes=copied.sent_bytes,
@@ -139,13 +145,15 @@ def _print(done: CopyReport, target: Store) -> None:
 
 
 def _missing_bytes(store: Store, place: SavePoint, target: Store) -> int:
-    """At most so many bytes of shards are still to be sent; 0 where the copy will say what is
-    wrong with the checkpoint."""
+    """Return an upper bound of the bytes still to send; 0 for a damaged checkpoint.
+
+    The copy itself reports the damage.
+    """
     try:
-        whole = open_checkpoint(store, place).size_bytes
+        total_bytes = open_checkpoint(store, place).size_bytes
     except (CorruptionError, StorageError):
         return 0
-    return max(0, whole - sum(target.files(place.directory).values()))
+    return max(0, total_bytes - sum(target.files(place.directory).values()))
 
 
 def _is_same(store: Store, target: Store) -> bool:

@@ -1,4 +1,4 @@
-"""`outlast ckpt diff`: which tensors and values differ, and by how much."""
+"""`outlast ckpt diff`: differences of tensors and values between two checkpoints."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ from outlast.worker.rank_part import SEAT_MAGIC, part_summary
 
 
 def compare_values(a: CheckpointReader, b: CheckpointReader) -> list[DifferingValue]:
-    """What all ranks share, then, where there are as many ranks, what each one has of its own.
+    """Compare the shared values, then the values of each rank where both have as many ranks.
 
     Raises CorruptionError or StorageError as reading does.
     """
     worlds = a.checkpoint.commit.world, b.checkpoint.commit.world
-    wanted = [(-1, 0, "shared")]
+    pieces = [(-1, 0, "shared")]
     if worlds[0] == worlds[1]:
-        wanted += [(rank, rank, "own") for rank in range(worlds[0])]
+        pieces += [(rank, rank, "own") for rank in range(worlds[0])]
     found: list[DifferingValue] = []
-    for rank, holder, name in wanted:
+    for rank, holder, name in pieces:
         one, two = _value_blob(a, holder, name), _value_blob(b, holder, name)
         if one != two:
             pair = _decoded(a, holder, one), _decoded(b, holder, two)
@@ -64,7 +64,7 @@ def _value_blob(reader: CheckpointReader, rank: int, name: str) -> bytes:
 
 
 def _decoded(reader: CheckpointReader, rank: int, data: bytes) -> Any:
-    """Whatever it was that was kept; bytes that are no value of ours by their digest."""
+    """Decode a value; return the digest of bytes that are no value of ours."""
     if data.startswith(SEAT_MAGIC):
         return part_summary(data, f"{reader.checkpoint.where}, rank {rank}")
     if data.startswith(BLOB_MAGIC):
@@ -76,7 +76,7 @@ _ROWS_MAX = 40
 
 
 class DiffReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What `--json` writes. `tensors` and `values` are those that differ."""
+    """Output of `--json`. `tensors` and `values` are those that differ."""
 
     a: str
     b: str
@@ -96,7 +96,7 @@ def diff(
     tolerance: float | None = None,
     json: bool = False,
 ) -> int:
-    """Which tensors and values differ, and by how much.
+    """Compare two checkpoints by tensors and values.
 
     Every bit counts: a NaN equals itself, -0.0 is not 0.0. How many ranks wrote
     them does not. What has equal digests in both is equal, and not read.
@@ -144,11 +144,11 @@ def _compared(
     if not names and pattern != "*":
         raise UsageError(f"neither has a tensor that is called {pattern!r}")
     readers = CheckpointReader(one), CheckpointReader(two)
-    wanted = names & suspect_tensors(one, two)
+    tensor_names = names & suspect_tensors(one, two)
     with progress("comparing") as tell:
         found = list(
             compare_tensors(
-                *readers, wanted=wanted.__contains__, tolerance=tolerance, on_progress=tell
+                *readers, wanted=tensor_names.__contains__, tolerance=tolerance, on_progress=tell
             )
         )
     odd = compare_values(*readers) if pattern == "*" else []
@@ -159,7 +159,7 @@ def _compared(
 
 
 def _differs(found: TensorDifference, tolerance: float | None) -> bool:
-    """With a tolerance, another element type alone is no difference; it is told all the same."""
+    """Return whether two tensors differ; an element type alone counts only without tolerance."""
     comparable = bool(found.elements)
     return bool(found.differing) or not (comparable and tolerance is not None)
 
@@ -179,12 +179,12 @@ def _print(report: DiffReport) -> None:
                 f"{found.difference_max:.3g}" if compared else "", _note(found),
             )  # fmt: skip
         say(table)
-        if left := report.tensors[_ROWS_MAX:]:
-            say(f"and {plural(len(left), 'more tensor')}: --json has all, --tensors chooses")
+        if rest := report.tensors[_ROWS_MAX:]:
+            say(f"and {plural(len(rest), 'more tensor')}: --json has all, --tensors chooses")
     for odd in report.values[:_ROWS_MAX]:
         whose = f"rank {odd.rank}: " if odd.rank >= 0 else ""
-        left, right = odd.a or "(not in A)", odd.b or "(not in B)"
-        say(f"{whose}{odd.path}: {left} -> {right}")
+        rest, right = odd.a or "(not in A)", odd.b or "(not in B)"
+        say(f"{whose}{odd.path}: {rest} -> {right}")
     if more := report.values[_ROWS_MAX:]:
         say(f"and {plural(len(more), 'more value')}: --json has all")
     compared = plural(report.compared, "tensor")
@@ -197,7 +197,7 @@ def _print(report: DiffReport) -> None:
 
 
 def _weight(found: TensorDifference) -> tuple[bool, bool, float, str]:
-    """What cannot be compared comes first, then what is furthest apart, counters last."""
+    """Return the sort key of a difference: not comparable first, by distance, counters last."""
     return found.elements > 0, found.elements == 1, -found.difference_max, found.name
 
 

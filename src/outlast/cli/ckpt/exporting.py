@@ -1,4 +1,4 @@
-"""`outlast ckpt export`: a checkpoint for those who read other formats."""
+"""`outlast ckpt export`: export of a checkpoint to other formats."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from outlast.text_formatting import plural, size
 
 
 class ExportReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What `--json` writes."""
+    """Output of `--json`."""
 
     source: str
     directory: str
@@ -37,7 +37,7 @@ def export(
     tied: Annotated[tuple[str, ...], Parameter(negative=())] = (),
     json: bool = False,
 ) -> int:
-    """Write DCP or safetensors.
+    """Export a checkpoint to DCP or safetensors.
 
     As torch.distributed.checkpoint or transformers load it. Every byte is
     verified as it is read. DEST appears whole, or not at all.

@@ -1,4 +1,4 @@
-"""`outlast ckpt import`: what others wrote becomes a checkpoint, and nothing in it is run."""
+"""`outlast ckpt import`: import from other formats, without running code in them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Form = Literal["auto", "dcp", "safetensors"]
 
 
 class ImportReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What `--json` writes. `skipped`: what was left out, by name, and why."""
+    """Output of `--json`. `skipped`: entries that were not imported, by name, with the reason."""
 
     directory: str
     tensors: int
@@ -37,7 +37,7 @@ def import_(
     names: NameFlags = NameFlags(),  # noqa: B008 - frozen
     json: bool = False,
 ) -> int:
-    """Read DCP or safetensors.
+    """Import a checkpoint from DCP or safetensors.
 
     Into a checkpoint of its own. Nothing in them is unpickled: what is more
     than tensors and plain values is left out, and named. Nothing is left of an
@@ -92,7 +92,7 @@ def import_(
 
 
 def _looked(source: Path, form: Form) -> Form:
-    """What `source` holds, where that was not said. Raises UsageError."""
+    """Return the format of `source`, detected where no flag names it. Raises UsageError."""
     if not source.exists():
         raise UsageError(f"{source} is not there; nothing was written")
     if form != "auto":

@@ -1,4 +1,4 @@
-"""`outlast ckpt ls`: what is there, the newest first."""
+"""`outlast ckpt ls`: list of checkpoints, the newest first."""
 
 from __future__ import annotations
 
@@ -112,14 +112,14 @@ def _committed(store: Store, place: SavePoint, is_barred: bool) -> CheckpointLin
 
 
 def _begun(store: Store, place: SavePoint) -> CheckpointLine:
-    """A directory without a commit record: being written, or never finished."""
+    """Return the line of a directory without a commit record: being written, or unfinished."""
     try:
         files = store.files(place.directory)
         failed = sorted(name for name in files if name.endswith(_FAILED))
-        said = store.get(place.directory, failed[0]).decode(errors="replace") if failed else ""
+        reason = store.get(place.directory, failed[0]).decode(errors="replace") if failed else ""
     except (CorruptionError, StorageError) as error:
         return _line(place, state="uncommitted", why=str(error))
-    why = f"{failed[0].removesuffix(_FAILED)} failed: {said.strip()}" if failed else ""
+    why = f"{failed[0].removesuffix(_FAILED)} failed: {reason.strip()}" if failed else ""
     return _line(place, state="uncommitted", size_bytes=sum(files.values()), why=why)
 
 

@@ -13,7 +13,7 @@ from outlast.errors import UsageError
 @Parameter(name="*", negative=())
 @dataclass(frozen=True, kw_only=True)
 class NameFlags:
-    """Flags that may be given several times."""
+    """Flags that may be repeated."""
 
     prefix: tuple[str, ...] = ()
     "Only names that begin so, and without it: `--prefix model.`"
@@ -27,7 +27,10 @@ class NameFlags:
     "Call one otherwise, after all that: `--rename old=new`."
 
     def naming(self) -> TensorNaming:
-        """Raises UsageError for a `--rename` that is no pair."""
+        """Return the selection and renames of tensors.
+
+        Raises UsageError for a `--rename` that is no pair.
+        """
         return TensorNaming(
             select=self.prefix,
             drop=self.drop,
@@ -38,7 +41,7 @@ class NameFlags:
 
 
 def pair(flag: str, text: str) -> tuple[str, str]:
-    """Two names, as in `old=new`. Raises UsageError naming the flag."""
+    """Return two names, as in `old=new`. Raises UsageError naming the flag."""
     old, _, new = text.partition("=")
     if not old or not new:
         raise UsageError(f"{flag} {text}: say two names, as in {flag} old=new")

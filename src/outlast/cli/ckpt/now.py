@@ -1,4 +1,4 @@
-"""`outlast ckpt now`: a running job saves at once, and goes on."""
+"""`outlast ckpt now`: request of a checkpoint from a running job, which continues."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from outlast.text_formatting import duration, size
 
 
 class SaveReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What `--json` writes. `waited_s`: from the request until it was durable and known."""
+    """Output of `--json`. `waited_s`: from the request until a durable checkpoint was reported."""
 
     path: str
     step: int
@@ -43,7 +43,7 @@ def now(
     timeout_s: Annotated[float, Parameter(name="--timeout")] = 600.0,
     json: bool = False,
 ) -> int:
-    """Ask a running job for a checkpoint, and wait for it.
+    """Request a checkpoint from a running job, and wait for it.
 
     The job goes on; the wait is over when the checkpoint is durable. It has
     every step that was complete when it was asked for.
@@ -67,12 +67,14 @@ def now(
     pid = save_signal.request_save_by_signal(run_dir)
     pause = threading.Event()
     while True:
-        gone = run_directory.holder(run_dir) is None  # looked at first: its last events come before
+        is_dead = (
+            run_directory.holder(run_dir) is None
+        )  # looked at first: its last events come before
         for event in reader.poll():
             if saved := wait.take(event):
                 _tell(saved, time.monotonic() - began, json)
                 return EXIT_DONE
-        if gone:
+        if is_dead:
             raise RunDirError(
                 f"{run_dir}: its launcher (pid {pid}) has died before it could save; the same"
                 " `outlast run` command resumes the run from its newest checkpoint"
@@ -86,7 +88,7 @@ def now(
 
 
 class _Wait:
-    """Which event answers the request: the first checkpoint with all that was done by then."""
+    """Match of events to the request: the first checkpoint with all that was committed by then."""
 
     def __init__(self, run_dir: Path, before: Iterable[AnyEvent]) -> None:
         self._run_dir = run_dir
@@ -98,7 +100,10 @@ class _Wait:
                 self._done_n = max(self._done_n, event.n)
 
     def take(self, event: AnyEvent) -> CheckpointSaved | None:
-        """The answer, if this is it. Raises StorageError or RunDirError for one that says no."""
+        """Return the report if this event answers the request, else None.
+
+        Raises StorageError or RunDirError for an event that reports a failure.
+        """
         if isinstance(event, GenerationOpened):
             self._done_n = min(self._done_n, event.n)
         elif isinstance(event, CheckpointSaved) and event.n >= self._done_n:

@@ -1,4 +1,4 @@
-"""`outlast ckpt prune`: what a policy does not keep is deleted, and why is said."""
+"""`outlast ckpt prune`: deletion by a retention policy, with reasons."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from outlast.text_formatting import plural
 
 
 class PruneLine(msgspec.Struct, frozen=True, kw_only=True):
-    """What `--json` writes for each checkpoint, the newest first."""
+    """One checkpoint in the output of `--json`, the newest first."""
 
     directory: str
     keep: bool
@@ -30,7 +30,7 @@ class PruneLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def prune(target: str, *, keep: str, dry_run: bool = False, json: bool = False) -> int:
-    """Delete what a policy does not keep.
+    """Delete the checkpoints that a retention policy does not keep.
 
     The oldest goes first. Nothing is deleted before every byte of a newer
     checkpoint has been read and was right. The newest one stays whatever the
@@ -60,17 +60,17 @@ def prune(target: str, *, keep: str, dry_run: bool = False, json: bool = False) 
         as_json([PruneLine(directory=v.place.directory, keep=v.keep, why=v.why) for v in verdicts])
         return EXIT_DONE
     table = ckpt_output.table("step", "attempt", "", "why", right=("step",))
-    gone = "would go" if dry_run else "deleted"
+    verb = "would go" if dry_run else "deleted"
     for place, stays, why in verdicts:
-        table.add_row(str(place.step), place.attempt, "kept" if stays else gone, why)
+        table.add_row(str(place.step), place.attempt, "kept" if stays else verb, why)
     say(table)
-    kept = sum(verdict.keep for verdict in verdicts)
-    say(f"{plural(len(verdicts), 'checkpoint')}: {kept} kept, {len(verdicts) - kept} {gone}")
+    count = sum(verdict.keep for verdict in verdicts)
+    say(f"{plural(len(verdicts), 'checkpoint')}: {count} kept, {len(verdicts) - count} {verb}")
     return EXIT_DONE
 
 
 def _refuse_living(store: Store) -> None:
-    """Raises RunDirError where a launcher works on these checkpoints."""
+    """Raise RunDirError where a live launcher works on these checkpoints."""
     if not isinstance(store, Folder):
         return
     run_dir = store.root.parent

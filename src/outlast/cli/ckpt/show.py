@@ -1,4 +1,4 @@
-"""`outlast ckpt show`: who wrote a checkpoint, what is in it, and who holds which part."""
+"""`outlast ckpt show`: origin and contents of a checkpoint, and the ranks' shards."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ _LINE_MAX = 200
 
 
 def values_in(checkpoint: Checkpoint) -> dict[str, str]:
-    """Each part of the shared value with what it holds. Raises ModuleNotFoundError without torch,
-    CorruptionError or StorageError as reading does."""
+    """Yield each part of the shared value with its contents.
+
+    Raises ModuleNotFoundError without torch, CorruptionError or StorageError as reading does.
+    """
     from outlast.checkpoint.format import codec
     from outlast.checkpoint.load.checkpoint_reader import CheckpointReader
 
@@ -37,9 +39,9 @@ def values_in(checkpoint: Checkpoint) -> dict[str, str]:
         return {"shared": _short(shared)}
     if "kinds" not in shared:
         return {str(name): _short(value) for name, value in shared.items()}
-    said = {name: _part(shared, name, kind) for name, kind in shared["kinds"].items()}
-    said |= {name: _short(value) for name, value in shared.get("imported", {}).items()}
-    return said
+    parts = {name: _part(shared, name, kind) for name, kind in shared["kinds"].items()}
+    parts |= {name: _short(value) for name, value in shared.get("imported", {}).items()}
+    return parts
 
 
 def _part(shared: Mapping[str, Any], name: str, kind: str) -> str:
@@ -55,7 +57,7 @@ def _part(shared: Mapping[str, Any], name: str, kind: str) -> str:
 
 
 def _short(value: Any) -> str:
-    """A value on one line, as Python says it."""
+    """Return the repr of a value, shortened to one line."""
     if isinstance(value, dict):
         text = ", ".join(f"{key}={item!r}" for key, item in value.items())
     else:
@@ -77,8 +79,11 @@ class HeldTensorRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Shard(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's part. `tensor_bytes`: of it, without values and padding; `frozen_bytes`: of what
-    is not trained, in a file that other checkpoints may have as well."""
+    """Shard of one rank.
+
+    `tensor_bytes`: of its tensors, without values and padding; `frozen_bytes`: of frozen tensors,
+    in a file that other checkpoints may share.
+    """
 
     rank: int
     name: str
@@ -90,7 +95,7 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShowReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What `--json` writes. `values` is None where torch is missing, which decodes them."""
+    """Output of `--json`. `values` is None where torch, which decodes them, is missing."""
 
     where: str
     job: str
@@ -106,7 +111,7 @@ class ShowReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def show(target: str, *, step: int | None = None, tensors: str = "*", json: bool = False) -> int:
-    """Who wrote a checkpoint, and what is in it.
+    """Show the origin and the contents of a checkpoint.
 
     Records are read and checked, shards are not.
 
@@ -122,13 +127,13 @@ def show(target: str, *, step: int | None = None, tensors: str = "*", json: bool
         One JSON object.
     """
     checkpoint = open_target(target).open(step)
-    shown = _shown(checkpoint, tensors)
+    report = _shown(checkpoint, tensors)
     if json:
-        as_json(shown)
+        as_json(report)
     elif tensors == "*":
-        _print_all(checkpoint, shown)
+        _print_all(checkpoint, report)
     else:
-        _print_some(shown)
+        _print_some(report)
     return EXIT_DONE
 
 
@@ -138,7 +143,7 @@ def _shown(checkpoint: Checkpoint, pattern: str) -> ShowReport:
     for manifest in checkpoint.manifests:
         for piece in manifest.pieces:
             ranks[piece.name][manifest.rank] = None
-    held = {
+    holders = {
         name: HeldTensorRow(
             dtype=tensor.dtype, shape=tensor.shape, size_bytes=size_bytes(tensor),
             ranks=tuple(ranks[name]),
@@ -146,7 +151,7 @@ def _shown(checkpoint: Checkpoint, pattern: str) -> ShowReport:
         for name, tensor in sorted(checkpoint.tensors.items())
         if fnmatchcase(name, pattern)
     }  # fmt: skip
-    if not held and pattern != "*":
+    if not holders and pattern != "*":
         raise UsageError(
             f"{checkpoint.where}: none of its {plural(len(ranks), 'tensor')} is called {pattern!r}"
         )
@@ -157,7 +162,7 @@ def _shown(checkpoint: Checkpoint, pattern: str) -> ShowReport:
     return ShowReport(
         where=checkpoint.where, job=commit.job, step=commit.place.step, n=commit.place.n,
         attempt=commit.place.attempt, time_ns=commit.time_ns, size_bytes=commit.size_bytes,
-        origin=commit.origin, tensors=held, shards=list(map(_shard, checkpoint.manifests)),
+        origin=commit.origin, tensors=holders, shards=list(map(_shard, checkpoint.manifests)),
         values=values,
     )  # fmt: skip
 
@@ -216,23 +221,23 @@ def _print_all(checkpoint: Checkpoint, shown: ShowReport) -> None:
             size(sum(shard.blobs.values())),
         )  # fmt: skip
     say(table)
-    if left := shown.shards[_RANKS_MAX:]:
-        say(f"and {plural(len(left), 'more rank')}")
+    if rest := shown.shards[_RANKS_MAX:]:
+        say(f"and {plural(len(rest), 'more rank')}")
 
 
 def _balance(shards: list[Shard]) -> str:
-    """How evenly ranks share the work of writing."""
+    """Describe the balance of the bytes that each rank writes."""
     largest = max(shard.size_bytes for shard in shards)
     mean = sum(shard.size_bytes for shard in shards) / len(shards)
-    said = f"{plural(len(shards), 'rank')}, {size(sum(shard.size_bytes for shard in shards))}"
-    return f"{said}, the largest {largest / mean:.2f} of the mean" if mean else said
+    text = f"{plural(len(shards), 'rank')}, {size(sum(shard.size_bytes for shard in shards))}"
+    return f"{text}, the largest {largest / mean:.2f} of the mean" if mean else text
 
 
 def _print_some(shown: ShowReport) -> None:
     table = ckpt_output.table("tensor", "dtype", "shape", "size", "ranks", right=("size",))
-    for name, held in shown.tensors.items():
+    for name, rows in shown.tensors.items():
         table.add_row(
-            name, held.dtype, " x ".join(map(str, held.shape)), size(held.size_bytes),
-            ", ".join(map(str, held.ranks)),
+            name, rows.dtype, " x ".join(map(str, rows.shape)), size(rows.size_bytes),
+            ", ".join(map(str, rows.ranks)),
         )  # fmt: skip
     say(table)

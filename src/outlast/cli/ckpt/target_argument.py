@@ -1,6 +1,6 @@
-"""The TARGET argument: a directory of checkpoints, a run, one checkpoint, a URL.
+"""TARGET argument: a directory of checkpoints, a run, one checkpoint, or a URL.
 
-What is there by mistake is told apart here, so that every command says the same of it.
+Wrong targets are told apart here, so that all commands report them alike.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _SHOWN_MAX = 8
 
 
 class CheckpointTarget(NamedTuple):
-    """`place`: where one checkpoint was named, and not all of a store."""
+    """Parsed TARGET. `place` is set where it names one checkpoint and not a whole store."""
 
     store: Store
     place: SavePoint | None
 
     def barred(self) -> Callable[[SavePoint], bool]:
-        """Return what says whether an audit of the run has put a checkpoint out of use.
+        """Return a predicate: whether an audit of the run has barred a checkpoint.
 
         Raises RunDirError where the run's journal cannot be read.
         """
@@ -43,10 +43,10 @@ class CheckpointTarget(NamedTuple):
         return lambda place: is_barred(bars, place.n, place.directory)
 
     def choose(self, step: int | None) -> SavePoint:
-        """The checkpoint that is meant: the one that was named, that of a step, or the newest that
-        no audit has put out of use.
+        """Return the chosen checkpoint: the named one, that of a step, or the newest.
 
-        Raises UsageError when there is none, StorageError when the store cannot be listed.
+        Barred checkpoints are never the newest. Raises UsageError when there is none, StorageError
+        when the store cannot be listed.
         """
         if self.place is not None:
             if step is not None and step != self.place.step:
@@ -67,11 +67,14 @@ class CheckpointTarget(NamedTuple):
         return chosen
 
     def open(self, step: int | None) -> Checkpoint:
-        """The same, its commit record read. Raises CorruptionError where that is damaged, too."""
+        """Return the chosen checkpoint with its commit record read.
+
+        Raises as `choose`, and CorruptionError where the record is damaged.
+        """
         return open_checkpoint(self.store, self.choose(step))
 
     def all_of_it(self) -> Store:
-        """The store, where one checkpoint would make no sense. Raises UsageError."""
+        """Return the store. Raises UsageError where the target names one checkpoint."""
         if self.place is not None:
             raise UsageError(
                 f"{self.place.directory} is one checkpoint; name the directory of checkpoints that"
@@ -81,7 +84,7 @@ class CheckpointTarget(NamedTuple):
 
 
 def open_target(address: str) -> CheckpointTarget:
-    """What can be read at `address`.
+    """Open the checkpoints at `address`.
 
     Raises UsageError for what is not there or not ours, ConfigError for an address of no known
     kind or a missing extra, StorageError for a bucket that cannot be reached or listed.
@@ -105,7 +108,7 @@ def open_target(address: str) -> CheckpointTarget:
 
 
 def open_destination(address: str) -> Store:
-    """Where checkpoints are to go; a directory is made when the first one is written.
+    """Open the destination of checkpoints; the first write makes its directory.
 
     Raises as `open_target`, but for what is not there yet.
     """
@@ -120,7 +123,7 @@ def open_destination(address: str) -> Store:
 
 
 def check_room(store: Store, size_bytes: int) -> None:
-    """Raises StorageError where a directory has no room for so many bytes; a bucket has."""
+    """Raise StorageError where a directory has too little space; buckets are unlimited."""
     if not isinstance(store, Folder):
         return
     free_bytes = shutil.disk_usage(_nearest(store.root)).free
@@ -132,24 +135,24 @@ def check_room(store: Store, size_bytes: int) -> None:
 
 
 def is_older(directory: str) -> bool:
-    """Whether this is what the first format called a checkpoint's directory."""
+    """Return whether this is a checkpoint directory in the first format."""
     return _OLDER.fullmatch(directory) is not None
 
 
 def _local(address: str) -> str:
-    """The path of a file URL; any other address as it is."""
+    """Return the path of a file URL; any other address unchanged."""
     if address.startswith(_LOCAL):
         open_store(address)  # says what is wrong with one that is no path
     return address.removeprefix(_LOCAL)
 
 
 def _nearest(path: Path) -> Path:
-    """The path, or what of it is there."""
+    """Return the path, or its nearest ancestor that exists."""
     return next(each for each in (path, *path.parents) if os.path.lexists(each))
 
 
 def _refuse_foreign(path: Path) -> None:
-    """Say what lies in a directory without any checkpoint of this format, if it is known."""
+    """Raise UsageError for a directory without checkpoints, naming the format it holds."""
     if any(is_older(name) for name in (path.name, *Folder(path).directories())):
         raise UsageError(
             f"{path} holds checkpoints of format 1, and this Outlast reads formats 2 to 4; nothing"
@@ -169,5 +172,5 @@ def _nothing(store: Store, found: list[SavePoint], step: int | None) -> str:
         return f"{store.where} holds no complete checkpoint"
     steps = sorted({place.step for place in found}, reverse=True)
     more = f" and {len(steps) - _SHOWN_MAX} more" if steps[_SHOWN_MAX:] else ""
-    known = ", ".join(map(str, steps[:_SHOWN_MAX]))
-    return f"{store.where} holds no checkpoint of step {step} (there are {known}{more})"
+    listed = ", ".join(map(str, steps[:_SHOWN_MAX]))
+    return f"{store.where} holds no checkpoint of step {step} (there are {listed}{more})"

@@ -19,13 +19,14 @@ _IN_LINE_MAX = 6
 
 @dataclass
 class Branch:
-    """What has one prefix in common; `tensor`: what has just this name."""
+    """Tensors with a common prefix; `tensor`: the one with exactly this name."""
 
     tensor: Tensor | None = None
     below: dict[str, Branch] = field(default_factory=dict[str, "Branch"])
 
     @property
     def tensors(self) -> Iterator[Tensor]:
+        """Yield the tensors of this branch and of all below it, depth first."""
         if self.tensor:
             yield self.tensor
         for branch in self.below.values():
@@ -33,11 +34,12 @@ class Branch:
 
 
 def size_bytes(tensor: Tensor) -> int:
+    """Return the size of a tensor in bytes."""
     return math.prod(tensor.shape) * ITEM_BYTES[tensor.dtype]
 
 
 def make_tree(tensors: Mapping[str, Tensor]) -> Branch:
-    """The tree of dotted names, sorted: which rank wrote what must not make layers unlike."""
+    """Return the tree of dotted names, sorted, so that it does not depend on the writing ranks."""
     root = Branch()
     for name, tensor in sorted(tensors.items()):
         branch = root
@@ -48,7 +50,7 @@ def make_tree(tensors: Mapping[str, Tensor]) -> Branch:
 
 
 def render_tree(tensors: Mapping[str, Tensor], title: str) -> Tree:
-    """The tree for a terminal: as many lines as there are different things."""
+    """Render the tree for a terminal, with equal neighbours folded into one line."""
     tree = Tree(Text(title), guide_style="bright_black")
     _draw(make_tree(tensors), tree)
     return tree
@@ -72,7 +74,7 @@ def _draw(branch: Branch, tree: Tree) -> None:
 
 
 def _in_line(branch: Branch) -> str:
-    """What a branch holds, where that is a few tensors and no further branch; else ""."""
+    """Describe a branch that holds a few tensors and no branch; return "" for others."""
     if not branch.below and branch.tensor:
         return _describe(branch.tensor)
     if branch.tensor or len(branch.below) > _IN_LINE_MAX:
@@ -82,11 +84,11 @@ def _in_line(branch: Branch) -> str:
         if each.below or each.tensor is None:
             return ""
         names.setdefault(_describe(each.tensor), []).append(name)
-    return "; ".join(f"{', '.join(alike)} {said}" for said, alike in names.items())
+    return "; ".join(f"{', '.join(alike)} {text}" for text, alike in names.items())
 
 
 def _folded(below: Iterable[tuple[str, Branch]]) -> Iterator[tuple[str, list[Branch]]]:
-    """Neighbours with numbers for names and the same things below them as one."""
+    """Fold neighbours that differ only in a number of their name."""
     ordered = sorted(below, key=lambda item: int(item[0]) if item[0].isdecimal() else -1)
     for (numbered, _), group in groupby(
         ordered,
@@ -100,7 +102,7 @@ def _folded(below: Iterable[tuple[str, Branch]]) -> Iterator[tuple[str, list[Bra
 
 
 def _shape(branch: Branch) -> object:
-    """Equal for branches that hold the same under other numbers."""
+    """Return a key that is equal for branches with the same contents under other numbers."""
     return branch.tensor, tuple((name, _shape(each)) for name, each in branch.below.items())
 
 

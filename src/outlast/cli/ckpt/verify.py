@@ -1,4 +1,4 @@
-"""`outlast ckpt verify`: every byte, read and held against its digest."""
+"""`outlast ckpt verify`: comparison of every byte with its digest."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NAMED_MAX = 8
 
 
 class DamagedPart(msgspec.Struct, frozen=True):
-    """A damaged file, or chunk of a file, and the tensors that lie there."""
+    """A damaged file, or chunk of a file, and the tensors stored there."""
 
     file: str
     chunk: int | None
@@ -37,7 +37,7 @@ class DamagedPart(msgspec.Struct, frozen=True):
 
 
 class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
-    """On one checkpoint; whole where `damages` is empty."""
+    """Result for one checkpoint; it is undamaged where `damages` is empty."""
 
     directory: str
     size_bytes: int
@@ -52,7 +52,7 @@ def verify(
     every: Annotated[bool, Parameter(name="--all", negative=())] = False,
     json: bool = False,
 ) -> int:
-    """Read every byte and say what is damaged.
+    """Read every byte and report damage.
 
     By file, chunk and tensor.
 
@@ -72,11 +72,11 @@ def verify(
     chosen = open_target(target)
     if every and step is not None:
         raise UsageError("--all and --step contradict each other; say one of them")
-    wanted = checkpoint_places(chosen.all_of_it()) if every else [chosen.choose(step)]
-    if not wanted:  # not checked is not whole
+    places = checkpoint_places(chosen.all_of_it()) if every else [chosen.choose(step)]
+    if not places:  # not checked is not whole
         raise UsageError(f"{chosen.store.where} holds no checkpoints; nothing was verified")
     verdicts: list[VerifyReport] = []
-    for place in wanted:
+    for place in places:
         verdicts.append(_verified(chosen.store, place))
         if not json:
             _print(verdicts[-1])

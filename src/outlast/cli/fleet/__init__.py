@@ -1,10 +1,10 @@
-"""`outlast fleet`: what the logs of a cluster come to, one file a command."""
+"""Commands of `outlast fleet`, one file each."""
 
 from __future__ import annotations
 
 from outlast.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USAGE, EXIT_USER_ERROR
 
-HELP = f"""Which nodes are bad, what failures cost, and why jobs stopped.
+HELP = f"""Find bad nodes, costs of failures, and causes of stopped jobs.
 
 Logs are read into a directory, the lake, once (`outlast fleet ingest`), and
 the other commands answer from it.
@@ -17,10 +17,10 @@ Exit codes:
 * {EXIT_INTERRUPTED}: interrupted; the lake is as it was
 """
 COMMANDS: dict[str, tuple[str, str]] = {
-    "ingest": ("ingest:ingest", "Read logs into a lake, from which the other commands answer."),
-    "report": ("report:report", "Everything that a lake answers, as one page with figures."),
-    "lemons": ("lemons:lemons", "Which nodes fail more often than chance explains."),
+    "ingest": ("ingest:ingest", "Read logs into a lake, which the other commands analyse."),
+    "report": ("report:report", "Write all analyses of a lake as one page with figures."),
+    "lemons": ("lemons:lemons", "Rank nodes that fail more often than chance explains."),
     "fit": ("fit:fit", "Measure rates of failure and repair for `outlast plan --rates`."),
-    "trace": ("trace:trace", "Find the root cause of a hang: who did not enter what."),
-    "synth": ("synth:synth", "Make the logs of a cluster whose truth is known."),
+    "trace": ("trace:trace", "Find the root cause of a hang in flight-recorder dumps."),
+    "synth": ("synth:synth", "Generate logs of a cluster with known ground truth."),
 }

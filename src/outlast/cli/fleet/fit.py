@@ -62,15 +62,15 @@ def fit(
         notes += [*exposure.dominant_attempts(tables), *node_inventory.inventory_notes(tables)]
         found = fitted(tables)
         found = replace(found, notes=[*notes, *found.notes])
-    told = format_rates(found, RatesSource(str(lake), lake_digest(lake)))
+    text = format_rates(found, RatesSource(str(lake), lake_digest(lake)))
     if out:
-        write_new(out, told)
+        write_new(out, text)
     if json:
         as_json(found)
     elif out:
         _show(found, out)
     else:
-        write(told)
+        write(text)
     return EXIT_DONE
 
 

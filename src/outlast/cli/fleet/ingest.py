@@ -28,7 +28,7 @@ def _ingest_flag(text: str, name: str | None = None) -> Parameter:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class IngestFlags:
-    """As flags."""
+    """Flags of `outlast fleet ingest`."""
 
     as_: Annotated[
         Format | None, _ingest_flag("What the logs are, where their content does not tell.", "--as")
@@ -94,8 +94,8 @@ class IngestFlags:
         ),
     ] = None
 
-    def asked(self) -> LogOptions:
-        """As the readers take it."""
+    def log_options(self) -> LogOptions:
+        """Return the request for the readers."""
         return LogOptions(
             format=self.as_, mapping=self.mapping, cluster=self.cluster or "",
             zone=self.zone or "", node=self.node or "", nodes=self.nodes,
@@ -116,7 +116,7 @@ def ingest(
     anonymize: Path | None = None,
     json: bool = False,
 ) -> int:
-    """Read logs into a lake, from which the other commands answer.
+    """Read logs into a lake, which the other commands analyse.
 
     What a log is, is seen from its content. Rows that cannot be read are kept
     with their reason in LAKE/rejects. A log that was read before changes nothing;
@@ -136,7 +136,7 @@ def ingest(
     """
     if not source:
         raise UsageError("which logs? `outlast fleet ingest LAKE LOG...`; nothing was read")
-    asked = (flags or IngestFlags()).asked()
+    options = (flags or IngestFlags()).log_options()
     names = None
     if anonymize:
         from outlast.fleet.store.pseudonyms import load_pseudonyms
@@ -144,7 +144,7 @@ def ingest(
         names = load_pseudonyms(anonymize, lake)
     try:
         with _progress() as on_progress:
-            found = ingested(lake, source, asked, names, on_progress)
+            found = ingested(lake, source, options, names, on_progress)
     except KeyboardInterrupt:
         tell(f"outlast: interrupted: {lake} is whole, and has all of these logs or none of them")
         return EXIT_INTERRUPTED
@@ -168,17 +168,17 @@ def _progress() -> Iterator[Callable[[str, int], None]]:
 
 
 def _show(found: IngestSummary) -> None:
-    many = len(found.read) > LOGS_SHOWN
+    is_long = len(found.read) > LOGS_SHOWN
     plain: list[IngestedLog] = []
     for one in found.read:
-        if many and (one.before or _is_plain(one)):
+        if is_long and (one.before or _is_plain(one)):
             plain.append(one)
         else:
             _show_one(one)
     if plain:
         before = sum(one.before for one in plain)
-        known = f", {before:,} of them read before" if before else ""
-        say(f"{plural(len(plain), 'log')} of which nothing is to be said{known}")
+        repeated = f", {before:,} of them read before" if before else ""
+        say(f"{plural(len(plain), 'log')} of which nothing is to be said{repeated}")
     for kind, added in found.added.items():
         more = [f"{added.again:,} of them known already"] if added.again else []
         more += [f"{added.replaced:,} replaced what was known first"] if added.replaced else []

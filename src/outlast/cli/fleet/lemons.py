@@ -32,7 +32,8 @@ SHORT = {
 
 
 class LemonsReport(msgspec.Struct, frozen=True, kw_only=True):
-    """`ranking`: as `outlast.fleet.analysis.lemons.rank_lemons` has it, times in Unix ns."""
+    """Output of `--json`. `ranking`: as in `outlast.fleet.analysis.lemons.rank_lemons`, times in
+    Unix ns."""
 
     cluster: str  # "": none is named
     since_ns: int
@@ -53,7 +54,7 @@ class LemonsReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Truth(msgspec.Struct):
-    """Of `truth.json`."""
+    """Contents of `truth.json`."""
 
     lemons: dict[str, float]
 
@@ -74,7 +75,7 @@ def lemons(
     truth: Path | None = None,
     json: bool = False,
 ) -> int:
-    """Which nodes fail more often than chance explains.
+    """Rank nodes that fail more often than chance explains.
 
     Failures are those of jobs that are attributed to infrastructure, blamed on the
     node where something was found, or that the scheduler names. Where no job is
@@ -111,11 +112,11 @@ def lemons(
     if top < 1:
         raise UsageError(f"--top {top}: 1 or more")
     share_max = quantities.share(f"--at-once {at_once}", at_once)
-    taken = quantities.share(f"--fdr {fdr}", fdr)
+    rate = quantities.share(f"--fdr {fdr}", fdr)
     true = None if truth is None else _true(truth)
     opened = _opened(lake, drain)
     found, listed = _check_flags(
-        opened, days, history_days, until, cluster, taken, times, share_max, true
+        opened, days, history_days, until, cluster, rate, times, share_max, true
     )
     if json:
         as_json(found)
@@ -240,24 +241,24 @@ def _show(found: LemonsReport, top: int) -> None:
     if not suspects:
         say("none of them failed then")
         return
-    shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    shown.add_column("node", overflow="fold")  # a long name gives way, never a figure
+    grid = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    grid.add_column("node", overflow="fold")  # a long name gives way, never a figure
     for name in ("", "failures", "expected", "times", "by chance", "node-days"):
-        shown.add_column(name, justify="left" if name == "" else "right", no_wrap=True)
+        grid.add_column(name, justify="left" if name == "" else "right", no_wrap=True)
     for one in suspects:
-        shown.add_row(
+        grid.add_row(
             one["node"], "lemon" if one["lemon"] else "", f"{one['failures']:.3g}",
             f"{one['expected']:.2g}", f"{one['times']:.3g}", f"{one['p']:.1g}",
             f"{one['node_days']:.1f}",
         )  # fmt: skip
-    say(shown)
+    say(grid)
     for one in suspects:
         if one["lemon"]:
             besides = "; ".join(filter(None, (_evidence_text(one), one["why"], _likely(one))))
             say(f"{one['node']}: {besides}")
-    left = found.lemons - sum(one["lemon"] for one in suspects)
-    if left:
-        say(f"{plural(left, 'more lemon')}: --top {found.lemons} shows all of them")
+    hidden = found.lemons - sum(one["lemon"] for one in suspects)
+    if hidden:
+        say(f"{plural(hidden, 'more lemon')}: --top {found.lemons} shows all of them")
     if found.score:
         say(_scored(found.score))
     if found.without_node:
@@ -281,21 +282,21 @@ def _scored(score: dict[str, float | int | None]) -> str:
 
 
 def _likely(one: dict[str, Any]) -> str:
-    """Return which part it is, where something tells."""
+    """Return the likely faulty part, where the evidence names one."""
     from outlast.fleet.analysis.lemon_evidence import UNKNOWN
 
     return "" if one["part"] in ("", UNKNOWN) or one["exchanged"] else f"likely {one['part']}"
 
 
 def _evidence_text(one: dict[str, Any]) -> str:
-    said = [
+    phrases = [
         text.format(f"{one[name]:.3g}") + ("" if one[name] == 1 else "s")
         for name, text in SHORT.items()
         if one[name]
     ]
     if one["past_failures"] > one["failures"]:
-        said.insert(0, f"{one['past_failures']:.3g} failures with history")
-    return ", ".join(said)
+        phrases.insert(0, f"{one['past_failures']:.3g} failures with history")
+    return ", ".join(phrases)
 
 
 def _show_drain(listed: DrainCommands, cluster: str) -> None:
@@ -306,7 +307,7 @@ def _show_drain(listed: DrainCommands, cluster: str) -> None:
     for line in listed.lines:
         say(line)
     if listed.beyond:
-        many = len(listed.beyond)
-        say(f"# {many} more are left for later: --at-once says how many nodes may go at a time")
+        count = len(listed.beyond)
+        say(f"# {count} more are left for later: --at-once says how many nodes may go at a time")
     for name in listed.unsafe:
         say(f"# {name!r} is left out: that is no plain name of a node")

@@ -37,7 +37,7 @@ def report(
     cluster: str | None = None,
     json: bool = False,
 ) -> int:
-    """Everything that a lake answers, as one page with figures.
+    """Write all analyses of a lake as one page with figures.
 
     The page stands alone: it fetches nothing and runs nothing, and can be sent.
 
@@ -90,7 +90,7 @@ def report(
 
 
 def _free(out: Path) -> None:
-    """Known before an hour's work: can it be drawn, and written there?"""
+    """Check, before an hour's work, that figures can be drawn and the page written."""
     if find_spec("matplotlib") is None:
         raise ModuleNotFoundError("No module named 'matplotlib'", name="matplotlib")
     if out.suffix.lower() not in (".html", ".htm"):
@@ -101,8 +101,10 @@ def _free(out: Path) -> None:
 
 
 class Drawer:
-    """Draws what is told while the next analysis runs, in a process of its own: threads of this one
-    would take turns."""
+    """Draws figures in a process of its own while the next analysis runs.
+
+    Threads of this process would take turns with the analysis.
+    """
 
     def __init__(self) -> None:
         self._pool = ProcessPool(1)
@@ -115,23 +117,24 @@ class Drawer:
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown(cancel_futures=True)
 
-    def take(self, told: DrawnSection) -> None:
-        if told.draw:
+    def take(self, section: DrawnSection) -> None:
+        """Draw a section's figure in another process, if it has one."""
+        if section.draw:
             with _drawer_alive():
-                figure = self._pool.submit(_svg, told.draw, told.section.key)
-            self._figures[told.section.key] = figure
+                figure = self._pool.submit(_svg, section.draw, section.section.key)
+            self._figures[section.section.key] = figure
 
     def drawn(self) -> dict[str, str]:
+        """Return the SVG of each figure by the key of its section; waits for them."""
         with _drawer_alive():
             return {key: figure.result() for key, figure in self._figures.items()}
 
 
 @contextmanager
 def _drawer_alive() -> Iterator[None]:
-    """The pool says that its process died when it is given more, or when it is asked for a figure.
+    """Convert the death of the pool's process into an OutlastError.
 
-    Raises:
-        OutlastError: It died.
+    The pool reports it when it gets another task or when a figure is requested.
     """
     try:
         yield
@@ -143,7 +146,7 @@ def _drawer_alive() -> Iterator[None]:
 
 
 def _begin() -> None:
-    """What takes half a second whatever is drawn, while there is nothing to draw yet."""
+    """Import the drawing modules (about 0.5 s) while there is nothing to draw yet."""
     from outlast import figure_style
     from outlast.fleet.report import report_figures  # noqa: F401
 

@@ -17,7 +17,7 @@ from outlast.fleet.synth.synthetic_files import write_files
 
 
 class SynthReport(msgspec.Struct, frozen=True):
-    """What `--json` prints: the lists of the truth are in truth.json."""
+    """Output of `--json`; the lists of the truth are in truth.json."""
 
     directory: str
     files: list[str]
@@ -36,7 +36,7 @@ def synth(
     nodes: int | None = None,
     json: bool = False,
 ) -> int:
-    """Make the logs of a cluster whose truth is known.
+    """Generate logs of a cluster with known ground truth.
 
     sacct.txt, health.jsonl and tables of nodes, repairs and outages are read by
     `outlast fleet ingest` as those of a real site; mappings are beside them, and
@@ -91,13 +91,13 @@ def _short(truth: GroundTruth) -> dict[str, float | int | str | None]:
     return {name: counts.get(name, each) for name, each in found.items()}
 
 
-def _show(made: SynthReport, *, json: bool) -> None:
+def _show(report: SynthReport, *, json: bool) -> None:
     if json:
-        as_json(made)
+        as_json(report)
         return
-    truth = made.truth
-    say(f"{made.directory}: {', '.join(made.files)}")
-    say(f"{made.jobs:,} attempts of jobs, {made.findings:,} findings")
+    truth = report.truth
+    say(f"{report.directory}: {', '.join(report.files)}")
+    say(f"{report.jobs:,} attempts of jobs, {report.findings:,} findings")
     rate, counted, node_days = truth["r_f"], truth["failures_counted"], truth["node_days"]
     say(
         f"true failure rate of jobs above 128 GPUs: {1000 * float(rate or 0):.2f} per 1000"

@@ -27,7 +27,7 @@ def trace(
     cluster: str | None = None,
     json: bool = False,
 ) -> int:
-    """Find the root cause of a hang: who did not enter what.
+    """Find the root cause of a hang in flight-recorder dumps.
 
     Reads torch's flight-recorder dumps, JSON or pickle. Pickles are never loaded:
     only plain values are read from them.
@@ -61,11 +61,11 @@ def trace(
         raise UsageError(f"--world {world}: from 1 to {_WORLD_MAX:,}")
     if cluster is not None and lake is None:
         raise UsageError(f"--cluster {cluster} goes with --lake")
-    known = read_hosts(hosts) if hosts else None
+    host_names = read_hosts(hosts) if hosts else None
     with progress("dumps") as tell:
         dumps = read_dumps(paths, tell)
     report = analyse_dumps(
-        dumps, world=world, hosts=known, findings=_source(lake, findings, cluster)
+        dumps, world=world, hosts=host_names, findings=_source(lake, findings, cluster)
     )
     if json:
         as_json(report)
@@ -101,15 +101,15 @@ def _print(report: HangReport) -> None:
         say("What stands still besides, because of that or after it:")
     for stuck in others[:_OTHERS]:
         say(f"  {sentence(stuck.said)}")
-    if left := others[_OTHERS:]:
-        say(f"  and {len(left)} more (--json has them)")
+    if rest := others[_OTHERS:]:
+        say(f"  and {len(rest)} more (--json has them)")
     read = f"{len(report.read)} of {report.world} ranks have a dump that can be read"
     say(f"{read}; {format_ranks(report.missing)} not." if report.missing else f"{read}.")
     if report.wrapped:
         say(f"The first records of {format_ranks(report.wrapped)} have been written over.")
     for unread in report.unread[:_OTHERS]:
         say(f"not used: {unread.reason}")
-    if left := report.unread[_OTHERS:]:
-        say(f"and {len(left)} more files (--json has them)")
+    if rest := report.unread[_OTHERS:]:
+        say(f"and {len(rest)} more files (--json has them)")
     for note in report.notes:
         say(f"note: {note}")

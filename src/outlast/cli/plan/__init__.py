@@ -1,10 +1,10 @@
-"""`outlast plan`: questions about failures, one file a command."""
+"""Commands of `outlast plan`, one file each."""
 
 from __future__ import annotations
 
 from outlast.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USAGE, EXIT_USER_ERROR
 
-HELP = f"""What failures will cost a run, what to set and what to buy against it.
+HELP = f"""Predict the cost of failures for a run, and compare settings and purchases.
 
 A scenario is said by flags, by a TOML file with the same keys, or by both
 (flags go first): `outlast plan interval --gpus 16384 --cost 30s`, or
@@ -20,17 +20,20 @@ Exit codes:
 * {EXIT_INTERRUPTED}: interrupted; what was done is printed
 """
 COMMANDS = {
-    "advise": ("advise:advise", "What to set, what it costs, what to buy next."),
-    "compare": ("compare:compare", "Which strategy, and what it comes to."),
-    "interval": ("interval:interval", "How often to save, and how much it matters."),
-    "ettr": ("ettr:ettr", "Which share of time is training, and what it takes to reach one."),
-    "replicas": ("replicas:replicas", "How many copies in memory, and how far they carry."),
-    "size": ("sizing:size", "State, work and save times, from the model and the machine."),
-    "spares": ("spares:spares", "How many nodes should stand by."),
-    "simulate": ("simulate:simulate", "Many runs of one strategy, by quantiles."),
-    "story": ("story:story", "One run, told as `outlast explain` reads it."),
-    "sweep": ("sweep:sweep", "One or two fields varied."),
-    "fields": ("fields:fields", "What a scenario may say, and what is assumed."),
-    "presets": ("presets:presets", "The published failure rates."),
-    "reproduce": ("reproducing:reproduce", "Published tables and figures, computed again."),
+    "advise": ("advise:advise", "Recommend settings and the next purchase, with prices."),
+    "compare": ("compare:compare", "Compare the recovery strategies on one scenario."),
+    "interval": ("interval:interval", "Compute the best save interval and the cost of missing it."),
+    "ettr": ("ettr:ettr", "Compute ETTR, the share of time spent training."),
+    "replicas": (
+        "replicas:replicas",
+        "Compare numbers of in-memory copies: losses, memory, network.",
+    ),
+    "size": ("sizing:size", "Compute state, work and save times of a model on a machine."),
+    "spares": ("spares:spares", "Compute the number of spare nodes that costs least."),
+    "simulate": ("simulate:simulate", "Simulate many runs of one strategy, and print quantiles."),
+    "story": ("story:story", "Simulate one run, and write it for `outlast explain`."),
+    "sweep": ("sweep:sweep", "Vary one or two fields of a scenario."),
+    "fields": ("fields:fields", "List the fields of a scenario and their defaults."),
+    "presets": ("presets:presets", "List published failure rates."),
+    "reproduce": ("reproducing:reproduce", "Recompute published tables and figures."),
 }

@@ -38,7 +38,7 @@ def advise(
     extra: ExtraFlags | None = None,
     **fields: Fields,
 ) -> int:
-    """What to set, what it costs, what to buy next.
+    """Recommend settings and the next purchase, with prices.
 
     And what to find out first: which unknowns would ask for other settings.
 
@@ -52,7 +52,7 @@ def advise(
     """
     path = check_picture(figure)
     scenario = scenario_of(check_fields(fields, advise), file)
-    found = advised(scenario, strategy, extra.asked() if extra else None)
+    found = advised(scenario, strategy, extra.extra_inputs() if extra else None)
     if json:
         as_json(found)
     else:
@@ -67,7 +67,7 @@ def advise(
 def _show(found: Advice) -> None:
     say(Text(found.question, "bold"))
     say(Text(f"failures: {found.failures}", "dim"))
-    _part("Now", {"": found.now.said} if found.now else {})
+    _part("Now", {"": found.now.text} if found.now else {})
     _part("Set", {f"{one.what}: {one.set_to}": one.why for one in found.items})
     _head("What that costs")
     say(table(found.quantities))
@@ -78,9 +78,9 @@ def _show(found: Advice) -> None:
     _head("Worth buying next, all settings tuned anew")
     little = "saves 0.01 %" if found.finishes else "makes the run end"
     say(_buys(worth) if worth else f"  nothing: no input halved or doubled {little}")
-    _part("Besides failures", {_priced(one): one.said for one in found.extras})
+    _part("Besides failures", {_priced(one): one.text for one in found.extras})
     _part("What it depends on", {"": found.matters_most})
-    _part("If it is otherwise", [*(one.said for one in found.doubts[:DOUBTS]), found.sure])
+    _part("If it is otherwise", [*(one.text for one in found.doubts[:DOUBTS]), found.sure])
     _part("Find out", [one.why for one in found.measure])
     say("")
     remarks(found)
@@ -95,9 +95,13 @@ def _head(title: str) -> None:
     say(Text(f"\n{title}", "bold"))
 
 
-def _part(title: str, said: Mapping[str, str] | Sequence[str]) -> None:
-    """A heading, and sentences beside what they are about; nothing where none is said."""
-    rows = list(said.items()) if isinstance(said, Mapping) else [("-", text) for text in said]
+def _part(title: str, sentences: Mapping[str, str] | Sequence[str]) -> None:
+    """Print a heading, and sentences beside their subjects; nothing without sentences."""
+    rows = (
+        list(sentences.items())
+        if isinstance(sentences, Mapping)
+        else [("-", text) for text in sentences]
+    )
     rows = [one for one in rows if one[1]]
     if not rows:
         return
@@ -109,9 +113,9 @@ def _part(title: str, said: Mapping[str, str] | Sequence[str]) -> None:
 
 
 def _ways(found: Advice) -> Table:
-    shown = Table(box=box.SIMPLE_HEAD)
+    grid = Table(box=box.SIMPLE_HEAD)
     for name in ("strategy", "cost", "90 % band", "more", "goodput"):
-        shown.add_column(name, justify="left" if name == "strategy" else "right", no_wrap=True)
+        grid.add_column(name, justify="left" if name == "strategy" else "right", no_wrap=True)
     for one in found.strategies:
         if one.usd is None or one.goodput is None:
             continue
@@ -122,16 +126,16 @@ def _ways(found: Advice) -> Table:
         if one.more_usd and abs(one.more_usd) > TELLING * found.bill.total:
             more = said(one.more_usd, "USD")
         rough = "" if one.how == found.quantities[0].how else f", {one.how}"
-        shown.add_row(
+        grid.add_row(
             f"{one.strategy}{rough}", said(one.usd, "USD"), ends, more, said(one.goodput, "share")
         )
-    return shown
+    return grid
 
 
 def _buys(worth: list[InputSensitivity]) -> Table:
-    shown = Table(box=box.SIMPLE_HEAD)
+    grid = Table(box=box.SIMPLE_HEAD)
     for name in ("", "from", "to", "saves", "goodput"):
-        shown.add_column(name, justify="left" if not name else "right")
+        grid.add_column(name, justify="left" if not name else "right")
     for one in worth:
         turn = one.half if one.buy == "half" else one.double
         if turn is None:
@@ -140,8 +144,8 @@ def _buys(worth: list[InputSensitivity]) -> Table:
         if math.isinf(one.saves_usd):
             saves = f"it ends: {said(turn.usd, 'USD')}"
         points = 100 * one.adds_goodput
-        shown.add_row(
-            one.said, said(one.value, one.unit), said(turn.value, one.unit), saves,
+        grid.add_row(
+            one.label, said(one.value, one.unit), said(turn.value, one.unit), saves,
             f"{points:+.2g} points" if abs(points) >= POINTS_MIN else "",
         )  # fmt: skip
-    return shown
+    return grid

@@ -24,7 +24,7 @@ FORMATS = (".svg", ".png", ".pdf")
 
 
 def show(found: Answer, *, json: bool) -> None:
-    """The whole answer, as one JSON object or for people."""
+    """Print the whole answer, as one JSON object or for people."""
     if json:
         as_json(found)
         return
@@ -35,18 +35,19 @@ def show(found: Answer, *, json: bool) -> None:
 
 
 def table(quantities: list[Quantity]) -> Table:
-    shown = Table(box=box.SIMPLE_HEAD)
+    """Return a table of quantities with their 90 % band and source."""
+    grid = Table(box=box.SIMPLE_HEAD)
     for name in ("", "figure", "90 % band", "source"):
-        shown.add_column(name, justify="right" if name in ("figure", "90 % band") else "left")
+        grid.add_column(name, justify="right" if name in ("figure", "90 % band") else "left")
     for one in quantities:
         source = f"{one.how}: {one.source}" if one.source else one.how
         counted = f" {one.unit}" if one.unit in COUNTED and math.isfinite(one.value) else ""
-        shown.add_row(one.name, format_quantity(one.value, one.unit) + counted, band(one), source)
-    return shown
+        grid.add_row(one.name, format_quantity(one.value, one.unit) + counted, band(one), source)
+    return grid
 
 
 def remarks(found: Answer | Sizing) -> None:
-    """Warnings, and what was assumed."""
+    """Print warnings and assumptions."""
     for warning in found.warnings:
         say(Text(f"warning: {warning}", "yellow"))
     if found.assumed:
@@ -55,13 +56,14 @@ def remarks(found: Answer | Sizing) -> None:
 
 
 def band(one: Quantity) -> str:
+    """Format the 90 % band of a quantity; "" where it has none."""
     if one.low is None or one.high is None:
         return ""
     return f"{format_quantity(one.low, one.unit)} to {format_quantity(one.high, one.unit)}"
 
 
 def check_fields(fields: dict[str, str], command: Callable[..., int]) -> dict[str, str]:
-    """The fields, where none is a flag of the command's own with a typo. Raises UsageError."""
+    """Return the fields. Raises UsageError for a misspelt flag of the command's own."""
     own = [
         one.name for one in signature(command).parameters.values() if one.kind is one.KEYWORD_ONLY
     ]
@@ -74,8 +76,11 @@ def check_fields(fields: dict[str, str], command: Callable[..., int]) -> dict[st
 
 
 def check_picture(path: Path | None, *modules: str) -> Path | None:
-    """Where to draw, checked before anything is computed; `modules` are what the picture needs
-    besides matplotlib. Raises UsageError, ModuleNotFoundError where one is not installed."""
+    """Check a figure's path before anything is computed, and return it.
+
+    `modules`: the modules that the figure needs besides matplotlib. Raises UsageError;
+    ModuleNotFoundError where one is not installed.
+    """
     if path is None:
         return None
     for name in ("matplotlib", *modules):

@@ -48,7 +48,7 @@ def compare(
     picture: Picture = "waterfall",
     **fields: Fields,
 ) -> int:
-    """Which strategy, and what it comes to.
+    """Compare the recovery strategies on one scenario.
 
     All that are possible, on the same simulated failures, beside theory.
 
@@ -74,9 +74,9 @@ def compare(
         and restart time; fan: how far it will be when.
     """
     path = check_picture(figure)
-    seen = _seen(run) if run else None
+    measured = _measured_run(run) if run else None
     check_fields(fields, compare)
-    scenario = scenario_of(_with(fields, seen) if seen and not file else fields, file)
+    scenario = scenario_of(_with(fields, measured) if measured and not file else fields, file)
     from outlast.plan.answers.strategy_comparison import (
         ComparisonRequest,
         expected_simulated_failures,
@@ -84,15 +84,15 @@ def compare(
     from outlast.plan.answers.strategy_comparison import compare as compared
 
     begins, deadline_s = _dates(start, by, within)
-    asked = ComparisonRequest(
+    request = ComparisonRequest(
         seed=seed, replications=_several(replications), start=begins, within_s=deadline_s
     )
-    failures = expected_simulated_failures(scenario, asked.replications)
+    failures = expected_simulated_failures(scenario, request.replications)
     with execution_place(workers, dask, failures) as where, progress("simulated") as tell:
-        found = compared(scenario, asked, seen=seen, place=where, on_progress=tell)
+        found = compared(scenario, request, measured=measured, place=where, on_progress=tell)
     show_comparison(found, json=json)
     if path and found.contenders:
-        _draw(picture, path, scenario, found, asked, seen)
+        _draw(picture, path, scenario, found, request, measured)
     return EXIT_INTERRUPTED if found.interrupted else EXIT_DONE
 
 
@@ -101,17 +101,17 @@ def _draw(
     path: Path,
     scenario: Scenario,
     found: StrategyComparison,
-    asked: ComparisonRequest,
-    seen: MeasuredRun | None,
+    request: ComparisonRequest,
+    measured: MeasuredRun | None,
 ) -> None:
     from outlast.plan.figures import comparison_figures, scale_figures
 
     if picture == "scale":
-        scale_figures.draw_scale(scenario, path, asked.seed)
+        scale_figures.draw_scale(scenario, path, request.seed)
     elif picture == "phases":
         scale_figures.draw_phases(scenario, path)
     elif picture == "fan":
-        comparison_figures.draw_fan(scenario, found, path, start=asked.start, seen=seen)
+        comparison_figures.draw_fan(scenario, found, path, start=request.start, measured=measured)
     else:
         comparison_figures.draw_waterfall(scenario, found, path)
 
@@ -125,29 +125,28 @@ def _several(replications: str | None) -> int | None:
     return runs
 
 
-def _seen(run_dir: Path) -> MeasuredRun:
+def _measured_run(run_dir: Path) -> MeasuredRun:
     from outlast.plan.answers.measured_run import read_measured_run
 
     return read_measured_run(run_dir)
 
 
-def _with(fields: dict[str, str], seen: MeasuredRun) -> dict[str, str]:
-    """Return what was said, and what the run says of what was not; a file of rates goes before the
-    run."""
-    summary, said = seen.summary, {name.replace("_", "-") for name in fields}
+def _with(fields: dict[str, str], measured: MeasuredRun) -> dict[str, str]:
+    """Merge the given fields with those measured on the run; a file of rates overrides the run."""
+    summary, given = measured.summary, {name.replace("_", "-") for name in fields}
     rates = fields.get("rates", "none").strip()
     if rates not in ("", "none"):
-        said |= set(read_rates(Path(rates)).said) - {"gpus-per-node"}
-    own = dict(seen.fields)
-    if "gpus" not in said:
+        given |= set(read_rates(Path(rates)).fields) - {"gpus-per-node"}
+    own = dict(measured.fields)
+    if "gpus" not in given:
         own |= {"gpus": f"{summary.world}", "gpus-per-node": "1", "replica-gpus": "1"}
-    if seen.failures and not said & {"transient", "fatal"}:
-        own |= {"transient": f"{seen.transient:.6f}", "fatal": f"{seen.fatal:.6f}"}
-    return {**{key: text for key, text in own.items() if key not in said}, **fields}
+    if measured.failures and not given & {"transient", "fatal"}:
+        own |= {"transient": f"{measured.transient:.6f}", "fatal": f"{measured.fatal:.6f}"}
+    return {**{key: text for key, text in own.items() if key not in given}, **fields}
 
 
 def _dates(start: str, by: str, within: str) -> tuple[datetime | None, float | None]:
-    """When the run begins, and in how many seconds it is to be done. Raises UsageError."""
+    """Return the start of the run and its time limit in seconds. Raises UsageError."""
     if by and within:
         raise UsageError("--by and --within say the same: give one of them")
     begins = _date("--start", start) if start else None
@@ -174,7 +173,7 @@ def _date(flag: str, text: str) -> datetime:
 
 
 def show_comparison(found: StrategyComparison, *, json: bool) -> None:
-    """The whole comparison, as one JSON object or for people."""
+    """Print the whole comparison, as one JSON object or for people."""
     if json:
         as_json(found)
         return
@@ -204,19 +203,19 @@ def show_comparison(found: StrategyComparison, *, json: bool) -> None:
 
 def _outcomes(found: StrategyComparison) -> Table:
     best = found.contenders[0]
-    shown = _table("", "goodput", "takes", "costs")
+    grid = _table("", "goodput", "takes", "costs")
     for one in found.contenders:
         cells = (_banded(one.goodput), _banded(one.takes), _banded(one.costs))
-        shown.add_row(one.strategy, *cells, style="bold" if one is best else "")
-    return shown
+        grid.add_row(one.strategy, *cells, style="bold" if one is best else "")
+    return grid
 
 
 def _ends(found: StrategyComparison) -> Table:
-    """What the others cost more, how often it fails, and when it ends."""
+    """Return rows: costs of the other strategies, number of failures, finish dates."""
     best = found.contenders[0]
     dated = ["ends"] if best.finish else []
-    asked = [f"in {format_quantity(found.within_s, 's')}"] if found.within_s else []
-    shown = _table("", "costs more", "failures", *dated, *asked)
+    limit = [f"in {format_quantity(found.within_s, 's')}"] if found.within_s else []
+    grid = _table("", "costs more", "failures", *dated, *limit)
     for one in found.contenders:
         row = [Text("") if one is best else _banded(one.dearer), _banded(one.failures)]
         if one.finish:
@@ -224,8 +223,8 @@ def _ends(found: StrategyComparison) -> Table:
             row.append(_two_lines(days[1], f"{days[0]} .. {days[2]}"))
         if one.in_time is not None:
             row.append(Text(format_quantity(one.in_time, "share")))
-        shown.add_row(one.strategy, *row)
-    return shown
+        grid.add_row(one.strategy, *row)
+    return grid
 
 
 def _banded(one: Quantity) -> Text:
@@ -243,20 +242,20 @@ def _two_lines(middle: str, ends: str) -> Text:
 
 
 def _shares(found: StrategyComparison) -> Table:
-    shown = _table("% of wall time, mean", *CAUSES)
+    grid = _table("% of wall time, mean", *CAUSES)
     for one in found.contenders:
-        shown.add_row(
+        grid.add_row(
             one.strategy, *(f"{round(100 * one.shares[cause], 2) + 0.0:.2f}" for cause in CAUSES)
         )
-    return shown
+    return grid
 
 
 def _settings(found: StrategyComparison) -> Table:
-    shown = _table("set", "save", "memory", "spares", "theory", "simulated", "z")
+    grid = _table("set", "save", "memory", "spares", "theory", "simulated", "z")
     for one in found.contenders:
         theory = one.theory
         memory = format_quantity(one.memory_interval_s, "s") if one.memory_interval_s else "-"
-        shown.add_row(
+        grid.add_row(
             one.strategy,
             format_quantity(one.interval_s, "s"),
             memory,
@@ -265,7 +264,7 @@ def _settings(found: StrategyComparison) -> Table:
             "" if theory.differs is None else f"{theory.differs:+.2%}",
             "" if theory.z is None else f"{theory.z:+.1f}",
         )
-    return shown
+    return grid
 
 
 def _observed(found: RunComparison) -> None:
@@ -287,31 +286,31 @@ def _observed(found: RunComparison) -> None:
             ]
         )
     )
-    shown = _table(f"as {found.strategy}", "predicted", "observed", "", "at its rate", "")
+    grid = _table(f"as {found.strategy}", "predicted", "observed", "", "at its rate", "")
     for one in found.rows:
         again = _banded(one.at_its_rate) if one.at_its_rate else Text("")
-        shown.add_row(
+        grid.add_row(
             one.observed.name, _banded(one.predicted), _banded(one.observed),
             _verdict(one.verdict), again, _verdict(one.verdict_at_its_rate),
         )  # fmt: skip
-    say(shown)
+    say(grid)
     say("shares of the time from the first step to the last; more and less: than the band; at its")
     say("rate: predicted once more, for runs that fail as often as this one did")
     if found.believed:
         one = found.believed
-        said = f"{format_quantity(one.value, one.unit)} ({band(one)})"
-        say(f"{one.name}: {said} is to be believed now, from {one.source}")
+        text = f"{format_quantity(one.value, one.unit)} ({band(one)})"
+        say(f"{one.name}: {text} is to be believed now, from {one.source}")
     for note in found.notes:
         say(Text(f"the run's note: {note}", "dim"))
 
 
 def _verdict(one: Verdict | None) -> Text:
-    """How the run compares with the prediction beside it."""
+    """Return one sentence that compares the run with its prediction."""
     return Text(one or "", "" if one == "within" else "yellow")
 
 
 def _table(*columns: str) -> Table:
-    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for number, name in enumerate(columns):
-        shown.add_column(name, justify="right" if number else "left", no_wrap=not number)
-    return shown
+        grid.add_column(name, justify="right" if number else "left", no_wrap=not number)
+    return grid

@@ -22,7 +22,7 @@ def ettr(
     figure: Path | None = None,
     **fields: Fields,
 ) -> int:
-    """Which share of time is training, and what it takes to reach one.
+    """Compute ETTR, the share of time spent training.
 
     Effective training time ratio of checkpoint-restart, by every published
     formula.
@@ -39,8 +39,8 @@ def ettr(
     path = check_picture(figure)
     scenario = scenario_of(check_fields(fields, ettr), file)
     queue_s = span(f"--queue {queue}", queue)
-    wanted = None if target is None else quantities.share(f"--target {target}", target)
-    show(answered(scenario, wanted, queue_s), json=json)
+    goal = None if target is None else quantities.share(f"--target {target}", target)
+    show(answered(scenario, goal, queue_s), json=json)
     if path:
         from outlast.plan.figures.interval_figures import draw_ettr
 

@@ -1,4 +1,4 @@
-"""`outlast plan fields`: what a scenario may say."""
+"""`outlast plan fields`: list of the fields of a scenario."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from outlast.plan.model.scenario import FIELDS
 
 
 def fields(*, json: bool = False) -> int:
-    """What a scenario may say, and what is assumed.
+    """List the fields of a scenario and their defaults.
 
     As flags, or as keys of a TOML file.
 
@@ -22,7 +22,7 @@ def fields(*, json: bool = False) -> int:
     """
     if json:
         as_json([
-            {"key": f.key, "assumed": f.default or None, "group": f.group, "said": f.said}
+            {"key": f.key, "assumed": f.default or None, "group": f.group, "said": f.description}
             for f in FIELDS
         ])  # fmt: skip
         return EXIT_DONE
@@ -33,7 +33,7 @@ def fields(*, json: bool = False) -> int:
     for field in FIELDS:
         table.add_row(
             field.group if field.group != group else "", field.key, field.default or "(say it)",
-            field.said,
+            field.description,
         )  # fmt: skip
         group = field.group
     say(table)

@@ -21,7 +21,7 @@ def interval(
     figure: Path | None = None,
     **fields: Fields,
 ) -> int:
-    """How often to save, and how much it matters.
+    """Compute the best save interval and the cost of missing it.
 
     Parameters
     ----------

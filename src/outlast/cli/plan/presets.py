@@ -14,7 +14,7 @@ from outlast.plan.model.rates import presets as found
 
 
 def presets(*, json: bool = False) -> int:
-    """The published failure rates.
+    """List published failure rates.
 
     Where each is from, and what it means for a job; --failures takes them by
     name.

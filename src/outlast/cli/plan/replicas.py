@@ -19,9 +19,9 @@ from outlast.plan.model.scenario import scenario_of
 
 
 def replicas(file: File = None, /, *, json: Json = False, **fields: Fields) -> int:
-    """How many copies in memory, and how far they carry.
+    """Compare numbers of in-memory copies: losses, memory, network.
 
-    How often the last one is lost, and what copies take.
+    Also prints how often the last copy is lost, and the limits of scaling.
     """
     found = answered(scenario_of(check_fields(fields, replicas), file))
     if json:
@@ -36,12 +36,12 @@ def replicas(file: File = None, /, *, json: Json = False, **fields: Fields) -> i
 
 
 def _rows(rows: Sequence[CopiesRow]) -> Table:
-    shown = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0))
+    grid = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0))
     for name in ("copies", "all lost every", "in a run", "by Epoch AI", "memory a GPU",
                  "network a GPU", "goodput"):  # fmt: skip
-        shown.add_column(name, justify="right")
+        grid.add_column(name, justify="right")
     for one in rows:
-        shown.add_row(
+        grid.add_row(
             str(one.copies),
             format_quantity(one.lost_every_s, "s"),
             format_quantity(one.losses, "times"),
@@ -50,4 +50,4 @@ def _rows(rows: Sequence[CopiesRow]) -> Table:
             format_quantity(one.network_per_gpu_bytes_per_s, "bytes/s"),
             format_quantity(one.goodput, "share"),
         )
-    return shown
+    return grid

@@ -1,4 +1,4 @@
-"""`outlast plan reproduce`: the figures of five published documents, computed again."""
+"""`outlast plan reproduce`: recomputed figures of five published documents."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WHOLE_MIN, WHOLE_MAX = 1e5, 1e10  # between them figures are printed to the last
 
 
 def reproduce(*documents: str, json: bool = False) -> int:
-    """Published tables and figures, computed again.
+    """Recompute published tables and figures.
 
     All of five documents; where one of them differs, and why.
 
@@ -47,7 +47,7 @@ def reproduce(*documents: str, json: bool = False) -> int:
 
 
 def _show(title: str, found: list[ReproducedFigure]) -> None:
-    """A document's rows, and its notes below them: each of them once."""
+    """Print a document's rows, and each of its notes once below them."""
     notes = {why: number for number, why in enumerate(dict.fromkeys(_whys(found)), 1)}
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, expand=True)
     table.add_column("quantity", ratio=1)
@@ -84,5 +84,5 @@ def _published(says: float | str | None) -> str:
 
 
 def _number(value: float) -> str:
-    """Five digits, or all whole ones."""
+    """Format a number with five digits, or all digits of a whole one."""
     return f"{value:,.0f}" if WHOLE_MIN <= abs(value) < WHOLE_MAX else f"{value:,.5g}"

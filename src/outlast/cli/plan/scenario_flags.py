@@ -58,7 +58,7 @@ def _extra(text: str, name: str | None = None) -> Parameter:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class ExtraFlags:
-    """Costs of a run besides failures, as flags of `advise`."""
+    """Flags of `advise` for costs of a run besides failures."""
 
     silent_every: Annotated[
         str | None, _extra("Between errors of the job that nothing reports, as in 20d.")
@@ -85,8 +85,8 @@ class ExtraFlags:
         str, _extra("Share of failures that a save on local drives survives.")
     ] = "50%"
 
-    def asked(self) -> ExtraInputs:
-        """Read the flags. Raises ConfigError, UsageError, naming the one that cannot be."""
+    def extra_inputs(self) -> ExtraInputs:
+        """Parse the flags. Raises ConfigError, UsageError, naming the invalid one."""
 
         def seconds(flag: str, text: str | None, *, least_s: float = 0.0) -> float | None:
             found = None if text is None else span(f"--{flag} {text}", text)

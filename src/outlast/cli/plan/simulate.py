@@ -47,7 +47,7 @@ def simulate(
     json: Json = False,
     **fields: Fields,
 ) -> int:
-    """Many runs of one strategy, by quantiles.
+    """Simulate many runs of one strategy, and print quantiles.
 
     How long, how dear, and what failures cost. All runs are at the failure rate
     as it is said; `outlast plan compare` is unsure of it, too.
@@ -87,11 +87,11 @@ def _simulated(
     from outlast.plan.simulate.scenario_job import job_of
 
     failures = runs * expected_failures(job_of(scenario, strategy))
-    said = result_tables.provenance(scenario, strategy=strategy, seed=seed, replications=runs)
+    metadata = result_tables.provenance(scenario, strategy=strategy, seed=seed, replications=runs)
     with (
         place(failures) as where,
         progress("replications") as tell,
-        result_rows.write_runs(path, said) as write,
+        result_rows.write_runs(path, metadata) as write,
     ):
         done = 0
 
@@ -120,13 +120,13 @@ def _show(found: RunDistribution, *, json: bool) -> None:
         f"{cut}{format_count(found.replications, 'run')}, seed {found.seed}; a save every"
         f" {span(found.interval_s)}{memory}; {format_count(found.spares, 'spare')}"
     )
-    shown = Table(box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
+    grid = Table(box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
     for name in ("", "mean", "error", "P5", "median", "P95", "theory", "z"):
-        shown.add_column(name, justify="right" if name else "left", no_wrap=True)
+        grid.add_column(name, justify="right" if name else "left", no_wrap=True)
     for one in found.tallies:
         if one.high or one.mean:
-            shown.add_row(*_row(one))
-    say(shown)
+            grid.add_row(*_row(one))
+    say(grid)
     remarks(found)
 
 

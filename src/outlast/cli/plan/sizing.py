@@ -48,7 +48,7 @@ def _flag(text: str, key: str = "") -> Parameter:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class MachineFlags:
-    """GPUs, links and storage, as flags."""
+    """Flags for GPUs, links and storage."""
 
     gpus: Annotated[str, _flag("GPUs of the job, as in 16384 or 16k.")]
     gpus_per_node: Annotated[
@@ -72,7 +72,7 @@ class MachineFlags:
     )
 
     def machine(self, precision: Precision) -> MachineSpec:
-        """Read the flags. Raises ConfigError, UsageError, naming the one that cannot be."""
+        """Parse the flags. Raises ConfigError, UsageError, naming the invalid one."""
 
         def text(key: str) -> str:
             return getattr(self, key.replace("-", "_")) or _DEFAULTS[key]
@@ -84,11 +84,11 @@ class MachineFlags:
         mfu = quantities.share(f"--mfu {text('mfu')}", text("mfu"))
         each = self.gpus_per_node or str(min(GPUS_PER_NODE, max(gpus, 1)))
         per_node = quantities.count(f"--gpus-per-node {each}", each)
-        for key, said, value in (
+        for key, value_text, value in (
             ("gpus", self.gpus, gpus), ("mfu", text("mfu"), mfu), ("gpus-per-node", each, per_node),
         ):  # fmt: skip
             if not value:
-                raise ConfigError(f"--{key} {said} must be above 0")
+                raise ConfigError(f"--{key} {value_text} must be above 0")
         device = self.device or "h100"
         return MachineSpec(
             gpus=gpus,
@@ -106,7 +106,7 @@ class MachineFlags:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class ModelFlags:
-    """Parameters and tokens, as flags."""
+    """Flags for parameters and tokens."""
 
     parameters: Annotated[str, _flag("Of the model, as in 405B.")]
     active: Annotated[
@@ -133,11 +133,13 @@ class ModelFlags:
     ] = None
 
     def model(self, gpus: int) -> ModelSpec:
-        """Read the flags. Raises ConfigError, naming the one that cannot be."""
-        parameters, held = _large("--parameters", self.parameters), gpus
+        """Parse the flags. Raises ConfigError, naming the invalid one."""
+        parameters, replica_gpus = _large("--parameters", self.parameters), gpus
         if self.replica_gpus is not None:
-            held = quantities.count(f"--replica-gpus {self.replica_gpus}", self.replica_gpus)
-        if not held:
+            replica_gpus = quantities.count(
+                f"--replica-gpus {self.replica_gpus}", self.replica_gpus
+            )
+        if not replica_gpus:
             raise ConfigError(f"--replica-gpus {self.replica_gpus} must be above 0")
         each_bytes: float = BYTES_PER_PARAMETER[self.precision or "bf16"]
         if (each := self.bytes_per_parameter) is not None:
@@ -152,27 +154,27 @@ class ModelFlags:
             tokens=_large("--tokens", self.tokens) if self.tokens else tokens_of(parameters),
             each_bytes=each_bytes,
             batch_tokens=_large("--batch-tokens", self.batch_tokens or _DEFAULTS["batch-tokens"]),
-            replica_gpus=held,
+            replica_gpus=replica_gpus,
         )
 
 
 def _assumed(
     of: ModelFlags, on: MachineFlags, model: ModelSpec, machine: MachineSpec
 ) -> list[Assumed]:
-    """Return the flags that were not given, and what they were taken for."""
+    """Return the flags that were not given, with their defaults."""
     follow = {
         "tokens": format_quantity(model.tokens, ""), "replica-gpus": str(model.replica_gpus),
         "gpus-per-node": str(machine.gpus_per_node),
     }  # fmt: skip
-    said = vars(of) | vars(on)
+    values = vars(of) | vars(on)
     texts = _DEFAULTS | follow
     return [
-        Assumed(key, text) for key, text in texts.items() if said[key.replace("-", "_")] is None
+        Assumed(key, text) for key, text in texts.items() if values[key.replace("-", "_")] is None
     ]
 
 
 def size(*, of: ModelFlags, on: MachineFlags, out: Path | None = None, json: Json = False) -> int:
-    """State, work and save times, from the model and the machine.
+    """Compute state, work and save times of a model on a machine.
 
     A scenario for the other commands: `outlast plan size ... --out run.toml`,
     then `outlast plan advise run.toml`.
@@ -202,7 +204,7 @@ def size(*, of: ModelFlags, on: MachineFlags, out: Path | None = None, json: Jso
 
 
 def _large(flag: str, text: str) -> float:
-    """A number above 0, as in 405B or 15.6T. Raises ConfigError."""
+    """Parse a number above 0, as in 405B or 15.6T. Raises ConfigError."""
     match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,20})?)\s*([kKMBGT]?)", text.strip())
     if match is None or not float(match[1]):
         raise ConfigError(f"{flag} {text} needs a number above 0, as in 405B or 15.6T")

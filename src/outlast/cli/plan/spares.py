@@ -29,7 +29,7 @@ def spares(
     figure: Path | None = None,
     **fields: Fields,
 ) -> int:
-    """How many nodes should stand by.
+    """Compute the number of spare nodes that costs least.
 
     For a job that waits for them, and for one that goes on.
 
@@ -48,7 +48,7 @@ def spares(
         say(Text(f"failures: {found.failures}", "dim"))
         say(table(found.quantities))
         say(_rows(found.rows))
-        for sentence in found.said:
+        for sentence in found.conclusions:
             say(Text(sentence))
         remarks(found)
     if path:
@@ -59,17 +59,17 @@ def spares(
 
 
 def _rows(rows: Sequence[SparesRow]) -> Table:
-    shown = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0))
+    grid = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0))
     for name in ("spares", "short", "job\nwaits", "at a\ncost", "goes on\nat", "at a\ncost"):
-        shown.add_column(Text(name), justify="right", no_wrap=True)
-    shown.add_column("")
+        grid.add_column(Text(name), justify="right", no_wrap=True)
+    grid.add_column("")
     for one in rows:
-        shown.add_row(
+        grid.add_row(
             f"{one.spares:,}", _share(one.short), _share(one.stalled),
             in_words(one.stalling_usd, "USD"), _share(one.up),
             in_words(one.dropping_usd, "USD"), Text("\n".join(one.names)),
         )  # fmt: skip
-    return shown
+    return grid
 
 
 def _share(value: float) -> str:

@@ -32,7 +32,7 @@ def story(
     json: Json = False,
     **fields: Fields,
 ) -> int:
-    """One run, told as `outlast explain` reads it.
+    """Simulate one run, and write it for `outlast explain`.
 
     A run directory for `outlast explain`, `summary` and `events`, decided by
     the controller that `outlast run` has. It is one of the runs of `outlast
@@ -61,12 +61,12 @@ def story(
     scenario = scenario_of(check_fields(fields, story), file)
     job = bound_failures(job_of(scenario, strategy), predict(scenario, strategy))
     with interruption() as interrupted:
-        told = narrate(job, seed=seed, replication=replication, run_dir=to, stopped=interrupted)
-        code = EXIT_INTERRUPTED if interrupted() and told.outcome != "done" else EXIT_DONE
+        narrated = narrate(job, seed=seed, replication=replication, run_dir=to, stopped=interrupted)
+        code = EXIT_INTERRUPTED if interrupted() and narrated.outcome != "done" else EXIT_DONE
     if json:
-        as_json({"run_dir": str(to), **told._asdict()})
+        as_json({"run_dir": str(to), **narrated._asdict()})
         return code
-    _show(told, to)
+    _show(narrated, to)
     remarks(answer("", scenario, [], [], matters(strategy) | {"step"}))
     return code
 
@@ -80,12 +80,12 @@ def _must_be_new(to: Path) -> None:
     raise UsageError(f"--to {to} is there already; nothing was written; name a new directory")
 
 
-def _show(told: NarratedRun, to: Path) -> None:
-    tallies = told.tallies
-    say(Text(f"{_OUTCOME[told.outcome]} {format_quantity(told.ended_s, 's')}", "bold"))
-    if told.why:
-        say(told.why)
-    ways = ", ".join(f"{count} x {rung}" for rung, count in told.rungs.items())
+def _show(narrated: NarratedRun, to: Path) -> None:
+    tallies = narrated.tallies
+    say(Text(f"{_OUTCOME[narrated.outcome]} {format_quantity(narrated.ended_s, 's')}", "bold"))
+    if narrated.why:
+        say(narrated.why)
+    ways = ", ".join(f"{count} x {rung}" for rung, count in narrated.rungs.items())
     stops = format_count(int(tallies["incidents"]), "stop")
     say(
         f"{format_count(int(tallies['failures']), 'failure')}, {stops}"

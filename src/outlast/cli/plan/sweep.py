@@ -46,7 +46,7 @@ def sweep(
     measure: Literal["goodput", "dollars"] = "goodput",
     **fields: Fields,
 ) -> int:
-    """One or two fields varied.
+    """Vary one or two fields of a scenario.
 
     What theory says of each point, and runs there.
 
@@ -68,31 +68,31 @@ def sweep(
     """
     path, picture = result_tables.check_target(out), check_picture(figure)
     runs = quantities.count(f"--replications {replications}", replications)
-    wanted = sweep_points(check_fields(fields, sweep), file, over, strategies_of(strategy))
+    points = sweep_points(check_fields(fields, sweep), file, over, strategies_of(strategy))
     with (
-        execution_place(workers, dask, _failures(wanted, runs)) as where,
+        execution_place(workers, dask, _failures(points, runs)) as where,
         progress("runs") as tell,
     ):
         found = swept(
-            wanted, runs, seed=seed, executor=where.executor, in_flight=where.in_flight,
+            points, runs, seed=seed, executor=where.executor, in_flight=where.in_flight,
             on_progress=tell,
         )  # fmt: skip
     _show(found, json=json)
     if path:
         from outlast.plan.simulate import result_rows  # numpy takes a while to import
 
-        result_rows.write_points(path, wanted, found)
+        result_rows.write_points(path, points, found)
     if picture:
         from outlast.plan.figures.sweep_figure import draw
 
-        draw(wanted, found, measure, picture)
+        draw(points, found, measure, picture)
     if any(one.failed for one in found.points):
         return EXIT_USER_ERROR
     return EXIT_INTERRUPTED if found.interrupted else EXIT_DONE
 
 
 def _failures(wanted: list[SweepPoint], runs: int) -> float:
-    """To simulate, roughly: theory's are not known yet."""
+    """Estimate the failures to simulate, before theory has computed them."""
     each = (
         2 * one.scenario.failures.per_gpu_s * one.scenario.gpus * one.scenario.work_s
         for one in wanted
@@ -105,22 +105,22 @@ def _show(found: Sweep, *, json: bool) -> None:
         as_json(found)
         return
     alone = found.strategies[0] if len(found.strategies) == 1 else None
-    runs = f"{format_count(found.asked, 'run')} each, seed {found.seed}"
-    how = runs if found.asked else "by theory alone"
+    runs = f"{format_count(found.requested, 'run')} each, seed {found.seed}"
+    how = runs if found.requested else "by theory alone"
     say(Text(found.question, "bold"))
     say(Text(f"failures: {found.failures}", "dim"))
     say(f"{f'{alone}: ' if alone else ''}{format_count(len(found.points), 'point')}, {how}")
-    shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    grid = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for key in found.over:
-        shown.add_column(key, justify="right")
+        grid.add_column(key, justify="right")
     if not alone:
-        shown.add_column("strategy", no_wrap=True)
-    for name in ("saves\nevery", "goodput", *["90 % of runs"] * bool(found.asked), "costs"):
-        shown.add_column(Text(name), justify="right")
+        grid.add_column("strategy", no_wrap=True)
+    for name in ("saves\nevery", "goodput", *["90 % of runs"] * bool(found.requested), "costs"):
+        grid.add_column(Text(name), justify="right")
     for one in found.points:
         named = (*one.values.values(), *[one.strategy] * (not alone))
-        shown.add_row(*named, *_cells(one, runs=bool(found.asked)))
-    say(shown)
+        grid.add_row(*named, *_cells(one, runs=bool(found.requested)))
+    say(grid)
     remarks(found)
 
 

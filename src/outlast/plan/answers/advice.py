@@ -13,8 +13,11 @@ from outlast.plan.model.ladder_costs import Strategy
 
 
 class Bill(msgspec.Struct, frozen=True, kw_only=True):
-    """Dollars. `ideal`: the work alone, where nothing fails and nothing is saved; the others are
-    what comes on top, and sum with it to `total`."""
+    """Dollars by cause.
+
+    `ideal`: the work alone, without failures and saves; the others are added to it, and all sum to
+    `total`.
+    """
 
     total: float
     ideal: float
@@ -28,7 +31,7 @@ class Bill(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CurrentCost(msgspec.Struct, frozen=True, kw_only=True):
-    """What the scenario says is set at the moment, and what the advice saves on it."""
+    """Cost of the settings that the scenario states, and the saving by the advised ones."""
 
     strategy: Strategy
     interval_s: float
@@ -37,12 +40,15 @@ class CurrentCost(msgspec.Struct, frozen=True, kw_only=True):
     bill: Bill
     saves_usd: float
     how: How
-    said: str
+    text: str = msgspec.field(name="said")
 
 
 class AdviceItem(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing to set. `value`: None for words. `saves_usd`: on what is said to be set now, with
-    all else as advised; None where nothing is said."""
+    """One setting of the advice.
+
+    `value`: None where the setting is a word. `saves_usd`: over the setting in use, with all else
+    as advised; None where none is stated.
+    """
 
     what: Literal["strategy", "interval", "memory-interval", "copies", "spares"]
     set_to: str
@@ -54,9 +60,11 @@ class AdviceItem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StrategyOption(msgspec.Struct, frozen=True, kw_only=True):
-    """A strategy at its best for the mean rate. `low_usd`, `high_usd`: with the same settings at
-    the ends of the rate's 90 % band; None where it has none. `why_not`: it cannot be had, and has
-    no figures."""
+    """A strategy at its best for the mean rate.
+
+    `low_usd`, `high_usd`: with the same settings at the ends of the rate's 90 % band; None where it
+    has none. `why_not`: reason why it is impossible; it then has no figures.
+    """
 
     strategy: Strategy
     why_not: str = ""
@@ -70,26 +78,31 @@ class StrategyOption(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AdviceDoubt(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that is not known; if it is as `unknown` says, the advice costs `regret_usd` more
-    than the best advice would, which is `strategy`."""
+    """An unknown that may change the advice.
+
+    If it is as `unknown` describes, the advice costs `regret_usd` more than the best advice would,
+    which is `strategy`.
+    """
 
     unknown: str
     strategy: Strategy
     regret_usd: float
-    said: str
+    text: str = msgspec.field(name="said")
 
 
 class NextMeasure(msgspec.Struct, frozen=True, kw_only=True):
-    """What to find out next, and what for."""
+    """An unknown to measure next, and its effect on the advice."""
 
     what: str
     why: str
 
 
 class Advice(Answer, frozen=True, kw_only=True):
-    """For one scenario. Where no run ends there are no items, and prices are infinite. `sure`: how
-    little the advice may be wrong by, besides `doubts`. `extras`: what was asked for besides
-    failures."""
+    """Advice for one scenario.
+
+    Where no run ends there are no items, and prices are infinite. `sure`: bound of the error of the
+    advice besides `doubts`. `extras`: requested costs besides failures.
+    """
 
     finishes: bool
     now: CurrentCost | None

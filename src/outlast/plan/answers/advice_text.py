@@ -65,7 +65,7 @@ def describe_current(
     scenario: Scenario, here: Prediction, spent: Bill, saves_usd: float, best_usd: float, *,
     named: bool,
 ) -> str:  # fmt: skip
-    """What is set at the moment, where its money goes, and what changing it saves."""
+    """Describe the current settings, their costs by cause, and the saving by a change."""
     taken = "" if named else " (taken: no --strategy says what it does after a failure)"
     saving = (
         f"{here.strategy}{taken} with a durable save every {format_quantity(here.interval_s, 's')}"
@@ -92,25 +92,27 @@ def describe_current(
 
 
 def describe_strategy(at: BestSettings) -> str:
-    """What it does, and what the others cost."""
+    """Describe the strategy and the extra cost of the others."""
     others = sorted((one for one in at.found if one is not at.taken), key=lambda one: one.usd)
     close = CLOSE * at.taken.usd
     same: list[Strategy] = [one.strategy for one in others if abs(one.usd - at.taken.usd) <= close]
-    said: list[str] = []
+    sentences: list[str] = []
     if same:
-        said.append(f"{_listed(same)} {'saves' if len(same) == 1 else 'save'} nothing more")
+        sentences.append(f"{_listed(same)} {'saves' if len(same) == 1 else 'save'} nothing more")
     for one in others:
         more = one.usd - at.taken.usd
         if math.isinf(more):
-            said.append(f"{one.strategy} does not end")
+            sentences.append(f"{one.strategy} does not end")
         elif more > close:
-            said.append(f"{one.strategy} costs {_usd(more)} more")
+            sentences.append(f"{one.strategy} costs {_usd(more)} more")
         elif more < -close:
             less = (
                 f"{one.strategy} may cost {_usd(-more)} less by a formula that does not hold here"
             )
-            said.append(f"{less} (`pip install 'outlast[plan]'` has it simulated)")
-    text = " ".join([DOES[at.taken.strategy], *([_sentence("; ".join(said)) + "."] * bool(said))])
+            sentences.append(f"{less} (`pip install 'outlast[plan]'` has it simulated)")
+    text = " ".join(
+        [DOES[at.taken.strategy], *([_sentence("; ".join(sentences)) + "."] * bool(sentences))]
+    )
     if at.taken.strategy not in RUN_CANNOT:
         return text
     least = next((one for one in others if one.strategy not in RUN_CANNOT), None)
@@ -129,7 +131,7 @@ def _listed(names: Sequence[Strategy]) -> str:
 def describe_interval(
     scenario: Scenario, settings: TunedSettings, zone: Zone | None, saves_usd: float | None
 ) -> str:
-    """How long to work between durable saves, and how much it matters where that is known."""
+    """Describe the interval between durable saves, and its flatness where that is known."""
     at_s = settings.interval_s
     if at_s >= scenario.work_s * (1 - CLOSE):
         text = "One durable save, at the end: next to no failure goes back to storage."
@@ -157,6 +159,7 @@ def describe_interval(
 
 
 def describe_memory(scenario: Scenario) -> str:
+    """Describe the interval between copies in memory."""
     blocks = format_quantity(scenario.memory_cost_s, "s")
     return (
         f"A version in memory after so much work, each blocking {blocks}; a failure undoes half of"
@@ -165,55 +168,58 @@ def describe_memory(scenario: Scenario) -> str:
 
 
 def describe_copies(scenario: Scenario, settings: TunedSettings) -> str:
-    """How often all of them are lost, and what they take."""
+    """Describe the rate at which all copies are lost, and their memory."""
     rate = loss_rate_per_s(scenario, settings.copies)
-    held = memory_per_gpu_bytes(scenario, settings.copies)
+    memory_bytes = memory_per_gpu_bytes(scenario, settings.copies)
     lost = format_quantity(1 / rate if rate else math.inf, "s")
     every = lost if lost == "never" else f"every {lost} of running"
     return (
         f"Nodes that hold each part; the last of a part is lost {every}. They take"
-        f" {format_quantity(held, 'bytes')} of memory a GPU, with a new version beside the last."
+        f" {format_quantity(memory_bytes, 'bytes')} of memory a GPU, with a new version beside the"
+        " last."
     )
 
 
 def describe_spares(
     scenario: Scenario,
-    held: CheapestSpares,
+    stock: CheapestSpares,
     there: Prediction,
     trap_usd: float,
     saves_usd: float | None,
     settings: TunedSettings,
 ) -> str:
-    """How many, and why not as many as are in repair on the average. `there`: with that many;
-    `trap_usd`: how much more it is with as many as are in repair on the average."""
-    if not held.in_repair:
+    """Describe the number of spares, and its difference from the mean number in repair.
+
+    `there`: the prediction with that number; `trap_usd`: extra cost of the mean number in repair.
+    """
+    if not stock.in_repair:
         return "No failure takes a node."
-    trap = round(held.in_repair)
-    mean = f"{trap:,}" if held.in_repair >= WHOLE_MIN else f"{held.in_repair:.3g}"
+    trap = round(stock.in_repair)
+    mean = f"{trap:,}" if stock.in_repair >= WHOLE_MIN else f"{stock.in_repair:.3g}"
     text = f"{mean} {'node is' if mean == '1' else 'nodes are'} in repair on the average"
-    if held.racks:
+    if stock.racks:
         text += ", and a rack takes several at once: so many cost least."
-    elif not held.best:
-        waits = format_quantity(spare_theory.stalled_share(0, held.in_repair), "share")
+    elif not stock.best:
+        waits = format_quantity(spare_theory.stalled_share(0, stock.in_repair), "share")
         text += f": without a spare the run waits {waits} of the time, and one would cost more."
     else:
-        waits = format_quantity(spare_theory.stalled_share(trap, held.in_repair), "share")
+        waits = format_quantity(spare_theory.stalled_share(trap, stock.in_repair), "share")
         more = f"cost {_usd(trap_usd)} more" if trap_usd > 0 else "cost next to nothing less"
         more = "not end in ages" if math.isinf(trap_usd) else more
         text += (
             f"; with {format_count(trap, 'spare')} the run would wait {waits} of the time"
             f" and {more}."
         )
-        if held.known != held.best:
-            text += f" Were the failure rate known to be its mean, {held.known:,} would do."
-    if saves_usd is None or scenario.spares is None or scenario.spares == held.best:
+        if stock.known != stock.best:
+            text += f" Were the failure rate known to be its mean, {stock.known:,} would do."
+    if saves_usd is None or scenario.spares is None or scenario.spares == stock.best:
         return text
     by = "" if there.strategy == settings.strategy else f", with {there.strategy},"
     return f"{text} There are {scenario.spares:,}: the change{by} saves {_usd(saves_usd)}."
 
 
 def describe_main_inputs(found: list[InputSensitivity]) -> str:
-    """Of what is not free to set."""
+    """Describe the inputs, not free to set, that move the price most."""
     if not found or found[0].swing_usd == 0:
         return ""
     most = found[0]
@@ -223,27 +229,29 @@ def describe_main_inputs(found: list[InputSensitivity]) -> str:
     ]  # fmt: skip
     costs = " and ".join(ends)
     verb = "the run costs " if costs.startswith("$") else "the run "
-    return f"The {most.said} matters most: {verb}{costs}."
+    return f"The {most.label} matters most: {verb}{costs}."
 
 
 def describe_rarer(times: float, usd: float) -> str:
-    """What makes a run end that does not."""
+    """Describe the failure rate at which a run that does not end would end."""
     return f"Were failures {times:g} times as rare, the run would end, for {_usd(usd)}."
 
 
 def describe_rate(times: float, probability: float) -> str:
+    """Describe a failure rate `times` the expected one, at quantile `probability`."""
     often = f"{times:.2g} times as often" if times > 1 else f"{1 / times:.2g} times as rarely"
     return f"GPUs fail {often} as expected (the {100 * probability:g} % end of the band)"
 
 
 def describe_input(lever: InputSensitivity, turn: InputVariation) -> str:
+    """Describe an input and its varied value."""
     source = "given" if lever.given else "assumed"
     here, there = format_quantity(lever.value, lever.unit), format_quantity(turn.value, lever.unit)
-    return f"the {lever.said} is {there}, not the {source} {here}"
+    return f"the {lever.label} is {there}, not the {source} {here}"
 
 
 def describe_doubt(unknown: str, turn: InputVariation, settings: TunedSettings) -> str:
-    """What would have been the thing to do, and what not doing it costs."""
+    """Describe the settings that another input calls for, and the cost of not choosing them."""
     then = turn.settings
     changes = [then.strategy] if then.strategy != settings.strategy else []
     if _far(then.interval_s, settings.interval_s) or not changes:
@@ -262,7 +270,7 @@ def _far(value: float, other: float) -> bool:
 
 
 def describe_certainty(doubts: list[AdviceDoubt], rest: float, at: BestSettings) -> str:
-    """What is left of doubt besides what is told. `rest`: as a share of the price."""
+    """Describe the uncertainty beside the doubts listed. `rest`: a share of the price."""
     most = f"at most {format_quantity(rest, 'share')}" if rest else "nothing"
     where = "with any input halved or doubled"
     if at.scenario.failures.weight_failures != EXACT:
@@ -275,10 +283,11 @@ def describe_certainty(doubts: list[AdviceDoubt], rest: float, at: BestSettings)
 def next_measures(
     scenario: Scenario, found: list[InputSensitivity], at: BestSettings
 ) -> list[NextMeasure]:
-    """What to find out next: the failure rate, and what was assumed and moves the price."""
+    """Return the unknowns to measure next: the failure rate, and assumed inputs that move the
+    price."""
     rate = scenario.failures
     unsure = rate.weight_failures <= SURER_MAX or rate.weight_failures == EXACT
-    told = [_count(scenario)] if unsure else []
+    measures = [_count(scenario)] if unsure else []
     assumed = [
         one for one in found
         if not one.given and one.key not in ("failures", "replica-gpus")
@@ -289,10 +298,10 @@ def next_measures(
         if math.isinf(one.swing_usd):
             moves = "half or double decides whether the run ends"
         taken = format_quantity(one.value, one.unit)
-        told.append(
-            NextMeasure(what=one.key, why=f"The {one.said}: {taken} is assumed, and {moves}.")
+        measures.append(
+            NextMeasure(what=one.key, why=f"The {one.label}: {taken} is assumed, and {moves}.")
         )
-    return told
+    return measures
 
 
 def _count(scenario: Scenario) -> NextMeasure:
@@ -315,8 +324,10 @@ def _count(scenario: Scenario) -> NextMeasure:
 
 
 def failures_to_halve(weight: float) -> int:
-    """How many more failures make the 90 % band of a rate half as wide, relative to the rate; it
-    is Gamma distributed with this shape. The least number that does."""
+    """Return the least number of further failures that halves the 90 % band of a rate.
+
+    The band is relative to the rate, which is Gamma distributed with this shape.
+    """
     target, low, high = _width(weight) / 2, 0, 1
     while _width(weight + high) > target:
         low, high = high, 2 * high
@@ -334,7 +345,7 @@ def _width(weight: float) -> float:
 
 
 def advice_warnings(scenario: Scenario, at: BestSettings) -> list[str]:
-    """What the advice leaves out, and the premises that do not hold."""
+    """Return the effects that the advice leaves out, and the premises that do not hold."""
     found = list(at.taken.warnings)
     if scenario.nodes == 1:
         found.append("one node: copies in memory and live replicas go with it")

@@ -53,10 +53,13 @@ FRAGILE = 0.01  # of the price: what a wrong guess may cost before it is told
 
 
 def advise(
-    scenario: Scenario, in_use: Strategy | None = None, asked: ExtraInputs | None = None
+    scenario: Scenario, in_use: Strategy | None = None, extras: ExtraInputs | None = None
 ) -> Advice:
-    """`in_use`: the strategy at the moment; checkpoint-restart where a scenario says an interval
-    and nobody says with what. Raises UsageError where `in_use` cannot be."""
+    """Return the advice for a scenario.
+
+    `in_use`: the present strategy; checkpoint-restart where a scenario has an interval and no
+    strategy is given. Raises UsageError where `in_use` is impossible.
+    """
     open_ = _with_copies(replace(scenario, interval_s=None, memory_interval_s=None))
     at = best_settings(open_)
     settings = settings_of(at.scenario, at.taken)
@@ -89,12 +92,12 @@ def advise(
         doubts=doubts if finishes else [],
         sure=advice_text.describe_certainty(doubts, rest, at) if finishes else "",
         measure=advice_text.next_measures(scenario, found, at),
-        extras=tuple(extra_costs(at.scenario, at.taken, asked)) if asked else (),
+        extras=tuple(extra_costs(at.scenario, at.taken, extras)) if extras else (),
     )
 
 
 def _rarer(open_: Scenario) -> str:
-    """How much rarer failures would have to be for the run to end."""
+    """Return the factor by which failures would have to be rarer for the run to end."""
     rate = open_.failures
     for times in (2.0**power for power in range(1, RARER_POWER_MAX)):
         there = replace(open_, failures=replace(rate, per_gpu_s=rate.per_gpu_s / times))
@@ -105,7 +108,7 @@ def _rarer(open_: Scenario) -> str:
 
 
 def make_bill(scenario: Scenario, of: Prediction) -> Bill:
-    """What `of`, predicted for `scenario`, costs, by what it goes on. Infinite without an end."""
+    """Return the cost of the prediction `of` for `scenario`, by cause. Infinite without an end."""
     working = scenario.gpus / (scenario.gpus + of.spares * scenario.gpus_per_node)
     shares = of.outcome
 
@@ -121,7 +124,7 @@ def make_bill(scenario: Scenario, of: Prediction) -> Bill:
 
 
 def _with_copies(scenario: Scenario) -> Scenario:
-    """With the fewest copies, of those that divide the nodes, that cost no more than others."""
+    """Choose the fewest copies, among divisors of the nodes, that cost no more than others."""
     if "copies" not in scenario.assumed or scenario.copies < 2:
         return scenario
     fitting = [many for many in COPIES if scenario.nodes % many == 0] or [scenario.copies]
@@ -132,7 +135,10 @@ def _with_copies(scenario: Scenario) -> Scenario:
 
 
 def _quantities(at: BestSettings, settings: TunedSettings) -> list[Quantity]:
-    """With the settings kept where the rate's band leads: nobody knows the true rate."""
+    """Return the quantities, with settings fixed over the rate's band.
+
+    The true rate is unknown when settings are chosen.
+    """
     here = with_settings(at.scenario, settings)
     predicted = partial(price_strategy, strategy=settings.strategy)
     make = partial(quantity_with_band, how=at.taken.how, source="", scenario=here)
@@ -186,7 +192,7 @@ def _current_cost(
         bill=spent,
         saves_usd=saves,
         how=here.how,
-        said=advice_text.describe_current(
+        text=advice_text.describe_current(
             scenario, here, spent, saves, at.taken.usd, named=in_use is not None
         ),
     )
@@ -246,29 +252,31 @@ def _interval(scenario: Scenario, at: BestSettings, settings: TunedSettings) -> 
 
 
 def _spares(scenario: Scenario, at: BestSettings, settings: TunedSettings) -> AdviceItem:
-    """What is in stock may have decided the strategy: another number may ask for another one."""
-    held = cheapest_spares(scenario)
-    there = best_settings(replace(at.scenario, spares=held.best), stocked=True)
+    """Choose the number of spares; another number may call for another strategy."""
+    stock = cheapest_spares(scenario)
+    there = best_settings(replace(at.scenario, spares=stock.best), stocked=True)
     if there.taken.strategy == settings.strategy == "drop":
         return AdviceItem(
             what="spares", set_to="0", value=0, unit="nodes", why=advice_text.NO_SPARES, how="exact"
         )
     kept = with_settings(there.scenario, settings_of(there.scenario, there.taken))
-    trap = replace(kept, spares=round(held.in_repair))
+    trap = replace(kept, spares=round(stock.in_repair))
     saves = None if scenario.spares is None else max(0.0, at.taken.usd - there.taken.usd)
     trap_usd = price_strategy(trap, there.taken.strategy).usd - there.taken.usd
     return AdviceItem(
-        what="spares", set_to=f"{held.best:,}", value=held.best, unit="nodes", saves_usd=saves,
-        why=advice_text.describe_spares(scenario, held, there.taken, trap_usd, saves, settings),
-        how="first order" if held.racks else formula_domain.of_repairs(scenario),
+        what="spares", set_to=f"{stock.best:,}", value=stock.best, unit="nodes", saves_usd=saves,
+        why=advice_text.describe_spares(scenario, stock, there.taken, trap_usd, saves, settings),
+        how="first order" if stock.racks else formula_domain.of_repairs(scenario),
     )  # fmt: skip
 
 
 def _doubts(
     open_: Scenario, found: list[InputSensitivity], settings: TunedSettings
 ) -> tuple[list[AdviceDoubt], float]:
-    """What would have asked for other settings, worst first; and the share of the price that all
-    else would cost at most for not having been known."""
+    """Return the inputs that would call for other settings, the costliest first.
+
+    Also returns the largest cost of not knowing all other inputs, as a share of the price.
+    """
     turns: list[tuple[str, InputVariation]] = []
     if open_.failures.weight_failures != EXACT:
         found = [one for one in found if one.key != "failures"]  # the band says as much
@@ -285,18 +293,18 @@ def _doubts(
         turns.append(
             (advice_text.ONE_REPLICA, vary_scenario(replace(open_, replicas=1), 1.0, settings))
         )
-    told: list[AdviceDoubt] = []
+    doubts: list[AdviceDoubt] = []
     rest = 0.0
     for unknown, turn in turns:
         if turn.regret_usd < FRAGILE * turn.usd:
             rest = max(rest, turn.regret_usd / turn.usd) if turn.regret_usd else rest
             continue
-        told.append(
+        doubts.append(
             AdviceDoubt(
                 unknown=unknown,
                 strategy=turn.settings.strategy,
                 regret_usd=turn.regret_usd,
-                said=advice_text.describe_doubt(unknown, turn, settings),
+                text=advice_text.describe_doubt(unknown, turn, settings),
             )
         )
-    return sorted(told, key=lambda one: -one.regret_usd), rest
+    return sorted(doubts, key=lambda one: -one.regret_usd), rest

@@ -28,9 +28,11 @@ CLOSE = 1e-6
 
 
 def best_interval(scenario: Scenario, strategy: Strategy) -> Answer:
-    """The best interval between durable saves, and between versions in memory; Young's and Daly's
-    beside them; the flat zone; goodput there and, where the scenario says an interval, here, whose
-    bands keep intervals and spares: nobody knows the true rate."""
+    """Return the best intervals of durable saves and of versions in memory.
+
+    With Young's and Daly's interval, the flat zone, the goodput there and, where the scenario has
+    an interval, at that one. Bands keep intervals and spares, because the true rate is unknown.
+    """
     tuned = replace(scenario, interval_s=None)
     best = predict(tuned, strategy)
 
@@ -89,15 +91,18 @@ def best_interval(scenario: Scenario, strategy: Strategy) -> Answer:
 
 
 def flat_zone(scenario: Scenario, best: Prediction) -> intervals.Zone:
-    """Where goodput is within one point of the best; no shorter than a flush and a step, no longer
-    than the run. `best`: for `scenario`, which leaves the interval open."""
+    """Return the intervals whose goodput is within one point of the best.
+
+    They are no shorter than a flush and a step, and no longer than the run. `best`: the prediction
+    for `scenario`, which leaves the interval open.
+    """
     zone = intervals.flat_zone(partial(waste, scenario, best.strategy), best.interval_s)
     shortest_s = min(scenario.work_s, max(scenario.flush_s, scenario.step_s))
     return intervals.Zone(max(zone.low_s, shortest_s), min(zone.high_s, scenario.work_s))
 
 
 def _in_memory(scenario: Scenario, best: Prediction) -> Quantity:
-    """Infinity where none is taken; what is given is fitted into the durable interval."""
+    """Fit the memory interval into the durable one; infinity where none is taken."""
     if scenario.memory_interval_s is not None:
         return Quantity(
             name="interval in memory", value=best.memory_interval_s or math.inf, unit="s",
@@ -119,7 +124,7 @@ def _goodput(name: str, scenario: Scenario, strategy: Strategy) -> Quantity:
 
 
 def _why(scenario: Scenario, best: Prediction) -> str:
-    """What decides the best interval."""
+    """Describe the costs that determine the best interval."""
     bounds = {
         "a flush, and no sooner": scenario.flush_s,
         "a step, and no sooner": scenario.step_s,
@@ -130,8 +135,10 @@ def _why(scenario: Scenario, best: Prediction) -> str:
 
 
 def waste(scenario: Scenario, strategy: Strategy, interval_s: float) -> float:
-    """The share of time that is not useful at this interval; everything where a save could not end
-    before the next begins."""
+    """Return the share of time that is not useful at this interval.
+
+    All of it where a save could not end before the next begins.
+    """
     if interval_s < scenario.flush_s:
         return 1.0
     fixed = replace(scenario, interval_s=interval_s, work_s=max(scenario.work_s, interval_s))

@@ -40,10 +40,12 @@ GROWS = "state as the root of GPUs, Chinchilla"
 
 
 class CopiesRow(msgspec.Struct, frozen=True, kw_only=True):
-    """With so many nodes that hold each part, the rank's own among them. `lost_every_s`: between
-    losses of the last copy of a part; `losses` of a run, with the 90 % band that the failure rate
-    gives them. `epoch_losses`: as Epoch AI's formula has it. `goodput`: of peer-memory; with one
-    copy, of checkpoint-restart."""
+    """Figures for a number of nodes that hold each part, the rank's own among them.
+
+    `lost_every_s`: between losses of the last copy of a part; `losses` of a run, with the 90 % band
+    from the failure rate. `epoch_losses`: by Epoch AI's formula. `goodput`: of peer-memory; with
+    one copy, of checkpoint-restart.
+    """
 
     copies: int
     lost_every_s: float
@@ -57,14 +59,16 @@ class CopiesRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replicas(Answer, frozen=True, kw_only=True):
-    """`rows` by number of copies."""
+    """Answer of `outlast plan replicas`; `rows` by number of copies."""
 
     rows: list[CopiesRow]
 
 
 def memory_copies(scenario: Scenario) -> Replicas:
-    """For 1 to 4 copies, as far as there are nodes; and where checkpoints in storage and in memory
-    leave half of the time."""
+    """Return the figures for 1 to 4 copies, as far as there are nodes, and scaling limits.
+
+    A limit is the size at which saves to storage or to memory leave half of the time.
+    """
     scenario = replace(scenario, spares=spares_of(scenario, "peer-memory"))  # at any rate
     most = min(COPIES_MAX, scenario.nodes)
     rows = [_row(scenario, copies) for copies in range(1, most + 1)]
@@ -102,27 +106,29 @@ def memory_copies(scenario: Scenario) -> Replicas:
 
 
 def exposed_s(scenario: Scenario) -> float:
-    """From a node's failure until what it held is held by as many nodes again."""
+    """Return the seconds from a node's failure until its parts have all their copies again."""
     return scenario.detect_s + scenario.restore_s + scenario.window_s
 
 
 def losses(scenario: Scenario, copies: int) -> float:
-    """How often a run loses the last copy of a part, on the average."""
+    """Return the mean number of losses of the last copy of a part during a run."""
     return _of_a_run(scenario, loss_rate_per_s(scenario, copies), copies)
 
 
 def _of_a_run(scenario: Scenario, rate_per_s: float, copies: int) -> float:
-    """None in a run, were it endless, of what never comes."""
+    """Return the count of a run; None for what never comes in an endless one."""
     return rate_per_s * _predicted(scenario, copies).wall_s if rate_per_s else 0.0
 
 
 def memory_per_gpu_bytes(scenario: Scenario, copies: int) -> float:
-    """What so many copies take, two versions of each."""
-    return theory.memory_per_gpu_bytes(scenario.state_bytes, scenario.gpus, copies, held=VERSIONS)
+    """Return the memory for so many copies of two versions each."""
+    return theory.memory_per_gpu_bytes(
+        scenario.state_bytes, scenario.gpus, copies, versions=VERSIONS
+    )
 
 
 def loss_rate_per_s(scenario: Scenario, copies: int) -> float:
-    """How often the last copy of some part is lost."""
+    """Return the rate at which the last copy of some part is lost."""
     return theory.loss_rate_per_s(
         scenario.nodes, copies, node_rate_per_s(scenario), exposed_s(scenario)
     )
@@ -134,7 +140,7 @@ def _predicted(scenario: Scenario, copies: int) -> Prediction:
 
 
 def _how(scenario: Scenario) -> How:
-    """Return how the length of the run is known, and with it what happens in it."""
+    """Return how the duration of the run, and so its counts, are known."""
     return _predicted(scenario, scenario.copies).how
 
 
@@ -169,8 +175,10 @@ def _row(scenario: Scenario, copies: int) -> CopiesRow:
 
 
 def _limits(scenario: Scenario) -> list[Quantity]:
-    """The GPUs at which each kind of checkpoint leaves half of the time, were the model as large as
-    they train best in the same time."""
+    """Return the number of GPUs at which each kind of checkpoint leaves half of the time.
+
+    The model is as large as these GPUs train best in the same time.
+    """
 
     def stored(gpus: float) -> float:
         return scenario.cost_s * math.sqrt(gpus / scenario.gpus)
@@ -178,12 +186,12 @@ def _limits(scenario: Scenario) -> list[Quantity]:
     def sent(gpus: float) -> float:
         return scenario.memory_cost_s * math.sqrt(scenario.gpus / gpus)
 
-    asked: tuple[tuple[str, Callable[[float], float], float], ...] = (
+    kinds: tuple[tuple[str, Callable[[float], float], float], ...] = (
         ("storage", stored, scenario.detect_s + scenario.restart_s),
         ("memory", sent, scenario.detect_s + scenario.restore_s),
     )
     found: list[Quantity] = []
-    for kind, cost_s, back_s in asked:
+    for kind, cost_s, back_s in kinds:
         for name, restart_s in (("", back_s), (", R not counted", 0.0)):
             found.append(
                 quantity_with_band(
@@ -203,7 +211,7 @@ def _half(scenario: Scenario, cost_s: Callable[[float], float], restart_s: float
 
 def _warnings(scenario: Scenario, rows: list[CopiesRow]) -> list[str]:
     racks = any(one.name == "rack" and one.rate_per_s for one in kinds_of(scenario))
-    said = {
+    texts = {
         "there is one node: no other holds a copy": scenario.nodes == 1,
         "no two copies of a part are taken to lie in one rack": racks,
         "no end with some numbers of copies: failures come faster than the run gets on": any(
@@ -212,4 +220,4 @@ def _warnings(scenario: Scenario, rows: list[CopiesRow]) -> list[str]:
         "nodes are taken not to age": scenario.shape != 1,
         "lemons are taken for ordinary nodes with the mean rate": scenario.lemons > 0,
     }
-    return [text for text, here in said.items() if here]
+    return [text for text, here in texts.items() if here]

@@ -27,9 +27,11 @@ RENEWAL = "renewals, docs/theory.md"
 
 
 def ettr(scenario: Scenario, target: float | None = None, queue_s: float = 0.0) -> Answer:
-    """u0 is detection and restart from storage; `queue_s` what the job waits after each failure
-    before it starts. With a `target`: what gives it, each alone. Raises UsageError for a target
-    that is none."""
+    """Return the ETTR of a scenario and, with a `target`, single changes that reach it.
+
+    u0 is detection and restart from storage; `queue_s` the wait after each failure before the
+    start. Raises UsageError for an invalid target.
+    """
     if target is not None and not 0 < target < 1:
         raise UsageError(f"--target {target:g} must lie between 0 and 1: no ETTR is either")
     at_s = interval_s(scenario)
@@ -68,25 +70,27 @@ def ettr(scenario: Scenario, target: float | None = None, queue_s: float = 0.0) 
 
 
 def init_s(scenario: Scenario) -> float:
-    """u0: from a failure until work goes on."""
+    """Return u0: seconds from a failure until work continues."""
     return scenario.detect_s + scenario.restart_s
 
 
 def interval_s(scenario: Scenario) -> float:
-    """The given interval, or the best."""
+    """Return the given interval, or the best one."""
     return scenario.interval_s or predict(scenario, "checkpoint-restart").interval_s
 
 
 def exact(scenario: Scenario, at_s: float, queue_s: float) -> float:
-    """In the long run, saves charged; at this scenario's failure rate."""
+    """Return the long-run ETTR, saves charged, at this scenario's failure rate."""
     return theory.exact(
         at_s, mtbf_s(scenario), init_s=init_s(scenario), queue_s=queue_s, cost_s=scenario.cost_s
     )
 
 
 def how(scenario: Scenario) -> How:
-    """Return how `exact` is known: it is of a long run whose saves are there at once, and which
-    never lacks a node."""
+    """Return how `exact` is known.
+
+    It is exact for a long run with synchronous saves that never lacks a node.
+    """
     bare = replace(scenario, flush_s=0.0, drag=0.0, spares=None)
     return predict(bare, "checkpoint-restart").how
 
@@ -150,7 +154,7 @@ def _regime(scenario: Scenario, at_s: float) -> list[str]:
 def _giving(
     scenario: Scenario, at_s: float, queue_s: float, target: float
 ) -> tuple[list[Quantity], list[str]]:
-    """What has to be so for `target`, one thing at a time; and what cannot do it alone."""
+    """Return the changes that reach `target` one at a time, and those that cannot alone."""
     start_s, cost_s = init_s(scenario), scenario.cost_s
     source = f"for {target:g}"
     found: list[Quantity] = []
@@ -202,7 +206,7 @@ def _giving(
 
 
 def _or_0(function: Callable[[Scenario], float], scenario: Scenario) -> float:
-    """At a rate at which nothing gives the target, nothing is short enough."""
+    """Return the value, or 0 where the target is out of reach at this rate."""
     try:
         return function(scenario)
     except UsageError:
@@ -210,7 +214,7 @@ def _or_0(function: Callable[[Scenario], float], scenario: Scenario) -> float:
 
 
 def _both(target: float, queue_s: float, scenario: Scenario) -> float:
-    """The longest time that interval and start may both take. Raises UsageError."""
+    """Return the longest time for both interval and start. Raises UsageError."""
     every_s = mtbf_s(scenario)
 
     def at(both_s: float) -> float:

@@ -1,6 +1,6 @@
 """Costs besides failures: silent errors, stragglers, planned stops, preemption, storage.
 
-Each multiplies with the price that was advised, first order in how they meet failures.
+Each is a factor of the advised price; their interplay with failures is first order.
 """
 
 from __future__ import annotations
@@ -18,9 +18,12 @@ from outlast.theory import dollars, levels, other_losses
 
 
 class ExtraInputs(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds, shares and dollars; None: not asked. `silent_mtbf_s`, `preempted_every_s`: of the
-    whole job. `straggler_share`: of GPUs that are slow in a step, `straggler_factor` times as long.
-    `local_survives`: share of failures that a save on local drives survives."""
+    """Inputs of extra costs in seconds, shares and dollars; None: not requested.
+
+    `silent_mtbf_s`, `preempted_every_s`: of the whole job. `straggler_share`: of GPUs that are slow
+    in a step, `straggler_factor` times as long. `local_survives`: share of failures that a save on
+    local drives survives.
+    """
 
     silent_mtbf_s: float | None = None
     verify_s: float = 0.0
@@ -41,40 +44,47 @@ class ExtraInputs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExtraCost(msgspec.Struct, frozen=True, kw_only=True):
-    """`usd`: beyond the advised price; negative where it is saved."""
+    """One cost besides failures. `usd`: over the advised price; negative for a saving."""
 
     what: str
     usd: float
-    said: str
+    text: str = msgspec.field(name="said")
     how: How = "first order"
 
 
-def extra_costs(scenario: Scenario, taken: Prediction, asked: ExtraInputs) -> list[ExtraCost]:
-    """Return what was asked for, for the advised strategy at its intervals; nothing where no run
-    ends. Raises UsageError naming what cannot be."""
+def extra_costs(scenario: Scenario, taken: Prediction, inputs: ExtraInputs) -> list[ExtraCost]:
+    """Return the requested costs for the advised strategy; nothing where no run ends.
+
+    Raises UsageError naming the invalid input.
+    """
     if math.isinf(taken.usd):
         return []
     found: list[ExtraCost] = []
-    if asked.silent_mtbf_s is not None:
-        found.append(_silent(scenario, taken, asked.silent_mtbf_s, asked.verify_s))
-    if asked.straggler_share is not None:
-        found.append(_stragglers(scenario, taken, asked.straggler_share, asked.straggler_factor))
-    if asked.maintenance_every_s is not None:
-        found.append(_maintenance(scenario, taken, asked.maintenance_every_s, asked.maintenance_s))
-    if asked.preempted_every_s is not None:
-        found.append(_preemption(scenario, taken, asked, asked.preempted_every_s))
-    elif asked.usd_per_spot_hour is not None:
+    if inputs.silent_mtbf_s is not None:
+        found.append(_silent(scenario, taken, inputs.silent_mtbf_s, inputs.verify_s))
+    if inputs.straggler_share is not None:
+        found.append(_stragglers(scenario, taken, inputs.straggler_share, inputs.straggler_factor))
+    if inputs.maintenance_every_s is not None:
+        found.append(
+            _maintenance(scenario, taken, inputs.maintenance_every_s, inputs.maintenance_s)
+        )
+    if inputs.preempted_every_s is not None:
+        found.append(_preemption(scenario, taken, inputs, inputs.preempted_every_s))
+    elif inputs.usd_per_spot_hour is not None:
         raise UsageError("--spot-hour needs --preempted-every: how often is the job preempted?")
-    if asked.usd_per_gb_month is not None:
-        found.append(_storage(scenario, taken, asked, asked.usd_per_gb_month))
-    if asked.local_cost_s is not None:
-        found.append(_levels(scenario, taken, asked, asked.local_cost_s))
+    if inputs.usd_per_gb_month is not None:
+        found.append(_storage(scenario, taken, inputs, inputs.usd_per_gb_month))
+    if inputs.local_cost_s is not None:
+        found.append(_levels(scenario, taken, inputs, inputs.local_cost_s))
     return found
 
 
 def _silent(scenario: Scenario, taken: Prediction, every_s: float, verify_s: float) -> ExtraCost:
-    """Other failures are those that go back to storage: what live ranks and memory mend costs the
-    same with silent errors."""
+    """Return the cost of silent errors.
+
+    Only failures that restart from storage interact with it: recoveries from live ranks and memory
+    cost the same with silent errors.
+    """
     falls = taken.outcome.falls_back
     fails_s = mtbf_s(scenario) / falls if falls else math.inf
     how = {"mtbf_s": fails_s, "restart_s": scenario.detect_s + scenario.restart_s}
@@ -90,7 +100,7 @@ def _silent(scenario: Scenario, taken: Prediction, every_s: float, verify_s: flo
     return ExtraCost(
         what="silent errors",
         usd=usd,
-        said=f"One every {format_quantity(every_s, 's')}, which nothing reports: verify"
+        text=f"One every {format_quantity(every_s, 's')}, which nothing reports: verify"
         f" ({format_quantity(verify_s, 's')}) before each durable save, after"
         f" {format_quantity(best_s, 's')} of work;"
         " a save that was not verified may hold the error.",
@@ -103,7 +113,7 @@ def _stragglers(scenario: Scenario, taken: Prediction, share: float, factor: flo
     return ExtraCost(
         what="stragglers",
         usd=taken.usd * (slower - 1),
-        said=f"{format_quantity(some, 'share')} of steps have a slow GPU among"
+        text=f"{format_quantity(some, 'share')} of steps have a slow GPU among"
         f" {scenario.gpus:,}, and all"
         f" wait for it: steps are {format_quantity(slower - 1, 'share')} longer.",
     )
@@ -119,65 +129,65 @@ def _maintenance(
     return ExtraCost(
         what="planned stops",
         usd=taken.usd * share / (1 - share) if share < 1 else math.inf,
-        said=f"Every {format_quantity(every_s, 's')} for {format_quantity(length_s, 's')}, with"
+        text=f"Every {format_quantity(every_s, 's')} for {format_quantity(length_s, 's')}, with"
         " a save before and a"
         f" start after: {format_quantity(share, 'share')} of the time.",
     )
 
 
 def _preemption(
-    scenario: Scenario, taken: Prediction, asked: ExtraInputs, every_s: float
+    scenario: Scenario, taken: Prediction, inputs: ExtraInputs, every_s: float
 ) -> ExtraCost:  # fmt: skip
     save_s = scenario.cost_s + scenario.flush_s
     cost_s = other_losses.preemption_s(
-        asked.notice_s, save_s, taken.interval_s, restart_s=scenario.restart_s,
-        queue_s=asked.queue_s,
+        inputs.notice_s, save_s, taken.interval_s, restart_s=scenario.restart_s,
+        queue_s=inputs.queue_s,
     )  # fmt: skip
     share = min(1.0, cost_s / (every_s + cost_s))
     longer = 1 / (1 - share) if share < 1 else math.inf
-    in_time = "is enough for" if asked.notice_s >= save_s else "is too short for"
-    said = (
+    in_time = "is enough for" if inputs.notice_s >= save_s else "is too short for"
+    text = (
         f"One every {format_quantity(every_s, 's')} costs {format_quantity(cost_s, 's')}; a"
         " notice of"
-        f" {format_quantity(asked.notice_s, 's')} {in_time} a save of"
+        f" {format_quantity(inputs.notice_s, 's')} {in_time} a save of"
         f" {format_quantity(save_s, 's')}."
     )
-    if asked.usd_per_spot_hour is None:
-        return ExtraCost(what="preemption", usd=taken.usd * (longer - 1), said=said)
-    spot_usd = taken.usd * asked.usd_per_spot_hour / scenario.usd_per_gpu_hour * longer
+    if inputs.usd_per_spot_hour is None:
+        return ExtraCost(what="preemption", usd=taken.usd * (longer - 1), text=text)
+    spot_usd = taken.usd * inputs.usd_per_spot_hour / scenario.usd_per_gpu_hour * longer
     cheaper = "cheaper" if spot_usd < taken.usd else "dearer"
     even = scenario.usd_per_gpu_hour / longer
-    said += (
+    text += (
         f" At the spot price the run costs {format_quantity(spot_usd, 'USD')}, {cheaper} than"
         " reserved GPUs;"
         f" it is worth it below {format_quantity(even, 'USD')} a GPU-hour."
     )
-    return ExtraCost(what="spot prices", usd=spot_usd - taken.usd, said=said)
+    return ExtraCost(what="spot prices", usd=spot_usd - taken.usd, text=text)
 
 
 def _storage(
-    scenario: Scenario, taken: Prediction, asked: ExtraInputs, usd_per_gb_month: float
+    scenario: Scenario, taken: Prediction, inputs: ExtraInputs, usd_per_gb_month: float
 ) -> ExtraCost:
-    stored = scenario.state_bytes * asked.kept
+    stored = scenario.state_bytes * inputs.kept
     saves = taken.wall_s / taken.interval_s
     moved = saves * scenario.state_bytes
     whole = dollars.cost_usd(
         1, taken.wall_s, 0.0, stored_bytes=stored, usd_per_gb_month=usd_per_gb_month,
-        moved_bytes=moved, usd_per_gb_moved=asked.usd_per_gb_moved,
+        moved_bytes=moved, usd_per_gb_moved=inputs.usd_per_gb_moved,
     )  # fmt: skip
     return ExtraCost(
         what="storage",
         usd=whole,
-        said=f"{asked.kept} checkpoints of {format_quantity(scenario.state_bytes, 'bytes')} are"
+        text=f"{inputs.kept} checkpoints of {format_quantity(scenario.state_bytes, 'bytes')} are"
         " kept; some"
         f" {format_quantity(saves, '')} saves move {format_quantity(moved, 'bytes')}.",
     )
 
 
 def _levels(
-    scenario: Scenario, taken: Prediction, asked: ExtraInputs, local_cost_s: float
+    scenario: Scenario, taken: Prediction, inputs: ExtraInputs, local_cost_s: float
 ) -> ExtraCost:
-    """With local drives between memory and storage."""
+    """Return the pattern of saves with local drives between memory and storage."""
     every_s = mtbf_s(scenario)
     ladder = rungs(scenario, "peer-memory" if scenario.copies > 1 else "checkpoint-restart",
                    memory=scenario.copies > 1)  # fmt: skip
@@ -187,8 +197,8 @@ def _levels(
         survives=in_memory,
     )  # fmt: skip
     local = levels.Level(
-        name="local drives", cost_s=local_cost_s, flush_s=0.0, restore_s=asked.local_restore_s,
-        survives=max(in_memory, asked.local_survives),
+        name="local drives", cost_s=local_cost_s, flush_s=0.0, restore_s=inputs.local_restore_s,
+        survives=max(in_memory, inputs.local_survives),
     )  # fmt: skip
     storage = levels.Level(
         name="storage", cost_s=scenario.cost_s, flush_s=scenario.flush_s,
@@ -204,7 +214,7 @@ def _levels(
     return ExtraCost(
         what="levels of saves",
         usd=taken.usd * saves,
-        said=f"Where a whole job begins again, best are {chosen}:"
+        text=f"Where a whole job begins again, best are {chosen}:"
         f" {format_quantity(found.waste, 'share')} of"
         f" the time, {format_quantity(without.waste, 'share')} without local drives.",
     )

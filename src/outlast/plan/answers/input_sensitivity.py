@@ -36,8 +36,11 @@ CACHED_PRICES = 4096
 
 
 class _SimulatedPrice(NamedTuple):
-    """What runs came to: mean wall time, infinite where one does not end; a second of it, failures
-    and falls back to storage; and the share of each of `ensemble.CAUSES`."""
+    """Means over simulated runs.
+
+    Wall time (infinite where a run does not end), price of a second, failures, falls back to
+    storage, and the share of each of `ensembles.CAUSES`.
+    """
 
     wall_s: float
     failures_per_s: float
@@ -46,8 +49,11 @@ class _SimulatedPrice(NamedTuple):
 
     @property
     def between_falls_s(self) -> float:
-        """Of a job at full speed that should save as often: a slower one falls more often in the
-        same work, and takes longer to redo it. Recoveries and waits add nothing that is lost."""
+        """Return seconds between falls back to storage, of a job at full speed.
+
+        A slower job falls more often in the same work, and takes longer to redo it. Recoveries and
+        waits add nothing that is lost.
+        """
         running = math.fsum(self.shares[one] for one in ("work", "save", "redo", "slow"))
         speed = self.shares["work"] / (self.shares["work"] + self.shares["slow"])
         return speed**2 * running / self.falls_per_s
@@ -56,31 +62,38 @@ class _SimulatedPrice(NamedTuple):
 def price_strategy(
     scenario: Scenario, strategy: Strategy, *, beside_usd: float = math.inf
 ) -> Prediction:
-    """As `predict`, but simulated where a formula is outside its regime and Numba is there: at the
-    interval that suits the falls back to storage that were met, with an error of some per cent. A
-    price far above `beside_usd` is known less well.
+    """Return a prediction as `predict`, simulated outside a formula's regime (with Numba).
 
-    The same scenario has the same price, and all of them meet the same failures: what a change of
-    the scenario does not touch is not changed by chance. Raises UsageError naming what cannot be.
+    Simulated at the interval for the observed rate of falls back to storage, with an error of some
+    per cent. A price far above `beside_usd` is less precise.
+
+    The same scenario has the same price, and all scenarios meet the same failures, so that chance
+    does not affect differences between them. Raises UsageError naming the invalid field.
     """
-    said = predict(scenario, strategy)
-    if said.outcome.in_regime or _is_hopeless(scenario, strategy) or find_spec("numba") is None:
-        return said
+    predicted = predict(scenario, strategy)
+    if (
+        predicted.outcome.in_regime
+        or _is_hopeless(scenario, strategy)
+        or find_spec("numba") is None
+    ):
+        return predicted
     met = _simulated_price(scenario, strategy, FIRST)
-    if math.isinf(met.wall_s) or _usd(scenario, said, met) > FAR * beside_usd:
-        return _simulated(scenario, said, met)
-    open_ = scenario.interval_s is None and said.memory_interval_s is None
+    if math.isinf(met.wall_s) or _usd(scenario, predicted, met) > FAR * beside_usd:
+        return _simulated(scenario, predicted, met)
+    open_ = scenario.interval_s is None and predicted.memory_interval_s is None
     if open_ and met.falls_per_s and math.isfinite(met.wall_s):
         best_s = _interval_s(scenario, met.between_falls_s)
         scenario = replace(scenario, interval_s=best_s)
-        said = replace(said, interval_s=best_s)
-    return _simulated(scenario, said, _simulated_price(scenario, strategy, MANY))
+        predicted = replace(predicted, interval_s=best_s)
+    return _simulated(scenario, predicted, _simulated_price(scenario, strategy, MANY))
 
 
 def _is_hopeless(scenario: Scenario, strategy: Strategy) -> bool:
-    """Return whether no run ends, whatever is saved: the job works for M on the average, and then
-    even its shortest recovery L takes M (e^(L/M) - 1), so that goodput is at most e^(-L/M).
-    Replicas that are dropped fail no more, and are no such case."""
+    """Return whether no run ends at any save interval.
+
+    The job works for M on the average, and its shortest recovery L takes M (e^(L/M) - 1), so that
+    goodput is at most e^(-L/M). Dropped replicas do not fail, and are no such case.
+    """
     if strategy == "drop":
         return False
     shortest_s = min(takes for _, takes in sources(scenario, strategy, memory=True))
@@ -117,11 +130,11 @@ def _interval_s(scenario: Scenario, between_falls_s: float) -> float:
     return min(max(best_s, scenario.flush_s, scenario.step_s), scenario.work_s)
 
 
-def _usd(scenario: Scenario, said: Prediction, met: _SimulatedPrice) -> float:
-    return cost_usd(scenario, met.wall_s, said.spares)
+def _usd(scenario: Scenario, predicted: Prediction, met: _SimulatedPrice) -> float:
+    return cost_usd(scenario, met.wall_s, predicted.spares)
 
 
-def _simulated(scenario: Scenario, said: Prediction, met: _SimulatedPrice) -> Prediction:
+def _simulated(scenario: Scenario, predicted: Prediction, met: _SimulatedPrice) -> Prediction:
     of = met.shares
     outcome = RecoveryOutcome(
         goodput=of["work"], save=of["save"], redo=of["redo"], detect=of["detect"],
@@ -131,8 +144,8 @@ def _simulated(scenario: Scenario, said: Prediction, met: _SimulatedPrice) -> Pr
     )  # fmt: skip
     ends = outcome.goodput >= GOODPUT_MIN
     return replace(
-        said, outcome=outcome, wall_s=met.wall_s if ends else math.inf,
-        usd=_usd(scenario, said, met) if ends else math.inf, how="simulated", warnings=[],
+        predicted, outcome=outcome, wall_s=met.wall_s if ends else math.inf,
+        usd=_usd(scenario, predicted, met) if ends else math.inf, how="simulated", warnings=[],
     )  # fmt: skip
 
 
@@ -146,8 +159,7 @@ Side = Literal["half", "double"]
 
 
 class TunedSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What can be set without buying anything but spares. Not `strategy`, the other fields are
-    those of a scenario."""
+    """Settings that cost nothing but spares. Fields are those of a scenario, except `strategy`."""
 
     strategy: Strategy
     interval_s: float
@@ -157,9 +169,11 @@ class TunedSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InputVariation(msgspec.Struct, frozen=True, kw_only=True):
-    """An input with another value. `usd`, `goodput`: with the best settings there. `regret_usd`:
-    how much more it is with the settings that are best where nothing is turned; infinity where
-    those cannot be."""
+    """An input with another value.
+
+    `usd`, `goodput`: with the best settings there. `regret_usd`: extra cost with the settings that
+    are best at the original value; infinity where those are impossible.
+    """
 
     value: float
     usd: float
@@ -169,12 +183,14 @@ class InputVariation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InputSensitivity(msgspec.Struct, frozen=True, kw_only=True):
-    """An input that is not free to set. `here_usd`: the price as
-    it is. `half` and `double`: None where it cannot be so. `given`:
-    it was said, not assumed. `buy`: which of the two is worth money, and saves `saves_usd`."""
+    """Sensitivity of the price to an input that is not free to set.
+
+    `here_usd`: the price at its value. `half`, `double`: None where impossible. `buy`: the
+    variation that is worth money, and saves `saves_usd`.
+    """
 
     key: str
-    said: str
+    label: str = msgspec.field(name="said")
     value: float
     unit: Unit
     given: bool
@@ -187,7 +203,7 @@ class InputSensitivity(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def swing_usd(self) -> float:
-        """From the least to the most that the run costs, as it is turned."""
+        """Difference of the highest and lowest price over the variations."""
         found = [one.usd for one in (self.half, self.double) if one]
         if math.inf in found:
             return math.inf if min(found) < math.inf or not math.isinf(self.here_usd) else 0.0
@@ -195,16 +211,16 @@ class InputSensitivity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Input(NamedTuple):
-    said: str
+    label: str
     unit: Unit
     get: Callable[[Scenario], float]
     put: Callable[[Scenario, float], Scenario]
     helps: Side = "half"
 
 
-def _seconds(name: str, said: str, helps: Side = "half") -> _Input:
+def _seconds(name: str, text: str, helps: Side = "half") -> _Input:
     return _Input(
-        said, "s", lambda scenario: getattr(scenario, name),
+        text, "s", lambda scenario: getattr(scenario, name),
         lambda scenario, value: replace(scenario, **{name: value}), helps,
     )  # fmt: skip
 
@@ -251,7 +267,7 @@ _INPUTS: dict[str, _Input] = {
 
 
 class BestSettings(NamedTuple):
-    """The strategies that can be, each at its best, and which of them to take."""
+    """The possible strategies, each at its best, and the chosen one."""
 
     scenario: Scenario
     found: list[Prediction]
@@ -259,11 +275,13 @@ class BestSettings(NamedTuple):
 
 
 def best_settings(scenario: Scenario, *, every: bool = True, stocked: bool = False) -> BestSettings:
-    """Of what is open in `scenario`, spares included, the best; the simplest strategy within 0.1 %
-    of the cheapest. What a formula does not hold for is simulated, and counts a quarter more where
-    Numba is not there. Where none ends, the one with most goodput. Without `every`, what cannot be
-    the best at any interval is left out. `stocked`: the spares of `scenario` are what would be
-    bought, which are none for replicas that are dropped."""
+    """Return the best values of the settings left open in `scenario`, spares included.
+
+    The simplest strategy within 0.1 % of the cheapest is chosen. Strategies outside a formula's
+    regime are simulated, or cost a quarter more without Numba. Where no run ends, the one with most
+    goodput. Without `every`, strategies that cannot be best at any interval are left out.
+    `stocked`: the spares of `scenario` would be bought (none for dropped replicas).
+    """
     if scenario.spares is None:
         scenario, stocked = replace(scenario, spares=cheapest_spares(scenario).best), True
     found: list[Prediction] = []
@@ -287,7 +305,7 @@ def _at_most_usd(of: Prediction) -> float:
 
 
 def _least_usd(scenario: Scenario, strategy: Strategy) -> float:
-    """What a strategy costs at the least: where saves block nothing and nothing is done again."""
+    """Return a lower bound of a strategy's cost: saves that block nothing, no repeated work."""
     if strategy != "peer-memory":
         return 0.0
     any_s = max(1.0, scenario.flush_s)
@@ -302,6 +320,7 @@ def _least_usd(scenario: Scenario, strategy: Strategy) -> float:
 
 
 def settings_of(scenario: Scenario, taken: Prediction) -> TunedSettings:
+    """Return the settings of a prediction for `scenario`."""
     return TunedSettings(
         strategy=taken.strategy, interval_s=taken.interval_s,
         memory_interval_s=taken.memory_interval_s, copies=scenario.copies, spares=taken.spares,
@@ -309,7 +328,7 @@ def settings_of(scenario: Scenario, taken: Prediction) -> TunedSettings:
 
 
 def with_settings(scenario: Scenario, settings: TunedSettings) -> Scenario:
-    """The scenario with these settings; intervals give way where they cannot be kept."""
+    """Return the scenario with these settings; impossible intervals are adjusted."""
     interval_s = max(scenario.flush_s, settings.interval_s)
     return replace(
         scenario, interval_s=interval_s, memory_interval_s=settings.memory_interval_s,
@@ -318,8 +337,7 @@ def with_settings(scenario: Scenario, settings: TunedSettings) -> Scenario:
 
 
 def regret_usd(scenario: Scenario, settings: TunedSettings, least_usd: float) -> float:
-    """How much more `settings` cost here than `least_usd`; infinity where they cannot be, or the
-    run does not end with them alone."""
+    """Return the cost of `settings` over `least_usd`; infinite where no run ends with them."""
     if math.isinf(least_usd):
         return 0.0
     if reason_impossible(scenario, settings.strategy):
@@ -329,8 +347,10 @@ def regret_usd(scenario: Scenario, settings: TunedSettings, least_usd: float) ->
 
 
 def input_sensitivities(scenario: Scenario, at: BestSettings) -> list[InputSensitivity]:
-    """Those that what becomes of the run depends on, with most dollars between half and double
-    first. `scenario`: with what may be set left open, where `at` is the best."""
+    """Return the inputs that affect the run, by dollars between half and double.
+
+    `scenario`: with the free settings left open, `at` being their best.
+    """
     about = {
         key for one in STRATEGIES if not reason_impossible(scenario, one) for key in matters(one)
     }
@@ -348,7 +368,7 @@ def _sensitivity(key: str, scenario: Scenario, at: BestSettings) -> InputSensiti
     value = one.get(scenario)
     half, double = (vary_input(key, scenario, times * value, settings) for times in TIMES)
     lever = InputSensitivity(
-        key=key, said=one.said, value=value, unit=one.unit, given=key not in scenario.assumed,
+        key=key, label=one.label, value=value, unit=one.unit, given=key not in scenario.assumed,
         here_usd=usd, half=half, double=double,
     )  # fmt: skip
     turn = half if one.helps == "half" else double
@@ -361,7 +381,7 @@ def _sensitivity(key: str, scenario: Scenario, at: BestSettings) -> InputSensiti
 def vary_input(
     key: str, scenario: Scenario, value: float, settings: TunedSettings
 ) -> InputVariation | None:
-    """None where the input cannot have this value."""
+    """Return the variation of an input to this value; None where it is impossible."""
     try:
         return vary_scenario(_INPUTS[key].put(scenario, value), value, settings)
     except UsageError:
@@ -369,7 +389,7 @@ def vary_input(
 
 
 def vary_scenario(there: Scenario, value: float, settings: TunedSettings) -> InputVariation:
-    """`there`: the scenario with another value of something, and the best open again."""
+    """Return the variation from a scenario (`there`) with one value changed and open settings."""
     there, _, taken = best_settings(there, every=False)
     return InputVariation(
         value=value, usd=taken.usd, goodput=taken.outcome.goodput,

@@ -55,12 +55,14 @@ OF_BUCKET: dict[Bucket, Cause] = {
 
 
 class MeasuredRun(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run came to. `spent_s`: seat-seconds, without the first start and the last stop
-    (`outside_s`); empty where nothing was measured. `work_s`: of one seat. `exposure_s`: seat-
-    seconds in which something could fail. `transient`, `fatal`: shares of failures after which
-    everybody was on a host that went on, and of those that restarted from storage. `course`: of
-    one seat, pairs of seconds since its first step and seconds of work that lasted. `fields`: of a
-    scenario, by key, as the run measured them."""
+    """Figures of a measured run.
+
+    `spent_s`: seat-seconds by cause, without the first start and the last stop (`outside_s`); empty
+    where nothing was measured. `work_s`: of one seat. `exposure_s`: seat-seconds in which something
+    could fail. `transient`, `fatal`: shares of failures after which all hosts went on, and of those
+    that restarted from storage. `course`: of one seat, pairs of seconds since its first step and
+    seconds of work that lasted. `fields`: scenario fields by key, as measured.
+    """
 
     summary: RunSummary
     failures: int
@@ -75,8 +77,11 @@ class MeasuredRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ComparedFigure(msgspec.Struct, frozen=True, kw_only=True):
-    """One figure. `observed` has a band where it was counted. `at_its_rate`: predicted once more,
-    with the failure rate that the run had: what then still differs is no matter of luck."""
+    """One figure, predicted and observed.
+
+    `observed` has a band where it was counted. `at_its_rate`: predicted with the run's own failure
+    rate; a remaining difference is not due to chance.
+    """
 
     predicted: Quantity
     observed: Quantity
@@ -86,7 +91,10 @@ class ComparedFigure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunComparison(msgspec.Struct, frozen=True, kw_only=True):
-    """`believed`: the failure rate that the scenario's and the run's own failures make together."""
+    """Comparison of a run with its prediction.
+
+    `believed`: the failure rate from the scenario's and the run's own failures together.
+    """
 
     run_dir: str
     outcome: str
@@ -117,12 +125,14 @@ def read_measured_run(run_dir: Path) -> MeasuredRun:
     spent_s = _spent_s(summary, outside_s) if summary.goodput is not None else {}
     count = sum(one.count for one in summary.causes.values())
     fatal = sum(one.rung == "restart" and one.cause in summary.causes for one in summary.incidents)
-    gone = sum(one.rung != "restart" and one.cause == "agent_lost" for one in summary.incidents)
+    hosts_lost = sum(
+        one.rung != "restart" and one.cause == "agent_lost" for one in summary.incidents
+    )
     work_s = spent_s.get("work", 0.0) / summary.world
     return MeasuredRun(
         summary=summary,
         failures=count,
-        transient=(count - fatal - gone) / count if count else 0.0,
+        transient=(count - fatal - hosts_lost) / count if count else 0.0,
         fatal=fatal / count if count else 0.0,
         exposure_s=times.capacity_ns / 1e9 - summary.buckets_s["down"],
         outside_s=outside_s,
@@ -134,8 +144,10 @@ def read_measured_run(run_dir: Path) -> MeasuredRun:
 
 
 def compare_run(scenario: Scenario, of: MeasuredRun, *, seed: int = 0) -> RunComparison:
-    """What is predicted of a run that does as much work, beside what this one came to. Raises
-    UsageError naming the field that cannot be."""
+    """Compare a measured run with the prediction of a run that does as much work.
+
+    Raises UsageError naming the field that cannot be.
+    """
     summary = of.summary
     strategy: Strategy = "checkpoint-restart" if summary.restart_only else "outlast"
     rows = [_rate(scenario, of)]
@@ -160,7 +172,7 @@ def compare_run(scenario: Scenario, of: MeasuredRun, *, seed: int = 0) -> RunCom
 
 
 def _fields(events: Sequence[AnyEvent], summary: RunSummary, work_s: float) -> dict[str, str]:
-    """Return what the run measured of a scenario, by key."""
+    """Return the scenario fields that the run measured, by key."""
     costs = run_costs(events)
     mean_s = {name: one.mean_s for name, one in costs.measured().items()}
     interval_s = _interval_s(events, work_s / max(1, summary.steps or 0)) or work_s
@@ -174,13 +186,13 @@ def _fields(events: Sequence[AnyEvent], summary: RunSummary, work_s: float) -> d
 
 
 def _interval_s(events: Sequence[AnyEvent], step_s: float) -> float:
-    """Mean work between two checkpoints; 0 where none was saved."""
+    """Return the mean work between two checkpoints; 0 where none was saved."""
     saved = sorted({one.step for one in events if isinstance(one, CheckpointSaved)})
     return saved[-1] / len(saved) * step_s if saved else 0.0
 
 
 def _outside_s(times: TimeAccount) -> float:
-    """The first start and the last stop of every seat."""
+    """Return the seconds of the first start and the last stop of every seat."""
     lanes = [lane.spans for lane in times.lanes if lane.spans]
     edges = [spans[0] for spans in lanes if spans[0].bucket == "start"]
     edges += [spans[-1] for spans in lanes if spans[-1].bucket == "stop"]
@@ -234,7 +246,7 @@ def _at_its_rate(scenario: Scenario, of: MeasuredRun) -> Scenario:
 
 
 def _rate(scenario: Scenario, of: MeasuredRun) -> ComparedFigure:
-    """By failures that were counted: Garwood's exact interval for a Poisson mean."""
+    """Return the rate of counted failures, with Garwood's exact interval for a Poisson mean."""
     rate, count = scenario.failures, of.failures
     sure = rate.weight_failures == EXACT
     predicted = Quantity(
@@ -270,7 +282,7 @@ def _believed(scenario: Scenario, of: MeasuredRun) -> Quantity | None:
 def _shares(
     of: MeasuredRun, runs: EnsembleRuns, again: EnsembleRuns | None
 ) -> list[ComparedFigure]:
-    """Where time went; `work` first, which is goodput."""
+    """Return the shares of time by cause; `work`, which is goodput, first."""
     whole_s = sum(of.spent_s.values())
     rows: list[ComparedFigure] = []
     for number, cause in enumerate(CAUSES):
@@ -296,7 +308,7 @@ def _compared(predicted: Quantity, observed: Quantity, again: Quantity | None) -
 
 
 def _verdict(predicted: Quantity, observed: Quantity) -> Verdict:
-    """Whether both bands, or what has none, are apart."""
+    """Return whether two bands, or values without one, are disjoint."""
 
     def ends(one: Quantity) -> tuple[float, float]:
         return (

@@ -24,7 +24,7 @@ NAMED_MAX = 3
 
 
 class SweepPoint(NamedTuple):
-    """`values`: what was varied, by key, as text."""
+    """One point of a sweep. `values`: the varied fields, by key, as text."""
 
     values: dict[str, str]
     scenario: Scenario
@@ -32,7 +32,7 @@ class SweepPoint(NamedTuple):
 
 
 class PointRuns(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a point: `means` of all tallies of a run, by the simulator's names."""
+    """Runs at one point. `means`: of all tallies of a run, by the simulator's names."""
 
     replications: int
     unfinished: int
@@ -44,8 +44,11 @@ class PointRuns(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PointResult(msgspec.Struct, frozen=True, kw_only=True):
-    """At a point: theory, None where the strategy cannot be had there (`why`), and runs, None where
-    none were asked for, were done, or where they `failed`."""
+    """Results at one point.
+
+    Theory: None where the strategy is impossible there (`why`). Runs: None where none were
+    requested or done, or where they `failed`.
+    """
 
     values: dict[str, str]
     strategy: Strategy
@@ -56,12 +59,12 @@ class PointResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sweep(Answer, frozen=True, kw_only=True):
-    """`asked` replications at each point."""
+    """Answer of a sweep with `requested` replications at each point."""
 
     over: dict[str, list[str]]
     strategies: list[Strategy]
     seed: int
-    asked: int
+    requested: int = msgspec.field(name="asked")
     interrupted: bool
     points: list[PointResult]
 
@@ -72,13 +75,15 @@ def sweep_points(
     over: Sequence[str],
     strategies: Sequence[Strategy],
 ) -> list[SweepPoint]:
-    """Each value of the fields that it goes `over` (ranges.axis) with each other, and each of them
-    with each strategy. Raises ConfigError, UsageError, naming the point that cannot be."""
+    """Return the points: all combinations of the values of `over`, with each strategy.
+
+    Raises ConfigError, UsageError, naming the invalid point.
+    """
     if not 1 <= len(over) <= AXES_MAX:
         raise UsageError("--over goes over one field or two, as in --over gpus=1k,4k,16k")
     flags = {name.replace("_", "-"): text for name, text in flags.items()}
-    said = {**(read_file(file) if file else {}), **flags}
-    axes = [parse_axis(text, said) for text in over]
+    given = {**(read_file(file) if file else {}), **flags}
+    axes = [parse_axis(text, given) for text in over]
     for key, _ in axes:
         if key in flags or sum(one.key == key for one in axes) > 1:
             raise UsageError(f"--over {key}: the field is given twice")
@@ -106,12 +111,12 @@ def sweep(
     in_flight: int | None = None,
     on_progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> Sweep:
-    """What theory says at each point, and so many runs there, 0: none. The k-th replications of all
-    points meet the same failures.
+    """Predict each point by theory, and by `replications` simulated runs (0: none).
 
-    The parts of all points go through one queue, by turns, so that Ctrl-C leaves every point with
-    its first runs, and `executor` is never idle; the runs of a point depend on none of it. A point
-    whose part failed where it ran says so, and the others go on. Raises UsageError.
+    The k-th replications of all points meet the same failures. The parts of all points take turns
+    in one queue: after Ctrl-C every point has its first runs, and `executor` is never idle. The
+    runs of a point do not depend on the order. A point whose part failed reports the error, and the
+    others continue. Raises UsageError.
     """
     if not 0 <= replications <= RUNS_MAX:
         raise UsageError(f"--replications {replications}: from 0 to {RUNS_MAX:,}")
@@ -146,7 +151,7 @@ def _answer(
     wanted: Sequence[SweepPoint],
     found: list[PointResult],
     seed: int,
-    asked: int,
+    replications: int,
     *,
     interrupted: bool,
 ) -> Sweep:
@@ -155,47 +160,58 @@ def _answer(
         one for one in STRATEGIES if any(each.strategy == one for each in found)
     ]
     about = frozenset[str]().union(*(matters(one) for one in strategies), {"gpu-hour"})
-    told = [answer("", point.scenario, [], [], about) for point in wanted]
-    rates = dict.fromkeys(one.failures for one in told)
+    answers = [answer("", point.scenario, [], [], about) for point in wanted]
+    rates = dict.fromkeys(one.failures for one in answers)
     return Sweep(
         question=f"What {'does' if len(over) == 1 else 'do'} {' and '.join(over)} change?",
         failures=next(iter(rates)) if len(rates) == 1 else "by point",
-        quantities=[], assumed=list(_agreed(told)), warnings=list(_warnings(found, asked)),
-        over=over, strategies=strategies, seed=seed, asked=asked, interrupted=interrupted,
+        quantities=[],
+        assumed=list(_agreed(answers)),
+        warnings=list(_warnings(found, replications)),
+        over=over,
+        strategies=strategies,
+        seed=seed,
+        requested=replications,
+        interrupted=interrupted,
         points=found,
-    )  # fmt: skip
+    )
 
 
-def _agreed(told: Sequence[Answer]) -> Iterator[Assumed]:
-    """What was assumed alike at all points, and which fields were taken to follow from others."""
-    for first in told[0].assumed:
-        texts = {one.text for each in told for one in each.assumed if one.key == first.key}
+def _agreed(answers: Sequence[Answer]) -> Iterator[Assumed]:
+    """Return the assumptions common to all points, and the fields derived from others."""
+    for first in answers[0].assumed:
+        texts = {one.text for each in answers for one in each.assumed if one.key == first.key}
         yield first if len(texts) == 1 else Assumed(first.key, "by point")
 
 
-def _warnings(found: Sequence[PointResult], asked: int) -> Iterator[str]:
-    """Each once, with the points that it is for."""
+def _warnings(found: Sequence[PointResult], replications: int) -> Iterator[str]:
+    """Yield each warning once, with its points."""
     where: dict[str, list[str]] = {}
     for one in found:
         name = " ".join([*(f"{key}={text}" for key, text in one.values.items()), one.strategy])
-        for text in _warnings_at(one, asked):
+        for text in _warnings_at(one, replications):
             where.setdefault(text, []).append(name)
     for text, names in where.items():
         more = f" and {len(names) - NAMED_MAX:,} more" if len(names) > NAMED_MAX else ""
         yield f"{', '.join(names[:NAMED_MAX])}{more}: {text}"
 
 
-def _warnings_at(one: PointResult, asked: int) -> Iterator[str]:
+def _warnings_at(one: PointResult, replications: int) -> Iterator[str]:
     runs = one.runs
     if one.why:
         yield one.why
     if one.failed:
         yield f"failed where it ran, {one.failed}"
     if one.theory:
-        yield from without_advice(one.theory.warnings) if asked else one.theory.warnings
+        yield from without_advice(one.theory.warnings) if replications else one.theory.warnings
         if math.isinf(one.theory.wall_s):
             yield "no end; failures come faster than the run gets on"
-    if asked and one.theory and not one.failed and (runs is None or runs.replications < asked):
+    if (
+        replications
+        and one.theory
+        and not one.failed
+        and (runs is None or runs.replications < replications)
+    ):
         yield "interrupted, with fewer runs than were asked for"
     if runs and runs.unfinished:
         yield "some runs have no end"
@@ -204,7 +220,7 @@ def _warnings_at(one: PointResult, asked: int) -> Iterator[str]:
 
 
 def strategies_of(text: str) -> list[Strategy]:
-    """`outlast,migrate`, or `all`. Raises UsageError."""
+    """Parse `outlast,migrate`, or `all`. Raises UsageError."""
     named = STRATEGIES if text == "all" else [one.strip() for one in text.split(",")]
     if unknown := next((one for one in named if one not in STRATEGIES), None):
         raise UsageError(f"--strategy {unknown}: there are {', '.join(STRATEGIES)}, and all")

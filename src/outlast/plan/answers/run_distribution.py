@@ -40,11 +40,14 @@ _TALLIES: dict[str, tuple[str, Unit]] = {
 
 
 class RunDistribution(Answer, frozen=True, kw_only=True):
-    """`replications` of `asked` were done, `unfinished` of them had no end."""
+    """Quantiles of simulated runs.
+
+    `replications` of `requested` were done; `unfinished` of them did not end.
+    """
 
     strategy: Strategy
     seed: int
-    asked: int
+    requested: int = msgspec.field(name="asked")
     replications: int
     unfinished: int
     interrupted: bool
@@ -64,10 +67,11 @@ def run_distribution(
     in_flight: int = IN_FLIGHT,
     on_rows: Callable[[np.ndarray], None] = lambda _: None,
 ) -> RunDistribution:
-    """Memory does not grow with `replications`: `on_rows` is given the rows (parts.ROWS) as they
-    come, in their order, and they are forgotten. Ctrl-C ends it with the first ones.
+    """Simulate runs of one strategy and return their quantiles.
 
-    Raises UsageError naming what cannot be, OutlastError where a part failed.
+    Memory does not grow with `replications`: `on_rows` receives the rows (replications.ROWS) in
+    order, and they are discarded. After Ctrl-C the answer covers the first runs. Raises UsageError
+    naming the invalid field, OutlastError where a part failed.
     """
     predicted = predict(scenario, strategy)
     job = bound_failures(job_of(scenario, strategy), predicted)
@@ -76,22 +80,22 @@ def run_distribution(
     with closing(results(wanted, executor, in_flight)) as done:
         for _, part, rows in done:
             if isinstance(rows, Exception):
-                said = f"replications from {part.first:,} failed, and nothing was kept: "
-                raise OutlastError(said + reason(rows)) from rows
+                context = f"replications from {part.first:,} failed, and nothing was kept: "
+                raise OutlastError(context + reason(rows)) from rows
             for name in TALLIES:
                 found[name].add(rows[name])
             found["goodput"].add(job.work_s / rows["wall_s"])
             on_rows(rows)
-    told = answer(
+    base = answer(
         f"What do runs of {scenario.gpus:,} GPUs with {strategy} come to?", scenario, [], [],
         matters(strategy) | {"gpu-hour"},
     )  # fmt: skip
     wall = found["wall_s"]
     tallies = _make_tallies(scenario, predicted, found) if wall.count else []
     return RunDistribution(
-        question=told.question, failures=told.failures, assumed=told.assumed, quantities=[],
+        question=base.question, failures=base.failures, assumed=base.assumed, quantities=[],
         warnings=_warnings(strategy, predicted, job, wall, tallies, replications),
-        strategy=strategy, seed=seed, asked=replications, replications=wall.count,
+        strategy=strategy, seed=seed, requested=replications, replications=wall.count,
         unfinished=wall.endless, interrupted=wall.count < replications,
         interval_s=job.interval_s, memory_interval_s=predicted.memory_interval_s,
         spares=job.spares, tallies=tallies,
@@ -105,7 +109,8 @@ def _make_tallies(
     if predicted.strategy != "drop":  # where theory counts replicas that leave, not failures
         theory["failures"] = predicted.outcome.failures_per_s * predicted.wall_s
     tallies = [
-        tally(said, unit, found[name], theory.get(name)) for name, (said, unit) in _TALLIES.items()
+        tally(label, unit, found[name], theory.get(name))
+        for name, (label, unit) in _TALLIES.items()
     ]
     # A mean of goodputs is not the goodput of the mean time, which theory gives: no z.
     goodput = tally("goodput", "share", found["goodput"])
@@ -122,18 +127,18 @@ def _warnings(
     job: SimulatedJob,
     wall: StreamingSummary,
     tallies: list[Tally],
-    asked: int,
+    replications: int,
 ) -> list[str]:
-    said = without_advice(predicted.warnings) + [LONG_RUN] * (strategy == "drop")
-    if wall.count < asked:
-        said.append(f"interrupted: the first {wall.count:,} of {asked:,} replications")
+    texts = without_advice(predicted.warnings) + [LONG_RUN] * (strategy == "drop")
+    if wall.count < replications:
+        texts.append(f"interrupted: the first {wall.count:,} of {replications:,} replications")
     if wall.endless:
-        said.append(
+        texts.append(
             f"{wall.endless:,} of {wall.count:,} runs have no end: {job.failures_max:,} failures"
             " came first, or no node would ever have come back"
         )
     differs = tallies[0].differs() if tallies else 0.0
     if differs:
         longer = "longer" if differs > 0 else "less"
-        said.append(f"simulated runs take {abs(differs):.1%} {longer} than theory says")
-    return said
+        texts.append(f"simulated runs take {abs(differs):.1%} {longer} than theory says")
+    return texts

@@ -41,10 +41,13 @@ ABOUT = frozenset({
 
 
 class SparesRow(msgspec.Struct, frozen=True, kw_only=True):
-    """What comes of this many spares; `names` say what the number is. `short`: share of time with
-    more nodes in repair, where failures go on. `stalled`: share of time in which a job waits that
-    needs all its nodes. `up`: mean share of the replicas at work where a job goes on without the
-    others. Dollars are those of spares and of what waits, or idles, together."""
+    """Results with this many spares; `names` label special numbers.
+
+    `short`: share of time with more nodes in repair than spares, where failures go on. `stalled`:
+    share of time in which a job waits that needs all its nodes. `up`: mean share of replicas at
+    work where a job continues without the others. Dollars: spares and waiting or idle nodes
+    together.
+    """
 
     spares: int
     names: list[str]
@@ -56,15 +59,17 @@ class SparesRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Spares(Answer, frozen=True, kw_only=True):
-    """`rows` by number of spares; `said`: what follows, in words."""
+    """Answer of `outlast plan spares`; `rows` by number of spares, `conclusions`: in words."""
 
     rows: list[SparesRow]
-    said: list[str]
+    conclusions: list[str] = msgspec.field(name="said")
 
 
 class SpareModel:
-    """What any number of spares comes to at one failure rate. `size` nodes stand by and are
-    replaced as one: 1, or those of a replica."""
+    """Effect of any number of spares at one failure rate.
+
+    `size` nodes stand by and are replaced together: 1, or the nodes of a replica.
+    """
 
     def __init__(self, scenario: Scenario, size: int = 1) -> None:
         self._scenario, self._size = scenario, size
@@ -77,7 +82,7 @@ class SpareModel:
 
     @cached_property
     def in_repair(self) -> bursts.InRepair:
-        """Where failures go on."""
+        """Distribution of nodes in repair where failures go on."""
         return bursts.in_repair(self._taking, self._scenario.repair_s)
 
     @cached_property
@@ -91,16 +96,20 @@ class SpareModel:
         )
 
     def stalled(self, count: int) -> float:
+        """Return the share of time in which a job that needs all its nodes waits."""
         if self._one_by_one:
             return erlang.stalled_share(count, self.mean)  # the same, at once
         return self._stalling.share(min(count, self.most))
 
     def up(self, count: int) -> float:
+        """Return the mean share of the replicas at work."""
         return self._up[min(count, self.most)]
 
     def price(self, count: int, *, dropping: bool) -> float:
-        """Of a unit of work, over that of a job without failures and spares; infinite where next
-        to nothing gets done."""
+        """Return the price of a unit of work over that of a job without failures and spares.
+
+        Infinite where almost no work gets done.
+        """
         works = self.up(count) if dropping else 1 - self.stalled(count)
         return (
             (1 + count * self._size / self._scenario.nodes) / works
@@ -110,7 +119,7 @@ class SpareModel:
 
 
 def spare_nodes(scenario: Scenario) -> Spares:
-    """What nodes in repair ask for: quantiles, the cheapest numbers, and what each costs."""
+    """Return quantiles of nodes in repair, the cheapest numbers of spares, and their costs."""
     here = SpareModel(scenario)
     rates = equally_likely(scenario)
     points = {
@@ -132,12 +141,12 @@ def spare_nodes(scenario: Scenario) -> Spares:
     return Spares(
         question=base.question, failures=base.failures, quantities=base.quantities,
         assumed=base.assumed, warnings=base.warnings, rows=rows,
-        said=_conclusions(scenario, here, rows),
+        conclusions=_conclusions(scenario, here, rows),
     )  # fmt: skip
 
 
 def plain_usd(scenario: Scenario, stocks: SpareModel) -> float:
-    """Of the run, were there always a node, and none stood by for it."""
+    """Return the cost of the run if a replacement were always there, without spares."""
     plenty = replace(scenario, spares=stocks.most)
     wall_s = predict(plenty, "outlast").wall_s
     if math.isinf(wall_s):
@@ -146,8 +155,10 @@ def plain_usd(scenario: Scenario, stocks: SpareModel) -> float:
 
 
 def cheapest(stocks: Sequence[SpareModel], *, dropping: bool = False) -> int:
-    """The number of spares that costs least on the average over the rates of `stocks`: up to it one
-    more saves more than it costs."""
+    """Return the number of spares with the least mean cost over the rates of `stocks`.
+
+    Up to it, one more saves more than it costs.
+    """
 
     def price(count: int) -> float:
         return math.fsum(one.price(count, dropping=dropping) for one in stocks)
@@ -159,8 +170,10 @@ def cheapest(stocks: Sequence[SpareModel], *, dropping: bool = False) -> int:
 
 
 def whole_replicas(scenario: Scenario) -> SpareModel:
-    """Where whole replicas stand by, and a node in repair keeps its own idle. First order: two
-    nodes of one replica count as two replicas."""
+    """Return the model in which replicas stand by as units, and repairs idle the rest of one.
+
+    First order: two nodes of one replica count as two replicas.
+    """
     return SpareModel(scenario, scenario.nodes // scenario.replicas)
 
 
@@ -179,8 +192,10 @@ def _grouped(kind: FailureKind, size: int) -> FailureKind:
 
 
 def _whole_replicas_share(points: Sequence[float], most: int, stays: float) -> list[float]:
-    """The mean share of replicas without a missing node, by number of spares: each node that is
-    missing leaves a replica whole with probability `stays`."""
+    """Return the mean share of complete replicas, by number of spares.
+
+    A missing node leaves a given replica complete with probability `stays`.
+    """
     found = [1.0] * (most + 1)
     padded = [*points, *[0.0] * (most + 2 - len(points))]
     beyond = math.fsum(
@@ -195,14 +210,14 @@ def _whole_replicas_share(points: Sequence[float], most: int, stays: float) -> l
 
 
 def equally_likely(scenario: Scenario) -> list[Scenario]:
-    """The scenario at equally likely failure rates."""
+    """Return the scenario at each of several equally likely failure rates."""
     if scenario.failures.weight_failures == EXACT:
         return [scenario]
     return [at_rate(scenario, (stratum + 0.5) / STRATA) for stratum in range(STRATA)]
 
 
 def _merged(points: dict[str, int]) -> list[tuple[int, list[str]]]:
-    """Each number once, with all its names, from the least."""
+    """Merge equal numbers with all their names, in ascending order."""
     return [
         (count, [name for name, other in points.items() if other == count])
         for count in sorted(set(points.values()))
@@ -250,7 +265,7 @@ def _row_named(rows: Sequence[SparesRow], name: str) -> SparesRow:
 
 
 def _warnings(scenario: Scenario, once_usd: float) -> list[str]:
-    said = {
+    texts = {
         "nodes are taken not to age": scenario.shape != 1,
         "lemons are taken for ordinary nodes with the mean rate": scenario.lemons > 0,
         "figures are of the long run: this one ends before repairs have settled":
@@ -260,17 +275,17 @@ def _warnings(scenario: Scenario, once_usd: float) -> list[str]:
         "no run ends here, whatever stands by: failures come faster than it gets on":
             math.isinf(once_usd),
     }  # fmt: skip
-    return [text for text, here in said.items() if here]
+    return [text for text, here in texts.items() if here]
 
 
 def _conclusions(scenario: Scenario, stocks: SpareModel, rows: Sequence[SparesRow]) -> list[str]:
     mean = stocks.mean
     average, best = (_row_named(rows, one) for one in (MEAN, WAITING))
-    said: list[str] = []
+    sentences: list[str] = []
     if average.spares:
         saved = average.stalling_usd - best.stalling_usd
         waited, waits = (format_quantity(one.stalled, "share") for one in (average, best))
-        said = [
+        sentences = [
             f"The mean is a trap: with {format_count(average.spares, 'spare')}, as many as are"
             " in repair on"
             f" the average ({format_quantity(mean, 'nodes')}), more are in repair"
@@ -283,25 +298,27 @@ def _conclusions(scenario: Scenario, stocks: SpareModel, rows: Sequence[SparesRo
         ]
     unsure = [one for one in rows if UNSURE in one.names and one is not best]
     if unsure:
-        said.append(
+        sentences.append(
             f"The rate is not sure: on the average over what it may be,"
             f" {format_count(unsure[0].spares, 'spare')} would be cheapest for a job that waits."
         )
     size = scenario.nodes // scenario.replicas
     if scenario.replicas > 1 and size > 1:
         groups = whole_replicas(scenario).in_repair.quantile(QUANTILES[-1])
-        said.append(
+        sentences.append(
             f"Standing by as whole replicas of {size:,} nodes, it takes"
             f" {format_count(groups, 'replica')} for {100 * QUANTILES[-1]:g} % of the time:"
             f" {format_count(groups * size, 'node')}."
         )
-    return said
+    return sentences
 
 
 class CheapestSpares(msgspec.Struct, frozen=True, kw_only=True):
-    """`best`: what costs least on the average over what the rate may be; `known`: what would if the
-    rate were known to be its mean. `in_repair`: nodes, on the average, at that rate. `racks`: they
-    fail as a whole, too."""
+    """The cheapest number of spares.
+
+    `best`: least mean cost over the possible rates; `known`: the same if the rate were known to be
+    its mean. `in_repair`: mean number of nodes at that rate. `racks`: whole racks fail, too.
+    """
 
     best: int
     known: int
@@ -310,8 +327,10 @@ class CheapestSpares(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def cheapest_spares(scenario: Scenario) -> CheapestSpares:
-    """For a job that waits for a repair where no spare is left; no more than there are nodes. Exact
-    at each of the equally likely rates."""
+    """Return the cheapest spares for a job that waits for repairs without a spare.
+
+    No more than there are nodes. Exact at each of the equally likely rates.
+    """
     here, nodes = SpareModel(scenario), scenario.nodes
     best = cheapest([SpareModel(one) for one in equally_likely(scenario)])
     return CheapestSpares(

@@ -50,8 +50,11 @@ LONG_RUN = (
 
 
 class ComparisonRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """`replications` of each strategy, made up to whole rounds; None: what some seconds allow. How
-    likely is a run to be done within `within_s`?"""
+    """Request of a comparison.
+
+    `replications` of each strategy, rounded up to whole rounds; None: as many as some seconds
+    allow. `within_s`: time limit whose probability is computed.
+    """
 
     seed: int = 0
     replications: int | None = None
@@ -60,9 +63,11 @@ class ComparisonRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TheoryFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """What the closed forms say at the mean rate; and the mean by which runs took longer than
-    predicted at the rate that each of them met (0.01: one per cent), with its `z`, in standard
-    errors. None where theory sees no end at any rate."""
+    """Figures of the closed forms at the mean rate, and their error against simulated runs.
+
+    The error is the mean by which runs took longer than predicted at the rate that each met (0.01:
+    one per cent), with its `z` in standard errors. None where theory predicts no end at any rate.
+    """
 
     goodput: float
     takes_s: float
@@ -72,7 +77,7 @@ class TheoryFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FinishDates(NamedTuple):
-    """Dates; None for a run that does not end in ages."""
+    """Finish dates; None for a run without end."""
 
     low: datetime | None
     middle: datetime | None
@@ -80,10 +85,12 @@ class FinishDates(NamedTuple):
 
 
 class ComparedStrategy(msgspec.Struct, frozen=True, kw_only=True):
-    """One strategy. Quantities are medians, their bands go from P5 to P95 of the runs. `shares` of
-    wall time, means. `endless`: the share of runs that do not end in ages; `in_time`: of those that
-    end as soon as was asked for. `dearer`: what it costs beyond the best on the same failures,
-    where one of the two ends."""
+    """One strategy. Quantities are medians, their bands P5 to P95 of the runs.
+
+    `shares` of wall time are means. `endless`: the share of runs without end; `in_time`: the share
+    that ends within the limit. `dearer`: cost beyond the best strategy on the same failures, where
+    one of the two ends.
+    """
 
     strategy: Strategy
     interval_s: float
@@ -102,7 +109,7 @@ class ComparedStrategy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ImpossibleStrategy(msgspec.Struct, frozen=True):
-    """A strategy that this scenario cannot have, and why."""
+    """A strategy that is impossible in this scenario, with the reason."""
 
     strategy: Strategy
     why: str
@@ -123,22 +130,22 @@ class StrategyComparison(Answer, frozen=True, kw_only=True):
 
 def compare(
     scenario: Scenario,
-    asked: ComparisonRequest,
+    request: ComparisonRequest,
     *,
-    seen: MeasuredRun | None = None,
+    measured: MeasuredRun | None = None,
     place: PartExecutor = HERE,
     on_progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> StrategyComparison:
-    """All strategies that are possible, and a run that was `seen` beside its own prediction. Raises
-    UsageError naming the field that cannot be.
+    """Compare all possible strategies, and a measured run with its prediction.
 
-    Intervals and spares are the best for the mean failure rate, at each rate: nobody knows the true
-    one when a run begins. Ctrl-C ends it with what is done.
+    Intervals and spares are the best for the mean failure rate, at each rate, because the true one
+    is unknown when a run begins. After Ctrl-C the answer covers what is done. Raises UsageError
+    naming the invalid field.
     """
     predicted: dict[Strategy, Prediction] = {
         one: predict(scenario, one) for one in STRATEGIES if not reason_impossible(scenario, one)
     }
-    found = simulate_strategies(scenario, list(predicted), asked, place, on_progress)
+    found = simulate_strategies(scenario, list(predicted), request, place, on_progress)
     base = answer(
         f"Which strategy for {scenario.gpus:,} GPUs?", scenario, [], [],
         frozenset[str]().union(*(matters(one) for one in predicted), {"gpu-hour"}),
@@ -151,7 +158,8 @@ def compare(
     if found.draws:
         ranked = sorted(predicted, key=lambda one: (*_rank(usd[one]), -STRATEGIES.index(one)))
     contenders = [
-        _compared_strategy(scenario, asked, predicted[one], found, usd, ranked[0]) for one in ranked
+        _compared_strategy(scenario, request, predicted[one], found, usd, ranked[0])
+        for one in ranked
     ]
     return StrategyComparison(
         question=base.question,
@@ -159,63 +167,63 @@ def compare(
         assumed=base.assumed,
         quantities=[],
         warnings=_warnings(contenders, predicted),
-        seed=asked.seed,
+        seed=request.seed,
         runs=len(found.draw_of),
         rates=len({d.factor for d in found.draws}),
         interrupted=found.interrupted,
-        within_s=asked.within_s,
+        within_s=request.within_s,
         contenders=contenders,
         impossible=[
             ImpossibleStrategy(one, why)
             for one in STRATEGIES
             if (why := reason_impossible(scenario, one))
         ],
-        observed=compare_run(scenario, seen, seed=asked.seed) if seen else None,
+        observed=compare_run(scenario, measured, seed=request.seed) if measured else None,
     )
 
 
 def simulate_strategies(
     scenario: Scenario,
     strategies: list[Strategy],
-    asked: ComparisonRequest,
+    request: ComparisonRequest,
     place: PartExecutor = HERE,
     on_progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> Ensemble:
-    """Runs of these strategies, as many as are asked for."""
+    """Simulate these strategies with the requested number of runs."""
     jobs: dict[Strategy, SimulatedJob] = {one: job_of(scenario, one) for one in strategies}
-    if asked.replications is not None:
-        each = math.ceil(asked.replications / STRATA)
+    if request.replications is not None:
+        each = math.ceil(request.replications / STRATA)
     else:
         tuned: dict[Strategy, theory.RecoveryJob] = {
             one: tuned_job(scenario, one) for one in strategies
         }
         each = affordable(scenario, tuned, scenario.work_s)
     return run_ensemble(
-        jobs, draws(scenario, each), seed=asked.seed, place=place, on_progress=on_progress
+        jobs, draws(scenario, each), seed=request.seed, place=place, on_progress=on_progress
     )
 
 
 def expected_simulated_failures(scenario: Scenario, replications: int | None) -> float:
-    """Failures that this takes to simulate, roughly; 0 for what some seconds allow."""
+    """Return a rough number of failures to simulate; 0 if seconds suffice."""
     jobs = [job_of(scenario, one) for one in STRATEGIES if not reason_impossible(scenario, one)]
     each = sum(min(ENSEMBLE_FAILURES_MAX, expected_failures(job)) for job in jobs)
     return (replications or 0) * each
 
 
 def shares_of(runs: EnsembleRuns) -> dict[Cause, float]:
-    """Where the time of a run goes, on the average over runs."""
+    """Return the mean shares of a run's time by cause."""
     means = (runs.spent_s / runs.spent_s.sum(axis=0)).mean(axis=1)
     return dict(zip(CAUSES, means.tolist(), strict=True))
 
 
 def _rank(usd: np.ndarray) -> tuple[float, float]:
-    """By the median, and where it is no number by the share of runs that end."""
+    """Return the sort key: the median, or where it is no number the share of runs that end."""
     return float(np.quantile(usd, 0.5, method="inverted_cdf")), -float(np.isfinite(usd).mean())
 
 
 def _compared_strategy(
     scenario: Scenario,
-    asked: ComparisonRequest,
+    request: ComparisonRequest,
     predicted: Prediction,
     found: Ensemble,
     usd: Mapping[Strategy, np.ndarray],
@@ -238,8 +246,10 @@ def _compared_strategy(
         failures=band("failures", "times", runs.failures),
         shares=shares_of(runs),
         endless=float(np.isinf(runs.wall_s).mean()),
-        finish=_finish(asked.start, takes) if asked.start else None,
-        in_time=None if asked.within_s is None else float((runs.wall_s <= asked.within_s).mean()),
+        finish=_finish(request.start, takes) if request.start else None,
+        in_time=None
+        if request.within_s is None
+        else float((runs.wall_s <= request.within_s).mean()),
         theory=_theory(scenario, predicted, found.draws, found.draw_of, runs),
     )
 
@@ -282,11 +292,11 @@ def _theory(
 def _warnings(
     contenders: list[ComparedStrategy], predicted: Mapping[Strategy, Prediction]
 ) -> list[str]:
-    said: dict[str, list[str]] = {}
+    strategies_by_text: dict[str, list[str]] = {}
     for one in contenders:
         for text in predicted[one.strategy].warnings:
-            said.setdefault(text.partition(";")[0], []).append(one.strategy)
-    texts = [f"theory of {', '.join(names)}: {text}" for text, names in said.items()]
+            strategies_by_text.setdefault(text.partition(";")[0], []).append(one.strategy)
+    texts = [f"theory of {', '.join(names)}: {text}" for text, names in strategies_by_text.items()]
     if any(abs(one.theory.z or 0.0) > Z_MAX for one in contenders):
         texts.append(LONG_RUN)
     for one in contenders:

@@ -19,15 +19,17 @@ _SHORT_S = (("ms", 1e-3), ("s", 1.0), ("min", 60.0), ("h", 3600.0), ("d", 86400.
 
 
 class SweepAxis(NamedTuple):
-    """A field, and the texts that it is given in turn."""
+    """A field, and the texts of its values."""
 
     key: str
     texts: tuple[str, ...]
 
 
-def parse_axis(text: str, said: Mapping[str, str]) -> SweepAxis:
-    """`gpus=1k,4k,16k`, or a logarithmic range as `gpus=1k..1M/7`, of seven values. `said` is the
-    rest of the scenario. Raises ConfigError."""
+def parse_axis(text: str, fields: Mapping[str, str]) -> SweepAxis:
+    """Parse `gpus=1k,4k,16k`, or a logarithmic range of seven values as `gpus=1k..1M/7`.
+
+    `fields`: the other fields of the scenario. Raises ConfigError.
+    """
     name, _, values = text.partition("=")
     key, values = name.strip().replace("_", "-"), values.strip()
     if not values:
@@ -36,7 +38,7 @@ def parse_axis(text: str, said: Mapping[str, str]) -> SweepAxis:
         )
     if match := re.fullmatch(r"(.+?)\.\.(.+)/\s*(\d{1,6})", values):
         texts = _range(
-            f"--over {text}", key, match[1].strip(), match[2].strip(), int(match[3]), said
+            f"--over {text}", key, match[1].strip(), match[2].strip(), int(match[3]), fields
         )
     elif ".." in values:
         raise ConfigError(f"--over {text}: say how many values the range has, as in 1k..1M/7")
@@ -50,7 +52,7 @@ def parse_axis(text: str, said: Mapping[str, str]) -> SweepAxis:
 
 
 def _range(
-    what: str, key: str, low: str, high: str, many: int, said: Mapping[str, str]
+    what: str, key: str, low: str, high: str, many: int, fields: Mapping[str, str]
 ) -> list[str]:
     ends = [_split(what, low), _split(what, high)]
     (first, unit), (last, other) = ends
@@ -68,7 +70,7 @@ def _range(
     between = [first * math.exp(step * at) for at in range(1, many - 1)]
     if _is_whole_number(key):
         unit_size = _MANY.get(unit, 1.0)
-        size = _per_node(said) if key == "gpus" else 1
+        size = _per_node(fields) if key == "gpus" else 1
         texts = [str(_rounded(value * unit_size, size)) for value in between]
     else:
         texts = [_text(value, unit) for value in between]
@@ -83,7 +85,7 @@ def _split(what: str, text: str) -> tuple[float, str]:
 
 
 def _is_whole_number(key: str) -> bool:
-    """Whether the field takes whole numbers only."""
+    """Return whether the field takes whole numbers only."""
     return key in KEYS and _reads(key, "2") and not _reads(key, "2.5")
 
 
@@ -95,13 +97,13 @@ def _reads(key: str, text: str) -> bool:
     return True
 
 
-def _per_node(said: Mapping[str, str]) -> int:
-    text = said.get("gpus-per-node", KEYS["gpus-per-node"].default)
+def _per_node(fields: Mapping[str, str]) -> int:
+    text = fields.get("gpus-per-node", KEYS["gpus-per-node"].default)
     return quantities.count(f"--gpus-per-node {text}", text) or 1
 
 
 def _rounded(value: float, size: int) -> int:
-    """To a multiple of `size`, which many numbers divide where it is one of nodes."""
+    """Round to a multiple of `size`; to one with many divisors for numbers of nodes."""
     units = max(1, round(value / size))
     if size > 1:
         step = 2 ** max(0, units.bit_length() - _BITS)
@@ -110,7 +112,7 @@ def _rounded(value: float, size: int) -> int:
 
 
 def _text(value: float, unit: str) -> str:
-    """Four digits, in a unit that needs no exponent."""
+    """Format with four digits, in a unit that needs no exponent."""
     if unit == "s":
         unit, size = next((one for one in reversed(_SHORT_S) if value >= one[1]), _SHORT_S[0])
         value /= size

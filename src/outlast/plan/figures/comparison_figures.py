@@ -41,19 +41,23 @@ def draw_fan(
     path: Path,
     *,
     start: datetime | None,
-    seen: MeasuredRun | None,
+    measured: MeasuredRun | None,
 ) -> None:
-    """P5 to P95 and the median of the time to each tenth of the work; days and dollars beside.
-    With a run that was seen, of runs that do as much work as that one."""
-    fill = partial(_fill_fan, scenario=scenario, found=found, start=start, seen=seen)
+    """Draw P5 to P95 and the median of the time to each tenth of the work, by strategy.
+
+    Days and dollars stand beside. With a measured run, of runs that do as much work as it did.
+    """
+    fill = partial(_fill_fan, scenario=scenario, found=found, start=start, measured=measured)
     figure_style.save(path, fill)
 
 
 def courses(
     scenario: Scenario, strategies: list[Strategy], work_s: float, seed: int
 ) -> dict[Strategy, np.ndarray]:
-    """Seconds to each tenth of the work (rows), of runs (columns) that meet the same failures on
-    the way to each."""
+    """Return seconds to each tenth of the work (rows) for runs (columns).
+
+    The runs meet the same failures on the way to each tenth.
+    """
     jobs: dict[Strategy, SimulatedJob] = {one: job_of(scenario, one) for one in strategies}
     rows: dict[Strategy, list[np.ndarray]] = {one: [] for one in strategies}
     at = draws(scenario, RUNS)
@@ -72,20 +76,20 @@ def _fill_fan(
     scenario: Scenario,
     found: StrategyComparison,
     start: datetime | None,
-    seen: MeasuredRun | None,
+    measured: MeasuredRun | None,
 ) -> None:
     axis = figure.subplots()
     names: list[Strategy] = [one.strategy for one in found.contenders]
-    work_s = seen.work_s if seen and seen.work_s else scenario.work_s
+    work_s = measured.work_s if measured and measured.work_s else scenario.work_s
     fans = courses(scenario, names, work_s, found.seed)
     bands: Bands = {one: _band(each) for one, each in fans.items()}
-    course = np.array(seen.course if seen and seen.course else [(0.0, 0.0)])
+    course = np.array(measured.course if measured and measured.course else [(0.0, 0.0)])
     right_s = max(_right_s(bands), 1.03 * float(course[-1, 0]))
     size_s, unit = next(((size, one) for least, size, one in UNITS if right_s > least), SECONDS)
     shaded = {names[0], "checkpoint-restart"}
-    labels: dict[Strategy, str] = {one: _legend_text(found, one, seen) for one in names}
+    labels: dict[Strategy, str] = {one: _legend_text(found, one, measured) for one in names}
     _fans(axis, bands, shaded, labels, size_s, right_s)
-    if seen:
+    if measured:
         axis.plot(course[:, 0] / size_s, course[:, 1] / work_s, color="black", label="the run")
     axis.set_xlim(0, right_s / size_s)
     axis.set_ylim(0, 1)
@@ -127,7 +131,7 @@ def _fans(
 
 
 def _right_s(bands: Bands) -> float:
-    """Where the picture ends: with the last run that is not out of all proportion."""
+    """Return the right end of the time axis: the last run that is not an extreme outlier."""
     ends = np.array([band[1:, -1] for band in bands.values()])
     shortest_s = ends[:, 0].min()
     within = ends[ends <= REACH * shortest_s]
@@ -138,9 +142,11 @@ def _band(wall_s: np.ndarray) -> np.ndarray:
     return np.quantile(wall_s, (LOW, 0.5, HIGH), axis=1, method="inverted_cdf")
 
 
-def _legend_text(found: StrategyComparison, strategy: Strategy, seen: MeasuredRun | None) -> str:
-    """With days and dollars, where the picture is of the whole run."""
-    if seen:
+def _legend_text(
+    found: StrategyComparison, strategy: Strategy, measured: MeasuredRun | None
+) -> str:
+    """Return the label of a strategy, with days and dollars for a whole run."""
+    if measured:
         return strategy
     one = next(each for each in found.contenders if each.strategy == strategy)
     usd = [said(each or 0.0, "USD") for each in (one.costs.low, one.costs.high)]
@@ -175,7 +181,7 @@ ROOM = 1.42  # of the widest bar, for what is written behind it
 
 
 def draw_waterfall(scenario: Scenario, found: StrategyComparison, path: Path) -> None:
-    """Mean shares of wall time; behind each bar what is left for work, and what that comes to."""
+    """Draw mean shares of wall time, with goodput and its price behind each bar."""
     fill = partial(_fill_waterfall, scenario=scenario, found=found)
     figure_style.save(path, fill, FRAME_INCH + ROW_INCH * max(2, len(found.contenders)))
 
@@ -185,24 +191,24 @@ def _fill_waterfall(figure: Figure, scenario: Scenario, found: StrategyCompariso
     widest = max((1 - one.shares["work"] for one in found.contenders), default=0.0) or 1.0
     named: set[Cause] = set()
     for row, one in enumerate(found.contenders):
-        left = 0.0
+        offset = 0.0
         for cause in CAUSES[1:]:
             share = one.shares[cause]
             if not share:
                 continue
             colour, hatch = LOOK[cause]
             axis.barh(
-                row, share, 0.62, left, color=colour, hatch=hatch, edgecolor="white", lw=0,
+                row, share, 0.62, offset, color=colour, hatch=hatch, edgecolor="white", lw=0,
                 label=cause if cause not in named else None,
             )  # fmt: skip
             named.add(cause)
             if share > WRITTEN_MIN * widest:
                 axis.text(
-                    left + share / 2, row, said(share, "share"), ha="center", va="center",
+                    offset + share / 2, row, said(share, "share"), ha="center", va="center",
                     fontsize=6.5, bbox={"fc": "white", "ec": "none", "pad": 0.8, "alpha": 0.85},
                 )  # fmt: skip
-            left += share
-        axis.text(left + 0.015 * widest, row, _outcome(one), va="center", fontsize=7)
+            offset += share
+        axis.text(offset + 0.015 * widest, row, _outcome(one), va="center", fontsize=7)
     axis.set_yticks(range(len(found.contenders)), [one.strategy for one in found.contenders])
     axis.tick_params("y", length=0)
     axis.invert_yaxis()

@@ -36,7 +36,7 @@ SHADES = ("#8d96a3", "#b5bcc6", "#d9d2b4", "#ece3b0", "#fbf3c4")  # dark to ligh
 
 
 def draw_ettr(scenario: Scenario, queue_s: float, path: Path) -> None:
-    """Isolines of the exact ETTR, the published rates, and where the scenario is with its band."""
+    """Draw isolines of the exact ETTR, the published rates, and the scenario with its band."""
     figure_style.save(path, partial(_fill_ettr, scenario=scenario, queue_s=queue_s))
 
 
@@ -81,7 +81,7 @@ def _fill_ettr(figure: Figure, scenario: Scenario, queue_s: float) -> None:
 
 
 def _telling(scenario: Scenario, at_s: float) -> tuple[float, float]:
-    """Failures of a GPU a second, between which ETTR goes from nearly everything to little."""
+    """Return the failure rates per GPU-second between which ETTR falls from high to low."""
     lost_s = init_s(scenario) + at_s
     return 0.01 / lost_s / scenario.gpus, 2 / lost_s / scenario.gpus
 
@@ -92,17 +92,17 @@ def _at(scenario: Scenario, at_s: float, per_gpu_s: float, queue_s: float) -> fl
 
 
 def _current(axis: Axes, scenario: Scenario, here_s: float, here: float) -> None:
-    """Where the scenario is; the rate's band, where it has one."""
+    """Return the scenario's point; with the rate's band, where it has one."""
     rate = scenario.failures
     error = None
     if rate.weight_failures != EXACT:
         low, high = (here * rate.at(end) / rate.per_gpu_s for end in (LOW, HIGH))
         error = [[here - low], [high - here]]
-    said = "given" if scenario.interval_s else "best"
+    label = "given" if scenario.interval_s else "best"
     band = f"{rate.name} and its band" if error else rate.name
     axis.errorbar(
         [here_s], [here], yerr=error, fmt="D", color="#d55e00", mec="black", mew=0.6, ms=5, lw=1.2,
-        capsize=3, label=f"this scenario: {said} interval {span(here_s)}, {band}",
+        capsize=3, label=f"this scenario: {label} interval {span(here_s)}, {band}",
     )  # fmt: skip
     axis.legend(loc="upper right", frameon=True, framealpha=0.9, edgecolor="none")
 
@@ -115,7 +115,7 @@ EDGE = 1.03  # so that what lies on an end is seen whole
 
 
 def draw_goodput(scenario: Scenario, strategy: Strategy, path: Path) -> None:
-    """The exact curve, the flat zone, Young's and the given interval, and P5 to P95 of runs."""
+    """Draw exact goodput, the flat zone, Young's and the given interval, and simulated runs."""
     figure_style.save(path, partial(_fill_goodput, scenario=scenario, strategy=strategy))
 
 
@@ -165,8 +165,8 @@ def _simulated(
     found: list[tuple[float, float, float, float]] = []
     for at_s in np.geomspace(low_s, high_s, SIMULATED):
         there = replace(scenario, interval_s=float(at_s))
-        told = predict(there, strategy)
-        if not told.outcome.failures_per_s * told.wall_s * REPLICATIONS < FAILURES_MAX:
+        predicted = predict(there, strategy)
+        if not predicted.outcome.failures_per_s * predicted.wall_s * REPLICATIONS < FAILURES_MAX:
             continue  # it would take minutes to show that next to nothing gets done
         job = job_of(there, strategy)
         goodput = job.work_s / simulate(job, REPLICATIONS)["wall_s"]

@@ -1,4 +1,4 @@
-"""Style shared by the figures of plans, besides `outlast.drawing`."""
+"""Style shared by the figures of plans, besides `outlast.figure_style`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TICKS_S = (
 
 
 def label_spans(axis: Axis, low_s: float, high_s: float) -> None:
-    """Ticks of a logarithmic axis in seconds, where people would set them."""
+    """Set round ticks on a logarithmic axis in seconds."""
     axis.set_ticks([one for one in _TICKS_S if low_s <= one <= high_s])
     axis.set_ticks([], minor=True)
     axis.set_major_formatter(FuncFormatter(lambda value, _: span(value)))

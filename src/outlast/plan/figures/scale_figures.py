@@ -44,7 +44,7 @@ CLOSE = 0.002  # strategies as near as this all along are one line
 
 
 class ScaleLine(NamedTuple):
-    """A strategy by theory: goodput at the mean failure rate, and at the ends of its band."""
+    """Goodput of a strategy by theory, at the mean failure rate and the ends of its band."""
 
     gpus: np.ndarray
     middle: np.ndarray
@@ -53,12 +53,12 @@ class ScaleLine(NamedTuple):
 
 
 def draw_scale(scenario: Scenario, path: Path, seed: int = 0) -> None:
-    """Theory as lines and bands, P5 to P95 of some simulated runs beside it."""
+    """Draw theory as lines and bands, with P5 to P95 of some simulated runs."""
     figure_style.save(path, partial(_fill_scale, scenario=scenario, seed=seed))
 
 
 def scaled_scenarios(scenario: Scenario) -> list[Scenario]:
-    """The scenario at twice as many GPUs again and again, where it can be had."""
+    """Return the scenario at repeatedly doubled GPUs, as far as it is possible."""
     found: list[Scenario] = []
     gpus = max(SMALLEST, scenario.gpus_per_node)
     while gpus <= LARGEST:
@@ -69,7 +69,7 @@ def scaled_scenarios(scenario: Scenario) -> list[Scenario]:
 
 
 def scale_line(at: list[Scenario], strategy: Strategy) -> ScaleLine:
-    """As long as the strategy is possible."""
+    """Return a strategy's line, up to the size at which it becomes impossible."""
     rows: list[tuple[float, ...]] = []
     for one in at:
         if reason_impossible(one, strategy):
@@ -85,16 +85,16 @@ def scale_line(at: list[Scenario], strategy: Strategy) -> ScaleLine:
 
 
 def crossings(first: ScaleLine, second: ScaleLine) -> list[tuple[float, float]]:
-    """Where two lines cross, as GPUs and goodput; not where they only touch."""
+    """Return the points, as GPUs and goodput, at which two lines cross; touching is no crossing."""
     shared = np.intersect1d(first.gpus, second.gpus)
     one, other = (each.middle[np.isin(each.gpus, shared)] for each in (first, second))
     apart = np.flatnonzero(np.abs(one - other) > CLOSE)
     found: list[tuple[float, float]] = []
     for before, after in pairwise(apart):
-        left, right = one[before] - other[before], one[after] - other[after]
-        if left * right > 0:
+        start, stop = one[before] - other[before], one[after] - other[after]
+        if start * stop > 0:
             continue
-        part = left / (left - right)
+        part = start / (start - stop)
         gpus = shared[before] * (shared[after] / shared[before]) ** part
         found.append((float(gpus), float(one[before] + part * (one[after] - one[before]))))
     return found
@@ -193,8 +193,11 @@ WORTH = 0.01  # what all of them together save beyond the best one, where a line
 
 
 class StrategyPhases(NamedTuple):
-    """By row (restart time) and column (GPUs): which of SIMPLE is cheapest (-1: none ends), by what
-    share it leads, and what `outlast`, which has all of them, saves beyond it."""
+    """Cheapest strategy by restart time (rows) and GPUs (columns).
+
+    The index in SIMPLE (-1: none ends), its lead as a share, and the further saving of `outlast`,
+    which combines them all.
+    """
 
     gpus: list[int]
     restart_s: np.ndarray
@@ -204,11 +207,12 @@ class StrategyPhases(NamedTuple):
 
 
 def draw_phases(scenario: Scenario, path: Path) -> None:
-    """By theory; the paler, the less it matters."""
+    """Draw the cheapest strategy by theory; paler where the choice matters less."""
     figure_style.save(path, partial(_fill_phases, scenario=scenario))
 
 
 def strategy_phases(scenario: Scenario, rows: int = ROWS) -> StrategyPhases:
+    """Compute the cheapest strategy over GPUs and restart time, on a grid of `rows` rows."""
     at = scaled_scenarios(scenario)
     restart_s = np.geomspace(SHORTEST_S, LONGEST_S, rows)
     shape = (len(restart_s), len(at))
@@ -262,7 +266,7 @@ def _fill_phases(figure: Figure, scenario: Scenario) -> None:
 
 
 def _cells(axis: Axes, found: StrategyPhases) -> list[Patch | Line2D]:
-    """Each in the colour and the hatch of what wins there, so that it is told apart in grey."""
+    """Colour and hatch each cell by its cheapest strategy, so that grey prints stay legible."""
     columns, rows = _edges(np.array(found.gpus, float)), _edges(found.restart_s)
     colours = np.ones((*found.winner.shape, 3))
     depth = np.clip(found.lead / PLAIN, 0.15, 1)[..., None]
@@ -289,6 +293,6 @@ def _cells(axis: Axes, found: StrategyPhases) -> list[Patch | Line2D]:
 
 
 def _edges(middles: np.ndarray) -> np.ndarray:
-    """Of cells around points that are evenly apart on a logarithmic axis."""
+    """Return edges of cells around points that are evenly spaced on a logarithmic axis."""
     ratio = math.sqrt(middles[1] / middles[0]) if len(middles) > 1 else 2.0
     return np.append(middles / ratio, middles[-1] * ratio)

@@ -25,8 +25,10 @@ NODES, REPLICAS, GOING_ON = "#0072b2", "#d55e00", "#009e73"
 
 
 def draw(scenario: Scenario, path: Path) -> None:
-    """Above, the share of time that a job waits; below, what spares and waiting cost together.
-    Raises UsageError where no run ends."""
+    """Draw the share of time that a job waits, and below it the cost of spares and waiting.
+
+    Raises UsageError where no run ends.
+    """
     if math.isinf(plain_usd(scenario, SpareModel(scenario))):
         raise UsageError("--figure: no run ends here, whatever stands by: there is no cost to draw")
     figure_style.save(path, partial(_fill, scenario=scenario), HEIGHT_INCH)
@@ -74,7 +76,7 @@ def _fill(figure: Figure, scenario: Scenario) -> None:
 
 
 def _counts(most: int) -> list[int]:
-    """Whole numbers from 0 on, evenly on a logarithmic axis."""
+    """Return whole numbers from 0 on, evenly spaced on a logarithmic axis."""
     return sorted({0, *(int(one) for one in np.geomspace(1, most, POINTS))})
 
 
@@ -93,7 +95,7 @@ def _costs(
     *,
     dropping: bool = False,
 ) -> None:
-    """Dollars above those of a run that never lacks a node, and where they are least."""
+    """Draw dollars above a run that never lacks a node, and mark the minimum."""
 
     def usd(count: int) -> float:
         return once_usd * (stocks.price(count, dropping=dropping) - 1)
@@ -101,26 +103,26 @@ def _costs(
     counts, best = _counts(stocks.most), cheapest([stocks], dropping=dropping)
     axis.plot([size * one for one in counts], [usd(one) for one in counts], color=colour, ls=line)
     axis.plot(size * best, usd(best), "o", color=colour, ms=4, mec="black", mew=0.6)
-    left = dropping
+    is_left = dropping
     axis.annotate(
-        f"{size * best:,}", (size * best, usd(best)), xytext=(-5 if left else 5, -3),
-        textcoords="offset points", ha="right" if left else "left", va="top", color=colour,
+        f"{size * best:,}", (size * best, usd(best)), xytext=(-5 if is_left else 5, -3),
+        textcoords="offset points", ha="right" if is_left else "left", va="top", color=colour,
     )  # fmt: skip
 
 
 def _trap(above: Axes, below: Axes, nodes: SpareModel) -> None:
-    """The mean number in repair, which is what people buy."""
+    """Mark the mean number in repair, the usual but too small choice."""
     mean = round(nodes.mean)
     if not mean:
         return
     for axis in (above, below):
         axis.axvline(mean, color="black", ls=(0, (1, 2)), lw=0.8)
     waits = nodes.stalled(mean)
-    left = mean > FEW
+    is_left = mean > FEW
     above.annotate(
         f"the mean in repair: waits {in_words(waits, 'share')}", (mean, waits),
-        xytext=(-24 if left else 24, -12 if left else 0), textcoords="offset points",
-        ha="right" if left else "left", va="center",
+        xytext=(-24 if is_left else 24, -12 if is_left else 0), textcoords="offset points",
+        ha="right" if is_left else "left", va="center",
         arrowprops={"arrowstyle": "-", "lw": 0.5},
         bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1},
     )  # fmt: skip

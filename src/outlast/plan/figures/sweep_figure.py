@@ -35,8 +35,10 @@ CAPTION_MAX = 60
 
 
 def draw(wanted: Sequence[SweepPoint], found: Sweep, measure: Measure, path: Path) -> None:
-    """Theory as lines, with P5 to P95 of the runs; or what runs come to in the middle, and theory
-    where there are none, as maps. Nothing stands where there is no figure or no end."""
+    """Draw theory as lines with P5 to P95 of the runs, or maps of medians over two fields.
+
+    Maps show theory where there are no runs. Cells without a figure or an end stay empty.
+    """
     if len(found.over) == 1:
         figure_style.save(path, partial(_lines, wanted=wanted, found=found, measure=measure))
         return
@@ -88,7 +90,7 @@ def _lines(figure: Figure, wanted: Sequence[SweepPoint], found: Sweep, measure: 
 
 
 def _covered(found: Sweep, strategy: Strategy, measure: Measure) -> bool:
-    """Whether another line, drawn later, runs where this one does: it is seen beside it if wide."""
+    """Return whether a line drawn later covers this one, which must then be wider."""
     lines = {
         one: np.array([_theory(p, measure) for p in found.points if p.strategy == one])
         for one in found.strategies[found.strategies.index(strategy) :]
@@ -98,7 +100,7 @@ def _covered(found: Sweep, strategy: Strategy, measure: Measure) -> bool:
 
 
 def _places(wanted: Sequence[SweepPoint], key: str) -> tuple[dict[str, float], bool]:
-    """Where each value stands: at its number, or in its turn; and whether it has a number."""
+    """Return the position of each value, and whether positions are numbers (else ordinals)."""
     numbers = {one.values[key]: point_value(one, key) for one in wanted}
     if any(value is None for value in numbers.values()):
         return {text: float(at) for at, text in enumerate(numbers)}, False
@@ -106,7 +108,7 @@ def _places(wanted: Sequence[SweepPoint], key: str) -> tuple[dict[str, float], b
 
 
 def _along(axis: Axes, at: dict[str, float]) -> None:
-    """Ticks where values are, with the texts that they were given as."""
+    """Set ticks at the values, labelled with their texts as given."""
     low, high = min(at.values()), max(at.values())
     if low > 0 and high / low >= LOG_MIN:
         axis.set_xscale("log")
@@ -203,7 +205,7 @@ def _caption(axis: Axis, measure: Measure) -> None:
 
 
 def _field(key: str) -> str:
-    more = KEYS[key].said.partition(", as in")[0]
+    more = KEYS[key].description.partition(", as in")[0]
     return key if len(more) > CAPTION_MAX else f"{key}: {more}"
 
 
@@ -211,7 +213,7 @@ def _title(wanted: Sequence[SweepPoint], found: Sweep) -> str:
     scenario = wanted[0].scenario
     known = {"gpus": f"{scenario.gpus:,} GPUs", "failures": scenario.failures.name}
     parts = [text for key, text in known.items() if key not in found.over]
-    if found.asked:
+    if found.requested:
         bars = "bars: P5 to P95 of" if len(found.over) == 1 else "median of"
-        parts.append(f"{bars} {found.asked:,} runs")
-    return ", ".join([*parts, *["by theory"] * (not found.asked)])
+        parts.append(f"{bars} {found.requested:,} runs")
+    return ", ".join([*parts, *["by theory"] * (not found.requested)])

@@ -27,7 +27,7 @@ WRAP = 30
 
 
 class _Scale(NamedTuple):
-    """Where 0 of the axis lies in dollars, where bars begin on it, and its right end."""
+    """Dollar axis: value at 0, start of the bars, right end."""
 
     zero: float
     start: float
@@ -35,8 +35,10 @@ class _Scale(NamedTuple):
 
 
 def draw(scenario: Scenario, advice: Advice, path: Path) -> None:
-    """Bars in dollars from the best price now, most moving input first; what is worth buying
-    next is marked."""
+    """Draw bars in dollars from the best price, the most influential input first.
+
+    The next worthwhile purchase is marked.
+    """
     rows = advice.levers[:ROWS]
     fill = partial(_fill, scenario=scenario, advice=advice, rows=rows)
     figure_style.save(path, fill, FRAME_INCH + ROW_INCH * max(3, len(rows)))
@@ -57,7 +59,7 @@ def _fill(figure: Figure, scenario: Scenario, advice: Advice, rows: list[InputSe
     for row, one in enumerate(rows):
         for side, turn in _turns(one):
             _bar(axis, row, side, turn, said(turn.value, one.unit), scale)
-    names = [f"{_wrapped(one.said)}: {said(one.value, one.unit)}" for one in rows]
+    names = [f"{_wrapped(one.label)}: {said(one.value, one.unit)}" for one in rows]
     axis.set_yticks(range(len(rows)), names)
     axis.set_ylim(len(rows) - 0.4, -0.6)
     axis.tick_params(axis="y", length=0)
@@ -94,8 +96,10 @@ def _turns(lever: InputSensitivity) -> list[tuple[Side, InputVariation]]:
 
 
 def _scale(axis: Axes, least: float, most: float, base: float, *, endless: bool) -> _Scale:
-    """Differences where they are small, prices on a logarithmic axis where they are not; with room
-    for labels. What never ends reaches to the right end."""
+    """Return a linear axis of differences, or for large ones a logarithmic axis of prices.
+
+    It leaves room for labels. Bars of runs without end reach to the right end.
+    """
     if most > LOG_MIN * least or math.isinf(base):
         axis.set_xscale("log")
         axis.xaxis.set_major_locator(

@@ -20,8 +20,10 @@ LOW, HIGH = 0.05, 0.95  # ends of a 90 % band
 
 
 class Quantity(msgspec.Struct, frozen=True, kw_only=True):
-    """`low` and `high` end its 90 % band, None where nothing makes it uncertain. Infinity is a
-    time or a price that no end has; JSON writes it as null."""
+    """A value with its 90 % band (`low`, `high`), None where it is certain.
+
+    Infinity is the time or price of a run without end; JSON writes it as null.
+    """
 
     name: str
     value: float
@@ -33,15 +35,17 @@ class Quantity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Assumed(msgspec.Struct, frozen=True):
-    """A field of the scenario that was not given, and what it was taken for."""
+    """A field of the scenario that was not given, and its default."""
 
     key: str
     text: str
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """To one question about one scenario. `warnings`: what lies outside a formula's regime, or was
-    left out."""
+    """Answer to one question about one scenario.
+
+    `warnings`: what lies outside a formula's regime, or was left out.
+    """
 
     question: str
     failures: str
@@ -57,8 +61,7 @@ def answer(
     warnings: list[str],
     about: Collection[str],
 ) -> Answer:
-    """With what was assumed of `scenario`, of the keys that it is `about`, and where its failure
-    rate is from."""
+    """Return an answer with its assumptions among the keys in `about`, and the rate's source."""
     rate, untold = scenario.failures, scenario.assumed & set(about)
     return Answer(
         question=question, failures=f"{rate.name}: {rate.source}", quantities=quantities,
@@ -68,7 +71,7 @@ def answer(
 
 
 def at_rate(scenario: Scenario, probability: float) -> Scenario:
-    """The scenario with the failure rate that the true one is below with this probability."""
+    """Return the scenario at this quantile of its failure rate."""
     rate = scenario.failures
     sure = replace(rate, per_gpu_s=rate.at(probability), weight_failures=EXACT)
     return replace(scenario, failures=sure)
@@ -82,10 +85,12 @@ def quantity_with_band(
     scenario: Scenario,
     function: Callable[[Scenario], float],
 ) -> Quantity:
-    """`function` of the scenario, with the band that the failure rate's own gives it: where the
-    rate's 90 % interval leads, exact for what rises or falls with the rate throughout; the value
-    itself always lies in it. `how`, where it depends on the rate: exact if it is so at both ends
-    of the band, too."""
+    """Return `function` of the scenario, with the band from the failure rate's.
+
+    The band is that at the ends of the rate's 90 % interval, exact for monotonic functions; the
+    value itself always lies in it. A `how` that depends on the rate is exact only if it is at both
+    ends, too.
+    """
     value, low, high = function(scenario), None, None
     shown = [scenario]
     if scenario.failures.weight_failures != EXACT:
@@ -113,7 +118,7 @@ SHARE_MIN = 1e-5  # as near to nothing as people care for
 
 
 def format_quantity(value: float, unit: Unit) -> str:
-    """With three digits, in the unit that people say."""
+    """Format a value with three digits, in a customary unit."""
     if math.isinf(value):
         return "never" if unit == "s" else "infinite"
     if unit == "s":
@@ -132,9 +137,9 @@ def format_quantity(value: float, unit: Unit) -> str:
 
 
 def format_count(count: int, one: str, more: str = "") -> str:
-    """`1 node`, `2 nodes`, `no node`."""
-    said = one if count in (0, 1) else more or f"{one}s"
-    return f"{count:,} {said}" if count else f"no {said}"
+    """Format a count: `1 node`, `2 nodes`, `no node`."""
+    noun = one if count in (0, 1) else more or f"{one}s"
+    return f"{count:,} {noun}" if count else f"no {noun}"
 
 
 def _large(value: float, gap: str = "") -> str:

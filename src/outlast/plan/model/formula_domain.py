@@ -1,8 +1,8 @@
-"""Domain of each closed form: what it leaves out of a scenario, and how much.
+"""Domain of each closed form: effects of a scenario that it leaves out, with their size.
 
-`gaps` is the one place that decides whether a prediction may be called exact. Each gap has an
-estimate of the share of wall time by which it moves the result; tests/plan/test_domain.py draws
-scenarios over the whole field space and holds what is called exact to the simulator.
+`domain_gaps` alone decides whether a prediction may be called exact. Each gap has an estimate of
+the share of wall time by which it moves the result; tests/plan/test_domain.py draws scenarios over
+the whole field space and compares predictions called exact with the simulator.
 """
 
 from __future__ import annotations
@@ -32,19 +32,21 @@ LISTED_SHARE_MIN = 0.1  # of the sum of all gaps: smaller ones are not listed
 
 
 class DomainGap(NamedTuple):
-    """Part of a scenario that a formula leaves out. `share`: of wall time, an estimate; None where
-    it has none."""
+    """Part of a scenario that a formula leaves out.
 
-    said: str
+    `share`: of wall time, an estimate; None where there is none.
+    """
+
+    text: str
     share: float | None
 
 
 def domain_gaps(
     scenario: Scenario, strategy: Strategy, job: RecoveryJob, outcome: RecoveryOutcome
 ) -> list[DomainGap]:
-    """Return what the closed form of `strategy` leaves out of this scenario, largest first.
+    """Return the parts of this scenario that a closed form leaves out, largest first.
 
-    Empty where the formula is exact: where what it leaves out is less than EXACT_TO of wall time.
+    Empty where the formula is exact: where they are less than EXACT_TO of wall time.
     """
     found = [
         *_simplified(scenario),
@@ -69,8 +71,10 @@ def is_first_order(found: Sequence[DomainGap]) -> bool:
 
 
 def of_rate(scenario: Scenario) -> How:
-    """Return how the job's failure rate is known: exact where no node ages and none is a lemon,
-    which leaves the job for its repair."""
+    """Return how the job's failure rate is known.
+
+    Exact where no node ages and none is a lemon, which leaves the job for its repair.
+    """
     poisson = scenario.shape == 1 and not scenario.lemons and scenario.gap_spread is None
     return "exact" if poisson else "first order"
 
@@ -82,27 +86,31 @@ def of_repairs(scenario: Scenario) -> How:
 
 
 def of_losses(scenario: Scenario, window_s: float) -> How:
-    """Return how the rate is known at which all copies of a part are lost, each of which is short
-    for `window_s`: exact where hardly a failure comes in the window of another."""
+    """Return how the rate is known at which all copies of a part are lost.
+
+    Each part lacks a copy for `window_s`. Exact where failures rarely overlap in that window.
+    """
     alone = math.expm1(min(EXPONENT_MAX, window_s / mtbf_s(scenario))) <= EXACT_TO
     racks = scenario.rack_mtbf_s < NEVER_S
     return of_rate(scenario) if alone and not racks else "first order"
 
 
 def _simplified(scenario: Scenario) -> list[DomainGap]:
-    said = {
+    texts = {
         "lemons are taken for ordinary nodes with the mean rate": scenario.lemons > 0,
         "nodes are taken not to age": scenario.shape != 1,
         "failures are taken to come at random, not at even gaps": scenario.gap_spread is not None,
         "a rack's failure is taken to leave what one node's does": scenario.rack_mtbf_s < NEVER_S,
     }
-    return [DomainGap(text, None) for text, here in said.items() if here]
+    return [DomainGap(text, None) for text, here in texts.items() if here]
 
 
 def _ends(scenario: Scenario, job: RecoveryJob, outcome: RecoveryOutcome) -> DomainGap:
-    """The formula is of a long run. This one ends with a flush and, unless intervals divide its
-    work, with a shorter interval."""
-    said = "the run is short: its last save and flush count"
+    """Return the gap of a finite run, for a formula of the long run.
+
+    The run ends with a flush and, unless intervals divide its work, with a shorter interval.
+    """
+    text = "the run is short: its last save and flush count"
     wall_s = _wall_s(scenario, outcome)
     last_s = (1 - job.drag) * job.flush_s
     rounds = scenario.work_s / job.interval_s
@@ -110,22 +118,24 @@ def _ends(scenario: Scenario, job: RecoveryJob, outcome: RecoveryOutcome) -> Dom
         running = 1 - outcome.wait
         lost = 1 - outcome.goodput / running if running else 1.0
         last_s += lost * min(wall_s, job.interval_s / max(outcome.goodput, 1e-9))
-    return DomainGap(said, last_s / wall_s)
+    return DomainGap(text, last_s / wall_s)
 
 
 def _first_repairs(scenario: Scenario, job: RecoveryJob, outcome: RecoveryOutcome) -> DomainGap:
-    """The run begins with all its spares; the formula has nodes in repair from the first."""
-    said = "repairs are long beside the run, which begins with all its spares"
+    """Return the gap at the start: a run begins with all spares, not in the steady state."""
+    text = "repairs are long beside the run, which begins with all its spares"
     if not job.spares:  # it waits from its first failure on, as ever after
-        return DomainGap(said, 0.0)
+        return DomainGap(text, 0.0)
     late_s = scenario.repair_s * (1 + math.log(job.spares + 1))
-    return DomainGap(said, outcome.wait * min(1.0, late_s / _wall_s(scenario, outcome)))
+    return DomainGap(text, outcome.wait * min(1.0, late_s / _wall_s(scenario, outcome)))
 
 
 def _deeper_rungs(scenario: Scenario, strategy: Strategy, job: RecoveryJob) -> DomainGap:
-    """The formula draws the rung of each failure independently. Holders of one part are in fact
-    lost in failures that follow each other, the sooner the longer recoveries take."""
-    said = "failures come so fast that all holders of a part are often lost at once"
+    """Return the gap of dependent failures, whose rungs the formula draws independently.
+
+    Holders of one part are lost in successive failures, the sooner the longer recoveries take.
+    """
+    text = "failures come so fast that all holders of a part are often lost at once"
     found = sources(scenario, strategy, memory=job.snapshots > 0)
     every = 1 / mtbf_s(scenario)
     window_s = scenario.detect_s + max(takes for _, takes in found) + scenario.window_s
@@ -133,24 +143,23 @@ def _deeper_rungs(scenario: Scenario, strategy: Strategy, job: RecoveryJob) -> D
     deeper = max(0.0, _deeper_share(scenario, rungs(scenario, strategy, memory=job.snapshots > 0)))
     costs_s = found[-1][1] + job.interval_s + job.flush_s
     if len(found) == 1 or not deeper:
-        return DomainGap(said, 0.0)
-    return DomainGap(said, every * costs_s * min(1.0, deeper * often))
+        return DomainGap(text, 0.0)
+    return DomainGap(text, every * costs_s * min(1.0, deeper * often))
 
 
 def _deeper_share(scenario: Scenario, ladder: Sequence[Rung]) -> float:
-    """Of all failures, those that lose more than their first source for want of a holder."""
+    """Return the share of failures that lose more than their first source for want of a holder."""
     first = ladder[0].loses
     beyond = math.fsum(one.share for one in ladder if one.loses != first)
     return beyond - fatal_rate_per_s(scenario) * mtbf_s(scenario)
 
 
 def _broken_steps(scenario: Scenario, strategy: Strategy, job: RecoveryJob) -> DomainGap:
-    """Count the step that was broken off as half a step of pause, where live replicas go
-    on."""
-    said = "a step is long beside what is between saves or failures"
+    """Return the gap of interrupted steps: half a step of pause where live replicas go on."""
+    text = "a step is long beside what is between saves or failures"
     found = sources(scenario, strategy, memory=job.snapshots > 0)
     if found[0][0] != "nothing" or not scenario.step_s:
-        return DomainGap(said, 0.0)
+        return DomainGap(text, 0.0)
     every = 1 / mtbf_s(scenario)
     between_s = job.interval_s / max(1, job.snapshots)
     saving_s = job.cost_s + max(1, job.snapshots) * job.snapshot_cost_s + job.drag * job.flush_s
@@ -161,7 +170,7 @@ def _broken_steps(scenario: Scenario, strategy: Strategy, job: RecoveryJob) -> D
         + min(1.0, scenario.step_s / between_s)
         + saving_s / (job.interval_s + saving_s)
     )
-    return DomainGap(said, every * scenario.step_s / 2 * min(1.0, odd + again))
+    return DomainGap(text, every * scenario.step_s / 2 * min(1.0, odd + again))
 
 
 def _wall_s(scenario: Scenario, outcome: RecoveryOutcome) -> float:

@@ -33,40 +33,47 @@ ENOUGH = 0.999  # of time, repairs take no more than the spares there are
 
 
 def matters(strategy: Strategy) -> frozenset[str]:
-    """The keys of a scenario that what becomes of a run depends on."""
+    """Return the keys of a scenario that affect the outcome of a run."""
     return _MATTERS[strategy]
 
 
 def node_rate_per_s(scenario: Scenario) -> float:
-    """Failures of one node a second that leave more than storage, lemons and others together."""
+    """Return failures of one node a second that leave more than storage, on average.
+
+    Lemons and other nodes together.
+    """
     return scenario.failures.per_gpu_s * scenario.gpus_per_node * (1 - scenario.fatal)
 
 
 def pace_of(scenario: Scenario, strategy: Strategy) -> float:
-    """The time that a second of work takes with this strategy, where nothing fails."""
+    """Return the seconds that a second of work takes with this strategy, without failures."""
     return 1 / (1 - dict(scenario.overhead).get(strategy, 0.0))
 
 
 def stays_share(scenario: Scenario) -> float:
-    """The share of `node_rate_per_s` after which the node itself goes on: `transient` is one of all
-    failures, the fatal ones among them."""
+    """Return the share of `node_rate_per_s` after which the node itself continues.
+
+    `transient` is a share of all failures, the fatal ones included.
+    """
     beside = 1 - scenario.fatal
     return min(1.0, scenario.transient / beside) if beside > 0 else 0.0
 
 
 def fatal_rate_per_s(scenario: Scenario) -> float:
-    """Failures a second after which only storage is left."""
+    """Return failures a second after which only storage is left."""
     return scenario.failures.per_gpu_s * scenario.gpus * scenario.fatal
 
 
 def mtbf_s(scenario: Scenario) -> float:
-    """Between failures of the whole job, of every kind."""
+    """Return the mean seconds between failures of the whole job, of every kind."""
     return 1 / failures.rate_per_s(kinds_of(scenario))
 
 
 def spares_of(scenario: Scenario, strategy: Strategy) -> int:
-    """Nodes that stand by. A strategy that goes on without a replica has those that are said to be
-    there, and no others."""
+    """Return the number of spare nodes.
+
+    A strategy that continues without a replica has only those that the scenario states.
+    """
     if scenario.spares is not None:
         return scenario.spares
     if strategy == "drop":
@@ -78,19 +85,19 @@ def spares_of(scenario: Scenario, strategy: Strategy) -> int:
 
 
 def taking_rate_per_s(scenario: Scenario) -> float:
-    """Failures a second of single nodes that take the node."""
+    """Return failures a second of single nodes that take the node."""
     return node_rate_per_s(scenario) * scenario.nodes * (1 - stays_share(scenario))
 
 
 def kinds_of(scenario: Scenario) -> list[failures.FailureKind]:
-    """What can fail; `devices` are nodes."""
-    rate, gone = node_rate_per_s(scenario), 1 - stays_share(scenario)
+    """Return the kinds of failures; `devices` are nodes."""
+    rate, taken = node_rate_per_s(scenario), 1 - stays_share(scenario)
     racks = math.ceil(scenario.nodes / scenario.rack_nodes)
     return [
-        failures.FailureKind(name="node", rate_per_unit_s=rate * gone, units=scenario.nodes),
+        failures.FailureKind(name="node", rate_per_unit_s=rate * taken, units=scenario.nodes),
         failures.FailureKind(
             name="transient",
-            rate_per_unit_s=rate * (1 - gone),
+            rate_per_unit_s=rate * (1 - taken),
             units=scenario.nodes,
             devices_killed=0,
         ),
@@ -109,35 +116,37 @@ def kinds_of(scenario: Scenario) -> list[failures.FailureKind]:
 def sources(
     scenario: Scenario, strategy: Strategy, *, memory: bool
 ) -> Sequence[tuple[Loses, float]]:
-    """What a recovery can begin from, cheapest first, and how long it then takes. `memory`: there
-    are versions in memory."""
+    """Return the sources of recovery, cheapest first, with the time that each takes.
+
+    `memory`: there are versions in memory.
+    """
     live: tuple[Loses, float] = ("nothing", scenario.pause_s + scenario.step_s / 2)
-    held: tuple[Loses, float] = ("snapshot", scenario.restore_s)
+    from_memory: tuple[Loses, float] = ("snapshot", scenario.restore_s)
     storage: tuple[Loses, float] = ("checkpoint", scenario.restart_s)
     has_live = strategy in ("migrate", "drop", "outlast") and scenario.replicas > 1
-    return [*[live] * has_live, *[held] * memory, storage]
+    return [*[live] * has_live, *[from_memory] * memory, storage]
 
 
 def rungs(scenario: Scenario, strategy: Strategy, *, memory: bool) -> list[Rung]:
-    """The share of failures that each source is for, those that take a node apart from others."""
+    """Return the share of failures for each source; those that take a node separately."""
     every = 1 / mtbf_s(scenario)
     rate, stays = node_rate_per_s(scenario), stays_share(scenario)
     racks = next(one.rate_per_s for one in kinds_of(scenario) if one.name == "rack")
-    left: float = min(1.0, rate * scenario.nodes / every)  # of rounding
+    remaining: float = min(1.0, rate * scenario.nodes / every)  # of rounding
     found: list[Rung] = []
     holders = 0  # nodes that have to be lost for the sources so far
     for at, (loses, recover_s) in enumerate(sources(scenario, strategy, memory=memory)):
-        gone, window_s = 1.0, scenario.detect_s + recover_s + scenario.window_s
+        lost, window_s = 1.0, scenario.detect_s + recover_s + scenario.window_s
         if loses == "checkpoint":
-            gone = 0.0
+            lost = 0.0
         elif loses == "nothing":
             holders = scenario.replicas
-            gone = _lost_share(scenario, holders, window_s)
+            lost = _lost_share(scenario, holders, window_s)
         elif (every_one := _holders(scenario, holders)) > holders:
             before = _lost_share(scenario, holders, window_s) if holders else 1.0
-            gone = min(1.0, _lost_share(scenario, every_one, window_s) / before) if before else 0.0
-        here = left * (1 - gone)
-        left -= here
+            lost = min(1.0, _lost_share(scenario, every_one, window_s) / before) if before else 0.0
+        here = remaining * (1 - lost)
+        remaining -= here
         taking = min(1.0, here * (1 - stays) + (racks / every if at == 0 else 0.0))
         staying = here * stays
         if loses == "checkpoint":
@@ -155,8 +164,11 @@ def rungs(scenario: Scenario, strategy: Strategy, *, memory: bool) -> list[Rung]
 
 
 def _holders(scenario: Scenario, live: int) -> int:
-    """Nodes that hold a part of the state live (`live`; 0: none do) or in memory, each once: both
-    lie as many nodes apart as there can be, so that some hold both."""
+    """Return the number of nodes that hold a part of the state, live or in memory, each once.
+
+    `live`: number of live holders, 0 for none. Both are placed as many nodes apart as possible, so
+    that some hold both.
+    """
     if not live:
         return scenario.copies
     apart = math.lcm(scenario.nodes // live, scenario.nodes // scenario.copies)
@@ -164,7 +176,7 @@ def _holders(scenario: Scenario, live: int) -> int:
 
 
 def _lost_share(scenario: Scenario, members: int, window_s: float) -> float:
-    """Of node failures, those that take the last of `members` that hold a part."""
+    """Return the share of node failures that take the last of `members` holding a part."""
     rate = node_rate_per_s(scenario)
     if members < 2 or not rate:
         return float(members == 1)

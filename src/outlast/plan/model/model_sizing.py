@@ -29,9 +29,12 @@ FP32_SHARE = 0.5  # of bf16's rate, as TF32
 
 
 class MachineSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """`flops`: the peak of a GPU, `memory_bytes` its memory. `host_bytes_per_s`: from a GPU to its
-    host; `network_bytes_per_s`: of a GPU between hosts; `storage_bytes_per_s`: of the whole file
-    system, read or written. `startup_s`: of the job without its state."""
+    """GPUs, links and storage.
+
+    `flops`: peak of a GPU, `memory_bytes` its memory. `host_bytes_per_s`: from a GPU to its host;
+    `network_bytes_per_s`: of a GPU between hosts; `storage_bytes_per_s`: of the whole file system,
+    read or written. `startup_s`: of the job without its state.
+    """
 
     gpus: int
     gpus_per_node: int
@@ -45,9 +48,12 @@ class MachineSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """`active`: parameters that a token passes through, fewer than all of them in a mixture of
-    experts. `each_bytes`: saved of a parameter. `batch_tokens`: of a step. `replica_gpus`: that
-    hold the model and its optimizer once."""
+    """Model and training.
+
+    `active`: parameters that a token passes through, fewer than all in a mixture of experts.
+    `each_bytes`: saved bytes per parameter. `batch_tokens`: per step. `replica_gpus`: GPUs that
+    hold the model and its optimizer once.
+    """
 
     parameters: float
     active: float
@@ -58,8 +64,10 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sizing(msgspec.Struct, frozen=True, kw_only=True):
-    """`scenario`: fields of `outlast plan`, as it takes them. `assumed`: flags that were not
-    given."""
+    """Fields of `outlast plan` derived from a model and a machine.
+
+    `scenario`: fields as `outlast plan` reads them. `assumed`: flags that were not given.
+    """
 
     quantities: list[Quantity]
     scenario: dict[str, str | int]
@@ -75,7 +83,7 @@ def peak_flops(device: Device, precision: Precision) -> float:
 
 
 def tokens_of(parameters: float) -> float:
-    """Return the tokens that a model of this size is trained best on (Hoffmann et al. 2022)."""
+    """Return the compute-optimal number of tokens for a model (Hoffmann et al. 2022)."""
     return TOKENS_PER_PARAMETER * parameters
 
 
@@ -143,7 +151,7 @@ def sizing(model: ModelSpec, machine: MachineSpec, assumed: list[Assumed]) -> Si
 
 
 def _refuse_contradictions(model: ModelSpec, machine: MachineSpec) -> None:
-    """Raises UsageError."""
+    """Raise UsageError for contradictory flags."""
     if machine.gpus % model.replica_gpus:
         raise UsageError(f"--replica-gpus {model.replica_gpus} must divide {machine.gpus:,} gpus")
     if model.active > model.parameters:

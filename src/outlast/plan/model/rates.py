@@ -22,10 +22,10 @@ _FORMS = "a preset, the time between failures of one GPU (50kh), 0.5%/day, or 6.
 
 
 class StatedFailures(msgspec.Struct, frozen=True, kw_only=True):
-    """Failures per GPU-second that stop a job, and where the figure is from.
+    """Failures per GPU-second that stop a job, with the source of the figure.
 
-    `weight_failures`: the rate is as sure as if it had been measured on so many failures (Gamma
-    distributed with this shape); EXACT for one that is to be taken as it is.
+    `weight_failures`: the rate is as certain as if measured on so many failures (Gamma distributed
+    with this shape); EXACT for one without uncertainty.
     """
 
     name: str
@@ -34,7 +34,7 @@ class StatedFailures(msgspec.Struct, frozen=True, kw_only=True):
     weight_failures: float
 
     def at(self, probability: float) -> float:
-        """The rate that the true one is below with this probability."""
+        """Return this quantile of the rate."""
         if self.weight_failures == EXACT:
             return self.per_gpu_s
         share = (
@@ -44,18 +44,22 @@ class StatedFailures(msgspec.Struct, frozen=True, kw_only=True):
         return self.per_gpu_s * share
 
 
-def parse_failures(what: str, text: str, gpus_per_node: int, seen: int | None) -> StatedFailures:
-    """`text` is a preset's name, the MTBF of a GPU as in `50kh`, a daily probability as in
-    `0.5%/day`, or failures as in `6.5/1000 node-days`. `seen`: how many failures it was measured
-    on; None: a preset is as sure as published rates agree, any other is exact. Raises ConfigError.
+def parse_failures(
+    what: str, text: str, gpus_per_node: int, observed: int | None
+) -> StatedFailures:
+    """Parse a failure rate.
+
+    `text`: a preset's name, the MTBF of a GPU as in `50kh`, a daily probability as in `0.5%/day`,
+    or failures as in `6.5/1000 node-days`. `observed`: number of failures behind it; None: a preset
+    is as certain as published rates agree, any other rate is exact. Raises ConfigError.
     """
     text = text.strip()
-    weight = EXACT if seen is None else float(seen)
+    weight = EXACT if observed is None else float(observed)
     if text in failures.PRESETS:
         prior = failures.PRESETS[text]
         return StatedFailures(
             name=text, per_gpu_s=prior.rate_per_device_s, source=prior.source,
-            weight_failures=prior.weight_failures if seen is None else weight,
+            weight_failures=prior.weight_failures if observed is None else weight,
         )  # fmt: skip
     per_gpu_s = _rate(what, text, gpus_per_node)
     if not MTBF_LEAST_S <= 1 / per_gpu_s <= MTBF_MOST_S:
@@ -101,8 +105,11 @@ JOBS_GPUS = (1_024, 16_384, 131_072)
 
 
 class RatePreset(msgspec.Struct, frozen=True, kw_only=True):
-    """`per_gpu_day`: failures of a GPU a day that stop a job. `job_mtbf_s`: seconds between the
-    failures of a job, by its number of GPUs."""
+    """A published failure rate.
+
+    `per_gpu_day`: failures of a GPU a day that stop a job. `job_mtbf_s`: seconds between the
+    failures of a job, by its number of GPUs.
+    """
 
     name: str
     per_gpu_day: float
@@ -113,7 +120,7 @@ class RatePreset(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def presets() -> list[RatePreset]:
-    """All of them; they differ more than tenfold."""
+    """Return all published rates; they differ more than tenfold."""
     return [
         RatePreset(
             name=prior.name,
@@ -134,10 +141,10 @@ _Text = Annotated[str, msgspec.Meta(min_length=1, max_length=1000)]
 
 
 class MeasuredRates(NamedTuple):
-    """`failures` goes where --failures would; `said`: other fields of a scenario by key."""
+    """Rates from a file. `failures` replaces --failures; `fields`: other fields by key."""
 
     failures: StatedFailures
-    said: dict[str, Any]
+    fields: dict[str, Any]
 
 
 class _Failures(msgspec.Struct, frozen=True):
@@ -158,11 +165,13 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_rates(path: Path) -> MeasuredRates:
-    """What a file of rates says of a cluster; tables that only people read are passed over. Raises
-    ConfigError, which names the file and the field."""
+    """Read the rates of a cluster from a file of `outlast fleet fit`; ignore tables for people.
+
+    Raises ConfigError, which names the file and the field.
+    """
     found = toml_files.read(path, "file of rates")
     try:
-        told = msgspec.convert(found, _File)
+        file = msgspec.convert(found, _File)
     except msgspec.ValidationError as error:
         fault, _, where = str(error).partition(" - at `")
         field = where.strip("`$.")
@@ -170,16 +179,16 @@ def read_rates(path: Path) -> MeasuredRates:
             f"{path}: {field + ': ' if field else ''}{fault}; `outlast fleet fit LAKE --out FILE`"
             " writes such a file"
         ) from error
-    if told.version != VERSION:
+    if file.version != VERSION:
         raise ConfigError(
-            f"{path}: version {told.version}; this Outlast reads version {VERSION}: measure again"
+            f"{path}: version {file.version}; this Outlast reads version {VERSION}: measure again"
             " with `outlast fleet fit`"
         )
-    rate = told.failures
+    rate = file.failures
     return MeasuredRates(
         StatedFailures(
-            name=told.name, per_gpu_s=rate.per_gpu_second, source=rate.source,
+            name=file.name, per_gpu_s=rate.per_gpu_second, source=rate.source,
             weight_failures=rate.weight_failures,
         ),
-        told.scenario,
+        file.scenario,
     )  # fmt: skip

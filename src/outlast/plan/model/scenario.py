@@ -1,6 +1,6 @@
 """Scenario: the cluster and the run, one flat record from flags or a TOML file.
 
-FIELDS is the one list of what can be said, with what is assumed where nothing is.
+FIELDS is the single list of fields, with their defaults.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ OVERHEAD_MAX = 0.99
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds, bytes and dollars; FIELDS says what each means. `assumed`: the fields of which
-    nothing was said. A node is what fails and is replaced as one."""
+    """Cluster and run in seconds, bytes and dollars. `assumed`: fields left to their defaults."""
 
     gpus: int
     gpus_per_node: int
@@ -69,23 +68,23 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def nodes(self) -> int:
+        """Number of nodes of the job."""
         return self.gpus // self.gpus_per_node
 
 
 class Field(NamedTuple):
-    """`key` is the flag and the key in a file; `name` the attribute. `default`: "" where a value
-    has to be given."""
+    """Field with its flag and file `key`, its attribute `name`, and `default` ("" if required)."""
 
     key: str
     name: str
     read: Callable[[str, str], Any]
     default: str
     group: str
-    said: str
+    description: str
 
 
 def span(what: str, text: str) -> float:
-    """Seconds, 0 as well. Raises ConfigError as `amounts.measured`, and where it is absurd."""
+    """Parse seconds; 0 is allowed. Raises ConfigError as `quantities.measured`."""
     if text == "0":
         return 0.0
     found = quantities.measured(quantities.SECONDS, what, text, "30min")
@@ -95,8 +94,7 @@ def span(what: str, text: str) -> float:
 
 
 def overheads(what: str, text: str) -> Overheads:
-    """Strategies with the share of time that their steps always take more, by name. Raises
-    ConfigError."""
+    """Parse strategies and the share of time that they always take more. Raises ConfigError."""
     found: dict[str, float] = {}
     for part in text.split(","):
         name, _, share = part.strip().partition("=")
@@ -216,40 +214,43 @@ _RATE = ("failures", "failures-seen")
 
 
 def scenario_of(flags: Mapping[str, str], file: Path | None = None) -> Scenario:
-    """A scenario from `flags` (key to text), which go before those in a TOML `file`. What a
-    file of rates says comes after what names it: --rates after other flags and before `file`, the
-    key in `file` last. Raises ConfigError, which names the field, the file, and what was perhaps
-    meant."""
-    said, where, rate = _layers(flags, file)
+    """Return a scenario from `flags` (key to text), which override those in a TOML `file`.
+
+    A file of rates comes after its reference: --rates after other flags and before `file`, the key
+    in `file` last. Raises ConfigError with the field, the file, and the likely spelling.
+    """
+    texts, where, rate = _layers(flags, file)
     values: dict[str, Any] = {}
     for field in FIELDS:
-        values[field.name] = _value(field, where[field.key], said.get(field.key))
-    per_node, seen, _ = values["gpus_per_node"], values.pop("seen"), values.pop("rates")
+        values[field.name] = _value(field, where[field.key], texts.get(field.key))
+    per_node, observed, _ = values["gpus_per_node"], values.pop("seen"), values.pop("rates")
     if values["gpus"] % per_node:
         raise ConfigError(
             f"{values['gpus']:,} gpus are no whole number of nodes with {per_node} (gpus-per-node)"
         )
     text = values["failures"]
     values["failures"] = (
-        parse_failures(f"{where['failures']} {text}", text, per_node, seen) if rate is None
-        else rate if seen is None else msgspec.structs.replace(rate, weight_failures=float(seen))
-    )  # fmt: skip
+        parse_failures(f"{where['failures']} {text}", text, per_node, observed)
+        if rate is None
+        else rate
+        if observed is None
+        else msgspec.structs.replace(rate, weight_failures=float(observed))
+    )
     nodes = values["gpus"] // per_node
     values["replicas"] = _replicas(nodes, per_node, values.pop("replica_gpus"))
     if values["copies"] is None:
         values["copies"] = _copies(nodes)
-    told = {*said, *_RATE} if rate else set(said)
-    scenario = Scenario(**values, assumed=frozenset(KEYS) - told)
+    given = {*texts, *_RATE} if rate else set(texts)
+    scenario = Scenario(**values, assumed=frozenset(KEYS) - given)
     _check(scenario)
     return scenario
 
 
 def resize(scenario: Scenario, gpus: int) -> Scenario:
-    """The same with other GPUs, of which what was assumed is assumed anew. Raises ConfigError where
-    that cannot be."""
-    nodes, held = gpus // scenario.gpus_per_node, scenario.gpus // scenario.replicas
+    """Return the scenario with other GPUs and its defaults computed anew. Raises ConfigError."""
+    nodes, replica_gpus = gpus // scenario.gpus_per_node, scenario.gpus // scenario.replicas
     replicas = _replicas(
-        nodes, scenario.gpus_per_node, None if "replica-gpus" in scenario.assumed else held
+        nodes, scenario.gpus_per_node, None if "replica-gpus" in scenario.assumed else replica_gpus
     )
     copies = _copies(nodes) if "copies" in scenario.assumed else scenario.copies
     found = msgspec.structs.replace(scenario, gpus=gpus, replicas=replicas, copies=copies)
@@ -257,13 +258,13 @@ def resize(scenario: Scenario, gpus: int) -> Scenario:
     return found
 
 
-def _value(field: Field, where: str, said: str | None) -> Any:
-    """What was said of a field, read; what is assumed where nothing was. Raises ConfigError."""
-    text = field.default if said is None else said
+def _value(field: Field, where: str, given: str | None) -> Any:
+    """Parse the text of a field, or return its default. Raises ConfigError."""
+    text = field.default if given is None else given
     if not text:
         raise ConfigError(
             f"how many {field.key}? Say --{field.key}, or {field.key} in a file"
-            if said is None
+            if given is None
             else f"{where} is empty"
         )
     value = field.read(f"{where} {text}", text)
@@ -276,13 +277,13 @@ def _value(field: Field, where: str, said: str | None) -> Any:
 
 
 def default_text(scenario: Scenario, field: Field) -> str:
-    """What a field of which nothing was said was taken for, as text that could have said it."""
+    """Return the default of an unset field as text that would set it."""
     follows = {"copies": scenario.copies, "replica-gpus": scenario.gpus // scenario.replicas}
     return str(follows[field.key]) if field.key in follows else field.default
 
 
 def _check(scenario: Scenario) -> None:
-    """What fits together. Raises ConfigError."""
+    """Check constraints between fields. Raises ConfigError."""
     nodes, interval_s, rate = scenario.nodes, scenario.interval_s, scenario.failures
     if interval_s is not None and interval_s > scenario.work_s:
         raise ConfigError("--interval is longer than --work: no save would ever come")
@@ -312,16 +313,15 @@ def _check(scenario: Scenario) -> None:
 
 
 def read_file(path: Path) -> dict[str, str]:
-    """Key to text of a TOML file with the fields as top-level keys. Raises ConfigError."""
+    """Read a TOML file with the fields as top-level keys, as key to text. Raises ConfigError."""
     return _texts(path, toml_files.read(path, "scenario"))
 
 
 def _layers(
     flags: Mapping[str, str], file: Path | None
 ) -> tuple[dict[str, str], dict[str, str], StatedFailures | None]:
-    """What is said of each key, and where; and the rate of failures, where a file of rates has the
-    last word on it. Raises ConfigError."""
-    said: dict[str, str] = {}
+    """Return texts and sources by key; a file of rates overrides. Raises ConfigError."""
+    merged: dict[str, str] = {}
     where = {key: f"--{key}" for key in KEYS}
     rate: StatedFailures | None = None
     filed = (read_file(file), f"{file}: ") if file else ({}, "")
@@ -331,14 +331,14 @@ def _layers(
             path = file.parent / name if file and place != "--" else Path(name)
             found = _measured(path, f"{place}rates")
             rate = found.failures
-            said = {key: text for key, text in said.items() if key not in _RATE}
-            said |= _texts(path, found.said)
-            where |= {key: f"{path}: {key}" for key in found.said}
+            merged = {key: text for key, text in merged.items() if key not in _RATE}
+            merged |= _texts(path, found.fields)
+            where |= {key: f"{path}: {key}" for key in found.fields}
         if "failures" in texts:
             rate = None
-        said |= texts
+        merged |= texts
         where |= {key: f"{place}{key}" for key in texts}
-    return said, where, rate
+    return merged, where, rate
 
 
 def _measured(path: Path, where: str) -> MeasuredRates:
@@ -365,9 +365,9 @@ def _text_of(where: str, value: object) -> str:
     return str(value)
 
 
-def _known_fields(said: Mapping[str, str], where: str) -> dict[str, str]:
+def _known_fields(given: Mapping[str, str], where: str) -> dict[str, str]:
     texts: dict[str, str] = {}
-    for name, text in said.items():
+    for name, text in given.items():
         key = name.replace("_", "-")
         if key not in KEYS:
             close = difflib.get_close_matches(key, KEYS, n=1)

@@ -43,8 +43,11 @@ GOODPUT_MIN = 1e-4  # below, a month of work takes centuries: such a run is call
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
-    """What becomes of a strategy: by its closed forms, exact where they hold for this scenario as
-    it is, or by runs. `warnings`: what is left out. Infinity where the run does not end in ages."""
+    """Prediction of a strategy by its closed forms, or by runs.
+
+    The closed forms are exact where they hold for this scenario. `warnings`: effects left out.
+    Infinity where the run does not end in any reasonable time.
+    """
 
     strategy: Strategy
     interval_s: float
@@ -58,8 +61,11 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def predict(scenario: Scenario, strategy: Strategy) -> Prediction:
-    """Goodput and what takes the rest, in the long run; the interval is the best one where the
-    scenario leaves it open. Raises UsageError naming what cannot be."""
+    """Predict goodput and other shares of time, in the long run.
+
+    The interval is the best one where the scenario leaves it open. Raises UsageError naming the
+    invalid field.
+    """
     job, outcome = _tuned(scenario, strategy)
     missing = formula_domain.domain_gaps(scenario, strategy, job, outcome)
     holds = outcome.in_regime and formula_domain.is_first_order(missing)
@@ -79,7 +85,7 @@ def predict(scenario: Scenario, strategy: Strategy) -> Prediction:
 
 
 def cost_usd(scenario: Scenario, wall_s: float, stand_by: int) -> float:
-    """What a run costs that takes so long, its spare nodes included."""
+    """Return the cost of a run of this duration, its spare nodes included."""
     return dollars.cost_usd(
         scenario.gpus, wall_s, scenario.usd_per_gpu_hour,
         spare_gpus=stand_by * scenario.gpus_per_node,
@@ -89,8 +95,7 @@ def cost_usd(scenario: Scenario, wall_s: float, stand_by: int) -> float:
 def at_other_rate(
     scenario: Scenario, strategy: Strategy, job: strategies.RecoveryJob
 ) -> RecoveryOutcome:
-    """What becomes of `job`, with its intervals and its spares, at the rate that this scenario
-    has."""
+    """Predict `job`, with its intervals and spares fixed, at this scenario's failure rate."""
     job = replace(job, mtbf_s=mtbf_s(scenario))
     return _recovering(scenario, strategy, job)(job)
 
@@ -104,7 +109,7 @@ def how_at_other_rate(scenario: Scenario, strategy: Strategy, job: strategies.Re
 
 
 def reason_impossible(scenario: Scenario, strategy: Strategy) -> str:
-    """Why this strategy cannot be had in this scenario; "" where it can."""
+    """Return why this strategy is impossible in this scenario; "" where it is possible."""
     if strategy in ("migrate", "drop") and scenario.replicas < 2:
         return "needs two replicas at least: say a smaller --replica-gpus"
     if strategy == "peer-memory" and scenario.copies < 2:
@@ -113,7 +118,7 @@ def reason_impossible(scenario: Scenario, strategy: Strategy) -> str:
 
 
 def tuned_job(scenario: Scenario, strategy: Strategy) -> strategies.RecoveryJob:
-    """The job with its intervals, the best where they are open."""
+    """Return the job with its intervals, the best where they are open."""
     return _tuned(scenario, strategy)[0]
 
 
@@ -129,9 +134,9 @@ def _tuned(
     plain = _with_intervals(scenario, strategy, in_memory=False)
     if strategy != "outlast":
         return plain
-    held = _with_intervals(scenario, strategy, in_memory=True)
+    with_copies = _with_intervals(scenario, strategy, in_memory=True)
     given = scenario.memory_interval_s is not None
-    return held if given or held[1].goodput > plain[1].goodput else plain
+    return with_copies if given or with_copies[1].goodput > plain[1].goodput else plain
 
 
 def _with_intervals(
@@ -153,7 +158,7 @@ def _with_intervals(
     memory_s = scenario.memory_interval_s if in_memory else None
 
     def settled(one: strategies.RecoveryJob) -> strategies.RecoveryJob:
-        """What is given stays; what is open is a step at least, and the run at most."""
+        """Return the interval: as given, or limited to at least a step and at most the run."""
         open_s = min(max(one.interval_s, scenario.step_s), scenario.work_s)
         one = replace(one, interval_s=scenario.interval_s or open_s)
         many = one.snapshots and min(one.snapshots, max(1, int(one.interval_s / scenario.step_s)))
@@ -177,7 +182,7 @@ def _with_versions(
     memory_s: float,
     scenario: Scenario,
 ) -> strategies.RecoveryJob:
-    """The best whole number of versions that are `memory_s` apart."""
+    """Return the job with the best whole number of versions, about `memory_s` apart."""
     least = math.ceil(max(scenario.flush_s, scenario.step_s) / memory_s)
     most = min(strategies.SNAPSHOTS_MAX, int(scenario.work_s / memory_s))
 
@@ -194,8 +199,7 @@ def _with_versions(
 def _recovering(
     scenario: Scenario, strategy: Strategy, job: strategies.RecoveryJob
 ) -> Callable[[strategies.RecoveryJob], RecoveryOutcome]:
-    """Return what becomes of `job` at the intervals of another one, with the strategy's own
-    overhead."""
+    """Return the outcome of `job` at another job's intervals, with the strategy's own overhead."""
     found, pace = _at_full_speed(scenario, strategy, job), pace_of(scenario, strategy)
     if pace == 1:
         return found
@@ -203,7 +207,7 @@ def _recovering(
 
 
 def _slower(of: RecoveryOutcome, pace: float) -> RecoveryOutcome:
-    """The same where a second of work takes `pace`."""
+    """Return the same prediction where a second of work takes `pace`."""
     useful = of.goodput / pace
     return replace(of, goodput=useful, degraded=of.degraded + of.goodput - useful)
 
@@ -223,21 +227,27 @@ def _at_full_speed(
 
 
 def _stalled(of: RecoveryOutcome, share: float) -> RecoveryOutcome:
-    """The same where the job waits for nodes for this share of time, in which nothing fails."""
-    left = 1 - share
+    """Return the same prediction with this share of time spent waiting for nodes.
+
+    Nothing fails while the job waits.
+    """
+    running = 1 - share
     return replace(
-        of, goodput=left * of.goodput, save=left * of.save, redo=left * of.redo,
-        detect=left * of.detect, recover=left * of.recover, wait=share + left * of.wait,
-        recover_by_rung={name: left * one for name, one in of.recover_by_rung.items()},
-        failures_per_s=left * of.failures_per_s,
+        of, goodput=running * of.goodput, save=running * of.save, redo=running * of.redo,
+        detect=running * of.detect, recover=running * of.recover, wait=share + running * of.wait,
+        recover_by_rung={name: running * one for name, one in of.recover_by_rung.items()},
+        failures_per_s=running * of.failures_per_s,
     )  # fmt: skip
 
 
 def _dropping(
     scenario: Scenario, job: strategies.RecoveryJob
 ) -> Callable[[strategies.RecoveryJob], RecoveryOutcome]:
-    """First order: that a replica has several nodes, which fail and return while others are out,
-    and what strikes while the job restarts, are put into one repair and one restart time."""
+    """Return the outcome of dropping replicas, first order.
+
+    Other failures among a replica's nodes while one is out, and failures during restarts, are
+    merged into one repair and one restart time.
+    """
     many, every, taking = scenario.replicas, 1 / job.mtbf_s, 1 - stays_share(scenario)
     # Other nodes of a replica that is out fail as well: a busy period of the M/G/infinity queue.
     taken_rate = node_rate_per_s(scenario) * scenario.nodes / many * taking
@@ -261,16 +271,17 @@ def _dropping(
 
 
 def _unspared_share(scenario: Scenario) -> float:
-    """Of the time that nodes are in repair, the share in which no spare stands in for them: those
-    that are there shorten how long a seat is empty (Little 1961)."""
+    """Return the share of repair time in which no spare stands in (Little 1961)."""
     count = spares_of(scenario, "drop")
     mean = spares.in_repair(taking_rate_per_s(scenario), scenario.repair_s)
     return spares.shortage(count, mean) / mean if count and mean else 1.0
 
 
 def _under_all_s(length_s: float, every: float, fatal: float) -> float:
-    """A recovery that every failure begins anew, as one of which only fatal ones do that takes as
-    long on the average."""
+    """Return the recovery time that, restarted by fatal failures only, equals this one.
+
+    This one is restarted by every failure; equal in the mean.
+    """
     if not fatal:
         return length_s
     takes_s = math.expm1(min(every * length_s, EXPONENT_MAX)) / every
@@ -283,13 +294,13 @@ def _warnings(
     missing: Sequence[formula_domain.DomainGap],
     shortest_s: float,
 ) -> list[str]:
-    """Return what the closed form leaves out, each with its size where that is known."""
+    """Return the effects that the closed form leaves out, with their size where known."""
     simulated = "`outlast plan compare` simulates it"
     found = [
-        f"{one.said}{'' if one.share is None else f' (some {one.share:.2%} of the time)'};"
+        f"{one.text}{'' if one.share is None else f' (some {one.share:.2%} of the time)'};"
         f" {simulated}"
         for one in missing
-        if one.said != formula_domain.FIRST_ORDER
+        if one.text != formula_domain.FIRST_ORDER
     ]
     if not outcome.in_regime:
         found.append(f"first order, and outside where that holds; {simulated}")

@@ -1,4 +1,4 @@
-"""The real controller, with hosts and workers that answer at once."""
+"""The real controller with simulated hosts and workers that answer at once."""
 
 from __future__ import annotations
 
@@ -33,8 +33,11 @@ _DIGEST: tuple[str, int, float] = ("told", 0, 0.0)  # of a state that moved
 
 
 class ControllerPeers:
-    """`now_ns` is the time of all that happens next; `n` and `step` where survivors stand;
-    `found` what can be begun from, should all have to begin again."""
+    """Simulated peers of the real controller.
+
+    `now_ns`: time of the next actions; `n` and `step`: place of the survivors; `found`: checkpoints
+    for a restart of all.
+    """
 
     def __init__(
         self,
@@ -66,7 +69,7 @@ class ControllerPeers:
     # --- what happens ---
 
     def begin(self) -> None:
-        """All hosts are there, and everybody starts."""
+        """Connect all hosts and start all workers."""
         self._inbox.append(
             BeginTerm(t_ns=self.now_ns, run=self._run, term=TERM, checkpoint=self.found)
         )
@@ -77,13 +80,13 @@ class ControllerPeers:
         self.ready()
 
     def saved(self, checkpoint: messages.Checkpointed) -> None:
-        """Rank 0 says that all can begin again from here."""
+        """Report from rank 0 that a checkpoint can be restored."""
         worker = self.state.occupant(0)
         if worker is not None:
             self._say(worker.agent, worker.name, checkpoint)
 
     def broken(self, fault: events.Fault) -> bool:
-        """A connection breaks while everybody lives; False where nobody is there to say so."""
+        """Break a connection between live workers; return False where none can report it."""
         state = self.state
         worker = next((one for one in state.members() if one.whole and not one.killed_ns), None)
         if worker is None:
@@ -92,7 +95,7 @@ class ControllerPeers:
         return True
 
     def lose(self, seat: int, fault: events.Fault, *, live: bool) -> str:
-        """The worker in a seat dies; `live`: what it held of its own is left. Returns its host."""
+        """Kill the worker in a seat and return its host; `live`: its progress slot survives."""
         worker = self.state.workers[self.state.seats[seat]]
         slots = {f"before:{self.n}": b"its own"} if live else {}
         lost = messages.WorkerLostReport(
@@ -102,46 +105,48 @@ class ControllerPeers:
         return worker.agent
 
     def take_away(self, host: str) -> None:
-        """A host is gone."""
+        """Remove a host."""
         self._inbox.append(AgentLost(t_ns=self.now_ns, agent=host, incarnation=self._hosts[host]))
         self._hosts[host] += 1
 
     def somebody(self) -> int:
-        """A seat of which nothing is left elsewhere; whose worker holds state, if one does."""
+        """Return a seat, preferably of a complete worker without a surviving progress slot."""
         slot = f"before:{self.n}"
 
         def fits(worker: WorkerRecord) -> tuple[bool, bool, int]:
-            left = slot in self.state.abandoned_slots.get(worker.seat, ())
-            return worker.whole, not left, -worker.seat
+            has_slot = slot in self.state.abandoned_slots.get(worker.seat, ())
+            return worker.whole, not has_slot, -worker.seat
 
         return max((one for one in self.state.workers.values() if one.seat >= 0), key=fits).seat
 
     def bring_back(self, host: str) -> None:
-        """A host is there again, with nothing on it."""
+        """Add a host again, without any state."""
         self._greet(host)
 
     def stop(self, reason: str) -> None:
-        """A person asks for the end, twice."""
+        """Request the end twice, as a person with Ctrl-C."""
         for _ in range(2):
             self._inbox.append(StopRequested(t_ns=self.now_ns, reason=reason))
             self.settle()
 
     def finish(self) -> None:
-        """Every worker's script ends."""
+        """End every worker's script."""
         for worker in self.state.members():
             self._say(worker.agent, worker.name, messages.Finished(n=self.n, step=self.step))
         self.settle()
 
     def tick(self) -> None:
-        """The time that the core asked to be woken at."""
+        """Advance to the core's next wake-up."""
         self._inbox.append(Tick(t_ns=self.now_ns))
         self.settle()
 
     # --- answers ---
 
     def settle(self) -> None:
-        """Until nobody has more to say than that it is ready. Questions that come together are
-        answered together."""
+        """Exchange messages until all peers have nothing to report but Ready.
+
+        Requests that arrive together are answered together.
+        """
         while self._inbox:
             inputs = [
                 Received(t_ns=self.now_ns, envelope=one)
@@ -155,9 +160,9 @@ class ControllerPeers:
                 self._do(action)
 
     def ready(self) -> None:
-        """Everybody is ready: the generation opens."""
-        held, self._held = self._held, {}
-        for name, (host, body) in held.items():
+        """Report every worker ready, so that the generation opens."""
+        waiting, self._held = self._held, {}
+        for name, (host, body) in waiting.items():
             if name in self.state.workers:
                 self._say(host, name, body)
         self.settle()
@@ -191,8 +196,8 @@ class ControllerPeers:
         if not isinstance(event, events.Transferred):  # a job has no size
             self._emit(event)
 
-    def _answer(self, asked: Send) -> None:
-        host, name, body = asked.agent, asked.worker, asked.body
+    def _answer(self, request: Send) -> None:
+        host, name, body = request.agent, request.worker, request.body
         match body:
             case messages.Spawn():
                 self._pids += 1

@@ -24,7 +24,7 @@ FOREVER_S = 1e10  # 300 years
 
 
 class RecoveryResult(NamedTuple):
-    """`closed_s`: when the core first heard of it; infinity where it never did."""
+    """Result of one recovery. `closed_s`: time of the core's first report; infinity if none."""
 
     now_s: float
     source: int
@@ -32,8 +32,11 @@ class RecoveryResult(NamedTuple):
 
 
 class IncidentRecovery:
-    """What the failures of one job come to. `tallies`: seconds and counts so far. `enough`: whether
-    no recovery that a failure broke off should be begun anew."""
+    """Recovery from the failures of one job.
+
+    `tallies`: seconds and counts so far. `enough`: returns whether recoveries that a failure
+    interrupted must not be started again.
+    """
 
     def __init__(
         self,
@@ -57,7 +60,8 @@ class IncidentRecovery:
         self._closed_s = math.inf
 
     def recover(self, now_s: float) -> RecoveryResult:
-        """From a failure, now, until the generation that follows opens, or the run ends."""
+        """Recover from a failure at the present time until the next generation opens or the run
+        ends."""
         self._closed_s, self._left = math.inf, LIVE
         self._cast.n, self._cast.step = self._progress.n, self._progress.step
         self.tallies["incidents"] += 1
@@ -73,14 +77,14 @@ class IncidentRecovery:
         return RecoveryResult(self._now_s, source, self._closed_s)
 
     def _source(self) -> int:
-        """As the core decided; as the failures have it, where it was never asked."""
+        """Return the source by the core's decision; by the failures without one."""
         decided = self._cast.decided
         if decided is None or self._closed_s == math.inf:
             return self._left
         return _SOURCE.get(decided.rung, LIVE)
 
     def _round(self) -> bool:
-        """Empty seats, detection, restart: whether the job runs. A failure meanwhile ends it."""
+        """Replace nodes, detect, restart; return whether the job runs. A failure ends the round."""
         self._collect()
         if self._world.missing and not self._wait():
             return False
@@ -101,7 +105,7 @@ class IncidentRecovery:
     # --- time ---
 
     def _move(self, now_s: float) -> None:
-        """It is now, for everybody; the core is woken where it asked for that on the way."""
+        """Advance the clock of all; the core is woken when it requested it."""
         cast = self._cast
         while cast.wake_ns is not None and cast.wake_ns <= ns(now_s) and cast.end is None:
             self._now_s = max(self._now_s, seconds(cast.wake_ns))
@@ -112,7 +116,7 @@ class IncidentRecovery:
         self._world.now_s = self._now_s
 
     def _pass(self, tally: str, length_s: float) -> bool:
-        """Whether that time passes without a failure, and without the run's end."""
+        """Advance the clock; return whether the time passed without a failure or the run's end."""
         before_s = self._now_s
         end_s, failure_s = before_s + length_s, self._world.failure_s()
         self._move(min(end_s, failure_s))
@@ -120,7 +124,7 @@ class IncidentRecovery:
         return failure_s >= end_s and self._cast.end is None
 
     def _wait(self) -> bool:
-        """For nodes; nothing fails meanwhile. False where the run ends over it."""
+        """Wait for nodes; nothing fails meanwhile. Return False where the run ends over it."""
         self._hear()
         self.tallies["stalls"] += 1
         while self._world.missing and self._cast.end is None:
@@ -138,7 +142,7 @@ class IncidentRecovery:
     # --- what happens, and who hears of it ---
 
     def _collect(self) -> None:
-        """Hosts that are repaired are there again."""
+        """Return repaired hosts to the controller."""
         for node in self._world.collect():
             if node not in self._away:
                 self._hear()  # it was away for less than detection takes
@@ -153,7 +157,7 @@ class IncidentRecovery:
         self._untold.append((self._now_s, blow))
 
     def _hear(self) -> None:
-        """The core is told what it does not know yet, and decides."""
+        """Report new failures to the core, which decides."""
         cast, progress = self._cast, self._progress
         if not self._untold:
             return
@@ -171,16 +175,16 @@ class IncidentRecovery:
 
     def _break(self, when_s: float, blow: NodeStrike) -> None:
         cast, live = self._cast, blow.source == LIVE
-        gone = "its node failed and goes to repair" + ("" if live else ", with all that it held")
-        for seat, node in blow.gone:
-            fault = self._fault(when_s, "agent_lost", gone)
+        detail = "its node failed and goes to repair" + ("" if live else ", with all that it held")
+        for seat, node in blow.lost_nodes:
+            fault = self._fault(when_s, "agent_lost", detail)
             host = cast.lose(seat, fault, live=live)
             cast.take_away(host)
             self._away[node] = host
         for seat in blow.crashed:
             fault = self._fault(when_s, "exited", "it crashed; its node goes on")
             cast.lose(seat, fault, live=live)
-        if blow.gone or blow.crashed:
+        if blow.lost_nodes or blow.crashed:
             return
         fault = self._fault(when_s, "transport", "software failed; every worker lives")
         if not (live and cast.broken(fault)):

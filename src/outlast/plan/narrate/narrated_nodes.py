@@ -21,31 +21,36 @@ def _mixed(value: int) -> int:
 
 
 def key_of(seed: int, replication: int) -> int:
-    """The stream of one replication."""
+    """Return the random stream of one replication."""
     return _mixed((_mixed((seed + _GOLDEN) & _MASK) + replication * _GOLDEN) & _MASK)
 
 
 def uniform(key: int, event: int, slot: int) -> float:
-    """Between 0 and 1, neither of them."""
+    """Return a number between 0 and 1, both excluded."""
     counter = event * SLOTS + slot + 1
     return ((_mixed((key + counter * _GOLDEN) & _MASK) >> 11) + 0.5) * 2.0**-53
 
 
 def exponential(key: int, event: int, slot: int) -> float:
-    """With mean 1."""
+    """Return an exponential number with mean 1."""
     return -math.log(uniform(key, event, slot))
 
 
 def gap(key: int, event: int, slot: int, spread: float) -> float:
-    """Between two failures, with mean 1: evenly spread to `spread` of it, or exponential if that is
-    negative."""
+    """Return a gap between two failures, with mean 1.
+
+    Uniform within `spread` of the mean, or exponential if `spread` is negative.
+    """
     if spread < 0:
         return exponential(key, event, slot)
     return 1 + spread * (2 * uniform(key, event, slot) - 1)
 
 
 def gamma(key: int, event: int, slot: int, shape: float) -> float:
-    """With mean 1 and the given shape (1: exponential), by Marsaglia and Tsang 2000."""
+    """Return a gamma number with mean 1 and the given shape (1: exponential).
+
+    By Marsaglia and Tsang 2000.
+    """
     if shape == 1:
         return exponential(key, event, slot)
     d = (shape if shape >= 1 else shape + 1) - 1 / 3
@@ -73,17 +78,19 @@ _NEVER = 1e-300  # a rate of 0 would forget what was drawn
 
 
 class NodeStrike(NamedTuple):
-    """One failure. `source`: the best that it leaves to begin again from. `gone`: seats whose node
-    is in repair, and that node. `crashed`: seats whose node goes on. Neither: software."""
+    """One failure.
+
+    `source`: best state that survives for a restart. `lost_nodes`: seats whose node goes to repair,
+    and that node. `crashed`: seats whose node continues. Neither: software.
+    """
 
     source: int
-    gone: tuple[tuple[int, int], ...] = ()
+    lost_nodes: tuple[tuple[int, int], ...] = ()
     crashed: tuple[int, ...] = ()
 
 
 class NarratedNodes:
-    """The nodes of one replication. `missing`: seats that no node is there for. `now_s` is for the
-    simulator to say."""
+    """Nodes of one replication. `missing`: seats without a node. The simulator sets `now_s`."""
 
     def __init__(self, job: SimulatedJob, seed: int, replication: int) -> None:
         every = job.nodes + job.spares
@@ -119,27 +126,27 @@ class NarratedNodes:
     # --- when ---
 
     def failure_s(self) -> float:
-        """When the next failure comes."""
+        """Return the time of the next failure."""
         aged_s = min(self._due_s.values(), default=math.inf)
         return min(self._next_s, max(self.now_s, aged_s))
 
     def back_s(self) -> float:
-        """When the next node is repaired; infinity where none is in repair."""
+        """Return the time of the next repair; infinity where no node is in repair."""
         return self._repairs[0][0] if self._repairs else math.inf
 
     def wait(self, waited_s: float) -> None:
-        """Everybody has waited: no failure has come nearer."""
+        """Pass waiting time, in which failures come no nearer."""
         self._next_s += waited_s
 
     def recovered(self) -> None:
-        """The job runs: there are copies of everything again a window later."""
+        """Note that the job runs: everything has copies again a window later."""
         self._protected_s = self.now_s + self._job.window_s
 
     def _node_rate(self) -> float:
         return self._job.node_rate if self._job.shape == 1 else 0.0
 
     def _rate_now(self) -> float:
-        """Failures a second of everything that does not age."""
+        """Return failures a second of everything that does not age."""
         job = self._job
         healthy = job.nodes - len(self.missing) - len(self._sour)
         others = job.software_rate + job.rack_rate * math.ceil(job.nodes / job.rack_nodes)
@@ -153,7 +160,7 @@ class NarratedNodes:
     # --- failures ---
 
     def strike(self) -> NodeStrike:
-        """The failure that was to come now."""
+        """Apply the next failure, and return it."""
         if self.now_s >= self._protected_s:
             self._lost = list(self.missing)
         self._protected_s = math.inf  # until the job has recovered
@@ -168,29 +175,29 @@ class NarratedNodes:
         return blow
 
     def _any_fails(self, event: int) -> NodeStrike:
-        """Which of all that do not age: in proportion to their rates."""
+        """Draw the failing node among those that do not age, in proportion to their rates."""
         job, sour = self._job, self._sour
-        left = uniform(self._key, event, _KIND) * self._rate
-        left -= self._node_rate() * (job.nodes - len(self.missing) - len(sour))
-        if left < 0:
+        rest = uniform(self._key, event, _KIND) * self._rate
+        rest -= self._node_rate() * (job.nodes - len(self.missing) - len(sour))
+        if rest < 0:
             return self._node_fails(self._healthy(event), event)
         whose = uniform(self._key ^ _WHOSE, event, 0)
-        left -= self._node_rate() * len(sour) * job.lemon_factor
-        if left < 0:
+        rest -= self._node_rate() * len(sour) * job.lemon_factor
+        if rest < 0:
             return self._node_fails(sour[int(whose * len(sour))], event)
-        if left < job.software_rate:
+        if rest < job.software_rate:
             return NodeStrike(job.software_from)
         first = int(whose * math.ceil(job.nodes / job.rack_nodes)) * job.rack_nodes
         seats = range(first, min(first + job.rack_nodes, job.nodes))
-        source, gone = job.node_from, []
+        source, taken = job.node_from, []
         for seat in seats:
             if self._nodes[seat] >= 0:
                 source = max(source, self._loses(seat))
-                gone.append((seat, self._leave(seat, event, seat - first)))
-        return NodeStrike(source, tuple(gone))
+                taken.append((seat, self._leave(seat, event, seat - first)))
+        return NodeStrike(source, tuple(taken))
 
     def _healthy(self, event: int) -> int:
-        """The seat of a node that is no lemon, each alike."""
+        """Draw the seat of a node that is no lemon, uniformly."""
         turn = 0
         while True:
             seat = int(uniform(self._key ^ _WHOSE, event, turn) * self._job.nodes)
@@ -207,7 +214,7 @@ class NarratedNodes:
         return NodeStrike(source, crashed=(seat,))
 
     def _loses(self, seat: int) -> int:
-        """The part of a seat is lost: what is left of it, elsewhere."""
+        """Lose the part of a seat; return the best remaining source."""
         self._lost.append(seat)
         job = self._job
         if job.node_from == LIVE and self._alike(seat, job.nodes // job.replicas) < job.replicas:
@@ -217,11 +224,11 @@ class NarratedNodes:
         return STORAGE
 
     def _alike(self, seat: int, part: int) -> int:
-        """How many seats with the part of `seat` were lost since all was protected."""
+        """Return the number of lost seats with the same part as `seat` since all was protected."""
         return len({other for other in self._lost if (other - seat) % part == 0})
 
     def _leave(self, seat: int, event: int, number: int) -> int:
-        """A seat's node goes to repair: the number-th of this failure."""
+        """Send a seat's node to repair, the number-th of this failure."""
         job, node = self._job, self._nodes[seat]
         self._nodes[seat] = -1
         self.missing.append(seat)
@@ -239,7 +246,7 @@ class NarratedNodes:
         return node
 
     def _will_fail(self, seat: int) -> None:
-        """When the node of a seat fails next, given how old it is: Weibull."""
+        """Draw the time of the next failure of a seat's node, given its age (Weibull)."""
         job, node = self._job, self._nodes[seat]
         scale_s = job.scale_s / (job.lemon_factor if node in self._lemons else 1)
         age = (self.now_s - self._born_s[node]) / scale_s
@@ -251,7 +258,7 @@ class NarratedNodes:
     # --- repairs ---
 
     def collect(self) -> list[int]:
-        """Nodes whose repair has ended by now; they and other spares take the empty seats."""
+        """Return repaired nodes; they and other spares take the empty seats."""
         back: list[int] = []
         while self._repairs and self._repairs[0][0] <= self.now_s:
             time_s, node = heapq.heappop(self._repairs)

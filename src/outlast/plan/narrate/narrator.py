@@ -38,9 +38,12 @@ PATIENT = Limits(
 
 
 class NarratedRun(NamedTuple):
-    """How one replication ended, and why it did not end well; an `interrupted` one may have been so
-    by a bound (failures_max, the events of a run directory). `rungs`: what the core took, by how
-    many incidents ended on it. `tallies`: as in a row of the kernel's."""
+    """Outcome of one replication, with the reason where it did not end well.
+
+    An `interrupted` run may have met a bound (failures_max, the events of a run directory).
+    `rungs`: ladder rungs that the core took, by the number of incidents that ended on them.
+    `tallies`: as in a row of the kernel's.
+    """
 
     outcome: str  # done | gave_up | interrupted
     why: str
@@ -58,11 +61,12 @@ def narrate(
     limits: Limits = PATIENT,
     stopped: Callable[[], bool] = lambda: False,
 ) -> NarratedRun:
-    """Simulate one replication with the real core; the kernel's meets the same failures. With
-    `run_dir`, a run directory that `outlast explain` reads. `stopped` is asked after each failure
-    whether that was enough; what was told so far is whole.
+    """Simulate one replication with the real core; the kernel's meets the same failures.
 
-    Raises UsageError naming the field of `job` that cannot be, or that the core has nothing for;
+    With `run_dir`, write a run directory for `outlast explain`. `stopped` is called after each
+    failure and ends the narration when true; events so far are complete.
+
+    Raises UsageError naming the field of `job` that is invalid, or that the core has nothing for;
     RunDirError and StorageError where `run_dir` cannot be written.
     """
     check_job(job)
@@ -135,7 +139,7 @@ class _Narrator:
         return NarratedRun(end.outcome, why, now_s, dict(self._rungs), row)
 
     def _enough(self) -> str:
-        """Why nothing more is told of a run that goes on; "" where it is."""
+        """Return why a continuing run is narrated no further; "" where it is."""
         failures, now_s = self._world.failures, self._world.now_s
         if self._stopped():
             why = "interrupted"

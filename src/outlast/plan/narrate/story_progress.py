@@ -19,22 +19,24 @@ STEP_S = 1.0  # what is counted as a step where the job has none
 
 
 class StagePosition(NamedTuple):
-    """Durable saves made, and pieces of work done since."""
+    """Number of durable saves, and of pieces of work since."""
 
     cycle: int
     version: int
 
 
 class Stretch(NamedTuple):
-    """A part of a stage, without a failure in it. Seconds of wall time."""
+    """Part of a stage without a failure, in seconds of wall time."""
 
     begin_s: float
     end_s: float
 
 
 class StageResult(NamedTuple):
-    """A stage that has ended, or was broken off; or a part of one, of `steps` that are all as long.
-    `n`, `step`: where the job stands behind it."""
+    """A stage that has ended or was interrupted; or `steps` of one that are equally long.
+
+    `n`, `step`: position of the job behind it.
+    """
 
     stage: Stage
     stretches: tuple[Stretch, ...]
@@ -44,11 +46,11 @@ class StageResult(NamedTuple):
 
 
 class JobProgress:
-    """The stages of one job: a piece of work, its copy in memory, the next, ..., the durable save.
+    """Stages of one job: a piece of work, its copy in memory, the next, ..., the durable save.
 
-    `on_done` hears of each stage that ends (of work: of steps as long as each other, and by itself
-    of the one that a failure broke off, when it is done), `on_saved` of each save that can be
-    restored: when, and of which place.
+    `on_done` receives each stage that ends (of work: steps of equal length, and separately the one
+    that a failure interrupted, when it is done), `on_saved` each save that can be restored, with
+    its time and position.
     """
 
     def __init__(
@@ -78,7 +80,7 @@ class JobProgress:
 
     @property
     def n(self) -> int:
-        """Phases done, as a run counts them: steps, and saves."""
+        """Phases done, as a run counts them: steps and saves."""
         return self.n_at(self.place) + self._own_steps()
 
     @property
@@ -87,15 +89,17 @@ class JobProgress:
         return self.step_at(self.place) + self._own_steps()
 
     def n_at(self, place: StagePosition) -> int:
+        """Return the phase number at a stage position."""
         in_version = self._piece_steps + 1
         return place.cycle * (self._job.versions * in_version + 1) + place.version * in_version
 
     def step_at(self, place: StagePosition) -> int:
+        """Return the step at a stage position, at most the run's last."""
         pieces = place.cycle * self._job.versions + place.version
         return min(pieces * self._piece_steps, self._steps)
 
     def _own_steps(self) -> int:
-        """Of this piece. Where nothing of a step can be lost, one that has begun is done."""
+        """Return the steps of this piece; a step that cannot be lost counts once it has begun."""
         if self.stage != "work":
             return self._piece_steps if self.stage == "memory" else 0
         if not self._job.step_s:
@@ -103,12 +107,12 @@ class JobProgress:
         return math.floor(self._passed_s / self._job.step_s)
 
     def _whole_s(self) -> float:
-        """What of this piece is done for good, as long as live state is there."""
+        """Return the seconds of this piece that are committed while live state survives."""
         return self._own_steps() * self._job.step_s if self._job.step_s else self._passed_s
 
     @property
     def work_s(self) -> float:
-        """Done, and not lost so far."""
+        """Seconds of work done and not lost so far."""
         own_s = {"work": self._passed_s, "memory": self._piece_s}.get(self.stage, 0.0)
         return min(self._work_s_at(self.place) + own_s, self._job.work_s)
 
@@ -117,15 +121,14 @@ class JobProgress:
         return min(work_s, self._job.work_s)
 
     def _left_s(self, place: StagePosition) -> float:
-        """Work behind a place."""
+        """Return the seconds of work behind a position."""
         left_s = self._job.work_s - self._work_s_at(place)
         return left_s if left_s > ROUNDING * self._job.interval_s else 0.0
 
     # --- running ---
 
     def run(self, now_s: float, until_s: float, enough: Callable[[], object]) -> float:
-        """Go on until then, or until all is done and can be restored, or until a stage has ended
-        and it is enough. When that is."""
+        """Run until `until_s`, the end, or the end of a stage at which `enough`; return when."""
         while self.stage != "done" and not enough():
             end_s = now_s + self._length_s() - self._passed_s
             reached_s = min(end_s, until_s)
@@ -149,7 +152,12 @@ class JobProgress:
         ]
 
     def _end(self, now_s: float) -> None:
-        stage, stretches, passed_s, told = self.stage, self._stretches, self._passed_s, self._told
+        stage, stretches, passed_s, reported = (
+            self.stage,
+            self._stretches,
+            self._passed_s,
+            self._told,
+        )
         at = self.place
         cycle, version = at
         if stage == "work" and self._left_s(self.place) >= self._piece_s * (1 - ROUNDING):
@@ -170,25 +178,25 @@ class JobProgress:
         self.settle(now_s)
         done = StageResult(stage, stretches, self.n, self.step)
         if stage == "work":
-            self._tell(at, told, passed_s, done)
+            self._tell(at, reported, passed_s, done)
         else:
             self._on_done(done)
 
-    def _tell(self, at: StagePosition, told: int, passed_s: float, done: StageResult) -> None:
-        """Work on the piece behind `at`, `passed_s` into which `done` has ended."""
+    def _tell(self, at: StagePosition, reported: int, passed_s: float, done: StageResult) -> None:
+        """Report work on the piece behind `at`: `done`, ended `passed_s` into it."""
         (begin_s, end_s), first_n, first_step = done.stretches[-1], self.n_at(at), self.step_at(at)
         steps = done.step - first_step
         cuts = {self._broken_n - first_n - 1, self._broken_n - first_n}
         if steps * self._step_s > passed_s + ROUNDING * self._step_s:
             cuts.add(steps - 1)  # the last one is cut short
-        for cut in sorted(cut for cut in cuts if told < cut < steps):
+        for cut in sorted(cut for cut in cuts if reported < cut < steps):
             until_s = min(end_s, max(begin_s, end_s - passed_s + cut * self._step_s))
             stretch = Stretch(begin_s, until_s)
             self._on_done(
-                StageResult("work", (stretch,), first_n + cut, first_step + cut, cut - told)
+                StageResult("work", (stretch,), first_n + cut, first_step + cut, cut - reported)
             )
-            begin_s, told = until_s, cut
-        rest = max(1, steps - told)
+            begin_s, reported = until_s, cut
+        rest = max(1, steps - reported)
         self._on_done(done._replace(stretches=(Stretch(begin_s, end_s),), steps=rest))
 
     def _next(self) -> Stage:
@@ -202,7 +210,7 @@ class JobProgress:
         self.stage, self._passed_s, self._stretches, self._told = stage, 0.0, (), 0
 
     def settle(self, now_s: float) -> None:
-        """A flush that has ended by now can be restored."""
+        """Make a flush that has ended by now restorable."""
         if self._flushing is not None and self._flushing[0] <= now_s:
             when_s, self.stored = self._flushing
             self._flushing = None
@@ -211,17 +219,17 @@ class JobProgress:
     # --- failing ---
 
     def wait(self, waited_s: float) -> None:
-        """Everybody waits, and so does a flush."""
+        """Pass waiting time, in which a flush does not progress."""
         if self._flushing is not None:
             self._flushing = (self._flushing[0] + waited_s, self._flushing[1])
 
     def stop_flush(self, now_s: float) -> None:
-        """Nothing is left but what can be restored by now."""
+        """Drop all state but what can be restored by now."""
         self.settle(now_s)
         self._flushing = None
 
     def break_off(self) -> StageResult:
-        """A failure: the steps that are whole are done. Returns what was under way."""
+        """Interrupt the stage by a failure; completed steps count. Return the interrupted stage."""
         if self.stage == "work" and self._stretches:
             begin_s, end_s = self._stretches[-1]
             whole_s = max(begin_s, end_s - (self._passed_s - self._whole_s()))
@@ -236,7 +244,7 @@ class JobProgress:
         )
 
     def restore(self, source: int) -> tuple[Stretch, ...]:
-        """Go on with what `source` holds. Returns what of that which was under way is lost."""
+        """Continue from `source`; return the part of the interrupted stage that is lost."""
         before_s, lost = self.work_s, self._stretches
         if source == MEMORY and self.stage == "flush":
             lost = ()  # nothing of it was in the workers
@@ -264,18 +272,21 @@ _KINDS: dict[str, events.PhaseKind] = {
 
 
 def ns(time_s: float) -> int:
-    """Seconds of a story, on the clock that its events have."""
+    """Return seconds of a story as ns on the clock of its events."""
     return BEGIN_S * 1_000_000_000 + round(time_s * 1e9)
 
 
 def seconds(t_ns: int) -> float:
-    """The other way round."""
+    """Return ns on the clock of events as seconds of the story."""
     return (t_ns - BEGIN_S * 1_000_000_000) / 1e9
 
 
 class EventBook:
-    """Raises UsageError where more than EVENTS_MAX events are to be expected, RunDirError where
-    the directory holds a run or cannot be made, StorageError when the disk refuses."""
+    """Writer of the story's events.
+
+    Raises UsageError where more than EVENTS_MAX events are to be expected, RunDirError where the
+    directory holds a run or cannot be made, StorageError when the disk refuses.
+    """
 
     def __init__(self, run_dir: Path | None, job: SimulatedJob) -> None:
         self._writer: SegmentWriter | None = None
@@ -298,10 +309,11 @@ class EventBook:
 
     @property
     def full(self) -> bool:
-        """Failures have brought it to EVENTS_MAX."""
+        """True if failures have brought the story to EVENTS_MAX."""
         return self._written >= EVENTS_MAX
 
     def emit(self, event: events.AnyEvent) -> None:
+        """Write one event, if there is a run directory and it is not full."""
         if self._writer is None:
             return
         self._written += 1
@@ -314,7 +326,7 @@ class EventBook:
             ) from error
 
     def done(self, what: StageResult, seats: Sequence[str], generation: int) -> None:
-        """A stage has ended, on every seat alike."""
+        """Write the end of a stage, on every seat alike."""
         begin_s, end_s = what.stretches[0].begin_s, what.stretches[-1].end_s
         if self._writer is None or what.stage not in _KINDS or ns(begin_s) == ns(end_s):
             return
@@ -335,7 +347,7 @@ class EventBook:
             )
 
     def refused(self, what: StageResult, seats: Sequence[str], generation: int) -> None:
-        """An attempt at a stage was lost, on every seat alike."""
+        """Write a lost attempt at a stage, on every seat alike."""
         if self._writer is None:
             return
         for stretch in what.stretches:
@@ -355,5 +367,6 @@ class EventBook:
                 )
 
     def close(self) -> None:
+        """Close the event file, if there is one."""
         if self._writer is not None:
             self._writer.close()

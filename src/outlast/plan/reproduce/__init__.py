@@ -25,12 +25,14 @@ DOCUMENTS: dict[str, SourceDocument] = {module.SOURCE.key: module.SOURCE for mod
 
 
 def rows(documents: Iterable[str] = ()) -> list[ReproducedFigure]:
-    """The figures of the documents with these keys, in the order of DOCUMENTS; without a key, of
-    all. Raises UsageError for a key that there is not."""
-    asked = set(documents)
-    unknown = sorted(asked - DOCUMENTS.keys())
+    """Return the figures of the documents with these keys, in the order of DOCUMENTS.
+
+    Without a key, of all. Raises UsageError for an unknown key.
+    """
+    requested = set(documents)
+    unknown = sorted(requested - DOCUMENTS.keys())
     if unknown:
         known = ", ".join(f"{one.key} ({one.citation})" for one in DOCUMENTS.values())
         raise UsageError(f"there is no document {unknown[0]!r}; known are {known}")
-    chosen = [module for module in _MODULES if not asked or module.SOURCE.key in asked]
+    chosen = [module for module in _MODULES if not requested or module.SOURCE.key in requested]
     return [row for module in chosen for row in module.rows()]

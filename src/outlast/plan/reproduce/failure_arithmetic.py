@@ -33,6 +33,7 @@ TABLE = (
 
 
 def rows() -> list[ReproducedFigure]:
+    """Return all figures of this source."""
     return [*_table(), *_lost(), *_practice(), *_first(), *_second(), *_third()]
 
 
@@ -120,7 +121,7 @@ def _first() -> list[ReproducedFigure]:
 def _second() -> list[ReproducedFigure]:
     mtbf_s = _mtbf_s(4096)
     found: list[ReproducedFigure] = []
-    for said, cost_s, fails_s in (
+    for label, cost_s, fails_s in (
         ("a save of 1 min", 60.0, mtbf_s),
         ("a save of 5 min", 300.0, mtbf_s),
         ("a save of 1 min, twice the failures", 60.0, mtbf_s / 2),
@@ -133,12 +134,12 @@ def _second() -> list[ReproducedFigure]:
         exact_s = intervals.optimum(cost_s, fails_s)
         found += [
             SOURCE.asks(
-                f"exercise 2: best interval, {said}", swept_s / 60, "min",
+                f"exercise 2: best interval, {label}", swept_s / 60, "min",
                 "The time of a save is left open. It is sqrt(2 c M): it grows with the root of c"
                 f" and shrinks with that of the failure rate; exactly {exact_s / 60:.1f} min.",
             ),
             SOURCE.asks(
-                f"exercise 2: waste there, {said}", 100 * wasted(swept_s), "%",
+                f"exercise 2: waste there, {label}", 100 * wasted(swept_s), "%",
                 "First order, without restarts; efficiency is exactly"
                 f" {100 * intervals.efficiency(exact_s, cost_s, fails_s):.1f} % at best.",
             ),

@@ -37,6 +37,7 @@ LONG_S = 4 * HOUR_S
 
 
 def rows() -> list[ReproducedFigure]:
+    """Return all figures of this source."""
     return [*_failures(), *_best(), *_table(), *_too_long(), *_shape(), *_state(), *_retention()]
 
 
@@ -80,7 +81,7 @@ def _best() -> list[ReproducedFigure]:
 
 def _table() -> list[ReproducedFigure]:
     found: list[ReproducedFigure] = []
-    for said, interval_s, saving, redone, overhead, efficiency in TABLE:
+    for label, interval_s, saving, redone, overhead, efficiency in TABLE:
         costs, wasted = 100 * COST_S / interval_s, 100 * intervals.waste(interval_s, COST_S, MTBF_S)
         lost = wasted - costs
         added = abs(wasted - float(overhead)) > 0.05
@@ -88,13 +89,13 @@ def _table() -> list[ReproducedFigure]:
         work_s = interval_s - COST_S
         exact = intervals.efficiency(work_s, COST_S, MTBF_S)
         found += [
-            SOURCE.says(f"save cost, every {said}", saving, costs, "%"),
-            SOURCE.says(f"expected loss, every {said}", redone, lost, "%"),
-            SOURCE.says(f"overhead, every {said}", overhead, wasted, "%", why, within=0.1),
-            SOURCE.says(f"efficiency, every {said}", efficiency, 100 - wasted, "%", why,
+            SOURCE.says(f"save cost, every {label}", saving, costs, "%"),
+            SOURCE.says(f"expected loss, every {label}", redone, lost, "%"),
+            SOURCE.says(f"overhead, every {label}", overhead, wasted, "%", why, within=0.1),
+            SOURCE.says(f"efficiency, every {label}", efficiency, 100 - wasted, "%", why,
                         within=0.1),
             SOURCE.asks(
-                f"efficiency, every {said}, exactly", 100 * exact, "%",
+                f"efficiency, every {label}, exactly", 100 * exact, "%",
                 "The save counted into the interval, as its derivation does; the table is first"
                 " order.",
             ),

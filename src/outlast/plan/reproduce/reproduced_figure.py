@@ -11,9 +11,11 @@ CLOSE = 1e-9  # relative: a figure that ends in exactly half a unit may be round
 
 
 class ReproducedFigure(msgspec.Struct, frozen=True, kw_only=True):
-    """`says`: what the document prints; its words or bound where that is no number, None where it
-    prints none. `ours`: None where it is infinite, which JSON cannot say. `agrees`: None where
-    there is nothing to compare. `why`: one or two sentences, empty where the two agree plainly.
+    """A published figure and its reproduction.
+
+    `says`: the printed figure; words or a bound where it is no number, None where none is printed.
+    `ours`: None where it is infinite, which JSON cannot express. `agrees`: None where there is
+    nothing to compare. `why`: one or two sentences, empty where the two agree plainly.
     """
 
     document: str
@@ -26,7 +28,7 @@ class ReproducedFigure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SourceDocument(msgspec.Struct, frozen=True):
-    """What is recomputed; `key` is the number under which its rows are asked for."""
+    """Source of reproduced figures; `key` is the number that selects its rows."""
 
     key: str
     citation: str
@@ -41,7 +43,8 @@ class SourceDocument(msgspec.Struct, frozen=True):
         *,
         within: float = 0.0,
     ) -> ReproducedFigure:
-        """A figure that agrees if `printed` is ours, rounded: within half a unit of its last digit.
+        """Return a figure that agrees if ours rounds to `printed`: within half a unit of its last
+        digit.
 
         A round figure that is said with "about" is written with the digits that are meant ("88e4"
         for 880,000); "<" or ">" before it makes it a bound. `within`, with a `why`, is what the
@@ -49,22 +52,22 @@ class SourceDocument(msgspec.Struct, frozen=True):
         """
         if printed[0] in "<>":
             bound = float(printed[1:])
-            said, agrees = printed, ours < bound if printed[0] == "<" else ours > bound
+            text, agrees = printed, ours < bound if printed[0] == "<" else ours > bound
         else:
             exact = Decimal(printed)
             unit_in_last = Decimal(1).scaleb(int(exact.as_tuple().exponent))
-            said, slack = float(exact), max(float(unit_in_last) / 2, within)
-            agrees = abs(ours - said) <= slack + CLOSE * abs(said)
-        return self._row(quantity, said, ours, unit, agrees, why)
+            text, slack = float(exact), max(float(unit_in_last) / 2, within)
+            agrees = abs(ours - text) <= slack + CLOSE * abs(text)
+        return self._row(quantity, text, ours, unit, agrees, why)
 
     def words(
         self, quantity: str, printed: str, ours: float, unit: str, agrees: bool | None, why: str
     ) -> ReproducedFigure:
-        """A figure that the document puts in words: whether it agrees is for the caller to say."""
+        """Return a figure that the document gives in words; the caller judges the agreement."""
         return self._row(quantity, printed, ours, unit, agrees, why)
 
     def asks(self, quantity: str, ours: float, unit: str, why: str) -> ReproducedFigure:
-        """An answer that the document leaves to its reader; `why` says what was assumed."""
+        """Return an answer that the document leaves to its reader; `why`: the assumptions."""
         return self._row(quantity, None, ours, unit, None, why)
 
     def _row(

@@ -27,6 +27,7 @@ MONTHS_11_DAYS = 335
 
 
 def rows() -> list[ReproducedFigure]:
+    """Return all figures of this source."""
     return [*_fleet(), *_rates(), *_mttf(), *_today(), *_tomorrow(), *_equations(), *_lemons()]
 
 
@@ -37,7 +38,7 @@ def _nodes(gpus: float) -> float:
 def _first_order(
     interval_s: float, mtbf_s: float, *, init_s: float = INIT_S, queue_s: float = 0.0
 ) -> float:
-    """Equation 1 (7), of a long run."""
+    """Return equation 1 (7), of a long run."""
     return ettr.equation_1(interval_s, mtbf_s, productive_s=LONG_S, init_s=init_s, queue_s=queue_s)
 
 

@@ -27,6 +27,7 @@ BREAKS_DOWN = 1 / math.e  # best efficiency where a save takes as long as passes
 
 
 def rows() -> list[ReproducedFigure]:
+    """Return all figures of this source."""
     return [*_failures(), *_saving(), *_limits(), *_copies(), *_models(), *_spares(), *_stops()]
 
 

@@ -16,14 +16,14 @@ from outlast.theory.special_functions import find_root
 
 
 class UniformGaps(NamedTuple):
-    """From one failure to the next: uniform from `low` to `high`, independent."""
+    """Gaps between failures: uniform from `low` to `high`, independent."""
 
     low: float
     high: float
 
 
 class RunMoments(NamedTuple):
-    """Mean wall time, the standard deviation of one run's, and the mean number of failures."""
+    """Mean wall time, its standard deviation for one run, and the mean number of failures."""
 
     wall: float
     deviation: float
@@ -31,7 +31,7 @@ class RunMoments(NamedTuple):
 
 
 class _RemainingMoments(NamedTuple):
-    """Mean, mean square, and failures of what is left of a run."""
+    """Mean, mean square, and failures of the rest of a run."""
 
     mean: float
     square: float
@@ -41,57 +41,60 @@ class _RemainingMoments(NamedTuple):
 def mean_failures(
     gaps: UniformGaps, work: float, *, pause: float = 0.0, clock: bool = True
 ) -> float:
-    """Mean number of failures of a job that loses nothing to them but `pause` each. Exact.
+    """Return the mean number of failures of a job that loses only `pause` to each. Exact.
 
     With `clock` the n-th strikes if n gaps sum to at most the work and n - 1 pauses; the sum of
     uniform numbers is distributed as Irwin (1927) and Hall found.
     """
     if clock and pause >= gaps.low:
         raise UsageError(f"a pause of {pause:g} outlasts the shortest gap, {gaps.low:g}")
-    held = pause if clock else 0.0
+    idle = pause if clock else 0.0
     total, n = 0.0, 1
-    while n * gaps.low < work + (n - 1) * held:
-        total += _sum_below(n, (work + (n - 1) * held - n * gaps.low) / (gaps.high - gaps.low))
+    while n * gaps.low < work + (n - 1) * idle:
+        total += _sum_below(n, (work + (n - 1) * idle - n * gaps.low) / (gaps.high - gaps.low))
         n += 1
     return total
 
 
 def paused_wall_time(gaps: UniformGaps, work: float, pause: float, *, clock: bool = True) -> float:
-    """Mean wall time of such a job: its work and its pauses."""
+    """Return the mean wall time of such a job: its work and its pauses."""
     return work + pause * mean_failures(gaps, work, pause=pause, clock=clock)
 
 
 def restarted_run(
     gaps: UniformGaps, saves: int, interval: float, restart: float, *, clock: bool = True
 ) -> RunMoments:
-    """A job of `saves` times `interval` of work, saved after each, that goes back to its last save
-    and spends `restart` at each failure. Exact; by recursion over the intervals that are left.
+    """Return the moments of a job that restarts from its last save at each failure.
 
-    Raises UsageError where a gap could end in a restart or before an interval's end.
+    It does `saves` times `interval` of work, saved after each, and spends `restart` at each
+    failure. Exact; by recursion over the intervals that are left. Raises UsageError where a gap
+    could end in a restart or before an interval's end.
     """
-    held = restart if clock else 0.0
-    later = UniformGaps(gaps.low - held, gaps.high - held)
+    idle = restart if clock else 0.0
+    later = UniformGaps(gaps.low - idle, gaps.high - idle)
     if later.low < interval:
         raise UsageError(f"a gap may leave {later.low:g}, too short for {interval:g} of work")
-    left = [_RemainingMoments(0.0, 0.0, 0.0)]
+    rest = [_RemainingMoments(0.0, 0.0, 0.0)]
     for _ in range(saves - 1):
-        left.append(_from_here(later, interval, restart, left))
-    whole = _from_here(gaps, interval, restart, left)
+        rest.append(_from_here(later, interval, restart, rest))
+    whole = _from_here(gaps, interval, restart, rest)
     return RunMoments(whole.mean, math.sqrt(whole.square - whole.mean**2), whole.failures)
 
 
 def _from_here(
-    gaps: UniformGaps, interval: float, restart: float, left: list[_RemainingMoments]
+    gaps: UniformGaps, interval: float, restart: float, remaining: list[_RemainingMoments]
 ) -> _RemainingMoments:
-    """What is left of a run with `len(left)` intervals to do, none of them begun, at the beginning
-    of a gap; `left` holds the same for fewer."""
-    rest, width = len(left) * interval, gaps.high - gaps.low
+    """Return the expected rest of a run with `len(left)` intervals to do, at the start of a gap.
+
+    None of them has begun; `remaining` holds the same for fewer intervals.
+    """
+    rest, width = len(remaining) * interval, gaps.high - gaps.low
     mean = square = count = 0.0
     done, start = int(gaps.low // interval), gaps.low
-    while done < len(left) and start < gaps.high:
+    while done < len(remaining) and start < gaps.high:
         end = min(gaps.high, (done + 1) * interval)
         chance, middle = (end - start) / width, (start + end) / 2
-        then = left[len(left) - done]
+        then = remaining[len(remaining) - done]
         spent, spread = middle + restart, (end - start) ** 2 / 12
         mean += chance * (spent + then.mean)
         square += chance * (spent**2 + spread + 2 * spent * then.mean + then.square)
@@ -102,7 +105,7 @@ def _from_here(
 
 
 def _sum_below(count: int, x: float) -> float:
-    """The probability that `count` numbers, uniform from 0 to 1, sum to at most x."""
+    """Return the probability that `count` numbers, uniform from 0 to 1, sum to at most x."""
     if x >= count:
         return 1.0
     terms = (
@@ -125,6 +128,7 @@ NOISE = 0.01  # of a total: run-to-run variation, which the document leaves open
 
 
 def rows() -> list[ReproducedFigure]:
+    """Return all figures of this source."""
     return [*_reported(), *_undisturbed(), *_restarting(), *_migrating(), *_dropping()]
 
 
@@ -174,7 +178,7 @@ def _undisturbed() -> list[ReproducedFigure]:
 
 
 def _restart(clock: bool, base_min: float, blocks_min: float = 0.0) -> tuple[float, RunMoments]:
-    """The restart that makes the mean total what was measured, and the run with it."""
+    """Return the restart time that reproduces the measured mean total, and its run."""
     interval_min = base_min / SAVES + blocks_min
 
     def run(restart_min: float) -> RunMoments:
@@ -219,11 +223,11 @@ def _restarting() -> list[ReproducedFigure]:
             "By the clock, if its saves block and the baseline's did not.",
         ),
     ]  # fmt: skip
-    for said, run in (("by the clock", clock), ("from the resumption on", after)):
+    for label, run in (("by the clock", clock), ("from the resumption on", after)):
         each = (RESTARTED_MIN - BASE_MIN) / run.failures
         found.append(
             SOURCE.words(
-                f"checkpoint restart: cost of a failure, gaps {said}",
+                f"checkpoint restart: cost of a failure, gaps {label}",
                 "tens of minutes to an hour or more", each, "min", each >= 10,
                 "Restart and redone work.",
             )
@@ -280,7 +284,7 @@ def _dropping() -> list[ReproducedFigure]:
     )
 
     def speed_lost(pause: float) -> float:
-        """In per cent, where the rest of the total is pauses of so many minutes."""
+        """Return per cent of speed lost, if the rest of the total is pauses of so many minutes."""
         work_min = find_root(
             lambda work: paused_wall_time(GAPS_MIN, work, pause) - DROPPED_MIN,
             BASE_MIN,

@@ -1,1 +1,1 @@
-"""Compiled Monte Carlo simulation of a job, and what its runs come to."""
+"""Compiled Monte Carlo simulation of a job, and the statistics of its runs."""

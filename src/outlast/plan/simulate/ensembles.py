@@ -1,4 +1,4 @@
-"""Ensembles: runs of several jobs with the same failures, at rates drawn as they are believed."""
+"""Ensembles: runs of several jobs with the same failures, at rates drawn from a distribution."""
 
 from __future__ import annotations
 
@@ -33,8 +33,10 @@ CAUSES: tuple[Cause, ...] = get_args(Cause)
 
 
 class Draw(NamedTuple):
-    """A failure rate, as a scenario that has it, and over the mean one; which `runs` meet
-    it, from `first` on."""
+    """A drawn failure rate, as a scenario with it and relative to the mean rate.
+
+    `runs` runs meet it, from `first` on.
+    """
 
     scenario: Scenario
     factor: float
@@ -43,9 +45,11 @@ class Draw(NamedTuple):
 
 
 class EnsembleRuns(msgspec.Struct, frozen=True):
-    """Of one job, an entry each. `wall_s` is infinity where a run does not end in ages; the seconds
-    in `spent_s` (by CAUSES) are those that were simulated, and add up to wall where a run ended
-    within FAILURES_MAX."""
+    """Runs of one job, an entry each.
+
+    `wall_s` is infinity where a run does not end; the seconds in `spent_s` (by CAUSES) are those
+    simulated, and add up to wall where a run ended within FAILURES_MAX.
+    """
 
     wall_s: np.ndarray
     failures: np.ndarray
@@ -54,7 +58,7 @@ class EnsembleRuns(msgspec.Struct, frozen=True):
 
 
 class Ensemble(msgspec.Struct, frozen=True):
-    """The k-th entry of every job has met the same failures, at the rate `draw_of[k]`."""
+    """Runs of all jobs; the k-th runs meet the same failures, at the rate `draw_of[k]`."""
 
     draws: list[Draw]
     draw_of: np.ndarray
@@ -63,8 +67,10 @@ class Ensemble(msgspec.Struct, frozen=True):
 
 
 def draws(scenario: Scenario, runs_a_stratum: int) -> list[Draw]:
-    """Rates that are equally likely, by rounds of one from each sixteenth of what is believed, so
-    that the first rounds alone say nearly the same."""
+    """Return equally likely rates, in rounds of one from each sixteenth of the distribution.
+
+    The first rounds alone are therefore nearly representative.
+    """
     rounds = max(min(runs_a_stratum, ROUNDS), math.ceil(runs_a_stratum / RUNS_A_RATE))
     runs = math.ceil(runs_a_stratum / rounds)
     found: list[Draw] = []
@@ -82,7 +88,7 @@ def draws(scenario: Scenario, runs_a_stratum: int) -> list[Draw]:
 def affordable(
     scenario: Scenario, tuned: Mapping[Strategy, strategies.RecoveryJob], work_s: float
 ) -> int:
-    """Runs in a stratum that some seconds allow, by the failures that theory expects in them."""
+    """Return the runs in a stratum that take some seconds, by theory's number of failures."""
     each = sum(
         min(ENSEMBLE_FAILURES_MAX, met.failures_per_s * work_s / max(met.goodput, GOODPUT_MIN))
         for draw in draws(scenario, 1)
@@ -94,7 +100,7 @@ def affordable(
 
 
 def at_factor(job: SimulatedJob, factor: float) -> SimulatedJob:
-    """The job on a cluster whose GPUs fail so many times as often; its racks do not."""
+    """Return the job on a cluster whose GPUs fail so many times as often; its racks do not."""
     return job._replace(
         node_rate=job.node_rate * factor,
         software_rate=job.software_rate * factor,
@@ -110,9 +116,11 @@ def run_ensemble(
     place: PartExecutor = HERE,
     on_progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> Ensemble:
-    """Simulate each of `jobs`, which is tuned for the mean rate, at each rate. `on_progress` hears
-    how many parts are done of how many. Ctrl-C ends it with the rounds that are whole. Raises
-    UsageError naming the field of a job that cannot be."""
+    """Simulate each of `jobs`, tuned for the mean rate, at each rate.
+
+    `on_progress` receives the number of parts done, and of all. After Ctrl-C the result has the
+    complete rounds. Raises UsageError naming the invalid field of a job.
+    """
     for job in jobs.values():
         check_job(job)
     done: dict[Strategy, list[np.ndarray]] = {name: [] for name in jobs}
@@ -137,8 +145,10 @@ def run_ensemble(
 
 
 def band(name: str, unit: Unit, values: np.ndarray, source: str = "") -> Quantity:
-    """The median of simulated values, with P5 and P95; none is between two of them, so that some
-    may be infinite."""
+    """Return the median of simulated values, with P5 and P95.
+
+    Each is one of the values, not an interpolation, since some may be infinite.
+    """
     low, middle, high = np.quantile(values, (LOW, 0.5, HIGH), method="inverted_cdf")
     return Quantity(
         name=name, value=float(middle), unit=unit, low=float(low), high=float(high),
@@ -156,7 +166,7 @@ def _parts(
 
 
 def of_rows(job: SimulatedJob, rows: np.ndarray) -> EnsembleRuns:
-    """What rows of a job come to that was ended after FAILURES_MAX failures."""
+    """Summarise rows of a job that was ended after FAILURES_MAX failures."""
     names = ["done_s" if cause == "work" else f"{cause}_s" for cause in CAUSES]
     spent_s = np.stack([rows[name] for name in names])
     elapsed_s, capped = spent_s.sum(axis=0), np.isinf(rows["wall_s"])

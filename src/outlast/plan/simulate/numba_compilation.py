@@ -14,21 +14,25 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def compiled(function: F) -> F:
-    """For calls from compiled code alone. A division by zero gives infinity: to raise there costs
-    every division a branch."""
+    """Compile a function that only compiled code calls.
+
+    A division by zero gives infinity: an exception would cost every division a branch.
+    """
     options: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
     return cast("F", njit(error_model="numpy", **options)(function))
 
 
 def inlined(function: F) -> F:
-    """What is called from one or two places is written into them before they are compiled, which
-    halves the time that it takes."""
+    """Inline a function with one or two callers before compilation, which halves compile time."""
     return cast("F", njit(error_model="numpy", inline="always")(function))
 
 
 def cached(function: F) -> F:
-    """For calls from outside, without the interpreter's lock. What is compiled is kept beside the
-    source or in the user's cache, whichever can be written; if none can, each process compiles."""
+    """Compile a function that Python calls, without the interpreter's lock.
+
+    The result is cached beside the source or in the user's cache, whichever is writable; if neither
+    is, each process compiles.
+    """
     options: dict[str, Any] = {"error_model": "numpy", "nogil": True}
     try:
         return cast("F", njit(cache=True, **options)(function))
@@ -37,13 +41,12 @@ def cached(function: F) -> F:
 
 
 def sources() -> str:
-    """A digest of the files that are compiled."""
+    """Return a digest of the compiled source files."""
     return hashlib.sha256(b"".join(path.read_bytes() for path in _files())).hexdigest()
 
 
 def is_kept(function: Callable[..., Any]) -> bool:
-    """Return whether a `cached` function has been compiled since its sources changed, by any
-    process."""
+    """Return whether any process has compiled a `cached` function since its sources changed."""
     folder = getattr(getattr(function, "stats", None), "cache_path", None)
     changed_s = max(path.stat().st_mtime for path in _files())
     kept = Path(folder).glob("*.nbi") if folder else ()

@@ -19,7 +19,7 @@ DASK_S = 30.0
 
 
 class PartExecutor(NamedTuple):
-    """Where parts run, and how many are handed over at a time."""
+    """Executor of parts, and the number of parts submitted at a time."""
 
     executor: Executor | None
     in_flight: int
@@ -27,8 +27,11 @@ class PartExecutor(NamedTuple):
 
 @contextmanager
 def local_executor(workers: int) -> Iterator[PartExecutor]:
-    """Here and now for one worker. What has not begun at the end is dropped, what has is awaited:
-    a part takes some tenths of a second."""
+    """Yield an executor of processes, or of this process for one worker.
+
+    At the end, parts that have not begun are dropped, and running ones awaited (some tenths of a
+    second).
+    """
     if workers == 1:
         yield PartExecutor(None, 1)
         return
@@ -44,8 +47,11 @@ def local_executor(workers: int) -> Iterator[PartExecutor]:
 
 @contextmanager
 def dask_executor(address: str) -> Iterator[PartExecutor]:
-    """A Dask cluster whose workers have the same Outlast, by its scheduler's address. Raises
-    UsageError for what is no address, StorageError when nobody answers there."""
+    """Yield an executor on a Dask cluster, whose workers need the same Outlast.
+
+    `address`: of its scheduler. Raises UsageError for an invalid address, StorageError when nothing
+    answers there.
+    """
     from distributed import Client
 
     if not re.fullmatch(r"((tcp|tls|wss?)://)?(\[[0-9a-fA-F:]+\]|[\w.-]+):\d{1,5}", address):
@@ -61,14 +67,16 @@ def dask_executor(address: str) -> Iterator[PartExecutor]:
 
 @contextmanager
 def interruption() -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl-C was pressed, as asyncio.run hears it: where nobody else listens, in the main
-    thread, and the second time it is obeyed."""
-    heard = threading.Event()
+    """Yield a check for Ctrl-C, which is handled as in asyncio.run.
+
+    Only in the main thread and without another handler; the second Ctrl-C interrupts at once.
+    """
+    pressed = threading.Event()
 
     def hear(_number: int, _frame: FrameType | None) -> None:
-        if heard.is_set():
+        if pressed.is_set():
             raise KeyboardInterrupt
-        heard.set()
+        pressed.set()
 
     ours = (
         threading.current_thread() is threading.main_thread()
@@ -77,7 +85,7 @@ def interruption() -> Iterator[Callable[[], bool]]:
     if ours:
         signal.signal(signal.SIGINT, hear)
     try:
-        yield heard.is_set
+        yield pressed.is_set
     finally:
         if ours:
             signal.signal(signal.SIGINT, signal.default_int_handler)

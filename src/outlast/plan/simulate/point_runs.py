@@ -20,7 +20,7 @@ from outlast.plan.simulate.tallies import StreamingSummary, tally, usd_per_s
 
 
 class _Sums:
-    """Of the runs at one point so far."""
+    """Sums over the runs at one point so far."""
 
     def __init__(self, point: SweepPoint, theory: Prediction) -> None:
         self.point, self.theory = point, theory
@@ -65,7 +65,7 @@ def simulate_points(
     in_flight: int | None,
     on_progress: Callable[[int, int], None],
 ) -> dict[int, tuple[PointRuns | None, str]]:
-    """By the number of each point: its runs, and what it failed of."""
+    """Return the runs and the error, if any, of each point by its number."""
     sums = {at: _Sums(*one) for at, one in wanted.items()}
     done, whole = 0, replications * len(sums)
     queue = _by_turns(sums, replications, seed)
@@ -83,11 +83,11 @@ def simulate_points(
 def _by_turns(
     sums: Mapping[int, _Sums], replications: int, seed: int
 ) -> Iterator[tuple[int, ReplicationPart]]:
-    """A part of each point in turn, none of one that has failed."""
+    """Yield a part of each point in turn, skipping points that have failed."""
     waiting = deque((at, parts(one.job, replications, seed)) for at, one in sums.items())
     while waiting:
-        at, left = waiting.popleft()
-        part = None if sums[at].failed else next(left, None)
+        at, rest = waiting.popleft()
+        part = None if sums[at].failed else next(rest, None)
         if part is not None:
             yield at, part
-            waiting.append((at, left))
+            waiting.append((at, rest))

@@ -17,7 +17,10 @@ _30, _27, _31, _11 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(11)
 
 @compiled
 def _mixed(value: np.uint64) -> np.uint64:
-    """splitmix64's output function (Steele, Lea, Flood 2014): every bit depends on every bit."""
+    """Return splitmix64's output function (Steele, Lea, Flood 2014) of a value.
+
+    Every bit of the result depends on every bit of the argument.
+    """
     value = (value ^ (value >> _30)) * _MIX_1
     value = (value ^ (value >> _27)) * _MIX_2
     return value ^ (value >> _31)
@@ -25,27 +28,29 @@ def _mixed(value: np.uint64) -> np.uint64:
 
 @compiled
 def key_of(seed: int, replication: int) -> np.uint64:
-    """The stream of one replication."""
+    """Return the random stream of one replication."""
     return _mixed(_mixed(np.uint64(seed) + _GOLDEN) + np.uint64(replication) * _GOLDEN)
 
 
 @compiled
 def uniform(key: np.uint64, event: int, slot: int) -> float:
-    """Between 0 and 1, neither of them."""
+    """Return a number between 0 and 1, both excluded."""
     counter = np.uint64(event * SLOTS + slot + 1)
     return (float(_mixed(key + counter * _GOLDEN) >> _11) + 0.5) * 2.0**-53
 
 
 @compiled
 def exponential(key: np.uint64, event: int, slot: int) -> float:
-    """With mean 1."""
+    """Return an exponential number with mean 1."""
     return -math.log(uniform(key, event, slot))
 
 
 @compiled
 def gap(key: np.uint64, event: int, slot: int, spread: float) -> float:
-    """Between two failures, with mean 1: evenly spread to `spread` of it, or exponential if that is
-    negative."""
+    """Return a gap between two failures, with mean 1.
+
+    Uniform within `spread` of the mean, or exponential if `spread` is negative.
+    """
     if spread < 0:
         return exponential(key, event, slot)
     return 1 + spread * (2 * uniform(key, event, slot) - 1)
@@ -53,7 +58,10 @@ def gap(key: np.uint64, event: int, slot: int, spread: float) -> float:
 
 @compiled
 def gamma(key: np.uint64, event: int, slot: int, shape: float) -> float:
-    """With mean 1 and the given shape (1: exponential), by Marsaglia and Tsang 2000."""
+    """Return a gamma number with mean 1 and the given shape (1: exponential).
+
+    By Marsaglia and Tsang 2000.
+    """
     if shape == 1.0:
         return exponential(key, event, slot)
     boost = shape if shape >= 1 else shape + 1

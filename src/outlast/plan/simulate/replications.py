@@ -47,8 +47,7 @@ K = TypeVar("K")
 
 
 class ReplicationPart(msgspec.Struct, frozen=True):
-    """The replications `first` to `first + count` of a job. Raises UsageError for a seed that
-    cannot be."""
+    """Replications `first` to `first + count` of a job. Raises UsageError for a bad seed."""
 
     job: SimulatedJob
     seed: int
@@ -61,8 +60,10 @@ class ReplicationPart(msgspec.Struct, frozen=True):
 
 
 def parts(job: SimulatedJob, replications: int, seed: int = 0) -> Iterator[ReplicationPart]:
-    """All replications, in their order and of a size that depends on the job alone, not on who runs
-    them. Raises UsageError naming the field of `job` that cannot be."""
+    """Yield all replications in order, in parts whose size depends on the job alone.
+
+    Raises UsageError naming the invalid field of `job`.
+    """
     check_job(job, replications)
     size = int(FAILURES_A_PART / max(1.0, expected_failures(job)))
     size = min(max(1, size), ROWS_A_PART)
@@ -73,16 +74,17 @@ def parts(job: SimulatedJob, replications: int, seed: int = 0) -> Iterator[Repli
 
 
 def expected_failures(job: SimulatedJob) -> float:
-    """Failures of a replication, roughly: a run takes some twice its work at the worst that people
-    ask about."""
+    """Return a rough number of failures of a replication: a slow run takes twice its work."""
     rate = job.nodes * job.node_rate * (1 + job.lemons * (job.lemon_factor - 1))
     rate += job.software_rate + job.rack_rate * job.nodes / job.rack_nodes
     return min(job.failures_max, 2 * rate * job.work_s)
 
 
 def run_part(part: ReplicationPart) -> np.ndarray:
-    """A row of ROWS each; in any process or thread, on any machine with the same Outlast. Raises
-    UsageError where it is another."""
+    """Return a row of ROWS for each replication, on any machine with the same Outlast.
+
+    Raises UsageError for another version.
+    """
     if part.version != __version__:
         raise UsageError(f"asked for by outlast {part.version}, and this worker has {__version__}")
     compile_once()
@@ -93,8 +95,7 @@ def run_part(part: ReplicationPart) -> np.ndarray:
 
 
 def compile_once() -> None:
-    """Compile the kernel and say so, or load what is kept of it; no-op in a process that has done
-    so."""
+    """Compile the kernel with a message, or load it from the cache; once a process."""
     if replicate.signatures:  # pyright: ignore[reportFunctionMemberAccess]  # Numba's
         return
     if not is_kept(replicate):
@@ -108,11 +109,11 @@ def results(
     executor: Executor | None = None,
     in_flight: int = IN_FLIGHT,
 ) -> Generator[tuple[K, ReplicationPart, np.ndarray | Exception], None, None]:
-    """The rows of each part, or the error that it ended in, in the order of `wanted`, which is read
-    no further than `in_flight` parts ahead.
+    """Yield the rows or the error of each part, in the order of `wanted`.
 
-    Ctrl-C ends it between two parts (the second time at once), so that what it gave is whole: fewer
-    parts than were wanted say that it was interrupted.
+    `wanted` is read no further than `in_flight` parts ahead. Ctrl-C ends it between two parts (the
+    second time at once), so that its results are complete: fewer parts than wanted mean that it was
+    interrupted.
     """
     source = iter(wanted)
     waiting: deque[tuple[K, ReplicationPart, Future[np.ndarray]]] = deque()
@@ -137,7 +138,7 @@ def results(
 
 
 def reason(error: Exception) -> str:
-    """What a part ended in; our own errors are sentences already."""
+    """Return the error of a part as a sentence; our own errors are sentences already."""
     return str(error) if isinstance(error, OutlastError) else f"{type(error).__name__}: {error}"
 
 
@@ -175,14 +176,14 @@ def simulate(
     executor: Executor | None = None,
     on_progress: Callable[[int], None] = lambda _: None,
 ) -> np.ndarray:
-    """A row of ROWS for each replication, in their order; `wall_s` is infinity for a run that has
-    not finished within the job's `failures_max`.
+    """Return a row of ROWS for each replication, in order.
 
-    The same seed gives the same rows, whatever executor runs them (here and now without one), and
-    the k-th replication of two jobs meets the same failures. `on_progress` hears how many are done.
-    Ctrl-C ends it with those that are done, the first ones without a gap.
+    `wall_s` is infinity for a run that has not finished within the job's `failures_max`. The same
+    seed gives the same rows on any executor (None: this process), and the k-th replication of two
+    jobs meets the same failures. `on_progress` receives the number of replications done. Ctrl-C
+    ends it with a prefix of the replications.
 
-    Raises UsageError naming the field of `job` that cannot be, and above ROWS_MAX replications.
+    Raises UsageError naming the invalid field of `job`, and above ROWS_MAX replications.
     """
     if replications > ROWS_MAX:
         raise UsageError(

@@ -27,27 +27,30 @@ _MEANS = tuple(name for name in NAMES if name != "wall_s")
 
 @contextmanager
 def write_runs(
-    path: Path | None, said: Mapping[str, Any]
+    path: Path | None, metadata: Mapping[str, Any]
 ) -> Iterator[Callable[[np.ndarray], None]]:
-    """A function that writes the next rows of runs to `path`, if there is one; it is there when all
-    are (tables.table)."""
+    """Yield a function that appends rows of runs to the table at `path`, if there is one.
+
+    The file appears when all rows are written (result_tables.open_table).
+    """
     if path is None:
         yield lambda _: None
         return
     with open_table(
-        path, [TableColumn("replication", "count"), *map(_column, NAMES)], said
-    ) as made:
-        yield lambda rows: made.write(
-            {"replication": np.arange(made.rows, made.rows + len(rows))}
+        path, [TableColumn("replication", "count"), *map(_column, NAMES)], metadata
+    ) as table:
+        yield lambda rows: table.write(
+            {"replication": np.arange(table.rows, table.rows + len(rows))}
             | {name: rows[name] for name in NAMES}
         )
 
 
 def write_points(path: Path, wanted: Sequence[SweepPoint], found: Sweep) -> None:
-    """A row for each point: what was varied, as text and, where the scenario has it as a number, in
-    its unit; theory; runs. The scenario that it says is the first point's.
+    """Write a row for each point: its values, theory and runs.
 
-    Raises UsageError, StorageError (tables.table)."""
+    Values as text and, where the scenario has them as numbers, in their unit. The scenario in the
+    metadata is the first point's. Raises UsageError, StorageError (result_tables.open_table).
+    """
     varied = [key for key in found.over if isinstance(point_value(wanted[0], key), int | float)]
     columns = [
         *(TableColumn(_text(key), "text") for key in found.over),
@@ -72,15 +75,15 @@ def write_points(path: Path, wanted: Sequence[SweepPoint], found: Sweep) -> None
         | _row(one)
         for point, one in zip(wanted, found.points, strict=True)
     ]
-    said = provenance(
-        wanted[0].scenario, seed=found.seed, replications=found.asked, over=found.over
+    metadata = provenance(
+        wanted[0].scenario, seed=found.seed, replications=found.requested, over=found.over
     )
-    with open_table(path, columns, said) as made:
-        made.write({each.name: [row.get(each.name) for row in rows] for each in columns})
+    with open_table(path, columns, metadata) as table:
+        table.write({each.name: [row.get(each.name) for row in rows] for each in columns})
 
 
 def point_value(point: SweepPoint, key: str) -> float | None:
-    """What a field was varied to, in its unit; None where it is no number."""
+    """Return the value of a varied field in its unit; None where it is no number."""
     value = getattr(point.scenario, KEYS[key].name, None)
     return value if isinstance(value, int | float) else None
 

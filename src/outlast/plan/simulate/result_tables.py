@@ -20,14 +20,14 @@ Kind = Literal["number", "count", "text", "yes or no"]
 
 
 class TableColumn(NamedTuple):
-    """Its `name` carries the unit. Any value may be missing (None)."""
+    """Column of a table; its `name` carries the unit. Any value may be missing (None)."""
 
     name: str
     kind: Kind
 
 
 class ResultTable:
-    """Rows that are collected until they are worth writing."""
+    """Buffer of rows that are written in batches."""
 
     def __init__(self, sink: _Sink, schema: Any) -> None:
         self._sink, self._schema = sink, schema
@@ -35,7 +35,7 @@ class ResultTable:
         self.rows = 0
 
     def write(self, values: Mapping[str, Any]) -> None:
-        """Some rows, by column: a list each, or a numpy array."""
+        """Add rows by column: a list or a numpy array each."""
         import pyarrow as pa
 
         arrays = [pa.array(values[field.name], field.type) for field in self._schema]
@@ -45,6 +45,7 @@ class ResultTable:
             self.flush()
 
     def flush(self) -> None:
+        """Write the waiting rows to the sink."""
         import pyarrow as pa
 
         if self._waiting:
@@ -52,15 +53,15 @@ class ResultTable:
             self._waiting = []
 
 
-def provenance(scenario: Scenario, **said: Any) -> dict[str, Any]:
-    """What a table says of itself: where its rows come from. Infinity is null in it."""
+def provenance(scenario: Scenario, **extra: Any) -> dict[str, Any]:
+    """Return a table's metadata: the origin of its rows. Infinity becomes null."""
     fields = msgspec.to_builtins(scenario)
     fields["assumed"] = sorted(scenario.assumed)
-    return {"outlast_version": __version__, **said, "scenario": fields}
+    return {"outlast_version": __version__, **extra, "scenario": fields}
 
 
 def check_target(path: Path | None) -> Path | None:
-    """Where to write, checked before anything is computed. Raises UsageError."""
+    """Check the path of a table before anything is computed. Raises UsageError."""
     if path is None:
         return None
     if path.suffix not in SUFFIXES:
@@ -73,24 +74,24 @@ def check_target(path: Path | None) -> Path | None:
 
 @contextmanager
 def open_table(
-    path: Path, columns: Sequence[TableColumn], said: Mapping[str, Any]
+    path: Path, columns: Sequence[TableColumn], metadata: Mapping[str, Any]
 ) -> Iterator[ResultTable]:
-    """A table to write into, which appears at `path` when all of it is there, or not at all. What
-    is `said` of it becomes metadata of the schema, JSON values by key; a JSON file has it beside
-    its `rows`; CSV has no place for it.
+    """Yield a table to write into, which appears at `path` complete or not at all.
 
-    Raises UsageError where there is a file already, StorageError where it cannot be written.
+    `metadata` goes into the schema, JSON values by key; a JSON file has it beside its `rows`; CSV
+    has no place for it. Raises UsageError where the file exists, StorageError where it cannot be
+    written.
     """
     refuse_existing(path)
     draft = draft_path(path.absolute())
     try:
         try:
-            schema = _schema(columns, said)
-            sink = _open(draft, path.suffix, schema, said)
+            schema = _schema(columns, metadata)
+            sink = _open(draft, path.suffix, schema, metadata)
             try:
-                made = ResultTable(sink, schema)
-                yield made
-                made.flush()
+                table = ResultTable(sink, schema)
+                yield table
+                table.flush()
             finally:
                 sink.close()
             sync(draft)
@@ -113,12 +114,12 @@ class _Sink(Protocol):
 
 
 class _Json:
-    """One object, a row a line."""
+    """Sink of one JSON object, with a row a line."""
 
-    def __init__(self, path: Path, said: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, metadata: Mapping[str, Any]) -> None:
         self._file = path.open("wb")
         self._between = b""
-        self._file.write(msgspec.json.encode(said)[:-1] + b', "rows": [')
+        self._file.write(msgspec.json.encode(metadata)[:-1] + b', "rows": [')
 
     def write_table(self, table: Any) -> None:
         for row in table.to_pylist():
@@ -130,9 +131,9 @@ class _Json:
             self._file.write(b"\n]}\n")
 
 
-def _open(path: Path, suffix: str, schema: Any, said: Mapping[str, Any]) -> _Sink:
+def _open(path: Path, suffix: str, schema: Any, metadata: Mapping[str, Any]) -> _Sink:
     if suffix == ".json":
-        return _Json(path, said)
+        return _Json(path, metadata)
     if suffix == ".csv":
         from pyarrow.csv import CSVWriter
 
@@ -146,7 +147,7 @@ def _open(path: Path, suffix: str, schema: Any, said: Mapping[str, Any]) -> _Sin
     return ParquetWriter(str(path), schema, compression="zstd")
 
 
-def _schema(columns: Sequence[TableColumn], said: Mapping[str, Any]) -> Any:
+def _schema(columns: Sequence[TableColumn], metadata: Mapping[str, Any]) -> Any:
     import pyarrow as pa
 
     types = {
@@ -157,5 +158,5 @@ def _schema(columns: Sequence[TableColumn], said: Mapping[str, Any]) -> Any:
     }
     return pa.schema(
         [(one.name, types[one.kind]) for one in columns],
-        metadata={key: msgspec.json.encode(value) for key, value in said.items()},
+        metadata={key: msgspec.json.encode(value) for key, value in metadata.items()},
     )

@@ -1,4 +1,4 @@
-"""The simulated job of a strategy on a scenario."""
+"""Simulated job of a strategy on a scenario."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FAILURES_MAX = 20_000_000  # of a replication; a run with more is called endless
 
 
 def job_of(scenario: Scenario, strategy: Strategy) -> SimulatedJob:
-    """With the intervals that `predict` takes, too. Raises UsageError naming what cannot be."""
+    """Return the job with the intervals of `predict`. Raises UsageError with the invalid field."""
     saves = tuned_job(scenario, strategy)
     node_rate = node_rate_per_s(scenario)
     lemonade = 1 + scenario.lemons * (scenario.lemon_factor - 1)
@@ -69,8 +69,7 @@ def job_of(scenario: Scenario, strategy: Strategy) -> SimulatedJob:
 
 
 def bound_failures(job: SimulatedJob, predicted: Prediction) -> SimulatedJob:
-    """With a bound to its failures far above what theory expects, so that a run which cannot finish
-    is soon known for one."""
+    """Limit a job's failures far above theory's number, to detect runs that never end."""
     expected = predicted.outcome.failures_per_s * predicted.wall_s
     bound = ENDLESS_MIN if math.isinf(expected) else max(ENDLESS_MIN, ENDLESS_TIMES * expected)
     return job._replace(failures_max=min(job.failures_max, int(bound)))

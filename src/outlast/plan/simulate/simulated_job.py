@@ -1,4 +1,4 @@
-"""The simulated job, and the memory of the kernel."""
+"""Simulated job, and the memory of the kernel."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NOT_NEGATIVE = (
 
 
 class SimulatedJob(NamedTuple):
-    """Seconds, and rates per second; docs/plan.md, "The simulated job", has the model."""
+    """Parameters in seconds and rates per second; docs/plan.md explains the simulated job."""
 
     work_s: float
     interval_s: float  # work from one durable save to the next, at full speed
@@ -68,7 +68,7 @@ Table: TypeAlias = Any  # an array, or in compiled code where it begins
 
 
 class SimulatedFleet(NamedTuple):
-    """Who sits where: by seat, or columns that are lists or heaps of their own."""
+    """Assignment of nodes to seats: arrays by seat, and columns that are lists or heaps."""
 
     seat: Table  # -1: nobody; 0: a healthy node; n > 0: the n-th lemon
     lemon: Table  # where the n-th lemon sits
@@ -118,13 +118,13 @@ PARAMETERS = np.dtype(
 
 
 def check_seed(seed: int) -> None:
-    """Raises UsageError for a seed that cannot be."""
+    """Raise UsageError for an invalid seed."""
     if not 0 <= seed <= SEED_MAX:
         raise UsageError(f"seed {seed}: from 0 to {SEED_MAX:,}")
 
 
 def check_job(job: SimulatedJob, replications: int = 1) -> None:
-    """Raises UsageError naming the field that cannot be, and what it may be."""
+    """Raise UsageError naming the invalid field and its range."""
     for name in ("work_s", "interval_s", "shape", "lemon_factor"):
         check_positive(name, getattr(job, name))
     for name in ("nodes", "versions", "replicas", "rack_nodes", "failures_max"):
@@ -165,12 +165,12 @@ def check_job(job: SimulatedJob, replications: int = 1) -> None:
 
 
 def parameters(job: SimulatedJob) -> Parameters:
-    """The job as the kernel reads it."""
+    """Return the job as the kernel's arguments."""
     return np.array([job], PARAMETERS)[0]
 
 
 def fleet(job: SimulatedJob) -> SimulatedFleet:
-    """Memory for the job's nodes, which `begin_fleet` fills."""
+    """Allocate memory for the job's nodes, which `begin_fleet` fills."""
     every, ages = job.nodes + job.spares, job.shape != 1
     ageing, entries = (job.nodes, 2 * job.nodes + 1) if ages else (0, 0)
     return SimulatedFleet(

@@ -34,7 +34,7 @@ def heap_push(times_s: Table, numbers: Table, size: int, time_s: float, number: 
 
 @compiled
 def heap_pop(times_s: Table, numbers: Table, size: int) -> None:
-    """Take the earliest entry, the first one, out of a heap of `size`."""
+    """Remove and return the earliest entry of a heap of `size`."""
     last = size - 1
     time_s, number = times_s[last], numbers[last]
     at, below = 0, 1
@@ -58,7 +58,7 @@ _NEVER = 1e-300  # a rate of 0 would forget what was drawn
 
 @compiled
 def begin_fleet(p: Parameters, f: SimulatedFleet, s: State, key: np.uint64) -> None:
-    """Every seat has a node, all spares are there, and nothing is done yet."""
+    """Give every seat a node, make all spares available, and reset the state."""
     s.key, s.now_s, s.work_s, s.exposed_s = key, 0.0, 0.0, 0.0
     s.cycle = s.version = s.at_storage = s.flushing = 0
     s.own_s = s.saving_s = s.flushed_s = 0.0
@@ -91,7 +91,7 @@ def begin_fleet(p: Parameters, f: SimulatedFleet, s: State, key: np.uint64) -> N
 
 @inlined
 def _choose_lemons(p: Parameters, f: SimulatedFleet, s: State) -> None:
-    """Among nodes in seats and spares."""
+    """Choose lemons among nodes in seats and spares."""
     s.lemons = 0
     every = p.nodes + p.spares
     for k in range(round(p.lemons * every)):
@@ -107,7 +107,7 @@ def _choose_lemons(p: Parameters, f: SimulatedFleet, s: State) -> None:
 
 @compiled
 def _rate(p: Parameters, s: State) -> float:
-    """Failures a second of everything that does not age."""
+    """Return failures a second of everything that does not age."""
     return max(_NEVER, s.other_rate + s.node_rate * (s.healthy + s.lemons * p.lemon_factor))
 
 
@@ -118,7 +118,7 @@ def _racks(p: Parameters) -> int:
 
 @compiled
 def upcoming(p: Parameters, f: SimulatedFleet, s: State) -> float:
-    """When the next failure comes, if nothing changes before."""
+    """Return the time of the next failure, if nothing changes before."""
     return s.next_s if p.shape == 1.0 else _upcoming_age(f, s)
 
 
@@ -134,7 +134,7 @@ def _upcoming_age(f: SimulatedFleet, s: State) -> float:
 
 @compiled
 def strike(p: Parameters, f: SimulatedFleet, s: State) -> int:
-    """A failure, at `now_s`: the best source that it leaves to begin again from."""
+    """Apply a failure at `now_s`; return the best source that it leaves."""
     if s.now_s >= s.exposed_s:
         _protect(p, f, s)
     s.exposed_s = math.inf  # until the job has recovered
@@ -153,15 +153,15 @@ def strike(p: Parameters, f: SimulatedFleet, s: State) -> int:
 
 @inlined
 def _draw_failure(p: Parameters, f: SimulatedFleet, s: State, event: int) -> int:
-    """Which of all that do not age: in proportion to their rates."""
-    left = uniform(s.key, event, _KIND) * s.rate - s.node_rate * s.healthy
-    if left < 0:
+    """Draw the failing node among those that do not age, in proportion to their rates."""
+    rest = uniform(s.key, event, _KIND) * s.rate - s.node_rate * s.healthy
+    if rest < 0:
         return _node_fails(p, f, s, _healthy(p, f, s, event), event)
     lemons_rate = s.node_rate * s.lemons * p.lemon_factor
-    if left < lemons_rate:
+    if rest < lemons_rate:
         which = 1 + int(uniform(s.key ^ _WHOSE, event, 0) * s.lemons)
         return _node_fails(p, f, s, f.lemon[which], event)
-    if left - lemons_rate < p.software_rate:
+    if rest - lemons_rate < p.software_rate:
         return p.software_from
     first = int(uniform(s.key ^ _WHOSE, event, 0) * _racks(p)) * p.rack_nodes
     source = p.node_from
@@ -174,7 +174,7 @@ def _draw_failure(p: Parameters, f: SimulatedFleet, s: State, event: int) -> int
 
 @inlined
 def _healthy(p: Parameters, f: SimulatedFleet, s: State, event: int) -> int:
-    """The seat of a healthy node, each alike: most are, so that few are asked in vain."""
+    """Draw the seat of a healthy node, uniformly by rejection: most are healthy."""
     turn = 0
     seat = int(uniform(s.key ^ _WHOSE, event, turn) * p.nodes)
     while f.seat[seat] != 0:
@@ -196,7 +196,7 @@ def _node_fails(p: Parameters, f: SimulatedFleet, s: State, seat: int, event: in
 
 @compiled
 def _loses(p: Parameters, f: SimulatedFleet, s: State, seat: int) -> int:
-    """The part of a seat is lost: what is left of it, elsewhere."""
+    """Lose the part of a seat; return the best remaining source."""
     if f.lost[seat] == 0:
         _count(p, f, s, seat, 1)
     _remember(f, s, seat)
@@ -209,7 +209,7 @@ def _loses(p: Parameters, f: SimulatedFleet, s: State, seat: int) -> int:
 
 @inlined
 def _protect(p: Parameters, f: SimulatedFleet, s: State) -> None:
-    """Every seat that has a node has its part again, and whoever needs it has a copy."""
+    """Restore the part of every seat with a node, and all copies."""
     for k in range(s.recent):
         seat = f.recent[k]
         f.lost[seat] = f.seat[seat] < 0
@@ -220,7 +220,7 @@ def _protect(p: Parameters, f: SimulatedFleet, s: State) -> None:
 
 @compiled
 def _remember(f: SimulatedFleet, s: State, seat: int) -> None:
-    """A seat whose part is lost is to be looked at once all are protected; each once."""
+    """Note a seat whose part is lost, once, for when all are protected again."""
     if f.lost[seat] < 2:
         f.lost[seat] = 2
         f.recent[s.recent] = seat
@@ -229,7 +229,7 @@ def _remember(f: SimulatedFleet, s: State, seat: int) -> None:
 
 @compiled
 def _count(p: Parameters, f: SimulatedFleet, s: State, seat: int, change: int) -> None:
-    """How many seats with this one's part have lost it."""
+    """Return the number of seats with the same part that have lost it."""
     if p.node_from == LIVE:
         f.live_lost[seat % s.live_part] += change
     if p.copies > 0:
@@ -238,7 +238,7 @@ def _count(p: Parameters, f: SimulatedFleet, s: State, seat: int, change: int) -
 
 @inlined
 def _leave(p: Parameters, f: SimulatedFleet, s: State, seat: int, event: int, number: int) -> None:
-    """A seat's node goes to repair: the number-th of this failure."""
+    """Send a seat's node to repair, the number-th of this failure."""
     place = f.seat[seat]
     f.seat[seat] = -1
     f.empty[s.missing] = seat
@@ -266,7 +266,7 @@ def _leave(p: Parameters, f: SimulatedFleet, s: State, seat: int, event: int, nu
 
 @inlined
 def collect(f: SimulatedFleet, s: State) -> None:
-    """Nodes whose repair has ended are spares, as good as new."""
+    """Make nodes whose repair has ended spares, as good as new."""
     while s.repairing and f.repair_s[0] <= s.now_s:
         f.spare_lemon[s.free], f.spare_born_s[s.free] = f.repair_lemon[0], f.repair_s[0]
         s.free += 1
@@ -276,7 +276,7 @@ def collect(f: SimulatedFleet, s: State) -> None:
 
 @compiled
 def fill(p: Parameters, f: SimulatedFleet, s: State) -> None:
-    """Spares take empty seats, as many as there are."""
+    """Give empty seats to spares, as far as there are any."""
     if not (s.missing and s.free):
         return
     while s.missing and s.free:
@@ -309,7 +309,7 @@ def _replica(s: State, seat: int) -> int:
 
 @compiled
 def _will_fail(p: Parameters, f: SimulatedFleet, s: State, seat: int) -> None:
-    """When the node of a seat fails next, given how old it is: Weibull."""
+    """Draw the time of the next failure of a seat's node, given its age (Weibull)."""
     scale_s = p.scale_s / (p.lemon_factor if f.seat[seat] > 0 else 1.0)
     age = (s.now_s - f.born_s[seat]) / scale_s
     drawn = exponential(s.key ^ _SALT, _AGES + s.drawn, 0)

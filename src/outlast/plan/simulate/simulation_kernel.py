@@ -30,8 +30,10 @@ TALLIES = (
 
 
 def _entry(of: str) -> Callable[[Parameters, SimulatedFleet, State, int, int, np.ndarray], None]:
-    """The function that all others are compiled into. It is cached, and `of` is in the cache's key:
-    Numba itself looks at no file but this one to see whether what it has is stale."""
+    """Compile the function into which all others are inlined.
+
+    It is cached with `of` in the cache's key, because Numba checks only this file for changes.
+    """
 
     @cached
     def replicate(
@@ -52,8 +54,11 @@ def _entry(of: str) -> Callable[[Parameters, SimulatedFleet, State, int, int, np
 
 @inlined
 def _simulate(p: Parameters, f: SimulatedFleet, s: State, key: np.uint64) -> None:
-    """`now_s` is when the work was done and saved; infinity, with what stood of it by then, where
-    failures_max came first, or no node ever comes back."""
+    """Simulate one replication.
+
+    `now_s` is the time at which the work was done and saved; infinity, with the progress by then,
+    where failures_max came first, or no node ever returns.
+    """
     begin_fleet(p, f, s, key)
     _set_pace(p, s)
     while s.now_s < math.inf:
@@ -87,8 +92,11 @@ def _simulate(p: Parameters, f: SimulatedFleet, s: State, key: np.uint64) -> Non
 
 @compiled
 def _set_pace(p: Parameters, s: State) -> None:
-    """How long things take with the replicas that there are: a second of work, a memory version, a
-    durable save and all before it, and a job that never fails, until all is flushed."""
+    """Set the durations for the present number of replicas.
+
+    A second of work, a memory version, a durable save with all before it, and a job that never
+    fails until all is flushed.
+    """
     s.pace = p.pace * p.replicas / (p.replicas - s.replicas_lost)
     s.version_s = p.interval_s / p.versions * s.pace + p.memory_cost_s
     s.cycle_s = p.versions * s.version_s + p.cost_s
@@ -103,8 +111,10 @@ def _set_pace(p: Parameters, s: State) -> None:
 
 @inlined
 def _stop(p: Parameters, s: State, when_s: float, begun_s: float) -> None:
-    """The job runs from `now_s` until it is stopped at `when_s`: where it stands, what is saved.
-    `begun_s` is when one that never failed would stand where this one does."""
+    """Run the job from `now_s` until it is stopped at `when_s`; update progress and saves.
+
+    `begun_s`: the time at which a job that never failed would be at the same place.
+    """
     own_max_s = p.interval_s / p.versions
     run_s = when_s - s.now_s
     at_s = begun_s + run_s
@@ -127,7 +137,7 @@ def _stop(p: Parameters, s: State, when_s: float, begun_s: float) -> None:
 
 @inlined
 def _flush(p: Parameters, s: State, cycle: int, ended_s: float) -> None:
-    """Save number `cycle` has ended, and is restorable `flush_s` later; so was the one before."""
+    """End save number `cycle`, restorable `flush_s` later, as the one before is now."""
     if s.flushing and s.flushed_s <= ended_s:
         s.at_storage = s.flushing
     if cycle - 1 > s.cycle:
@@ -137,7 +147,7 @@ def _flush(p: Parameters, s: State, cycle: int, ended_s: float) -> None:
 
 @compiled
 def _on_failure(p: Parameters, f: SimulatedFleet, s: State) -> int:
-    """A failure: the best source that it leaves. One that leaves storage alone stops a flush."""
+    """Apply a failure; return the best source left. Storage alone stops a flush."""
     source = strike(p, f, s)
     if source == STORAGE:
         if s.flushing and s.flushed_s <= s.now_s:
@@ -151,8 +161,10 @@ def _on_failure(p: Parameters, f: SimulatedFleet, s: State) -> int:
 
 @inlined
 def _recover(p: Parameters, f: SimulatedFleet, s: State, source: int) -> int:
-    """From a failure until the job can run; from where. A failure meanwhile begins it anew, and
-    may leave less to begin from."""
+    """Recover until the job can run; return the source.
+
+    A failure meanwhile restarts the recovery, and may leave a worse source.
+    """
     while True:
         _fill_seats(p, f, s)
         length_s = p.detect_s + p.restart_s[source]
@@ -170,8 +182,10 @@ def _recover(p: Parameters, f: SimulatedFleet, s: State, source: int) -> int:
 
 @inlined
 def _pause(p: Parameters, f: SimulatedFleet, s: State, detect_s: float) -> int:
-    """A replica has gone, or comes back, and the others go on after a pause; pauses that overlap
-    end with the last. Something else than live state where a failure leaves no more than that."""
+    """Pause the others while a replica leaves or returns; overlapping pauses end with the last.
+
+    Return a source other than live state where a failure leaves no more.
+    """
     quiet_s = s.now_s + detect_s  # until the loss is noticed
     end_s = quiet_s + p.restart_s[LIVE]
     while True:
@@ -203,8 +217,10 @@ def _pause(p: Parameters, f: SimulatedFleet, s: State, detect_s: float) -> int:
 
 @compiled
 def _fill_seats(p: Parameters, f: SimulatedFleet, s: State) -> None:
-    """Give empty seats to spares, and wait for repairs where there are too few: nothing fails
-    while everybody waits."""
+    """Give empty seats to spares, and wait for repairs where there are too few.
+
+    Nothing fails while the job waits.
+    """
     collect(f, s)
     fill(p, f, s)
     if not s.missing or (p.drop and s.replicas_lost < p.replicas):

@@ -15,8 +15,10 @@ Z_MAX, DIFFERS_MIN = 4.0, 0.01
 
 
 class Tally(msgspec.Struct, frozen=True, kw_only=True):
-    """Of all runs: mean and its standard error, P5, median and P95, and what theory says of the
-    mean, with the difference in standard errors. None where there is no such figure."""
+    """Statistics of all runs, with theory's mean and the difference in standard errors.
+
+    Mean and its standard error, P5, median and P95. None where there is no such figure.
+    """
 
     name: str
     unit: Unit
@@ -29,8 +31,7 @@ class Tally(msgspec.Struct, frozen=True, kw_only=True):
     z: float | None = None
 
     def differs(self) -> float:
-        """By which share the mean is above what theory says of it; 0 where that may be chance, or
-        is below one per cent."""
+        """Share by which the mean exceeds theory's; 0 where that may be chance or is below 1 %."""
         if not self.z or not self.predicted or abs(self.z) < Z_MAX:
             return 0.0
         share = self.mean / self.predicted - 1
@@ -45,7 +46,7 @@ def tally(
     *,
     times: float = 1.0,
 ) -> Tally:
-    """`times` turns what was summed into `unit`."""
+    """Return the statistics; `times` converts the summed values to `unit`."""
     mean, error = times * of.mean, None if math.isnan(of.error) else times * of.error
     z = None
     if predicted is not None and error and math.isfinite(predicted):
@@ -58,12 +59,12 @@ def tally(
 
 
 def usd_per_s(scenario: Scenario, spares: int) -> float:
-    """What a second of the run costs, spares included."""
+    """Return the price of a second of the run, spares included."""
     return cost_usd(scenario, 1.0, spares)
 
 
 def without_advice(warnings: list[str]) -> list[str]:
-    """Theory's, less where it is simulated: that is here."""
+    """Return theory's warnings without the advice to simulate, which is done here."""
     return [text.partition("; `outlast")[0] for text in warnings]
 
 
@@ -73,11 +74,11 @@ _SHIFT = 52 - _KEPT_BITS
 
 
 class StreamingSummary:
-    """Of one column of numbers that are not negative; infinity is one of them.
+    """Summary of a column of non-negative numbers; infinity is one of them.
 
     Values that agree in their exponent and its next 11 bits are counted together, and stand for
-    their mean: a quantile is within ACCURACY of the true one, and is it where the values are whole
-    numbers below 4,096. Each doubling of the largest over the smallest costs 48 kB at most.
+    their mean: a quantile is within ACCURACY of the true one, and exact for whole numbers below
+    4,096. Each doubling of the largest over the smallest costs 48 kB at most.
     """
 
     def __init__(self) -> None:
@@ -90,6 +91,7 @@ class StreamingSummary:
         self._sums = np.empty(0)
 
     def add(self, values: np.ndarray) -> None:
+        """Add values; infinite ones are counted as runs without end."""
         values = np.ascontiguousarray(values, np.float64)
         ended = values[np.isfinite(values)]
         before, many = self.count - self.endless, len(ended)
@@ -108,18 +110,18 @@ class StreamingSummary:
 
     @property
     def mean(self) -> float:
-        """Infinity where one value is; NaN of nothing."""
+        """Return the mean; infinity where one value is; NaN if there are no values."""
         return math.inf if self.endless else self._mean if self.count else math.nan
 
     @property
     def error(self) -> float:
-        """Standard error of the mean; NaN where there is none."""
+        """Return the standard error of the mean; NaN where there is none."""
         if self.endless or self.count < 2:
             return math.nan
         return math.sqrt(self._squares / (self.count - 1) / self.count)
 
     def quantile(self, probability: float) -> float:
-        """The smallest value that at least this share of all are not above; NaN of nothing."""
+        """Return the smallest value not below this share of all values; NaN if there are none."""
         if not self.count:
             return math.nan
         rank = max(1, math.ceil(probability * self.count))
