@@ -99,6 +99,10 @@ class GroupError(OutlastError):
     """An inner process group could not be built or used (a lost peer, an expired deadline)."""
 
 
+class InvariantError(OutlastError):
+    """The controller's state contradicts itself: a defect of Outlast, found by its tests."""
+
+
 class GaveUpError(OutlastError):
     """Every rung of the ladder was tried; the message is the one root cause."""
 

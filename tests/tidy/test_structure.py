@@ -17,7 +17,7 @@ CEILINGS = {
     "fmt: skip": 455,
     "import cycles": 3,
     "public names without docstring, %": 2,
-    "lines": 89700,
+    "lines": 89800,
     "functions of more than 70 lines": 0,
 }
 

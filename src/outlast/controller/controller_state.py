@@ -19,23 +19,13 @@ from outlast.controller.inputs import (
     FindingKey,
     Send,
 )
+from outlast.controller.modes import MODES, Mode
 from outlast.controller.save_schedule.save_costs import RunMeasurements
 from outlast.controller.save_schedule.save_intervals import Schedule
 from outlast.controller.save_schedule.save_tiers import SavePolicy
+from outlast.errors import InvariantError
 from outlast.transport import messages
 
-Mode = Literal[
-    "unborn",  # before Begin
-    "awaiting",  # a later term waits for the agents of the old generation
-    "gathering",  # seats are filled; waits for Hello and Ready
-    "connecting",  # waits for Joined
-    "open",  # phases run
-    "closing",  # waits for every Status, or Lost
-    "clearing",  # a restart waits until every seated worker is reaped
-    "verifying",  # a restart waits to hear which checkpoint is whole
-    "stopping",  # waits until every worker is reaped; then End
-    "ended",
-]
 MigrateOn = Literal["", "now", "drain"]  # severity from which on a finding moves a seat; "": none
 S_NS = 1_000_000_000
 
@@ -98,6 +88,7 @@ class ControllerState(msgspec.Struct, kw_only=True):
     term: int = 0
     now_ns: int = 0
     mode: Mode = "unborn"
+    path: tuple[Mode, ...] = ()  # modes of the newest turn, with the one before it
     since_ns: int = 0  # when this mode began
     generation: int = 0
     n: int = 0  # where the generation stands: before phase n+1
@@ -161,7 +152,7 @@ class ControllerState(msgspec.Struct, kw_only=True):
 
     def copy(self) -> ControllerState:
         """A state of its own for one turn: tables copied, their frozen entries shared."""
-        fresh = msgspec.structs.replace(self)
+        fresh = msgspec.structs.replace(self, path=(self.mode,))
         fresh.agents = dict(self.agents)
         fresh.workers = dict(self.workers)
         fresh.seqs = dict(self.seqs)
@@ -216,6 +207,41 @@ class ControllerState(msgspec.Struct, kw_only=True):
         """Return whether this job has never completed a phase, so that a failure may be a permanent
         one."""
         return self.checkpoint is None and max(self.reached[0], self.n) == 0
+
+    def validate(self) -> None:
+        """Check the invariants of the state; the simulator and the tests do so after every turn.
+
+        Raises InvariantError with all that do not hold.
+        """
+        steps = zip(self.path, self.path[1:], strict=False)
+        broken = [f"no transition from {a} to {b}" for a, b in steps if b not in MODES[a].following]
+        seated = {worker.name: worker.seat for worker in self.workers.values() if worker.seat >= 0}
+        checks = {
+            f"{len(self.seats)} seats in a world of {self.world}": (
+                self.mode in ("unborn", "stopping", "ended") or len(self.seats) == self.world
+            ),
+            "two workers have one seat": len(set(seated.values())) == len(seated),
+            "seats and workers differ": all(
+                seat < len(self.seats) and self.seats[seat] in ("", name)
+                for name, seat in seated.items()
+            ),
+            "ranks connect across an empty seat": (
+                self.mode != "connecting" or all(name in self.workers for name in self.seats)
+            ),
+            "the end and the mode differ": (
+                (self.end is not None) == (self.mode in ("stopping", "ended"))
+            ),
+            "a shared value is made twice": not self.making.keys() & self.shared.keys(),
+            "a transfer leaves the world": all(
+                0 <= seat < self.world for transfer in self.transfers for seat in transfer
+            ),
+            "an incident has no number": 0 <= self.incident <= self.incidents,
+            "a restart is not counted": self.looks == 0 or self.restarts > 0,
+            "time runs backwards": self.since_ns <= self.now_ns,
+        }
+        broken += [text for text, holds in checks.items() if not holds]
+        if broken:
+            raise InvariantError(f"mode {self.mode}, generation {self.generation}: {broken}")
 
     def respawns_left(self) -> int:
         """Workers that may still be started without progress; any phase completed since the
@@ -275,6 +301,7 @@ class ControllerTurn:
     def enter(self, mode: Mode) -> None:
         """Change the mode, and note the time."""
         self.state.mode = mode
+        self.state.path = (*self.state.path, mode)
         self.state.since_ns = self.now_ns
 
     def change(self, name: str, **changes: Any) -> WorkerRecord:

@@ -48,6 +48,7 @@ class ControllerDriver:
     def feed(self, event: Any) -> list[Action]:
         """Process one input; answer Verify at once where `verifies` is set."""
         self.state, self.actions = handle(self.state, event)
+        self.state.validate()
         self.history += self.actions
         requests = [action for action in self.actions if isinstance(action, Verify)]
         if requests and self.verifies:

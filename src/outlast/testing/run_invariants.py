@@ -7,9 +7,10 @@ skipped, or applied to another rank's state gives another number.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import NoReturn
 
+from outlast.controller.controller_state import ControllerState
 from outlast.controller.inputs import (
     AnyEntry,
     DecisionMade,
@@ -20,6 +21,7 @@ from outlast.controller.inputs import (
     SharedValueStored,
 )
 from outlast.controller.planned_migration import MOVES_MAX
+from outlast.errors import InvariantError
 from outlast.testing.fault_plan import ATTEMPTS_AMPLE, FaultPlan
 from outlast.transport import messages
 
@@ -110,13 +112,12 @@ class RunInvariants:
         if own != self.own(seat, n):
             self.fail(f"{name} at rank {seat} holds another own state than phase {n} leaves")
 
-    def seats(self, taken: Iterable[tuple[str, int]]) -> None:
-        """Check that no two workers have the same seat."""
-        names: dict[int, str] = {}
-        for name, seat in taken:
-            other = names.setdefault(seat, name)
-            if other != name:
-                self.fail(f"{name} and {other} both have seat {seat}")
+    def state(self, state: ControllerState) -> None:
+        """Check the invariants of the controller's state."""
+        try:
+            state.validate()
+        except InvariantError as error:
+            self.fail(str(error))
 
     def slots(self, body: messages.Seat) -> None:
         """Check that a joiner receives its rank's state at the position that it takes."""

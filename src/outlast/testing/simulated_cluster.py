@@ -176,7 +176,7 @@ class SimCluster:
                 self.ledger.fail("handle changed the state that it was given")
             if handle(before, event)[1] != actions:
                 self.ledger.fail("handle answered the same question differently")
-        self._check_seats()
+        self.ledger.state(self._state)
         crash_after = -1
         if self._crash_in >= 0:
             self._crash_in -= 1
@@ -385,12 +385,8 @@ class SimCluster:
         if all(keys & slots.get(seat, set()) for seat in lost):
             self.ledger.fail(f"a restart that nothing asked for: {event.reason}")
 
-    def _check_seats(self) -> None:
-        workers = self._state.workers.values()
-        self.ledger.seats((w.name, w.seat) for w in workers if w.seat >= 0 and not w.killed_ns)
-
     def _tell(self, text: str) -> str:
-        lines = [f"  {time_s:9.4f} {what}" for time_s, what in self.story]
+        lines = (f"  {time_s:9.4f} {what}" for time_s, what in self.story)
         return "\n".join([f"seed {self.seed}: {text}", f"  {self.plan}", *lines])
 
 

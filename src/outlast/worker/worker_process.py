@@ -27,7 +27,7 @@ from outlast.worker import flight_recorder_dump
 from outlast.worker.auditor import Auditor
 from outlast.worker.batch_loop import BatchLoop
 from outlast.worker.compute_environment import device_count, device_of, fingerprint
-from outlast.worker.controller_link import ControllerLink, end_process
+from outlast.worker.controller_link import ControllerLink, StandaloneControl, end_process
 from outlast.worker.groups import GroupRegistry, is_caused_by_transport, register
 from outlast.worker.groups import SetupRecord as GroupRecord
 from outlast.worker.injected_faults import InjectedFaults
@@ -38,7 +38,6 @@ from outlast.worker.phases.undo_copy import deep_copy
 from outlast.worker.phases.worker_recovery import WorkerRecovery
 from outlast.worker.save_timing import SaveTimer, first_intervals
 from outlast.worker.script.script_variables import ScriptVariables, identities
-from outlast.worker.standalone_control import StandaloneControl
 from outlast.worker.state.protected_state import ProtectedState
 from outlast.worker.worker_events import WorkerEvents
 from outlast.worker.worker_status import WorkerStatus

@@ -1,0 +1,72 @@
+"""Modes and invariants of the controller's state."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+import pytest
+
+from outlast.config import Limits
+from outlast.controller.controller_state import ControllerState, WorkerRecord
+from outlast.controller.inputs import EndRun
+from outlast.controller.modes import MODES, Mode, mode_table
+from outlast.controller.state_machine import initial
+from outlast.errors import InvariantError
+
+ROOT = Path(__file__).parents[2]
+DONE = EndRun(outcome="done", exit_code=0, cause=None)
+
+
+def worker(name: str, seat: int) -> WorkerRecord:
+    return WorkerRecord(name=name, agent="a", since_ns=0, seat=seat)
+
+
+def state(**changes: Any) -> ControllerState:
+    """An open generation of two ranks, which holds every invariant."""
+    workers = {name: worker(name, seat) for seat, name in enumerate(("w0", "w1"))}
+    return msgspec.structs.replace(
+        initial(2, 0, Limits()),
+        **{"mode": "open", "seats": ("w0", "w1"), "workers": workers, "generation": 1, **changes},
+    )
+
+
+def test_the_document_shows_the_table() -> None:
+    assert mode_table() in (ROOT / "docs" / "protocol.md").read_text()
+
+
+def test_every_mode_has_a_row_and_is_reached() -> None:
+    assert tuple(MODES) == get_args(Mode)
+    reached: set[Mode] = {"unborn"}
+    for _ in MODES:
+        reached |= {after for mode in reached for after in MODES[mode].following}
+    assert reached == MODES.keys()
+
+
+def test_a_sound_state_is_valid() -> None:
+    state().validate()
+    initial(2, 0, Limits()).validate()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"path": ("open", "gathering")}, "no transition from open to gathering"),
+        ({"path": ("closing", "stopping", "open")}, "no transition from stopping to open"),
+        ({"seats": ("w0",)}, "1 seats in a world of 2"),
+        ({"workers": {"w0": worker("w0", 0), "w1": worker("w1", 0)}}, "two workers have one seat"),
+        ({"workers": {"w0": worker("w0", 1)}}, "seats and workers differ"),
+        ({"workers": {"w0": worker("w0", 7)}}, "seats and workers differ"),
+        ({"mode": "connecting", "seats": ("w0", "")}, "an empty seat"),
+        ({"end": DONE}, "the end and the mode"),
+        ({"mode": "stopping"}, "the end and the mode"),
+        ({"transfers": ((0, 2),)}, "a transfer leaves the world"),
+        ({"incident": 3, "incidents": 2}, "an incident has no number"),
+        ({"looks": 1}, "a restart is not counted"),
+        ({"since_ns": 5, "now_ns": 4}, "time runs backwards"),
+    ],
+)
+def test_a_contradiction_is_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvariantError, match=message):
+        state(**changes).validate()
