@@ -170,7 +170,7 @@ class RankGroup:
         self._calls, self._turns, self._call = self._calls + 1, 0, call
         try:
             yield
-        except BaseException as error:
+        except BaseException as error:  # Ctrl-C as well: the other ranks must not wait
             self.leave(error)
             raise
         if self._meeting:

@@ -180,7 +180,7 @@ class Traced(Body, frozen=True):
 
 
 class Seat(Body, frozen=True):
-    """Take a seat. `slots` are the seat's rank-specific states, keyed "kind:n" (see page.py);
+    """Take a seat. `slots`: the seat's rank-specific states, keyed "kind:n" (see worker_page.py);
     empty when everybody starts. `record` is what the seat's set-up collectives returned."""
 
     generation: int

@@ -7,7 +7,7 @@ items = "data.jobs"            # path of the rows in a JSON object; default "ite
 delimiter = ","                # of CSV
 quotes = true                  # of CSV; false: a " is an ordinary character
 
-[columns]                      # ours = theirs; in JSON also a path (json_paths.py)
+[columns]                      # ours = theirs; in JSON also a path (log_rows.py)
 time = "timestamp"
 until = ["fixed", "closed"]    # the first that is not empty
 node = "host"

@@ -6,7 +6,7 @@ the warden: one small process that holds a pipe to the launcher and the lock of 
 While the launcher lives it only notes sessions ("+123", "-123"); at end of file it kills what is
 left of them and ends, and only then can another launcher take the run directory.
 
-Run as `python -I -S warden.py MARK`; standard library only.
+Run as `python -I -S reaper.py MARK`; standard library only.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The state that replicas must hold alike, as named leaves.
+"""State that replicas must hold alike, as named leaves.
 
-One definition: what a joiner takes over from a donor (`Protected.replicated`), without the buffers
-that are a rank's own, and without what every vote compares (rank_local.py). A rank's own objects,
-generators and data position are not among it.
+It is the state that a joiner takes over from a donor (`ProtectedState.replicated`), without the
+buffers that are a rank's own, and without the state that every vote compares
+(rank_local_state.py). A rank's own objects, generators and data position do not belong to it.
 """
 
 from __future__ import annotations

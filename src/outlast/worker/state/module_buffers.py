@@ -6,7 +6,7 @@ buffers (masks, rotary tables) can be huge and never change. An EMA's counter ch
 vote and is equal everywhere. So buffers are watched: those that change before the vote are
 rank-specific and lie in the slots. Those that change behind it come from a donor like the
 parameters, and where they are small they lie in the slots, too, since they may differ by rank
-(rank_local.py). The others need nothing at all.
+(rank_local_state.py). The others need nothing at all.
 """
 
 from __future__ import annotations

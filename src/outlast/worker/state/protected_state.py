@@ -3,7 +3,7 @@
 - *replicated*: modules, optimizers, schedulers, GradScaler, `Replicated(...)`. Equal on all ranks
   of a replica; a joiner gets it from a donor that has finished its phase.
 - *rank-specific*: generators and the user's own small objects. They lie in the page's slots.
-- *attempt-local*: what a refused attempt may have touched before the vote; see undo.py.
+- *attempt-local*: what a refused attempt may have touched before the vote; see undo_copy.py.
 """
 
 from __future__ import annotations
