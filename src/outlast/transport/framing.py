@@ -1,7 +1,7 @@
 """Frames on a byte stream: versioned, bounded, authenticated.
 
 A frame is `magic(4) | length(4, big endian) | tag(16) | payload(length)`, where the payload is the
-msgpack of an `Envelope` and the tag its blake2b keyed with the run's token.
+msgpack of a `MessageEnvelope` and the tag its blake2b keyed with the run's token.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Phases: a function that is run, put back, and run again until one generation has completed it.
 
-The life of an attempt: remember what it may touch (`Undo`, and the slot `before:n`) -> run the
+The life of an attempt: remember what it may touch (`UndoCopy`, and the slot `before:n`) -> run the
 function -> at its first optimizer step, or at its end, write the slot `after:n+1` and vote -> apply
 -> check that nothing random or rank-specific changed behind the vote -> n+1 phases are complete.
 Anything else ends in a put-back and another attempt, in this generation or the next. With an

@@ -81,7 +81,7 @@ class UndoCopy:
     def put_back(self) -> str:
         """Restore the state before the attempt, except for DDP's half-done work.
 
-        `Reducers.restore` sees to that. Returns "" or why this process cannot be put back and must
+        `DDPBuckets.restore` sees to that. Returns "" or why this process cannot be put back and must
         be replaced. Raises ProtectError when a Replicated object, or an optimizer's groups, were
         changed against the contract.
         """

@@ -250,7 +250,7 @@ class ProtectedState:
 
     def restore_own(self, own: bytes, *, keep: bool | None = None) -> None:
         """Put back what `own_state` said, into the objects that the script holds. `keep`: see
-        `RankLocal.restore`; None where this worker has the rank already."""
+        `RankLocalState.restore`; None where this worker has the rank already."""
         state = codec.decode(own)
         if keep is not None and "local" in state:
             self.local.restore(state["local"], keep=keep)
