@@ -81,8 +81,8 @@ class UndoCopy:
     def put_back(self) -> str:
         """Restore the state before the attempt, except for DDP's half-done work.
 
-        `DDPBuckets.restore` sees to that. Returns "" or why this process cannot be put back and must
-        be replaced. Raises ProtectError when a Replicated object, or an optimizer's groups, were
+        `DDPBuckets.restore` restores that. Returns "", or the reason why this process must be
+        replaced. Raises ProtectError when a Replicated object, or an optimizer's groups, were
         changed against the contract.
         """
         for name, optimizer in self._protected.optimizers.items():
