@@ -336,7 +336,10 @@ def test_what_was_to_be_moved_and_still_lives_is_moved_and_counted_once() -> Non
     check(later, found(worker=seats[0], device="GPU 7"))
     assert not given_up(later), "it is another's finding"
     check(later, found(worker=seats[1], device="GPU 7"))
-    assert given_up(later) == {seats[1]} and len(later.state.moves) == planned_migration.MOVES_MAX
+    assert (
+        given_up(later) == {seats[1]}
+        and len(later.state.findings.moves) == planned_migration.MOVES_MAX
+    )
 
 
 def test_a_clock_that_was_ahead_takes_no_longer_than_the_hour() -> None:

@@ -16,13 +16,13 @@ from outlast.controller.inputs import (
     AppendJournal,
     Emit,
     EndRun,
-    FindingKey,
     Send,
 )
 from outlast.controller.modes import MODES, Mode
 from outlast.controller.save_schedule.save_costs import RunMeasurements
 from outlast.controller.save_schedule.save_intervals import Schedule
 from outlast.controller.save_schedule.save_tiers import SavePolicy
+from outlast.controller.state_parts import Findings
 from outlast.errors import InvariantError
 from outlast.transport import messages
 
@@ -136,10 +136,7 @@ class ControllerState(msgspec.Struct, kw_only=True):
     scheduled_ns: int = 0
     announced: tuple[str, int, int] = ("", 0, 0)  # seat 0's worker, and the intervals sent to it
     migrate_on: MigrateOn = ""
-    warned: dict[FindingKey, events.Warned] = {}  # found by node checks and not over
-    calm: dict[str, int] = {}  # agent -> the generation in which its ranks were last seen to step
-    moves: dict[FindingKey, tuple[str, int]] = {}  # of all terms: who was given up, and when
-    unmoved: tuple[FindingKey, ...] = ()  # findings of which it was said that nobody moves
+    findings: Findings = msgspec.field(default_factory=Findings)
     audit: AuditState = AuditState()
     drain_reason: str = ""
     drain_ns: int = 0
@@ -163,9 +160,7 @@ class ControllerState(msgspec.Struct, kw_only=True):
         fresh.making = dict(self.making)
         fresh.attempts = dict(self.attempts)
         fresh.early_deaths = dict(self.early_deaths)
-        fresh.warned = dict(self.warned)
-        fresh.calm = dict(self.calm)
-        fresh.moves = dict(self.moves)
+        fresh.findings = self.findings.copy()
         return fresh
 
     def members(self) -> Iterator[WorkerRecord]:

@@ -29,7 +29,7 @@ _WORST_FIRST = ("now", "drain", "unknown", "warn")
 
 def record_findings(turn: ControllerTurn, agent: AgentRecord, body: messages.NodeChecked) -> None:
     """All that a host's newest check finds. An agent may say it again: only changes are events."""
-    known = turn.state.warned
+    known = turn.state.findings.warned
     found: dict[FindingKey, Warned] = {}
     for one in body.found:
         fresh = replace(one, t_ns=turn.now_ns, host=agent.host)
@@ -46,20 +46,22 @@ def record_findings(turn: ControllerTurn, agent: AgentRecord, body: messages.Nod
     for key, one in tuple(known.items()):
         if one.host == agent.host and key not in found and one.check in body.told:
             del known[key]
-            turn.state.unmoved = tuple(other for other in turn.state.unmoved if other != key)
+            turn.state.findings.unmoved = tuple(
+                other for other in turn.state.findings.unmoved if other != key
+            )
             turn.emit(replace(one, t_ns=turn.now_ns, severity="healthy", detail="found no more"))
 
 
 def record_check(state: ControllerState, agent: AgentRecord, body: messages.Renew) -> None:
     """Note whether all of this agent's ranks have completed a phase of this generation and make
     steps of one kind. Ranks that are cut in their set-up or in a rehearsal cannot be put back."""
-    if not state.migrate_on or not state.warned:
+    if not state.migrate_on or not state.findings.warned:
         return
     seated = [body.beats.get(each.name) for each in state.members() if each.agent == agent.name]
     if all(beat is not None and beat[0] > state.n and beat[2] in _STEPPING for beat in seated):
-        state.calm[agent.name] = state.generation
+        state.findings.calm[agent.name] = state.generation
     else:
-        state.calm.pop(agent.name, None)
+        state.findings.calm.pop(agent.name, None)
 
 
 def move_when_possible(turn: ControllerTurn) -> None:
@@ -77,8 +79,8 @@ def move_when_possible(turn: ControllerTurn) -> None:
         else:
             chosen[worker.name] = key
     for name, key in chosen.items():
-        one = state.warned[key]
-        state.moves[key] = (name, turn.now_ns)
+        one = state.findings.warned[key]
+        state.findings.moves[key] = (name, turn.now_ns)
         turn.journal(RankMigrated(worker=name, finding=key, t_ns=turn.now_ns))
         worker = state.workers[name]
         fault = turn.blame(worker, "requested", f"{one.finding}: {one.detail}")
@@ -87,7 +89,7 @@ def move_when_possible(turn: ControllerTurn) -> None:
 
 def restore_moves(turn: ControllerTurn, entry: RankMigrated) -> None:
     """A move of an earlier term; its clock may have been ahead of ours."""
-    turn.state.moves[entry.finding] = (entry.worker, min(entry.t_ns, turn.now_ns))
+    turn.state.findings.moves[entry.finding] = (entry.worker, min(entry.t_ns, turn.now_ns))
 
 
 def healthy_first(state: ControllerState, near: Collection[str] = ()) -> list[WorkerRecord]:
@@ -103,13 +105,13 @@ def _wished(state: ControllerState) -> list[tuple[FindingKey, Warned, WorkerReco
     """Findings that ask for a move not made yet, with whom it would move; the worst first."""
     if any(worker.finished for worker in state.members()):
         return []  # the run is about to end
-    if any(state.calm.get(each.agent) != state.generation for each in state.members()):
+    if any(state.findings.calm.get(each.agent) != state.generation for each in state.members()):
         return []
     wished = []
-    for key, one in state.warned.items():
+    for key, one in state.findings.warned.items():
         worker = state.workers.get(one.worker)
         # One who was to be moved and still lives: the launcher died before it could do so.
-        done = key in state.moves and state.moves[key][0] != one.worker
+        done = key in state.findings.moves and state.findings.moves[key][0] != one.worker
         if done or one.severity not in MOVED_FOR[state.migrate_on]:
             continue
         if worker is not None and worker.seat >= 0 and worker.whole and not worker.killed_ns:
@@ -120,7 +122,9 @@ def _wished(state: ControllerState) -> list[tuple[FindingKey, Warned, WorkerReco
 def _why_not(
     state: ControllerState, worker: WorkerRecord, chosen: dict[str, FindingKey], now_ns: int
 ) -> str:
-    recent = {name for name, t_ns in state.moves.values() if now_ns - t_ns < WINDOW_S * S_NS}
+    recent = {
+        name for name, t_ns in state.findings.moves.values() if now_ns - t_ns < WINDOW_S * S_NS
+    }
     well = [spare for spare in state.warm_spares() if spare.name not in _unwell(state)]
     donors = [worker for worker in state.members() if worker.whole and not worker.killed_ns]
     if len((recent | set(chosen)) - {worker.name}) >= MOVES_MAX:
@@ -135,15 +139,17 @@ def _why_not(
 def _say_unmoved(
     turn: ControllerTurn, key: FindingKey, one: Warned, worker: WorkerRecord, why: str
 ) -> None:
-    if key in turn.state.unmoved:
+    if key in turn.state.findings.unmoved:
         return
-    turn.state.unmoved = (*turn.state.unmoved, key)
+    turn.state.findings.unmoved = (*turn.state.findings.unmoved, key)
     turn.note(f"{one.finding}: the rank stays there for now, since {why}", worker.name, worker.seat)
 
 
 def _unwell(state: ControllerState) -> set[str]:
     """Workers on a device that should be left, or have been."""
-    return {one.worker for one in state.warned.values() if one.severity in MOVED_FOR["drain"]}
+    return {
+        one.worker for one in state.findings.warned.values() if one.severity in MOVED_FOR["drain"]
+    }
 
 
 def _key(one: Warned) -> FindingKey:

@@ -39,9 +39,8 @@ from outlast.testing.run_invariants import RunInvariants, check_ending
 from outlast.testing.simulated_agent import SimAgent
 from outlast.testing.simulated_audits import AuditJudge, bars_of
 from outlast.testing.simulated_checkpoints import SimCheckpoints
-from outlast.testing.simulated_process import SimProcess
+from outlast.testing.simulated_process import NS, SimProcess, VirtualClock
 from outlast.testing.simulated_worker import SimWorker
-from outlast.testing.virtual_clock import NS, VirtualClock
 from outlast.testing.worker_mesh import WorkerMesh
 from outlast.transport import messages
 

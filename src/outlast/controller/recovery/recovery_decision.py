@@ -145,7 +145,7 @@ def _situation(turn: ControllerTurn, survivors: list[WorkerRecord], n: int) -> S
     worst = max(inner, key=lambda key: inner[key], default="")
     same = tuple(fault for fault in state.causes if recovery_ladder.recurring((fault,)) == worst)
     again = inner.get(worst, 0) >= state.limits.attempts_max
-    moved = {name for name, _ in state.moves.values()}
+    moved = {name for name, _ in state.findings.moves.values()}
     return Situation(
         cause=recovery_ladder.most_telling(same if again and same else state.causes),
         lost=tuple(lost),
