@@ -19,13 +19,16 @@ from typing import NamedTuple
 import polars as pl
 from harness import median, table, verdict
 
-from outlast.fleet.analysis.failure_attribution import AttributedFailures, attribute_failures
+from outlast.fleet.analysis.failure_attribution import (
+    AttributedFailures,
+    attribute_failures,
+    worst_nodes,
+)
 from outlast.fleet.analysis.failure_rates import failure_rate, mttf
 from outlast.fleet.analysis.fitted_rates import fit_rates
-from outlast.fleet.analysis.jobs.goodput_loss import lost_goodput, total_loss
-from outlast.fleet.analysis.jobs.measured_ettr import measured_ettr, overall_ettr
+from outlast.fleet.analysis.goodput_loss import lost_goodput, total_loss
 from outlast.fleet.analysis.lemons import rank_lemons, score_ranking
-from outlast.fleet.analysis.node_attribution import worst_nodes
+from outlast.fleet.analysis.measured_ettr import measured_ettr, overall_ettr
 from outlast.fleet.record_tables import Tables
 from outlast.fleet.synth import synthetic_cluster
 from outlast.theory import special_functions

@@ -11,22 +11,22 @@ from tests.fleet.jobs_of import DAY_NS, HOUR, T0, S, cluster, finding, job
 
 from outlast.fleet.analysis import failure_attribution
 from outlast.fleet.analysis.confidence_intervals import bootstrap_interval
-from outlast.fleet.analysis.failure_attribution import attribute_failures
+from outlast.fleet.analysis.exposure import node_inventory
+from outlast.fleet.analysis.failure_attribution import (
+    attribute_failures,
+    attribute_to_nodes,
+    merge_simultaneous,
+    worst_nodes,
+)
 from outlast.fleet.analysis.failure_rates import (
     failure_rate,
     mttf,
     rates_by_cause,
     rates_of_new_checks,
 )
-from outlast.fleet.analysis.jobs.goodput_loss import loss_by_size, lost_goodput, restarted_attempts
-from outlast.fleet.analysis.jobs.job_runs import job_runs, jobs_by_size, jobs_by_state
-from outlast.fleet.analysis.jobs.measured_ettr import measured_ettr
-from outlast.fleet.analysis.node_attribution import (
-    attribute_to_nodes,
-    merge_simultaneous,
-    worst_nodes,
-)
-from outlast.fleet.analysis.node_inventory import node_inventory
+from outlast.fleet.analysis.goodput_loss import loss_by_size, lost_goodput, restarted_attempts
+from outlast.fleet.analysis.job_runs import job_runs, jobs_by_size, jobs_by_state
+from outlast.fleet.analysis.measured_ettr import measured_ettr
 from outlast.fleet.analysis.outages import down_times, outage_rate
 from outlast.fleet.record_tables import NAMES, Tables
 from outlast.fleet.synth import synthetic_cluster

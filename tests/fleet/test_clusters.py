@@ -13,7 +13,7 @@ from tests.fleet.attempts import at_ns, attempt, of, put
 from outlast.cli.main import main
 from outlast.errors import EXIT_DONE, EXIT_USAGE, LakeError, UsageError
 from outlast.fleet.analysis.fitted_rates import fit_rates
-from outlast.fleet.analysis.jobs.job_runs import node_fails
+from outlast.fleet.analysis.job_runs import node_fails
 from outlast.fleet.analysis.lemon_evidence import drain_commands
 from outlast.fleet.analysis.lemons import rank_lemons
 from outlast.fleet.flight_recorder.nearby_findings import from_lake

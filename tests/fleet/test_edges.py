@@ -19,14 +19,12 @@ from tests.fleet.jobs_of import DAY_NS, HOUR, T0, S, cluster, finding, job
 from outlast.cli.main import main
 from outlast.errors import LakeError, UsageError
 from outlast.figure_style import svg
-from outlast.fleet.analysis.failure_attribution import attribute_failures
-from outlast.fleet.analysis.failure_outcomes import failure_outcomes
+from outlast.fleet.analysis.exposure import node_inventory
+from outlast.fleet.analysis.failure_attribution import attribute_failures, worst_nodes
 from outlast.fleet.analysis.failure_rates import rolling_rates
 from outlast.fleet.analysis.fitted_rates import fit_rates
 from outlast.fleet.analysis.lemons import rank_lemons
-from outlast.fleet.analysis.node_attribution import worst_nodes
-from outlast.fleet.analysis.node_inventory import node_inventory
-from outlast.fleet.analysis.outages import outage_rate, part_replacements
+from outlast.fleet.analysis.outages import failure_outcomes, outage_rate, part_replacements
 from outlast.fleet.analysis.rates_file import RatesSource, format_rates
 from outlast.fleet.record_tables import Tables
 from outlast.fleet.report.fleet_report import FleetReport, build_report

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tests.fleet.attempts import attempt, failed, of
 
 from outlast.errors import UsageError
-from outlast.fleet.analysis.jobs.job_runs import node_fails
-from outlast.fleet.analysis.jobs.measured_ettr import (
+from outlast.fleet.analysis.job_runs import node_fails
+from outlast.fleet.analysis.measured_ettr import (
     ettr_by_size,
     measured_ettr,
     overall_ettr,

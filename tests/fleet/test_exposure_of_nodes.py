@@ -15,13 +15,14 @@ from outlast.fleet.analysis.exposure import (
     attempts,
     dominant_attempts,
     gpus_per_node,
+    inventory_notes,
     job_node_days,
+    node_inventory,
 )
 from outlast.fleet.analysis.failure_attribution import attribute_failures
 from outlast.fleet.analysis.failure_rates import failure_rate, mttf
-from outlast.fleet.analysis.jobs.job_runs import node_fails
+from outlast.fleet.analysis.job_runs import node_fails
 from outlast.fleet.analysis.lemons import rank_lemons
-from outlast.fleet.analysis.node_inventory import inventory_notes, node_inventory
 from outlast.fleet.analysis.outages import outage_rate, outages_by_symptom, repair_time
 from outlast.fleet.store.lake import Lake
 from outlast.fleet.store.lake_selection import load_window

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from tests.fleet.attempts import attempt, failed, of
 
 from outlast.errors import UsageError
-from outlast.fleet.analysis.jobs.goodput_loss import (
+from outlast.fleet.analysis.goodput_loss import (
     loss_by_size,
     lost_goodput,
+    preemption_cascades,
     restarted_attempts,
     total_loss,
 )
-from outlast.fleet.analysis.jobs.job_runs import node_fails
-from outlast.fleet.analysis.jobs.preemption_cascades import preemption_cascades
+from outlast.fleet.analysis.job_runs import node_fails
 from outlast.log_records import JobEnded
 
 BIG: dict[str, Any] = {"nodes": 4, "gpus": 32, "hosts": "n[1-4]", "priority": 100}

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.fleet.attempts import attempt, failed, of
 
 from outlast.errors import UsageError
-from outlast.fleet.analysis.jobs.job_runs import attempts_of_runs, job_runs, node_fails, size_bucket
+from outlast.fleet.analysis.job_runs import attempts_of_runs, job_runs, node_fails, size_bucket
 
 
 def test_attempts_of_one_id_are_one_run() -> None:

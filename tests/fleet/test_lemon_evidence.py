@@ -14,8 +14,7 @@ from outlast.errors import EXIT_DONE
 from outlast.fleet.analysis.failure_attribution import attribute_failures
 from outlast.fleet.analysis.lemon_evidence import UNKNOWN, lemon_evidence, suspected_parts
 from outlast.fleet.record_tables import Tables
-from outlast.fleet.report.fleet_report import FleetReport, build_report
-from outlast.fleet.report.report_page import render_page
+from outlast.fleet.report.fleet_report import FleetReport, build_report, render_page
 from outlast.log_records import Finding, JobEnded, Record, Repair
 
 

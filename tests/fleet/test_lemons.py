@@ -14,18 +14,22 @@ from hypothesis import strategies as st
 from tests.fleet.attempts import T0_NS, at_ns, attempt, failed, of
 
 from outlast.errors import UsageError
-from outlast.fleet.analysis.failure_attribution import attribute_failures
-from outlast.fleet.analysis.jobs import goodput_loss
-from outlast.fleet.analysis.jobs.job_runs import node_fails
-from outlast.fleet.analysis.jobs.measured_ettr import measured_ettr, overall_ettr
-from outlast.fleet.analysis.lemon_evidence import drain_commands
-from outlast.fleet.analysis.lemons import benjamini_hochberg, rank_lemons, score_ranking
-from outlast.fleet.analysis.node_attribution import (
+from outlast.fleet.analysis import goodput_loss
+from outlast.fleet.analysis.failure_attribution import (
+    attribute_failures,
     attribute_to_nodes,
     merge_simultaneous,
     worst_nodes,
 )
-from outlast.fleet.analysis.node_signals import node_signals
+from outlast.fleet.analysis.job_runs import node_fails
+from outlast.fleet.analysis.lemon_evidence import drain_commands
+from outlast.fleet.analysis.lemons import (
+    benjamini_hochberg,
+    node_signals,
+    rank_lemons,
+    score_ranking,
+)
+from outlast.fleet.analysis.measured_ettr import measured_ettr, overall_ettr
 from outlast.fleet.formats import outage_logs
 from outlast.fleet.record_tables import DAY_NS, Tables
 from outlast.fleet.synth.synthetic_cluster import RSC1, make_cluster

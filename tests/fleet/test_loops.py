@@ -12,10 +12,13 @@ from hypothesis import strategies as st
 from tests.fleet.attempts import T0_NS, at_ns, attempt, failed, of
 
 from outlast.errors import UsageError
-from outlast.fleet.analysis.jobs import goodput_loss
-from outlast.fleet.analysis.jobs.crash_loops import find_crash_loops, restarted_attempts
-from outlast.fleet.analysis.jobs.job_runs import node_fails
-from outlast.fleet.analysis.jobs.preemption_cascades import preemption_cascades
+from outlast.fleet.analysis import goodput_loss
+from outlast.fleet.analysis.goodput_loss import (
+    attempts_in_loops,
+    find_crash_loops,
+    preemption_cascades,
+)
+from outlast.fleet.analysis.job_runs import node_fails
 from outlast.log_records import JobEnded
 
 
@@ -59,9 +62,7 @@ def test_who_preempted_whom_is_asked_once_for_both() -> None:
         attempt("w", 0, 30.05, hosts="n2", priority=1, state="PREEMPTED"),
     )  # fmt: skip
     infra = failed(("big", 0), ("once", 0))
-    both = pl.concat(
-        [restarted_attempts(made, infra), goodput_loss.restarted_attempts(made, infra)]
-    )
+    both = pl.concat([attempts_in_loops(made, infra), goodput_loss.restarted_attempts(made, infra)])
     shared = preemption_cascades(made, both)
     assert len(shared) == 6
     assert find_crash_loops(made, infra, preempted=shared).equals(find_crash_loops(made, infra))

@@ -17,13 +17,11 @@ import pytest
 from outlast.cli.fleet.report import Drawer
 from outlast.cli.main import main
 from outlast.errors import EXIT_USAGE, EXIT_USER_ERROR, OutlastError
-from outlast.fleet.analysis import failure_attribution, failure_rates, lemons
-from outlast.fleet.analysis.jobs import job_runs
-from outlast.fleet.analysis.node_attribution import worst_nodes
+from outlast.fleet.analysis import failure_attribution, failure_rates, job_runs, lemons
+from outlast.fleet.analysis.failure_attribution import worst_nodes
 from outlast.fleet.record_tables import DAY_NS, Tables, tables
 from outlast.fleet.report import report_figures
-from outlast.fleet.report.fleet_report import DrawnReport, build_report
-from outlast.fleet.report.report_page import render_page
+from outlast.fleet.report.fleet_report import DrawnReport, build_report, render_page
 from outlast.fleet.report.report_sections import ReportColumn
 from outlast.fleet.synth.ground_truth import GroundTruth
 from outlast.fleet.synth.synthetic_cluster import make_cluster
@@ -149,7 +147,7 @@ def _jobs(of: Tables) -> list[JobEnded]:
     ],
 )  # fmt: skip
 def test_cells(value: object, unit: str, said: str) -> None:
-    from outlast.fleet.report.report_page import format_cell
+    from outlast.fleet.report.fleet_report import format_cell
 
     assert format_cell(value, ReportColumn("key", "said", unit)) == said  # type: ignore[arg-type]
 

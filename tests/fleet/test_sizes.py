@@ -6,7 +6,7 @@ import pytest
 from tests.fleet.jobs_of import cluster, finding, job
 
 from outlast.fleet.analysis.failure_attribution import attribute_failures
-from outlast.fleet.analysis.jobs.job_runs import jobs_by_size
+from outlast.fleet.analysis.job_runs import jobs_by_size
 
 
 def test_sizes_by_number_and_by_gpu_time() -> None:

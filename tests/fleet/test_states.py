@@ -6,7 +6,7 @@ import pytest
 from tests.fleet.jobs_of import cluster, finding, job
 
 from outlast.fleet.analysis.failure_attribution import attribute_failures
-from outlast.fleet.analysis.jobs.job_runs import jobs_by_state
+from outlast.fleet.analysis.job_runs import jobs_by_state
 
 
 def test_infrastructures_share_of_jobs_and_gpu_time() -> None:

@@ -20,7 +20,7 @@ from outlast.fleet.store.ingestion import IngestSummary, ingest
 from outlast.fleet.store.lake import Lake
 from outlast.fleet.store.lake_selection import load_window
 from outlast.node_logs.log_envelopes import NO_ENTRY, NO_WRITER
-from outlast.node_logs.log_timestamps import LEFT_OUT
+from outlast.node_logs.log_readings import LEFT_OUT
 
 XID = "NVRM: Xid (PCI:0000:3b:00): 79, pid=123, GPU has fallen off the bus."
 JOBS = """rows = "jobs"

@@ -14,8 +14,7 @@ from outlast.fleet.formats.format_detection import LogOptions
 from outlast.fleet.record_tables import Tables
 from outlast.fleet.store.ingestion import ingest
 from outlast.fleet.store.lake import Lake
-from outlast.fleet.synth.synthetic_cluster import GroundTruth, make_cluster
-from outlast.fleet.synth.synthetic_files import write_files
+from outlast.fleet.synth.synthetic_cluster import GroundTruth, make_cluster, write_files
 
 LISTED = ("findings", "outages", "repairs", "nodes", "checks")
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outlast.errors import UsageError
-from outlast.fleet.analysis.jobs.measured_ettr import (
+from outlast.fleet.analysis.measured_ettr import (
     AS_IS,
     counterfactual_ettr,
     rate_share_without_lemons,

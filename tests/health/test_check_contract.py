@@ -11,7 +11,6 @@ from test_mounts_check import HOME, mounted
 from test_node_parts import RAM, TSC
 
 from outlast.health.check_contract import AnyCheck, Sample
-from outlast.health.check_profiles import SHIPPED
 from outlast.health.check_settings import CheckSettings, parse_settings
 from outlast.health.checks import (
     clock_check,
@@ -27,11 +26,12 @@ from outlast.health.checks import (
 )
 from outlast.health.checks.compute_check import ComputeSample
 from outlast.health.checks.disk_check import Drive, DrivesSample, SmartSample
-from outlast.health.checks.gpu_check import GpuProcess, GpusSample, LeftoversSample
+from outlast.health.checks.gpu_probe import GpuProcess, GpusSample, LeftoversSample
 from outlast.health.checks.link_check import LinksSample
 from outlast.health.checks.memory_check import MemoryController, MemorySample
 from outlast.health.checks.neighbour_check import PairsSample
 from outlast.health.checks.service_check import ServicesSample
+from outlast.health.node_examination import SHIPPED
 from outlast.testing.node_check_contract import CheckContract
 
 BAD_RAM = MemorySample(

@@ -15,16 +15,18 @@ from hypothesis import strategies as st
 
 from outlast.cli.main import main
 from outlast.health.check_settings import DrainSettings
-from outlast.health.node_drain import LEDGER, drain_node, take_slot
-from outlast.health.node_report import NodeReport
-from outlast.health.slurm_nodes import (
+from outlast.health.node_drain import (
+    LEDGER,
     PREFIX,
     REASON_MAX,
     DrainedNode,
     drain_allowance,
+    drain_node,
     drain_reason,
     recently_drained,
+    take_slot,
 )
+from outlast.health.node_report import NodeReport
 from outlast.log_records import Finding
 
 NOW_NS = time.time_ns()

@@ -13,16 +13,16 @@ from judging import about, after, found, said, severities
 
 from outlast.health.check_contract import AbsentError
 from outlast.health.check_memory import CheckMemory
-from outlast.health.checks.gpu_check import (
-    CHECK,
-    LEFTOVER,
+from outlast.health.checks.gpu_check import CHECK, LEFTOVER
+from outlast.health.checks.gpu_probe import (
     Gpu,
     GpuProcess,
     GpusSample,
     LeftoversSample,
     NvLink,
+    on_bus,
+    take,
 )
-from outlast.health.checks.gpu_probe import on_bus, take
 
 H100 = Gpu(
     index=0, pci="0000:3b:00.0", uuid="GPU-1", name="NVIDIA H100 80GB HBM3", temperature_c=41,

@@ -17,7 +17,7 @@ from outlast.cli.main import main
 from outlast.health.check_settings import parse_settings, read_settings
 from outlast.health.checks import gpu_check, link_check, mount_check
 from outlast.health.checks.clock_check import ClockSample
-from outlast.health.checks.gpu_check import GpusSample
+from outlast.health.checks.gpu_probe import GpusSample
 from outlast.health.checks.link_check import LinksSample
 from outlast.health.checks.memory_check import MemorySample
 from outlast.health.checks.mount_check import MountSample

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from judging import about, said, severities
 
-from outlast.health.check_contract import AbsentError
+from outlast.health.check_contract import AbsentError, ToolError
 from outlast.health.check_settings import CheckSettings, RingSettings, parse_settings
 from outlast.health.checks import compute_check, neighbour_check
 from outlast.health.checks.compute_check import (
@@ -17,7 +17,6 @@ from outlast.health.checks.compute_check import (
     compute_products,
     product_is_right,
 )
-from outlast.health.checks.probe_tools import ToolError
 
 
 def one(wrong: int = 0, tflops: float = 400.0) -> ComputeSample:

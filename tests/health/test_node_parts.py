@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from judging import about, after, said, severities
 
-from outlast.health.check_contract import AbsentError
+from outlast.health.check_contract import AbsentError, ToolError
 from outlast.health.check_memory import CheckMemory
 from outlast.health.checks import clock_check as clock_probe
 from outlast.health.checks import clock_check as clocks
@@ -20,7 +20,6 @@ from outlast.health.checks import service_check as services_of
 from outlast.health.checks.clock_check import ClockSample
 from outlast.health.checks.disk_check import Drive, DrivesSample, SmartSample
 from outlast.health.checks.memory_check import MemoryController, MemorySample
-from outlast.health.checks.probe_tools import ToolError
 from outlast.health.checks.service_check import take as take_services
 
 GIB = 2**30

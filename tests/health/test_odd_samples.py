@@ -12,7 +12,7 @@ from judging import T0_NS, about, after
 
 from outlast.health.check_contract import AnyCheck
 from outlast.health.check_memory import CheckMemory
-from outlast.health.check_profiles import SHIPPED
+from outlast.health.node_examination import SHIPPED
 from outlast.health.node_report import judge_samples, sorted_by_severity, worst_severity
 from outlast.health.probe_runner import TakenSample
 

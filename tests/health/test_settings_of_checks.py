@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 
 from outlast.errors import ConfigError
-from outlast.health.check_profiles import PROFILES, SHIPPED, all_checks, checks_of_profile
 from outlast.health.check_settings import (
     CheckSettings,
     DrainSettings,
     parse_settings,
     read_settings,
 )
-from outlast.health.node_examination import LOCK_S
+from outlast.health.node_examination import LOCK_S, PROFILES, SHIPPED, all_checks, checks_of_profile
 
 WHOLE = """
 cluster = "rsc"

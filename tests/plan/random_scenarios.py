@@ -13,7 +13,7 @@ from outlast.plan.model.ladder_costs import STRATEGIES, Strategy
 from outlast.plan.model.scenario import Scenario, scenario_of
 from outlast.plan.model.strategy_prediction import Prediction, predict, reason_impossible
 from outlast.plan.simulate.replications import ReplicationPart, run_part
-from outlast.plan.simulate.scenario_job import bound_failures, job_of
+from outlast.plan.simulate.simulated_job import bound_failures, job_of
 
 FAILURES = 200_000  # simulated for each scenario, so that its error is some tenths of a per cent
 RUNS_LEAST, RUNS_MOST = 24, 4000

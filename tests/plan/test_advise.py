@@ -24,9 +24,9 @@ from outlast.plan.model.ladder_costs import STRATEGIES, Strategy, kinds_of
 from outlast.plan.model.scenario import Scenario, scenario_of
 from outlast.plan.model.strategy_prediction import predict, reason_impossible
 from outlast.plan.simulate.replications import simulate
-from outlast.plan.simulate.scenario_job import job_of
+from outlast.plan.simulate.simulated_job import job_of
 from outlast.theory import special_functions
-from outlast.theory.bursts import Stalling
+from outlast.theory.spares import Stalling
 
 
 def told(in_use: Strategy | None = None, **said: str) -> Advice:

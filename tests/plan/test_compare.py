@@ -36,7 +36,7 @@ from outlast.plan.simulate.ensembles import (
     run_ensemble,
 )
 from outlast.plan.simulate.part_executors import PartExecutor
-from outlast.plan.simulate.scenario_job import job_of
+from outlast.plan.simulate.simulated_job import job_of
 from outlast.testing.synthetic_run import SyntheticRun
 from outlast.theory.strategies import RecoveryJob
 

@@ -84,7 +84,7 @@ def test_bands_keep_intervals_and_spares(plan: Plan, strategy: Strategy) -> None
     pytest.importorskip("numba")
     from outlast.plan.simulate.ensembles import at_factor
     from outlast.plan.simulate.replications import simulate
-    from outlast.plan.simulate.scenario_job import job_of
+    from outlast.plan.simulate.simulated_job import job_of
 
     said = {"gpus": "64", "failures": "rsc-1", "work": "3y", "repair": "7d"}
     flags = (f"--{key}={text}" for key, text in said.items())

@@ -12,10 +12,10 @@ import pytest
 pytest.importorskip("numba", reason="the simulator is compiled: pip install 'outlast[plan]'")
 
 from outlast.errors import UsageError
-from outlast.plan.simulate.numba_compilation import cached
+from outlast.plan.simulate.compiled_random import cached
 from outlast.plan.simulate.replications import simulate
 from outlast.plan.simulate.simulated_job import LIVE, MEMORY, STORAGE, SimulatedJob
-from outlast.theory import degraded, strategies
+from outlast.theory import replicas, strategies
 
 Z_MAX = 4.0
 NODES = 32
@@ -109,7 +109,7 @@ def test_dropped_replicas_come_back(repair_s: float) -> None:
     saves = strategies.RecoveryJob(
         mtbf_s=1e4, interval_s=1000.0, cost_s=0.0, detect_s=60.0, repair_s=repair_s
     )
-    exact = degraded.drop_and_regrow(saves, NODES, 100.0)
+    exact = replicas.drop_and_regrow(saves, NODES, 100.0)
     one = job(
         cost_s=0.0, spares=0, replicas=NODES, node_from=LIVE, drop=True, repair_s=repair_s,
         restart_s=(100.0, 0.0, 300.0), work_s=4e6,

@@ -31,7 +31,7 @@ from outlast.errors import StorageError
 from outlast.plan.model.scenario import scenario_of
 from outlast.plan.simulate.replications import ROWS, simulate
 from outlast.plan.simulate.result_tables import SUFFIXES, TableColumn, open_table, provenance
-from outlast.plan.simulate.scenario_job import job_of
+from outlast.plan.simulate.simulated_job import job_of
 
 SAID = ("--gpus", "1024", "--failures", "5kh", "--work", "10d")
 PATIENCE_S = 200.0

@@ -223,7 +223,7 @@ def test_what_matters_changes_what_becomes_of_a_run_and_nothing_else_does(strate
 def test_what_no_strategy_names_is_used_all_the_same() -> None:
     """By the simulator, by what copies take, by prices and by bands."""
     pytest.importorskip("numba", reason="the job that is simulated")
-    from outlast.plan.simulate.scenario_job import job_of
+    from outlast.plan.simulate.simulated_job import job_of
 
     rich = {**RICH, "lemons": "5%", "shape": "0.8", "spares": "9"}
     plain = scenario_of(rich)

@@ -14,7 +14,7 @@ from outlast.plan.model.ladder_costs import kinds_of
 from outlast.plan.model.scenario import scenario_of
 from outlast.plan.model.strategy_prediction import predict
 from outlast.theory import scale
-from outlast.theory.bursts import Stalling
+from outlast.theory.spares import Stalling
 
 # 20 failures an hour that each take a node for a day: 480 in repair.
 TRAP = {"gpus": "1M", "failures": "50kh", "transient": "0%", "fatal": "0%"}
@@ -78,7 +78,7 @@ def test_racks_stall_as_simulated(count: int) -> None:
     """The kernel knows nodes, racks and repairs one by one, and none of this formula."""
     pytest.importorskip("numba", reason="the simulator is compiled")
     from outlast.plan.simulate.replications import simulate
-    from outlast.plan.simulate.scenario_job import job_of
+    from outlast.plan.simulate.simulated_job import job_of
 
     scenario = scenario_of({**RACKS, "spares": str(count)})
     rows = simulate(job_of(scenario, "checkpoint-restart"), 100, seed=count)

@@ -16,7 +16,7 @@ from outlast.plan.model.strategy_prediction import predict
 from outlast.plan.reproduce import strategy_experiment
 from outlast.plan.simulate import replications
 from outlast.plan.simulate.replications import simulate
-from outlast.plan.simulate.scenario_job import job_of
+from outlast.plan.simulate.simulated_job import job_of
 from outlast.theory import replicas
 
 Z_MAX, REPLICATIONS = 4.0, 200

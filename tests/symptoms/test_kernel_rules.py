@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.symptoms.samples import found, read
 
-from outlast.node_logs.kernel_rules import RULES, _compiled
+from outlast.node_logs.kernel_log import RULES, _compiled
 
 SAID = {
     ("kernel.oom", "warn"): """

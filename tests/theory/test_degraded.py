@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from outlast.errors import UsageError
 from outlast.theory import dollars, other_losses
-from outlast.theory.degraded import drop_and_regrow, replicas_present
 from outlast.theory.intervals import optimum
+from outlast.theory.replicas import drop_and_regrow, replicas_present
 from outlast.theory.strategies import RecoveryJob, Rung, checkpoint_restart, ladder
 
 

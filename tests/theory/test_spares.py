@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outlast.errors import UsageError
-from outlast.theory import bursts, spares, special_functions
+from outlast.theory import spares, special_functions
 from outlast.theory.failures import FailureKind
 
 DAY_S = 86400.0
@@ -113,7 +113,7 @@ def test_the_best_number_is_best(mean: float, nodes: int, price: float) -> None:
 
 @pytest.mark.parametrize("mean", [0.5, 6.0, 480.0, 2000.0])
 def test_bursts_of_one_stall_as_erlang_has_it(mean: float) -> None:
-    stalling = bursts.Stalling(
+    stalling = spares.Stalling(
         [FailureKind(name="node", rate_per_unit_s=mean)], 1.0, int(2 * mean) + 9
     )
     for s in (0, 1, int(mean), int(mean + 3 * math.sqrt(mean))):
@@ -123,14 +123,14 @@ def test_bursts_of_one_stall_as_erlang_has_it(mean: float) -> None:
 def test_bursts_of_all_stall_as_one_node_would() -> None:
     """A job of one rack without spares is away until the last of its two nodes is back: after 3/2
     repairs on the average."""
-    stalling = bursts.Stalling(
+    stalling = spares.Stalling(
         [FailureKind(name="rack", rate_per_unit_s=0.2, devices_killed=2)], 1.0, 0
     )
     assert stalling.share(0) == pytest.approx(0.3 / 1.3)
 
 
 def test_nothing_in_repair() -> None:
-    assert bursts.Stalling([FailureKind(name="none", rate_per_unit_s=0.0)], 1.0, 3).share(2) == 0
+    assert spares.Stalling([FailureKind(name="none", rate_per_unit_s=0.0)], 1.0, 3).share(2) == 0
     assert spares.short_share(0, 0.0) == spares.wait_share(1, 0.0) == 0
     assert spares.wait_share(0, 0.0) == 1  # who has no spare finds none
     assert spares.stalled_share(0, 0.0) == spares.shortage(0, 0.0) == 0
@@ -152,7 +152,7 @@ def burst_points(loads: list[tuple[int, float]], count: int) -> list[float]:
 
 
 def test_bursts_are_convolutions() -> None:
-    found = bursts.in_repair(
+    found = spares.repair_distribution(
         [
             FailureKind(name="node", rate_per_unit_s=3e-4, units=10),
             FailureKind(name="rack", rate_per_unit_s=2e-4, devices_killed=9),
@@ -176,7 +176,7 @@ def test_bursts_are_convolutions() -> None:
 @pytest.mark.parametrize("mean", [0.5, 480.0, 5000.0])
 def test_bursts_of_one_are_poisson(mean: float) -> None:
     """Far beyond the range of floats: e^-5000 is the first probability."""
-    found = bursts.in_repair([FailureKind(name="node", rate_per_unit_s=mean)], 1.0)
+    found = spares.repair_distribution([FailureKind(name="node", rate_per_unit_s=mean)], 1.0)
     assert found.quantile(0.999) == spares.quantile(0.999, mean)
     s = int(mean * 1.02) + 1
     assert found.short_share(s) == pytest.approx(spares.short_share(s, mean), rel=1e-8)
@@ -185,10 +185,12 @@ def test_bursts_of_one_are_poisson(mean: float) -> None:
 
 
 def test_bursts_that_leave_gaps() -> None:
-    found = bursts.in_repair([FailureKind(name="rack", rate_per_unit_s=2.0, devices_killed=4)], 1.0)
+    found = spares.repair_distribution(
+        [FailureKind(name="rack", rate_per_unit_s=2.0, devices_killed=4)], 1.0
+    )
     assert found.points[:12:4] == pytest.approx(points(2.0, 3))
     assert not any(p for k, p in enumerate(found.points) if k % 4)
-    empty = bursts.in_repair([FailureKind(name="none", rate_per_unit_s=0.0)], 1.0)
+    empty = spares.repair_distribution([FailureKind(name="none", rate_per_unit_s=0.0)], 1.0)
     assert empty.points == (1.0,) and empty.quantile(0.999) == 0 and empty.shortage(0) == 0
 
 
@@ -203,14 +205,14 @@ def test_the_tails_meet() -> None:
     [
         (lambda: spares.short_share(-1, 3.0), "spares must be 0 or above"),
         (lambda: spares.short_share(1.5, 3.0), "spares must be a whole number, not 1.5"),
-        (lambda: bursts.InRepair([0.5, 0.5]).short_share(-1), "spares must be 0 or above"),
-        (lambda: bursts.InRepair([0.5, 0.5]).best_degraded(0), "idle_nodes must be above 0"),
+        (lambda: spares.InRepair([0.5, 0.5]).short_share(-1), "spares must be 0 or above"),
+        (lambda: spares.InRepair([0.5, 0.5]).best_degraded(0), "idle_nodes must be above 0"),
         (lambda: spares.short_share(1, 1e8), "in_repair must be at most 1e"),
         (lambda: spares.quantile(1.0, 3.0), "probability must lie between 0 and 1"),
         (lambda: spares.best_stalling(3.0, 0), "job_nodes must be above 0"),
         (lambda: spares.best_degraded(3.0, 1, spare_price=0), "spare_price must be above 0"),
         (
-            lambda: bursts.in_repair([FailureKind(name="n", rate_per_unit_s=1.0)], 1e9),
+            lambda: spares.repair_distribution([FailureKind(name="n", rate_per_unit_s=1.0)], 1e9),
             "1e.09 nodes in repair",
         ),
     ],

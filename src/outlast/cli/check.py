@@ -14,10 +14,17 @@ from msgspec.structs import replace
 from outlast.cli.output_stream import as_json, say
 from outlast.errors import EXIT_DONE, OutlastError, UsageError
 from outlast.health import check_settings as settings_of
-from outlast.health.check_profiles import SHIPPED, all_checks, checks_of_profile
 from outlast.health.check_settings import CheckSettings, Profile, RingSettings
 from outlast.health.checks import neighbour_check
-from outlast.health.node_examination import Examined, Subject, examine, examine_recording
+from outlast.health.node_examination import (
+    SHIPPED,
+    Examined,
+    Subject,
+    all_checks,
+    checks_of_profile,
+    examine,
+    examine_recording,
+)
 from outlast.health.node_report import NodeReport, exit_code, nagios, report_lines
 from outlast.node_logs import xid_policy as policies
 
@@ -220,23 +227,23 @@ def _subject(profile: Profile, settings: CheckSettings) -> Subject:
 
 
 def _recorded(path: Path, subject: Subject, done: Examined) -> None:
-    from outlast.health import sample_recording
+    from outlast.health import node_examination
 
-    head = sample_recording.RecordingHead(
+    head = node_examination.RecordingHead(
         cluster=subject.cluster, node=subject.node, profile=subject.profile,
         t_ns=done.report.t_ns, settings=subject.settings, memory=done.before,
     )  # fmt: skip
-    sample_recording.write_recording(path, head, done.taken)
+    node_examination.write_recording(path, head, done.taken)
 
 
 def _replayed(
     request: CheckRequest, path: Path, settings: CheckSettings | None
 ) -> tuple[NodeReport, CheckSettings]:
     """Judge a recording. Raises SourceError; UsageError for a profile or check not recorded."""
-    from outlast.health import sample_recording
-    from outlast.health.sample_recording import apply_settings
+    from outlast.health import node_examination
+    from outlast.health.node_examination import apply_settings
 
-    head, taken = sample_recording.read_recording(path)
+    head, taken = node_examination.read_recording(path)
     if request.profile not in (PROFILE, head.profile):
         raise UsageError(
             f"{path} was recorded with --profile {head.profile}, not {request.profile}: leave"

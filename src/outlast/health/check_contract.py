@@ -1,4 +1,4 @@
-"""Contract of a check: a probe that takes a sample, and a pure judge of it.
+"""Contract of a check: a probe that takes a sample, a pure judge of it, and tools for probes.
 
 A site adds checks as `Check` objects in a module that the settings name
 (`own = ["site_checks:CHECKS"]`); `outlast.testing.node_check_contract` has a
@@ -7,11 +7,14 @@ conformance suite for them.
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
+from outlast.config import child_environment
 from outlast.health.check_memory import CheckMemory, FlapRule, counter_rise, flap_after
 from outlast.health.check_settings import CheckSettings
 from outlast.log_records import Finding, Severity, Symptom
@@ -130,3 +133,57 @@ class Check(NamedTuple, Generic[S]):
 
 
 AnyCheck = Check[Any]
+
+
+TOOL_S = 20.0  # the probe's own deadline is usually shorter
+TEXT_MAX = 16 << 20
+
+
+class ToolError(Exception):
+    """A tool failed; the message is its error output."""
+
+
+def read_text(path: Path) -> str | None:
+    """Return a small file of /proc or /sys; None if it is missing or unreadable."""
+    try:
+        return path.read_text("utf-8", "replace").strip()
+    except OSError:
+        return None
+
+
+def read_number(path: Path) -> int | None:
+    """Return the first number of such a file; None if there is none."""
+    words = (read_text(path) or "").split()
+    try:
+        return int(words[0], 0) if words else None
+    except ValueError:
+        return None
+
+
+def list_names(path: Path) -> list[str]:
+    """Return the sorted names in a directory; none if it does not exist."""
+    try:
+        return sorted(each.name for each in path.iterdir())
+    except OSError:
+        return []
+
+
+def run_tool(
+    command: list[str], *, codes: tuple[int, ...] | None = (0,), within_s: float = TOOL_S
+) -> str:
+    """Run a tool and return its standard output.
+
+    `codes`: exit codes that are no failure; None: all. Raises AbsentError if it is not installed,
+    ToolError if it failed.
+    """
+    try:
+        done = subprocess.run(
+            command, capture_output=True, stdin=subprocess.DEVNULL, timeout=within_s, check=False,
+            env=child_environment({"LC_ALL": "C", "TZ": "UTC"}),
+        )  # fmt: skip
+    except FileNotFoundError as error:
+        raise AbsentError(f"{command[0]} is not installed") from error
+    if codes is not None and done.returncode not in codes:
+        why = (done.stderr or done.stdout).decode("utf-8", "replace").strip()
+        raise ToolError(f"{command[0]} ended with {done.returncode}: {why[:300] or 'no word'}")
+    return done.stdout[:TEXT_MAX].decode("utf-8", "replace")

@@ -15,7 +15,7 @@ from outlast.health.check_contract import AnyCheck, Sample
 from outlast.health.check_settings import CheckSettings
 from outlast.health.checks.clock_check import ClockSample
 from outlast.health.checks.disk_check import DrivesSample
-from outlast.health.checks.gpu_check import GpusSample
+from outlast.health.checks.gpu_probe import GpusSample
 from outlast.health.checks.link_check import LinksSample, is_up
 from outlast.health.checks.memory_check import GIB, MemorySample
 from outlast.health.checks.mount_check import MountSample, is_network_type

@@ -13,8 +13,14 @@ from functools import cache
 from typing import NamedTuple
 
 from outlast.log_records import Finding, Severity, Symptom
-from outlast.node_logs.log_readings import Reading, UnreadText, cut_text
-from outlast.node_logs.log_timestamps import LogClock, UnplacedError, iso_ns
+from outlast.node_logs.log_readings import (
+    LogClock,
+    Reading,
+    UnplacedError,
+    UnreadText,
+    cut_text,
+    iso_ns,
+)
 
 LINE_MAX = 1000
 QUIET = ("SEL has no entries", "SEL Record ID", "Get SEL ")

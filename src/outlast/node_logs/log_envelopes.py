@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from outlast.node_logs.log_timestamps import (
+from outlast.node_logs.log_readings import (
     LogClock,
     UnplacedError,
     checked_ns,

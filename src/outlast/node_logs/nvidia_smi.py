@@ -13,10 +13,24 @@ import msgspec
 
 from outlast.log_records import Finding, Severity, Symptom
 from outlast.node_logs import gpu_samples
-from outlast.node_logs.gpu_samples import GpuLimits, GpuSample
-from outlast.node_logs.log_readings import Reading, UnreadText, cut_text
-from outlast.node_logs.log_timestamps import LogClock, UnplacedError, iso_ns, month_number, zoned_ns
-from outlast.node_logs.nvidia_smi_fields import COLUMNS, ECC_FIELDS, PATHS, make_sample
+from outlast.node_logs.gpu_samples import (
+    COLUMNS,
+    ECC_FIELDS,
+    PATHS,
+    GpuLimits,
+    GpuSample,
+    make_sample,
+)
+from outlast.node_logs.log_readings import (
+    LogClock,
+    Reading,
+    UnplacedError,
+    UnreadText,
+    cut_text,
+    iso_ns,
+    month_number,
+    zoned_ns,
+)
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element

@@ -11,7 +11,7 @@ from rich.text import Text
 from outlast.atomic_files import write_new
 from outlast.cli.output_stream import Printer, as_json, say, write
 from outlast.errors import EXIT_DONE
-from outlast.fleet.analysis import exposure, node_inventory
+from outlast.fleet.analysis import exposure
 from outlast.fleet.analysis.fitted_rates import FittedRates
 from outlast.fleet.analysis.fitted_rates import fit_rates as fitted
 from outlast.fleet.analysis.rates_file import RatesSource, format_rates, lake_digest
@@ -59,7 +59,7 @@ def fit(
     with Printer(stderr=True).status("measuring"):
         notes: list[str] = []
         tables = load_window(opened, since, until, cluster=cluster, notes=notes)
-        notes += [*exposure.dominant_attempts(tables), *node_inventory.inventory_notes(tables)]
+        notes += [*exposure.dominant_attempts(tables), *exposure.inventory_notes(tables)]
         found = fitted(tables)
         found = replace(found, notes=[*notes, *found.notes])
     text = format_rates(found, RatesSource(str(lake), lake_digest(lake)))

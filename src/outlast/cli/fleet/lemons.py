@@ -142,12 +142,15 @@ def _check_flags(
     opened: Lake, days: float, history_days: float, until: str | None, cluster: str | None,
     fdr: float, times: float, share_max: float, true: list[str] | None,
 ) -> tuple[LemonsReport, DrainCommands]:  # fmt: skip
-    from outlast.fleet.analysis import exposure, node_inventory
-    from outlast.fleet.analysis.failure_attribution import attribute_failures
+    from outlast.fleet.analysis import exposure
+    from outlast.fleet.analysis.failure_attribution import (
+        attribute_failures,
+        attribute_to_nodes,
+        worst_nodes,
+    )
     from outlast.fleet.analysis.lemon_evidence import drain_commands, lemon_evidence
     from outlast.fleet.analysis.lemons import failure_basis, score_ranking
     from outlast.fleet.analysis.lemons import rank_lemons as ranked
-    from outlast.fleet.analysis.node_attribution import attribute_to_nodes, worst_nodes
     from outlast.fleet.store.lake_selection import (
         known_period,
         load_period,
@@ -170,9 +173,7 @@ def _check_flags(
     tables = load_period(opened, since_ns, end_ns, cluster=cluster, notes=notes)
     by = failure_basis(tables)
     notes += (
-        exposure.dominant_attempts(tables)
-        if by == "jobs"
-        else node_inventory.inventory_notes(tables)
+        exposure.dominant_attempts(tables) if by == "jobs" else exposure.inventory_notes(tables)
     )
     with progress("lemons") as tell:
         tell(0, 2)

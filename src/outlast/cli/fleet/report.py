@@ -164,7 +164,7 @@ def _svg(draw: Callable[[Figure], None], key: str) -> str:
 
 
 def _write(found: DrawnReport, figures: dict[str, str], out: Path) -> None:
-    from outlast.fleet.report.report_page import render_page
+    from outlast.fleet.report.fleet_report import render_page
 
     draft = draft_path(out)
     try:

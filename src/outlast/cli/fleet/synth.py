@@ -12,8 +12,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from outlast.atomic_files import refuse_existing
 from outlast.cli.output_stream import Printer, as_json, say, tell
 from outlast.errors import EXIT_DONE, EXIT_INTERRUPTED
-from outlast.fleet.synth.synthetic_cluster import GroundTruth, make_cluster
-from outlast.fleet.synth.synthetic_files import write_files
+from outlast.fleet.synth.synthetic_cluster import GroundTruth, make_cluster, write_files
 
 
 class SynthReport(msgspec.Struct, frozen=True):

@@ -58,9 +58,9 @@ def advise(
     else:
         _show(found)
     if path:
-        from outlast.plan.figures.tornado_figure import draw
+        from outlast.plan.figures.cost_figures import draw_tornado
 
-        draw(scenario, found, path)
+        draw_tornado(scenario, found, path)
     return EXIT_DONE
 
 

@@ -84,7 +84,7 @@ def _simulated(
     from outlast.plan.answers.run_distribution import run_distribution
     from outlast.plan.simulate import result_rows  # the simulator takes a while to import
     from outlast.plan.simulate.replications import expected_failures
-    from outlast.plan.simulate.scenario_job import job_of
+    from outlast.plan.simulate.simulated_job import job_of
 
     failures = runs * expected_failures(job_of(scenario, strategy))
     metadata = result_tables.provenance(scenario, strategy=strategy, seed=seed, replications=runs)

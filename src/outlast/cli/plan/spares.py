@@ -52,9 +52,9 @@ def spares(
             say(Text(sentence))
         remarks(found)
     if path:
-        from outlast.plan.figures.spares_figure import draw
+        from outlast.plan.figures.cost_figures import draw_spares
 
-        draw(scenario, path)
+        draw_spares(scenario, path)
     return EXIT_DONE
 
 

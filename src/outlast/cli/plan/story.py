@@ -16,7 +16,7 @@ from outlast.plan.model.scenario import scenario_of
 from outlast.plan.model.strategy_prediction import predict
 from outlast.plan.narrate.narrator import NarratedRun, narrate
 from outlast.plan.simulate.part_executors import interruption
-from outlast.plan.simulate.scenario_job import bound_failures, job_of
+from outlast.plan.simulate.simulated_job import bound_failures, job_of
 
 _OUTCOME = {"done": "done after", "gave_up": "gave up, after", "interrupted": "not done, after"}
 

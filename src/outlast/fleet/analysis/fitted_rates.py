@@ -8,13 +8,21 @@ import polars as pl
 from outlast.errors import LakeError
 from outlast.fleet.analysis.confidence_intervals import estimate_share, garwood, jeffreys
 from outlast.fleet.analysis.exposure import DAY_S, gpus_per_node
-from outlast.fleet.analysis.failure_attribution import AttributedFailures, attribute_failures
-from outlast.fleet.analysis.failure_outcomes import failure_outcomes, survived_failures
+from outlast.fleet.analysis.failure_attribution import (
+    AttributedFailures,
+    attribute_failures,
+    worst_nodes,
+)
 from outlast.fleet.analysis.failure_rates import ALL, LARGE_GPUS, failure_rate, rates_by_cause
-from outlast.fleet.analysis.jobs.job_runs import attempts_of_runs
+from outlast.fleet.analysis.job_runs import attempts_of_runs
 from outlast.fleet.analysis.lemons import failure_basis, rank_lemons
-from outlast.fleet.analysis.node_attribution import worst_nodes
-from outlast.fleet.analysis.outages import outage_rate, outages_by_symptom, repair_time
+from outlast.fleet.analysis.outages import (
+    failure_outcomes,
+    outage_rate,
+    outages_by_symptom,
+    repair_time,
+    survived_failures,
+)
 from outlast.fleet.record_tables import DAY_NS, Tables
 from outlast.log_records import COST_NAMES, CostName
 from outlast.telemetry.run_costs import mean_of

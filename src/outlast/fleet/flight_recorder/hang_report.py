@@ -14,14 +14,15 @@ from outlast.fleet.flight_recorder.nearby_findings import (
     RankFinding,
     findings_of_ranks,
 )
-from outlast.fleet.flight_recorder.recorded_groups import (
+from outlast.fleet.flight_recorder.recorded_operations import (
     OWN_CALLED,
     RecordedGroup,
     collect_groups,
+    frame_of,
+    is_complete,
     minimum_world_size,
 )
-from outlast.fleet.flight_recorder.recorded_groups import group_label as named_of
-from outlast.fleet.flight_recorder.recorded_operations import frame_of, is_complete
+from outlast.fleet.flight_recorder.recorded_operations import group_label as named_of
 from outlast.fleet.flight_recorder.recorder_dumps import (
     DumpCollection,
     RecorderDump,

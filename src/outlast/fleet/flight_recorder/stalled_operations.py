@@ -12,8 +12,12 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from outlast.fleet.flight_recorder.recorded_groups import RecordedGroup
-from outlast.fleet.flight_recorder.recorded_operations import BATCHED, UNDER_WAY, RecordedOp
+from outlast.fleet.flight_recorder.recorded_operations import (
+    BATCHED,
+    UNDER_WAY,
+    RecordedGroup,
+    RecordedOp,
+)
 from outlast.fleet.flight_recorder.stall import Confidence, Stall, StallKind, format_ranks
 
 # Equal on all ranks: elements going in, coming out. Others are compared by kind only.

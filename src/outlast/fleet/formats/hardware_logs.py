@@ -32,8 +32,7 @@ from outlast.fleet.formats.timestamps import EARLIEST_S, LATEST_S
 from outlast.fleet.record_tables import table
 from outlast.log_records import Finding
 from outlast.node_logs import dcgm, ipmi_events, kernel_log, log_envelopes, nvidia_smi
-from outlast.node_logs.log_readings import Reading
-from outlast.node_logs.log_timestamps import NO_BOOT
+from outlast.node_logs.log_readings import NO_BOOT, Reading
 from outlast.node_logs.xid_policy import XidPolicy
 
 BYTES_MAX = 256 << 20  # of an answer that is read at once

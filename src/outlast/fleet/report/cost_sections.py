@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import polars as pl
 
-from outlast.fleet.analysis.jobs import crash_loops, goodput_loss, measured_ettr
+from outlast.fleet.analysis import goodput_loss, measured_ettr
 from outlast.fleet.report import report_figures
 from outlast.fleet.report.report_sections import (
     DrawnSection,
@@ -127,7 +127,7 @@ def goodput_section(facts: ReportFacts) -> DrawnSection:
 
 def crash_loops_section(facts: ReportFacts) -> DrawnSection:
     """Return the section of crash loops."""
-    found = crash_loops.find_crash_loops(
+    found = goodput_loss.find_crash_loops(
         facts.tables, facts.infra, preempted=facts.preempted
     ).with_columns(
         pl.col("lost_gpu_s", "preempted_gpu_s") / GPU_HOUR,
@@ -146,7 +146,7 @@ def crash_loops_section(facts: ReportFacts) -> DrawnSection:
         ReportColumn("preempted_gpu_s", "GPU hours lost by these", "GPU hours"),
     ]
     description = (
-        f"Jobs that failed and began again at least {crash_loops.TIMES} times within"
-        f" {crash_loops.WINDOW_S / 3600:g} hours, infrastructure being the cause at least once."
+        f"Jobs that failed and began again at least {goodput_loss.TIMES} times within"
+        f" {goodput_loss.WINDOW_S / 3600:g} hours, infrastructure being the cause at least once."
     )
     return DrawnSection(make_section("loops", "Crash loops", description, columns, found))

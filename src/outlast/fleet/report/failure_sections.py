@@ -6,11 +6,10 @@ from functools import partial
 
 import polars as pl
 
-from outlast.fleet.analysis import failure_attribution, failure_rates, outages
+from outlast.fleet.analysis import failure_attribution, failure_rates, job_runs, outages
 from outlast.fleet.analysis.exposure import KEY, whole_days
 from outlast.fleet.analysis.failure_attribution import CAUSES
-from outlast.fleet.analysis.failure_outcomes import survived_by_cause
-from outlast.fleet.analysis.jobs import job_runs
+from outlast.fleet.analysis.outages import survived_by_cause
 from outlast.fleet.host_lists import explode_hosts
 from outlast.fleet.record_tables import DAY_NS
 from outlast.fleet.report import report_figures

@@ -9,7 +9,7 @@ import polars as pl
 
 from outlast.fleet.analysis import lemons
 from outlast.fleet.analysis.lemon_evidence import lemon_evidence, suspected_parts
-from outlast.fleet.analysis.node_signals import SIGNALS
+from outlast.fleet.analysis.lemons import SIGNALS
 from outlast.fleet.record_tables import DAY_NS
 from outlast.fleet.report import report_figures
 from outlast.fleet.report.report_sections import (

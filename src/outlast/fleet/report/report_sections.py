@@ -1,17 +1,19 @@
-"""Sections of a report: described columns, rows, notes and a figure."""
+"""Sections of a report (columns, rows, notes, a figure), and its headline figures."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 import polars as pl
 
-from outlast.fleet.analysis import lemons
+from outlast.fleet.analysis import failure_rates, lemons, outages
+from outlast.fleet.analysis.confidence_intervals import garwood
 from outlast.fleet.analysis.failure_attribution import AttributedFailures
 from outlast.fleet.analysis.failure_rates import FailureRate
 from outlast.fleet.record_tables import Tables
+from outlast.text_formatting import plural
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -102,4 +104,134 @@ def make_section(
         rows=rows,
         notes=all_notes,
         series=drawn,
+    )
+
+
+Rows = list[dict[str, Any]]
+LEMON = "lemon"  # value of the column `called`
+NAMES = 3  # of lemons
+
+
+class Headline(msgspec.Struct, frozen=True, kw_only=True):
+    """Headline figure as text, its description and its basis.
+
+    `value`: the same as a number, with its interval if it has one; shares as a part of 1. `key`:
+    identity of the figure.
+    """
+
+    key: str
+    figure: str
+    said: str
+    rests_on: str
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+
+
+def headlines(facts: ReportFacts, sections: list[DrawnSection]) -> list[Headline]:
+    """Return the headline figures of a report's sections."""
+    rows = {one.section.key: one.section.rows for one in sections}
+    return [
+        *_rate(facts.rate), *_outages(facts), *_ended(rows["states"]), *_ettr(rows["ettr"]),
+        *_lost(rows["goodput"]), *_lemons(rows["lemons"], facts),
+    ]  # fmt: skip
+
+
+def _rate(rate: failure_rates.FailureRate) -> Iterator[Headline]:
+    if rate.per_1000_node_days is None:
+        return
+    figure = f"{rate.per_1000_node_days:.2f}"
+    rests_on = f"{rate.low:.2f} to {rate.high:.2f} with 90 %; "
+    if not rate.failures:  # its interval begins above 0
+        figure = f"below {1000 * garwood(0)[1] / rate.node_days:.2f}"
+        rests_on = f"with 95 %, after {rate.node_days:,.0f} node-days; "
+    rests_on += f"{plural(rate.failures, 'failure')} of jobs above {rate.above_gpus:,} GPUs"
+    description = "failures in 1000 node-days (r_f)"
+    yield Headline(
+        key="r_f", figure=figure, said=description, rests_on=rests_on,
+        value=rate.per_1000_node_days, low=rate.low, high=rate.high,
+    )  # fmt: skip
+
+
+def _outages(facts: ReportFacts) -> Iterator[Headline]:
+    """Yield the rate of outages if no job shows failures."""
+    if facts.by == "jobs":
+        return
+    rate = outages.outage_rate(facts.tables)
+    if rate.per_1000_node_days is not None:
+        yield Headline(
+            key="outages",
+            value=rate.per_1000_node_days,
+            low=rate.low,
+            high=rate.high,
+            figure=f"{rate.per_1000_node_days:.2f}",
+            said="outages in 1000 node-days",
+            rests_on=f"{rate.low:.2f} to {rate.high:.2f} with 90 %; "
+            f"{plural(rate.outages, 'outage')} of {plural(rate.nodes, 'node')}",
+        )
+
+
+def _ended(states: Rows) -> Iterator[Headline]:
+    if not states:
+        return
+    ended = [one for one in states if one["of"] == "infrastructure"]
+    share = sum(one["gpu_hours_share"] or 0.0 for one in ended)
+    jobs = sum(one["jobs_share"] or 0.0 for one in ended)
+    if not sum(one["gpu_hours"] for one in states):
+        yield Headline(
+            key="ended",
+            figure=f"{100 * jobs:.3g} %",
+            said="of attempts were ended by infrastructure",
+            rests_on="no attempt held GPUs for any time",
+            value=jobs,
+        )
+        return
+    yield Headline(
+        key="ended",
+        value=share,
+        figure=f"{100 * share:.3g} %",
+        said="of GPU time was in attempts that infrastructure ended",
+        rests_on=f"{100 * jobs:.3g} % of attempts",
+    )
+
+
+def _ettr(sizes: Rows) -> Iterator[Headline]:
+    if not sizes:
+        return
+    largest = sizes[-1]
+    low, high = largest["low"], largest["high"]
+    band = "" if low is None else f"{100 * low:.3g} % to {100 * high:.3g} % with 90 %; "
+    yield Headline(
+        key="ettr",
+        value=largest["ettr"],
+        low=low,
+        high=high,
+        figure=f"{100 * largest['ettr']:.3g} %",
+        said=f"ETTR of the largest job runs (up to {largest['bucket']:,} GPUs)",
+        rests_on=f"{band}{plural(largest['runs'], 'run')}, checkpoints every hour assumed",
+    )
+
+
+def _lost(sizes: Rows) -> Iterator[Headline]:
+    if not sizes:
+        return
+    first, second = (sum(one[name] for one in sizes) for name in ("first_gpu_s", "second_gpu_s"))
+    rests_on = "the attempts that they ended held no GPUs"
+    if first + second:
+        rests_on = f"{100 * second / (first + second):.3g} % of it by preemptions that they caused"
+    description = "GPU hours of work lost to failures"
+    lost = first + second
+    figure = f"{lost:,.0f}" if lost >= 10 or not lost else f"{lost:.2g}"
+    yield Headline(key="lost", figure=figure, said=description, rests_on=rests_on, value=lost)
+
+
+def _lemons(nodes: Rows, facts: ReportFacts) -> Iterator[Headline]:
+    found = [one["node"] for one in nodes if one["called"] == LEMON]
+    rests_on = "of those that ran jobs" if facts.by == "jobs" else "of those that were there"
+    if found:
+        rests_on = ", ".join(found[:NAMES]) + (" and others" if len(found) > NAMES else "")
+    description = "nodes that fail more often than chance explains"
+    many = len(found)
+    yield Headline(
+        key="lemons", figure=f"{many:,}", said=description, rests_on=rests_on, value=float(many)
     )

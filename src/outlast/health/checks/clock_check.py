@@ -13,9 +13,11 @@ from outlast.health.check_contract import (
     Observation,
     Probe,
     Sample,
+    ToolError,
+    read_text,
+    run_tool,
 )
 from outlast.health.check_settings import CheckSettings
-from outlast.health.checks.probe_tools import ToolError, read_text, run_tool
 
 
 class ClockSample(Sample, frozen=True):

@@ -20,10 +20,11 @@ from outlast.health.check_contract import (
     Observation,
     Probe,
     Sample,
+    ToolError,
+    run_tool,
 )
 from outlast.health.check_settings import CheckSettings, ComputeSettings
 from outlast.health.checks.gpu_probe import on_bus
-from outlast.health.checks.probe_tools import ToolError, run_tool
 
 DEADLINE_S = 120.0
 

@@ -16,15 +16,13 @@ from outlast.health.check_contract import (
     Observation,
     Probe,
     Sample,
-)
-from outlast.health.check_settings import CheckSettings
-from outlast.health.checks.probe_tools import (
     ToolError,
     list_names,
     read_number,
     read_text,
     run_tool,
 )
+from outlast.health.check_settings import CheckSettings
 
 ALIVE = {"", "live", "running"}
 HOT_C = 75

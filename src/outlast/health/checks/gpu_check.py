@@ -6,18 +6,23 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import partial
 
-import msgspec
-
 from outlast.health.check_contract import (
     Check,
     CounterReading,
     JudgeContext,
     Observation,
     Probe,
-    Sample,
 )
 from outlast.health.check_settings import CheckSettings
 from outlast.health.check_settings import GpuSettings as Wanted
+from outlast.health.checks.gpu_probe import (
+    Gpu,
+    GpusSample,
+    LeftoversSample,
+    NvLink,
+    take,
+    take_leftovers,
+)
 from outlast.log_records import Severity, Symptom
 
 HOUR_S = 3600.0
@@ -30,84 +35,7 @@ SLOWED: dict[int, tuple[str, Severity]] = {
 }
 """NVML's bits of clock throttle reasons. 0x08 is also set with a more specific one."""
 FABRIC_READY = (0, 3)  # not supported, completed
-
-
-class NvLink(Sample, frozen=True):
-    """One NVLink.
-
-    `errors`: None if the driver does not count them for this generation.
-    """
-
-    number: int
-    active: bool
-    errors: int | None = None
-
-
-class Gpu(Sample, frozen=True):
-    """State of one GPU; None: this GPU has no such value.
-
-    `unread`: values that the driver failed to report, with its reason. `lost`: it fell off the bus.
-    """
-
-    index: int
-    pci: str = ""
-    uuid: str = ""
-    name: str = ""
-    lost: bool = False
-    temperature_c: int | None = None
-    memory_c: int | None = None
-    ecc: bool | None = None
-    uncorrected: int | None = None  # since the driver was loaded
-    uncorrected_ever: int | None = None
-    remapped: int | None = None
-    remap_pending: bool | None = None
-    remap_failed: bool | None = None
-    retired_pages: int | None = None
-    retirement_pending: bool | None = None
-    held_back: int | None = None  # bits
-    power_w: float | None = None
-    power_limit_w: float | None = None
-    width: int | None = None
-    width_max: int | None = None
-    speed: int | None = None  # generation of PCIe
-    speed_max: int | None = None
-    nvlinks: tuple[NvLink, ...] = ()
-    fabric_state: int | None = None
-    fabric_status: int | None = None
-    unread: dict[str, str] = msgspec.field(default_factory=dict)
-
-
 ON_BUS = "gpu|on bus"
-
-
-class GpusSample(Sample, frozen=True):
-    """GPUs of the node.
-
-    `on_bus`: NVIDIA's devices of class 3D on the PCI bus. `trouble`: error of the driver if it
-    could not be queried at all.
-    """
-
-    on_bus: int
-    driver: str = ""
-    trouble: str = ""
-    gpus: tuple[Gpu, ...] = ()
-
-
-class GpuProcess(Sample, frozen=True):
-    """Process on a GPU.
-
-    `bytes`: GPU memory in use; None if unknown.
-    """
-
-    pid: int
-    name: str
-    bytes: int | None = None
-
-
-class LeftoversSample(Sample, frozen=True):
-    """Processes by GPU."""
-
-    on: dict[str, tuple[GpuProcess, ...]]
 
 
 def counts(sample: GpusSample) -> Iterable[CounterReading]:
@@ -277,14 +205,10 @@ def judge_leftovers(sample: LeftoversSample, about: JudgeContext) -> Iterator[Ob
 
 
 def _probes(settings: CheckSettings) -> Iterable[Probe[GpusSample]]:
-    from outlast.health.checks.gpu_probe import take
-
     yield Probe("", partial(take, settings.gpus.count), settings.gpus.deadline_s)
 
 
 def _leftover_probes(settings: CheckSettings) -> Iterable[Probe[LeftoversSample]]:
-    from outlast.health.checks.gpu_probe import take_leftovers
-
     yield Probe("", partial(take_leftovers, settings.gpus.count), settings.gpus.deadline_s)
 
 

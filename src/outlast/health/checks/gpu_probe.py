@@ -9,9 +9,16 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from outlast.health.check_contract import AbsentError
-from outlast.health.checks.gpu_check import Gpu, GpuProcess, GpusSample, LeftoversSample, NvLink
-from outlast.health.checks.probe_tools import ToolError, list_names, read_number, read_text
+import msgspec
+
+from outlast.health.check_contract import (
+    AbsentError,
+    Sample,
+    ToolError,
+    list_names,
+    read_number,
+    read_text,
+)
 from outlast.node_logs.log_readings import device_address
 
 NVIDIA = 0x10DE
@@ -22,6 +29,81 @@ CAUSES = (0, 1)  # of retired pages
 CORE = 0  # the sensor
 MEMORY_TEMPERATURE = 82  # a field's number
 LINK_ERRORS = range(4)  # replays, recoveries, errors of flits and of data
+
+
+class NvLink(Sample, frozen=True):
+    """One NVLink.
+
+    `errors`: None if the driver does not count them for this generation.
+    """
+
+    number: int
+    active: bool
+    errors: int | None = None
+
+
+class Gpu(Sample, frozen=True):
+    """State of one GPU; None: this GPU has no such value.
+
+    `unread`: values that the driver failed to report, with its reason. `lost`: it fell off the bus.
+    """
+
+    index: int
+    pci: str = ""
+    uuid: str = ""
+    name: str = ""
+    lost: bool = False
+    temperature_c: int | None = None
+    memory_c: int | None = None
+    ecc: bool | None = None
+    uncorrected: int | None = None  # since the driver was loaded
+    uncorrected_ever: int | None = None
+    remapped: int | None = None
+    remap_pending: bool | None = None
+    remap_failed: bool | None = None
+    retired_pages: int | None = None
+    retirement_pending: bool | None = None
+    held_back: int | None = None  # bits
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    width: int | None = None
+    width_max: int | None = None
+    speed: int | None = None  # generation of PCIe
+    speed_max: int | None = None
+    nvlinks: tuple[NvLink, ...] = ()
+    fabric_state: int | None = None
+    fabric_status: int | None = None
+    unread: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class GpusSample(Sample, frozen=True):
+    """GPUs of the node.
+
+    `on_bus`: NVIDIA's devices of class 3D on the PCI bus. `trouble`: error of the driver if it
+    could not be queried at all.
+    """
+
+    on_bus: int
+    driver: str = ""
+    trouble: str = ""
+    gpus: tuple[Gpu, ...] = ()
+
+
+class GpuProcess(Sample, frozen=True):
+    """Process on a GPU.
+
+    `bytes`: GPU memory in use; None if unknown.
+    """
+
+    pid: int
+    name: str
+    bytes: int | None = None
+
+
+class LeftoversSample(Sample, frozen=True):
+    """Processes by GPU."""
+
+    on: dict[str, tuple[GpuProcess, ...]]
 
 
 class _Driver:

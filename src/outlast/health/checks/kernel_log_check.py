@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from outlast.health.check_contract import (
     SECOND_NS,
+    TEXT_MAX,
     AbsentError,
     Check,
     CounterReading,
@@ -21,10 +22,12 @@ from outlast.health.check_contract import (
     Observation,
     Probe,
     Sample,
+    ToolError,
+    read_text,
+    run_tool,
 )
 from outlast.health.check_memory import key_of
 from outlast.health.check_settings import CheckSettings
-from outlast.health.checks.probe_tools import TEXT_MAX, ToolError, read_text, run_tool
 from outlast.log_records import SEVERITIES, Finding
 from outlast.node_logs.kernel_log import findings
 from outlast.node_logs.log_readings import UnreadText, fold_storms

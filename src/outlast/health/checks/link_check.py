@@ -15,11 +15,13 @@ from outlast.health.check_contract import (
     Observation,
     Probe,
     Sample,
+    list_names,
+    read_number,
+    read_text,
 )
 from outlast.health.check_settings import CheckSettings
 from outlast.health.check_settings import LinkSettings as Wanted
 from outlast.health.check_settings import PortSettings as Expected
-from outlast.health.checks.probe_tools import list_names, read_number, read_text
 from outlast.log_records import Severity, Symptom
 
 HOUR_S = 3600.0

@@ -12,9 +12,11 @@ from outlast.health.check_contract import (
     Observation,
     Probe,
     Sample,
+    list_names,
+    read_number,
+    read_text,
 )
 from outlast.health.check_settings import CheckSettings
-from outlast.health.checks.probe_tools import list_names, read_number, read_text
 
 ENOUGH = 0.98  # share of the expected memory: the kernel reserves some
 GIB = 2**30

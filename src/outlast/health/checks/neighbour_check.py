@@ -23,9 +23,10 @@ from outlast.health.check_contract import (
     Observation,
     Probe,
     Sample,
+    ToolError,
+    run_tool,
 )
 from outlast.health.check_settings import CheckSettings, RingSettings
-from outlast.health.checks.probe_tools import ToolError, run_tool
 
 Pair = tuple[int, int]  # the lower first
 PairSpeeds = dict[Pair, float]  # bytes per second; 0 without an answer

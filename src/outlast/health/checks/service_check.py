@@ -12,9 +12,10 @@ from outlast.health.check_contract import (
     Observation,
     Probe,
     Sample,
+    ToolError,
+    run_tool,
 )
 from outlast.health.check_settings import CheckSettings
-from outlast.health.checks.probe_tools import ToolError, run_tool
 
 STARTING = {"activating", "reloading", "deactivating"}
 

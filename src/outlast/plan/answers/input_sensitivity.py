@@ -105,7 +105,7 @@ def _simulated_price(scenario: Scenario, strategy: Strategy, failures: int) -> _
     # Only where it is needed: Numba and the compiled kernel take a second to load.
     from outlast.plan.simulate.ensembles import CAUSES, ENSEMBLE_FAILURES_MAX, of_rows
     from outlast.plan.simulate.replications import ReplicationPart, run_part
-    from outlast.plan.simulate.scenario_job import job_of
+    from outlast.plan.simulate.simulated_job import job_of
 
     job = job_of(scenario, strategy)._replace(failures_max=ENSEMBLE_FAILURES_MAX)
     first = run_part(ReplicationPart(job, 0, 0, 1))

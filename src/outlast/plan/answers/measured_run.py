@@ -26,8 +26,7 @@ from outlast.plan.simulate.ensembles import (
     draws,
     run_ensemble,
 )
-from outlast.plan.simulate.scenario_job import job_of
-from outlast.plan.simulate.simulated_job import SimulatedJob
+from outlast.plan.simulate.simulated_job import SimulatedJob, job_of
 from outlast.telemetry.event_store import read_events
 from outlast.telemetry.launcher_liveness import life_of
 from outlast.telemetry.run_costs import run_costs

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import closing
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
+import numpy as np
+from msgspec.structs import replace
 
 from outlast.errors import ConfigError, UsageError
 from outlast.plan.answers.sweep_axes import parse_axis
@@ -17,7 +21,11 @@ from outlast.plan.model.answer_values import Answer, Assumed, answer
 from outlast.plan.model.ladder_costs import STRATEGIES, Strategy, matters
 from outlast.plan.model.scenario import Scenario, read_file, scenario_of
 from outlast.plan.model.strategy_prediction import Prediction, predict, reason_impossible
-from outlast.plan.simulate.tallies import Tally, without_advice
+from outlast.plan.simulate.simulated_job import TALLIES, bound_failures, job_of
+from outlast.plan.simulate.tallies import StreamingSummary, Tally, tally, usd_per_s, without_advice
+
+if TYPE_CHECKING:
+    from outlast.plan.simulate.replications import ReplicationPart
 
 AXES_MAX, POINTS_MAX, RUNS_MAX = 2, 2000, 1_000_000_000
 NAMED_MAX = 3
@@ -123,22 +131,97 @@ def sweep(
     found = [_in_theory(one) for one in wanted]
     interrupted = False
     if replications:
-        from outlast.plan.simulate.point_runs import (
-            simulate_points,  # the simulator takes a while to import
-        )
-
         here = {at: one.theory for at, one in enumerate(found) if one.theory}
-        ended = simulate_points(
+        ended = _simulate_points(
             {at: (wanted[at], theory) for at, theory in here.items()}, replications, seed=seed,
             executor=executor, in_flight=in_flight, on_progress=on_progress,
         )  # fmt: skip
         for at, (runs, failed) in ended.items():
-            found[at] = msgspec.structs.replace(found[at], runs=runs, failed=failed)
+            found[at] = replace(found[at], runs=runs, failed=failed)
         interrupted = any(
             not failed and (runs is None or runs.replications < replications)
             for runs, failed in ended.values()
         )
     return _answer(wanted, found, seed, replications, interrupted=interrupted)
+
+
+class _PointSums:
+    """Sums over the runs at one point so far."""
+
+    def __init__(self, point: SweepPoint, theory: Prediction) -> None:
+        self.point = point
+        self.theory = theory
+        self.job = bound_failures(job_of(point.scenario, point.strategy), theory)
+        self.failed = ""
+        self._wall = StreamingSummary()
+        self._goodput = StreamingSummary()
+        self._failures = StreamingSummary()
+        self._totals = np.zeros(len(TALLIES))
+
+    def add(self, rows: np.ndarray) -> None:
+        self._wall.add(rows["wall_s"])
+        self._goodput.add(self.job.work_s / rows["wall_s"])
+        self._failures.add(rows["failures"])
+        self._totals += [rows[name].sum() for name in TALLIES]
+
+    def runs(self) -> PointRuns | None:
+        many = self._wall.count
+        if not many:
+            return None
+        usd = usd_per_s(self.point.scenario, self.theory.spares)
+        goodput = tally("goodput", "share", self._goodput)
+        return PointRuns(
+            replications=many,
+            unfinished=self._wall.endless,
+            takes=tally("takes", "s", self._wall, self.theory.wall_s),
+            goodput=replace(goodput, predicted=self.theory.outcome.goodput),
+            costs=tally("costs", "USD", self._wall, self.theory.usd, times=usd),
+            failures=tally("failures", "times", self._failures),
+            means=dict(zip(TALLIES, (self._totals / many).tolist(), strict=True)),
+        )
+
+
+def _simulate_points(
+    wanted: Mapping[int, tuple[SweepPoint, Prediction]],
+    replications: int,
+    *,
+    seed: int,
+    executor: Executor | None,
+    in_flight: int | None,
+    on_progress: Callable[[int, int], None],
+) -> dict[int, tuple[PointRuns | None, str]]:
+    """Return the runs and the error, if any, of each point by its number."""
+    # The simulator takes a while to import, and theory alone does not need it.
+    from outlast.plan.simulate.replications import IN_FLIGHT, reason, results
+
+    sums = {at: _PointSums(*one) for at, one in wanted.items()}
+    done = 0
+    total = replications * len(sums)
+    queue = _by_turns(sums, replications, seed)
+    with closing(results(queue, executor, in_flight or IN_FLIGHT)) as ended:
+        for at, part, rows in ended:
+            if isinstance(rows, Exception):
+                sums[at].failed = f"{reason(rows)}; what was simulated before is kept"
+            elif not sums[at].failed:
+                sums[at].add(rows)
+            done += part.count
+            on_progress(done, total)
+    return {at: (one.runs(), one.failed) for at, one in sums.items()}
+
+
+def _by_turns(
+    sums: Mapping[int, _PointSums], replications: int, seed: int
+) -> Iterator[tuple[int, ReplicationPart]]:
+    """Yield a part of each point in turn, skipping points that have failed."""
+    from outlast.plan.simulate.replications import parts
+
+    waiting = deque((at, parts(one.job, replications, seed)) for at, one in sums.items())
+    while waiting:
+        at, rest = waiting.popleft()
+        part = None if sums[at].failed else next(rest, None)
+        if part is not None:
+            yield at, part
+            waiting.append((at, rest))
 
 
 def _in_theory(point: SweepPoint) -> PointResult:

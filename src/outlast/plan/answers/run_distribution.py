@@ -16,9 +16,7 @@ from outlast.plan.model.scenario import Scenario
 from outlast.plan.model.strategy_prediction import Prediction, predict
 from outlast.plan.simulate.part_executors import IN_FLIGHT
 from outlast.plan.simulate.replications import parts, reason, results
-from outlast.plan.simulate.scenario_job import bound_failures, job_of
-from outlast.plan.simulate.simulated_job import SimulatedJob
-from outlast.plan.simulate.simulation_kernel import TALLIES
+from outlast.plan.simulate.simulated_job import TALLIES, SimulatedJob, bound_failures, job_of
 from outlast.plan.simulate.tallies import StreamingSummary, Tally, tally, usd_per_s, without_advice
 
 LONG_RUN = "drop: theory is of a long run; a simulated one begins with all its replicas"

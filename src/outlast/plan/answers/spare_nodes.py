@@ -25,7 +25,7 @@ from outlast.plan.model.ladder_costs import kinds_of
 from outlast.plan.model.rates import EXACT
 from outlast.plan.model.scenario import NEVER_S, Scenario
 from outlast.plan.model.strategy_prediction import GOODPUT_MIN, predict
-from outlast.theory import bursts, failures
+from outlast.theory import failures, spares
 from outlast.theory import spares as erlang
 from outlast.theory.dollars import HOUR_S
 from outlast.theory.failures import FailureKind
@@ -81,13 +81,13 @@ class SpareModel:
         self.most = math.ceil(self.mean + SPREADS * (spread + reach))  # more are never needed
 
     @cached_property
-    def in_repair(self) -> bursts.InRepair:
+    def in_repair(self) -> spares.InRepair:
         """Distribution of nodes in repair where failures go on."""
-        return bursts.in_repair(self._taking, self._scenario.repair_s)
+        return spares.repair_distribution(self._taking, self._scenario.repair_s)
 
     @cached_property
-    def _stalling(self) -> bursts.Stalling:
-        return bursts.Stalling(self._taking, self._scenario.repair_s, self.most)
+    def _stalling(self) -> spares.Stalling:
+        return spares.Stalling(self._taking, self._scenario.repair_s, self.most)
 
     @cached_property
     def _up(self) -> list[float]:

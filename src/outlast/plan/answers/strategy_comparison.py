@@ -38,8 +38,7 @@ from outlast.plan.simulate.ensembles import (
 )
 from outlast.plan.simulate.part_executors import PartExecutor
 from outlast.plan.simulate.replications import expected_failures
-from outlast.plan.simulate.scenario_job import job_of
-from outlast.plan.simulate.simulated_job import SimulatedJob
+from outlast.plan.simulate.simulated_job import SimulatedJob, job_of
 from outlast.plan.simulate.tallies import Z_MAX, usd_per_s
 from outlast.theory import strategies as theory
 

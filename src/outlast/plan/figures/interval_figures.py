@@ -23,7 +23,7 @@ from outlast.plan.model.rates import EXACT
 from outlast.plan.model.scenario import Scenario
 from outlast.plan.model.strategy_prediction import predict
 from outlast.plan.simulate.replications import simulate
-from outlast.plan.simulate.scenario_job import job_of
+from outlast.plan.simulate.simulated_job import job_of
 from outlast.theory import intervals
 from outlast.theory.failures import DAY_S, PRESETS
 

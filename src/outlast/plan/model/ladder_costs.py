@@ -9,7 +9,7 @@ from typing import Literal, get_args
 from msgspec.structs import replace
 
 from outlast.plan.model.scenario import NEVER_S, Scenario
-from outlast.theory import bursts, failures, replicas, spares
+from outlast.theory import failures, replicas, spares
 from outlast.theory.strategies import Loses, Rung
 
 Strategy = Literal["checkpoint-restart", "peer-memory", "migrate", "drop", "outlast"]
@@ -81,7 +81,7 @@ def spares_of(scenario: Scenario, strategy: Strategy) -> int:
     if scenario.rack_mtbf_s == NEVER_S:
         mean = spares.in_repair(taking_rate_per_s(scenario), scenario.repair_s)
         return int(spares.quantile(ENOUGH, mean))
-    return bursts.in_repair(kinds_of(scenario), scenario.repair_s).quantile(ENOUGH)
+    return spares.repair_distribution(kinds_of(scenario), scenario.repair_s).quantile(ENOUGH)
 
 
 def taking_rate_per_s(scenario: Scenario) -> float:

@@ -35,7 +35,7 @@ from outlast.plan.model.ladder_costs import (
     taking_rate_per_s,
 )
 from outlast.plan.model.scenario import NEVER_S, Scenario
-from outlast.theory import bursts, degraded, dollars, intervals, replicas, spares, strategies
+from outlast.theory import dollars, intervals, replicas, spares, strategies
 from outlast.theory.strategies import RecoveryOutcome
 
 EXPONENT_MAX = 500.0  # e to it is for ever
@@ -220,7 +220,7 @@ def _at_full_speed(
     ladder = rungs(scenario, strategy, memory=job.snapshots > 0)
     if job.spares is None or scenario.rack_mtbf_s == NEVER_S:
         return strategies.recovering(job, ladder)
-    away = bursts.Stalling(kinds_of(scenario), scenario.repair_s, job.spares)
+    away = spares.Stalling(kinds_of(scenario), scenario.repair_s, job.spares)
     stalled = away.share(job.spares)
     unstalled = strategies.recovering(replace(job, spares=None), ladder)
     return lambda one: _stalled(unstalled(one), stalled)
@@ -260,7 +260,7 @@ def _dropping(
     pause_s = scenario.pause_s + scenario.step_s / 2
 
     def outcome(one: strategies.RecoveryJob) -> RecoveryOutcome:
-        found = degraded.drop_and_regrow(
+        found = replicas.drop_and_regrow(
             replace(one, repair_s=out_s * taking), many, pause_s, restart_s, fatal / every
         )
         paused = intervals.in_regime(job.detect_s + pause_s, job.mtbf_s)

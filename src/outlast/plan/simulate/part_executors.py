@@ -35,9 +35,6 @@ def local_executor(workers: int) -> Iterator[PartExecutor]:
     if workers == 1:
         yield PartExecutor(None, 1)
         return
-    from outlast.plan.simulate.replications import compile_once  # Numba takes a second to load
-
-    compile_once()  # or each process would, at the same time
     pool = ProcessPool(workers)
     try:
         yield PartExecutor(pool, PARTS_A_WORKER * workers)

@@ -15,17 +15,19 @@ import numpy as np
 
 from outlast import __version__
 from outlast.errors import OutlastError, UsageError
-from outlast.plan.simulate.numba_compilation import is_kept
+from outlast.plan.simulate.compiled_random import is_kept
 from outlast.plan.simulate.part_executors import IN_FLIGHT, interruption
 from outlast.plan.simulate.simulated_job import (
     STATE,
+    TALLIES,
     SimulatedJob,
     check_job,
     check_seed,
     fleet,
     parameters,
 )
-from outlast.plan.simulate.simulation_kernel import TALLIES, replicate
+from outlast.plan.simulate.simulation_kernel import replicate
+from outlast.process_pool import ProcessPool
 
 ROWS = np.dtype([(name, "f8") for name in TALLIES])
 FAILURES_A_PART = 500_000  # some tenths of a second; between two parts an interruption is heard
@@ -115,6 +117,8 @@ def results(
     second time at once), so that its results are complete: fewer parts than wanted mean that it was
     interrupted.
     """
+    if isinstance(executor, ProcessPool):
+        compile_once()  # or each of its processes would, at the same time
     source = iter(wanted)
     waiting: deque[tuple[K, ReplicationPart, Future[np.ndarray]]] = deque()
     with interruption() as interrupted:

@@ -6,8 +6,14 @@ import math
 
 import numpy as np
 
-from outlast.plan.simulate.numba_compilation import compiled, inlined
-from outlast.plan.simulate.random_stream import exponential, gamma, gap, uniform
+from outlast.plan.simulate.compiled_random import (
+    compiled,
+    exponential,
+    gamma,
+    gap,
+    inlined,
+    uniform,
+)
 from outlast.plan.simulate.simulated_job import (
     LIVE,
     MEMORY,

@@ -11,8 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from outlast.plan.simulate.numba_compilation import bare, cached, compiled, inlined, sources
-from outlast.plan.simulate.random_stream import key_of
+from outlast.plan.simulate.compiled_random import bare, cached, compiled, inlined, key_of, sources
 from outlast.plan.simulate.simulated_job import (
     LIVE,
     MEMORY,
@@ -22,11 +21,6 @@ from outlast.plan.simulate.simulated_job import (
     State,
 )
 from outlast.plan.simulate.simulated_nodes import begin_fleet, collect, fill, strike, upcoming
-
-TALLIES = (
-    "wall_s", "done_s", "failures", "incidents", "from_live", "from_memory", "from_storage",
-    "stalls", "redo_s", "save_s", "detect_s", "restart_s", "wait_s", "slow_s",
-)  # fmt: skip
 
 
 def _entry(of: str) -> Callable[[Parameters, SimulatedFleet, State, int, int, np.ndarray], None]:

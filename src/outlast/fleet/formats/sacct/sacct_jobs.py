@@ -17,8 +17,7 @@ from outlast.fleet.formats.log_reading import (
     number_attempts,
 )
 from outlast.fleet.formats.sacct import sacct_values
-from outlast.fleet.formats.sacct.sacct_fields import convert_rows
-from outlast.fleet.formats.sacct.sacct_header import COLUMNS, SacctOptions
+from outlast.fleet.formats.sacct.sacct_columns import COLUMNS, SacctOptions, convert_rows
 from outlast.fleet.formats.sacct.sacct_values import NAIVE, SECOND_NS
 from outlast.fleet.record_tables import Name, schema
 from outlast.log_records import JobEnded

@@ -11,7 +11,7 @@ import polars as pl
 
 from outlast.errors import SourceError
 from outlast.fleet.formats.log_reading import ReadTotals, RecordBatch, make_reject, read_bounded
-from outlast.fleet.formats.sacct.sacct_header import COLUMNS, SacctOptions
+from outlast.fleet.formats.sacct.sacct_columns import COLUMNS, SacctOptions
 from outlast.fleet.formats.sacct.sacct_jobs import STEP, JobConverter
 
 JOBS_AT_ONCE = 50_000

@@ -21,8 +21,8 @@ from outlast.fleet.formats.log_reading import (
     refuse_foreign_format,
     unreadable_error,
 )
-from outlast.fleet.formats.sacct import sacct_header, sacct_json, sacct_text
-from outlast.fleet.formats.sacct.sacct_header import SacctHeader, SacctOptions
+from outlast.fleet.formats.sacct import sacct_columns, sacct_json, sacct_text
+from outlast.fleet.formats.sacct.sacct_columns import SacctHeader, SacctOptions
 from outlast.fleet.formats.sacct.sacct_jobs import JobConverter
 
 HEAD_BYTES = 1 << 16
@@ -94,13 +94,13 @@ def explain_unreadable(source: str, head: bytes) -> SourceError | None:
         if words.match(first):
             return SourceError(
                 f"{source} is of {command}, which shows the current state; run sacct --allusers"
-                f" --parsable2 --duplicates --format={sacct_header.USUAL}"
+                f" --parsable2 --duplicates --format={sacct_columns.USUAL}"
             )
     try:
         _start(source, head, SacctOptions())
     except SourceError as error:
         names = re.findall(r"[A-Za-z]+", first.lower())
-        named = sum(name in sacct_header.KNOWN for name in names) * 2 > len(names) > 2
+        named = sum(name in sacct_columns.KNOWN for name in names) * 2 > len(names) > 2
         return error if named or _ROW.search(first) else None
     return None
 
@@ -111,7 +111,7 @@ def _start(source: str, head: bytes, options: SacctOptions) -> _Start:
     for number, line in enumerate(head.splitlines(keepends=True)[:HEAD_LINES], 1):
         text = line.decode(errors="replace").removeprefix("\ufeff")
         offset += len(line)
-        if found := sacct_header.parse_header(text, source, options):
+        if found := sacct_columns.parse_header(text, source, options):
             if options.columns:
                 raise SourceError(f"{source} has a header of its own: leave out --columns")
             return _Start(found, before, number + 1, offset)
@@ -119,13 +119,13 @@ def _start(source: str, head: bytes, options: SacctOptions) -> _Start:
             before.append((number, text.rstrip("\r\n")))
     if options.columns:
         return _Start(
-            sacct_header.header_of_options(source, options),
+            sacct_columns.header_of_options(source, options),
             [],
             1,
             3 if head[:3] == b"\xef\xbb\xbf" else 0,
         )
     shown = before[0][1][:80] if before else ""
-    if '"' in shown and sacct_header.parse_header(before[0][1].replace('"', ""), source, options):
+    if '"' in shown and sacct_columns.parse_header(before[0][1].replace('"', ""), source, options):
         raise SourceError(
             f"{source} has quotes around its fields, as a spreadsheet or psql writes them and sacct"
             " does not: save it without them, with | or a tab between fields, or read it by a"

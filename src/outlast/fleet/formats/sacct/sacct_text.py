@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from outlast.errors import SourceError
 from outlast.fleet.formats.sacct import sacct_values
-from outlast.fleet.formats.sacct.sacct_header import SacctHeader
+from outlast.fleet.formats.sacct.sacct_columns import SacctHeader
 
 LINES_MAX = 1000  # of one record
 EXTRA_MAX = 30  # delimiters in the fields of one record

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import polars as pl
 
 from outlast.errors import UsageError
-from outlast.fleet.analysis.jobs import job_runs
+from outlast.fleet.analysis import job_runs
 from outlast.fleet.record_tables import Tables
 from outlast.theory import ettr as theory
 from outlast.theory.argument_checks import check_not_negative, check_positive

@@ -1,1 +1,0 @@
-"""Analyses of jobs: runs, ETTR, goodput, preemptions, crash loops."""
