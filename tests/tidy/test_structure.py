@@ -17,7 +17,7 @@ CEILINGS = {
     "fmt: skip": 454,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 89600,
+    "lines": 89700,
     "functions of more than 70 lines": 0,
 }
 
