@@ -153,7 +153,7 @@ def test_a_save_that_ends_late_is_not_the_newest_either() -> None:
     report(desk, 3)
     undecided(desk)
     saved(desk, 5, 1)
-    assert desk.state.checkpoint is not None and desk.state.checkpoint.n == 2
+    assert desk.state.saves.checkpoint is not None and desk.state.saves.checkpoint.n == 2
 
 
 def test_without_such_a_copy_the_run_stops_with_the_cause() -> None:

@@ -259,10 +259,10 @@ def test_ranks_that_compute_differently_do_not_start() -> None:
     desk.agent()
     desk.hello("w1-0", isa="avx2")
     desk.hello("w1-1", isa="avx512")
-    assert desk.state.mode == "stopping" and desk.state.end is not None
-    assert desk.state.end.outcome == "user_error"
-    assert desk.state.end.cause is not None and "isa: avx512 against avx2" in (
-        desk.state.end.cause.detail
+    assert desk.state.mode == "stopping" and desk.state.ending.result is not None
+    assert desk.state.ending.result.outcome == "user_error"
+    assert desk.state.ending.result.cause is not None and "isa: avx512 against avx2" in (
+        desk.state.ending.result.cause.detail
     )
 
 
@@ -279,8 +279,8 @@ def test_ranks_that_protect_different_things_stop_the_run() -> None:
     desk = running()
     desk.say("w1-0", messages.StateProtected(schema="x", summary="Linear(4, 4)"))
     desk.say("w1-1", messages.StateProtected(schema="y", summary="Linear(4, 5)"))
-    assert desk.state.end is not None and desk.state.end.outcome == "user_error"
-    cause = desk.state.end.cause
+    assert desk.state.ending.result is not None and desk.state.ending.result.outcome == "user_error"
+    cause = desk.state.ending.result.cause
     assert cause is not None and cause.kind == "mismatch"
     assert "Linear(4, 4)" in cause.detail and "Linear(4, 5)" in cause.detail
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, get_args
 
-import msgspec
 import pytest
 
 from outlast.config import Limits
@@ -23,13 +22,15 @@ def worker(name: str, seat: int) -> WorkerRecord:
     return WorkerRecord(name=name, agent="a", since_ns=0, seat=seat)
 
 
-def state(**changes: Any) -> ControllerState:
-    """An open generation of two ranks, which holds every invariant."""
+def state(changes: dict[str, Any]) -> ControllerState:
+    """An open generation of two ranks, which holds every invariant, with these changes."""
     workers = {name: worker(name, seat) for seat, name in enumerate(("w0", "w1"))}
-    return msgspec.structs.replace(
-        initial(2, 0, Limits()),
-        **{"mode": "open", "seats": ("w0", "w1"), "workers": workers, "generation": 1, **changes},
-    )
+    sound = {"mode": "open", "seats": ("w0", "w1"), "workers": workers, "generation": 1}
+    found = initial(2, 0, Limits())
+    for name, value in {**sound, **changes}.items():
+        part, _, field = name.rpartition(".")
+        setattr(getattr(found, part) if part else found, field, value)
+    return found
 
 
 def test_the_document_shows_the_table() -> None:
@@ -45,7 +46,7 @@ def test_every_mode_has_a_row_and_is_reached() -> None:
 
 
 def test_a_sound_state_is_valid() -> None:
-    state().validate()
+    state({}).validate()
     initial(2, 0, Limits()).validate()
 
 
@@ -59,14 +60,14 @@ def test_a_sound_state_is_valid() -> None:
         ({"workers": {"w0": worker("w0", 1)}}, "seats and workers differ"),
         ({"workers": {"w0": worker("w0", 7)}}, "seats and workers differ"),
         ({"mode": "connecting", "seats": ("w0", "")}, "an empty seat"),
-        ({"end": DONE}, "the end and the mode"),
+        ({"ending.result": DONE}, "the end and the mode"),
         ({"mode": "stopping"}, "the end and the mode"),
         ({"transfers": ((0, 2),)}, "a transfer leaves the world"),
         ({"incident": 3, "incidents": 2}, "an incident has no number"),
-        ({"looks": 1}, "a restart is not counted"),
+        ({"saves.searches": 1}, "a restart is not counted"),
         ({"since_ns": 5, "now_ns": 4}, "time runs backwards"),
     ],
 )
 def test_a_contradiction_is_named(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InvariantError, match=message):
-        state(**changes).validate()
+        state(changes).validate()

@@ -9,7 +9,7 @@ import pytest
 
 from outlast import events
 from outlast.controller import planned_migration
-from outlast.controller.state_machine import AnyEntry, AppendJournal, Emit, RankMigrated, Send
+from outlast.controller.inputs import AnyEntry, AppendJournal, Emit, RankMigrated, Send
 from outlast.testing.controller_driver import ControllerDriver, S
 from outlast.transport import messages
 

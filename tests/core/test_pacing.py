@@ -6,7 +6,7 @@ import pytest
 
 from outlast import events
 from outlast.config import AUTO
-from outlast.controller.state_machine import SavePolicy
+from outlast.controller.save_schedule.save_tiers import SavePolicy
 from outlast.testing.controller_driver import ControllerDriver
 from outlast.transport import messages
 
@@ -127,7 +127,7 @@ def test_failures_shorten_the_interval_and_their_tier_is_counted() -> None:
         for name in desk.seats():
             desk.lose(name, 9 + life)
         desk.open(8 + life)
-    seen = desk.state.measured
+    seen = desk.state.intervals.measured
     assert (seen.failures, seen.from_disk, seen.from_memory) == (4, 4, 0)
     assert len(seen.disk.restore.values) == 4 and seen.restoring_ns == 0
     newest = desk.emitted(events.Scheduled, history=True)[-1]
@@ -141,7 +141,7 @@ def test_a_failure_counts_where_it_was_restored_from(tier: str) -> None:
     for name in desk.seats():
         desk.lose(name, 5)
     desk.open(4)
-    seen = desk.state.measured
+    seen = desk.state.intervals.measured
     assert (seen.from_memory, seen.from_disk) == (tier == "memory", tier == "disk")
 
 
@@ -149,10 +149,10 @@ def test_noise_between_two_decisions_moves_nothing() -> None:
     desk = running()
     copied(desk, 4)
     flushed(desk, 4)
-    first = desk.state.schedule
+    first = desk.state.intervals.schedule
     for n in range(8, 100, 4):
         copied(desk, n, blocking_s=0.5 * (n % 3))
-    assert desk.state.schedule is first
+    assert desk.state.intervals.schedule is first
     desk.now_ns += 20 * 10**9
     copied(desk, 100, blocking_s=0.5)
-    assert desk.state.schedule is not first
+    assert desk.state.intervals.schedule is not first

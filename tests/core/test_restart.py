@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from outlast import events
-from outlast.controller.state_machine import CheckpointFound, Verify
+from outlast.controller.inputs import CheckpointFound, Verify
 from outlast.testing.controller_driver import ControllerDriver
 from outlast.transport import messages
 
@@ -71,7 +71,7 @@ def test_a_disk_that_does_not_answer_holds_nobody_up_for_ever() -> None:
     desk.tick(6)
     assert desk.state.mode == "gathering" and seats(desk) == {(8, "ck/8")}
     found(desk, OLDER)
-    assert desk.state.checkpoint == NEWEST
+    assert desk.state.saves.checkpoint == NEWEST
 
 
 def test_a_stop_meanwhile_has_nothing_to_save() -> None:

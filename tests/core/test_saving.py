@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from outlast import events
-from outlast.controller.state_machine import SavePolicy, SaveRequested
+from outlast.controller.inputs import SaveRequested
+from outlast.controller.save_schedule.save_tiers import SavePolicy
 from outlast.testing.controller_driver import ControllerDriver
 from outlast.transport import messages
 

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from outlast import events
-from outlast.controller.state_machine import AgentLost, Opened, Received, SharedValueStored, handle
+from outlast.controller.inputs import AgentLost, Opened, Received, SharedValueStored
+from outlast.controller.state_machine import handle
 from outlast.testing.controller_driver import ControllerDriver, S
 from outlast.transport import messages
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from outlast import events
-from outlast.controller.state_machine import AgentLost, LauncherStalled, StopRequested
+from outlast.controller.inputs import AgentLost, LauncherStalled, StopRequested
 from outlast.testing.controller_driver import ControllerDriver, S
 from outlast.transport import messages
 

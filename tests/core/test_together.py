@@ -7,15 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from outlast import events
-from outlast.controller.state_machine import (
-    Action,
-    ControllerState,
-    Input,
-    Received,
-    Wake,
-    handle,
-    handle_all,
-)
+from outlast.controller.controller_state import ControllerState
+from outlast.controller.inputs import Action, Input, Received, Wake
+from outlast.controller.state_machine import handle, handle_all
 from outlast.testing.controller_driver import ControllerDriver
 from outlast.transport import messages
 

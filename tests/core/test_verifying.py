@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outlast import events
-from outlast.controller.state_machine import AgentLost, CheckpointFound, Verify
+from outlast.controller.inputs import AgentLost, CheckpointFound, Verify
 from outlast.testing.controller_driver import ControllerDriver
 from outlast.transport import messages
 
@@ -129,7 +129,7 @@ def test_a_restart_counts_once_and_from_where_it_began() -> None:
     blink(desk)
     desk.hello("w1-3")
     found(desk, OLDER)
-    measured = desk.state.measured
+    measured = desk.state.intervals.measured
     assert (measured.failures, measured.from_memory, measured.from_disk) == (1, 0, 1)
 
 

@@ -7,10 +7,16 @@ import sys
 
 import pytest
 
-from outlast.controller import hang_detection, membership, planned_migration, state_machine
+from outlast.controller import (
+    checkpoint_tracking,
+    hang_detection,
+    membership,
+    planned_migration,
+    state_machine,
+)
 from outlast.controller.audit import audit_protocol
 from outlast.controller.audit.audit_verdict import AuditVerdict
-from outlast.controller.lifecycle import checkpoint_search, restart
+from outlast.controller.lifecycle import restart
 from outlast.controller.recovery import reconfiguration, recovery_decision
 from outlast.testing import SimCluster, SimFailure, run_seed
 
@@ -72,7 +78,7 @@ BREAKAGES = {
     "repeated frames count": (state_machine, "_in_order", lambda *arguments: True),
     "any checkpoint is trusted": (restart, "on_checkpoint_found", _trusting),
     "copies outlive their hosts": (
-        checkpoint_search,
+        checkpoint_tracking,
         "search_checkpoint_again",
         lambda turn: False,
     ),

@@ -15,7 +15,13 @@ if TYPE_CHECKING:
 
 # part -> the only module that may write it
 WRITERS = {
+    "audit": "audit_protocol",
+    "ending": "run_ending",
     "findings": "planned_migration",
+    "intervals": "interval_updates",
+    "saves": "checkpoint_tracking",
+    "shared": "shared_values",
+    "term": "run_start",
 }
 MUTATORS = {
     "add", "append", "clear", "discard", "extend", "insert", "pop", "popitem", "remove", "reverse",

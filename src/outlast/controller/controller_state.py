@@ -6,23 +6,23 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from outlast import events
 from outlast.config import Limits
 from outlast.controller.audit.audit_records import AuditState
-from outlast.controller.inputs import (
-    Action,
-    AnyEntry,
-    AppendJournal,
-    Emit,
-    EndRun,
-    Send,
-)
+from outlast.controller.inputs import Action, AnyEntry, AppendJournal, Emit, Send
 from outlast.controller.modes import MODES, Mode
-from outlast.controller.save_schedule.save_costs import RunMeasurements
-from outlast.controller.save_schedule.save_intervals import Schedule
 from outlast.controller.save_schedule.save_tiers import SavePolicy
-from outlast.controller.state_parts import Findings
+from outlast.controller.state_parts import (
+    Ending,
+    Findings,
+    SaveIntervals,
+    Saves,
+    SharedValues,
+    StatePart,
+    Term,
+)
 from outlast.errors import InvariantError
 from outlast.transport import messages
 
@@ -70,22 +70,12 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     is_blocked: bool = False  # its interpreter lock is held: it cannot answer now
 
 
-class SharedValueInProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """A shared value on its way: who makes it, until when, and who else waits for it."""
-
-    maker: str
-    until_ns: int
-    askers: tuple[str, ...]
-
-
-class ControllerState(msgspec.Struct, kw_only=True):
+class ControllerState(StatePart, kw_only=True):
     """Everything; never changed after `handle` has returned it."""
 
     world: int
     spares: int
     limits: Limits
-    run: str = ""
-    term: int = 0
     now_ns: int = 0
     mode: Mode = "unborn"
     path: tuple[Mode, ...] = ()  # modes of the newest turn, with the one before it
@@ -96,17 +86,13 @@ class ControllerState(msgspec.Struct, kw_only=True):
     first: bool = True  # the generation's members all start; nobody joins
     opened: bool = False  # this generation has been open
     seats: tuple[str, ...] = ()
-    agents: dict[str, AgentRecord] = {}
-    workers: dict[str, WorkerRecord] = {}
-    seqs: dict[str, int] = {}
-    abandoned_slots: dict[int, dict[str, bytes]] = {}  # seat -> slots of its lost occupants
-    records: dict[int, bytes] = {}
-    puts: dict[str, bytes] = {}
-    shared: dict[str, bytes] = {}
-    making: dict[str, SharedValueInProgress] = {}
-    checkpoint: messages.Checkpointed | None = None
+    agents: dict[str, AgentRecord] = msgspec.field(default_factory=dict)
+    workers: dict[str, WorkerRecord] = msgspec.field(default_factory=dict)
+    seqs: dict[str, int] = msgspec.field(default_factory=dict)
+    abandoned_slots: dict[int, dict[str, bytes]] = msgspec.field(
+        default_factory=dict
+    )  # seat -> slots of its lost occupants
     fingerprint: dict[str, str] | None = None
-    schema: tuple[int, messages.StateProtected] | None = None
     transfers: tuple[tuple[int, int], ...] = ()
     verdict: str = ""
     incident: int = 0  # the open one; 0: none
@@ -114,9 +100,9 @@ class ControllerState(msgspec.Struct, kw_only=True):
     faults: tuple[events.Fault, ...] = ()  # of the open incident
     causes: tuple[events.Fault, ...] = ()  # of the generations that made no progress
     newest: tuple[events.Fault, ...] = ()  # of this generation
-    attempts: dict[str, int] = {}  # generations without progress, by what would recur ("": nothing)
-    looked: bool = False  # at the checkpoints, since an agent was last lost
-    looks: int = 0  # of the newest restart
+    attempts: dict[str, int] = msgspec.field(
+        default_factory=dict
+    )  # generations without progress, by what would recur ("": nothing)
     restarts: int = 0  # restarts in a row without a phase or a checkpoint beyond the next two
     restarted_at: int = -1  # the farthest phase heard of at the newest restart
     restarted_from: int = -1  # the farthest checkpoint at a restart
@@ -124,43 +110,28 @@ class ControllerState(msgspec.Struct, kw_only=True):
     reached: tuple[int, int] = (0, 0)  # the farthest (n, step) heard of
     spawned: int = 0
     respawns: int = 0  # workers started beyond the first ones, with no phase completed between
-    early_deaths: dict[int, int] = {}  # seat -> accidents before its seat, since one opened
+    early_deaths: dict[int, int] = msgspec.field(
+        default_factory=dict
+    )  # seat -> accidents before its seat, since one opened
     refill_due: bool = False  # spares are to be filled up once this generation completes a phase
     respawned_at: int = -1  # the farthest phase heard of when the newest of them was started
     spares_failed: int = 0  # spares in a row that died young, since the generation opened
-    save_wanted: bool = False  # the next generation that opens saves first
-    save_n: int = -1  # phases completed where a save was asked for: the next phase is that save
     policy: SavePolicy = SavePolicy()
-    measured: RunMeasurements = RunMeasurements()
-    schedule: Schedule | None = None  # the newest; None: nothing to choose, or not all measured
-    scheduled_ns: int = 0
-    announced: tuple[str, int, int] = ("", 0, 0)  # seat 0's worker, and the intervals sent to it
     migrate_on: MigrateOn = ""
+    term: Term = msgspec.field(default_factory=Term)
+    saves: Saves = msgspec.field(default_factory=Saves)
+    intervals: SaveIntervals = msgspec.field(default_factory=SaveIntervals)
     findings: Findings = msgspec.field(default_factory=Findings)
+    shared: SharedValues = msgspec.field(default_factory=SharedValues)
+    ending: Ending = msgspec.field(default_factory=Ending)
     audit: AuditState = AuditState()
-    drain_reason: str = ""
-    drain_ns: int = 0
-    end: EndRun | None = None
-    fence_wait: tuple[str, ...] = ()  # agents that a later term waits for
-    old_seats: tuple[str, ...] = ()  # who sat where when the earlier term ended
-    joining: tuple[int, ...] = ()  # seats that held no state when the earlier term ended
     wake_ns: int = 0
     dropped: int = 0
 
     def copy(self) -> ControllerState:
-        """A state of its own for one turn: tables copied, their frozen entries shared."""
-        fresh = msgspec.structs.replace(self, path=(self.mode,))
-        fresh.agents = dict(self.agents)
-        fresh.workers = dict(self.workers)
-        fresh.seqs = dict(self.seqs)
-        fresh.abandoned_slots = dict(self.abandoned_slots)
-        fresh.records = dict(self.records)
-        fresh.puts = dict(self.puts)
-        fresh.shared = dict(self.shared)
-        fresh.making = dict(self.making)
-        fresh.attempts = dict(self.attempts)
-        fresh.early_deaths = dict(self.early_deaths)
-        fresh.findings = self.findings.copy()
+        """Return a state of its own for one turn; its path begins with the present mode."""
+        fresh = super().copy()
+        fresh.path = (self.mode,)
         return fresh
 
     def members(self) -> Iterator[WorkerRecord]:
@@ -201,7 +172,7 @@ class ControllerState(msgspec.Struct, kw_only=True):
     def is_new(self) -> bool:
         """Return whether this job has never completed a phase, so that a failure may be a permanent
         one."""
-        return self.checkpoint is None and max(self.reached[0], self.n) == 0
+        return self.saves.checkpoint is None and max(self.reached[0], self.n) == 0
 
     def validate(self) -> None:
         """Check the invariants of the state; the simulator and the tests do so after every turn.
@@ -224,14 +195,15 @@ class ControllerState(msgspec.Struct, kw_only=True):
                 self.mode != "connecting" or all(name in self.workers for name in self.seats)
             ),
             "the end and the mode differ": (
-                (self.end is not None) == (self.mode in ("stopping", "ended"))
+                (self.ending.result is not None) == (self.mode in ("stopping", "ended"))
             ),
-            "a shared value is made twice": not self.making.keys() & self.shared.keys(),
+            "a shared value is made twice": not self.shared.making.keys()
+            & self.shared.stored.keys(),
             "a transfer leaves the world": all(
                 0 <= seat < self.world for transfer in self.transfers for seat in transfer
             ),
             "an incident has no number": 0 <= self.incident <= self.incidents,
-            "a restart is not counted": self.looks == 0 or self.restarts > 0,
+            "a restart is not counted": self.saves.searches == 0 or self.restarts > 0,
             "time runs backwards": self.since_ns <= self.now_ns,
         }
         broken += [text for text, holds in checks.items() if not holds]
@@ -301,7 +273,7 @@ class ControllerTurn:
 
     def change(self, name: str, **changes: Any) -> WorkerRecord:
         """Replace fields of one worker's record."""
-        worker = msgspec.structs.replace(self.state.workers[name], **changes)
+        worker = replace(self.state.workers[name], **changes)
         self.state.workers[name] = worker
         return worker
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import msgspec
+from msgspec.structs import replace
 
 from outlast import events
 from outlast.controller import membership, shared_values
@@ -29,8 +29,9 @@ def expire(turn: ControllerTurn) -> None:
             _expire_worker(turn, worker)
     shared_values.give_up_late(turn)
     audit.expire(turn)
-    if state.drain_ns and now_ns >= state.drain_ns and state.mode not in ("stopping", "ended"):
-        run_ending.interrupt(turn, f"{state.drain_reason} (not everybody drained in time)")
+    drain_ns = state.ending.drain_ns
+    if drain_ns and now_ns >= drain_ns and state.mode not in ("stopping", "ended"):
+        run_ending.interrupt(turn, f"{state.ending.drain_reason} (not everybody drained in time)")
         return
     mode_ns = _mode_deadline(turn)
     if mode_ns is None or now_ns < mode_ns:
@@ -58,9 +59,7 @@ def excuse(turn: ControllerTurn, gap_ns: int) -> None:
         return min(t_ns + gap_ns, turn.now_ns) if t_ns else 0
 
     for agent in tuple(state.agents.values()):
-        state.agents[agent.name] = msgspec.structs.replace(
-            agent, renewed_ns=later(agent.renewed_ns)
-        )
+        state.agents[agent.name] = replace(agent, renewed_ns=later(agent.renewed_ns))
     for worker in tuple(state.workers.values()):
         turn.change(
             worker.name,
@@ -68,11 +67,9 @@ def excuse(turn: ControllerTurn, gap_ns: int) -> None:
             killed_ns=later(worker.killed_ns),
             missing_ns=later(worker.missing_ns),
         )
-    for name, making in tuple(state.making.items()):
-        state.making[name] = msgspec.structs.replace(making, until_ns=making.until_ns + gap_ns)
+    shared_values.excuse(turn, gap_ns)
+    run_ending.excuse(turn, gap_ns)
     state.since_ns, state.greeted_ns = later(state.since_ns), later(state.greeted_ns)
-    if state.drain_ns:
-        state.drain_ns += gap_ns
 
 
 def _expire_worker(turn: ControllerTurn, worker: WorkerRecord) -> None:
@@ -181,7 +178,7 @@ def wake(turn: ControllerTurn) -> None:
     due = [agent.until_ns() for agent in state.agents.values() if not agent.lapsed]
     due += [
         making.until_ns
-        for making in state.making.values()
+        for making in state.shared.making.values()
         if (maker := state.workers.get(making.maker)) and not maker.killed_ns
     ]
     for worker in state.workers.values():
@@ -195,8 +192,8 @@ def wake(turn: ControllerTurn) -> None:
         due.append(mode_ns)
     if names_ns := audit.due_ns(turn):
         due.append(names_ns)
-    if state.drain_ns and state.mode != "stopping":
-        due.append(state.drain_ns)
+    if state.ending.drain_ns and state.mode != "stopping":
+        due.append(state.ending.drain_ns)
     if due and (min(due) != state.wake_ns or state.wake_ns <= turn.now_ns):
         state.wake_ns = max(min(due), turn.now_ns + 1)
         turn.actions.append(Wake(t_ns=state.wake_ns))

@@ -34,6 +34,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import msgspec
+from msgspec.structs import replace
 
 from outlast.config import Limits
 from outlast.controller.worker_observation import WorkerObservation, is_judged, is_out
@@ -130,7 +131,7 @@ def watch(
         if retry is not None:
             if _moves(seated) == memory.retried:
                 return memory, HangVerdict()
-            memory = msgspec.structs.replace(
+            memory = replace(
                 memory, retried=_moves(seated), retries=memory.retries + 1, retried_n=retry.n
             )
             return memory, HangVerdict(retry=_at(retry, now_ns, unix_ns))
@@ -138,7 +139,7 @@ def watch(
     again_ns = now_ns - floor_ns
     fresh = [fault for fault in found if memory.blamed_ns.get(fault.worker, again_ns) <= again_ns]
     blamed_ns = {**memory.blamed_ns, **{fault.worker: now_ns for fault in fresh}}
-    memory = _excuse(msgspec.structs.replace(memory, blamed_ns=blamed_ns), seated, fresh)
+    memory = _excuse(replace(memory, blamed_ns=blamed_ns), seated, fresh)
     return memory, HangVerdict(suspects=tuple(_at(fault, now_ns, unix_ns) for fault in fresh))
 
 
@@ -149,7 +150,7 @@ def _moves(seated: list[WorkerObservation]) -> tuple[int, ...]:
 def _at(fault: Fault, now_ns: int, unix_ns: int) -> Fault:
     """The fault with its Unix time, where that is known."""
     t_ns = fault.t_ns + unix_ns - now_ns if unix_ns else 0
-    return msgspec.structs.replace(fault, t_ns=t_ns)
+    return replace(fault, t_ns=t_ns)
 
 
 def _remember(
@@ -176,7 +177,7 @@ def _remember(
             n, stood_ns = before_n, max(look.t_ns - moved_ns, stood_ns if before_n == n else 0)
         if look.state == "running" and is_out(look):
             out[look.worker] = look.n, look.t_ns
-    return msgspec.structs.replace(
+    return replace(
         memory,
         stopped=stopped,
         blamed_ns={name: t_ns for name, t_ns in memory.blamed_ns.items() if name in names},
@@ -201,7 +202,7 @@ def _excuse(
     if not places:
         return memory
     excused = tuple(dict.fromkeys((*memory.excused, *places)))[-_PLACES_MAX:]
-    return msgspec.structs.replace(memory, excused=excused, excused_n=max(places.values()))
+    return replace(memory, excused=excused, excused_n=max(places.values()))
 
 
 def _stopped(
@@ -324,7 +325,7 @@ def _skipped(
         f" one that {len(waiting)} other rank(s) wait in ({_where(waiting[0])})"
     )
     fault = _fault(kind, detail, progressed[0], progressed[0].t_ns)
-    return fault if kind == "hung" else msgspec.structs.replace(fault, worker="", seat=-1)
+    return fault if kind == "hung" else replace(fault, worker="", seat=-1)
 
 
 def _place(look: WorkerObservation) -> tuple[int, int, int]:

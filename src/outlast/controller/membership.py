@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-import msgspec
+from msgspec.structs import replace
 
 from outlast import events
-from outlast.controller import planned_migration, shared_values
+from outlast.controller import checkpoint_tracking, planned_migration, shared_values
 from outlast.controller.controller_state import (
     S_NS,
     AgentRecord,
@@ -46,7 +46,7 @@ def spawn(turn: ControllerTurn, seat: int) -> str:
         return ""
     if respawn:
         _count_respawn(turn)
-    name = f"w{state.term}-{state.spawned}"
+    name = f"w{state.term.number}-{state.spawned}"
     state.spawned += 1
     agent = min(room)[-1]
     state.workers[name] = WorkerRecord(
@@ -109,7 +109,7 @@ def refill_spares(turn: ControllerTurn, body: messages.Renew) -> None:
     """Replace the spares that were used, once the generation has completed a phase: to start a
     process beside the redone step would slow the recovery down."""
     state = turn.state
-    if not state.refill_due or state.mode != "open" or state.drain_ns:
+    if not state.refill_due or state.mode != "open" or state.ending.drain_ns:
         return
     moved = any(
         n > state.n and (worker := state.workers.get(name)) is not None and worker.seat >= 0
@@ -179,7 +179,8 @@ def on_offered(
     state = turn.state
     known = state.agents.get(envelope.agent)
     reborn = known is not None and known.incarnation < envelope.incarnation
-    state.looked = state.looked and not reborn
+    if reborn:
+        checkpoint_tracking.on_host_lost(turn)
     state.agents[envelope.agent] = AgentRecord(
         name=envelope.agent,
         incarnation=envelope.incarnation,
@@ -224,7 +225,7 @@ def _meet(turn: ControllerTurn, agent: str, name: str) -> None:
 def on_renewed(turn: ControllerTurn, agent: AgentRecord, body: messages.Renew) -> None:
     """Renew an agent's lease."""
     state = turn.state
-    state.agents[agent.name] = msgspec.structs.replace(agent, renewed_ns=turn.now_ns)
+    state.agents[agent.name] = replace(agent, renewed_ns=turn.now_ns)
     turn.tell(agent.name, messages.Renewed(lease_s=state.limits.lease_s))
     for name, (n, step, word, _) in body.beats.items():
         worker = state.workers.get(name)
@@ -239,26 +240,16 @@ def on_renewed(turn: ControllerTurn, agent: AgentRecord, body: messages.Renew) -
     refill_spares(turn, body)
 
 
-def on_checkpointed(turn: ControllerTurn, body: messages.Checkpointed) -> None:
-    """The newest one counts; of one place the copy in memory, which is nearer."""
-    if turn.state.audit.is_barred(body):
-        return
-    turn.state.audit = turn.state.audit.with_copy(body)
-    known = turn.state.checkpoint
-    if known is None or (body.n, body.tier == "memory") >= (known.n, known.tier == "memory"):
-        turn.state.checkpoint = body
-
-
 def on_agent_lost(turn: ControllerTurn, agent: AgentRecord) -> None:
     """Its connection broke; until its lease is out, its workers may still live and act."""
-    turn.state.agents[agent.name] = msgspec.structs.replace(agent, connected=False)
-    turn.state.looked = False
+    turn.state.agents[agent.name] = replace(agent, connected=False)
+    checkpoint_tracking.on_host_lost(turn)
 
 
 def on_lease_expired(turn: ControllerTurn, agent: AgentRecord) -> None:
     """The agent has killed its workers by now, or its host is gone."""
-    turn.state.agents[agent.name] = msgspec.structs.replace(agent, connected=False, lapsed=True)
-    turn.state.looked = False
+    turn.state.agents[agent.name] = replace(agent, connected=False, lapsed=True)
+    checkpoint_tracking.on_host_lost(turn)
     for worker in [w for w in turn.state.workers.values() if w.agent == agent.name]:
         seconds = agent.lease_ns / S_NS
         detail = f"the agent of {agent.host} has not renewed its lease for {seconds:g} s"
@@ -287,7 +278,7 @@ def on_worker_lost(
         events.WorkerLost(t_ns=turn.now_ns, worker=worker.name, seat=worker.seat, fault=fault)
     )
     if state.mode in ("stopping", "ended"):
-        if state.end is not None:
+        if state.ending.result is not None:
             ours = bool(worker.killed_ns)
             run_ending.lost_while_stopping(turn, fault, seated=worker.seat >= 0, ours=ours)
         return
@@ -328,7 +319,7 @@ def _spare_lost(turn: ControllerTurn, worker: WorkerRecord, fault: events.Fault)
         why += (
             f" before outlast.init(), where a spare has no rank yet: see logs/spare/{worker.name}"
         )
-    if state.mode != "open" or state.drain_ns:
+    if state.mode != "open" or state.ending.drain_ns:
         turn.note(why, worker.name)
         return
     before = state.spawned
@@ -353,7 +344,7 @@ def _why(
     if fault.kind == "exited" and not fault.exit_code and worker.seat >= 0 and not worker.finished:
         detail = f"{worker.name} exited before the run ended ({detail})"
     agent = turn.state.agents.get(worker.agent)
-    return msgspec.structs.replace(
+    return replace(
         fault,
         detail=detail,
         worker=worker.name,
@@ -386,7 +377,7 @@ def _died_before_its_seat(
 def _died_before_first_step(
     turn: ControllerTurn, worker: WorkerRecord, fault: events.Fault
 ) -> None:
-    fault = msgspec.structs.replace(
+    fault = replace(
         fault,
         detail=f"rank {worker.seat} died before its first step: {fault.detail}; nothing was"
         " committed since the start, and starting it again would end the same way",

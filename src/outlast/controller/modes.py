@@ -30,11 +30,7 @@ class ModeRow(NamedTuple):
 
 
 MODES: dict[Mode, ModeRow] = {
-    "unborn": ModeRow(
-        "no term has begun",
-        "BeginTerm",
-        ("awaiting", "gathering"),
-    ),
+    "unborn": ModeRow("no term has begun", "BeginTerm", ("awaiting", "gathering")),
     "awaiting": ModeRow(
         "a later term waits for the agents of the old generation",
         "all of them have offered themselves, or their leases have expired",
@@ -70,16 +66,8 @@ MODES: dict[Mode, ModeRow] = {
         "CheckpointFound, or its deadline",
         ("gathering", "stopping"),
     ),
-    "stopping": ModeRow(
-        "workers leave or are killed",
-        "every worker is reaped",
-        ("ended",),
-    ),
-    "ended": ModeRow(
-        "the run is over",
-        "",
-        (),
-    ),
+    "stopping": ModeRow("workers leave or are killed", "every worker is reaped", ("ended",)),
+    "ended": ModeRow("the run is over", "", ()),
 }
 
 

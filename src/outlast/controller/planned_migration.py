@@ -68,7 +68,7 @@ def move_when_possible(turn: ControllerTurn) -> None:
     """Give up, on purpose and together, the workers whose device will not last, where warm spares
     can take their seats. What follows is a failure's own way: close, decide, seat, transfer."""
     state = turn.state
-    if not state.migrate_on or state.mode != "open" or state.drain_ns:
+    if not state.migrate_on or state.mode != "open" or state.ending.drain_ns:
         return
     chosen: dict[str, FindingKey] = {}
     for key, one, worker in _wished(state):
@@ -96,8 +96,7 @@ def healthy_first(state: ControllerState, near: Collection[str] = ()) -> list[Wo
     """Warm spares; those that a finding names last, those of the agents `near` before others."""
     unwell = _unwell(state)
     return sorted(
-        state.warm_spares(),
-        key=lambda worker: (worker.name in unwell, worker.agent not in near),
+        state.warm_spares(), key=lambda worker: (worker.name in unwell, worker.agent not in near)
     )
 
 

@@ -2,21 +2,44 @@
 
 from __future__ import annotations
 
-import msgspec
+from msgspec.structs import replace
 
-from outlast.controller.controller_state import (
-    S_NS,
-    ControllerTurn,
-    SharedValueInProgress,
-    WorkerRecord,
-)
-from outlast.controller.inputs import PutStored, RecordStored, SharedValueStored
+from outlast.controller.controller_state import S_NS, ControllerTurn, WorkerRecord
+from outlast.controller.inputs import JournalEntry, PutStored, RecordStored, SharedValueStored
 from outlast.controller.lifecycle import run_ending
 from outlast.controller.recovery import incident_response
+from outlast.controller.state_parts import SharedValueInProgress
 from outlast.transport import messages
 
 PUTS_MAX = 4096  # values of generation 0 that are kept for later workers
 SHARED_MAX = 4096
+
+
+def restore(turn: ControllerTurn, entry: JournalEntry) -> None:
+    """Take over a value of an earlier term from its journal entry."""
+    shared = turn.state.shared
+    match entry:
+        case SharedValueStored():
+            shared.stored[entry.name] = entry.value
+        case RecordStored():
+            shared.records[entry.seat] = entry.record
+        case PutStored():
+            shared.puts[entry.key] = entry.value
+        case _:
+            pass
+
+
+def clear(turn: ControllerTurn) -> None:
+    """Drop the values that belong to processes: everybody starts anew."""
+    turn.state.shared.records = {}
+    turn.state.shared.puts = {}
+
+
+def excuse(turn: ControllerTurn, gap_ns: int) -> None:
+    """Give every maker the time in which the launcher stalled."""
+    making = turn.state.shared.making
+    for name, one in tuple(making.items()):
+        making[name] = replace(one, until_ns=one.until_ns + gap_ns)
 
 
 def put(turn: ControllerTurn, sender: WorkerRecord, body: messages.Put) -> None:
@@ -24,10 +47,10 @@ def put(turn: ControllerTurn, sender: WorkerRecord, body: messages.Put) -> None:
     state = turn.state
     got = messages.RendezvousValue(generation=body.generation, key=body.key, value=body.value)
     if body.generation == 0:
-        if body.key not in state.puts and len(state.puts) >= PUTS_MAX:
+        if body.key not in state.shared.puts and len(state.shared.puts) >= PUTS_MAX:
             turn.note(f"more than {PUTS_MAX} values for the job's life; {body.key!r} is not kept")
             return
-        state.puts[body.key] = body.value
+        state.shared.puts[body.key] = body.value
         turn.journal(PutStored(key=body.key, value=body.value))
     for worker in state.members():
         if worker.name != sender.name and not worker.killed_ns:
@@ -36,19 +59,19 @@ def put(turn: ControllerTurn, sender: WorkerRecord, body: messages.Put) -> None:
 
 def replay_puts(turn: ControllerTurn, worker: WorkerRecord) -> None:
     """Send the job's own rendezvous values (generation 0) to a worker."""
-    for key, value in turn.state.puts.items():
+    for key, value in turn.state.shared.puts.items():
         turn.send(worker, messages.RendezvousValue(generation=0, key=key, value=value))
 
 
 def request_shared_value(turn: ControllerTurn, sender: WorkerRecord, name: str) -> None:
     """Answer with the value, with the wish to make it, or later."""
     state = turn.state
-    if name in state.shared:
-        turn.send(sender, messages.SharedValueReply(name=name, value=state.shared[name]))
+    if name in state.shared.stored:
+        turn.send(sender, messages.SharedValueReply(name=name, value=state.shared.stored[name]))
         return
-    making = state.making.get(name)
+    making = state.shared.making.get(name)
     if making is None:
-        if len(state.shared) + len(state.making) >= SHARED_MAX:
+        if len(state.shared.stored) + len(state.shared.making) >= SHARED_MAX:
             fault = turn.blame(
                 sender, "raised", f"more than {SHARED_MAX} shared values; {name!r} was refused"
             )
@@ -60,7 +83,7 @@ def request_shared_value(turn: ControllerTurn, sender: WorkerRecord, name: str) 
             sender, messages.SharedValueMake(name=name)
         )  # it asks again: the first wish was lost
     elif sender.name not in making.askers:
-        state.making[name] = SharedValueInProgress(
+        state.shared.making[name] = SharedValueInProgress(
             maker=making.maker, until_ns=making.until_ns, askers=(*making.askers, sender.name)
         )
 
@@ -68,16 +91,17 @@ def request_shared_value(turn: ControllerTurn, sender: WorkerRecord, name: str) 
 def shared_value_ready(turn: ControllerTurn, body: messages.SharedValueMade) -> None:
     """The first value wins; it is durable before anybody else sees it."""
     state = turn.state
-    making = state.making.pop(body.name, None)
-    if body.name not in state.shared:
-        state.shared[body.name] = body.value
+    making = state.shared.making.pop(body.name, None)
+    if body.name not in state.shared.stored:
+        state.shared.stored[body.name] = body.value
         turn.journal(SharedValueStored(name=body.name, value=body.value))
     waiting = (making.maker, *making.askers) if making else ()
     for name in waiting:
         worker = state.workers.get(name)
         if worker is not None:
             turn.send(
-                worker, messages.SharedValueReply(name=body.name, value=state.shared[body.name])
+                worker,
+                messages.SharedValueReply(name=body.name, value=state.shared.stored[body.name]),
             )
 
 
@@ -85,12 +109,12 @@ def pass_on(turn: ControllerTurn, lost: str) -> None:
     """A maker that is dead loses its turn to the next asker. One that lives keeps it, however long
     it takes: what it makes may exist only once in the world."""
     state = turn.state
-    for name, making in tuple(state.making.items()):
+    for name, making in tuple(state.shared.making.items()):
         askers = tuple(asker for asker in making.askers if asker != lost)
         if making.maker != lost:
-            state.making[name] = msgspec.structs.replace(making, askers=askers)
+            state.shared.making[name] = replace(making, askers=askers)
             continue
-        del state.making[name]
+        del state.shared.making[name]
         for index, asker in enumerate(askers):
             worker = state.workers.get(asker)
             if worker is not None and not worker.killed_ns:
@@ -101,7 +125,7 @@ def pass_on(turn: ControllerTurn, lost: str) -> None:
 def give_up_late(turn: ControllerTurn) -> None:
     """Whoever makes a value for longer than a set-up may take is hung."""
     state = turn.state
-    for name, making in tuple(state.making.items()):
+    for name, making in tuple(state.shared.making.items()):
         worker = state.workers.get(making.maker)
         if worker is not None and not worker.killed_ns and making.until_ns <= turn.now_ns:
             detail = (
@@ -115,7 +139,7 @@ def _let_make(
     turn: ControllerTurn, name: str, maker: WorkerRecord, askers: tuple[str, ...]
 ) -> None:
     until_ns = turn.now_ns + int(turn.state.limits.join_s * S_NS)
-    turn.state.making[name] = SharedValueInProgress(
+    turn.state.shared.making[name] = SharedValueInProgress(
         maker=maker.name, until_ns=until_ns, askers=askers
     )
     turn.send(maker, messages.SharedValueMake(name=name))
@@ -124,18 +148,18 @@ def _let_make(
 def record(turn: ControllerTurn, sender: WorkerRecord, body: messages.Recorded) -> None:
     """Store the record of a seat's set-up collectives."""
     state = turn.state
-    if state.records.get(sender.seat) != body.record:
-        state.records[sender.seat] = body.record
+    if state.shared.records.get(sender.seat) != body.record:
+        state.shared.records[sender.seat] = body.record
         turn.journal(RecordStored(seat=sender.seat, record=body.record))
 
 
 def protected(turn: ControllerTurn, sender: WorkerRecord, body: messages.StateProtected) -> None:
     """All ranks must protect the same things; a run that does not is stopped before it begins."""
     state = turn.state
-    if state.schema is None:
-        state.schema = (sender.seat, body)
+    if state.shared.schema is None:
+        state.shared.schema = (sender.seat, body)
         return
-    seat, known = state.schema
+    seat, known = state.shared.schema
     if known.schema != body.schema:
         fault = turn.blame(
             sender,

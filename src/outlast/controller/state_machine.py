@@ -9,7 +9,7 @@ membership                  agents and workers: leases, starts, losses
 recovery/                   a failure, its answers, the decision, the next generation
 lifecycle/                  start, resumption, restart and end of a run
 shared_values               rendezvous values, shared values, records, schemas
-save_requests               checkpoints on request
+checkpoint_tracking         saves on request, failed saves, the copy to begin again from
 save_schedule/              save intervals from measured costs and failures
 planned_migration           moves of ranks away from nodes with findings
 deadlines                   deadlines, and the time of the next wake-up
@@ -22,10 +22,10 @@ from collections.abc import Sequence
 
 from outlast.config import Limits
 from outlast.controller import (
+    checkpoint_tracking,
     deadlines,
     membership,
     planned_migration,
-    save_requests,
     shared_values,
 )
 from outlast.controller.audit import audit_protocol as audit
@@ -39,28 +39,13 @@ from outlast.controller.controller_state import (
 from outlast.controller.inputs import (
     Action,
     AgentLost,
-    AnyEntry,
-    AppendJournal,
     BeginTerm,
     CheckpointFound,
-    DecisionMade,
-    Emit,
-    EndRun,
     Input,
-    JournalEntry,
     LauncherStalled,
-    Opened,
-    PutStored,
-    RankMigrated,
     Received,
-    RecordStored,
     SaveRequested,
-    Send,
-    SharedValueStored,
     StopRequested,
-    Tick,
-    Verify,
-    Wake,
 )
 from outlast.controller.lifecycle import restart, run_ending, run_start
 from outlast.controller.recovery import incident_response, reconfiguration, recovery_decision
@@ -68,51 +53,18 @@ from outlast.controller.save_schedule import interval_updates
 from outlast.controller.save_schedule.save_tiers import SavePolicy
 from outlast.transport import messages
 
-__all__ = [
-    "Action",
-    "AgentLost",
-    "AnyEntry",
-    "AppendJournal",
-    "BeginTerm",
-    "CheckpointFound",
-    "ControllerState",
-    "DecisionMade",
-    "Emit",
-    "EndRun",
-    "Input",
-    "JournalEntry",
-    "LauncherStalled",
-    "Opened",
-    "PutStored",
-    "RankMigrated",
-    "Received",
-    "RecordStored",
-    "SavePolicy",
-    "SaveRequested",
-    "Send",
-    "SharedValueStored",
-    "StopRequested",
-    "Tick",
-    "Verify",
-    "Wake",
-    "handle",
-    "handle_all",
-    "initial",
-]  # fmt: skip
-
 
 def initial(
     world: int,
     spares: int,
     limits: Limits,
-    run: str = "",
     policy: SavePolicy | None = None,
     migrate_on: MigrateOn = "",
 ) -> ControllerState:
     """The state before Begin of a job with `world` ranks and `spares` workers beside them."""
     policy = policy or SavePolicy()
     return ControllerState(
-        world=world, spares=spares, limits=limits, run=run, policy=policy, migrate_on=migrate_on
+        world=world, spares=spares, limits=limits, policy=policy, migrate_on=migrate_on
     )
 
 
@@ -152,7 +104,7 @@ def _take(turn: ControllerTurn, event: Input) -> None:
         elif isinstance(event, StopRequested):
             run_ending.on_stop_requested(turn, event.reason)
         elif isinstance(event, SaveRequested):
-            save_requests.request_save(turn, event.reason)
+            checkpoint_tracking.request_save(turn, event.reason)
         elif isinstance(event, LauncherStalled):
             deadlines.excuse(turn, event.gap_ns)
         elif isinstance(event, CheckpointFound):
@@ -187,8 +139,8 @@ def _received(turn: ControllerTurn, envelope: messages.MessageEnvelope) -> None:
     state = turn.state
     agent = state.agents.get(envelope.agent)
     greeting = isinstance(envelope.body, messages.AgentHello)
-    if envelope.term < state.term:
-        turn.drop(envelope, f"of term {envelope.term}, now {state.term}")
+    if envelope.term < state.term.number:
+        turn.drop(envelope, f"of term {envelope.term}, now {state.term.number}")
     elif agent is not None and envelope.incarnation < agent.incarnation:
         turn.drop(envelope, f"of incarnation {envelope.incarnation}, now {agent.incarnation}")
     elif not greeting and (agent is None or envelope.incarnation > agent.incarnation):
@@ -269,10 +221,11 @@ def _from_worker(
         case messages.SharedValueMade():
             shared_values.shared_value_ready(turn, body)
         case messages.Checkpointed():
-            membership.on_checkpointed(turn, body)
+            if audit.record_copy(turn, body):
+                checkpoint_tracking.on_checkpointed(turn, body)
             interval_updates.record_save(turn, body)
         case messages.SaveFailed():
-            save_requests.on_save_failed(turn, body)
+            checkpoint_tracking.on_save_failed(turn, body)
         case _ if worker.member != state.generation or worker.seat < 0:
             turn.drop(envelope, "its worker has no seat in this generation")
         case messages.Put(generation=0):

@@ -15,7 +15,8 @@ import msgspec
 from outlast.checkpoint.format.manifests import SavePoint
 from outlast.controller import inputs
 from outlast.controller.audit.audit_records import is_barred
-from outlast.controller.state_machine import SavePolicy, handle, initial
+from outlast.controller.save_schedule.save_tiers import SavePolicy
+from outlast.controller.state_machine import handle, initial
 from outlast.errors import GaveUpError, OutlastError, RunDirError
 from outlast.launch.decision_journal import read_journal
 from outlast.launch.newest_copy import CheckpointSearch, SearchResult, search
@@ -69,9 +70,7 @@ class ControllerShell:
             durable=any(target.every is None for target in plan.durable),
             stop=plan.on_save_failure == "stop",
         )
-        self._state = initial(
-            plan.world, plan.spares, plan.limits, job.run, policy, plan.migrate_on
-        )
+        self._state = initial(plan.world, plan.spares, plan.limits, policy, plan.migrate_on)
         self._inputs: deque[inputs.Input] = deque()
         self._turning = False
         self._peers: dict[str, ControllerPeer] = {}

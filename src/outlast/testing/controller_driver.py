@@ -7,7 +7,7 @@ from typing import Any
 from outlast import events
 from outlast.config import Limits
 from outlast.controller.controller_state import MigrateOn
-from outlast.controller.state_machine import (
+from outlast.controller.inputs import (
     Action,
     AppendJournal,
     BeginTerm,
@@ -16,14 +16,13 @@ from outlast.controller.state_machine import (
     Emit,
     EndRun,
     Received,
-    SavePolicy,
     Send,
     StopRequested,
     Tick,
     Verify,
-    handle,
-    initial,
 )
+from outlast.controller.save_schedule.save_tiers import SavePolicy
+from outlast.controller.state_machine import handle, initial
 from outlast.transport import messages
 
 S = 1_000_000_000
@@ -38,7 +37,7 @@ class ControllerDriver:
     ) -> None:  # fmt: skip
         self.world, self.term = world, term
         self.limits = Limits(**limits)
-        self.state = initial(world, spares, self.limits, "r", policy, migrate_on)
+        self.state = initial(world, spares, self.limits, policy, migrate_on)
         self.now_ns = S
         self.verifies = True  # every checkpoint is whole, and the answer comes at once
         self.actions: list[Action] = []
@@ -53,7 +52,7 @@ class ControllerDriver:
         requests = [action for action in self.actions if isinstance(action, Verify)]
         if requests and self.verifies:
             before = self.actions
-            found = self.state.checkpoint
+            found = self.state.saves.checkpoint
             self.feed(
                 CheckpointFound(
                     t_ns=self.now_ns, generation=requests[0].generation, checkpoint=found

@@ -39,9 +39,8 @@ from outlast.testing.run_invariants import RunInvariants, check_ending
 from outlast.testing.simulated_agent import SimAgent
 from outlast.testing.simulated_audits import AuditJudge, bars_of
 from outlast.testing.simulated_checkpoints import SimCheckpoints
-from outlast.testing.simulated_process import NS, SimProcess, VirtualClock
+from outlast.testing.simulated_process import NS, SimProcess, VirtualClock, WorkerMesh
 from outlast.testing.simulated_worker import SimWorker
-from outlast.testing.worker_mesh import WorkerMesh
 from outlast.transport import messages
 
 VIRTUAL_S_MAX = 900.0
@@ -93,7 +92,7 @@ class SimCluster:
         self._meshes: dict[int, WorkerMesh] = {}
         self._crash_in = -1
         self._look_costs_a_host = False
-        self._first = initial(plan.world, plan.spares, self.limits, "sim", plan.policy, "drain")
+        self._first = initial(plan.world, plan.spares, self.limits, plan.policy, "drain")
         self._state = self._first
         room = self.plan.world + self.plan.spares
         if self.plan.agents > 1:
@@ -337,13 +336,14 @@ class SimCluster:
 
     def _check_origin(self, entry: DecisionMade) -> None:
         """Check that no run starts from a checkpoint that is known to be lost."""
-        checkpoint = self._state.checkpoint if entry.verdict == "start" and entry.n else None
+        checkpoint = self._state.saves.checkpoint if entry.verdict == "start" and entry.n else None
         if self.shelf.is_known_to_lack(checkpoint, self.timeline.now_s):
             self.ledger.fail(f"{checkpoint} does not exist")
 
     def _check_kill(self, body: messages.Kill) -> None:
         """Check that a worker that answers at once is not killed for silence."""
-        if "has not answered" not in body.reason or self._state.end or self._news_may_be_lost():
+        ends = self._state.ending.result
+        if "has not answered" not in body.reason or ends or self._news_may_be_lost():
             return
         for worker in self._alive():
             if worker.name == body.worker and not (worker.struck or worker.hung):

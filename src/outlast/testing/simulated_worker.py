@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from outlast.events import Fault
 from outlast.testing.run_invariants import mix, own_step, own_tail
 from outlast.testing.simulated_audits import AuditedProcess
-from outlast.testing.simulated_process import WorkerKilled
-from outlast.testing.worker_mesh import Ballot, WorkerMesh
+from outlast.testing.simulated_process import Ballot, WorkerKilled, WorkerMesh
 from outlast.transport import messages
 
 if TYPE_CHECKING:

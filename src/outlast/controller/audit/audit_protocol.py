@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
+from msgspec.structs import replace
 
 from outlast import events
+from outlast.controller import checkpoint_tracking
 from outlast.controller.audit.audit_records import Agreement, AuditRound, AuditState, CopyBar
 from outlast.controller.audit.audit_verdict import (
     OPTIONAL_KINDS,
@@ -52,7 +53,7 @@ def on_report(turn: ControllerTurn, worker: WorkerRecord, body: messages.Audited
             generation=body.generation, n=body.n, step=body.step, part=body.part, parts=body.parts
         )
     holding = ReplicaDigests(body.replica_set, body.kinds)
-    _keep(turn, msgspec.structs.replace(one, holdings={**one.holdings, worker.seat: holding}))
+    _keep(turn, replace(one, holdings={**one.holdings, worker.seat: holding}))
     _judge(turn, body.n)
 
 
@@ -61,29 +62,45 @@ def on_named(turn: ControllerTurn, worker: WorkerRecord, body: messages.AuditNam
     one = turn.state.audit.rounds.get(body.n)
     if one is None or worker.seat not in one.names_requested:
         return
-    _keep(turn, msgspec.structs.replace(one, names={**one.names, worker.seat: body.names}))
+    _keep(turn, replace(one, names={**one.names, worker.seat: body.names}))
     _judge(turn, body.n)
+
+
+def record_copy(turn: ControllerTurn, copy: messages.Checkpointed) -> bool:
+    """Record a complete copy. Return False if it is barred."""
+    if turn.state.audit.is_barred(copy):
+        return False
+    turn.state.audit = turn.state.audit.with_copy(copy)
+    return True
+
+
+def begin_again(turn: ControllerTurn, n: int, step: int) -> None:
+    """Void what was agreed on beyond phase n: everybody starts before phase n+1."""
+    turn.state.audit = turn.state.audit.begun_again(n, step)
+
+
+def record_transfers(turn: ControllerTurn) -> None:
+    """Record that joiners have what their donors had, right or wrong."""
+    turn.state.audit = turn.state.audit.copied(turn.state.transfers)
 
 
 def conclude(turn: ControllerTurn) -> None:
     """Act on what is known to differ, whether or not names have come: the generation has closed."""
-    for one in tuple(turn.state.audit.rounds.values()):
-        if one.names_requested:
-            _act(turn, one, judge(one.holdings, one.names, turn.state.audit.origins, may_ask=False))
-    turn.state.audit = msgspec.structs.replace(turn.state.audit, rounds={})
+    _act_on_requested(turn)
+    turn.state.audit = replace(turn.state.audit, rounds={})
 
 
 def expire(turn: ControllerTurn) -> None:
     """Names that do not come in time are not waited for."""
     due = due_ns(turn)
     if due and turn.now_ns >= due:
-        for one in tuple(turn.state.audit.rounds.values()):
-            if one.names_requested:
-                _act(
-                    turn,
-                    one,
-                    judge(one.holdings, one.names, turn.state.audit.origins, may_ask=False),
-                )
+        _act_on_requested(turn)
+
+
+def _act_on_requested(turn: ControllerTurn) -> None:
+    for one in tuple(turn.state.audit.rounds.values()):
+        if one.names_requested:
+            _act(turn, one, judge(one.holdings, one.names, turn.state.audit.origins, may_ask=False))
 
 
 def due_ns(turn: ControllerTurn) -> int:
@@ -101,12 +118,12 @@ def _keep(turn: ControllerTurn, one: AuditRound) -> None:
     rounds[one.n] = one
     for n in sorted(rounds)[:-ROUNDS_MAX]:
         del rounds[n]
-    turn.state.audit = msgspec.structs.replace(turn.state.audit, rounds=rounds)
+    turn.state.audit = replace(turn.state.audit, rounds=rounds)
 
 
 def _drop(turn: ControllerTurn, one: AuditRound) -> None:
     rounds = {n: other for n, other in turn.state.audit.rounds.items() if n != one.n}
-    turn.state.audit = msgspec.structs.replace(turn.state.audit, rounds=rounds)
+    turn.state.audit = replace(turn.state.audit, rounds=rounds)
 
 
 def _judge(turn: ControllerTurn, n: int) -> None:
@@ -118,7 +135,7 @@ def _judge(turn: ControllerTurn, n: int) -> None:
     if verdict.outcome != "ask":
         _act(turn, one, verdict)
     elif not one.names_requested:
-        _keep(turn, msgspec.structs.replace(one, names_requested=verdict.ask, asked_ns=turn.now_ns))
+        _keep(turn, replace(one, names_requested=verdict.ask, asked_ns=turn.now_ns))
         for rank in verdict.ask:
             worker = state.occupant(rank)
             if worker is not None and not worker.killed_ns:
@@ -176,7 +193,7 @@ def _part(turn: ControllerTurn, one: AuditRound, verdict: AuditVerdict) -> None:
     if verdict.outcome == "minority" and state.audit.whole is not None and not often:
         _replace(turn, one, verdict)
         return
-    state.audit = msgspec.structs.replace(state.audit, undecided=True)
+    state.audit = replace(state.audit, undecided=True)
     why = "no majority says which of them is right"
     if state.audit.whole is None:
         why = (
@@ -200,12 +217,12 @@ def _bar(turn: ControllerTurn, one: AuditRound) -> None:
     state = turn.state
     whole = state.audit.whole
     if whole is None:
-        state.checkpoint = None
+        checkpoint_tracking.set_checkpoint(turn, None)
         return
     bar = CopyBar(whole.n, one.generation)
     turn.journal(CopiesBarred(after_n=bar.after_n, generation=bar.generation))
     state.audit = state.audit.barred(bar)
-    state.checkpoint = state.audit.newest_copy()
+    checkpoint_tracking.set_checkpoint(turn, state.audit.newest_copy())
 
 
 def _replace(turn: ControllerTurn, one: AuditRound, verdict: AuditVerdict) -> None:
@@ -226,11 +243,9 @@ def _replace(turn: ControllerTurn, one: AuditRound, verdict: AuditVerdict) -> No
                 f"; all were last equal after step {whole.step}, and steps since then may have used"
                 " its gradients"
             )
-        fault = msgspec.structs.replace(
-            turn.blame(worker, "diverged", detail), n=one.n, step=one.step
-        )
+        fault = replace(turn.blame(worker, "diverged", detail), n=one.n, step=one.step)
         incident_response.give_up(turn, worker, fault, "audit")
-    state.audit = msgspec.structs.replace(state.audit, blamed=blamed)
+    state.audit = replace(state.audit, blamed=blamed)
 
 
 def _tensors(verdict: AuditVerdict) -> str:
@@ -258,5 +273,5 @@ def restore_audits(turn: ControllerTurn, journal: Sequence[JournalEntry]) -> Non
                 audit = audit.copied(transfers)
             case _:
                 pass
-    copy = turn.state.checkpoint
+    copy = turn.state.saves.checkpoint
     turn.state.audit = audit.with_copy(copy) if copy else audit

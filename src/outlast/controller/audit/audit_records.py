@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 
 import msgspec
+from msgspec.structs import replace
 
 from outlast.controller.audit.audit_verdict import ReplicaDigests
 from outlast.transport import messages
@@ -51,7 +52,7 @@ class CopyBar(msgspec.Struct, frozen=True):
 
 
 class AuditState(msgspec.Struct, frozen=True, kw_only=True):
-    """Written by `core.audit.protocol` alone."""
+    """Part of the controller's state: agreements, bars and rounds (audit_protocol)."""
 
     rounds: dict[int, AuditRound] = {}  # by n
     newest: Agreement | None = None
@@ -71,20 +72,20 @@ class AuditState(msgspec.Struct, frozen=True, kw_only=True):
     def agreed(self, point: Agreement) -> AuditState:
         """Return the state after one more agreement."""
         if point.parts == 1:
-            return msgspec.structs.replace(self, newest=point, whole=point, recent=(), origins={})
+            return replace(self, newest=point, whole=point, recent=(), origins={})
         same = [one for one in self.recent if one.parts == point.parts]
         recent = (*same, point)[-point.parts :]
         whole = self.whole
         if {one.part for one in recent} == set(range(point.parts)):
             whole = recent[0] if whole is None or recent[0].n > whole.n else whole
-        return msgspec.structs.replace(self, newest=point, recent=recent, whole=whole)
+        return replace(self, newest=point, recent=recent, whole=whole)
 
     def begun_again(self, n: int, step: int) -> AuditState:
         """Return the state when everybody starts before phase n+1: later agreements are void."""
         start = Agreement(n, step)
         whole = self.whole if self.whole is None or self.whole.n <= n else start
         newest = self.newest if self.newest is None or self.newest.n <= n else start
-        return msgspec.structs.replace(
+        return replace(
             self, rounds={}, recent=(), whole=whole, newest=newest, undecided=False, origins={}
         )
 
@@ -93,7 +94,7 @@ class AuditState(msgspec.Struct, frozen=True, kw_only=True):
         origins = dict(self.origins)
         for donor, joiner in transfers:
             origins[joiner] = self.origins.get(donor, donor)
-        return msgspec.structs.replace(self, origins=origins)
+        return replace(self, origins=origins)
 
     def is_barred(self, copy: messages.Checkpointed) -> bool:
         """Return whether a copy must not be started from."""
@@ -103,13 +104,13 @@ class AuditState(msgspec.Struct, frozen=True, kw_only=True):
         """Return the state with one more complete copy."""
         if self.is_barred(copy):
             return self
-        return msgspec.structs.replace(self, saved=(*self.saved, copy)[-SAVED_MAX:])
+        return replace(self, saved=(*self.saved, copy)[-SAVED_MAX:])
 
     def barred(self, bar: CopyBar) -> AuditState:
         """Return the state with what `bar` covers out of use."""
         bars = (*self.bars, bar)
         saved = tuple(copy for copy in self.saved if not is_barred(bars, copy.n, copy.path))
-        return msgspec.structs.replace(self, bars=bars, saved=saved)
+        return replace(self, bars=bars, saved=saved)
 
     def newest_copy(self) -> messages.Checkpointed | None:
         """Return the newest known copy that is not barred; of one place the nearer one."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from outlast import events
+from outlast.controller import checkpoint_tracking
 from outlast.controller.controller_state import ControllerTurn
 from outlast.controller.inputs import CheckpointFound
-from outlast.controller.lifecycle import checkpoint_search, run_ending
+from outlast.controller.lifecycle import run_ending
 from outlast.controller.recovery import reconfiguration, recovery_ladder
 from outlast.controller.save_schedule import interval_updates
 from outlast.transport import messages
@@ -15,12 +16,13 @@ def begin_restart(turn: ControllerTurn, reason: str) -> None:
     """Count the restart, and kill whoever still has a seat."""
     state = turn.state
     farthest = max(state.reached[0], state.n)
-    origin = state.checkpoint.n if state.checkpoint else 0
+    origin = state.saves.checkpoint.n if state.saves.checkpoint else 0
     progress = farthest > state.restarted_at or origin > state.restarted_from
     state.restarts = 1 if progress else state.restarts + 1
     state.restarted_at = max(farthest, state.restarted_at)
     state.restarted_from = max(origin, state.restarted_from)
-    state.respawns = state.looks = 0
+    state.respawns = 0
+    checkpoint_tracking.begin_searches(turn)
     interval_updates.record_restart(turn)
     turn.enter("clearing")
     for worker in tuple(state.workers.values()):
@@ -33,7 +35,7 @@ def verify_when_clear(turn: ControllerTurn) -> None:
     state = turn.state
     if any(worker.seat >= 0 for worker in state.workers.values()):
         return
-    checkpoint_search.search_checkpoint(turn)
+    checkpoint_tracking.search_checkpoint(turn)
 
 
 def on_checkpoint_found(turn: ControllerTurn, event: CheckpointFound) -> None:
@@ -41,10 +43,12 @@ def on_checkpoint_found(turn: ControllerTurn, event: CheckpointFound) -> None:
     state = turn.state
     if state.mode != "verifying" or event.generation != state.generation:
         return
-    hoped, state.checkpoint = state.checkpoint, event.checkpoint
-    n, step = (state.checkpoint.n, state.checkpoint.step) if state.checkpoint else (0, 0)
-    in_memory = event.checkpoint is not None and event.checkpoint.tier == "memory"
-    if event.checkpoint is None and state.audit.undecided:
+    hoped = state.saves.checkpoint
+    found = event.checkpoint
+    checkpoint_tracking.set_checkpoint(turn, found)
+    n, step = (found.n, found.step) if found else (0, 0)
+    in_memory = found is not None and found.tier == "memory"
+    if found is None and state.audit.undecided:
         detail = "replicas differ, and no copy from before the last agreement is whole"
         cause = recovery_ladder.most_telling(state.faults)
         run_ending.stop(turn, "gave_up", cause, detail)
@@ -83,7 +87,7 @@ def start_unverified(turn: ControllerTurn) -> None:
         f"the checkpoints could not be read within {state.limits.join_s:g} s (limit join_s); the"
         " newest one is taken as it is"
     )
-    checkpoint = state.checkpoint
+    checkpoint = state.saves.checkpoint
     interval_updates.record_found(turn)
     reconfiguration.start_over(
         turn, checkpoint.n if checkpoint else 0, checkpoint.step if checkpoint else 0

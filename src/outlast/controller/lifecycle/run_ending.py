@@ -24,7 +24,7 @@ def stop(turn: ControllerTurn, outcome: str, cause: events.Fault | None, reason:
     state = turn.state
     if state.mode in ("stopping", "ended"):
         return
-    state.end = EndRun(outcome=outcome, exit_code=_EXIT_CODES[outcome], cause=cause)
+    state.ending.result = EndRun(outcome=outcome, exit_code=_EXIT_CODES[outcome], cause=cause)
     turn.enter("stopping")
     for worker in tuple(state.workers.values()):
         if worker.hello is None:
@@ -49,18 +49,25 @@ def kill_all(turn: ControllerTurn, reason: str) -> None:
 def on_stop_requested(turn: ControllerTurn, reason: str) -> None:
     """A person or the scheduler asks for the end: drain first, kill when asked twice."""
     state = turn.state
+    ending = state.ending
     if state.mode in ("stopping", "ended"):
         kill_all(turn, reason)
-    elif state.drain_ns or (state.first and not state.opened) or state.mode in _NOTHING_TO_SAVE:
+    elif ending.drain_ns or (state.first and not state.opened) or state.mode in _NOTHING_TO_SAVE:
         interrupt(turn, reason)
     else:
-        state.drain_reason = reason
-        state.drain_ns = turn.now_ns + int(state.limits.stop_s * S_NS)
+        ending.drain_reason = reason
+        ending.drain_ns = turn.now_ns + int(state.limits.stop_s * S_NS)
         # All ranks must stop at one place: the generation closes like any other, and the next one
         # opens with the word to drain.
         if state.mode == "open":
             fault = events.Fault(kind="requested", detail=reason, t_ns=turn.now_ns)
             incident_response.notice(turn, fault, "report")
+
+
+def excuse(turn: ControllerTurn, gap_ns: int) -> None:
+    """Give a drain the time in which the launcher stalled."""
+    if turn.state.ending.drain_ns:
+        turn.state.ending.drain_ns += gap_ns
 
 
 def interrupt(turn: ControllerTurn, reason: str) -> None:
@@ -77,8 +84,8 @@ def finish_when_finished(turn: ControllerTurn) -> None:
     occupants = [state.occupant(seat) for seat in range(state.world)]
     if not all(worker is not None and worker.finished for worker in occupants):
         return
-    if state.drain_ns:
-        interrupt(turn, state.drain_reason)
+    if state.ending.drain_ns:
+        interrupt(turn, state.ending.drain_reason)
     else:
         stop(turn, "done", None, "the run is done")
 
@@ -87,11 +94,12 @@ def lost_while_stopping(
     turn: ControllerTurn, fault: events.Fault, *, seated: bool, ours: bool
 ) -> None:
     """A seat's worker that leaves badly after its run was done is the user's error."""
-    end = turn.state.end
+    ending = turn.state.ending
+    end = ending.result
     assert end is not None
     bad = fault.kind == "killed" or (fault.kind == "exited" and fault.exit_code != 0)
     if end.outcome == "done" and seated and bad and not ours:
-        turn.state.end = EndRun(outcome="user_error", exit_code=EXIT_USER_ERROR, cause=fault)
+        ending.result = EndRun(outcome="user_error", exit_code=EXIT_USER_ERROR, cause=fault)
 
 
 def end_when_empty(turn: ControllerTurn) -> None:
@@ -103,7 +111,7 @@ def end_when_empty(turn: ControllerTurn) -> None:
 def end_now(turn: ControllerTurn) -> None:
     """End the run at once, with its outcome."""
     state = turn.state
-    end = state.end
+    end = state.ending.result
     assert end is not None
     n, step = max(state.reached, (state.n, state.step))
     turn.enter("ended")

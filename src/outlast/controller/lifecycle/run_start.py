@@ -3,63 +3,51 @@
 from __future__ import annotations
 
 from outlast import events
-from outlast.controller import planned_migration
+from outlast.controller import checkpoint_tracking, planned_migration, shared_values
 from outlast.controller.audit import audit_protocol as audit
 from outlast.controller.controller_state import ControllerTurn
-from outlast.controller.inputs import (
-    BeginTerm,
-    DecisionMade,
-    Opened,
-    PutStored,
-    RankMigrated,
-    RecordStored,
-    SharedValueStored,
-)
+from outlast.controller.inputs import BeginTerm, DecisionMade, Opened, RankMigrated
 from outlast.controller.recovery import incident_response, reconfiguration
-from outlast.controller.save_schedule.save_costs import RunMeasurements
+from outlast.controller.save_schedule import interval_updates
 from outlast.transport import messages
 
 
 def begin_term(turn: ControllerTurn, event: BeginTerm) -> None:
     """Take over what earlier terms made durable, and wait for who may still be alive."""
     state = turn.state
-    state.run, state.term = event.run, event.term
-    state.checkpoint = event.checkpoint
-    state.measured = RunMeasurements(since_ns=turn.now_ns)
+    state.term.number = event.term
+    checkpoint_tracking.set_checkpoint(turn, event.checkpoint)
+    interval_updates.begin_measurements(turn)
     audit.restore_audits(turn, event.journal)
     decided: DecisionMade | None = None
     for entry in event.journal:
         if isinstance(entry, DecisionMade):
             if entry.verdict == "start":
-                state.records, state.puts = {}, {}
+                shared_values.clear(turn)
             decided = entry
             state.opened = False
         elif isinstance(entry, Opened):
             state.opened = decided is not None and entry.generation == decided.generation
-        elif isinstance(entry, SharedValueStored):
-            state.shared[entry.name] = entry.value
-        elif isinstance(entry, RecordStored):
-            state.records[entry.seat] = entry.record
-        elif isinstance(entry, PutStored):
-            state.puts[entry.key] = entry.value
         elif isinstance(entry, RankMigrated):
             planned_migration.restore_moves(turn, entry)
+        else:
+            shared_values.restore(turn, entry)
     if decided is None:
         _start(turn)
         return
     state.generation, state.n, state.step = decided.generation, decided.n, decided.step
     state.reached = max(state.reached, (decided.n, decided.step))
     state.seats, state.abandoned_slots = decided.seats, dict(decided.slots)
-    state.old_seats = decided.seats
+    state.term.old_seats = decided.seats
     state.first = decided.verdict == "start"
     state.incidents = decided.incident
-    state.joining = () if state.opened else decided.joining
-    state.fence_wait = tuple(sorted(set(decided.agents)))
+    state.term.joining = () if state.opened else decided.joining
+    state.term.fence_wait = tuple(sorted(set(decided.agents)))
     turn.enter("awaiting")
 
 
 def _start(turn: ControllerTurn) -> None:
-    checkpoint = turn.state.checkpoint
+    checkpoint = turn.state.saves.checkpoint
     n, step = (checkpoint.n, checkpoint.step) if checkpoint else (0, 0)
     reconfiguration.start_over(turn, n, step)
 
@@ -68,17 +56,22 @@ def left_behind(turn: ControllerTurn, body: messages.WorkerLostReport) -> bool:
     """Take over what a worker left that died while no controller lived. Return False if it had no
     seat."""
     state = turn.state
-    if state.mode not in ("awaiting", "closing") or body.worker not in state.old_seats:
+    if state.mode not in ("awaiting", "closing") or body.worker not in state.term.old_seats:
         return False
-    seat = state.old_seats.index(body.worker)
+    seat = state.term.old_seats.index(body.worker)
     state.abandoned_slots[seat] = {**state.abandoned_slots.get(seat, {}), **body.slots}
     return True
+
+
+def end_takeover(turn: ControllerTurn) -> None:
+    """Forget who had the seats when the earlier term ended: a decision has been made since."""
+    turn.state.term.old_seats = ()
 
 
 def decide_when_met(turn: ControllerTurn) -> None:
     """Once every agent of the old generation has spoken, it is known who is left of it."""
     state = turn.state
-    if state.fence_wait and all(name in state.agents for name in state.fence_wait):
+    if state.term.fence_wait and all(name in state.agents for name in state.term.fence_wait):
         decide_without(turn)
 
 
@@ -93,7 +86,7 @@ def decide_without(turn: ControllerTurn) -> None:
     turn.enter("closing")
     state.incidents += 1
     state.incident = state.incidents
-    text = f"the controller came back as term {state.term}"
+    text = f"the controller came back as term {state.term.number}"
     fault = events.Fault(kind="transport", detail=text, t_ns=turn.now_ns)
     state.faults = (fault,)
     turn.emit(
@@ -117,6 +110,6 @@ def decide_without(turn: ControllerTurn) -> None:
             )
             state.faults = (*state.faults, lost)
             state.seats = (*state.seats[:seat], "", *state.seats[seat + 1 :])
-        elif seat in state.joining:
+        elif seat in state.term.joining:
             turn.change(name, whole=False)
     incident_response.close(turn, text)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import msgspec
+from msgspec.structs import replace
 
 from outlast import events
 from outlast.controller.controller_state import ControllerTurn, WorkerRecord
@@ -110,6 +110,6 @@ def give_up(turn: ControllerTurn, worker: WorkerRecord, fault: events.Fault, how
 
 
 def _complete(turn: ControllerTurn, worker: WorkerRecord, fault: events.Fault) -> events.Fault:
-    return msgspec.structs.replace(
+    return replace(
         fault, worker=fault.worker or worker.name, seat=worker.seat, t_ns=fault.t_ns or turn.now_ns
     )

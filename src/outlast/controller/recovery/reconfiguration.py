@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from outlast import events
-from outlast.controller import membership, save_requests, shared_values
+from outlast.controller import checkpoint_tracking, membership, shared_values
+from outlast.controller.audit import audit_protocol as audit
 from outlast.controller.controller_state import S_NS, ControllerTurn, WorkerRecord
 from outlast.controller.inputs import DecisionMade, Opened
-from outlast.controller.lifecycle import checkpoint_search, run_ending
+from outlast.controller.lifecycle import run_ending
 from outlast.controller.recovery import incident_response
 from outlast.controller.save_schedule import interval_updates
 from outlast.transport import messages
@@ -21,8 +22,9 @@ def start_over(turn: ControllerTurn, n: int, step: int) -> None:
     state.verdict = "start"
     waiting = {worker.seat: worker.name for worker in state.workers.values()}
     state.seats = tuple(waiting.get(seat, "") for seat in range(state.world))
-    state.abandoned_slots, state.records, state.puts = {}, {}, {}
-    state.audit = state.audit.begun_again(n, step)
+    state.abandoned_slots = {}
+    shared_values.clear(turn)
+    audit.begin_again(turn, n, step)
     turn.enter("gathering")
 
 
@@ -56,7 +58,7 @@ def _seat_everybody(turn: ControllerTurn) -> None:
         return
     if occupants[0].member == state.generation or any(w.killed_ns for w in occupants):
         return
-    if not _same_bits(turn, occupants) or checkpoint_search.search_checkpoint_again(turn):
+    if not _same_bits(turn, occupants) or checkpoint_tracking.search_checkpoint_again(turn):
         return
     journal(turn)
     for worker in occupants:
@@ -116,31 +118,24 @@ def open_frame(turn: ControllerTurn) -> messages.Open:
     """Return the message that opens the generation."""
     state = turn.state
     return messages.Open(
-        generation=state.generation, n=state.n, ask=save_requests.pending_request(turn)
+        generation=state.generation, n=state.n, ask=checkpoint_tracking.pending_request(turn)
     )
 
 
 def seat_frame(turn: ControllerTurn, worker: WorkerRecord) -> messages.Seat:
     """Return the message that gives a worker its seat."""
     state = turn.state
-    if state.first:
-        return messages.Seat(
-            generation=state.generation,
-            seat=worker.seat,
-            world=state.world,
-            n=state.n,
-            first=True,
-            checkpoint=state.checkpoint if state.n else None,
-        )
-    slots = state.abandoned_slots.get(worker.seat, {})
+    first = state.first  # then nothing is left of an earlier worker
+    slots = {} if first else state.abandoned_slots.get(worker.seat, {})
     return messages.Seat(
         generation=state.generation,
         seat=worker.seat,
         world=state.world,
         n=state.n,
-        first=False,
+        first=first,
+        checkpoint=state.saves.checkpoint if first and state.n else None,
         slots={key: slots[key] for key in slot_keys(state.n) if key in slots},
-        record=state.records.get(worker.seat, b""),
+        record=b"" if first else state.shared.records.get(worker.seat, b""),
     )
 
 
@@ -231,7 +226,7 @@ def open_when_joined(turn: ControllerTurn) -> None:
     for donor, joiner in state.transfers:
         if not _arrived(turn, donor, joiner, joined[donor], joined[joiner]):
             return
-    state.audit = state.audit.copied(state.transfers)
+    audit.record_transfers(turn)
     turn.journal(Opened(generation=state.generation, n=state.n, transfers=state.transfers))
     state.opened = True
     turn.enter("open")
@@ -303,8 +298,10 @@ def remind(turn: ControllerTurn, worker: WorkerRecord) -> None:
         turn.send(worker, open_frame(turn))
         if worker.seat == 0:
             interval_updates.send_intervals(turn, again=True)
-    elif state.mode == "stopping" and state.end is not None:
-        turn.send(worker, messages.Stop(ok=state.end.outcome == "done", reason="said again"))
+    elif state.mode == "stopping" and state.ending.result is not None:
+        turn.send(
+            worker, messages.Stop(ok=state.ending.result.outcome == "done", reason="said again")
+        )
 
 
 def deadline_ns(turn: ControllerTurn) -> int:

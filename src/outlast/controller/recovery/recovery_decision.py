@@ -6,7 +6,7 @@ from outlast import events
 from outlast.controller import membership
 from outlast.controller.audit import audit_protocol as audit
 from outlast.controller.controller_state import S_NS, ControllerState, ControllerTurn, WorkerRecord
-from outlast.controller.lifecycle import restart, run_ending
+from outlast.controller.lifecycle import restart, run_ending, run_start
 from outlast.controller.recovery import incident_response, reconfiguration, recovery_ladder
 from outlast.controller.recovery.recovery_ladder import RecoveryChoice, Situation
 
@@ -33,12 +33,12 @@ def decide_when_answered(turn: ControllerTurn) -> None:
     situation = _situation(turn, survivors, n)
     choice = recovery_ladder.choose(situation)
     begins_again = choice.rung in recovery_ladder.FROM_A_COPY
-    if state.drain_ns and begins_again:
-        run_ending.interrupt(turn, f"{state.drain_reason} (while a restart was due)")
+    if state.ending.drain_ns and begins_again:
+        run_ending.interrupt(turn, f"{state.ending.drain_reason} (while a restart was due)")
     elif choice.rung == "stop":
         _stop(turn, n, step, choice, situation)
     elif begins_again:
-        point = state.checkpoint
+        point = state.saves.checkpoint
         _announce(turn, choice, "redo", point.n if point else 0, point.step if point else 0)
         restart.begin_restart(turn, choice.reason)
     else:
@@ -140,7 +140,7 @@ def _situation(turn: ControllerTurn, survivors: list[WorkerRecord], n: int) -> S
             slots = state.abandoned_slots.get(seat, {})
             if not any(key in slots for key in keys):
                 stateless.append(seat)
-    checkpoint = state.checkpoint
+    checkpoint = state.saves.checkpoint
     inner = {key: count for key, count in state.attempts.items() if key}
     worst = max(inner, key=lambda key: inner[key], default="")
     same = tuple(fault for fault in state.causes if recovery_ladder.recurring((fault,)) == worst)
@@ -185,7 +185,7 @@ def _go_on(
         if not name:
             membership.fill(turn, seat)
     state.generation += 1
-    state.old_seats = ()
+    run_start.end_takeover(turn)
     state.first, state.opened = False, False
     state.verdict = "commit" if commit else "redo"
     reconfiguration.journal(turn)

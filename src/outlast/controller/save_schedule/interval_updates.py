@@ -6,7 +6,7 @@ once, or nowhere.
 
 from __future__ import annotations
 
-import msgspec
+from msgspec.structs import replace
 
 from outlast import events
 from outlast.config import AUTO
@@ -27,33 +27,39 @@ AGAIN_S = 10.0  # between two decisions that only follow measurements
 DISK_MIN_S = 10.0  # a checkpoint is read back, carried on and deleted, too, which nobody times
 
 
+def begin_measurements(turn: ControllerTurn) -> None:
+    """Measure from the beginning of the term on."""
+    turn.state.intervals.measured = RunMeasurements(since_ns=turn.now_ns)
+
+
 def record_save(turn: ControllerTurn, body: messages.Checkpointed) -> None:
     """A save was measured: perhaps intervals change."""
     state = turn.state
     if not state.policy.auto:
         return
-    state.measured = _with(state.measured, body)
-    due_ns = state.scheduled_ns + int(AGAIN_S * S_NS)
-    if state.schedule is None or turn.now_ns >= due_ns:
+    state.intervals.measured = _with(state.intervals.measured, body)
+    due_ns = state.intervals.scheduled_ns + int(AGAIN_S * S_NS)
+    if state.intervals.schedule is None or turn.now_ns >= due_ns:
         _schedule(turn)
     send_intervals(turn)
 
 
 def record_restart(turn: ControllerTurn) -> None:
     """A failure that undoes work: everybody will begin again."""
-    measurements = turn.state.measured
-    turn.state.measured = msgspec.structs.replace(
+    measurements = turn.state.intervals.measured
+    turn.state.intervals.measured = replace(
         measurements, failures=measurements.failures + 1, restoring="", restoring_ns=turn.now_ns
     )
 
 
 def record_found(turn: ControllerTurn) -> None:
     """It is known from where, unless it must be looked for again: the newest answer counts."""
-    state, measurements = turn.state, turn.state.measured
+    state = turn.state
+    measurements = state.intervals.measured
     if not measurements.restoring_ns:
         return  # nothing has failed
-    tier = state.checkpoint.tier if state.checkpoint else ""
-    state.measured = msgspec.structs.replace(
+    tier = state.saves.checkpoint.tier if state.saves.checkpoint else ""
+    state.intervals.measured = replace(
         measurements,
         restoring=tier,
         from_memory=measurements.from_memory
@@ -65,19 +71,16 @@ def record_found(turn: ControllerTurn) -> None:
 
 def record_opened(turn: ControllerTurn) -> None:
     """A generation runs: what restoring has cost is known, and seat 0 may have a new worker."""
-    state, measurements = turn.state, turn.state.measured
+    state = turn.state
+    measurements = state.intervals.measured
     if measurements.restoring_ns and state.first:
         restore_s = (turn.now_ns - measurements.restoring_ns) / S_NS
         if measurements.restoring == "memory":
-            measurements = msgspec.structs.replace(
-                measurements, memory=measurements.memory.restored(restore_s)
-            )
+            measurements = replace(measurements, memory=measurements.memory.restored(restore_s))
         elif measurements.restoring == "disk":
-            measurements = msgspec.structs.replace(
-                measurements, disk=measurements.disk.restored(restore_s)
-            )
-        state.measured = msgspec.structs.replace(measurements, restoring="", restoring_ns=0)
-        if state.schedule is not None:
+            measurements = replace(measurements, disk=measurements.disk.restored(restore_s))
+        state.intervals.measured = replace(measurements, restoring="", restoring_ns=0)
+        if state.intervals.schedule is not None:
             _schedule(turn)
     send_intervals(turn)
 
@@ -85,12 +88,13 @@ def record_opened(turn: ControllerTurn) -> None:
 def send_intervals(turn: ControllerTurn, *, again: bool = False) -> None:
     """Let seat 0's worker know the intervals, unless it does; `again`: it may have missed them."""
     state = turn.state
+    intervals = state.intervals
     worker = state.occupant(0)
-    if state.schedule is None or worker is None or worker.hello is None or worker.killed_ns:
+    if intervals.schedule is None or worker is None or worker.hello is None or worker.killed_ns:
         return
-    memory, disk = _intervals(state.schedule, state.policy)
-    if again or state.announced != (worker.name, memory, disk):
-        state.announced = (worker.name, memory, disk)
+    memory, disk = _intervals(intervals.schedule, state.policy)
+    if again or intervals.announced != (worker.name, memory, disk):
+        intervals.announced = (worker.name, memory, disk)
         turn.send(worker, messages.SaveEvery(memory=memory, disk=disk))
 
 
@@ -98,34 +102,40 @@ def _with(measurements: RunMeasurements, body: messages.Checkpointed) -> RunMeas
     """A checkpoint is charged with its copy, also where that was due for memory's sake: without
     that tier it would have to be made, and nobody shall think that it is free."""
     step = measurements.step.add(body.step_s) if body.step_s else measurements.step
-    memory, disk = measurements.memory, measurements.disk
+    memory = measurements.memory
+    disk = measurements.disk
     if body.tier == "memory" and body.blocking_s:
         memory = memory.saved(blocking_s=body.blocking_s)
     elif body.tier == "disk" and body.blocking_s:
         disk = disk.saved(blocking_s=body.blocking_s, flush_s=body.flush_s, drag_s=body.drag_s)
-    return msgspec.structs.replace(measurements, step=step, memory=memory, disk=disk)
+    return replace(measurements, step=step, memory=memory, disk=disk)
 
 
 def _schedule(turn: ControllerTurn) -> None:
     """Decide, once everything that is to be chosen has been measured; say what changes."""
     state = turn.state
-    policy, measurements = state.policy, state.measured
+    intervals = state.intervals
+    policy = state.policy
+    measurements = intervals.measured
     unknown = (policy.memory == AUTO and not measurements.memory.measured) or (
         policy.disk == AUTO and not measurements.disk.measured
     )
     if unknown or not measurements.step.values:
         return
     facts = _facts(state, turn.now_ns)
-    before, state.schedule = state.schedule, decide(facts, state.schedule)
-    state.scheduled_ns = turn.now_ns
-    memory, disk = _intervals(state.schedule, policy)
+    before = intervals.schedule
+    schedule = decide(facts, before)
+    intervals.schedule = schedule
+    intervals.scheduled_ns = turn.now_ns
+    memory, disk = _intervals(schedule, policy)
     if before is None or _intervals(before, policy) != (memory, disk):
-        why = "\n".join([explain(state.schedule, facts), *_fixed(policy)])
+        why = "\n".join([explain(schedule, facts), *_fixed(policy)])
         turn.emit(events.Scheduled(t_ns=turn.now_ns, memory=memory, disk=disk, why=why))
 
 
 def _facts(state: ControllerState, now_ns: int) -> ScheduleInputs:
-    policy, measurements = state.policy, state.measured
+    policy = state.policy
+    measurements = state.intervals.measured
     tiers: list[SaveTier] = []
     if policy.memory:
         tiers.append(_tier("memory", policy.memory, measurements.memory, measurements.from_memory))

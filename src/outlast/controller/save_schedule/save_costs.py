@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+from msgspec.structs import replace
 
 from outlast.theory.argument_checks import check_not_negative
 
@@ -41,7 +42,7 @@ class SaveCosts(msgspec.Struct, frozen=True):
 
     def saved(self, *, blocking_s: float, flush_s: float = 0.0, drag_s: float = 0.0) -> SaveCosts:
         """After one more save, once it can be restored."""
-        return msgspec.structs.replace(
+        return replace(
             self,
             blocking=self.blocking.add(blocking_s),
             flush=self.flush.add(flush_s),
@@ -50,7 +51,7 @@ class SaveCosts(msgspec.Struct, frozen=True):
 
     def restored(self, restore_s: float) -> SaveCosts:
         """After one more restore."""
-        return msgspec.structs.replace(self, restore=self.restore.add(restore_s))
+        return replace(self, restore=self.restore.add(restore_s))
 
     @property
     def measured(self) -> bool:

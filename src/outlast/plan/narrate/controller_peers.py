@@ -24,7 +24,8 @@ from outlast.controller.inputs import (
     Verify,
     Wake,
 )
-from outlast.controller.state_machine import SavePolicy, handle_all, initial
+from outlast.controller.save_schedule.save_tiers import SavePolicy
+from outlast.controller.state_machine import handle_all, initial
 from outlast.transport import messages
 
 TERM = 1
@@ -52,7 +53,7 @@ class ControllerPeers:
         self.now_ns = 0
         self.n = self.step = 0
         self.found = messages.Checkpointed(n=0, step=0, path="the beginning")
-        self.state: ControllerState = initial(nodes, spares, limits, run, policy)
+        self.state: ControllerState = initial(nodes, spares, limits, policy)
         self.decided: events.Decided | None = None  # the newest
         self.decisions = 0
         self.end: EndRun | None = None

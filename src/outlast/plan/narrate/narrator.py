@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from outlast import events
 from outlast.config import LIMIT_MAX, Limits
-from outlast.controller.state_machine import SavePolicy
+from outlast.controller.save_schedule.save_tiers import SavePolicy
 from outlast.errors import UsageError
 from outlast.plan.model.answer_values import format_count
 from outlast.plan.narrate.controller_peers import TERM, ControllerPeers

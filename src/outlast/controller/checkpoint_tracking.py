@@ -1,0 +1,108 @@
+"""Checkpoints of the run: saves on request, failed saves, and the copy to begin again from."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from outlast import events
+from outlast.controller.controller_state import ControllerTurn
+from outlast.controller.inputs import Verify
+from outlast.controller.lifecycle import run_ending
+from outlast.controller.recovery import incident_response
+from outlast.transport import messages
+
+
+def request_save(turn: ControllerTurn, reason: str) -> None:
+    """Close the generation and make the next one save first.
+
+    No-op if a save is pending or the run is ending (it saves at its end).
+    """
+    state = turn.state
+    draining = state.ending.drain_ns
+    if state.saves.is_requested or draining or state.mode in ("stopping", "ended"):
+        return
+    state.saves.is_requested = True
+    if state.mode == "open":
+        incident_response.notice(
+            turn, events.Fault(kind="save", detail=reason, t_ns=turn.now_ns), "report"
+        )
+
+
+def pending_request(turn: ControllerTurn) -> Literal["", "save", "drain"]:
+    """Return the request that an opening generation makes of its ranks. A save is requested until
+    its phase is complete, so that a joiner stands before the same phase as the others."""
+    state = turn.state
+    if state.ending.drain_ns:
+        return "drain"
+    if state.saves.is_requested:
+        state.saves.is_requested = False
+        state.saves.requested_n = state.n
+    return "save" if state.n == state.saves.requested_n else ""
+
+
+def on_save_failed(turn: ControllerTurn, body: messages.SaveFailed) -> None:
+    """Note a failed save, or end the run for it where the save policy demands that."""
+    state = turn.state
+    if state.mode in ("stopping", "ended"):
+        return
+    failure = f"the checkpoint of step {body.step} failed: {body.error}"
+    if not state.policy.stop:
+        turn.note(f"{failure}; older ones are kept, and training goes on")
+        return
+    detail = (
+        f"{failure}; the run ends, as --on-save-failure stop asks for; older checkpoints are kept:"
+        " fix the storage, then resume with: outlast run --run-dir RUN_DIR ..."
+    )
+    fault = events.Fault(kind="storage", detail=detail, n=body.n, step=body.step, t_ns=turn.now_ns)
+    run_ending.stop(turn, "gave_up", fault, detail)
+
+
+def on_checkpointed(turn: ControllerTurn, body: messages.Checkpointed) -> None:
+    """Keep the newest complete copy; of two of one phase the one in memory, which is nearer."""
+    known = turn.state.saves.checkpoint
+    if known is None or (body.n, body.tier == "memory") >= (known.n, known.tier == "memory"):
+        turn.state.saves.checkpoint = body
+
+
+def set_checkpoint(turn: ControllerTurn, checkpoint: messages.Checkpointed | None) -> None:
+    """Replace the copy to begin again from: another one was found, or it was barred."""
+    turn.state.saves.checkpoint = checkpoint
+
+
+def on_host_lost(turn: ControllerTurn) -> None:
+    """Record that copies in memory may be lost: they have to be searched again."""
+    turn.state.saves.is_searched = False
+
+
+def begin_searches(turn: ControllerTurn) -> None:
+    """Count the searches of a new restart from 0."""
+    turn.state.saves.searches = 0
+
+
+def search_checkpoint(turn: ControllerTurn) -> None:
+    """Request the newest whole copy: CheckpointFound answers."""
+    state = turn.state
+    state.saves.is_searched = True
+    state.saves.searches += 1
+    turn.enter("verifying")
+    turn.actions.append(Verify(generation=state.generation, bars=state.audit.bars))
+
+
+def search_checkpoint_again(turn: ControllerTurn) -> bool:
+    """Search again, before any worker starts, if a host was lost since the copy was found.
+
+    Copies in memory end with their hosts. Returns whether a search has begun.
+    """
+    state = turn.state
+    copy = state.saves.checkpoint if state.n else None
+    if state.saves.is_searched or copy is None or copy.tier != "memory":
+        return False
+    if state.saves.searches > state.limits.attempts_max:
+        return False  # a worker that cannot start from it fails, and its restart searches again
+    turn.note(
+        f"an agent was lost since the copy in memory at phase {copy.n} was found: it is looked for"
+        " again",
+        level="info",
+    )
+    search_checkpoint(turn)
+    return True
