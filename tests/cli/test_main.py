@@ -15,12 +15,11 @@ import pytest
 
 import outlast
 from outlast import errors
-from outlast.cli import events as events_command
 from outlast.cli import main as cli
+from outlast.cli import run_reports as events_command
 from outlast.cli.main import code_of, main
 from outlast.events import RunStarted, Scheduled, WorkerSpawned
-from outlast.telemetry.event_store import EventWriter
-from outlast.telemetry.launcher_liveness import life_of
+from outlast.telemetry.event_store import EventWriter, life_of
 from outlast.testing.synthetic_run import SyntheticRun
 
 COMMANDS = ("events", "explain", "summary")
@@ -335,7 +334,7 @@ def test_colour_only_where_it_is_wanted(run_dir: Path) -> None:
 CONCLUDE = """
 import sys
 from pathlib import Path
-from outlast.cli import events as events_command
+from outlast.cli import run_reports as events as events_command
 from outlast.cli import main as cli
 from outlast.cli import run as command
 from outlast.controller.inputs import EndRun as End

@@ -16,9 +16,8 @@ from outlast.checkpoint.stores.folder_store import Folder
 from outlast.checkpoint.upkeep.checkpoint_copy import copy_checkpoint
 from outlast.errors import ConfigError, CorruptionError, StorageError
 from outlast.launch import run_directory
-from outlast.launch.newest_copy import CheckpointSearch, find_copies
 from outlast.launch.run_directory import RunDir, RunningJob
-from outlast.launch.start_point import begin
+from outlast.launch.start_point import CheckpointSearch, begin, find_copies
 
 
 @pytest.fixture

@@ -15,8 +15,9 @@ from outlast.controller.inputs import FindingKey, Opened, RankMigrated
 from outlast.events import Warned
 from outlast.health.check_memory import refuse_shared_directory
 from outlast.launch.host import check_runner
-from outlast.launch.host.check_process import CheckFailedError, CheckProcess
 from outlast.launch.host.check_runner import (
+    CheckFailedError,
+    CheckProcess,
     CheckRunner,
     failed,
     local_rank,

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from outlast.errors import ConfigError
-from outlast.launch import worker_console
+from outlast.launch import run_display
 from outlast.launch.preflight import check_interface
-from outlast.launch.worker_console import Follower
+from outlast.launch.run_display import Follower
 
 
 def test_lines_come_whole_and_once(tmp_path: Path) -> None:
@@ -26,7 +26,7 @@ def test_lines_come_whole_and_once(tmp_path: Path) -> None:
 
 
 def test_a_flood_is_cut_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_console, "BURST_BYTES", 1000)
+    monkeypatch.setattr(run_display, "BURST_BYTES", 1000)
     path = tmp_path / "log"
     path.write_text("".join(f"line {number:05d}\n" for number in range(1000)))
     first, *rest = Follower(path).lines()
@@ -35,7 +35,7 @@ def test_a_flood_is_cut_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_line_without_end_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_console, "LINE_BYTES_MAX", 10)
+    monkeypatch.setattr(run_display, "LINE_BYTES_MAX", 10)
     path = tmp_path / "log"
     path.write_text("x" * 50)
     assert Follower(path).lines() == ["x" * 10]

@@ -13,10 +13,10 @@ from outlast import events
 from outlast.errors import GaveUpError, RunDirError
 from outlast.launch import controller_shell as controllers
 from outlast.launch.controller_shell import ControllerShell
-from outlast.launch.decision_journal import read_journal
 from outlast.launch.host.worker_pool import WorkerPool
-from outlast.launch.newest_copy import CheckpointSearch
 from outlast.launch.run_display import DisplayRecord
+from outlast.launch.run_journal import read_journal
+from outlast.launch.start_point import CheckpointSearch
 from outlast.telemetry.event_store import read_events
 from outlast.telemetry.segment_files import SegmentWriter
 from outlast.transport import framing, messages

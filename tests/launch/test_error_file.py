@@ -9,24 +9,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outlast.launch.host import error_file
+from outlast.launch.host.worker_environment import ERROR_FILE_NAME, read_error_file
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    return tmp_path / error_file.NAME
+    return tmp_path / ERROR_FILE_NAME
 
 
 def test_what_record_writes(path: Path) -> None:
     extra = {"py_callstack": "Traceback\nKeyError: 'x'", "timestamp": "1795376926"}
     path.write_text(json.dumps({"message": {"message": "KeyError: 'x'", "extraInfo": extra}}))
-    found = error_file.read(path)
+    found = read_error_file(path)
     assert found == ("KeyError: 'x'", extra["py_callstack"], 1795376926 * 10**9)
 
 
 def test_a_plain_message(path: Path) -> None:
     path.write_text(json.dumps({"message": "CUDA error", "timestamp": 7}))
-    assert error_file.read(path) == ("CUDA error", "", 7 * 10**9)
+    assert read_error_file(path) == ("CUDA error", "", 7 * 10**9)
 
 
 @pytest.mark.parametrize(
@@ -36,11 +36,11 @@ def test_a_plain_message(path: Path) -> None:
 )  # fmt: skip
 def test_anything_else_is_ignored(path: Path, text: str) -> None:
     path.write_text(text)
-    assert error_file.read(path) is None
+    assert read_error_file(path) is None
 
 
 def test_no_file(path: Path) -> None:
-    assert error_file.read(path) is None and error_file.read(path.parent) is None
+    assert read_error_file(path) is None and read_error_file(path.parent) is None
 
 
 _VALUES = st.recursive(
@@ -54,8 +54,8 @@ _VALUES = st.recursive(
 def test_hostile_contents_raise_nothing(
     tmp_path_factory: pytest.TempPathFactory, message: object, extra: object, timestamp: object
 ) -> None:
-    path = tmp_path_factory.getbasetemp() / error_file.NAME
+    path = tmp_path_factory.getbasetemp() / ERROR_FILE_NAME
     content = {"message": {"message": message, "extraInfo": extra}, "timestamp": timestamp}
     path.write_text(json.dumps(content))
-    found = error_file.read(path)
+    found = read_error_file(path)
     assert found is None or isinstance(found.message, str)

@@ -16,8 +16,8 @@ from tests.launch.conftest import TRAINER, Stage
 from outlast.controller.inputs import DecisionMade, Opened
 from outlast.launch.controller_shell import ControllerShell
 from outlast.launch.host.worker_pool import WorkerPool
-from outlast.launch.newest_copy import CheckpointSearch
 from outlast.launch.run_display import DisplayRecord
+from outlast.launch.start_point import CheckpointSearch
 from outlast.telemetry.segment_files import SegmentWriter
 from outlast.transport import framing, messages
 

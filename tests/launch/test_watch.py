@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 from tests.launch.conftest import Stage
 
-from outlast.launch.host.processor_time import ProcessorTime
+from outlast.launch.host.hang_monitor import ProcessorTime
 
 pytestmark = pytest.mark.process
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from outlast.events import WorkerSpawned
-from outlast.telemetry.launcher_liveness import LOCKS, life_of
+from outlast.telemetry.event_store import LOCKS, life_of
 
 HERE = WorkerSpawned(t_ns=1, worker="w", seat=0, pid=1, host=socket.gethostname())
 ELSEWHERE = WorkerSpawned(t_ns=1, worker="w", seat=0, pid=1, host="another-host")

@@ -14,7 +14,7 @@ from tests.survive.conftest import Outcome, Runner, same, wait_for
 from outlast import events
 from outlast.checkpoint.format import codec
 from outlast.controller.inputs import SharedValueStored
-from outlast.launch.decision_journal import read_journal
+from outlast.launch.run_journal import read_journal
 from outlast.telemetry.event_store import read_events
 
 pytestmark = pytest.mark.process

@@ -230,9 +230,13 @@ def _recorded(path: Path, subject: Subject, done: Examined) -> None:
     from outlast.health import node_examination
 
     head = node_examination.RecordingHead(
-        cluster=subject.cluster, node=subject.node, profile=subject.profile,
-        t_ns=done.report.t_ns, settings=subject.settings, memory=done.before,
-    )  # fmt: skip
+        cluster=subject.cluster,
+        node=subject.node,
+        profile=subject.profile,
+        t_ns=done.report.t_ns,
+        settings=subject.settings,
+        memory=done.before,
+    )
     node_examination.write_recording(path, head, done.taken)
 
 

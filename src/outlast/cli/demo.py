@@ -9,7 +9,6 @@ from importlib import resources
 from pathlib import Path
 
 import msgspec
-from rich.table import Table
 from rich.text import Text
 
 from outlast import config
@@ -18,6 +17,7 @@ from outlast.cli.run_comparison import RunComparison, compare
 from outlast.errors import EXIT_DONE, EXIT_GAVE_UP, OutlastError, RunDirError, UsageError
 from outlast.telemetry.run_summary import RunSummary, summarise
 from outlast.telemetry.summary_tables import render
+from outlast.terminal_tables import number_column, table, text_column
 from outlast.text_formatting import duration, percentage, plural
 
 WORLD, SPARES, STEPS_MIN = 4, 1, 20
@@ -149,9 +149,8 @@ def _figure(folder: Path, disturbed: Path, undisturbed: Path, console: Printer) 
 
 def _show(report: DemoReport, console: Printer) -> None:
     found = report.comparison
-    table = Table(title="to the last bit", title_justify="left", show_edge=False, pad_edge=False)
-    for name in ("", "disturbed", "undisturbed", ""):
-        table.add_column(name, justify="right" if name else "left")
+    figures = map(number_column, ("disturbed", "undisturbed"))
+    grid = table(text_column(), *figures, text_column(), title="to the last bit")
     same, sound = (
         (Text("equal", "green"), Text("DIFFERS", "bold red")),
         (Text(), Text("NOT SO", "bold red")),
@@ -182,9 +181,9 @@ def _show(report: DemoReport, console: Printer) -> None:
         ),
         ("ETTR", _share(report.disturbed.ettr), _share(report.undisturbed.ettr), True, sound),
     ):
-        table.add_row(name, disturbed, undisturbed, marks[not good])
+        grid.add_row(name, disturbed, undisturbed, marks[not good])
     console.print()
-    console.print(table)
+    console.print(grid)
     broken = plural(len(report.disturbed.incidents), "incident")
     verdict = "equal to the last bit" if found.equal else "NOT equal"
     story = f"the story: outlast explain {report.disturbed.run_dir}"

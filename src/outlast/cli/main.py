@@ -41,26 +41,28 @@ COMMANDS = {
         "check:check",
         "Check this node: GPUs, links, file systems, kernel log, memory, services.",
     ),
-    "demo": (
-        "demo:demo", "Train a small GPT through injected faults; compare it with its twin."
-    ),
-    "events": ("events:events", "List a run's events by time, over all its workers."),
-    "explain": (
-        "explain:explain", "Explain incidents: cause, decision, reason and cost."
-    ),
+    "demo": ("demo:demo", "Train a small GPT through injected faults; compare it with its twin."),
+    "events": ("run_reports:events", "List a run's events by time, over all its workers."),
+    "explain": ("run_reports:explain", "Explain incidents: cause, decision, reason and cost."),
     "replay": (
         "replay:replay",
         "Repeat steps of a run twice, and find what is not deterministic in them.",
     ),
     "summary": (
-        "summary:summary", "Summarise a run: steps, incidents, time by bucket, ETTR and goodput."
+        "run_reports:summary",
+        "Summarise a run: steps, incidents, time by bucket, ETTR and goodput.",
     ),
-}  # fmt: skip
+}
 # Modules that an extra brings, by their top-level name.
 _EXTRAS = {
-    "torch": "run", "numpy": "run", "matplotlib": "figures", "numba": "plan", "pyarrow": "plan",
-    "distributed": "dask", "polars": "fleet",
-}  # fmt: skip
+    "torch": "run",
+    "numpy": "run",
+    "matplotlib": "figures",
+    "numba": "plan",
+    "pyarrow": "plan",
+    "distributed": "dask",
+    "polars": "fleet",
+}
 # What these groups need, none of which is torch.
 _GROUP_EXTRAS = {
     name: _EXTRAS | {"numpy": name, "matplotlib": f"{name},figures"} for name in ("fleet", "plan")
@@ -132,10 +134,13 @@ def application(arguments: Sequence[str] = ()) -> App:
     A list of commands has a line for each; the help of the one in the arguments is its docstring.
     """
     app = App(
-        name="outlast", help=HELP, version=__version__, result_action="return_value",
+        name="outlast",
+        help=HELP,
+        version=__version__,
+        result_action="return_value",
         help_format="plaintext",  # Markdown's parser would take a third of the time
         console=Printer(),
-    )  # fmt: skip
+    )
     app.command(_run_help, name="run")
     _add(app, "outlast.cli", COMMANDS, arguments)
     for name, group in GROUPS.items():

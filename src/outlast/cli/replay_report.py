@@ -8,10 +8,10 @@ from typing import Literal
 import msgspec
 from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
-from rich.table import Table
 from rich.text import Text
 
-from outlast.cli.replay_comparison import NumberDifference, RunPair, StateComparison
+from outlast.cli.run_comparison import NumberDifference, RunPair, StateComparison
+from outlast.terminal_tables import number_column, table, text_column
 from outlast.text_formatting import duration, plural
 
 _SHOWN_MAX = 12
@@ -162,14 +162,12 @@ def _differing(states: StateComparison, step: int) -> Iterator[RenderableType]:
     if states.tensors:
         count = f"{len(states.tensors)} of {plural(states.compared, 'tensor')}"
         yield Text(f"\nafter step {step}, {count}:")
-        table = Table(show_edge=False, pad_edge=False, box=None, header_style="bold")
-        table.add_column("tensor", overflow="fold")
-        for name in ("differing", "of", "largest difference"):
-            table.add_column(name, justify="right")
+        figures = ("differing", "of", "largest difference")
+        grid = table(text_column("tensor"), *map(number_column, figures))
         for each in states.tensors[:_SHOWN_MAX]:
             apart = "NaN or infinite" if each.not_finite else f"{each.difference_max:.3g}"
-            table.add_row(Text(each.name), str(each.differing), str(each.elements), apart)
-        yield table
+            grid.add_row(Text(each.name), str(each.differing), str(each.elements), apart)
+        yield grid
         if len(states.tensors) > _SHOWN_MAX:
             yield Text(f"and {len(states.tensors) - _SHOWN_MAX} more")
     if states.values:

@@ -43,9 +43,11 @@ def progress(title: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda _done, _all: None
         return
     columns = (
-        TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
         TimeRemainingColumn(),
-    )  # fmt: skip
+    )
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(title, total=None)
         yield lambda done, all_: bar.update(task, completed=done, total=all_)

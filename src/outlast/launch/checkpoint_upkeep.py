@@ -26,9 +26,13 @@ class CheckpointUpkeep:
     what fails is told, and tried again after the next checkpoint."""
 
     def __init__(
-        self, root: Path, keep: Keep, durable: Sequence[DurableTarget], record: DisplayRecord,
+        self,
+        root: Path,
+        keep: Keep,
+        durable: Sequence[DurableTarget],
+        record: DisplayRecord,
         barred: Callable[[SavePoint], bool] = lambda _: False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._local = Folder(root)
         self._record = record
         self._closed = False

@@ -18,10 +18,10 @@ from outlast.controller.audit.audit_records import is_barred
 from outlast.controller.save_schedule.save_tiers import SavePolicy
 from outlast.controller.state_machine import handle, initial
 from outlast.errors import GaveUpError, OutlastError, RunDirError
-from outlast.launch.decision_journal import read_journal
-from outlast.launch.newest_copy import CheckpointSearch, SearchResult, search
 from outlast.launch.run_directory import RunDir
 from outlast.launch.run_display import DisplayRecord
+from outlast.launch.run_journal import read_journal
+from outlast.launch.start_point import CheckpointSearch, SearchResult, search
 from outlast.launch.torchrun_arguments import RunPlan
 from outlast.telemetry.segment_files import SegmentWriter
 from outlast.transport import messages

@@ -22,22 +22,21 @@ from outlast.errors import (
     RunDirError,
     StorageError,
 )
-from outlast.launch import plan_file, preflight, run_directory, save_signal, start_point
+from outlast.launch import preflight, run_directory, save_signal, start_point, torchrun_arguments
 from outlast.launch.checkpoint_upkeep import CheckpointUpkeep
 from outlast.launch.controller_shell import ControllerShell
-from outlast.launch.decision_journal import bars_of
 from outlast.launch.host.agent import Agent
 from outlast.launch.host.check_runner import remaining_findings
-from outlast.launch.host.standstill_monitor import StandstillMonitor
+from outlast.launch.host.hang_monitor import StandstillMonitor
 from outlast.launch.host.unmanaged_group import UnmanagedGroup
 from outlast.launch.host.worker_family import become_subreaper
 from outlast.launch.host.worker_pool import WorkerHandle, WorkerPool
-from outlast.launch.newest_copy import CheckpointSearch
 from outlast.launch.run_directory import RunDir
-from outlast.launch.run_display import Display, DisplayRecord
+from outlast.launch.run_display import Console, Display, DisplayRecord
+from outlast.launch.run_journal import bars_of
+from outlast.launch.start_point import CheckpointSearch
 from outlast.launch.timed_faults import TimedFaults
 from outlast.launch.torchrun_arguments import RunPlan
-from outlast.launch.worker_console import Console
 from outlast.telemetry.event_store import EventClock, EventWriter
 from outlast.transport import messages
 
@@ -60,7 +59,7 @@ def _launch(plan: RunPlan, show: Callable[[Path], Display]) -> tuple[EndRun, Pat
     run_dir = run_directory.take(Path(plan.run_dir), plan.script, plan.args, plan.world)
     try:
         run_directory.place_logs(run_dir, plan.log_dir)
-        plan_file.keep(run_dir, plan)
+        torchrun_arguments.store_plan(run_dir, plan)
         clock = EventClock()
         writer = EventWriter(run_dir.room("events"), f"launcher{run_dir.job.term:06d}", clock)
         record = DisplayRecord(writer, show(run_dir.path))

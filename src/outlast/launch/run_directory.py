@@ -1,7 +1,7 @@
 """The run directory: the files of one job, locked by one launcher at a time.
 
 run.json      which job this is, and how many launchers it has had (terms)
-plan.json     what the newest launcher was asked to do (launch/plan_file.py)
+plan.json     what the newest launcher was asked to do (launch/torchrun_arguments.py)
 lock          held by the launcher and its warden; says who, and whether SIGUSR1 asks for a save
 events/       what happened (telemetry/event_store.py)
 journal/      what the controller decided, durable before it was said

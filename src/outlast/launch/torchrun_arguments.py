@@ -19,8 +19,9 @@ from outlast.checkpoint.upkeep.durable_targets import DurableRule
 from outlast.checkpoint.upkeep.retention_policy import Keep
 from outlast.controller import fault_spec
 from outlast.controller.controller_state import MigrateOn
-from outlast.errors import ConfigError, UsageError
+from outlast.errors import ConfigError, RunDirError, UsageError
 from outlast.launch import outlast_flags
+from outlast.launch.run_directory import RunDir, write
 
 # torchrun flags that a run of ours cannot honour, each with its value when it is not given.
 _REFUSED: dict[str, object] = {
@@ -302,3 +303,50 @@ def _limits(given: Namespace) -> config.Limits:
     except msgspec.ValidationError as error:
         known = ", ".join(config.Limits.__struct_fields__)
         raise ConfigError(f"--limit: {error}; known limits: {known}") from error
+
+
+PLAN_VERSION = 1
+_PLAN_NAME = "plan.json"
+
+
+class PlanFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A launcher's plan, and the directory that its workers were started in."""
+
+    version: int = PLAN_VERSION
+    cwd: str
+    plan: RunPlan
+
+
+class _PlanVersion(msgspec.Struct):
+    version: int
+
+
+def store_plan(run_dir: RunDir, plan: RunPlan) -> None:
+    """Write it down. Raises RunDirError when that fails."""
+    planned = PlanFile(cwd=str(Path.cwd()), plan=plan)
+    try:
+        write(run_dir.room(_PLAN_NAME), msgspec.json.format(msgspec.json.encode(planned), indent=2))
+    except OSError as error:
+        raise RunDirError(
+            f"{run_dir.room(_PLAN_NAME)} cannot be written: {error.strerror}; nothing was started"
+        ) from error
+
+
+def read_plan(run_dir: Path) -> PlanFile:
+    """Return the plan kept in `run_dir`. Raises RunDirError if it is missing or unreadable."""
+    path = run_dir / _PLAN_NAME
+    try:
+        data = path.read_bytes()
+        version = msgspec.json.decode(data, type=_PlanVersion).version
+        if version != PLAN_VERSION:
+            raise RunDirError(
+                f"{path} is of version {version}, and this Outlast reads {PLAN_VERSION}"
+            )
+        return msgspec.json.decode(data, type=PlanFile)
+    except OSError as error:
+        raise RunDirError(
+            f"{path} cannot be read ({error.strerror}): how this run was started is not known; give"
+            " the directory that `outlast run` printed at its start"
+        ) from error
+    except msgspec.DecodeError as error:
+        raise RunDirError(f"{path} is damaged or of another version ({error})") from error

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import sys
 import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from outlast.errors import RunDirError
-from outlast.events import AnyEvent, Note, decoder, encoder
+from outlast.events import AnyEvent, Note, WorkerSpawned, decoder, encoder
 from outlast.telemetry.segment_files import (
     SegmentDamage,
     SegmentReader,
@@ -215,3 +218,43 @@ def _time(event: AnyEvent) -> int:
 
 def _warn(damage: SegmentDamage) -> None:
     warnings.warn(str(damage), RuntimeWarning, stacklevel=2)
+
+
+Life = Literal[
+    "running",  # somebody on this host holds the run directory
+    "died",  # nobody does
+    "unknown",  # the run was on another host, or this one does not say
+]
+LOCKS = Path("/proc/locks")
+
+
+def life_of(run_dir: Path, events: Iterable[AnyEvent] = (), *, locks: Path = LOCKS) -> Life:
+    """Return the state of the launcher of a run without an end.
+
+    `events`: the run's, which name its hosts. A run that has ended would count as "died".
+    """
+    try:
+        lock = (run_dir / "lock").stat()
+        words = (run_dir / "lock").read_text(errors="replace").split()
+        lines = locks.read_text().splitlines()
+    except OSError:
+        return "unknown"
+    device = f"{os.major(lock.st_dev):02x}:{os.minor(lock.st_dev):02x}"
+    if any(_is_held(line, device, lock.st_ino, words[:1]) for line in lines):
+        return "running"
+    spawned = [event.host for event in events if isinstance(event, WorkerSpawned)]
+    elsewhere = bool(spawned) and spawned[-1] != socket.gethostname()
+    return "unknown" if elsewhere else "died"
+
+
+def _is_held(line: str, device: str, inode: int, holder: list[str]) -> bool:
+    """Return whether the list of locks has a line for this file.
+
+    `1: FLOCK ADVISORY WRITE 4242 00:2f:1234 0 EOF`. Some file systems show another device here than
+    stat does; the holder's record in the file then has to match.
+    """
+    fields = line.split()
+    if len(fields) < 6 or fields[1] != "FLOCK":
+        return False
+    place, _, number = fields[5].rpartition(":")
+    return number == str(inode) and (place == device or [fields[4]] == holder)

@@ -14,8 +14,9 @@ from rich.text import Text
 
 from outlast.controller.recovery.recovery_ladder import FROM_A_COPY
 from outlast.events import AnyEvent, Fault, Scheduled, Warned
+from outlast.telemetry.event_store import Life
 from outlast.telemetry.incidents import PHASES, Incident, Phase
-from outlast.telemetry.launcher_liveness import Life
+from outlast.terminal_tables import layout_grid, number_column, text_column
 from outlast.text_formatting import (
     detail_beyond,
     duration,
@@ -236,11 +237,12 @@ def _now(one: Incident, life: Life) -> str:
 
 
 def _cost(one: Incident) -> RenderableType:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(style="dim")
+    grid = layout_grid(
+        text_column(style="bold", wrap=False),
+        number_column(wrap=False),
+        text_column(wrap=False),
+        text_column(style="dim"),
+    )
     means = {**_MEANS, **_MEANS_AGAIN} if one.rung in FROM_A_COPY else _MEANS
     means = means if one.is_managed else _MEANS | _MEANS_UNMANAGED
     longest_ms = max(one.phases_ms.values(), default=0.0)
@@ -250,9 +252,9 @@ def _cost(one: Incident) -> RenderableType:
             continue
         cells = round(BAR_CELLS * ms / longest_ms) if longest_ms else 0
         strip = Text("\u2588" * cells or "\u258f", style="yellow")
-        table.add_row(phase, _long(ms), strip, means[phase])
-    table.add_row("total", _long(one.total_ms), "", "")
-    return table
+        grid.add_row(phase, _long(ms), strip, means[phase])
+    grid.add_row("total", _long(one.total_ms), "", "")
+    return grid
 
 
 def _long(ms: float) -> str:

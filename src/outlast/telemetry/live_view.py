@@ -11,7 +11,6 @@ from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
-from rich.table import Table
 from rich.text import Text
 
 from outlast.events import (
@@ -30,6 +29,7 @@ from outlast.events import (
 )
 from outlast.telemetry.event_store import EventClock, EventReader
 from outlast.telemetry.run_board import Beats, RunBoard, WorkerRow, headline, milestone, progress
+from outlast.terminal_tables import number_column, table, text_column
 from outlast.text_formatting import duration, plural
 
 REFRESH_PER_S = 4
@@ -273,22 +273,20 @@ def view(board: RunBoard, now_ns: int, notes: list[str]) -> RenderableType:
 
 
 def _ranks(board: RunBoard) -> RenderableType:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for head in ("rank", "worker", "generation", "step", "loss"):
-        table.add_column(head, justify="left" if head == "worker" else "right")
-    table.add_column("state")
+    figures = map(number_column, ("generation", "step", "loss"))
+    grid = table(number_column("rank"), text_column("worker"), *figures, text_column("state"))
     seats = board.seats
     # The slowest first where not all fit: the others wait for them.
     shown = seats if len(seats) <= SEATS_MAX else sorted(seats, key=_behind)[:SEATS_MAX]
     for row in shown:
-        table.add_row(
+        grid.add_row(
             str(row.seat), row.worker, str(row.generation), str(row.step), _loss(row), _state(row)
         )
     if len(seats) > len(shown):
-        table.add_row("...", plural(len(seats) - len(shown), "more rank"), "", "", "", Text(""))
+        grid.add_row("...", plural(len(seats) - len(shown), "more rank"), "", "", "", Text(""))
     for row in board.spares:
-        table.add_row("spare", row.worker, "", "", "", _state(row))
-    return table
+        grid.add_row("spare", row.worker, "", "", "", _state(row))
+    return grid
 
 
 def _behind(row: WorkerRow) -> tuple[int, int]:

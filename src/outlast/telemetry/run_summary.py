@@ -31,10 +31,9 @@ from outlast.events import (
     WorkerSpawned,
     WorkerWarm,
 )
-from outlast.telemetry.event_store import read_events
+from outlast.telemetry.event_store import Life, life_of, read_events
 from outlast.telemetry.incidents import PHASES, Incident, Phase, incidents
 from outlast.telemetry.job_progress import CommittedProgress
-from outlast.telemetry.launcher_liveness import Life, life_of
 from outlast.telemetry.replica_agreement import ReplicaAgreement, replica_agreement
 from outlast.telemetry.segment_files import SegmentDamage
 from outlast.telemetry.time_accounting import LauncherTerm, account, split_terms

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from outlast.telemetry.run_summary import IncidentLine, RunSummary
 from outlast.telemetry.time_spans import BUCKETS, Bucket
+from outlast.terminal_tables import layout_grid, number_column, table, text_column
 from outlast.text_formatting import (
     detail_beyond,
     duration,
@@ -166,21 +167,15 @@ def _badness(line: IncidentLine) -> tuple[int, float]:
 
 
 def _causes(summary: RunSummary) -> RenderableType:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    table.add_column("cause")
-    for head in ("incidents", "total", "worst"):
-        table.add_column(head, justify="right")
+    grid = table(text_column("cause"), *map(number_column, ("incidents", "total", "worst")))
     for kind, cause in sorted(summary.causes.items(), key=lambda item: -item[1].total_s):
-        table.add_row(kind, str(cause.count), duration(cause.total_s), duration(cause.worst_s))
-    return table
+        grid.add_row(kind, str(cause.count), duration(cause.total_s), duration(cause.worst_s))
+    return grid
 
 
 def _incidents(summary: RunSummary) -> RenderableType:
     lines = listed(summary.incidents)
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(justify="right", style="bold")
-    grid.add_column()
-    grid.add_column(justify="right")
+    grid = layout_grid(number_column(style="bold"), text_column(), number_column())
     for line in lines:
         more = f" and {plural(line.faults - 1, 'fault')} more" if line.faults > 1 else ""
         answer = "drain" if line.drain else line.rung or "no decision"
@@ -203,19 +198,15 @@ def _incidents(summary: RunSummary) -> RenderableType:
 
 def _buckets(summary: RunSummary) -> RenderableType:
     capacity_s = summary.wall_s * summary.world or 1.0
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    table.add_column("time", footer="wall x ranks")
-    table.add_column("rank-s", justify="right")
-    table.add_column("share", justify="right")
-    table.add_column("")
-    table.add_column("", style="dim")
+    figures = map(number_column, ("rank-s", "share"))
+    grid = table(text_column("time"), *figures, text_column(), text_column(style="dim"))
     for bucket in BUCKETS:
         seconds = summary.buckets_s.get(bucket, 0.0)
         if not seconds:
             continue
         part = seconds / capacity_s
         strip = Text("\u2588" * max(1, round(20 * part)), style=STYLE[bucket])
-        table.add_row(bucket, f"{seconds:.1f}", percentage(part), strip, MEANS[bucket])
-    table.add_section()
-    table.add_row("wall x ranks", f"{capacity_s:.1f}", percentage(1.0))
-    return table
+        grid.add_row(bucket, f"{seconds:.1f}", percentage(part), strip, MEANS[bucket])
+    grid.add_section()
+    grid.add_row("wall x ranks", f"{capacity_s:.1f}", percentage(1.0))
+    return grid

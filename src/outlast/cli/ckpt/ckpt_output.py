@@ -1,4 +1,4 @@
-"""Tables and progress bars of `outlast ckpt`."""
+"""Progress bars of `outlast ckpt`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from rich.progress import (
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
-from rich.table import Table
 
 from outlast.cli.output_stream import Printer
 
@@ -28,17 +27,12 @@ def progress(title: str) -> Iterator[Tell]:
         yield lambda _done, _all: None
         return
     columns = (
-        TextColumn("{task.description}", markup=False), BarColumn(),
-        DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeRemainingColumn(),
-    )  # fmt: skip
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(title, total=None)
         yield lambda done, all_: bar.update(task, completed=done, total=all_)
-
-
-def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
-    """Return an empty table without frame; `right`: the columns aligned to the right."""
-    result = Table(show_edge=False, pad_edge=False, box=None, header_style="bold")
-    for column in columns:
-        result.add_column(column, justify="right" if column in right else "left", overflow="fold")
-    return result

@@ -18,11 +18,10 @@ from outlast.checkpoint.load.checkpoint_diff import (
 )
 from outlast.checkpoint.load.checkpoint_reader import CheckpointReader
 from outlast.checkpoint.stores.catalog import Checkpoint
-from outlast.cli.ckpt import ckpt_output
 from outlast.cli.ckpt.ckpt_output import progress
 from outlast.cli.ckpt.target_argument import open_target
 from outlast.cli.output_stream import as_json, say
-from outlast.cli.replay_comparison import DifferingValue
+from outlast.cli.run_comparison import DifferingValue
 from outlast.errors import (
     EXIT_DONE,
     EXIT_USER_ERROR,
@@ -32,6 +31,7 @@ from outlast.errors import (
     StorageError,
     UsageError,
 )
+from outlast.terminal_tables import listing, number_column, text_column
 from outlast.text_formatting import plural
 from outlast.worker.rank_part import SEAT_MAGIC, part_summary
 
@@ -168,16 +168,12 @@ def _print(report: DiffReport) -> None:
     say(f"A {report.a}")
     say(f"B {report.b}")
     if report.tensors:
-        table = ckpt_output.table(
-            "tensor", "differing", "of", "largest", "", right=("differing", "of", "largest")
-        )
+        figures = map(number_column, ("differing", "of", "largest"))
+        table = listing(text_column("tensor"), *figures, text_column())
         for found in sorted(report.tensors, key=_weight)[:_ROWS_MAX]:
             compared = found.elements > 0
-            table.add_row(
-                found.name, str(found.differing) if compared else "",
-                str(found.elements) if compared else "",
-                f"{found.difference_max:.3g}" if compared else "", _note(found),
-            )  # fmt: skip
+            values = (str(found.differing), str(found.elements), f"{found.difference_max:.3g}")
+            table.add_row(found.name, *(values if compared else ("", "", "")), _note(found))
         say(table)
         if rest := report.tensors[_ROWS_MAX:]:
             say(f"and {plural(len(rest), 'more tensor')}: --json has all, --tensors chooses")

@@ -13,10 +13,10 @@ from outlast.checkpoint.format.manifests import SavePoint
 from outlast.checkpoint.stores.catalog import checkpoint_places, open_checkpoint
 from outlast.checkpoint.stores.store_interfaces import Store
 from outlast.checkpoint.upkeep.pruning import linked_files
-from outlast.cli.ckpt import ckpt_output
 from outlast.cli.ckpt.target_argument import is_older, open_target
 from outlast.cli.output_stream import as_json, say
 from outlast.errors import EXIT_DONE, CorruptionError, StorageError
+from outlast.terminal_tables import listing, number_column, text_column
 from outlast.text_formatting import duration, size
 
 _AT_ONCE = 8  # a bucket answers slowly, but many at once
@@ -105,10 +105,15 @@ def _committed(store: Store, place: SavePoint, is_barred: bool) -> CheckpointLin
         return _line(place, state="damaged", why=str(error))
     state, why = ("barred", _BARRED) if is_barred else ("committed", "")
     return _line(
-        place, state=state, why=why, job=commit.job, world=commit.world,
-        size_bytes=commit.size_bytes, time_ns=commit.time_ns,
+        place,
+        state=state,
+        why=why,
+        job=commit.job,
+        world=commit.world,
+        size_bytes=commit.size_bytes,
+        time_ns=commit.time_ns,
         shared_bytes=sum(size_bytes for _, size_bytes in linked_files(store, place)),
-    )  # fmt: skip
+    )
 
 
 def _begun(store: Store, place: SavePoint) -> CheckpointLine:
@@ -124,15 +129,14 @@ def _begun(store: Store, place: SavePoint) -> CheckpointLine:
 
 
 def _line(place: SavePoint, **known: object) -> CheckpointLine:
-    about = {"step": place.step, "n": place.n, "attempt": place.attempt,
-             "line": place.line, **known}  # fmt: skip
-    return msgspec.convert({"directory": place.directory, **about}, CheckpointLine)
+    about = {"step": place.step, "n": place.n, "attempt": place.attempt, "line": place.line}
+    return msgspec.convert({"directory": place.directory, **about, **known}, CheckpointLine)
 
 
 def _table(lines: list[CheckpointLine]) -> Table:
     now_ns = time.time_ns()
-    columns = ("step", "n", "size", "ranks", "age", "attempt", "")
-    table = ckpt_output.table(*columns, right=("step", "n", "size", "ranks", "age"))
+    figures = map(number_column, ("step", "n", "size", "ranks", "age"))
+    table = listing(*figures, text_column("attempt"), text_column())
     for line in lines:
         if line.state == "older":
             table.add_row("", "", "", "", "", line.directory, line.why)
@@ -142,8 +146,12 @@ def _table(lines: list[CheckpointLine]) -> Table:
         shared = f"{size(line.shared_bytes)} shared" if line.shared_bytes else ""
         note = "newest" if line.newest else "" if line.state == "committed" else line.state
         table.add_row(
-            str(line.step), str(line.n), size(line.size_bytes) if line.size_bytes else "",
-            str(line.world or ""), age, line.attempt,
+            str(line.step),
+            str(line.n),
+            size(line.size_bytes) if line.size_bytes else "",
+            str(line.world or ""),
+            age,
+            line.attempt,
             ": ".join(filter(None, (where, note, shared, line.why))),
-        )  # fmt: skip
+        )
     return table

@@ -130,10 +130,13 @@ def _tell(saved: CheckpointSaved, waited_s: float, json: bool) -> None:
     if json:
         as_json(
             SaveReport(
-                path=saved.path, step=saved.step, n=saved.n, size_bytes=saved.size_bytes,
+                path=saved.path,
+                step=saved.step,
+                n=saved.n,
+                size_bytes=saved.size_bytes,
                 waited_s=waited_s,
             )
-        )  # fmt: skip
+        )
     else:
         after = duration(waited_s)
         say(f"step {saved.step}, {size(saved.size_bytes)}, durable after {after}: {saved.path}")

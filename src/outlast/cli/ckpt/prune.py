@@ -12,12 +12,12 @@ from outlast.checkpoint.stores.folder_store import Folder
 from outlast.checkpoint.stores.store_interfaces import Store
 from outlast.checkpoint.upkeep.pruning import prune_store as delete
 from outlast.checkpoint.upkeep.retention_policy import parse_policy
-from outlast.cli.ckpt import ckpt_output
 from outlast.cli.ckpt.ckpt_output import progress
 from outlast.cli.ckpt.target_argument import open_target
 from outlast.cli.output_stream import as_json, say
 from outlast.errors import EXIT_DONE, RunDirError
 from outlast.launch import run_directory
+from outlast.terminal_tables import listing, number_column, text_column
 from outlast.text_formatting import plural
 
 
@@ -59,7 +59,7 @@ def prune(target: str, *, keep: str, dry_run: bool = False, json: bool = False) 
     if json:
         as_json([PruneLine(directory=v.place.directory, keep=v.keep, why=v.why) for v in verdicts])
         return EXIT_DONE
-    table = ckpt_output.table("step", "attempt", "", "why", right=("step",))
+    table = listing(number_column("step"), *map(text_column, ("attempt", "", "why")))
     verb = "would go" if dry_run else "deleted"
     for place, stays, why in verdicts:
         table.add_row(str(place.step), place.attempt, "kept" if stays else verb, why)

@@ -2,23 +2,123 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
+from itertools import groupby
 from typing import Any
 
 import msgspec
+from rich.text import Text
+from rich.tree import Tree
 
-from outlast.checkpoint.format.manifests import ITEM_BYTES, Manifest
+from outlast.checkpoint.format.manifests import ITEM_BYTES, Manifest, Tensor
 from outlast.checkpoint.format.tensor_boxes import Box
 from outlast.checkpoint.stores.catalog import Checkpoint
-from outlast.cli.ckpt import ckpt_output
 from outlast.cli.ckpt.target_argument import open_target
-from outlast.cli.ckpt.tensor_tree import render_tree, size_bytes
-from outlast.cli.output_stream import as_json, say
+from outlast.cli.output_stream import as_json, say, visible
 from outlast.errors import EXIT_DONE, MismatchError, UsageError
+from outlast.terminal_tables import layout_grid, listing, number_column, text_column
 from outlast.text_formatting import duration, plural, size
+
+_IN_LINE_MAX = 6
+
+
+@dataclass
+class Branch:
+    """Tensors with a common prefix; `tensor`: the one with exactly this name."""
+
+    tensor: Tensor | None = None
+    below: dict[str, Branch] = field(default_factory=dict[str, "Branch"])
+
+    @property
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield the tensors of this branch and of all below it, depth first."""
+        if self.tensor:
+            yield self.tensor
+        for branch in self.below.values():
+            yield from branch.tensors
+
+
+def size_bytes(tensor: Tensor) -> int:
+    """Return the size of a tensor in bytes."""
+    return math.prod(tensor.shape) * ITEM_BYTES[tensor.dtype]
+
+
+def make_tree(tensors: Mapping[str, Tensor]) -> Branch:
+    """Return the tree of dotted names, sorted, so that it does not depend on the writing ranks."""
+    root = Branch()
+    for name, tensor in sorted(tensors.items()):
+        branch = root
+        for part in name.split("."):
+            branch = branch.below.setdefault(part, Branch())
+        branch.tensor = tensor
+    return root
+
+
+def render_tree(tensors: Mapping[str, Tensor], title: str) -> Tree:
+    """Render the tree for a terminal, with equal neighbours folded into one line."""
+    tree = Tree(Text(title), guide_style="bright_black")
+    _draw(make_tree(tensors), tree)
+    return tree
+
+
+def _draw(branch: Branch, tree: Tree) -> None:
+    for label, alike in _folded(branch.below.items()):
+        inner, path = alike[0], label
+        while inner.tensor is None and len(inner.below) == 1:  # a.b.c, and not a line for each
+            ((part, inner),) = inner.below.items()
+            path = f"{path}.{part}"
+        total = size(sum(size_bytes(tensor) for each in alike for tensor in each.tensors))
+        in_line = _in_line(inner)
+        count = sum(1 for each in alike for _ in each.tensors)
+        path = visible(path)
+        text = Text(f"{path}  {visible(in_line) or plural(count, 'tensor')}, {total}")
+        text.stylize("bold", 0, len(path))
+        node = tree.add(text)
+        if not in_line:
+            _draw(inner, node)
+
+
+def _in_line(branch: Branch) -> str:
+    """Describe a branch that holds a few tensors and no branch; return "" for others."""
+    if not branch.below and branch.tensor:
+        return _describe(branch.tensor)
+    if branch.tensor or len(branch.below) > _IN_LINE_MAX:
+        return ""
+    names: dict[str, list[str]] = {}
+    for name, each in branch.below.items():
+        if each.below or each.tensor is None:
+            return ""
+        names.setdefault(_describe(each.tensor), []).append(name)
+    return "; ".join(f"{', '.join(alike)} {text}" for text, alike in names.items())
+
+
+def _folded(below: Iterable[tuple[str, Branch]]) -> Iterator[tuple[str, list[Branch]]]:
+    """Fold neighbours that differ only in a number of their name."""
+    ordered = sorted(below, key=lambda item: int(item[0]) if item[0].isdecimal() else -1)
+    for (numbered, _), group in groupby(
+        ordered,
+        key=lambda item: (item[0].isdecimal(), _shape(item[1]) if item[0].isdecimal() else item[0]),
+    ):
+        members = list(group)
+        first, last = members[0][0], members[-1][0]
+        several = numbered and len(members) > 1
+        label = f"{first} to {last} ({len(members)} alike)" if several else first
+        yield label, [branch for _, branch in members]
+
+
+def _shape(branch: Branch) -> object:
+    """Return a key that is equal for branches with the same contents under other numbers."""
+    return branch.tensor, tuple((name, _shape(each)) for name, each in branch.below.items())
+
+
+def _describe(tensor: Tensor) -> str:
+    return f"{tensor.dtype} {' x '.join(map(str, tensor.shape))}".rstrip()
+
 
 _LINE_MAX = 200
 
@@ -145,12 +245,14 @@ def _shown(checkpoint: Checkpoint, pattern: str) -> ShowReport:
             ranks[piece.name][manifest.rank] = None
     holders = {
         name: HeldTensorRow(
-            dtype=tensor.dtype, shape=tensor.shape, size_bytes=size_bytes(tensor),
+            dtype=tensor.dtype,
+            shape=tensor.shape,
+            size_bytes=size_bytes(tensor),
             ranks=tuple(ranks[name]),
         )
         for name, tensor in sorted(checkpoint.tensors.items())
         if fnmatchcase(name, pattern)
-    }  # fmt: skip
+    }
     if not holders and pattern != "*":
         raise UsageError(
             f"{checkpoint.where}: none of its {plural(len(ranks), 'tensor')} is called {pattern!r}"
@@ -160,11 +262,18 @@ def _shown(checkpoint: Checkpoint, pattern: str) -> ShowReport:
     except ModuleNotFoundError:
         values = None
     return ShowReport(
-        where=checkpoint.where, job=commit.job, step=commit.place.step, n=commit.place.n,
-        attempt=commit.place.attempt, time_ns=commit.time_ns, size_bytes=commit.size_bytes,
-        origin=commit.origin, tensors=holders, shards=list(map(_shard, checkpoint.manifests)),
+        where=checkpoint.where,
+        job=commit.job,
+        step=commit.place.step,
+        n=commit.place.n,
+        attempt=commit.place.attempt,
+        time_ns=commit.time_ns,
+        size_bytes=commit.size_bytes,
+        origin=commit.origin,
+        tensors=holders,
+        shards=list(map(_shard, checkpoint.manifests)),
         values=values,
-    )  # fmt: skip
+    )
 
 
 def _shard(manifest: Manifest) -> Shard:
@@ -184,8 +293,7 @@ def _shard(manifest: Manifest) -> Shard:
 
 def _print_all(checkpoint: Checkpoint, shown: ShowReport) -> None:
     say(shown.where)
-    about = ckpt_output.table("", "")
-    about.show_header = False
+    about = layout_grid(text_column(), text_column())
     when = datetime.fromtimestamp(shown.time_ns / 1e9, tz=UTC).astimezone()
     age_s = max(0, time.time_ns() - shown.time_ns) / 1e9
     about.add_row("step", f"{shown.step} (n {shown.n}, attempt {shown.attempt})")
@@ -200,27 +308,24 @@ def _print_all(checkpoint: Checkpoint, shown: ShowReport) -> None:
         about.add_row("state", "not shown: pip install 'outlast[run]' adds what decodes it")
     say(about)
     if shown.values:
-        state = ckpt_output.table("state", "")
+        state = listing(text_column("state"), text_column())
         for name, value in shown.values.items():
             state.add_row(name, value)
         say(state)
     total = size(sum(each.size_bytes for each in shown.tensors.values()))
     title = f"{plural(len(shown.tensors), 'tensor')}, {total}"
     say(render_tree(checkpoint.tensors, title))
-    table = ckpt_output.table(
-        "rank",
-        "shard",
-        "tensors",
-        "pieces",
-        "values",
-        right=("rank", "shard", "tensors", "pieces", "values"),
-    )
+    figures = ("rank", "shard", "tensors", "pieces", "values")
+    shards = listing(*map(number_column, figures))
     for shard in shown.shards[:_RANKS_MAX]:
-        table.add_row(
-            str(shard.rank), size(shard.size_bytes), size(shard.tensor_bytes), str(shard.pieces),
+        shards.add_row(
+            str(shard.rank),
+            size(shard.size_bytes),
+            size(shard.tensor_bytes),
+            str(shard.pieces),
             size(sum(shard.blobs.values())),
-        )  # fmt: skip
-    say(table)
+        )
+    say(shards)
     if rest := shown.shards[_RANKS_MAX:]:
         say(f"and {plural(len(rest), 'more rank')}")
 
@@ -234,10 +339,10 @@ def _balance(shards: list[Shard]) -> str:
 
 
 def _print_some(shown: ShowReport) -> None:
-    table = ckpt_output.table("tensor", "dtype", "shape", "size", "ranks", right=("size",))
+    attributes = map(text_column, ("tensor", "dtype", "shape"))
+    tensors = listing(*attributes, number_column("size"), text_column("ranks"))
     for name, rows in shown.tensors.items():
-        table.add_row(
-            name, rows.dtype, " x ".join(map(str, rows.shape)), size(rows.size_bytes),
-            ", ".join(map(str, rows.ranks)),
-        )  # fmt: skip
-    say(table)
+        shape = " x ".join(map(str, rows.shape))
+        ranks = ", ".join(map(str, rows.ranks))
+        tensors.add_row(name, rows.dtype, shape, size(rows.size_bytes), ranks)
+    say(tensors)

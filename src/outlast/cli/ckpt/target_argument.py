@@ -19,7 +19,7 @@ from outlast.checkpoint.stores.object_store import open_store
 from outlast.checkpoint.stores.store_interfaces import Store
 from outlast.controller.audit.audit_records import is_barred
 from outlast.errors import StorageError, UsageError
-from outlast.launch.decision_journal import bars_of
+from outlast.launch.run_journal import bars_of
 
 _ROOM, _RUN = "checkpoints", "run.json"  # in a run directory
 _OLDER = re.compile(r"step-\d{9,}-n\d+")

@@ -97,12 +97,20 @@ class IngestFlags:
     def log_options(self) -> LogOptions:
         """Return the request for the readers."""
         return LogOptions(
-            format=self.as_, mapping=self.mapping, cluster=self.cluster or "",
-            zone=self.zone or "", node=self.node or "", nodes=self.nodes,
-            gpus_per_node=self.gpus_per_node, epoch=self.epoch or "", at=self.at or "",
-            boot=self.boot or "", delimiter=self.delimiter or "", columns=self.columns or "",
+            format=self.as_,
+            mapping=self.mapping,
+            cluster=self.cluster or "",
+            zone=self.zone or "",
+            node=self.node or "",
+            nodes=self.nodes,
+            gpus_per_node=self.gpus_per_node,
+            epoch=self.epoch or "",
+            at=self.at or "",
+            boot=self.boot or "",
+            delimiter=self.delimiter or "",
+            columns=self.columns or "",
             policy=self.policy,
-        )  # fmt: skip
+        )
 
 
 LOGS_SHOWN = 20  # of more, only those that have something odd

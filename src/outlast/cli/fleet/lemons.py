@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
-from rich import box
-from rich.table import Table
 from rich.text import Text
 
 from outlast import quantities
@@ -15,20 +13,25 @@ from outlast.cli.output_stream import as_json, say
 from outlast.cli.simulation_progress import progress
 from outlast.errors import EXIT_DONE, UsageError
 from outlast.fleet.store.lake import Lake
+from outlast.terminal_tables import number_column, table, text_column
 from outlast.text_formatting import plural
 
 if TYPE_CHECKING:
     import polars as pl
 
     from outlast.fleet.analysis.lemon_evidence import DrainCommands
+    from outlast.fleet.record_tables import Tables
 
 DAY_NS = 86_400 * 10**9
 TRUTH_BYTES_MAX = 1 << 30
 SHORT = {
-    "excl_jobid_count": "excluded by {} job", "xid_cnt": "{} XID", "tickets": "{} ticket",
-    "out_count": "out {} time", "multi_node_nodefails": "{} multi-node failure",
+    "excl_jobid_count": "excluded by {} job",
+    "xid_cnt": "{} XID",
+    "tickets": "{} ticket",
+    "out_count": "out {} time",
+    "multi_node_nodefails": "{} multi-node failure",
     "single_node_nodefails": "{} single-node failure",
-}  # fmt: skip
+}
 
 
 class LemonsReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,9 +51,8 @@ class LemonsReport(msgspec.Struct, frozen=True, kw_only=True):
     not_drained: list[str]
     unsafe: list[str]
     notes: list[str]  # what was left out or joined
-    score: (
-        dict[str, float | int | None] | None
-    )  # `outlast.fleet.analysis.lemons.RankingScore`; None without truth
+    # `outlast.fleet.analysis.lemons.RankingScore`; None without truth
+    score: dict[str, float | int | None] | None
 
 
 class _Truth(msgspec.Struct):
@@ -115,9 +117,8 @@ def lemons(
     rate = quantities.share(f"--fdr {fdr}", fdr)
     true = None if truth is None else _true(truth)
     opened = _opened(lake, drain)
-    found, listed = _check_flags(
-        opened, days, history_days, until, cluster, rate, times, share_max, true
-    )
+    limits = _LemonLimits(days, history_days, rate, times)
+    found, listed = _rank(opened, limits, until, cluster, share_max, true)
     if json:
         as_json(found)
         return EXIT_DONE
@@ -138,10 +139,38 @@ def _opened(lake: Path, drain: bool) -> Lake:
     return opened
 
 
-def _check_flags(
-    opened: Lake, days: float, history_days: float, until: str | None, cluster: str | None,
-    fdr: float, times: float, share_max: float, true: list[str] | None,
-) -> tuple[LemonsReport, DrainCommands]:  # fmt: skip
+class _LemonLimits(NamedTuple):
+    """Windows and thresholds of a ranking, from the flags of the same names."""
+
+    days: float
+    history_days: float
+    fdr: float
+    times_min: float
+
+
+def _load(
+    opened: Lake, history_days: float, until: str | None, cluster: str | None, notes: list[str]
+) -> tuple[Tables, int, int]:
+    """Return the tables of the history, its start and its end in Unix ns."""
+    from outlast.fleet.store.lake_selection import known_period, load_period, parse_flag_time
+
+    if until is None:
+        end_ns = known_period(opened, cluster, notes)[1]
+    else:
+        end_ns = parse_flag_time("--until", until)
+    since_ns = max(opened.since_ns, end_ns - round(history_days * DAY_NS))
+    return load_period(opened, since_ns, end_ns, cluster=cluster, notes=notes), since_ns, end_ns
+
+
+def _rank(
+    opened: Lake,
+    limits: _LemonLimits,
+    until: str | None,
+    cluster: str | None,
+    share_max: float,
+    true: list[str] | None,
+) -> tuple[LemonsReport, DrainCommands]:
+    """Return the report and the commands that drain its lemons."""
     from outlast.fleet.analysis import exposure
     from outlast.fleet.analysis.failure_attribution import (
         attribute_failures,
@@ -149,40 +178,27 @@ def _check_flags(
         worst_nodes,
     )
     from outlast.fleet.analysis.lemon_evidence import drain_commands, lemon_evidence
-    from outlast.fleet.analysis.lemons import failure_basis, score_ranking
-    from outlast.fleet.analysis.lemons import rank_lemons as ranked
-    from outlast.fleet.store.lake_selection import (
-        known_period,
-        load_period,
-        parse_flag_time,
-        resolve_cluster,
-    )
+    from outlast.fleet.analysis.lemons import failure_basis, rank_lemons, score_ranking
+    from outlast.fleet.store.lake_selection import resolve_cluster
 
-    if not 0 < days <= history_days < 1e5:
+    if not 0 < limits.days <= limits.history_days < 1e5:
         raise UsageError(
-            f"--days {days:g} --history-days {history_days:g}: both above 0, and no more days than"
-            " history has"
+            f"--days {limits.days:g} --history-days {limits.history_days:g}: both above 0, and no"
+            " more days than history has"
         )
     notes: list[str] = []
-    end_ns = (
-        known_period(opened, cluster, notes)[1]
-        if until is None
-        else parse_flag_time("--until", until)
-    )
-    since_ns = max(opened.since_ns, end_ns - round(history_days * DAY_NS))
-    tables = load_period(opened, since_ns, end_ns, cluster=cluster, notes=notes)
+    tables, since_ns, end_ns = _load(opened, limits.history_days, until, cluster, notes)
     by = failure_basis(tables)
-    notes += (
-        exposure.dominant_attempts(tables) if by == "jobs" else exposure.inventory_notes(tables)
-    )
+    if by == "jobs":
+        notes += exposure.dominant_attempts(tables)
+    else:
+        notes += exposure.inventory_notes(tables)
     with progress("lemons") as tell:
         tell(0, 2)
         attributed = attribute_failures(tables)
         infra = worst_nodes(attributed).collect().lazy()
         tell(1, 2)
-        ranking = ranked(
-            tables, infra, days=days, history_days=history_days, fdr=fdr, times_min=times, by=by
-        )
+        ranking = rank_lemons(tables, infra, **limits._asdict(), by=by)
     named = (
         attribute_to_nodes(tables, infra)
         .filter("named")
@@ -194,13 +210,21 @@ def _check_flags(
     why = lemon_evidence(tables, attributed, ranking.filter("lemon"))
     listed = drain_commands(ranking.filter(real), share_max=share_max)
     return LemonsReport(
-        cluster=resolve_cluster(opened, cluster), notes=notes,
-        since_ns=max(since_ns, end_ns - round(days * DAY_NS)), until_ns=end_ns, by=by,
-        nodes=ranking.height, lemons=int(ranking["lemon"].sum()), failures=failures,
-        without_node=failures - named.collect().height, ranking=_with_evidence(ranking, why),
-        drain=listed.lines, not_drained=listed.beyond, unsafe=listed.unsafe,
+        cluster=resolve_cluster(opened, cluster),
+        notes=notes,
+        since_ns=max(since_ns, end_ns - round(limits.days * DAY_NS)),
+        until_ns=end_ns,
+        by=by,
+        nodes=ranking.height,
+        lemons=int(ranking["lemon"].sum()),
+        failures=failures,
+        without_node=failures - named.collect().height,
+        ranking=_with_evidence(ranking, why),
+        drain=listed.lines,
+        not_drained=listed.beyond,
+        unsafe=listed.unsafe,
         score=None if true is None else score_ranking(ranking, true)._asdict(),
-    ), listed  # fmt: skip
+    ), listed
 
 
 def _with_evidence(ranking: pl.DataFrame, why: pl.DataFrame) -> list[dict[str, Any]]:
@@ -242,16 +266,24 @@ def _show(found: LemonsReport, top: int) -> None:
     if not suspects:
         say("none of them failed then")
         return
-    grid = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    grid.add_column("node", overflow="fold")  # a long name gives way, never a figure
-    for name in ("", "failures", "expected", "times", "by chance", "node-days"):
-        grid.add_column(name, justify="left" if name == "" else "right", no_wrap=True)
+    figures = ("failures", "expected", "times", "by chance", "node-days")
+    # A long name of a node is folded; a figure never is.
+    columns = (
+        text_column("node"),
+        text_column(wrap=False),
+        *(number_column(name, wrap=False) for name in figures),
+    )
+    grid = table(*columns)
     for one in suspects:
         grid.add_row(
-            one["node"], "lemon" if one["lemon"] else "", f"{one['failures']:.3g}",
-            f"{one['expected']:.2g}", f"{one['times']:.3g}", f"{one['p']:.1g}",
+            one["node"],
+            "lemon" if one["lemon"] else "",
+            f"{one['failures']:.3g}",
+            f"{one['expected']:.2g}",
+            f"{one['times']:.3g}",
+            f"{one['p']:.1g}",
             f"{one['node_days']:.1f}",
-        )  # fmt: skip
+        )
     say(grid)
     for one in suspects:
         if one["lemon"]:

@@ -22,18 +22,21 @@ Exit codes:
 COMMANDS = {
     "advise": ("advise:advise", "Recommend settings and the next purchase, with prices."),
     "compare": ("compare:compare", "Compare the recovery strategies on one scenario."),
-    "interval": ("interval:interval", "Compute the best save interval and the cost of missing it."),
-    "ettr": ("ettr:ettr", "Compute ETTR, the share of time spent training."),
+    "interval": (
+        "formula_commands:interval",
+        "Compute the best save interval and the cost of missing it.",
+    ),
+    "ettr": ("formula_commands:ettr", "Compute ETTR, the share of time spent training."),
     "replicas": (
-        "replicas:replicas",
+        "formula_commands:replicas",
         "Compare numbers of in-memory copies: losses, memory, network.",
     ),
     "size": ("sizing:size", "Compute state, work and save times of a model on a machine."),
-    "spares": ("spares:spares", "Compute the number of spare nodes that costs least."),
+    "spares": ("formula_commands:spares", "Compute the number of spare nodes that costs least."),
     "simulate": ("simulate:simulate", "Simulate many runs of one strategy, and print quantiles."),
-    "story": ("story:story", "Simulate one run, and write it for `outlast explain`."),
+    "story": ("simulate:story", "Simulate one run, and write it for `outlast explain`."),
     "sweep": ("sweep:sweep", "Vary one or two fields of a scenario."),
-    "fields": ("fields:fields", "List the fields of a scenario and their defaults."),
-    "presets": ("presets:presets", "List published failure rates."),
+    "fields": ("listings:fields", "List the fields of a scenario and their defaults."),
+    "presets": ("listings:presets", "List published failure rates."),
     "reproduce": ("reproducing:reproduce", "Recompute published tables and figures."),
 }

@@ -6,13 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rich import box
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from outlast.cli.output_stream import as_json, say
-from outlast.cli.plan.answer_output import check_fields, check_picture, remarks, table
+from outlast.cli.plan.answer_output import check_fields, check_picture, quantity_table, remarks
 from outlast.cli.plan.scenario_flags import ExtraFlags, Fields, File, Json
 from outlast.errors import EXIT_DONE
 from outlast.plan.answers.advice import Advice
@@ -22,6 +21,7 @@ from outlast.plan.answers.input_sensitivity import InputSensitivity
 from outlast.plan.model.answer_values import format_quantity as said
 from outlast.plan.model.ladder_costs import Strategy
 from outlast.plan.model.scenario import scenario_of
+from outlast.terminal_tables import number_column, table, text_column
 
 BUYS, DOUBTS = 6, 4
 TELLING = 1e-4  # of the price
@@ -70,7 +70,7 @@ def _show(found: Advice) -> None:
     _part("Now", {"": found.now.text} if found.now else {})
     _part("Set", {f"{one.what}: {one.set_to}": one.why for one in found.items})
     _head("What that costs")
-    say(table(found.quantities))
+    say(quantity_table(found.quantities))
     say(_ways(found))
     least_usd = TELLING * found.bill.total if found.finishes else 0.0
     worth = [one for one in found.levers if one.saves_usd > least_usd]
@@ -113,9 +113,10 @@ def _part(title: str, sentences: Mapping[str, str] | Sequence[str]) -> None:
 
 
 def _ways(found: Advice) -> Table:
-    grid = Table(box=box.SIMPLE_HEAD)
-    for name in ("strategy", "cost", "90 % band", "more", "goodput"):
-        grid.add_column(name, justify="left" if name == "strategy" else "right", no_wrap=True)
+    figures = ("cost", "90 % band", "more", "goodput")
+    grid = table(
+        text_column("strategy", wrap=False), *(number_column(name, wrap=False) for name in figures)
+    )
     for one in found.strategies:
         if one.usd is None or one.goodput is None:
             continue
@@ -133,9 +134,7 @@ def _ways(found: Advice) -> Table:
 
 
 def _buys(worth: list[InputSensitivity]) -> Table:
-    grid = Table(box=box.SIMPLE_HEAD)
-    for name in ("", "from", "to", "saves", "goodput"):
-        grid.add_column(name, justify="left" if not name else "right")
+    grid = table(text_column(), *map(number_column, ("from", "to", "saves", "goodput")))
     for one in worth:
         turn = one.half if one.buy == "half" else one.double
         if turn is None:
@@ -145,7 +144,10 @@ def _buys(worth: list[InputSensitivity]) -> Table:
             saves = f"it ends: {said(turn.usd, 'USD')}"
         points = 100 * one.adds_goodput
         grid.add_row(
-            one.label, said(one.value, one.unit), said(turn.value, one.unit), saves,
+            one.label,
+            said(one.value, one.unit),
+            said(turn.value, one.unit),
+            saves,
             f"{points:+.2g} points" if abs(points) >= POINTS_MIN else "",
-        )  # fmt: skip
+        )
     return grid

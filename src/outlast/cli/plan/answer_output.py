@@ -9,7 +9,6 @@ from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
 
-from rich import box
 from rich.table import Table
 from rich.text import Text
 
@@ -18,6 +17,7 @@ from outlast.errors import UsageError
 from outlast.plan.model.answer_values import Answer, Quantity, format_quantity
 from outlast.plan.model.model_sizing import Sizing
 from outlast.plan.model.scenario import KEYS
+from outlast.terminal_tables import number_column, table, text_column
 
 COUNTED = ("GPUs", "nodes")
 FORMATS = (".svg", ".png", ".pdf")
@@ -30,15 +30,15 @@ def show(found: Answer, *, json: bool) -> None:
         return
     say(Text(found.question, "bold"))
     say(Text(f"failures: {found.failures}", "dim"))
-    say(table(found.quantities))
+    say(quantity_table(found.quantities))
     remarks(found)
 
 
-def table(quantities: list[Quantity]) -> Table:
+def quantity_table(quantities: list[Quantity]) -> Table:
     """Return a table of quantities with their 90 % band and source."""
-    grid = Table(box=box.SIMPLE_HEAD)
-    for name in ("", "figure", "90 % band", "source"):
-        grid.add_column(name, justify="right" if name in ("figure", "90 % band") else "left")
+    grid = table(
+        text_column(), number_column("figure"), number_column("90 % band"), text_column("source")
+    )
     for one in quantities:
         source = f"{one.how}: {one.source}" if one.source else one.how
         counted = f" {one.unit}" if one.unit in COUNTED and math.isfinite(one.value) else ""

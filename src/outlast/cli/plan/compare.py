@@ -6,7 +6,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from rich import box
 from rich.table import Table
 from rich.text import Text
 
@@ -22,6 +21,7 @@ from outlast.plan.model.answer_values import Quantity, format_count, format_quan
 from outlast.plan.model.rates import read_rates
 from outlast.plan.model.scenario import Scenario, scenario_of, span
 from outlast.plan.simulate.ensembles import CAUSES
+from outlast.terminal_tables import number_column, table, text_column
 
 if TYPE_CHECKING:
     from outlast.plan.answers.measured_run import MeasuredRun
@@ -290,9 +290,13 @@ def _observed(found: RunComparison) -> None:
     for one in found.rows:
         again = _banded(one.at_its_rate) if one.at_its_rate else Text("")
         grid.add_row(
-            one.observed.name, _banded(one.predicted), _banded(one.observed),
-            _verdict(one.verdict), again, _verdict(one.verdict_at_its_rate),
-        )  # fmt: skip
+            one.observed.name,
+            _banded(one.predicted),
+            _banded(one.observed),
+            _verdict(one.verdict),
+            again,
+            _verdict(one.verdict_at_its_rate),
+        )
     say(grid)
     say("shares of the time from the first step to the last; more and less: than the band; at its")
     say("rate: predicted once more, for runs that fail as often as this one did")
@@ -310,7 +314,5 @@ def _verdict(one: Verdict | None) -> Text:
 
 
 def _table(*columns: str) -> Table:
-    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for number, name in enumerate(columns):
-        grid.add_column(name, justify="right" if number else "left", no_wrap=not number)
-    return grid
+    first, *others = columns
+    return table(text_column(first, wrap=False), *map(number_column, others))

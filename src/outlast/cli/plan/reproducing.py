@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-from rich import box
 from rich.table import Table
 from rich.text import Text
 
@@ -12,6 +11,7 @@ from outlast.cli.output_stream import as_json, say
 from outlast.errors import EXIT_DONE
 from outlast.plan.reproduce import DOCUMENTS, rows
 from outlast.plan.reproduce.reproduced_figure import ReproducedFigure
+from outlast.terminal_tables import number_column, table, text_column
 
 VERDICTS = {True: Text("yes", "green"), False: Text("no", "red"), None: Text("")}
 SAYS_MAX, UNIT_MAX = 13, 11
@@ -49,24 +49,27 @@ def reproduce(*documents: str, json: bool = False) -> int:
 def _show(title: str, found: list[ReproducedFigure]) -> None:
     """Print a document's rows, and each of its notes once below them."""
     notes = {why: number for number, why in enumerate(dict.fromkeys(_whys(found)), 1)}
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, expand=True)
-    table.add_column("quantity", ratio=1)
-    table.add_column("says", justify="right", max_width=SAYS_MAX)
-    table.add_column("ours", justify="right", no_wrap=True)
-    table.add_column("unit", max_width=UNIT_MAX)
-    table.add_column("agrees", no_wrap=True)
+    grid = table(
+        text_column("quantity", ratio=1),
+        number_column("says", width_max=SAYS_MAX),
+        number_column("ours", wrap=False),
+        text_column("unit", width_max=UNIT_MAX),
+        text_column("agrees", wrap=False),
+        title=title,
+        expand=True,
+    )
     for row in found:
         quantity = Text(row.quantity)
         if row.why:
             quantity.append(f" [{notes[row.why]}]", "dim")
-        table.add_row(
+        grid.add_row(
             quantity,
             _published(row.says),
             "no end" if row.ours is None else _number(row.ours),
             row.unit,
             VERDICTS[row.agrees],
         )
-    say(table)
+    say(grid)
     grid = Table.grid(padding=(0, 1, 0, 0))
     grid.add_column(justify="right", min_width=6)
     for why, number in notes.items():

@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from outlast import quantities
 from outlast.atomic_files import write_new
 from outlast.cli.output_stream import as_json, say
-from outlast.cli.plan.answer_output import remarks, table
+from outlast.cli.plan.answer_output import quantity_table, remarks
 from outlast.cli.plan.scenario_flags import Json
 from outlast.errors import EXIT_DONE, ConfigError
 from outlast.plan.model.answer_values import Assumed, format_quantity
@@ -35,9 +35,15 @@ _MOST = 1e18
 BYTES_MOST = 64.0  # of a parameter
 GPUS_PER_NODE = 8
 _DEFAULTS = {
-    "device": "h100", "mfu": "40%", "host-bandwidth": "20GB/s", "network-bandwidth": "25GB/s",
-    "storage-bandwidth": "100GB/s", "startup": "5min", "batch-tokens": "4M", "precision": "bf16",
-}  # fmt: skip
+    "device": "h100",
+    "mfu": "40%",
+    "host-bandwidth": "20GB/s",
+    "network-bandwidth": "25GB/s",
+    "storage-bandwidth": "100GB/s",
+    "startup": "5min",
+    "batch-tokens": "4M",
+    "precision": "bf16",
+}
 """Defaults where nothing is said; the answer names those that were taken."""
 
 
@@ -85,8 +91,10 @@ class MachineFlags:
         each = self.gpus_per_node or str(min(GPUS_PER_NODE, max(gpus, 1)))
         per_node = quantities.count(f"--gpus-per-node {each}", each)
         for key, value_text, value in (
-            ("gpus", self.gpus, gpus), ("mfu", text("mfu"), mfu), ("gpus-per-node", each, per_node),
-        ):  # fmt: skip
+            ("gpus", self.gpus, gpus),
+            ("mfu", text("mfu"), mfu),
+            ("gpus-per-node", each, per_node),
+        ):
             if not value:
                 raise ConfigError(f"--{key} {value_text} must be above 0")
         device = self.device or "h100"
@@ -163,9 +171,10 @@ def _assumed(
 ) -> list[Assumed]:
     """Return the flags that were not given, with their defaults."""
     follow = {
-        "tokens": format_quantity(model.tokens, ""), "replica-gpus": str(model.replica_gpus),
+        "tokens": format_quantity(model.tokens, ""),
+        "replica-gpus": str(model.replica_gpus),
         "gpus-per-node": str(machine.gpus_per_node),
-    }  # fmt: skip
+    }
     values = vars(of) | vars(on)
     texts = _DEFAULTS | follow
     return [
@@ -195,7 +204,7 @@ def size(*, of: ModelFlags, on: MachineFlags, out: Path | None = None, json: Jso
     if json:
         as_json(found)
         return EXIT_DONE
-    say(table(found.quantities))
+    say(quantity_table(found.quantities))
     say("by bandwidth alone; what runs measured is more: `outlast fleet fit`")
     remarks(found)
     if out:

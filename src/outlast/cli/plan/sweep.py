@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
-from rich import box
-from rich.table import Table
 from rich.text import Text
 
 from outlast import quantities
@@ -28,6 +26,7 @@ from outlast.plan.answers.parameter_sweep import sweep as swept
 from outlast.plan.model.answer_values import format_count
 from outlast.plan.model.answer_values import format_quantity as said
 from outlast.plan.simulate import result_tables
+from outlast.terminal_tables import number_column, table, text_column
 
 
 def sweep(
@@ -74,9 +73,13 @@ def sweep(
         progress("runs") as tell,
     ):
         found = swept(
-            points, runs, seed=seed, executor=where.executor, in_flight=where.in_flight,
+            points,
+            runs,
+            seed=seed,
+            executor=where.executor,
+            in_flight=where.in_flight,
             on_progress=tell,
-        )  # fmt: skip
+        )
     _show(found, json=json)
     if path:
         from outlast.plan.simulate import result_rows  # numpy takes a while to import
@@ -110,13 +113,9 @@ def _show(found: Sweep, *, json: bool) -> None:
     say(Text(found.question, "bold"))
     say(Text(f"failures: {found.failures}", "dim"))
     say(f"{f'{alone}: ' if alone else ''}{format_count(len(found.points), 'point')}, {how}")
-    grid = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for key in found.over:
-        grid.add_column(key, justify="right")
-    if not alone:
-        grid.add_column("strategy", no_wrap=True)
-    for name in ("saves\nevery", "goodput", *["90 % of runs"] * bool(found.requested), "costs"):
-        grid.add_column(Text(name), justify="right")
+    figures = ("saves\nevery", "goodput", *["90 % of runs"] * bool(found.requested), "costs")
+    strategy = [text_column("strategy", wrap=False)] * (not alone)
+    grid = table(*map(number_column, found.over), *strategy, *map(number_column, figures))
     for one in found.points:
         named = (*one.values.values(), *[one.strategy] * (not alone))
         grid.add_row(*named, *_cells(one, runs=bool(found.requested)))

@@ -37,8 +37,7 @@ from outlast.log_records import (
     Record,
     Symptom,
 )
-from outlast.telemetry.event_store import read_events
-from outlast.telemetry.launcher_liveness import life_of
+from outlast.telemetry.event_store import life_of, read_events
 from outlast.telemetry.run_costs import is_host_lost, run_costs
 from outlast.telemetry.segment_files import SegmentDamage
 from outlast.telemetry.time_accounting import LauncherTerm, split_terms

@@ -1,16 +1,89 @@
-"""Hang monitor of one host: pages and kernel states in, suspects out."""
+"""Detection of ranks that stand still, by their progress and processor time."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import NamedTuple
 
 from outlast.controller import hang_detection
 from outlast.controller.worker_observation import WorkerObservation, is_judged
-from outlast.launch.host.processor_time import ProcessorTime
+from outlast.launch.host import reaper
 from outlast.launch.host.worker_pool import WorkerHandle, WorkerPool
 from outlast.transport import messages
+
+WORKING_SHARE = 0.2  # of one core, between two samples
+WAKES, WAKES_PER_S = 3, 2.0  # of the main thread between two samples: both must be reached
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
+class _Sample(NamedTuple):
+    t_ns: int
+    spent_s: float
+    wakes: int
+
+
+class ProcessorTime:
+    """Samples those who are asked about, at most once in `window_s`: it reads all of /proc."""
+
+    def __init__(self, window_s: float) -> None:
+        self._window_ns = int(window_s * 1e9)
+        self._samples: dict[int, _Sample] = {}
+        self._worked_ns: dict[int, int] = {}
+        self._woken_ns: dict[int, int] = {}
+
+    def worked_ns(self, pid: int) -> int:
+        """CLOCK_MONOTONIC of the last sample at which the process was seen to work, or 0."""
+        return self._worked_ns.get(pid, 0)
+
+    def woken_ns(self, pid: int) -> int:
+        """CLOCK_MONOTONIC of the last sample that saw its main thread woken often, or 0."""
+        return self._woken_ns.get(pid, 0)
+
+    def sample(self, pids: Collection[int]) -> None:
+        """Look at these processes if it is time to; whoever is not asked about is forgotten."""
+        for known in (self._samples, self._worked_ns, self._woken_ns):
+            for pid in known.keys() - set(pids):
+                del known[pid]
+        now_ns = time.monotonic_ns()
+        due = [
+            pid
+            for pid in pids
+            if pid not in self._samples or now_ns - self._samples[pid].t_ns >= self._window_ns
+        ]
+        if not due:
+            return
+        processes = reaper.all_processes()
+        for pid in due:
+            family = reaper.descendants({pid}, processes) & processes.keys()
+            spent_s = _TICK_S * sum(processes[member].spent_ticks for member in family)
+            before = self._samples.get(pid)
+            wakes = _wakes(pid)
+            self._samples[pid] = _Sample(now_ns, spent_s, wakes)
+            # On a crowded machine one may wait long for a core: who is runnable works as well.
+            works = pid in processes and processes[pid].state == "R"
+            if before:
+                passed_s = (now_ns - before.t_ns) / 1e9
+                works = works or (spent_s - before.spent_s) / passed_s > WORKING_SHARE
+                if wakes - before.wakes >= max(WAKES, WAKES_PER_S * passed_s):
+                    self._woken_ns[pid] = now_ns
+            if works:
+                self._worked_ns[pid] = now_ns
+
+
+def _wakes(pid: int) -> int:
+    """Return how often the main thread has slept and was woken since it began; 0 where it is
+    gone."""
+    try:
+        lines = Path(f"/proc/{pid}/task/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    found = [line for line in lines if line.startswith("voluntary_ctxt_switches:")]
+    return int(found[0].split()[1]) if found else 0
+
 
 PERIOD_S = (0.02, 0.25)
 FLOOR_PART = 20
@@ -85,3 +158,85 @@ class HangMonitor:
 def _between(bounds: tuple[float, float], value: float) -> float:
     least, most = bounds
     return min(most, max(least, value))
+
+
+WARN_FLOORS = 6  # of `hang_floor_s`: then a group that stands still is reported
+STANDSTILL_PERIOD_S = 1.0
+
+
+class StandstillMonitor:
+    """Watches one host's workers: processor time with children, and the sizes of their logs.
+
+    ``warn`` gets one sentence for each standstill. After ``hang_ceiling_s`` ``give_up`` is called
+    with the reason; where it returns False, the group is left alone. A rank that spins in a
+    collective (NCCL) computes as far as the kernel knows: torch's own watchdog ends that.
+
+    Args:
+        is_watched: Whether the workers are to be judged now; False once a session has begun.
+    """
+
+    def __init__(
+        self,
+        crew: WorkerPool,
+        warn: Callable[[str], None],
+        give_up: Callable[[str], bool],
+        is_watched: Callable[[], bool],
+    ) -> None:
+        self._crew = crew
+        self._warn = warn
+        self._give_up = give_up
+        self._is_watched = is_watched
+        self._effort = ProcessorTime(STANDSTILL_PERIOD_S)
+        self._sizes: dict[str, int] = {}
+        self._moved_ns = time.monotonic_ns()
+        self._looked_ns = self._moved_ns
+        self._is_reported = self._is_over = False
+
+    async def run(self) -> None:
+        """Look once a second, until cancelled."""
+        while True:
+            self.look()
+            await asyncio.sleep(STANDSTILL_PERIOD_S)
+
+    def look(self) -> None:
+        """Take one sample, and report what follows from it."""
+        now_ns = time.monotonic_ns()
+        workers = [each for each in self._crew.workers.values() if each.burial is None]
+        was_stalled = now_ns - self._looked_ns > 3e9 * STANDSTILL_PERIOD_S  # the launcher itself
+        self._looked_ns = now_ns
+        if not workers or was_stalled or not self._is_watched() or self._has_moved(workers):
+            self._moved_ns = now_ns
+            self._is_reported = self._is_over = False
+            return
+        limits = self._crew.plan.limits
+        still_s = (now_ns - self._moved_ns) / 1e9
+        reported = f"no rank has computed or written to its log for {still_s:.0f} s"
+        if still_s > limits.hang_ceiling_s and not self._is_over:
+            self._is_over = True
+            if not self._give_up(f"{reported} (hang_ceiling_s)"):
+                self._warn(f"{reported}; no restart is left (--max-restarts), so it is left alone")
+        elif still_s > WARN_FLOORS * limits.hang_floor_s and not self._is_reported:
+            self._is_reported = True
+            pids = ", ".join(f"rank {each.seat}: pid {each.process.pid}" for each in workers)
+            self._warn(
+                f"{reported}: a hang, or a long wait. After {limits.hang_ceiling_s:g} s (--limit"
+                " hang_ceiling_s=SECONDS) the group is restarted if --max-restarts allows it."
+                f" To see where it stands: py-spy dump --pid PID ({pids})"
+            )
+
+    def _has_moved(self, workers: list[WorkerHandle]) -> bool:
+        self._effort.sample([worker.process.pid for worker in workers])
+        worked_ns = max(self._effort.worked_ns(worker.process.pid) for worker in workers)
+        sizes = {worker.name: _log_size_bytes(worker) for worker in workers}
+        has_grown, self._sizes = sizes != self._sizes, sizes
+        return has_grown or worked_ns > self._moved_ns
+
+
+def _log_size_bytes(worker: WorkerHandle) -> int:
+    total = 0
+    for name in ("stdout.log", "stderr.log"):
+        try:
+            total += os.stat(worker.process.log_dir / name).st_size  # noqa: PTH116 - one call
+        except OSError:
+            continue
+    return total

@@ -14,9 +14,14 @@ from typing import NamedTuple, TypeVar
 from outlast import config
 from outlast.controller.replica_placement import ReplicaSpot
 from outlast.events import Fault
-from outlast.launch.host import error_file
 from outlast.launch.host.keeper_pool import KeeperPool
-from outlast.launch.host.worker_environment import free_port, worker_environment
+from outlast.launch.host.worker_environment import (
+    ERROR_FILE_NAME,
+    ErrorFile,
+    free_port,
+    read_error_file,
+    worker_environment,
+)
 from outlast.launch.host.worker_family import (
     ProcessIdentity,
     ReaperHandle,
@@ -51,7 +56,7 @@ class WorkerOutcome(NamedTuple):
     beat: Beat | None  # None: its page cannot be read
     slots: dict[str, bytes]
     stderr_tail: str
-    error_file: error_file.ErrorFile | None = None
+    error_file: ErrorFile | None = None
 
 
 class WorkerHandle:
@@ -130,7 +135,7 @@ class WorkerPool:
                 worker.local_rank,
                 self.master_port,
                 post.restart_count,
-                str(log_dir / error_file.NAME),
+                str(log_dir / ERROR_FILE_NAME),
             )
             born = ProcessIdentity(post.name, mark, environment, log_dir, theirs, page)
             process = WorkerFamily(
@@ -227,7 +232,7 @@ class WorkerPool:
             self._try(worker, worker.page.read, None),
             self._try(worker, worker.page.slots, {}),
             worker.process.stderr_tail(),
-            error_file.read(worker.process.log_dir / error_file.NAME),
+            read_error_file(worker.process.log_dir / ERROR_FILE_NAME),
         )
         worker.page.close()
         self._warden.buried(worker.process.pid)

@@ -27,8 +27,7 @@ from outlast.plan.simulate.ensembles import (
     run_ensemble,
 )
 from outlast.plan.simulate.simulated_job import SimulatedJob, job_of
-from outlast.telemetry.event_store import read_events
-from outlast.telemetry.launcher_liveness import life_of
+from outlast.telemetry.event_store import life_of, read_events
 from outlast.telemetry.run_costs import run_costs
 from outlast.telemetry.run_summary import RunSummary, summarise_events
 from outlast.telemetry.segment_files import SegmentDamage

@@ -1,4 +1,4 @@
-"""A fresh run directory that begins where another run stood, at one of its checkpoints.
+"""Journal of a run's decisions: read it, and begin another run from it.
 
 It is the same job: run, script, arguments and shared values are those of the other, which is only
 read. A launcher that takes the new directory resumes from the checkpoint.
@@ -15,11 +15,41 @@ import msgspec
 from outlast.checkpoint.format.manifests import COMMIT, SavePoint
 from outlast.checkpoint.stores.folder_store import Folder
 from outlast.checkpoint.upkeep import checkpoint_copy
-from outlast.controller.inputs import SharedValueStored
+from outlast.controller.audit.audit_records import CopyBar
+from outlast.controller.inputs import AnyEntry, CopiesBarred, SharedValueStored
 from outlast.errors import CorruptionError, RunDirError, StorageError
-from outlast.launch.decision_journal import read_journal
 from outlast.launch.run_directory import RunningJob, write
-from outlast.telemetry.segment_files import SegmentWriter
+from outlast.telemetry.segment_files import SegmentWriter, read_records
+
+_decoder: msgspec.msgpack.Decoder[AnyEntry] = msgspec.msgpack.Decoder(AnyEntry)
+
+
+def read_journal(directory: Path, damaged: Callable[[str], None]) -> tuple[AnyEntry, ...]:
+    """Return what earlier terms decided, oldest first.
+
+    A launcher that was killed leaves a torn tail, on which nobody has acted: it goes to `damaged`,
+    like any other damage. Raises RunDirError when a whole record is no entry that this version
+    knows.
+    """
+    entries = []
+    for record in read_records(directory, lambda damage: damaged(str(damage))):
+        try:
+            entries.append(_decoder.decode(record.payload))
+        except msgspec.DecodeError as error:
+            raise RunDirError(
+                f"the journal in {directory} holds an entry that cannot be read ({error});"
+                " nothing was changed; resume with the version that wrote it"
+            ) from error
+    return tuple(entries)
+
+
+def bars_of(run_dir: Path) -> tuple[CopyBar, ...]:
+    """Return which copies a run's audits have put out of use. Raises as `read_journal` does."""
+    entries = read_journal(run_dir / "journal", lambda _: None)
+    return tuple(
+        CopyBar(one.after_n, one.generation) for one in entries if isinstance(one, CopiesBarred)
+    )
+
 
 _CHECKPOINTS = "checkpoints"
 

@@ -1,0 +1,186 @@
+"""Commands that formulas answer: `outlast plan interval`, `ettr`, `replicas`, `spares`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.table import Table
+from rich.text import Text
+
+from outlast import quantities
+from outlast.cli.output_stream import as_json, say
+from outlast.cli.plan.answer_output import (
+    check_fields,
+    check_picture,
+    quantity_table,
+    remarks,
+    show,
+)
+from outlast.cli.plan.scenario_flags import Fields, File, Json
+from outlast.errors import EXIT_DONE
+from outlast.plan.answers import ettr_formulas
+from outlast.plan.answers.best_interval import best_interval
+from outlast.plan.answers.copy_counts import CopiesRow, memory_copies
+from outlast.plan.answers.spare_nodes import SparesRow, spare_nodes
+from outlast.plan.model.answer_values import format_quantity
+from outlast.plan.model.ladder_costs import Strategy
+from outlast.plan.model.scenario import scenario_of, span
+from outlast.terminal_tables import number_column, table, text_column
+
+HARDLY = 1e-6  # of time: a minute in two years; far below, figures underflow to 0
+
+
+def interval(
+    file: File = None,
+    /,
+    *,
+    strategy: Strategy = "checkpoint-restart",
+    json: Json = False,
+    figure: Path | None = None,
+    **fields: Fields,
+) -> int:
+    """Compute the best save interval and the cost of missing it.
+
+    Parameters
+    ----------
+    strategy
+        What happens after a failure.
+    figure
+        Draw goodput against the interval into this file (.svg, .png, .pdf).
+    """
+    path = check_picture(figure, "numba")  # it shows runs beside theory
+    scenario = scenario_of(check_fields(fields, interval), file)
+    show(best_interval(scenario, strategy), json=json)
+    if path:
+        from outlast.plan.figures.interval_figures import draw_goodput
+
+        draw_goodput(scenario, strategy, path)
+    return EXIT_DONE
+
+
+def ettr(
+    file: File = None,
+    /,
+    *,
+    target: str | None = None,
+    queue: str = "0",
+    json: Json = False,
+    figure: Path | None = None,
+    **fields: Fields,
+) -> int:
+    """Compute ETTR, the share of time spent training.
+
+    Effective training time ratio of checkpoint-restart, by every published
+    formula.
+
+    Parameters
+    ----------
+    target
+        An ETTR, as in 0.9: which interval, which start, which failure rate gives it?
+    queue
+        What the job waits after each failure before it starts, as in 10min.
+    figure
+        Draw ETTR over interval and failure rate into this file (.svg, .png, .pdf).
+    """
+    path = check_picture(figure)
+    scenario = scenario_of(check_fields(fields, ettr), file)
+    queue_s = span(f"--queue {queue}", queue)
+    goal = None if target is None else quantities.share(f"--target {target}", target)
+    show(ettr_formulas.ettr(scenario, goal, queue_s), json=json)
+    if path:
+        from outlast.plan.figures.interval_figures import draw_ettr
+
+        draw_ettr(scenario, queue_s, path)
+    return EXIT_DONE
+
+
+def replicas(file: File = None, /, *, json: Json = False, **fields: Fields) -> int:
+    """Compare numbers of in-memory copies: losses, memory, network.
+
+    Also prints how often the last copy is lost, and the limits of scaling.
+    """
+    answer = memory_copies(scenario_of(check_fields(fields, replicas), file))
+    if json:
+        as_json(answer)
+        return EXIT_DONE
+    say(Text(answer.question, "bold"))
+    say(Text(f"failures: {answer.failures}", "dim"))
+    say(_copies_table(answer.rows))
+    say(quantity_table(answer.quantities))
+    remarks(answer)
+    return EXIT_DONE
+
+
+def _copies_table(rows: Sequence[CopiesRow]) -> Table:
+    figures = ("copies", "all lost every", "in a run", "by Epoch AI")
+    costs = ("memory a GPU", "network a GPU", "goodput")
+    grid = table(*map(number_column, (*figures, *costs)))
+    for one in rows:
+        grid.add_row(
+            str(one.copies),
+            format_quantity(one.lost_every_s, "s"),
+            format_quantity(one.losses, "times"),
+            format_quantity(one.epoch_losses, "times"),
+            format_quantity(one.memory_per_gpu_bytes, "bytes"),
+            format_quantity(one.network_per_gpu_bytes_per_s, "bytes/s"),
+            format_quantity(one.goodput, "share"),
+        )
+    return grid
+
+
+def spares(
+    file: File = None,
+    /,
+    *,
+    json: Json = False,
+    figure: Path | None = None,
+    **fields: Fields,
+) -> int:
+    """Compute the number of spare nodes that costs least.
+
+    For a job that waits for them, and for one that goes on.
+
+    Parameters
+    ----------
+    figure
+        Draw waiting and cost against spares into this file (.svg, .png, .pdf).
+    """
+    path = check_picture(figure)
+    scenario = scenario_of(check_fields(fields, spares), file)
+    answer = spare_nodes(scenario)
+    if json:
+        as_json(answer)
+    else:
+        say(Text(answer.question, "bold"))
+        say(Text(f"failures: {answer.failures}", "dim"))
+        say(quantity_table(answer.quantities))
+        say(_spares_table(answer.rows))
+        for sentence in answer.conclusions:
+            say(Text(sentence))
+        remarks(answer)
+    if path:
+        from outlast.plan.figures.cost_figures import draw_spares
+
+        draw_spares(scenario, path)
+    return EXIT_DONE
+
+
+def _spares_table(rows: Sequence[SparesRow]) -> Table:
+    figures = ("spares", "short", "job\nwaits", "at a\ncost", "goes on\nat", "at a\ncost")
+    grid = table(*(number_column(name, wrap=False) for name in figures), text_column())
+    for one in rows:
+        grid.add_row(
+            f"{one.spares:,}",
+            _share(one.short),
+            _share(one.stalled),
+            format_quantity(one.stalling_usd, "USD"),
+            _share(one.up),
+            format_quantity(one.dropping_usd, "USD"),
+            Text("\n".join(one.names)),
+        )
+    return grid
+
+
+def _share(value: float) -> str:
+    return "hardly" if value < HARDLY else format_quantity(value, "share")

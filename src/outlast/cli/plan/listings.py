@@ -1,0 +1,83 @@
+"""`outlast plan fields` and `outlast plan presets`."""
+
+from __future__ import annotations
+
+from rich.text import Text
+
+from outlast.cli.output_stream import as_json, say
+from outlast.controller.save_schedule.schedule_explanation import span
+from outlast.errors import EXIT_DONE
+from outlast.plan.model.rates import JOBS_GPUS
+from outlast.plan.model.rates import presets as found
+from outlast.plan.model.scenario import FIELDS
+from outlast.terminal_tables import number_column, table, text_column
+
+
+def presets(*, json: bool = False) -> int:
+    """List published failure rates.
+
+    Where each is from, and what it means for a job; --failures takes them by
+    name.
+
+    Parameters
+    ----------
+    json
+        One JSON list instead of a table.
+    """
+    rates = found()
+    if json:
+        as_json(rates)
+        return EXIT_DONE
+    figures = ("a GPU and day", "of a GPU", *(f"{gpus:,}" for gpus in JOBS_GPUS))
+    grid = table(
+        text_column(ratio=1), *(number_column(name, wrap=False) for name in figures), expand=True
+    )
+    for one in rates:
+        job_mtbfs = (span(one.job_mtbf_s[gpus]) for gpus in JOBS_GPUS)
+        grid.add_row(one.name, f"{100 * one.per_gpu_day:.3g} %", span(one.gpu_mtbf_s), *job_mtbfs)
+    say("Failures that stop a job: how often, and time between them of a GPU and of jobs")
+    say(grid)
+    for one in rates:
+        say(Text(f"{one.name}: {one.source}", "dim"))
+    times = max(one.per_gpu_day for one in rates) / min(one.per_gpu_day for one in rates)
+    say(
+        Text(
+            f"They differ {times:.0f}-fold, so that none is sure: each is weighted as"
+            f" {rates[0].weight_failures:g} failures would be. Count your own: --failures 50kh"
+            " --failures-seen 40."
+        )
+    )
+    return EXIT_DONE
+
+
+def fields(*, json: bool = False) -> int:
+    """List the fields of a scenario and their defaults.
+
+    As flags, or as keys of a TOML file.
+
+    Parameters
+    ----------
+    json
+        One JSON list instead of a table.
+    """
+    if json:
+        as_json(
+            [
+                {
+                    "key": f.key,
+                    "assumed": f.default or None,
+                    "group": f.group,
+                    "said": f.description,
+                }
+                for f in FIELDS
+            ]
+        )
+        return EXIT_DONE
+    grid = table(*map(text_column, ("", "field", "assumed", "")))
+    group = ""
+    for field in FIELDS:
+        heading = field.group if field.group != group else ""
+        grid.add_row(heading, field.key, field.default or "(required)", field.description)
+        group = field.group
+    say(grid)
+    return EXIT_DONE

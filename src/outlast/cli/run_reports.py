@@ -1,0 +1,209 @@
+"""`outlast explain`, `outlast summary` and `outlast events`."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from outlast.cli.output_stream import Printer, as_json, pour, say, tell
+from outlast.errors import EXIT_DONE, OutlastError, RunDirError, UsageError
+from outlast.events import AnyEvent, Event, Fault, RunEnded, RunStarted, Scheduled, WorkerSpawned
+from outlast.telemetry import event_store, incident_explanation
+from outlast.telemetry.event_store import life_of, read_events
+from outlast.telemetry.incident_explanation import finding_lines, saves
+from outlast.telemetry.incidents import Incident, incidents
+from outlast.telemetry.run_summary import summarise
+from outlast.telemetry.summary_tables import render
+from outlast.text_formatting import frame_cause
+
+_FILES_MAX = 64  # more take seconds to read: then the command that reads them is named alone
+
+
+def trace_lines(run_dir: Path, incidents: Iterable[Incident]) -> Iterator[str]:
+    """Yield a line for each of these incidents of which there are dumps."""
+    folders = [each for each in run_dir.glob("traces/*") if each.is_dir()]
+    for incident in incidents:
+        details = " ".join(fault.detail for fault in incident.faults)
+        for folder in sorted(folders):
+            if folder.name in details:
+                yield f"incident {incident.number}: {_trace_verdict(folder)}"
+
+
+def _trace_verdict(folder: Path) -> str:
+    more = f"(`outlast fleet trace {folder}`)"
+    if sum(1 for _ in folder.iterdir()) > _FILES_MAX:
+        return f"the flight recorders of its ranks are in {folder} {more}"
+    try:
+        from outlast.fleet.flight_recorder.hang_report import analyse_dumps
+        from outlast.fleet.flight_recorder.recorder_dumps import read_dumps
+
+        return f"{analyse_dumps(read_dumps([folder])).verdict} {more}"
+    except ModuleNotFoundError:
+        return (
+            f"flight recorders are in {folder}: pip install 'outlast[fleet]' adds what reads them"
+        )
+    except OutlastError as error:
+        return f"the flight recorders in {folder} do not tell: {error}"
+
+
+class Explained(msgspec.Struct, frozen=True, kw_only=True):
+    """Output of `--json`. `saves`: the last schedule; null where nothing was to be chosen."""
+
+    version: int = 1
+    saves: Scheduled | None
+    incidents: list[Incident]
+
+
+def explain(run_dir: Path, incident: int | None = None, *, json: bool = False) -> int:
+    """Explain incidents: cause, decision, reason and cost.
+
+    And how it was noticed, and what node checks had said by then. Before all
+    incidents: when the run saves, where that is its own to choose.
+
+    Parameters
+    ----------
+    run_dir
+        The directory that `outlast run` printed at its start.
+    incident
+        Its number; all of them when left out.
+    json
+        One JSON object instead of frames.
+    """
+    events = read_events(run_dir)
+    found = incidents(events)
+    scheduled = next((one for one in reversed(events) if isinstance(one, Scheduled)), None)
+    if incident is not None:
+        chosen = [one for one in found if one.number == incident]
+        if not chosen:
+            numbers = f"1 to {len(found)}" if found else "none: nothing broke"
+            raise UsageError(f"{run_dir} has no incident {incident} (it has {numbers})")
+        found = chosen
+    if json:
+        as_json(Explained(saves=scheduled, incidents=found))
+        return EXIT_DONE
+    if scheduled is not None and incident is None:
+        say(saves(scheduled))
+    if found:
+        incident_explanation.explain(found, Printer(), life_of(run_dir, events))
+        for line in (*finding_lines(found, events), *trace_lines(run_dir, found)):
+            say(line)
+    else:
+        ended = next((one for one in reversed(events) if isinstance(one, RunEnded)), None)
+        framed = frame_cause(ended.outcome, ended.cause) if ended else ""
+        text = f"no failure was recorded before the run ended:\n{framed}"
+        say(f"{run_dir}: {text if framed else 'nothing broke.'}")
+    return EXIT_DONE
+
+
+def summary(run_dir: Path, *, json: bool = False) -> int:
+    """Summarise a run: steps, incidents, time by bucket, ETTR and goodput.
+
+    Of one that still runs, so far.
+
+    Parameters
+    ----------
+    run_dir
+        The directory that `outlast run` printed at its start. The run may be alive, done or dead.
+    json
+        One JSON object instead of tables.
+    """
+    result = summarise(run_dir)
+    if json:
+        as_json(result)
+    else:
+        render(result, Printer())
+    return EXIT_DONE
+
+
+LOOK_S = 1.0
+_FIELDS_APART = {"t_ns", "type"}
+
+
+def events(run_dir: Path, *, follow: bool = False, json: bool = False) -> int:
+    """List a run's events by time, over all its workers.
+
+    Parameters
+    ----------
+    run_dir
+        The directory that `outlast run` printed at its start. The run may be alive, done or dead.
+    follow
+        Go on with new events until the run ends or its launcher has died (or Ctrl-C).
+    json
+        One JSON object a line.
+    """
+    found = _following(run_dir) if follow else event_store.read_events(run_dir)
+    _print(found, json=json, live=follow)
+    return EXIT_DONE
+
+
+def _following(run_dir: Path) -> Iterator[AnyEvent]:
+    if not (run_dir / event_store.DIRECTORY).is_dir():
+        raise RunDirError(
+            f"{run_dir} is no run directory ({run_dir / event_store.DIRECTORY} is missing);"
+            " give the directory that `outlast run` printed at its start"
+        )
+    watch = _Watch(run_dir)
+    for event in event_store.follow(run_dir, watch.stop, idle=watch.look):
+        yield event
+        watch.take(event)
+    if watch.died:
+        tell(
+            f"outlast: {run_dir}: the events end here without an end of the run: its launcher has"
+            " died; the same `outlast run` command resumes it"
+        )
+
+
+class _Watch:
+    """Condition to stop following a run: its end, or the death of its launcher."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.stop = threading.Event()
+        self.died = False
+        self._run_dir = run_dir
+        self._spawned: list[WorkerSpawned] = []
+        self._next_s = 0.0
+
+    def take(self, event: AnyEvent) -> None:
+        if isinstance(event, RunEnded):
+            self.stop.set()  # one more look, in case another launcher took the run up meanwhile
+            self.died = False
+        elif isinstance(event, RunStarted):
+            self.stop.clear()
+            self.died = False
+        elif isinstance(event, WorkerSpawned):
+            self._spawned = [event]
+
+    def look(self) -> None:
+        now_s = time.monotonic()
+        if now_s < self._next_s or self.stop.is_set():
+            return
+        self._next_s = now_s + LOOK_S
+        if life_of(self._run_dir, self._spawned) == "died":
+            self.died = True  # unless the last look finds that it ended, or was taken up again
+            self.stop.set()
+
+
+def _print(found: Iterable[AnyEvent], *, json: bool, live: bool) -> None:
+    encode = msgspec.json.Encoder().encode
+    pour((encode(event).decode() if json else format_event(event) for event in found), live=live)
+
+
+def format_event(event: Event) -> str:
+    """Return one event on one line: local time, name, and its fields as key=value."""
+    when = datetime.fromtimestamp(event.t_ns / 1e9, tz=UTC).astimezone()
+    values = ((name, getattr(event, name)) for name in event.__struct_fields__)
+    fields = [f"{name}={_value(value)}" for name, value in values if name not in _FIELDS_APART]
+    return " ".join([f"{when:%H:%M:%S.%f}"[:-3], f"{type(event).__name__:<16}", *fields])
+
+
+def _value(value: object) -> str:
+    if isinstance(value, Fault):
+        return f"<{value.kind} rank={value.seat} worker={value.worker or '-'}: {value.detail}>"
+    if isinstance(value, str) and (not value or any(c.isspace() for c in value)):
+        return repr(value)
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
