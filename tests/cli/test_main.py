@@ -334,7 +334,6 @@ def test_colour_only_where_it_is_wanted(run_dir: Path) -> None:
 CONCLUDE = """
 import sys
 from pathlib import Path
-from outlast.cli import run_reports as events as events_command
 from outlast.cli import main as cli
 from outlast.cli import run as command
 from outlast.controller.inputs import EndRun as End

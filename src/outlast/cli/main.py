@@ -61,6 +61,7 @@ _EXTRAS = {
     "numba": "plan",
     "pyarrow": "plan",
     "distributed": "dask",
+    "jinja2": "fleet",
     "polars": "fleet",
 }
 # What these groups need, none of which is torch.
