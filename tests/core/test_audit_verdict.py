@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outlast.controller.audit.audit_verdict import AuditVerdict, ReplicaDigests, judge
+from outlast.controller.audit.audit_records import AuditVerdict, ReplicaDigests, judge
 
 KINDS = ("buffers", "optimizers", "parameters")
 States = dict[int, dict[str, dict[str, bytes]]]

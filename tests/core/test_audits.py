@@ -41,7 +41,8 @@ def answer(desk: ControllerDriver, n: int, *wrong: int) -> None:
             value = WRONG if seats[worker] in wrong else RIGHT
             names = {"parameters": {"model.0.weight": value, "model.0.bias": RIGHT}}
             desk.say(
-                worker, messages.AuditNamed(generation=desk.state.generation, n=n, names=names)
+                worker,
+                messages.AuditNamed(generation=desk.state.generation, n=n, names=names),
             )
 
 
@@ -96,7 +97,7 @@ def test_a_minority_is_named_and_replaced_from_the_majority() -> None:
         desk.status(desk.seats()[seat], 2, "idle")
     (decided,) = desk.emitted(events.Decided, history=True)
     assert (decided.rung, decided.n) == ("replace", 2)
-    assert all(donor != 1 for donor, _ in desk.state.transfers)
+    assert all(donor != 1 for donor, _ in desk.state.progress.transfers)
 
 
 def test_names_that_do_not_come_are_not_waited_for() -> None:
@@ -141,7 +142,7 @@ def test_two_ranks_go_back_to_a_copy_from_before_the_last_agreement() -> None:
     assert [entry for entry in desk.journal() if isinstance(entry, CopiesBarred)] == [
         CopiesBarred(after_n=3, generation=1)
     ]
-    for worker in tuple(desk.state.workers):
+    for worker in tuple(desk.state.members.workers):
         desk.lose(worker, n=6)
     (verify,) = [action for action in desk.history if isinstance(action, Verify)]
     assert [(bar.after_n, bar.generation) for bar in verify.bars] == [(3, 1)]
@@ -161,7 +162,7 @@ def test_without_such_a_copy_the_run_stops_with_the_cause() -> None:
     report(desk, 3)
     saved(desk, 5, 1)
     undecided(desk)
-    for worker in tuple(desk.state.workers):
+    for worker in tuple(desk.state.members.workers):
         desk.lose(worker, n=6)
     end = desk.end()
     assert end is not None and end.exit_code == 3 and end.cause is not None
@@ -174,7 +175,7 @@ def test_where_that_copy_is_gone_the_run_stops_as_well() -> None:
     report(desk, 3)
     desk.verifies = False
     undecided(desk)
-    for worker in tuple(desk.state.workers):
+    for worker in tuple(desk.state.members.workers):
         desk.lose(worker, n=6)
     desk.feed(CheckpointFound(t_ns=desk.now_ns, generation=desk.state.generation, checkpoint=None))
     end = desk.end()
@@ -188,7 +189,7 @@ def test_ranks_that_never_were_equal_stop_the_run() -> None:
     answer(desk, 1, 2)
     for worker in desk.seats():
         desk.status(worker, 1, "idle")
-    for worker in tuple(desk.state.workers):
+    for worker in tuple(desk.state.members.workers):
         desk.lose(worker, n=1)
     end = desk.end()
     assert end is not None and end.outcome == "user_error" and end.cause is not None

@@ -23,9 +23,9 @@ def lose_in_turn(desk: ControllerDriver, worker: str, n: int) -> None:
     """`worker` dies, the others answer, and whoever was started for it is warm."""
     desk.lose(worker, n, slots=slots(n))
     for name in desk.seats():
-        if name and desk.state.mode == "closing" and desk.state.workers[name].hello:
+        if name and desk.state.mode == "closing" and desk.state.members.workers[name].hello:
             desk.status(name, n, "idle")
-    for name, other in tuple(desk.state.workers.items()):
+    for name, other in tuple(desk.state.members.workers.items()):
         if other.hello is None:
             desk.hello(name)
 
@@ -40,11 +40,11 @@ def start_again(desk: ControllerDriver) -> None:
     for name in desk.seats():
         if name:
             desk.lose(name, 5)
-    assert desk.state.mode == "gathering" and desk.state.first
+    assert desk.state.mode == "gathering" and desk.state.progress.first
 
 
 def finish(desk: ControllerDriver) -> Any:
-    for name in tuple(desk.state.workers):
+    for name in tuple(desk.state.members.workers):
         desk.lose(name)
     return desk.end()
 
@@ -55,7 +55,7 @@ def test_four_ranks_that_die_in_each_others_recovery_are_four_accidents() -> Non
         lose_in_turn(desk, desk.seats()[seat], 5)
         assert desk.state.mode == "gathering", seat
     desk.heal(5)
-    assert desk.state.mode == "open" and desk.state.n == 5
+    assert desk.state.mode == "open" and desk.state.progress.n == 5
 
 
 def test_accidents_between_them_do_not_hide_that_a_fault_is_the_same() -> None:
@@ -116,7 +116,7 @@ def test_without_a_checkpoint_either_the_run_ends_and_says_why() -> None:
 def test_a_restart_is_not_refused_for_want_of_respawns() -> None:
     desk = running(world=4, spares=0, respawns_max=1)
     start_again(desk)
-    assert len(desk.state.workers) == 4
+    assert len(desk.state.members.workers) == 4
 
 
 def test_a_newer_checkpoint_is_progress_of_restarts() -> None:
@@ -138,7 +138,7 @@ def test_a_death_while_all_start_again_is_one_attempt_of_a_job_that_has_run() ->
     desk.lose(desk.seats()[0], -1, "starting", kind="exited", exit_code=1)
     assert desk.end() is None and desk.state.mode == "clearing"
     desk.lose(desk.seats()[1], -1, "starting")
-    assert desk.state.mode == "gathering" and desk.state.restarts == 2
+    assert desk.state.mode == "gathering" and desk.state.budgets.restarts == 2
     for name in desk.seats():
         desk.hello(name)
     desk.heal(4)

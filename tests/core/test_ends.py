@@ -61,7 +61,7 @@ def test_restarts_that_get_nowhere_end() -> None:
                 desk.lose(worker, 3)
         if desk.state.mode == "ended":
             break
-        for worker in tuple(desk.state.workers):
+        for worker in tuple(desk.state.members.workers):
             desk.hello(worker)
         desk.heal(0)
     end = desk.end()
@@ -83,7 +83,7 @@ def test_a_death_before_the_first_step_ends_the_run_at_once(
     desk = running()
     desk.lose("w1-1", 0, "setup", **fault)
     assert desk.state.mode == "stopping" and not desk.sent(messages.Spawn)
-    for worker in tuple(desk.state.workers):
+    for worker in tuple(desk.state.members.workers):
         desk.lose(worker)
     end = desk.end()
     assert end is not None and end.outcome == outcome
@@ -112,7 +112,7 @@ def test_an_accident_in_set_up_starts_everybody_again(fault: dict[str, Any]) -> 
     desk.lose("w1-1", 0, "setup", **fault)
     desk.status("w1-0", 0, "broken")
     desk.lose("w1-0", 0, "setup", kind="requested")
-    assert desk.end() is None and desk.state.mode == "gathering" and desk.state.first
+    assert desk.end() is None and desk.state.mode == "gathering" and desk.state.progress.first
     decided = desk.emitted(events.Decided, history=True)[-1]
     assert decided.rung == "restart" and "committed" in decided.reason
 
@@ -122,8 +122,8 @@ def test_accidents_before_init_at_one_seat_end_the_run_within_its_budgets() -> N
     desk.agent()
     deaths = 0
     while desk.end() is None and deaths < 200:
-        for name in tuple(desk.state.workers):
-            worker = desk.state.workers.get(name)
+        for name in tuple(desk.state.members.workers):
+            worker = desk.state.members.workers.get(name)
             if worker is None:
                 continue
             if worker.killed_ns or worker.seat == 1:
@@ -145,8 +145,8 @@ def test_a_broken_connection_in_set_up_starts_everybody_again() -> None:
         desk.lose(worker, 0, "setup")
     assert (
         desk.state.mode == "gathering"
-        and desk.state.first
-        and desk.state.attempts == {"transport": 1}
+        and desk.state.progress.first
+        and desk.state.budgets.attempts == {"transport": 1}
     )
 
 
@@ -160,7 +160,7 @@ def test_a_drain_ends_interrupted_when_all_have_finished() -> None:
     for worker in desk.seats():
         desk.say(worker, messages.Finished(n=7))
     assert not any(body.ok for _, body in desk.sent(messages.Stop))
-    for worker in tuple(desk.state.workers):
+    for worker in tuple(desk.state.members.workers):
         desk.lose(worker, 7, "finished")
     end = desk.end()
     assert end is not None
@@ -174,7 +174,7 @@ def test_sigkill_has_its_own_time_to_take_effect() -> None:
     assert desk.killed() == {"w1-0", "w1-1", "w1-2"}
     desk.tick(4)
     assert desk.end() is None
-    for worker in tuple(desk.state.workers):
+    for worker in tuple(desk.state.members.workers):
         desk.lose(worker, 7, "running")
     end = desk.end()
     assert end is not None and end.outcome == "interrupted"
@@ -194,7 +194,7 @@ def test_the_end_tells_phase_and_step_of_one_moment(how: str) -> None:
         desk.say("", body)
         desk.stop()
         desk.stop()
-    for worker in tuple(desk.state.workers):
+    for worker in tuple(desk.state.members.workers):
         desk.lose(worker, -1)
     end = desk.end()
     assert end is not None and (end.n, end.step) == (9, 6)

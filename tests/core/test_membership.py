@@ -57,7 +57,7 @@ def test_spares_that_never_said_hello_are_killed_at_the_end() -> None:
     desk.lose("w1-2", state="waiting")  # it was warm; the one in its place is cold
     for worker in desk.seats():
         desk.say(worker, messages.Finished(n=9))
-    cold = [w.name for w in desk.state.workers.values() if w.hello is None]
+    cold = [w.name for w in desk.state.members.workers.values() if w.hello is None]
     assert cold and set(cold) <= desk.killed()
 
 
@@ -100,7 +100,7 @@ def test_a_spare_takes_the_seat_with_slots_record_and_a_donor() -> None:
     assert worker == "w1-2" and not seat.first and seat.record == b"set-up"
     assert seat.slots == {key: SLOTS[key] for key in ("before:5", "after:5", "result:5")}
     recover(desk, 5)
-    assert desk.state.transfers == ((0, 1),)
+    assert desk.state.progress.transfers == ((0, 1),)
     (moved,) = desk.emitted(events.Transferred)
     assert (moved.donor, moved.joiner, moved.digest) == (0, 1, "d")
     assert [e.incident for e in desk.emitted(events.GenerationOpened)] == [1]
@@ -129,7 +129,7 @@ def test_joiners_are_spread_over_the_donors() -> None:
     for worker in ("w1-0", "w1-3"):
         desk.status(worker, 5, "running")
     recover(desk, 5)
-    assert desk.state.transfers == ((0, 1), (3, 2))
+    assert desk.state.progress.transfers == ((0, 1), (3, 2))
 
 
 def test_without_a_spare_a_worker_is_started_anew() -> None:
@@ -151,7 +151,7 @@ def test_all_alive_is_tried_again_and_the_same_bug_ends_the_run() -> None:
         if attempt < 3:
             assert desk.emitted(events.Decided)[0].rung == "retry"
             recover(desk, 0)
-    for worker in tuple(desk.state.workers):
+    for worker in tuple(desk.state.members.workers):
         desk.lose(worker)
     end = desk.end()
     assert end is not None and end.outcome == "user_error"
@@ -190,7 +190,7 @@ def test_a_joiner_without_its_state_is_no_donor_and_gets_it_again() -> None:
     desk.status("w1-1", 5, "running")
     desk.status("w1-3", 5, "joining")
     desk.heal(5)
-    assert desk.state.transfers == ((0, 2),)
+    assert desk.state.progress.transfers == ((0, 2),)
 
 
 def test_a_state_that_did_not_arrive_costs_the_joiner_only() -> None:
@@ -238,7 +238,7 @@ def test_contradicting_answers_stop_the_run_and_say_why() -> None:
     desk.status("w1-0", 5, "idle", fault=TRANSPORT)
     desk.status("w1-1", 4, "running")
     assert desk.state.mode == "stopping"
-    for worker in tuple(desk.state.workers):
+    for worker in tuple(desk.state.members.workers):
         desk.lose(worker)
     end = desk.end()
     assert end is not None and end.outcome == "gave_up"
@@ -321,7 +321,7 @@ def test_a_won_phase_that_cannot_be_applied_is_torn_after_all() -> None:
     desk.status("w1-0", 6, "torn")
     assert desk.killed() == {"w1-0"}
     desk.lose("w1-0", 5, slots={"after:6": b"x"})
-    assert desk.decision().n == 6 and desk.state.seats[0] != "w1-0"
+    assert desk.decision().n == 6 and desk.state.members.seats[0] != "w1-0"
 
 
 def test_a_late_connection_is_tried_again_without_blame() -> None:

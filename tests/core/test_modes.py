@@ -25,7 +25,12 @@ def worker(name: str, seat: int) -> WorkerRecord:
 def state(changes: dict[str, Any]) -> ControllerState:
     """An open generation of two ranks, which holds every invariant, with these changes."""
     workers = {name: worker(name, seat) for seat, name in enumerate(("w0", "w1"))}
-    sound = {"mode": "open", "seats": ("w0", "w1"), "workers": workers, "generation": 1}
+    sound = {
+        "clock.mode": "open",
+        "members.seats": ("w0", "w1"),
+        "members.workers": workers,
+        "progress.generation": 1,
+    }
     found = initial(2, 0, Limits())
     for name, value in {**sound, **changes}.items():
         part, _, field = name.rpartition(".")
@@ -53,19 +58,22 @@ def test_a_sound_state_is_valid() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"path": ("open", "gathering")}, "no transition from open to gathering"),
-        ({"path": ("closing", "stopping", "open")}, "no transition from stopping to open"),
-        ({"seats": ("w0",)}, "1 seats in a world of 2"),
-        ({"workers": {"w0": worker("w0", 0), "w1": worker("w1", 0)}}, "two workers have one seat"),
-        ({"workers": {"w0": worker("w0", 1)}}, "seats and workers differ"),
-        ({"workers": {"w0": worker("w0", 7)}}, "seats and workers differ"),
-        ({"mode": "connecting", "seats": ("w0", "")}, "an empty seat"),
+        ({"clock.path": ("open", "gathering")}, "no transition from open to gathering"),
+        ({"clock.path": ("closing", "stopping", "open")}, "no transition from stopping to open"),
+        ({"members.seats": ("w0",)}, "1 seats in a world of 2"),
+        (
+            {"members.workers": {"w0": worker("w0", 0), "w1": worker("w1", 0)}},
+            "two workers have one seat",
+        ),
+        ({"members.workers": {"w0": worker("w0", 1)}}, "seats and workers differ"),
+        ({"members.workers": {"w0": worker("w0", 7)}}, "seats and workers differ"),
+        ({"clock.mode": "connecting", "members.seats": ("w0", "")}, "an empty seat"),
         ({"ending.result": DONE}, "the end and the mode"),
-        ({"mode": "stopping"}, "the end and the mode"),
-        ({"transfers": ((0, 2),)}, "a transfer leaves the world"),
-        ({"incident": 3, "incidents": 2}, "an incident has no number"),
+        ({"clock.mode": "stopping"}, "the end and the mode"),
+        ({"progress.transfers": ((0, 2),)}, "a transfer leaves the world"),
+        ({"incident.number": 3, "incident.count": 2}, "an incident has no number"),
         ({"saves.searches": 1}, "a restart is not counted"),
-        ({"since_ns": 5, "now_ns": 4}, "time runs backwards"),
+        ({"clock.since_ns": 5, "clock.now_ns": 4}, "time runs backwards"),
     ],
 )
 def test_a_contradiction_is_named(changes: dict[str, Any], message: str) -> None:

@@ -44,18 +44,20 @@ def desk(
 
 def step(one: ControllerDriver, state: str = "running", n: int = 1) -> None:
     """The agent's pages show every rank behind the generation's first phase."""
-    beats = dict.fromkeys(one.seats(), (one.state.n + n, one.state.n + n, state, 0.0))
+    beats = dict.fromkeys(
+        one.seats(), (one.state.progress.n + n, one.state.progress.n + n, state, 0.0)
+    )
     one.say("", messages.Renew(beats=beats))
 
 
 def given_up(one: ControllerDriver) -> set[str]:
     """Whom the agent was told to kill, and has not yet."""
-    return one.killed() & set(one.state.workers)
+    return one.killed() & set(one.state.members.workers)
 
 
 def moved(one: ControllerDriver) -> events.Decided:
     """The agent has killed whom it was told to, and the others have answered."""
-    generation, n = one.state.generation, one.state.n + 1
+    generation, n = one.state.generation, one.state.progress.n + 1
     for worker in sorted(given_up(one)):
         one.lose(worker, n, slots={f"before:{n}": b"own"}, kind="requested", detail="killed")
     for worker in tuple(one.seats()):
@@ -112,7 +114,7 @@ def test_a_rank_is_moved_to_the_spare_and_the_reason_names_the_finding() -> None
     assert "rank 1 moved to a warm spare" in decided.reason
     assert "gpu: XID 79 on GPU 1: fell off" in decided.reason
     assert decided.replaced == ((1, old, "w1-3"),) and one.state.mode == "open"
-    assert one.state.restarts == 0
+    assert one.state.budgets.restarts == 0
 
 
 def test_peers_that_lose_their_connection_to_it_are_no_cause() -> None:
@@ -194,7 +196,7 @@ def test_one_move_for_a_finding_on_a_device() -> None:
 def test_a_check_that_always_fires_does_not_use_up_every_spare() -> None:
     one = desk("now", spares=3, lease_s=1e6, hello_s=1e6)
     for number in range(6):
-        for worker in [name for name, w in one.state.workers.items() if w.hello is None]:
+        for worker in [name for name, w in one.state.members.workers.items() if w.hello is None]:
             one.hello(worker)
         check(one, found(worker=one.seats()[1], device=f"GPU {number}"))
         if given_up(one):
@@ -265,7 +267,7 @@ def later_term(earlier: ControllerDriver, *alive: str, ahead_s: float = 0.0) -> 
     later.now_ns = earlier.now_ns - int(ahead_s * S)
     kept = msgspec.msgpack.encode(earlier.journal())
     later.begin(journal=msgspec.msgpack.decode(kept, type=tuple[AnyEntry, ...]))
-    n = earlier.state.n
+    n = earlier.state.progress.n
     later.agent(*alive)
     for worker in alive:
         later.hello(worker)
@@ -273,7 +275,9 @@ def later_term(earlier: ControllerDriver, *alive: str, ahead_s: float = 0.0) -> 
         later.status(worker, n, "idle")
     later.heal(n)
     step(later)  # the spares are made up behind a phase
-    for worker in [name for name, known in later.state.workers.items() if known.hello is None]:
+    for worker in [
+        name for name, known in later.state.members.workers.items() if known.hello is None
+    ]:
         later.hello(worker)
     check(later, found("warn", check="fans"))
     step(later)

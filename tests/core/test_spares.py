@@ -35,7 +35,7 @@ def test_a_lost_spare_is_replaced_at_once(lived_s: int) -> None:
     desk.lose("w1-2", state="waiting")
     assert [body.seat for _, body in desk.sent(messages.Spawn)] == [-1]
     assert "spare w1-2 is lost" in notes(desk) and "another is started" in notes(desk)
-    assert desk.state.mode == "open" and desk.state.respawns == 1
+    assert desk.state.mode == "open" and desk.state.budgets.respawns == 1
 
 
 @pytest.mark.parametrize("warm", [True, False])
@@ -114,7 +114,7 @@ def test_a_spare_that_was_given_up_is_replaced_when_it_is_reaped() -> None:
     assert desk.killed() == {"w1-3"}
     desk.lose("w1-3", state="starting", kind="requested", detail="killed by its agent")
     assert [body.seat for _, body in desk.sent(messages.Spawn)] == [-1]
-    assert desk.state.spares_failed == 2
+    assert desk.state.budgets.spares_failed == 2
 
 
 def test_a_run_that_drains_starts_no_spares() -> None:
@@ -145,19 +145,19 @@ def test_a_spare_that_dies_before_init_is_told_with_its_last_line_and_log(is_ope
 
 def two_hosts(world: int, spares: int = 0) -> ControllerTurn:
     state = state_machine.initial(world, spares, Limits())
-    state.agents = {
+    state.members.agents = {
         name: AgentRecord(
             name=name, incarnation=1, host=name, capacity=9, lease_ns=10**12, renewed_ns=0
         )
         for name in ("a", "b")
     }  # fmt: skip
-    turn = ControllerTurn(state, 1)
+    turn = ControllerTurn(state)
     reconfiguration.start_over(turn, 0, 0)
     return turn
 
 
 def hosts(state: ControllerState) -> str:
-    return "".join(state.workers[name].agent for name in state.seats)
+    return "".join(state.members.workers[name].agent for name in state.members.seats)
 
 
 @pytest.mark.parametrize(("world", "expected"), [(4, "aabb"), (5, "aaabb"), (2, "ab")])
@@ -173,9 +173,9 @@ def test_a_spare_of_the_same_host_takes_the_seat_first() -> None:
     state = turn.state
     hello = messages.WorkerHello(pid=1, fingerprint={}, address="")
     for name, agent in (("s1", "a"), ("s2", "b")):
-        state.workers[name] = WorkerRecord(
+        state.members.workers[name] = WorkerRecord(
             name=name, agent=agent, since_ns=1, hello=hello, is_spare=True
         )
-    del state.workers[state.seats[3]]
-    state.seats = (*state.seats[:3], "")
+    del state.members.workers[state.members.seats[3]]
+    state.members.seats = (*state.members.seats[:3], "")
     assert membership.fill(turn, 3) == "s2" and hosts(state) == "aabb"

@@ -47,7 +47,7 @@ def notes(desk: ControllerDriver) -> str:
 def test_frames_of_the_past_are_dropped_and_said(envelope: dict[str, int], says: str) -> None:
     desk = running()
     desk.say("w1-0", messages.Finished(n=1), **envelope)
-    assert not desk.state.workers["w1-0"].finished
+    assert not desk.state.members.workers["w1-0"].finished
     assert says in notes(desk)
 
 
@@ -64,10 +64,10 @@ def test_frames_of_a_closed_generation_are_dropped(body: Any) -> None:
     desk = running()
     desk.status("w1-1", 0, "running", fault=TRANSPORT)
     desk.status("w1-0", 0, "running")
-    before = desk.state.workers["w1-0"]
+    before = desk.state.members.workers["w1-0"]
     assert desk.state.generation == 2
     desk.say("w1-0", body)
-    assert desk.state.workers["w1-0"] == before and not desk.sent(messages.RendezvousValue)
+    assert desk.state.members.workers["w1-0"] == before and not desk.sent(messages.RendezvousValue)
     assert "of generation 1, now 2" in notes(desk)
 
 
@@ -75,7 +75,7 @@ def test_the_words_of_a_given_up_worker_count_no_more() -> None:
     desk = running()
     desk.say("", messages.Suspect(worker="w1-1", fault=events.Fault(kind="hung", detail="stuck")))
     desk.status("w1-1", 6, "idle")
-    assert desk.state.workers["w1-1"].status is None
+    assert desk.state.members.workers["w1-1"].status is None
     desk.say("w1-9", messages.WorkerHello(pid=1, fingerprint={}, address=""))
     assert "not of this run" in notes(desk)
 
@@ -131,7 +131,7 @@ def test_a_later_term_closes_the_old_generation_and_goes_on() -> None:
     for worker in ("w1-0", "w1-1"):
         later.hello(worker)
         later.status(worker, 5, "running")
-    assert later.decision().generation == 2 and later.state.n == 5
+    assert later.decision().generation == 2 and later.state.progress.n == 5
     assert later.emitted(events.Decided)[0].rung == "retry"
 
 
@@ -176,18 +176,18 @@ def test_a_joiner_of_an_earlier_term_is_no_donor_of_a_later_one() -> None:
         later.hello(worker)
         later.status(worker, 5, "idle")
     later.heal(5)
-    assert later.state.transfers == ((0, 1),)
+    assert later.state.progress.transfers == ((0, 1),)
 
 
 def test_without_survivors_a_later_term_starts_at_once_from_the_checkpoint() -> None:
     desk = running()
     point = messages.Checkpointed(n=4, step=4, path="ck/4")
     later = later_term(desk, checkpoint=point)
-    for worker in tuple(later.state.workers):
+    for worker in tuple(later.state.members.workers):
         later.hello(worker)
     first = later.sent(messages.Seat, history=True)[0][1]
     assert (first.generation, first.n, first.first, first.checkpoint) == (2, 4, True, point)
-    assert set(later.state.workers) == {"w2-0", "w2-1", "w2-2"}
+    assert set(later.state.members.workers) == {"w2-0", "w2-1", "w2-2"}
 
 
 def test_a_later_term_waits_for_an_agent_that_may_still_live() -> None:
@@ -228,7 +228,7 @@ def test_the_journal_can_be_written_and_read() -> None:
     entries = desk.journal()
     assert any(isinstance(entry, Opened) for entry in entries)
     assert any(isinstance(entry, SharedValueStored) for entry in entries)
-    assert desk.state.wake_ns > desk.now_ns - S
+    assert desk.state.clock.wake_ns > desk.now_ns - S
 
 
 def test_a_worker_that_its_agent_no_longer_has_is_lost_after_a_grace() -> None:

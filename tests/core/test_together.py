@@ -73,6 +73,6 @@ def test_together_as_one_by_one(
     before = repr(desk.state)
     together, actions = handle_all(desk.state, inputs)
     assert together.mode == mode
-    apart.path = together.path  # of the newest turn, which is another one
+    apart.clock.path = together.clock.path  # of the newest turn, which is another one
     assert together == apart and said(actions) == said(apart_actions)
     assert repr(desk.state) == before

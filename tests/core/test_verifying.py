@@ -41,7 +41,7 @@ def starting(point: messages.Checkpointed = COPY) -> ControllerDriver:
 def blink(desk: ControllerDriver) -> None:
     """The agent's connection breaks, and is there again."""
     desk.feed(AgentLost(t_ns=desk.now_ns, agent="a", incarnation=1))
-    desk.agent(*desk.state.workers)
+    desk.agent(*desk.state.members.workers)
 
 
 def origins(desk: ControllerDriver) -> set[str]:

@@ -15,7 +15,7 @@ from outlast.controller import (
     state_machine,
 )
 from outlast.controller.audit import audit_protocol
-from outlast.controller.audit.audit_verdict import AuditVerdict
+from outlast.controller.audit.audit_records import AuditVerdict
 from outlast.controller.lifecycle import restart
 from outlast.controller.recovery import reconfiguration, recovery_decision
 from outlast.testing import SimCluster, SimFailure, run_seed

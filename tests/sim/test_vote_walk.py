@@ -90,9 +90,9 @@ def test_every_outcome_around_one_vote(world: int, reverse: bool) -> None:
             assert all(int(key.split(":")[1]) == n for key in body.slots), fate
             assert body.record == old[seat].encode()
         desk.heal(n)
-        assert desk.state.mode == "open" and desk.state.n == n, fate
-        assert {joiner for _, joiner in desk.state.transfers} == newcomers
-        assert {donor for donor, _ in desk.state.transfers} <= survivors
+        assert desk.state.mode == "open" and desk.state.progress.n == n, fate
+        assert {joiner for _, joiner in desk.state.progress.transfers} == newcomers
+        assert {donor for donor, _ in desk.state.progress.transfers} <= survivors
 
 
 @pytest.mark.parametrize("world", [2, 3, 4])

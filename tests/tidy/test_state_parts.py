@@ -8,27 +8,36 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
+from outlast.config import Limits
 from outlast.controller.controller_state import ControllerState
+from outlast.controller.state_machine import initial
 
 if TYPE_CHECKING:
     from conftest import Source
 
-# part -> the only module that may write it
+# part -> the modules that may write it
 WRITERS = {
-    "audit": "audit_protocol",
-    "ending": "run_ending",
-    "findings": "planned_migration",
-    "intervals": "interval_updates",
-    "saves": "checkpoint_tracking",
-    "shared": "shared_values",
-    "term": "run_start",
+    "audit": {"audit_protocol"},
+    "budgets": {"state_parts"},
+    "clock": {"state_parts"},
+    "ending": {"run_ending"},
+    "findings": {"planned_migration"},
+    "inbox": {"state_parts"},
+    "incident": {"incident_response"},
+    "intervals": {"interval_updates"},
+    # Every module changes a worker's record, by methods of Members.
+    "members": {"controller_state", "membership"},
+    "progress": {"state_parts"},
+    "saves": {"checkpoint_tracking"},
+    "shared": {"shared_values"},
+    "term": {"run_start"},
 }
 MUTATORS = {
     "add", "append", "clear", "discard", "extend", "insert", "pop", "popitem", "remove", "reverse",
     "setdefault", "sort", "update",
 }  # fmt: skip
 ROOMS = {"controller", "testing"}  # and every module that imports the state or the state machine
-CLASSES = {str(ControllerState.__annotations__[part]): part for part in WRITERS}
+CLASSES = {str(ControllerState.__annotations__[part]).rpartition(".")[-1]: part for part in WRITERS}
 
 
 class _Place(NamedTuple):
@@ -131,6 +140,7 @@ class _Writes(ast.NodeVisitor):
         self._names = dict(outer)
         for argument in (*node.args.args, *node.args.kwonlyargs):
             annotation = ast.unparse(argument.annotation) if argument.annotation else ""
+            annotation = annotation.rpartition(".")[-1]
             if annotation in CLASSES:
                 self._names[argument.arg] = _Place(CLASSES[annotation])
             elif annotation == "ControllerState":
@@ -155,16 +165,31 @@ def _reads_the_state(source: Source) -> bool:
 
 def test_each_part_is_written_by_its_owner(package: list[Source]) -> None:
     wrong = []
-    owners = set()
+    owners = set[tuple[str, str]]()
     for source in filter(_reads_the_state, package):
         module = source.path.rsplit("/", 1)[-1].removesuffix(".py")
         for part, node in writes(source.tree):
-            if WRITERS.get(part) == module:
-                owners.add(part)
-            elif part in WRITERS:
+            owners.add((part, module))
+            if module not in WRITERS.get(part, ()):
                 wrong.append(source.at(node, f"{module} writes {part}"))
     assert wrong == []
-    assert owners == WRITERS.keys(), "a part without a writer is a constant"
+    assert owners == {(part, module) for part, modules in WRITERS.items() for module in modules}
+
+
+def test_every_field_is_a_part_or_a_constant() -> None:
+    constants = {"world", "spares", "limits", "policy", "migrate_on"}
+    assert set(ControllerState.__struct_fields__) == WRITERS.keys() | constants
+
+
+def test_a_copy_shares_no_table() -> None:
+    state = initial(2, 0, Limits())
+    copied = state.copy()
+    for part in WRITERS.keys() - {"audit"}:  # frozen
+        one, other = getattr(state, part), getattr(copied, part)
+        assert one is not other
+        for field in one.__struct_fields__:
+            if isinstance(getattr(one, field), dict):
+                assert getattr(one, field) is not getattr(other, field), f"{part}.{field}"
 
 
 @pytest.mark.parametrize(

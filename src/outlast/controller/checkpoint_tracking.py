@@ -36,8 +36,8 @@ def pending_request(turn: ControllerTurn) -> Literal["", "save", "drain"]:
         return "drain"
     if state.saves.is_requested:
         state.saves.is_requested = False
-        state.saves.requested_n = state.n
-    return "save" if state.n == state.saves.requested_n else ""
+        state.saves.requested_n = state.progress.n
+    return "save" if state.progress.n == state.saves.requested_n else ""
 
 
 def on_save_failed(turn: ControllerTurn, body: messages.SaveFailed) -> None:
@@ -94,7 +94,7 @@ def search_checkpoint_again(turn: ControllerTurn) -> bool:
     Copies in memory end with their hosts. Returns whether a search has begun.
     """
     state = turn.state
-    copy = state.saves.checkpoint if state.n else None
+    copy = state.saves.checkpoint if state.progress.n else None
     if state.saves.is_searched or copy is None or copy.tier != "memory":
         return False
     if state.saves.searches > state.limits.attempts_max:

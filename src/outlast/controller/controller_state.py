@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import msgspec
@@ -10,19 +10,11 @@ from msgspec.structs import replace
 
 from outlast import events
 from outlast.config import Limits
+from outlast.controller import state_parts as parts
 from outlast.controller.audit.audit_records import AuditState
 from outlast.controller.inputs import Action, AnyEntry, AppendJournal, Emit, Send
 from outlast.controller.modes import MODES, Mode
 from outlast.controller.save_schedule.save_tiers import SavePolicy
-from outlast.controller.state_parts import (
-    Ending,
-    Findings,
-    SaveIntervals,
-    Saves,
-    SharedValues,
-    StatePart,
-    Term,
-)
 from outlast.errors import InvariantError
 from outlast.transport import messages
 
@@ -70,99 +62,130 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     is_blocked: bool = False  # its interpreter lock is held: it cannot answer now
 
 
-class ControllerState(StatePart, kw_only=True):
+class Members(parts.StatePart, kw_only=True):
+    """Agents, workers, and the seats that workers have (membership)."""
+
+    agents: dict[str, AgentRecord] = msgspec.field(default_factory=dict)
+    workers: dict[str, WorkerRecord] = msgspec.field(default_factory=dict)
+    seats: tuple[str, ...] = ()  # worker by seat, "" for an empty one
+    abandoned_slots: dict[int, dict[str, bytes]] = msgspec.field(
+        default_factory=dict
+    )  # seat -> slots of its lost occupants
+    fingerprint: dict[str, str] | None = None  # of the first start; every worker must have it
+    spawned: int = 0  # workers started in this term
+    greeted_ns: int = 0  # when the first worker of this term said Hello; 0: none has
+    refill_due: bool = False  # spares are to be filled up once this generation completes a phase
+
+    def change(self, name: str, **changes: Any) -> WorkerRecord:
+        """Replace fields of one worker's record."""
+        worker = self.workers[name] = replace(self.workers[name], **changes)
+        return worker
+
+    def assign(self, seat: int, name: str) -> None:
+        """Give a seat to a worker; "" empties it."""
+        self.seats = (*self.seats[:seat], name, *self.seats[seat + 1 :])
+
+    def vacate(self, name: str) -> None:
+        """Empty the seat of a worker."""
+        self.seats = tuple("" if one == name else one for one in self.seats)
+
+    def set_seats(self, seats: tuple[str, ...], slots: dict[int, dict[str, bytes]]) -> None:
+        """Set all seats, with the slots that were left for them."""
+        self.seats = seats
+        self.abandoned_slots = slots
+
+    def keep_slots(self, seat: int, slots: dict[str, bytes]) -> None:
+        """Keep the slots of a lost worker for its successor."""
+        self.abandoned_slots[seat] = {**self.abandoned_slots.get(seat, {}), **slots}
+
+    def settle_fingerprint(self, fingerprint: dict[str, str]) -> dict[str, str]:
+        """Return the run's fingerprint; the first start fixes it."""
+        if self.fingerprint is None:
+            self.fingerprint = fingerprint
+        return self.fingerprint
+
+    def refill_later(self) -> None:
+        """Fill the spares up when the generation that opens has completed a phase."""
+        self.refill_due = True
+
+    def excuse(self, later: Callable[[int], int]) -> None:
+        """Move all times of waiting by a stall of the launcher."""
+        for agent in tuple(self.agents.values()):
+            self.agents[agent.name] = replace(agent, renewed_ns=later(agent.renewed_ns))
+        for worker in tuple(self.workers.values()):
+            self.change(
+                worker.name,
+                since_ns=later(worker.since_ns),
+                killed_ns=later(worker.killed_ns),
+                missing_ns=later(worker.missing_ns),
+            )
+        self.greeted_ns = later(self.greeted_ns)
+
+
+class ControllerState(parts.StatePart, kw_only=True):
     """Everything; never changed after `handle` has returned it."""
 
     world: int
     spares: int
     limits: Limits
-    now_ns: int = 0
-    mode: Mode = "unborn"
-    path: tuple[Mode, ...] = ()  # modes of the newest turn, with the one before it
-    since_ns: int = 0  # when this mode began
-    generation: int = 0
-    n: int = 0  # where the generation stands: before phase n+1
-    step: int = 0
-    first: bool = True  # the generation's members all start; nobody joins
-    opened: bool = False  # this generation has been open
-    seats: tuple[str, ...] = ()
-    agents: dict[str, AgentRecord] = msgspec.field(default_factory=dict)
-    workers: dict[str, WorkerRecord] = msgspec.field(default_factory=dict)
-    seqs: dict[str, int] = msgspec.field(default_factory=dict)
-    abandoned_slots: dict[int, dict[str, bytes]] = msgspec.field(
-        default_factory=dict
-    )  # seat -> slots of its lost occupants
-    fingerprint: dict[str, str] | None = None
-    transfers: tuple[tuple[int, int], ...] = ()
-    verdict: str = ""
-    incident: int = 0  # the open one; 0: none
-    incidents: int = 0  # numbers given so far
-    faults: tuple[events.Fault, ...] = ()  # of the open incident
-    causes: tuple[events.Fault, ...] = ()  # of the generations that made no progress
-    newest: tuple[events.Fault, ...] = ()  # of this generation
-    attempts: dict[str, int] = msgspec.field(
-        default_factory=dict
-    )  # generations without progress, by what would recur ("": nothing)
-    restarts: int = 0  # restarts in a row without a phase or a checkpoint beyond the next two
-    restarted_at: int = -1  # the farthest phase heard of at the newest restart
-    restarted_from: int = -1  # the farthest checkpoint at a restart
-    greeted_ns: int = 0  # when the first worker of this term said Hello; 0: nobody has
-    reached: tuple[int, int] = (0, 0)  # the farthest (n, step) heard of
-    spawned: int = 0
-    respawns: int = 0  # workers started beyond the first ones, with no phase completed between
-    early_deaths: dict[int, int] = msgspec.field(
-        default_factory=dict
-    )  # seat -> accidents before its seat, since one opened
-    refill_due: bool = False  # spares are to be filled up once this generation completes a phase
-    respawned_at: int = -1  # the farthest phase heard of when the newest of them was started
-    spares_failed: int = 0  # spares in a row that died young, since the generation opened
     policy: SavePolicy = SavePolicy()
     migrate_on: MigrateOn = ""
-    term: Term = msgspec.field(default_factory=Term)
-    saves: Saves = msgspec.field(default_factory=Saves)
-    intervals: SaveIntervals = msgspec.field(default_factory=SaveIntervals)
-    findings: Findings = msgspec.field(default_factory=Findings)
-    shared: SharedValues = msgspec.field(default_factory=SharedValues)
-    ending: Ending = msgspec.field(default_factory=Ending)
+    clock: parts.Clock = msgspec.field(default_factory=parts.Clock)
+    inbox: parts.Inbox = msgspec.field(default_factory=parts.Inbox)
+    members: Members = msgspec.field(default_factory=Members)
+    progress: parts.Progress = msgspec.field(default_factory=parts.Progress)
+    incident: parts.IncidentRecord = msgspec.field(default_factory=parts.IncidentRecord)
+    budgets: parts.Budgets = msgspec.field(default_factory=parts.Budgets)
+    term: parts.Term = msgspec.field(default_factory=parts.Term)
+    saves: parts.Saves = msgspec.field(default_factory=parts.Saves)
+    intervals: parts.SaveIntervals = msgspec.field(default_factory=parts.SaveIntervals)
+    findings: parts.Findings = msgspec.field(default_factory=parts.Findings)
+    shared: parts.SharedValues = msgspec.field(default_factory=parts.SharedValues)
+    ending: parts.Ending = msgspec.field(default_factory=parts.Ending)
     audit: AuditState = AuditState()
-    wake_ns: int = 0
-    dropped: int = 0
 
-    def copy(self) -> ControllerState:
-        """Return a state of its own for one turn; its path begins with the present mode."""
-        fresh = super().copy()
-        fresh.path = (self.mode,)
-        return fresh
+    @property
+    def mode(self) -> Mode:
+        """Return the present mode."""
+        return self.clock.mode
 
-    def members(self) -> Iterator[WorkerRecord]:
+    @property
+    def generation(self) -> int:
+        """Return the number of the present generation."""
+        return self.progress.generation
+
+    def generation_members(self) -> Iterator[WorkerRecord]:
         """Seated workers that have been told of the current generation, given up or not."""
         return (
             worker
-            for worker in self.workers.values()
+            for worker in self.members.workers.values()
             if worker.seat >= 0 and worker.member == self.generation
         )
 
     def occupant(self, seat: int) -> WorkerRecord | None:
         """Return the worker that has this seat, or None."""
-        return self.workers.get(self.seats[seat])
+        return self.members.workers.get(self.members.seats[seat])
 
     def warm_spares(self) -> list[WorkerRecord]:
         """Workers that wait inside init() without a seat, fit for any."""
         return [
             worker
-            for worker in self.workers.values()
+            for worker in self.members.workers.values()
             if worker.seat < 0
             and worker.hello is not None
             and not worker.killed_ns
             and not worker.missing_ns
-            and (self.fingerprint is None or worker.hello.fingerprint == self.fingerprint)
+            and (
+                self.members.fingerprint is None
+                or worker.hello.fingerprint == self.members.fingerprint
+            )
         ]
 
     def cold_spares(self) -> list[WorkerRecord]:
         """Workers without a seat that are still starting, the oldest first."""
         return [
             worker
-            for worker in self.workers.values()
+            for worker in self.members.workers.values()
             if worker.seat < 0
             and worker.hello is None
             and not worker.killed_ns
@@ -172,27 +195,31 @@ class ControllerState(StatePart, kw_only=True):
     def is_new(self) -> bool:
         """Return whether this job has never completed a phase, so that a failure may be a permanent
         one."""
-        return self.saves.checkpoint is None and max(self.reached[0], self.n) == 0
+        return self.saves.checkpoint is None and max(self.progress.reached[0], self.progress.n) == 0
 
     def validate(self) -> None:
         """Check the invariants of the state; the simulator and the tests do so after every turn.
 
         Raises InvariantError with all that do not hold.
         """
-        steps = zip(self.path, self.path[1:], strict=False)
+        steps = zip(self.clock.path, self.clock.path[1:], strict=False)
         broken = [f"no transition from {a} to {b}" for a, b in steps if b not in MODES[a].following]
-        seated = {worker.name: worker.seat for worker in self.workers.values() if worker.seat >= 0}
+        seated = {
+            worker.name: worker.seat for worker in self.members.workers.values() if worker.seat >= 0
+        }
         checks = {
-            f"{len(self.seats)} seats in a world of {self.world}": (
-                self.mode in ("unborn", "stopping", "ended") or len(self.seats) == self.world
+            f"{len(self.members.seats)} seats in a world of {self.world}": (
+                self.mode in ("unborn", "stopping", "ended")
+                or len(self.members.seats) == self.world
             ),
             "two workers have one seat": len(set(seated.values())) == len(seated),
             "seats and workers differ": all(
-                seat < len(self.seats) and self.seats[seat] in ("", name)
+                seat < len(self.members.seats) and self.members.seats[seat] in ("", name)
                 for name, seat in seated.items()
             ),
             "ranks connect across an empty seat": (
-                self.mode != "connecting" or all(name in self.workers for name in self.seats)
+                self.mode != "connecting"
+                or all(name in self.members.workers for name in self.members.seats)
             ),
             "the end and the mode differ": (
                 (self.ending.result is not None) == (self.mode in ("stopping", "ended"))
@@ -200,21 +227,19 @@ class ControllerState(StatePart, kw_only=True):
             "a shared value is made twice": not self.shared.making.keys()
             & self.shared.stored.keys(),
             "a transfer leaves the world": all(
-                0 <= seat < self.world for transfer in self.transfers for seat in transfer
+                0 <= seat < self.world for transfer in self.progress.transfers for seat in transfer
             ),
-            "an incident has no number": 0 <= self.incident <= self.incidents,
-            "a restart is not counted": self.saves.searches == 0 or self.restarts > 0,
-            "time runs backwards": self.since_ns <= self.now_ns,
+            "an incident has no number": 0 <= self.incident.number <= self.incident.count,
+            "a restart is not counted": self.saves.searches == 0 or self.budgets.restarts > 0,
+            "time runs backwards": self.clock.since_ns <= self.clock.now_ns,
         }
         broken += [text for text, holds in checks.items() if not holds]
         if broken:
             raise InvariantError(f"mode {self.mode}, generation {self.generation}: {broken}")
 
     def respawns_left(self) -> int:
-        """Workers that may still be started without progress; any phase completed since the
-        newest one was started gives all of them back."""
-        spent = self.respawns if self.reached[0] <= self.respawned_at else 0
-        return max(0, int(self.limits.respawns_max) - spent)
+        """Return how many workers may still be started without progress."""
+        return self.budgets.respawns_left(int(self.limits.respawns_max), self.progress.reached[0])
 
 
 _NOTES_IN_FULL = 16
@@ -224,10 +249,14 @@ class ControllerTurn:
     """One turn of the controller: a private copy of the state, and the actions so far. One call of
     `handle` makes it and throws it away."""
 
-    def __init__(self, state: ControllerState, now_ns: int) -> None:
+    def __init__(self, state: ControllerState) -> None:
         self.state = state.copy()
-        self.now_ns = now_ns
         self.actions: list[Action] = []
+
+    @property
+    def now_ns(self) -> int:
+        """Return the time of the newest input."""
+        return self.state.clock.now_ns
 
     def send(self, worker: WorkerRecord, body: messages.AnyBody) -> None:
         """Add a message to one worker."""
@@ -257,9 +286,7 @@ class ControllerTurn:
 
     def drop(self, envelope: messages.MessageEnvelope, why: str) -> None:
         """Count a frame that is not acted on; say so, ever more rarely when there are many."""
-        state = self.state
-        state.dropped += 1
-        count = state.dropped
+        count = self.state.inbox.count_dropped()
         if count <= _NOTES_IN_FULL or count & (count - 1) == 0:
             sender = envelope.worker or envelope.agent
             kind = type(envelope.body).__name__
@@ -267,19 +294,15 @@ class ControllerTurn:
 
     def enter(self, mode: Mode) -> None:
         """Change the mode, and note the time."""
-        self.state.mode = mode
-        self.state.path = (*self.state.path, mode)
-        self.state.since_ns = self.now_ns
+        self.state.clock.enter(mode)
 
     def change(self, name: str, **changes: Any) -> WorkerRecord:
         """Replace fields of one worker's record."""
-        worker = replace(self.state.workers[name], **changes)
-        self.state.workers[name] = worker
-        return worker
+        return self.state.members.change(name, **changes)
 
     def kill(self, name: str, fault: events.Fault) -> None:
         """Give a worker up: Kill now, Lost follows. The first reason stays."""
-        worker = self.state.workers[name]
+        worker = self.state.members.workers[name]
         if worker.killed_ns:
             return
         worker = self.change(name, killed_ns=self.now_ns, kills=1, fault=worker.fault or fault)
@@ -287,7 +310,7 @@ class ControllerTurn:
 
     def blame(self, worker: WorkerRecord, kind: events.FaultKind, detail: str) -> events.Fault:
         """A fault that the controller itself found at a worker."""
-        agent = self.state.agents.get(worker.agent)
+        agent = self.state.members.agents.get(worker.agent)
         return events.Fault(
             kind=kind,
             detail=detail,

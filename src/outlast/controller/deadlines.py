@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from msgspec.structs import replace
+from functools import partial
 
 from outlast import events
 from outlast.controller import membership, shared_values
@@ -16,16 +16,16 @@ from outlast.controller.recovery import incident_response, reconfiguration, reco
 def expire(turn: ControllerTurn) -> None:
     """Act on every deadline that has passed."""
     state, now_ns = turn.state, turn.now_ns
-    for agent in tuple(state.agents.values()):
+    for agent in tuple(state.members.agents.values()):
         if not agent.lapsed and agent.until_ns() <= now_ns:
             membership.on_lease_expired(turn, agent)
-    for worker in tuple(state.workers.values()):
+    for worker in tuple(state.members.workers.values()):
         if worker.missing_ns and now_ns >= worker.missing_ns + _ns(state.limits.lease_s):
             membership.on_worker_lost_with_agent(
                 turn, worker, f"{worker.name} is gone without a word"
             )
-    for worker in tuple(state.workers.values()):
-        if worker.name in state.workers:
+    for worker in tuple(state.members.workers.values()):
+        if worker.name in state.members.workers:
             _expire_worker(turn, worker)
     shared_values.give_up_late(turn)
     audit.expire(turn)
@@ -53,23 +53,11 @@ def expire(turn: ControllerTurn) -> None:
 def excuse(turn: ControllerTurn, gap_ns: int) -> None:
     """Time in which the controller itself stood still counts against nobody: every wait that had
     begun goes on from where it was."""
-    state = turn.state
-
-    def later(t_ns: int) -> int:
-        return min(t_ns + gap_ns, turn.now_ns) if t_ns else 0
-
-    for agent in tuple(state.agents.values()):
-        state.agents[agent.name] = replace(agent, renewed_ns=later(agent.renewed_ns))
-    for worker in tuple(state.workers.values()):
-        turn.change(
-            worker.name,
-            since_ns=later(worker.since_ns),
-            killed_ns=later(worker.killed_ns),
-            missing_ns=later(worker.missing_ns),
-        )
+    clock = turn.state.clock
+    turn.state.members.excuse(partial(clock.later, gap_ns=gap_ns))
     shared_values.excuse(turn, gap_ns)
     run_ending.excuse(turn, gap_ns)
-    state.since_ns, state.greeted_ns = later(state.since_ns), later(state.greeted_ns)
+    clock.excuse(gap_ns)
 
 
 def _expire_worker(turn: ControllerTurn, worker: WorkerRecord) -> None:
@@ -97,8 +85,8 @@ def _worker_deadline(turn: ControllerTurn, worker: WorkerRecord) -> int | None:
         return worker.killed_ns + worker.kills * _ns(limits.kill_s)
     if worker.hello is None:
         # Before the first Hello nothing is known about the script: it may never call init().
-        began_ns = max(worker.since_ns, state.greeted_ns)
-        return began_ns + _ns(limits.hello_s) if state.greeted_ns else None
+        began_ns = max(worker.since_ns, state.members.greeted_ns)
+        return began_ns + _ns(limits.hello_s) if state.members.greeted_ns else None
     waits_for_ready = (
         state.mode == "gathering"
         and worker.seat >= 0
@@ -121,14 +109,14 @@ def _cannot_be_killed(turn: ControllerTurn, worker: WorkerRecord) -> None:
         detail = f"{worker.name} could not be killed within {2 * state.limits.kill_s:g} s"
         run_ending.stop(turn, "gave_up", turn.blame(worker, "hung", detail), detail)
     turn.change(worker.name, kills=worker.kills + 1)
-    reconfiguration.remind(turn, turn.state.workers[worker.name])
+    reconfiguration.remind(turn, turn.state.members.workers[worker.name])
 
 
 def _connect_late(turn: ControllerTurn) -> None:
     """Somebody holds the others up; who does not answer Close either will be fenced."""
     state = turn.state
-    late = [w.seat for w in state.members() if w.joined is None]
-    kind: events.FaultKind = "transfer" if state.transfers else "transport"
+    late = [w.seat for w in state.generation_members() if w.joined is None]
+    kind: events.FaultKind = "transfer" if state.progress.transfers else "transport"
     detail = (
         f"generation {state.generation} was not connected after"
         f" {reconfiguration.connect_timeout_s(turn):g} s; not heard from: ranks {late}"
@@ -139,7 +127,7 @@ def _connect_late(turn: ControllerTurn) -> None:
 
 
 def _no_room(turn: ControllerTurn) -> None:
-    empty = [seat for seat, name in enumerate(turn.state.seats) if not name]
+    empty = [seat for seat, name in enumerate(turn.state.members.seats) if not name]
     detail = (
         f"no agent had room for a worker at ranks {empty} within {turn.state.limits.hello_s:g} s"
     )
@@ -151,37 +139,38 @@ def _mode_deadline(turn: ControllerTurn) -> int | None:
     state = turn.state
     limits = state.limits
     if state.mode == "closing":
-        silent = [w for w in state.members() if recovery_decision.is_silent(turn, w)]
+        silent = [w for w in state.generation_members() if recovery_decision.is_silent(turn, w)]
         limit_s = min(
             (recovery_decision.answer_limit_s(turn, worker) for worker in silent), default=0.0
         )
-        return state.since_ns + _ns(limit_s) if silent else None
+        return state.clock.since_ns + _ns(limit_s) if silent else None
     if state.mode == "connecting":
         return reconfiguration.deadline_ns(turn)
     if state.mode == "stopping":
-        alive = any(not w.killed_ns for w in state.workers.values())
-        return state.since_ns + _ns(limits.stop_s) if alive else None
-    if state.mode == "gathering" and "" in state.seats:
-        return state.since_ns + _ns(limits.hello_s)
+        alive = any(not w.killed_ns for w in state.members.workers.values())
+        return state.clock.since_ns + _ns(limits.stop_s) if alive else None
+    if state.mode == "gathering" and "" in state.members.seats:
+        return state.clock.since_ns + _ns(limits.hello_s)
     if state.mode == "awaiting":
-        return state.since_ns + _ns(limits.lease_s)
+        return state.clock.since_ns + _ns(limits.lease_s)
     if state.mode == "verifying":
-        return state.since_ns + _ns(limits.join_s)
+        return state.clock.since_ns + _ns(limits.join_s)
     return None
 
 
 def wake(turn: ControllerTurn) -> None:
     """Ask for a Tick at the next deadline, if it is another one than before."""
     state = turn.state
+    members = state.members
     if state.mode == "ended":
         return
-    due = [agent.until_ns() for agent in state.agents.values() if not agent.lapsed]
+    due = [agent.until_ns() for agent in members.agents.values() if not agent.lapsed]
     due += [
         making.until_ns
         for making in state.shared.making.values()
-        if (maker := state.workers.get(making.maker)) and not maker.killed_ns
+        if (maker := members.workers.get(making.maker)) and not maker.killed_ns
     ]
-    for worker in state.workers.values():
+    for worker in members.workers.values():
         at_ns = _worker_deadline(turn, worker)
         if worker.missing_ns:
             at_ns = worker.missing_ns + _ns(state.limits.lease_s)
@@ -194,9 +183,9 @@ def wake(turn: ControllerTurn) -> None:
         due.append(names_ns)
     if state.ending.drain_ns and state.mode != "stopping":
         due.append(state.ending.drain_ns)
-    if due and (min(due) != state.wake_ns or state.wake_ns <= turn.now_ns):
-        state.wake_ns = max(min(due), turn.now_ns + 1)
-        turn.actions.append(Wake(t_ns=state.wake_ns))
+    if due and (min(due) != state.clock.wake_ns or state.clock.wake_ns <= turn.now_ns):
+        state.clock.wake_at(max(min(due), turn.now_ns + 1))
+        turn.actions.append(Wake(t_ns=state.clock.wake_ns))
 
 
 def _ns(seconds: float) -> int:

@@ -30,26 +30,29 @@ def spawn(turn: ControllerTurn, seat: int) -> str:
     that ranks are contiguous by host as torchrun's are; else on the agent with the most room; ""
     where there is no room now."""
     state = turn.state
-    load = dict.fromkeys(state.agents, 0)
-    for worker in state.workers.values():
+    members = state.members
+    load = dict.fromkeys(members.agents, 0)
+    for worker in members.workers.values():
         load[worker.agent] = load.get(worker.agent, 0) + 1
     near = neighbours(state, seat)
     room = [
         (agent.name not in near, load[agent.name] - agent.capacity, agent.name)
-        for agent in state.agents.values()
+        for agent in members.agents.values()
         if agent.connected and load[agent.name] < agent.capacity
     ]
     first_ones = state.world + state.spares
     # Whoever starts with everybody else is paid for by the bound on restarts.
-    respawn = state.spawned >= first_ones and not (state.first and state.mode == "gathering")
+    respawn = members.spawned >= first_ones and not (
+        state.progress.first and state.mode == "gathering"
+    )
     if not room or (respawn and not state.respawns_left()):
         return ""
     if respawn:
         _count_respawn(turn)
-    name = f"w{state.term.number}-{state.spawned}"
-    state.spawned += 1
+    name = f"w{state.term.number}-{members.spawned}"
+    members.spawned += 1
     agent = min(room)[-1]
-    state.workers[name] = WorkerRecord(
+    members.workers[name] = WorkerRecord(
         name=name, agent=agent, seat=seat, is_spare=seat < 0, since_ns=turn.now_ns
     )
     turn.tell(agent, messages.Spawn(worker=name, seat=seat))
@@ -58,26 +61,27 @@ def spawn(turn: ControllerTurn, seat: int) -> str:
 
 def neighbours(state: ControllerState, seat: int) -> set[str]:
     """Agents whose hosts hold a rank beside this one, and fewer seats than their share."""
-    if seat < 0 or not state.agents:
+    if seat < 0 or not state.members.agents:
         return set()
-    share = -(-state.world // len(state.agents))
+    share = -(-state.world // len(state.members.agents))
     load: dict[str, int] = {}
-    for worker in state.workers.values():
+    for worker in state.members.workers.values():
         if worker.seat >= 0 and not worker.killed_ns:
             load[worker.agent] = load.get(worker.agent, 0) + 1
-    beside = (state.seats[at] for at in (seat - 1, seat + 1) if 0 <= at < len(state.seats))
-    agents = {worker.agent for name in beside if (worker := state.workers.get(name))}
+    beside = (
+        state.members.seats[at] for at in (seat - 1, seat + 1) if 0 <= at < len(state.members.seats)
+    )
+    agents = {worker.agent for name in beside if (worker := state.members.workers.get(name))}
     return {agent for agent in agents if load.get(agent, 0) < share}
 
 
 def _count_respawn(turn: ControllerTurn) -> None:
     state = turn.state
     budget = int(state.limits.respawns_max)
-    state.respawns = budget - state.respawns_left() + 1
-    state.respawned_at = state.reached[0]
-    if state.respawns == math.ceil(_NEARLY * budget):
+    count = state.budgets.count_respawn(budget, state.progress.reached[0])
+    if count == math.ceil(_NEARLY * budget):
         turn.note(
-            f"{state.respawns} of {budget} respawns are used up without a phase completed between"
+            f"{count} of {budget} respawns are used up without a phase completed between"
             " them (limit respawns_max); then the run restarts from its checkpoint, or stops"
         )
 
@@ -91,15 +95,15 @@ def fill(turn: ControllerTurn, seat: int) -> str:
         name = turn.change(spares[0].name, seat=seat, since_ns=turn.now_ns).name
     else:
         name = spawn(turn, seat)
-    state.seats = (*state.seats[:seat], name, *state.seats[seat + 1 :])
+    state.members.assign(seat, name)
     return name
 
 
 def keep_spares(turn: ControllerTurn) -> None:
     """As many workers without a seat as were asked for, unless they keep dying young."""
     state = turn.state
-    have = sum(1 for w in state.workers.values() if w.seat < 0 and not w.killed_ns)
-    while have < state.spares and state.spares_failed < state.limits.attempts_max:
+    have = sum(1 for w in state.members.workers.values() if w.seat < 0 and not w.killed_ns)
+    while have < state.spares and state.budgets.spares_failed < state.limits.attempts_max:
         if not spawn(turn, -1):
             return
         have += 1
@@ -109,20 +113,23 @@ def refill_spares(turn: ControllerTurn, body: messages.Renew) -> None:
     """Replace the spares that were used, once the generation has completed a phase: to start a
     process beside the redone step would slow the recovery down."""
     state = turn.state
-    if not state.refill_due or state.mode != "open" or state.ending.drain_ns:
+    members = state.members
+    if not members.refill_due or state.mode != "open" or state.ending.drain_ns:
         return
     moved = any(
-        n > state.n and (worker := state.workers.get(name)) is not None and worker.seat >= 0
+        n > state.progress.n
+        and (worker := members.workers.get(name)) is not None
+        and worker.seat >= 0
         for name, (n, *_) in body.beats.items()
     )
-    if moved or turn.now_ns - state.since_ns > _REFILL_S * S_NS:
-        state.refill_due = False
+    if moved or turn.now_ns - state.clock.since_ns > _REFILL_S * S_NS:
+        members.refill_due = False
         keep_spares(turn)
 
 
 def on_spawned(turn: ControllerTurn, agent: AgentRecord, body: messages.Spawned) -> None:
     """Record that an agent has started a worker."""
-    if (worker := turn.state.workers.get(body.worker)) is None:
+    if (worker := turn.state.members.workers.get(body.worker)) is None:
         return
     name, seat, pid, host = worker.name, worker.seat, body.pid, agent.host
     turn.emit(events.WorkerSpawned(t_ns=turn.now_ns, worker=name, seat=seat, pid=pid, host=host))
@@ -131,14 +138,15 @@ def on_spawned(turn: ControllerTurn, agent: AgentRecord, body: messages.Spawned)
 def on_hello(turn: ControllerTurn, worker: WorkerRecord, body: messages.WorkerHello) -> None:
     """A worker waits inside init(). One that would compute other bits is not let in."""
     state = turn.state
+    members = state.members
     if worker.hello is not None:
         return
     worker = turn.change(worker.name, hello=body)
-    state.greeted_ns = state.greeted_ns or turn.now_ns
+    members.greeted_ns = members.greeted_ns or turn.now_ns
     turn.emit(events.WorkerWarm(t_ns=turn.now_ns, worker=worker.name))
-    if state.fingerprint is not None:
+    if members.fingerprint is not None:
         refuse_other_bits(turn, worker)
-    worker = state.workers[worker.name]
+    worker = members.workers[worker.name]
     if worker.seat < 0 and not worker.killed_ns:
         _overtake(turn, worker)
 
@@ -146,19 +154,20 @@ def on_hello(turn: ControllerTurn, worker: WorkerRecord, body: messages.WorkerHe
 def _overtake(turn: ControllerTurn, spare: WorkerRecord) -> None:
     """A spare that is warm first takes a seat from one that was born a spare and still starts."""
     state = turn.state
-    for seat, name in enumerate(state.seats):
-        slow = state.workers.get(name)
+    members = state.members
+    for seat, name in enumerate(members.seats):
+        slow = members.workers.get(name)
         if slow is not None and slow.is_spare and slow.hello is None and not slow.killed_ns:
             turn.change(slow.name, seat=-1)
             turn.change(spare.name, seat=seat, since_ns=turn.now_ns)
-            state.seats = (*state.seats[:seat], spare.name, *state.seats[seat + 1 :])
+            members.assign(seat, spare.name)
             return
 
 
 def refuse_other_bits(turn: ControllerTurn, worker: WorkerRecord) -> None:
     """Give a worker up whose fingerprint is not the run's."""
-    assert turn.state.fingerprint is not None and worker.hello is not None
-    difference = differing(turn.state.fingerprint, worker.hello.fingerprint)
+    assert turn.state.members.fingerprint is not None and worker.hello is not None
+    difference = differing(turn.state.members.fingerprint, worker.hello.fingerprint)
     if not difference:
         return
     text = f"{worker.name} does not compute as the others do ({difference}); another is tried"
@@ -177,11 +186,12 @@ def on_offered(
 ) -> list[WorkerRecord]:
     """An agent is there (again). Returns its known workers, which may have missed frames."""
     state = turn.state
-    known = state.agents.get(envelope.agent)
+    members = state.members
+    known = members.agents.get(envelope.agent)
     reborn = known is not None and known.incarnation < envelope.incarnation
     if reborn:
         checkpoint_tracking.on_host_lost(turn)
-    state.agents[envelope.agent] = AgentRecord(
+    members.agents[envelope.agent] = AgentRecord(
         name=envelope.agent,
         incarnation=envelope.incarnation,
         host=body.host,
@@ -191,7 +201,7 @@ def on_offered(
     )
     turn.tell(envelope.agent, messages.Renewed(lease_s=state.limits.lease_s))
     alive = set(body.workers)
-    for worker in [w for w in state.workers.values() if w.agent == envelope.agent]:
+    for worker in [w for w in members.workers.values() if w.agent == envelope.agent]:
         if worker.name in alive:
             turn.change(worker.name, missing_ns=0)
         elif reborn:
@@ -200,38 +210,41 @@ def on_offered(
         elif not worker.missing_ns:
             turn.change(worker.name, missing_ns=turn.now_ns)
     for name in body.workers:
-        if name not in state.workers:
+        if name not in members.workers:
             _meet(turn, envelope.agent, name)
-    return [w for w in state.workers.values() if w.agent == envelope.agent]
+    return [w for w in members.workers.values() if w.agent == envelope.agent]
 
 
 def _meet(turn: ControllerTurn, agent: str, name: str) -> None:
     """A worker that this term did not start: of the old generation's seats, or fenced."""
     state = turn.state
-    if state.mode == "awaiting" and name in state.seats:
-        state.workers[name] = WorkerRecord(
+    members = state.members
+    if state.mode == "awaiting" and name in members.seats:
+        members.workers[name] = WorkerRecord(
             name=name,
             agent=agent,
             since_ns=turn.now_ns,
-            seat=state.seats.index(name),
+            seat=members.seats.index(name),
             member=state.generation,
             whole=True,  # its answer to Close says so where it is not
         )
         return
-    state.workers[name] = WorkerRecord(name=name, agent=agent, since_ns=turn.now_ns)
-    turn.kill(name, turn.blame(state.workers[name], "requested", "worker has no owner; killing it"))
+    members.workers[name] = WorkerRecord(name=name, agent=agent, since_ns=turn.now_ns)
+    turn.kill(
+        name, turn.blame(members.workers[name], "requested", "worker has no owner; killing it")
+    )
 
 
 def on_renewed(turn: ControllerTurn, agent: AgentRecord, body: messages.Renew) -> None:
     """Renew an agent's lease."""
     state = turn.state
-    state.agents[agent.name] = replace(agent, renewed_ns=turn.now_ns)
+    state.members.agents[agent.name] = replace(agent, renewed_ns=turn.now_ns)
     turn.tell(agent.name, messages.Renewed(lease_s=state.limits.lease_s))
     for name, (n, step, word, _) in body.beats.items():
-        worker = state.workers.get(name)
+        worker = state.members.workers.get(name)
         if worker is None or worker.agent != agent.name:
             continue
-        state.reached = max(state.reached, (n, step))
+        state.progress.reach(n, step)
         if word == "finished" and not worker.finished:
             turn.change(name, finished=True)  # its own word may have been lost on the way
         if worker.is_blocked != (name in body.held):
@@ -242,15 +255,15 @@ def on_renewed(turn: ControllerTurn, agent: AgentRecord, body: messages.Renew) -
 
 def on_agent_lost(turn: ControllerTurn, agent: AgentRecord) -> None:
     """Its connection broke; until its lease is out, its workers may still live and act."""
-    turn.state.agents[agent.name] = replace(agent, connected=False)
+    turn.state.members.agents[agent.name] = replace(agent, connected=False)
     checkpoint_tracking.on_host_lost(turn)
 
 
 def on_lease_expired(turn: ControllerTurn, agent: AgentRecord) -> None:
     """The agent has killed its workers by now, or its host is gone."""
-    turn.state.agents[agent.name] = replace(agent, connected=False, lapsed=True)
+    turn.state.members.agents[agent.name] = replace(agent, connected=False, lapsed=True)
     checkpoint_tracking.on_host_lost(turn)
-    for worker in [w for w in turn.state.workers.values() if w.agent == agent.name]:
+    for worker in [w for w in turn.state.members.workers.values() if w.agent == agent.name]:
         seconds = agent.lease_ns / S_NS
         detail = f"the agent of {agent.host} has not renewed its lease for {seconds:g} s"
         on_worker_lost_with_agent(turn, worker, detail)
@@ -270,8 +283,10 @@ def on_worker_lost(
 ) -> None:
     """A worker is dead and reaped with its session; what it left outside itself is kept."""
     state = turn.state
-    del state.workers[worker.name]
-    state.seqs.pop(worker.name, None)
+    members = state.members
+    progress = state.progress
+    del members.workers[worker.name]
+    state.inbox.forget(worker.name)
     shared_values.pass_on(turn, worker.name)
     fault = _why(turn, worker, body)
     turn.emit(
@@ -286,21 +301,20 @@ def on_worker_lost(
         _spare_lost(turn, worker, fault)
         return
     if fault.kind == "unknown":  # no successor could walk on from what was left
-        state.abandoned_slots[worker.seat] = {}
+        members.abandoned_slots[worker.seat] = {}
     else:
-        earlier = state.abandoned_slots.get(worker.seat, {})
-        state.abandoned_slots[worker.seat] = {**earlier, **body.slots}
-    state.reached = max(state.reached, (body.n, body.step))
-    state.seats = tuple("" if name == worker.name else name for name in state.seats)
+        members.keep_slots(worker.seat, body.slots)
+    progress.reach(body.n, body.step)
+    members.vacate(worker.name)
     never_connected = state.mode in ("gathering", "connecting")
     if state.mode in ("clearing", "awaiting"):
         return
     retired = worker.killed_ns and fault.kind in ("transport", "torn", "requested")
     starting = never_connected or body.state in _SETUP
     external = is_accident(fault)
-    if state.first and state.mode == "gathering" and worker.hello is None and external:
+    if progress.first and state.mode == "gathering" and worker.hello is None and external:
         _died_before_its_seat(turn, worker, fault, how)
-    elif state.first and not retired and not external and starting and state.is_new():
+    elif progress.first and not retired and not external and starting and state.is_new():
         _died_before_first_step(turn, worker, fault)
     elif not worker.killed_ns or state.mode != "closing":
         incident_response.notice(turn, fault, how)
@@ -311,7 +325,7 @@ def _spare_lost(turn: ControllerTurn, worker: WorkerRecord, fault: events.Fault)
     state = turn.state
     if fault.kind not in ("requested", "agent_lost"):
         young = worker.hello is None or turn.now_ns - worker.since_ns < state.limits.hello_s * S_NS
-        state.spares_failed = state.spares_failed + 1 if young else 0
+        state.budgets.count_spare(died_young=young)
     words = fault.traceback.strip().splitlines()
     last = f"; its last line: {words[-1].strip()}" if words else ""
     why = f"spare {worker.name} is lost ({fault.kind}: {fault.detail}{last})"
@@ -322,13 +336,13 @@ def _spare_lost(turn: ControllerTurn, worker: WorkerRecord, fault: events.Fault)
     if state.mode != "open" or state.ending.drain_ns:
         turn.note(why, worker.name)
         return
-    before = state.spawned
+    before = state.members.spawned
     keep_spares(turn)
     then = "another is started"
-    if state.spawned == before:
-        many = state.spares_failed >= state.limits.attempts_max
+    if state.members.spawned == before:
+        many = state.budgets.spares_failed >= state.limits.attempts_max
         then = "no other is started " + (
-            f"before the next recovery, since {state.spares_failed} in a row died young"
+            f"before the next recovery, since {state.budgets.spares_failed} in a row died young"
             if many
             else "now: there is no room, or no respawn is left"
         )
@@ -343,7 +357,7 @@ def _why(
     detail = fault.detail
     if fault.kind == "exited" and not fault.exit_code and worker.seat >= 0 and not worker.finished:
         detail = f"{worker.name} exited before the run ended ({detail})"
-    agent = turn.state.agents.get(worker.agent)
+    agent = turn.state.members.agents.get(worker.agent)
     return replace(
         fault,
         detail=detail,
@@ -362,9 +376,7 @@ def _died_before_its_seat(
     """Nobody counts on it yet: another takes its seat, and the others go on starting. Too often at
     one seat, it is a failed start like any other, which the bound on restarts ends."""
     state = turn.state
-    count = state.early_deaths[worker.seat] = state.early_deaths.get(worker.seat, 0) + 1
-    if count >= state.limits.attempts_max:
-        state.early_deaths = {}
+    if state.budgets.count_early_death(worker.seat, state.limits.attempts_max):
         incident_response.notice(turn, fault, how)
         return
     turn.note(

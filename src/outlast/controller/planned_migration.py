@@ -57,8 +57,12 @@ def record_check(state: ControllerState, agent: AgentRecord, body: messages.Rene
     steps of one kind. Ranks that are cut in their set-up or in a rehearsal cannot be put back."""
     if not state.migrate_on or not state.findings.warned:
         return
-    seated = [body.beats.get(each.name) for each in state.members() if each.agent == agent.name]
-    if all(beat is not None and beat[0] > state.n and beat[2] in _STEPPING for beat in seated):
+    seated = [
+        body.beats.get(each.name) for each in state.generation_members() if each.agent == agent.name
+    ]
+    if all(
+        beat is not None and beat[0] > state.progress.n and beat[2] in _STEPPING for beat in seated
+    ):
         state.findings.calm[agent.name] = state.generation
     else:
         state.findings.calm.pop(agent.name, None)
@@ -82,7 +86,7 @@ def move_when_possible(turn: ControllerTurn) -> None:
         one = state.findings.warned[key]
         state.findings.moves[key] = (name, turn.now_ns)
         turn.journal(RankMigrated(worker=name, finding=key, t_ns=turn.now_ns))
-        worker = state.workers[name]
+        worker = state.members.workers[name]
         fault = turn.blame(worker, "requested", f"{one.finding}: {one.detail}")
         incident_response.give_up(turn, worker, fault, "check")
 
@@ -102,13 +106,16 @@ def healthy_first(state: ControllerState, near: Collection[str] = ()) -> list[Wo
 
 def _wished(state: ControllerState) -> list[tuple[FindingKey, Warned, WorkerRecord]]:
     """Findings that ask for a move not made yet, with whom it would move; the worst first."""
-    if any(worker.finished for worker in state.members()):
+    if any(worker.finished for worker in state.generation_members()):
         return []  # the run is about to end
-    if any(state.findings.calm.get(each.agent) != state.generation for each in state.members()):
+    if any(
+        state.findings.calm.get(each.agent) != state.generation
+        for each in state.generation_members()
+    ):
         return []
     wished = []
     for key, one in state.findings.warned.items():
-        worker = state.workers.get(one.worker)
+        worker = state.members.workers.get(one.worker)
         # One who was to be moved and still lives: the launcher died before it could do so.
         done = key in state.findings.moves and state.findings.moves[key][0] != one.worker
         if done or one.severity not in MOVED_FOR[state.migrate_on]:
@@ -125,7 +132,9 @@ def _why_not(
         name for name, t_ns in state.findings.moves.values() if now_ns - t_ns < WINDOW_S * S_NS
     }
     well = [spare for spare in state.warm_spares() if spare.name not in _unwell(state)]
-    donors = [worker for worker in state.members() if worker.whole and not worker.killed_ns]
+    donors = [
+        worker for worker in state.generation_members() if worker.whole and not worker.killed_ns
+    ]
     if len((recent | set(chosen)) - {worker.name}) >= MOVES_MAX:
         return f"{MOVES_MAX} moves were made within the last hour"
     if len(chosen) >= len(well):

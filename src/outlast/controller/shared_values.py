@@ -52,7 +52,7 @@ def put(turn: ControllerTurn, sender: WorkerRecord, body: messages.Put) -> None:
             return
         state.shared.puts[body.key] = body.value
         turn.journal(PutStored(key=body.key, value=body.value))
-    for worker in state.members():
+    for worker in state.generation_members():
         if worker.name != sender.name and not worker.killed_ns:
             turn.send(worker, got)
 
@@ -97,7 +97,7 @@ def shared_value_ready(turn: ControllerTurn, body: messages.SharedValueMade) -> 
         turn.journal(SharedValueStored(name=body.name, value=body.value))
     waiting = (making.maker, *making.askers) if making else ()
     for name in waiting:
-        worker = state.workers.get(name)
+        worker = state.members.workers.get(name)
         if worker is not None:
             turn.send(
                 worker,
@@ -116,7 +116,7 @@ def pass_on(turn: ControllerTurn, lost: str) -> None:
             continue
         del state.shared.making[name]
         for index, asker in enumerate(askers):
-            worker = state.workers.get(asker)
+            worker = state.members.workers.get(asker)
             if worker is not None and not worker.killed_ns:
                 _let_make(turn, name, worker, askers[:index] + askers[index + 1 :])
                 break
@@ -126,7 +126,7 @@ def give_up_late(turn: ControllerTurn) -> None:
     """Whoever makes a value for longer than a set-up may take is hung."""
     state = turn.state
     for name, making in tuple(state.shared.making.items()):
-        worker = state.workers.get(making.maker)
+        worker = state.members.workers.get(making.maker)
         if worker is not None and not worker.killed_ns and making.until_ns <= turn.now_ns:
             detail = (
                 f"{worker.name} has been making the shared value {name!r} for"

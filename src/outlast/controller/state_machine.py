@@ -1,4 +1,4 @@
-"""The controller's state machine: one input changes the state and yields actions.
+"""The controller's state machine: one event changes the state and yields actions.
 
 `handle(state, event) -> (state, actions)` is the whole controller. `launch/controller_shell.py`
 feeds it real messages, `outlast.testing` feeds it millions of simulated ones. docs/protocol.md
@@ -24,6 +24,7 @@ from outlast.config import Limits
 from outlast.controller import (
     checkpoint_tracking,
     deadlines,
+    inputs,
     membership,
     planned_migration,
     shared_values,
@@ -35,17 +36,6 @@ from outlast.controller.controller_state import (
     ControllerTurn,
     MigrateOn,
     WorkerRecord,
-)
-from outlast.controller.inputs import (
-    Action,
-    AgentLost,
-    BeginTerm,
-    CheckpointFound,
-    Input,
-    LauncherStalled,
-    Received,
-    SaveRequested,
-    StopRequested,
 )
 from outlast.controller.lifecycle import restart, run_ending, run_start
 from outlast.controller.recovery import incident_response, reconfiguration, recovery_decision
@@ -68,21 +58,23 @@ def initial(
     )
 
 
-def handle(state: ControllerState, event: Input) -> tuple[ControllerState, list[Action]]:
+def handle(
+    state: ControllerState, event: inputs.Input
+) -> tuple[ControllerState, list[inputs.Action]]:
     """One turn: `state` stays as it was; actions are to be carried out in their order."""
     return handle_all(state, (event,))
 
 
 def handle_all(
-    state: ControllerState, inputs: Sequence[Input]
-) -> tuple[ControllerState, list[Action]]:
-    """One turn for inputs that came together: what follows is decided when all have been heard. A
+    state: ControllerState, batch: Sequence[inputs.Input]
+) -> tuple[ControllerState, list[inputs.Action]]:
+    """One turn for a batch of events: what follows is decided when all have been taken. A
     turn costs as much as there are workers, so that their answers cost N in one, and N^2 in N.
     """
-    turn = ControllerTurn(state, state.now_ns)
+    turn = ControllerTurn(state)
     runs = state.mode not in ("unborn", "ended")
-    for event in inputs:
-        turn.state.now_ns = turn.now_ns = max(event.t_ns, turn.now_ns)
+    for event in batch:
+        turn.state.clock.advance(event.t_ns)
         _take(turn, event)
     if runs:
         deadlines.expire(turn)
@@ -91,23 +83,23 @@ def handle_all(
     return turn.state, turn.actions
 
 
-def _take(turn: ControllerTurn, event: Input) -> None:
-    if isinstance(event, BeginTerm):
+def _take(turn: ControllerTurn, event: inputs.Input) -> None:
+    if isinstance(event, inputs.BeginTerm):
         run_start.begin_term(turn, event)
     elif turn.state.mode not in ("unborn", "ended"):
-        if isinstance(event, Received):
+        if isinstance(event, inputs.Received):
             _received(turn, event.envelope)
-        elif isinstance(event, AgentLost):
-            agent = turn.state.agents.get(event.agent)
+        elif isinstance(event, inputs.AgentLost):
+            agent = turn.state.members.agents.get(event.agent)
             if agent is not None and agent.incarnation == event.incarnation:
                 membership.on_agent_lost(turn, agent)
-        elif isinstance(event, StopRequested):
+        elif isinstance(event, inputs.StopRequested):
             run_ending.on_stop_requested(turn, event.reason)
-        elif isinstance(event, SaveRequested):
+        elif isinstance(event, inputs.SaveRequested):
             checkpoint_tracking.request_save(turn, event.reason)
-        elif isinstance(event, LauncherStalled):
+        elif isinstance(event, inputs.LauncherStalled):
             deadlines.excuse(turn, event.gap_ns)
-        elif isinstance(event, CheckpointFound):
+        elif isinstance(event, inputs.CheckpointFound):
             restart.on_checkpoint_found(turn, event)
 
 
@@ -137,7 +129,7 @@ def _advance(turn: ControllerTurn) -> None:
 def _received(turn: ControllerTurn, envelope: messages.MessageEnvelope) -> None:
     """Drop what is late, repeated or nobody's; hand on the rest."""
     state = turn.state
-    agent = state.agents.get(envelope.agent)
+    agent = state.members.agents.get(envelope.agent)
     greeting = isinstance(envelope.body, messages.AgentHello)
     if envelope.term < state.term.number:
         turn.drop(envelope, f"of term {envelope.term}, now {state.term.number}")
@@ -148,7 +140,7 @@ def _received(turn: ControllerTurn, envelope: messages.MessageEnvelope) -> None:
     elif not _in_order(turn, envelope, agent):
         turn.drop(envelope, f"number {envelope.seq} was passed already")
     elif envelope.worker:
-        worker = state.workers.get(envelope.worker)
+        worker = state.members.workers.get(envelope.worker)
         if worker is None or worker.agent != envelope.agent:
             turn.drop(envelope, "its worker is not of this run any more")
         elif worker.killed_ns:
@@ -169,13 +161,9 @@ def _in_order(
     turn: ControllerTurn, envelope: messages.MessageEnvelope, agent: AgentRecord | None
 ) -> bool:
     sender = envelope.worker or f"agent {envelope.agent}"
-    seqs = turn.state.seqs
     if agent is None or envelope.incarnation > agent.incarnation:
-        seqs.pop(sender, None)
-    if envelope.seq <= seqs.get(sender, 0):
-        return False
-    seqs[sender] = envelope.seq
-    return True
+        turn.state.inbox.forget(sender)
+    return turn.state.inbox.take(sender, envelope.seq)
 
 
 def _from_agent(
@@ -189,13 +177,13 @@ def _from_agent(
         case messages.Spawned():
             membership.on_spawned(turn, agent, body)
         case messages.WorkerLostReport():
-            worker = state.workers.get(body.worker)
+            worker = state.members.workers.get(body.worker)
             if worker is not None and worker.agent == agent.name:
                 membership.on_worker_lost(turn, worker, body)
             elif not run_start.left_behind(turn, body):
                 turn.drop(envelope, f"{body.worker} is not of this run any more")
         case messages.Suspect():
-            worker = state.workers.get(body.worker)
+            worker = state.members.workers.get(body.worker)
             if worker is not None:
                 incident_response.give_up(turn, worker, body.fault, "heartbeat")
             elif not body.worker and state.mode == "open":
@@ -212,6 +200,7 @@ def _from_worker(
     turn: ControllerTurn, envelope: messages.MessageEnvelope, worker: WorkerRecord
 ) -> None:
     state = turn.state
+    progress = state.progress
     body = envelope.body
     match body:
         case messages.WorkerHello():
@@ -251,7 +240,7 @@ def _from_worker(
         case messages.Recorded():
             shared_values.record(turn, worker, body)
         case messages.Finished():
-            state.reached = max(state.reached, (body.n, body.step))
+            progress.reach(body.n, body.step)
             turn.change(worker.name, finished=True)
         case _ if state.mode == "closing":
             turn.drop(envelope, f"generation {state.generation} is closed")

@@ -9,12 +9,16 @@ from copy import copy
 from typing import Any, Self, cast
 
 import msgspec
+from msgspec.structs import replace
 
 from outlast import events
-from outlast.controller.inputs import EndRun, FindingKey
+from outlast.controller.inputs import DecisionMade, EndRun, FindingKey
+from outlast.controller.modes import Mode
 from outlast.controller.save_schedule.save_costs import RunMeasurements
 from outlast.controller.save_schedule.save_intervals import Schedule
 from outlast.transport import messages
+
+CAUSES_MAX = 64  # faults of generations without progress
 
 
 class StatePart(msgspec.Struct, kw_only=True):
@@ -30,6 +34,177 @@ class StatePart(msgspec.Struct, kw_only=True):
             elif isinstance(value, StatePart):
                 setattr(fresh, name, value.copy())
         return fresh
+
+
+class Clock(StatePart, kw_only=True):
+    """The time, the present mode since when, and the next wake-up."""
+
+    now_ns: int = 0
+    mode: Mode = "unborn"
+    path: tuple[Mode, ...] = ()  # modes of the newest turn, with the one before it
+    since_ns: int = 0  # when this mode began
+    wake_ns: int = 0  # time of the newest Wake
+
+    def copy(self) -> Clock:
+        """Return the clock of a new turn, whose path begins with the present mode."""
+        return replace(self, path=(self.mode,))
+
+    def advance(self, t_ns: int) -> None:
+        """Take the time of an input; time does not run backwards."""
+        self.now_ns = max(t_ns, self.now_ns)
+
+    def enter(self, mode: Mode) -> None:
+        """Change the mode, and note the time."""
+        self.mode = mode
+        self.path = (*self.path, mode)
+        self.since_ns = self.now_ns
+
+    def later(self, t_ns: int, gap_ns: int) -> int:
+        """Return a past time moved by a stall of the launcher; 0 stays."""
+        return min(t_ns + gap_ns, self.now_ns) if t_ns else 0
+
+    def excuse(self, gap_ns: int) -> None:
+        """Give the present mode the time in which the launcher stalled."""
+        self.since_ns = self.later(self.since_ns, gap_ns)
+
+    def wake_at(self, t_ns: int) -> None:
+        """Record the next wake-up."""
+        self.wake_ns = t_ns
+
+
+class Inbox(StatePart, kw_only=True):
+    """Sequence numbers of received frames, and the count of dropped ones."""
+
+    seqs: dict[str, int] = {}  # sender -> its newest number
+    dropped: int = 0
+
+    def take(self, sender: str, seq: int) -> bool:
+        """Record a frame's number. Return False if it is not newer than the sender's last."""
+        if seq <= self.seqs.get(sender, 0):
+            return False
+        self.seqs[sender] = seq
+        return True
+
+    def forget(self, sender: str) -> None:
+        """Forget a sender that is lost, or counts from 1 again."""
+        self.seqs.pop(sender, None)
+
+    def count_dropped(self) -> int:
+        """Count a dropped frame; return how many there are."""
+        self.dropped += 1
+        return self.dropped
+
+
+class Progress(StatePart, kw_only=True):
+    """The generation, the phase before which it stands, and the farthest phase reported."""
+
+    generation: int = 0
+    n: int = 0  # where the generation stands: before phase n+1
+    step: int = 0
+    verdict: str = ""  # commit, redo or start
+    first: bool = True  # all of its members start; none joins
+    opened: bool = False  # this generation has been open
+    transfers: tuple[tuple[int, int], ...] = ()  # (donor, joiner) by rank
+    reached: tuple[int, int] = (0, 0)  # the farthest (n, step) reported
+
+    def begin_generation(self, n: int, step: int, verdict: str) -> None:
+        """Begin the next generation before phase n+1."""
+        self.generation += 1
+        self.n = n
+        self.step = step
+        self.verdict = verdict
+        self.first = verdict == "start"
+        self.opened = False
+
+    def restore(self, decision: DecisionMade, *, opened: bool) -> None:
+        """Take over the newest generation of an earlier term."""
+        self.generation = decision.generation
+        self.n = decision.n
+        self.step = decision.step
+        self.first = decision.verdict == "start"
+        self.opened = opened
+        self.reach(decision.n, decision.step)
+
+    def reach(self, n: int, step: int) -> None:
+        """Record how far a worker has come."""
+        self.reached = max(self.reached, (n, step))
+
+    def connect(self, transfers: tuple[tuple[int, int], ...]) -> None:
+        """Set the transfers of state from whole ranks to joiners."""
+        self.transfers = transfers
+
+    def open(self) -> None:
+        """Record that the generation has been open."""
+        self.opened = True
+
+
+class IncidentRecord(StatePart, kw_only=True):
+    """The open incident and its faults (incident_response)."""
+
+    number: int = 0  # 0: none is open
+    count: int = 0  # numbers given so far
+    faults: tuple[events.Fault, ...] = ()  # of the open incident
+    newest: tuple[events.Fault, ...] = ()  # of this generation
+
+
+class Budgets(StatePart, kw_only=True):
+    """Failed attempts, restarts and respawns since the newest progress."""
+
+    attempts: dict[str, int] = {}  # generations without progress, by what recurs ("": nothing)
+    causes: tuple[events.Fault, ...] = ()  # of the generations that made no progress
+    restarts: int = 0  # restarts in a row without a phase or a checkpoint beyond the next two
+    restarted_at: int = -1  # the farthest phase reported at the newest restart
+    restarted_from: int = -1  # the farthest checkpoint at a restart
+    respawns: int = 0  # workers started beyond the first ones, with no phase completed between
+    respawned_at: int = -1  # the farthest phase reported when the newest of them was started
+    early_deaths: dict[int, int] = {}  # seat -> accidents before its seat, since one opened
+    spares_failed: int = 0  # spares in a row that died young, since a generation opened
+
+    def end_attempts(self, faults: tuple[events.Fault, ...]) -> None:
+        """End the row of failed generations: one has completed a phase."""
+        self.attempts = {}
+        self.causes = faults
+
+    def count_attempt(self, key: str, faults: tuple[events.Fault, ...]) -> None:
+        """Count a generation without progress; `key`: what would recur."""
+        self.attempts[key] = self.attempts.get(key, 0) + 1
+        self.causes = tuple(dict.fromkeys((*self.causes, *faults)))[-CAUSES_MAX:]
+
+    def count_restart(self, farthest: int, origin: int) -> None:
+        """Count a restart from phase `origin`; any progress since the last one starts from 1."""
+        progress = farthest > self.restarted_at or origin > self.restarted_from
+        self.restarts = 1 if progress else self.restarts + 1
+        self.restarted_at = max(farthest, self.restarted_at)
+        self.restarted_from = max(origin, self.restarted_from)
+        self.respawns = 0
+
+    def respawns_left(self, respawns_max: int, reached: int) -> int:
+        """Return how many workers may still be started; a completed phase gives all back."""
+        spent = self.respawns if reached <= self.respawned_at else 0
+        return max(0, respawns_max - spent)
+
+    def count_respawn(self, respawns_max: int, reached: int) -> int:
+        """Count a worker that is started in place of another; return how many there are."""
+        self.respawns = respawns_max - self.respawns_left(respawns_max, reached) + 1
+        self.respawned_at = reached
+        return self.respawns
+
+    def count_early_death(self, seat: int, limit: float) -> bool:
+        """Count a worker lost before it had its seat. Return True, and count anew, at the limit."""
+        self.early_deaths[seat] = self.early_deaths.get(seat, 0) + 1
+        is_over = self.early_deaths[seat] >= limit
+        if is_over:
+            self.early_deaths = {}
+        return is_over
+
+    def count_spare(self, *, died_young: bool) -> None:
+        """Count a lost spare; one that lived for long ends the row."""
+        self.spares_failed = self.spares_failed + 1 if died_young else 0
+
+    def record_opened(self) -> None:
+        """Give back what an open generation gives back."""
+        self.spares_failed = 0
+        self.early_deaths = {}
 
 
 class Term(StatePart, kw_only=True):

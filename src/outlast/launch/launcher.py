@@ -15,13 +15,7 @@ from outlast import events
 from outlast.checkpoint.format.manifests import SavePoint
 from outlast.checkpoint.upkeep.durable_targets import DurableTarget
 from outlast.controller.inputs import EndRun
-from outlast.errors import (
-    EXIT_GAVE_UP,
-    EXIT_INTERRUPTED,
-    OutlastError,
-    RunDirError,
-    StorageError,
-)
+from outlast.errors import EXIT_GAVE_UP, EXIT_INTERRUPTED, OutlastError, RunDirError, StorageError
 from outlast.launch import preflight, run_directory, save_signal, start_point, torchrun_arguments
 from outlast.launch.checkpoint_upkeep import CheckpointUpkeep
 from outlast.launch.controller_shell import ControllerShell

@@ -19,13 +19,7 @@ from outlast.checkpoint.stores.folder_store import Folder
 from outlast.checkpoint.stores.store_interfaces import Store
 from outlast.checkpoint.upkeep.checkpoint_copy import copy_checkpoint
 from outlast.controller.audit.audit_records import CopyBar, is_barred
-from outlast.errors import (
-    ConfigError,
-    CorruptionError,
-    OutlastError,
-    RefusedError,
-    StorageError,
-)
+from outlast.errors import ConfigError, CorruptionError, OutlastError, RefusedError, StorageError
 from outlast.launch.run_directory import RunDir
 from outlast.transport import messages
 

@@ -46,11 +46,7 @@ MEANS: dict[Bucket, str] = {
     "stop": "after the last phase",
     "down": "no launcher",
 }
-_STATE = {
-    "stopped": "then the run ended",
-    "open": "not finished",
-    "died": "then its launcher died",
-}
+_STATE = {"stopped": "then the run ended", "open": "not finished", "died": "then its launcher died"}
 INCIDENTS_MAX = 10
 _RESUMABLE = ("interrupted", "died")
 _OUTCOME = {

@@ -10,16 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NoReturn
 
+from outlast.controller import inputs
 from outlast.controller.controller_state import ControllerState
-from outlast.controller.inputs import (
-    AnyEntry,
-    DecisionMade,
-    EndRun,
-    FindingKey,
-    Opened,
-    RankMigrated,
-    SharedValueStored,
-)
 from outlast.controller.planned_migration import MOVES_MAX
 from outlast.errors import InvariantError
 from outlast.testing.fault_plan import ATTEMPTS_AMPLE, FaultPlan
@@ -67,7 +59,7 @@ class RunInvariants:
         self.decided_n = 0
         self.stepped: set[str] = set()  # workers that have committed a phase
         self.shared: dict[str, bytes] = {}
-        self.moved: dict[FindingKey, str] = {}  # whom it moved
+        self.moved: dict[inputs.FindingKey, str] = {}  # whom it moved
         self.seated: dict[str, int] = {}  # worker -> its seat
         self.slots_left: dict[int, set[str]] = {}  # seat -> slots that its lost workers have left
         self.wrong: dict[int, int] = {}  # models that a flipped bit led to: the flip's number
@@ -136,10 +128,10 @@ class RunInvariants:
         seat = self.seated.get(body.worker, -1)
         self.slots_left.setdefault(seat, set()).update(body.slots)
 
-    def durable(self, entry: AnyEntry) -> None:
+    def durable(self, entry: inputs.AnyEntry) -> None:
         """Check a journal entry and record it."""
         match entry:
-            case DecisionMade():
+            case inputs.DecisionMade():
                 if entry.generation <= self.decided:
                     self.fail(f"generation {entry.generation} was decided after {self.decided}")
                 if entry.verdict == "start":
@@ -150,17 +142,17 @@ class RunInvariants:
                 taken = [name for name in entry.seats if name]
                 if len(set(taken)) != len(taken):
                     self.fail(f"a worker has two seats: {entry.seats}")
-            case Opened():
+            case inputs.Opened():
                 if entry.generation in self.opened:
                     self.fail(f"generation {entry.generation} opened twice")
                 if entry.generation != self.decided:
                     self.fail(f"generation {entry.generation} opened after {self.decided}")
                 self.opened.add(entry.generation)
-            case SharedValueStored():
+            case inputs.SharedValueStored():
                 if self.shared.get(entry.name, entry.value) != entry.value:
                     self.fail(f"the shared value {entry.name!r} changed")
                 self.shared[entry.name] = entry.value
-            case RankMigrated():
+            case inputs.RankMigrated():
                 if self.moved.setdefault(entry.finding, entry.worker) != entry.worker:
                     self.fail(f"{entry.worker} is moved for what has moved another: {entry}")
                 if len(set(self.moved.values())) > MOVES_MAX:  # a simulated run is no hour long
@@ -189,7 +181,7 @@ class RunInvariants:
             )
 
 
-def check_ending(plan: FaultPlan, ledger: RunInvariants, end: EndRun) -> None:
+def check_ending(plan: FaultPlan, ledger: RunInvariants, end: inputs.EndRun) -> None:
     """Raise SimFailure unless the run is done, or one of its faults explains its end."""
     if end.outcome == "done":
         if end.n != ledger.last:

@@ -13,32 +13,13 @@ import msgspec
 
 from outlast import events
 from outlast.config import Limits
-from outlast.controller.inputs import (
-    Action,
-    AgentLost,
-    AnyEntry,
-    AppendJournal,
-    BeginTerm,
-    CheckpointFound,
-    DecisionMade,
-    Emit,
-    EndRun,
-    Input,
-    Received,
-    SaveRequested,
-    Send,
-    StopRequested,
-    Tick,
-    Verify,
-    Wake,
-)
+from outlast.controller import inputs
 from outlast.controller.recovery.recovery_ladder import FROM_A_COPY
 from outlast.controller.state_machine import handle, initial
 from outlast.testing.fault_plan import FaultPlan, draw_plan
 from outlast.testing.run_invariants import RunInvariants, check_ending
 from outlast.testing.simulated_agent import SimAgent
-from outlast.testing.simulated_audits import AuditJudge, bars_of
-from outlast.testing.simulated_checkpoints import SimCheckpoints
+from outlast.testing.simulated_audits import AuditJudge, SimCheckpoints, bars_of
 from outlast.testing.simulated_process import NS, SimProcess, VirtualClock, WorkerMesh
 from outlast.testing.simulated_worker import SimWorker
 from outlast.transport import messages
@@ -78,14 +59,14 @@ class SimCluster:
             hang_floor_s=2, hang_ceiling_s=12,
         )  # fmt: skip
         self.story: deque[tuple[float, object]] = deque(maxlen=_STORY)
-        self.journal: list[AnyEntry] = []
+        self.journal: list[inputs.AnyEntry] = []
         self.shelf = SimCheckpoints(rots=self.plan.rot)
         self.audits = AuditJudge(self.ledger, self.shelf)
         self.maker: SimProcess | None = None
         self.controller_up = False
         self.term = 0
         self.turns = 0
-        self.end: EndRun | None = None
+        self.end: inputs.EndRun | None = None
         self.struck = 0
         self.restarts = 0
         self._strikes = [[strike, strike.nth] for strike in plan.strikes + plan.flips]
@@ -132,7 +113,7 @@ class SimCluster:
         self._state = self._first
         self.ledger.condemned.clear()  # a new term does not know the last one's findings
         self._feed(
-            BeginTerm(
+            inputs.BeginTerm(
                 t_ns=self.timeline.now_ns,
                 run="sim",
                 term=self.term,
@@ -141,7 +122,7 @@ class SimCluster:
             )
         )
 
-    def _feed_in(self, term: int, event: Input) -> None:
+    def _feed_in(self, term: int, event: inputs.Input) -> None:
         if self.controller_up and term == self.term:
             self._feed(event)
 
@@ -150,15 +131,15 @@ class SimCluster:
         if self.controller_up and envelope.term <= self.term:
             if isinstance(envelope.body, messages.WorkerLostReport):
                 self.ledger.left_behind(envelope.body)
-            self._feed(Received(t_ns=self.timeline.now_ns, envelope=envelope))
+            self._feed(inputs.Received(t_ns=self.timeline.now_ns, envelope=envelope))
 
     def agent_gone(self, agent: SimAgent, incarnation: int, epoch: int) -> None:
         """Tell the controller that an agent's connection was lost."""
         if self.controller_up and not agent.connected and agent.epoch == epoch:
             t_ns = self.timeline.now_ns
-            self._feed(AgentLost(t_ns=t_ns, agent=agent.name, incarnation=incarnation))
+            self._feed(inputs.AgentLost(t_ns=t_ns, agent=agent.name, incarnation=incarnation))
 
-    def _feed(self, event: Input) -> None:
+    def _feed(self, event: inputs.Input) -> None:
         if self.end is not None:
             return
         self.turns += 1
@@ -188,26 +169,26 @@ class SimCluster:
         if crash_after >= 0 and self.end is None:
             self._crash()
 
-    def _do(self, action: Action) -> None:
+    def _do(self, action: inputs.Action) -> None:
         match action:
-            case Send():
+            case inputs.Send():
                 self.ledger.sent(action.body)
                 if isinstance(action.body, messages.Kill):
                     self._check_kill(action.body)
                 self.agents[action.agent].deliver(action.worker, action.body)
-            case AppendJournal():
+            case inputs.AppendJournal():
                 entry = action.entry
-                assert isinstance(entry, AnyEntry)
+                assert isinstance(entry, inputs.AnyEntry)
                 self.ledger.durable(entry)
                 self.journal.append(entry)
-                if isinstance(entry, DecisionMade):
+                if isinstance(entry, inputs.DecisionMade):
                     self._check_fence(entry)
                     self._check_origin(entry)
-            case Wake():
+            case inputs.Wake():
                 delay_s = (action.t_ns - self.timeline.now_ns) / NS
                 self.timeline.after(delay_s, self._tick_for(self.term, action.t_ns))
-            case Verify():
-                answer = CheckpointFound(
+            case inputs.Verify():
+                answer = inputs.CheckpointFound(
                     t_ns=self.timeline.now_ns,
                     generation=action.generation,
                     checkpoint=self.shelf.verified(action.bars),
@@ -217,15 +198,15 @@ class SimCluster:
                 if self._look_costs_a_host and self.shelf.is_in_memory(answer.checkpoint):
                     self._look_costs_a_host = False
                     line.after(line.between(0.0, 1.5), lambda: self._happen("agent"))
-            case Emit():
+            case inputs.Emit():
                 self._observe(action.event)
-            case EndRun():
+            case inputs.EndRun():
                 self.end = action
 
     def _tick_for(self, term: int, t_ns: int) -> Callable[[], None]:
         def tick() -> None:
-            if self.controller_up and term == self.term and self._state.wake_ns == t_ns:
-                self._feed(Tick(t_ns=max(t_ns, self.timeline.now_ns)))
+            if self.controller_up and term == self.term and self._state.clock.wake_ns == t_ns:
+                self._feed(inputs.Tick(t_ns=max(t_ns, self.timeline.now_ns)))
 
         return tick
 
@@ -295,7 +276,7 @@ class SimCluster:
         elif what == "unwell":
             agent.check()
         elif what in ("stop", "save") and self.controller_up:
-            request = StopRequested if what == "stop" else SaveRequested
+            request = inputs.StopRequested if what == "stop" else inputs.SaveRequested
             self._feed(request(t_ns=line.now_ns, reason="asked"))
 
     def has_bug(self, seat: int, n: int) -> bool:
@@ -325,7 +306,7 @@ class SimCluster:
     def _alive(self) -> list[SimWorker]:
         return [w for a in self.agents.values() for w in a.workers.values() if w.alive]
 
-    def _check_fence(self, entry: DecisionMade) -> None:
+    def _check_fence(self, entry: inputs.DecisionMade) -> None:
         """Check that workers without a seat are dead before the decision (invariant g)."""
         for worker in self._alive():
             if worker.seat >= 0 and worker.name not in entry.seats:
@@ -334,7 +315,7 @@ class SimCluster:
                     f" seat in it, still lives at rank {worker.seat}"
                 )
 
-    def _check_origin(self, entry: DecisionMade) -> None:
+    def _check_origin(self, entry: inputs.DecisionMade) -> None:
         """Check that no run starts from a checkpoint that is known to be lost."""
         checkpoint = self._state.saves.checkpoint if entry.verdict == "start" and entry.n else None
         if self.shelf.is_known_to_lack(checkpoint, self.timeline.now_s):
@@ -377,7 +358,7 @@ class SimCluster:
         survivors = {w.seat: w for w in seated if w.is_set_up and w.has_state}
         if not survivors or any(not w.is_set_up for w in seated):
             return
-        n = max([self._state.n, *(worker.n for worker in survivors.values())])
+        n = max([self._state.progress.n, *(worker.n for worker in survivors.values())])
         keys = {f"before:{n}", f"after:{n}"}
         slots = self.ledger.slots_left
         lost = set(range(self.plan.world)) - survivors.keys()

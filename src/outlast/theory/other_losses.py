@@ -147,12 +147,7 @@ def preemption_s(
 
 
 def preemption(
-    share: float,
-    notice_s: float,
-    save_s: float,
-    *,
-    restart_s: float = 0.0,
-    queue_s: float = 0.0,
+    share: float, notice_s: float, save_s: float, *, restart_s: float = 0.0, queue_s: float = 0.0
 ) -> Rung:
     """Return the rung of `strategies.ladder` for preemptions, which are this `share` of all
     failures: with notice enough nothing is lost but the save's time. No node goes into repair."""

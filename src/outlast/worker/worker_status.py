@@ -29,10 +29,7 @@ class WorkerStatus:
     """The worker's generation, place and state. `n`: phases completed; `step`: steps committed."""
 
     def __init__(
-        self,
-        page: Page,
-        send: Callable[[messages.WorkerBody], None],
-        sever: Callable[[int], None],
+        self, page: Page, send: Callable[[messages.WorkerBody], None], sever: Callable[[int], None]
     ) -> None:
         self._page, self._send, self._sever = page, send, sever
         self._lock = threading.RLock()

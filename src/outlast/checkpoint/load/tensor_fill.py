@@ -103,10 +103,7 @@ def _sharing(
 
 
 def _divide(
-    names: list[str],
-    sources: Mapping[str, torch.Tensor],
-    repeated: set[str],
-    overlapping: set[str],
+    names: list[str], sources: Mapping[str, torch.Tensor], repeated: set[str], overlapping: set[str]
 ) -> None:
     """Sort names of tensors in one run of memory into `repeated` and `overlapping`."""
     first: dict[object, str] = {}

@@ -14,22 +14,18 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from outlast import events
-from outlast.controller import checkpoint_tracking
-from outlast.controller.audit.audit_records import Agreement, AuditRound, AuditState, CopyBar
-from outlast.controller.audit.audit_verdict import (
+from outlast.controller import checkpoint_tracking, inputs
+from outlast.controller.audit.audit_records import (
     OPTIONAL_KINDS,
+    Agreement,
+    AuditRound,
+    AuditState,
     AuditVerdict,
+    CopyBar,
     ReplicaDigests,
     judge,
 )
 from outlast.controller.controller_state import S_NS, ControllerTurn, WorkerRecord
-from outlast.controller.inputs import (
-    AuditAgreedEntry,
-    CopiesBarred,
-    DecisionMade,
-    JournalEntry,
-    Opened,
-)
 from outlast.controller.recovery import incident_response
 from outlast.transport import messages
 
@@ -81,7 +77,7 @@ def begin_again(turn: ControllerTurn, n: int, step: int) -> None:
 
 def record_transfers(turn: ControllerTurn) -> None:
     """Record that joiners have what their donors had, right or wrong."""
-    turn.state.audit = turn.state.audit.copied(turn.state.transfers)
+    turn.state.audit = turn.state.audit.copied(turn.state.progress.transfers)
 
 
 def conclude(turn: ControllerTurn) -> None:
@@ -159,7 +155,7 @@ def _agree(turn: ControllerTurn, one: AuditRound, verdict: AuditVerdict) -> None
     _tell(turn, one, verdict)
     if one.parts > 1:
         return
-    turn.journal(AuditAgreedEntry(n=one.n, step=one.step))
+    turn.journal(inputs.AuditAgreedEntry(n=one.n, step=one.step))
     for rank in range(state.world):
         worker = state.occupant(rank)
         if worker is not None and not worker.killed_ns and state.mode == "open":
@@ -220,7 +216,7 @@ def _bar(turn: ControllerTurn, one: AuditRound) -> None:
         checkpoint_tracking.set_checkpoint(turn, None)
         return
     bar = CopyBar(whole.n, one.generation)
-    turn.journal(CopiesBarred(after_n=bar.after_n, generation=bar.generation))
+    turn.journal(inputs.CopiesBarred(after_n=bar.after_n, generation=bar.generation))
     state.audit = state.audit.barred(bar)
     checkpoint_tracking.set_checkpoint(turn, state.audit.newest_copy())
 
@@ -258,18 +254,18 @@ def _ranks(ranks: tuple[int, ...]) -> str:
     return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"
 
 
-def restore_audits(turn: ControllerTurn, journal: Sequence[JournalEntry]) -> None:
+def restore_audits(turn: ControllerTurn, journal: Sequence[inputs.JournalEntry]) -> None:
     """Take over what earlier terms have agreed on, copied between ranks, and put out of use."""
     audit = AuditState()
     for entry in journal:
         match entry:
-            case AuditAgreedEntry(n=n, step=step):
+            case inputs.AuditAgreedEntry(n=n, step=step):
                 audit = audit.agreed(Agreement(n, step))
-            case CopiesBarred(after_n=after_n, generation=generation):
+            case inputs.CopiesBarred(after_n=after_n, generation=generation):
                 audit = audit.barred(CopyBar(after_n, generation))
-            case DecisionMade(verdict="start", n=n, step=step):
+            case inputs.DecisionMade(verdict="start", n=n, step=step):
                 audit = audit.begun_again(n, step)
-            case Opened(transfers=transfers):
+            case inputs.Opened(transfers=transfers):
                 audit = audit.copied(transfers)
             case _:
                 pass

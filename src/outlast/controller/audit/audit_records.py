@@ -1,18 +1,177 @@
-"""Audits as the controller knows them: rounds under way, the last agreement, copies not trusted."""
+"""Audits as the controller knows them: digests and verdicts, agreements, copies not trusted.
+
+Replicas are ranks with the same `replica_set`. Each reports one digest per kind of state; names
+are asked for only where kinds differ, and only from one rank of each class of equal ranks.
+"""
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
 
 import msgspec
 from msgspec.structs import replace
 
-from outlast.controller.audit.audit_verdict import ReplicaDigests
 from outlast.transport import messages
 
 SAVED_MAX = 8
 _GENERATION = re.compile(r"g([0-9]{1,18})$")
+CLASSES_MAX = 8  # representatives of a replica set that are asked for names
+NAMES_MAX = 16  # names of tensors in a verdict
+OPTIONAL_KINDS = ("buffers",)  # one rank may hold as its own what another holds as replicated
+
+Names = Mapping[str, Mapping[str, bytes]]  # kind -> name -> digest
+
+
+class ReplicaDigests(msgspec.Struct, frozen=True):
+    """Report of one rank: whose replica it is, and one digest per kind."""
+
+    replica_set: bytes
+    kinds: dict[str, bytes]
+
+
+class AuditVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """Outcome of comparing the reports of all ranks.
+
+    `compared`: ranks that have at least one replica. `majority`: the ranks that agree in each
+    disputed set. `tensors`: what differs, or the kinds where no names are known. `ask`: ranks
+    whose names of `kinds` are needed first (outcome "ask" only).
+    """
+
+    outcome: Literal["agreed", "minority", "no majority", "ask"]
+    compared: int = 0
+    minority: tuple[int, ...] = ()
+    majority: tuple[int, ...] = ()
+    tensors: tuple[str, ...] = ()
+    more: int = 0  # tensors that differ beyond those named
+    ask: tuple[int, ...] = ()
+    kinds: tuple[str, ...] = ()
+
+
+def judge(
+    holdings: Mapping[int, ReplicaDigests],
+    names: Mapping[int, Names],
+    origins: Mapping[int, int] | None = None,
+    *,
+    may_ask: bool = True,
+) -> AuditVerdict:
+    """Compare the reports of all ranks.
+
+    `names`: the answers so far, by rank. `origins`: by rank, whose state it is a copy of: a donor
+    and those that have its copy are one vote, since the donor may have been wrong. It is the vote
+    of most of them: who differs from them has changed since. With `may_ask` False what is not there
+    is not waited for: names of tensors are replaced by their kinds.
+    """
+    origins = origins or {}
+    sets: dict[bytes, list[int]] = {}
+    for rank in sorted(holdings):
+        sets.setdefault(holdings[rank].replica_set, []).append(rank)
+    compared = sum(len(ranks) for ranks in sets.values() if len(ranks) > 1)
+    disputed = [
+        classes for ranks in sets.values() if len(classes := _classes(ranks, holdings, origins)) > 1
+    ]
+    if not disputed:
+        return AuditVerdict(outcome="agreed", compared=compared)
+    kinds = tuple(sorted({kind for each in disputed for kind in _differing(each, holdings)}))
+    ask = tuple(ranks[0] for each in disputed for ranks in each[:CLASSES_MAX])
+    if may_ask and any(rank not in names for rank in ask):
+        return AuditVerdict(outcome="ask", compared=compared, ask=ask, kinds=kinds)
+    return _decide(disputed, holdings, names, origins, compared)
+
+
+def _votes(classes: Sequence[Iterable[int]], origins: Mapping[int, int]) -> list[int]:
+    """Count the votes of each class of equal ranks."""
+    digests: dict[int, Counter[int]] = {}
+    for at, ranks in enumerate(classes):
+        for rank in ranks:
+            digests.setdefault(origins.get(rank, rank), Counter())[at] += 1
+    votes = [0] * len(classes)
+    for count in digests.values():
+        (most, many), *others = count.most_common(2)
+        if not others or many > others[0][1]:
+            votes[most] += 1
+    return votes
+
+
+def _classes(
+    ranks: list[int], holdings: Mapping[int, ReplicaDigests], origins: Mapping[int, int]
+) -> list[list[int]]:
+    """Ranks with equal digests, the class with most votes first."""
+    found: dict[tuple[tuple[str, bytes], ...], list[int]] = {}
+    for rank in ranks:
+        found.setdefault(tuple(sorted(holdings[rank].kinds.items())), []).append(rank)
+    classes = list(found.values())
+    votes = _votes(classes, origins)
+    order = sorted(range(len(classes)), key=lambda at: (-votes[at], classes[at][0]))
+    return [classes[at] for at in order]
+
+
+def _differing(classes: list[list[int]], holdings: Mapping[int, ReplicaDigests]) -> set[str]:
+    kinds = [holdings[ranks[0]].kinds for ranks in classes]
+    return {kind for each in kinds for kind in each if len({k.get(kind) for k in kinds}) > 1}
+
+
+def _decide(
+    disputed: list[list[list[int]]],
+    holdings: Mapping[int, ReplicaDigests],
+    names: Mapping[int, Names],
+    origins: Mapping[int, int],
+    compared: int,
+) -> AuditVerdict:
+    minority: list[int] = []
+    majority: list[int] = []
+    tensors: dict[str, None] = {}
+    undecided = False
+    for classes in disputed:
+        first, others = classes[0], classes[1:]
+        agreeing, differing = list(first), list[list[int]]()
+        for ranks in others:
+            found = _differences(first[0], ranks[0], holdings, names)
+            if found:
+                differing.append(ranks)
+            else:
+                agreeing += ranks
+            tensors.update(dict.fromkeys(found))
+        votes, *against = _votes([agreeing, *differing], origins)
+        if differing:
+            undecided = undecided or votes <= sum(against)
+            majority += agreeing
+            minority += itertools.chain.from_iterable(differing)
+    if not minority:
+        return AuditVerdict(outcome="agreed", compared=compared)
+    return AuditVerdict(
+        outcome="no majority" if undecided else "minority",
+        compared=compared,
+        minority=tuple(sorted(minority)),
+        majority=tuple(sorted(majority)),
+        tensors=tuple(tensors)[:NAMES_MAX],
+        more=max(0, len(tensors) - NAMES_MAX),
+    )
+
+
+def _differences(
+    one: int, other: int, holdings: Mapping[int, ReplicaDigests], names: Mapping[int, Names]
+) -> list[str]:
+    """Return what two ranks hold differently: names, or a kind whose names are not known."""
+    a, b = holdings[one].kinds, holdings[other].kinds
+    found: list[str] = []
+    for kind in sorted(a.keys() | b.keys()):
+        if a.get(kind) == b.get(kind):
+            continue
+        remaining, right = (names.get(rank, {}).get(kind) for rank in (one, other))
+        if remaining is None or right is None:
+            found.append(kind)
+            continue
+        shared = remaining.keys() & right.keys()
+        wanted = shared if kind in OPTIONAL_KINDS else remaining.keys() | right.keys()
+        differing = sorted(name for name in wanted if remaining.get(name) != right.get(name))
+        if not differing and kind not in OPTIONAL_KINDS:
+            differing = [kind]
+        found += differing
+    return found
 
 
 class AuditRound(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,17 +15,13 @@ from outlast.transport import messages
 def begin_restart(turn: ControllerTurn, reason: str) -> None:
     """Count the restart, and kill whoever still has a seat."""
     state = turn.state
-    farthest = max(state.reached[0], state.n)
+    farthest = max(state.progress.reached[0], state.progress.n)
     origin = state.saves.checkpoint.n if state.saves.checkpoint else 0
-    progress = farthest > state.restarted_at or origin > state.restarted_from
-    state.restarts = 1 if progress else state.restarts + 1
-    state.restarted_at = max(farthest, state.restarted_at)
-    state.restarted_from = max(origin, state.restarted_from)
-    state.respawns = 0
+    state.budgets.count_restart(farthest, origin)
     checkpoint_tracking.begin_searches(turn)
     interval_updates.record_restart(turn)
     turn.enter("clearing")
-    for worker in tuple(state.workers.values()):
+    for worker in tuple(state.members.workers.values()):
         if worker.seat >= 0:
             turn.kill(worker.name, turn.blame(worker, "requested", reason))
 
@@ -33,7 +29,7 @@ def begin_restart(turn: ControllerTurn, reason: str) -> None:
 def verify_when_clear(turn: ControllerTurn) -> None:
     """Nobody is left who could write or remove a checkpoint: it can be looked at."""
     state = turn.state
-    if any(worker.seat >= 0 for worker in state.workers.values()):
+    if any(worker.seat >= 0 for worker in state.members.workers.values()):
         return
     checkpoint_tracking.search_checkpoint(turn)
 
@@ -50,7 +46,7 @@ def on_checkpoint_found(turn: ControllerTurn, event: CheckpointFound) -> None:
     in_memory = found is not None and found.tier == "memory"
     if found is None and state.audit.undecided:
         detail = "replicas differ, and no copy from before the last agreement is whole"
-        cause = recovery_ladder.most_telling(state.faults)
+        cause = recovery_ladder.most_telling(state.incident.faults)
         run_ending.stop(turn, "gave_up", cause, detail)
         return
     if hoped is not None and (n, in_memory) < (hoped.n, hoped.tier == "memory"):
@@ -67,7 +63,7 @@ def _correct(turn: ControllerTurn, hoped: messages.Checkpointed, n: int, step: i
     turn.emit(
         events.Decided(
             t_ns=turn.now_ns,
-            incident=state.incident,
+            incident=state.incident.number,
             generation=state.generation,
             verdict="redo",
             rung="restart",

@@ -26,7 +26,7 @@ def stop(turn: ControllerTurn, outcome: str, cause: events.Fault | None, reason:
         return
     state.ending.result = EndRun(outcome=outcome, exit_code=_EXIT_CODES[outcome], cause=cause)
     turn.enter("stopping")
-    for worker in tuple(state.workers.values()):
+    for worker in tuple(state.members.workers.values()):
         if worker.hello is None:
             turn.kill(worker.name, turn.blame(worker, "requested", reason))
         elif not worker.killed_ns:
@@ -42,7 +42,7 @@ def fail(turn: ControllerTurn, cause: events.Fault) -> None:
 
 def kill_all(turn: ControllerTurn, reason: str) -> None:
     """Kill every worker, with one reason."""
-    for worker in tuple(turn.state.workers.values()):
+    for worker in tuple(turn.state.members.workers.values()):
         turn.kill(worker.name, turn.blame(worker, "requested", reason))
 
 
@@ -52,7 +52,11 @@ def on_stop_requested(turn: ControllerTurn, reason: str) -> None:
     ending = state.ending
     if state.mode in ("stopping", "ended"):
         kill_all(turn, reason)
-    elif ending.drain_ns or (state.first and not state.opened) or state.mode in _NOTHING_TO_SAVE:
+    elif (
+        ending.drain_ns
+        or (state.progress.first and not state.progress.opened)
+        or state.mode in _NOTHING_TO_SAVE
+    ):
         interrupt(turn, reason)
     else:
         ending.drain_reason = reason
@@ -104,16 +108,17 @@ def lost_while_stopping(
 
 def end_when_empty(turn: ControllerTurn) -> None:
     """End the run once no worker is left."""
-    if not turn.state.workers:
+    if not turn.state.members.workers:
         end_now(turn)
 
 
 def end_now(turn: ControllerTurn) -> None:
     """End the run at once, with its outcome."""
     state = turn.state
+    progress = state.progress
     end = state.ending.result
     assert end is not None
-    n, step = max(state.reached, (state.n, state.step))
+    n, step = max(progress.reached, (progress.n, progress.step))
     turn.enter("ended")
     turn.actions.append(
         EndRun(outcome=end.outcome, exit_code=end.exit_code, cause=end.cause, n=n, step=step)

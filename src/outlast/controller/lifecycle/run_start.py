@@ -20,14 +20,15 @@ def begin_term(turn: ControllerTurn, event: BeginTerm) -> None:
     interval_updates.begin_measurements(turn)
     audit.restore_audits(turn, event.journal)
     decided: DecisionMade | None = None
+    opened = False
     for entry in event.journal:
         if isinstance(entry, DecisionMade):
             if entry.verdict == "start":
                 shared_values.clear(turn)
             decided = entry
-            state.opened = False
+            opened = False
         elif isinstance(entry, Opened):
-            state.opened = decided is not None and entry.generation == decided.generation
+            opened = decided is not None and entry.generation == decided.generation
         elif isinstance(entry, RankMigrated):
             planned_migration.restore_moves(turn, entry)
         else:
@@ -35,13 +36,11 @@ def begin_term(turn: ControllerTurn, event: BeginTerm) -> None:
     if decided is None:
         _start(turn)
         return
-    state.generation, state.n, state.step = decided.generation, decided.n, decided.step
-    state.reached = max(state.reached, (decided.n, decided.step))
-    state.seats, state.abandoned_slots = decided.seats, dict(decided.slots)
+    state.progress.restore(decided, opened=opened)
+    incident_response.restore_count(turn, decided.incident)
+    state.members.set_seats(decided.seats, dict(decided.slots))
     state.term.old_seats = decided.seats
-    state.first = decided.verdict == "start"
-    state.incidents = decided.incident
-    state.term.joining = () if state.opened else decided.joining
+    state.term.joining = () if opened else decided.joining
     state.term.fence_wait = tuple(sorted(set(decided.agents)))
     turn.enter("awaiting")
 
@@ -59,7 +58,7 @@ def left_behind(turn: ControllerTurn, body: messages.WorkerLostReport) -> bool:
     if state.mode not in ("awaiting", "closing") or body.worker not in state.term.old_seats:
         return False
     seat = state.term.old_seats.index(body.worker)
-    state.abandoned_slots[seat] = {**state.abandoned_slots.get(seat, {}), **body.slots}
+    state.members.keep_slots(seat, body.slots)
     return True
 
 
@@ -71,7 +70,9 @@ def end_takeover(turn: ControllerTurn) -> None:
 def decide_when_met(turn: ControllerTurn) -> None:
     """Once every agent of the old generation has spoken, it is known who is left of it."""
     state = turn.state
-    if state.term.fence_wait and all(name in state.agents for name in state.term.fence_wait):
+    if state.term.fence_wait and all(
+        name in state.members.agents for name in state.term.fence_wait
+    ):
         decide_without(turn)
 
 
@@ -79,27 +80,17 @@ def decide_without(turn: ControllerTurn) -> None:
     """Decide without the workers that have not reported by now: their agents' leases of the old
     term have expired."""
     state = turn.state
-    alive = [worker for worker in state.workers.values() if worker.seat >= 0]
+    members = state.members
+    alive = [worker for worker in members.workers.values() if worker.seat >= 0]
     if not alive:
         _start(turn)
         return
     turn.enter("closing")
-    state.incidents += 1
-    state.incident = state.incidents
     text = f"the controller came back as term {state.term.number}"
     fault = events.Fault(kind="transport", detail=text, t_ns=turn.now_ns)
-    state.faults = (fault,)
-    turn.emit(
-        events.Noticed(
-            t_ns=turn.now_ns,
-            incident=state.incident,
-            generation=state.generation,
-            how="report",
-            fault=fault,
-        )
-    )
-    for seat, name in enumerate(state.seats):
-        worker = state.workers.get(name)
+    incident_response.begin_incident(turn, fault)
+    for seat, name in enumerate(members.seats):
+        worker = members.workers.get(name)
         if worker is None:
             lost = events.Fault(
                 kind="agent_lost",
@@ -108,8 +99,8 @@ def decide_without(turn: ControllerTurn) -> None:
                 seat=seat,
                 t_ns=turn.now_ns,
             )
-            state.faults = (*state.faults, lost)
-            state.seats = (*state.seats[:seat], "", *state.seats[seat + 1 :])
+            incident_response.add_cause(turn, lost)
+            members.assign(seat, "")
         elif seat in state.term.joining:
             turn.change(name, whole=False)
     incident_response.close(turn, text)

@@ -16,34 +16,69 @@ def notice(turn: ControllerTurn, fault: events.Fault, how: str) -> None:
     state = turn.state
     if state.mode not in ("gathering", "connecting", "open", "closing"):
         return
-    if not state.incident:
-        state.incidents += 1
-        state.incident = state.incidents
-    state.faults = (*state.faults, fault)[-_FAULTS_MAX:]
-    state.newest = (*state.newest, fault)[-_FAULTS_MAX:]
-    turn.emit(
-        events.Noticed(
-            t_ns=turn.now_ns,
-            incident=state.incident,
-            generation=state.generation,
-            how=how,
-            fault=fault,
-        )
-    )
+    incident = state.incident
+    if not incident.number:
+        incident.count += 1
+        incident.number = incident.count
+    incident.faults = (*incident.faults, fault)[-_FAULTS_MAX:]
+    incident.newest = (*incident.newest, fault)[-_FAULTS_MAX:]
+    _emit_noticed(turn, fault, how)
     if state.mode != "closing":
         close(turn, fault.detail)
+
+
+def _emit_noticed(turn: ControllerTurn, fault: events.Fault, how: str) -> None:
+    number = turn.state.incident.number
+    generation = turn.state.generation
+    turn.emit(
+        events.Noticed(
+            t_ns=turn.now_ns, incident=number, generation=generation, how=how, fault=fault
+        )
+    )
+
+
+def restore_count(turn: ControllerTurn, count: int) -> None:
+    """Number incidents on from those of earlier terms."""
+    turn.state.incident.count = count
+
+
+def begin_incident(turn: ControllerTurn, fault: events.Fault) -> None:
+    """Begin the incident of a term that takes over from another; `fault` is no attempt's."""
+    incident = turn.state.incident
+    incident.count += 1
+    incident.number = incident.count
+    incident.faults = (fault,)
+    _emit_noticed(turn, fault, "report")
+
+
+def add_cause(turn: ControllerTurn, fault: events.Fault) -> None:
+    """Add a fault that explains the open incident."""
+    turn.state.incident.faults = (*turn.state.incident.faults, fault)
+
+
+def take_newest(turn: ControllerTurn) -> tuple[events.Fault, ...]:
+    """Return the faults since the last call: those of one generation."""
+    newest = turn.state.incident.newest
+    turn.state.incident.newest = ()
+    return newest
+
+
+def end_incident(turn: ControllerTurn) -> None:
+    """End the incident: the next generation is open."""
+    turn.state.incident.number = 0
+    turn.state.incident.faults = ()
 
 
 def close(turn: ControllerTurn, reason: str) -> None:
     """No vote of this generation can end well after this has reached its workers."""
     state = turn.state
     turn.enter("closing")
-    for worker in tuple(state.members()):
+    for worker in tuple(state.generation_members()):
         if not worker.killed_ns:
             turn.send(worker, messages.Close(generation=state.generation, reason=reason))
     turn.emit(
         events.GenerationClosed(
-            t_ns=turn.now_ns, incident=state.incident, generation=state.generation
+            t_ns=turn.now_ns, incident=state.incident.number, generation=state.generation
         )
     )
 
@@ -64,7 +99,7 @@ def on_answer(turn: ControllerTurn, worker: WorkerRecord, body: messages.Status)
             give_up(turn, worker, turn.blame(worker, "torn", detail), "report")
         return
     worker = turn.change(worker.name, status=body)
-    state.reached = max(state.reached, (body.n, body.step))
+    state.progress.reach(body.n, body.step)
     fault = _complete(turn, worker, body.fault) if body.fault else None
     if fault is None and state.mode != "closing":
         fault = turn.blame(worker, "transport", f"rank {worker.seat} left the generation")
@@ -90,7 +125,7 @@ def _report(turn: ControllerTurn, worker: WorkerRecord, body: messages.Status) -
     turn.emit(
         events.Reported(
             t_ns=turn.now_ns,
-            incident=turn.state.incident,
+            incident=turn.state.incident.number,
             generation=body.generation,
             worker=worker.name,
             seat=worker.seat,
@@ -104,7 +139,9 @@ def give_up(turn: ControllerTurn, worker: WorkerRecord, fault: events.Fault, how
     """Kill a worker for a fault found from outside; a seat's loss closes its generation."""
     fresh = not worker.killed_ns
     turn.kill(worker.name, fault)
-    starting = turn.state.first and turn.state.mode == "gathering"  # then Lost says the rest
+    starting = (
+        turn.state.progress.first and turn.state.mode == "gathering"
+    )  # then Lost says the rest
     if fresh and worker.seat >= 0 and not starting:
         notice(turn, fault, how)
 

@@ -16,13 +16,10 @@ from outlast.transport import messages
 def start_over(turn: ControllerTurn, n: int, step: int) -> None:
     """Everybody starts in a new generation, before phase n+1; who waits for a seat keeps it."""
     state = turn.state
-    state.generation += 1
-    state.n, state.step = n, step
-    state.first, state.opened = True, False
-    state.verdict = "start"
-    waiting = {worker.seat: worker.name for worker in state.workers.values()}
-    state.seats = tuple(waiting.get(seat, "") for seat in range(state.world))
-    state.abandoned_slots = {}
+    state.progress.begin_generation(n, step, "start")
+    waiting = {worker.seat: worker.name for worker in state.members.workers.values()}
+    seats = tuple(waiting.get(seat, "") for seat in range(state.world))
+    state.members.set_seats(seats, {})
     shared_values.clear(turn)
     audit.begin_again(turn, n, step)
     turn.enter("gathering")
@@ -31,10 +28,11 @@ def start_over(turn: ControllerTurn, n: int, step: int) -> None:
 def gather(turn: ControllerTurn) -> None:
     """Fill the seats, tell the new members, and connect once all stand before phase n+1."""
     state = turn.state
+    progress = state.progress
     for seat in range(state.world):
-        if not state.seats[seat]:
+        if not state.members.seats[seat]:
             membership.fill(turn, seat)
-    if state.first:
+    if progress.first:
         membership.keep_spares(turn)
         _seat_everybody(turn)
     else:
@@ -69,11 +67,10 @@ def _same_bits(turn: ControllerTurn, occupants: list[WorkerRecord]) -> bool:
     """The first start fixes the fingerprint; spares that differ from it are of no use."""
     state = turn.state
     assert occupants[0].hello is not None
-    if state.fingerprint is None:
-        state.fingerprint = occupants[0].hello.fingerprint
+    ours = state.members.settle_fingerprint(occupants[0].hello.fingerprint)
     for worker in occupants:
         assert worker.hello is not None
-        difference = membership.differing(state.fingerprint, worker.hello.fingerprint)
+        difference = membership.differing(ours, worker.hello.fingerprint)
         if difference:
             detail = (
                 f"rank {worker.seat} does not compute as rank 0 does ({difference}); nothing was"
@@ -82,7 +79,7 @@ def _same_bits(turn: ControllerTurn, occupants: list[WorkerRecord]) -> bool:
             fault = turn.blame(worker, "mismatch", detail)
             run_ending.stop(turn, "user_error", fault, detail)
             return False
-    for worker in tuple(state.workers.values()):
+    for worker in tuple(state.members.workers.values()):
         if worker.seat < 0 and worker.hello is not None and not worker.killed_ns:
             membership.refuse_other_bits(turn, worker)
     return True
@@ -91,20 +88,21 @@ def _same_bits(turn: ControllerTurn, occupants: list[WorkerRecord]) -> bool:
 def journal(turn: ControllerTurn) -> None:
     """Make the decision durable: before anybody hears of the generation."""
     state = turn.state
+    progress = state.progress
     occupants = [state.occupant(seat) for seat in range(state.world)]
     turn.journal(
         DecisionMade(
             generation=state.generation,
-            n=state.n,
-            step=state.step,
-            verdict=state.verdict,
-            seats=state.seats,
-            slots=dict(state.abandoned_slots),
+            n=progress.n,
+            step=progress.step,
+            verdict=progress.verdict,
+            seats=state.members.seats,
+            slots=dict(state.members.abandoned_slots),
             agents=tuple(worker.agent if worker else "" for worker in occupants),
             joining=tuple(
                 seat for seat, worker in enumerate(occupants) if worker is None or not worker.whole
             ),
-            incident=state.incidents,
+            incident=state.incident.count,
         )
     )
 
@@ -118,23 +116,26 @@ def open_frame(turn: ControllerTurn) -> messages.Open:
     """Return the message that opens the generation."""
     state = turn.state
     return messages.Open(
-        generation=state.generation, n=state.n, ask=checkpoint_tracking.pending_request(turn)
+        generation=state.generation,
+        n=state.progress.n,
+        ask=checkpoint_tracking.pending_request(turn),
     )
 
 
 def seat_frame(turn: ControllerTurn, worker: WorkerRecord) -> messages.Seat:
     """Return the message that gives a worker its seat."""
     state = turn.state
-    first = state.first  # then nothing is left of an earlier worker
-    slots = {} if first else state.abandoned_slots.get(worker.seat, {})
+    progress = state.progress
+    first = progress.first  # then nothing is left of an earlier worker
+    slots = {} if first else state.members.abandoned_slots.get(worker.seat, {})
     return messages.Seat(
         generation=state.generation,
         seat=worker.seat,
         world=state.world,
-        n=state.n,
+        n=progress.n,
         first=first,
-        checkpoint=state.saves.checkpoint if first and state.n else None,
-        slots={key: slots[key] for key in slot_keys(state.n) if key in slots},
+        checkpoint=state.saves.checkpoint if first and progress.n else None,
+        slots={key: slots[key] for key in slot_keys(progress.n) if key in slots},
         record=b"" if first else state.shared.records.get(worker.seat, b""),
     )
 
@@ -156,36 +157,45 @@ def _seat(turn: ControllerTurn, worker: WorkerRecord) -> None:
 def decide_frame(turn: ControllerTurn) -> messages.Decide:
     """Return the message with the decision for all workers."""
     state = turn.state
+    progress = state.progress
     return messages.Decide(
-        generation=state.generation, n=state.n, verdict=state.verdict, seats=state.seats
+        generation=state.generation,
+        n=progress.n,
+        verdict=progress.verdict,
+        seats=state.members.seats,
     )
 
 
 def ready(turn: ControllerTurn, worker: WorkerRecord, body: messages.WorkerReady) -> None:
     """Record that a worker is ready for the new generation."""
     state = turn.state
-    if body.n != state.n:
-        detail = f"rank {worker.seat} is ready before phase {body.n + 1}, not {state.n + 1}"
+    progress = state.progress
+    if body.n != progress.n:
+        detail = f"rank {worker.seat} is ready before phase {body.n + 1}, not {progress.n + 1}"
         incident_response.give_up(turn, worker, turn.blame(worker, "torn", detail), "report")
         return
     if worker.ready == body.generation:
         return
     turn.change(worker.name, ready=body.generation)
-    if not worker.whole and not state.first:
+    if not worker.whole and not progress.first:
         turn.emit(
             events.JoinerReady(
-                t_ns=turn.now_ns, incident=state.incident, worker=worker.name, seat=worker.seat
+                t_ns=turn.now_ns,
+                incident=state.incident.number,
+                worker=worker.name,
+                seat=worker.seat,
             )
         )
 
 
 def _connect(turn: ControllerTurn) -> None:
     state = turn.state
-    members = [state.workers[name] for name in state.seats]
+    members = [state.members.workers[name] for name in state.members.seats]
     donors = [worker.seat for worker in members if worker.whole]
-    joiners = [] if state.first else [worker.seat for worker in members if not worker.whole]
-    state.transfers = tuple(
-        (donors[index % len(donors)], joiner) for index, joiner in enumerate(joiners)
+    first = state.progress.first
+    joiners = [] if first else [worker.seat for worker in members if not worker.whole]
+    state.progress.connect(
+        tuple((donors[index % len(donors)], joiner) for index, joiner in enumerate(joiners))
     )
     turn.enter("connecting")
     frame = connect_frame(turn)
@@ -196,19 +206,21 @@ def _connect(turn: ControllerTurn) -> None:
 def connect_timeout_s(turn: ControllerTurn) -> float:
     """Return the time limit of a connection attempt in seconds."""
     limits = turn.state.limits
-    return limits.connect_s + (limits.transfer_s if turn.state.transfers else 0.0)
+    return limits.connect_s + (limits.transfer_s if turn.state.progress.transfers else 0.0)
 
 
 def connect_frame(turn: ControllerTurn) -> messages.Connect:
     """Return the message that makes workers connect."""
     state = turn.state
-    hellos = [state.workers[name].hello for name in state.seats]
+    members = state.members
+    progress = state.progress
+    hellos = [members.workers[name].hello for name in members.seats]
     return messages.Connect(
         generation=state.generation,
-        n=state.n,
-        seats=state.seats,
+        n=progress.n,
+        seats=members.seats,
         addresses=tuple(hello.address if hello else "" for hello in hellos),
-        transfers=state.transfers,
+        transfers=progress.transfers,
         timeout_s=connect_timeout_s(turn),
     )
 
@@ -216,32 +228,33 @@ def connect_frame(turn: ControllerTurn) -> messages.Connect:
 def open_when_joined(turn: ControllerTurn) -> None:
     """All groups stand: compare what was sent with what arrived, then let phases run."""
     state = turn.state
+    progress = state.progress
+    incident = state.incident.number
     members = [state.occupant(seat) for seat in range(state.world)]
     joined = [worker.joined for worker in members if worker and worker.joined]
     if len(joined) < state.world:
         return
-    turn.emit(
-        events.Connected(t_ns=turn.now_ns, incident=state.incident, generation=state.generation)
-    )
-    for donor, joiner in state.transfers:
+    turn.emit(events.Connected(t_ns=turn.now_ns, incident=incident, generation=state.generation))
+    for donor, joiner in progress.transfers:
         if not _arrived(turn, donor, joiner, joined[donor], joined[joiner]):
             return
     audit.record_transfers(turn)
-    turn.journal(Opened(generation=state.generation, n=state.n, transfers=state.transfers))
-    state.opened = True
+    turn.journal(Opened(generation=state.generation, n=progress.n, transfers=progress.transfers))
+    progress.open()
     turn.enter("open")
-    for name in state.seats:
+    for name in state.members.seats:
         worker = turn.change(name, whole=True, since_ns=turn.now_ns)
         turn.send(worker, open_frame(turn))
     turn.emit(
         events.GenerationOpened(
-            t_ns=turn.now_ns, incident=state.incident, generation=state.generation, n=state.n
+            t_ns=turn.now_ns, incident=incident, generation=state.generation, n=progress.n
         )
     )
-    state.incident, state.faults, state.spares_failed = 0, (), 0
-    state.early_deaths, state.refill_due = {}, True
+    incident_response.end_incident(turn)
+    state.budgets.record_opened()
+    state.members.refill_later()
     interval_updates.record_opened(turn)
-    if state.first:
+    if progress.first:
         membership.keep_spares(turn)
 
 
@@ -255,7 +268,7 @@ def _arrived(
     state = turn.state
     sent, received = sender.sent.get(joiner), receiver.received.get(donor)
     if sent is None or received is None or sent[:2] != received[:2]:
-        worker = state.workers[state.seats[joiner]]
+        worker = state.members.workers[state.members.seats[joiner]]
         detail = (
             f"the state that rank {donor} sent to {worker.name} for rank {joiner} did not arrive"
             f" as it was sent ({sent} against {received}); nothing of it was taken over"
@@ -265,7 +278,7 @@ def _arrived(
     turn.emit(
         events.Transferred(
             t_ns=turn.now_ns,
-            incident=state.incident,
+            incident=state.incident.number,
             generation=state.generation,
             donor=donor,
             joiner=joiner,
@@ -306,4 +319,4 @@ def remind(turn: ControllerTurn, worker: WorkerRecord) -> None:
 
 def deadline_ns(turn: ControllerTurn) -> int:
     """Return the deadline of the present mode, in nanoseconds of the controller's clock."""
-    return turn.state.since_ns + int(connect_timeout_s(turn) * S_NS)
+    return turn.state.clock.since_ns + int(connect_timeout_s(turn) * S_NS)

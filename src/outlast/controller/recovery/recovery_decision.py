@@ -5,19 +5,17 @@ from __future__ import annotations
 from outlast import events
 from outlast.controller import membership
 from outlast.controller.audit import audit_protocol as audit
-from outlast.controller.controller_state import S_NS, ControllerState, ControllerTurn, WorkerRecord
+from outlast.controller.controller_state import S_NS, ControllerTurn, WorkerRecord
 from outlast.controller.lifecycle import restart, run_ending, run_start
 from outlast.controller.recovery import incident_response, reconfiguration, recovery_ladder
 from outlast.controller.recovery.recovery_ladder import RecoveryChoice, Situation
-
-_CAUSES_MAX = 64
 
 
 def decide_when_answered(turn: ControllerTurn) -> None:
     """Invariants (b) and (g): nobody of the old generation is left who could still act in it."""
     state = turn.state
     audit.conclude(turn)
-    members = list(state.members())
+    members = list(state.generation_members())
     if any(w.killed_ns or is_silent(turn, w) for w in members):
         return
     survivors = [w for w in members if w.whole and _answer(w) != "joining"]
@@ -59,7 +57,7 @@ def _answer(worker: WorkerRecord) -> str:
 def _place(turn: ControllerTurn, survivors: list[WorkerRecord]) -> tuple[int, int]:
     """(N, step): the farthest that a survivor has completed, never behind an earlier decision."""
     places = [(w.status.n, w.status.step) for w in survivors if w.status]
-    return max([(turn.state.n, turn.state.step), *places])
+    return max([(turn.state.progress.n, turn.state.progress.step), *places])
 
 
 def _possible(worker: WorkerRecord, n: int) -> bool:
@@ -100,7 +98,7 @@ def _unfit_joiners(
         detail = f"{worker.name} was to join at phase {n} and cannot ({_answer(worker)})"
         turn.kill(worker.name, turn.blame(worker, "torn", detail))
     for worker in members:
-        if worker.name not in whole and worker.name in turn.state.workers:
+        if worker.name not in whole and worker.name in turn.state.members.workers:
             turn.change(worker.name, whole=False)
     return bool(unfit)
 
@@ -108,24 +106,22 @@ def _unfit_joiners(
 def _release_fenced(turn: ControllerTurn) -> None:
     """A given-up worker that was never told of the generation leaves its seat at once."""
     state = turn.state
-    for worker in tuple(state.workers.values()):
+    for worker in tuple(state.members.workers.values()):
         if worker.seat >= 0 and worker.killed_ns:
             turn.change(worker.name, seat=-1)
-            state.seats = tuple("" if name == worker.name else name for name in state.seats)
+            state.members.vacate(worker.name)
 
 
 def _count_attempt(turn: ControllerTurn, survivors: list[WorkerRecord], n: int) -> None:
     """A generation that was open and completed a phase ends the row of failed ones."""
     state = turn.state
     if not survivors:
-        n = max([n, *(fault.n for fault in state.faults)])
-    newest, state.newest = state.newest, ()
-    if state.opened and n > state.n:
-        state.attempts, state.causes = {}, state.faults
+        n = max([n, *(fault.n for fault in state.incident.faults)])
+    newest = incident_response.take_newest(turn)
+    if state.progress.opened and n > state.progress.n:
+        state.budgets.end_attempts(state.incident.faults)
     else:
-        key = recovery_ladder.recurring(newest)
-        state.attempts[key] = state.attempts.get(key, 0) + 1
-        state.causes = tuple(dict.fromkeys((*state.causes, *state.faults)))[-_CAUSES_MAX:]
+        state.budgets.count_attempt(recovery_ladder.recurring(newest), state.incident.faults)
 
 
 def _situation(turn: ControllerTurn, survivors: list[WorkerRecord], n: int) -> Situation:
@@ -137,19 +133,21 @@ def _situation(turn: ControllerTurn, survivors: list[WorkerRecord], n: int) -> S
         if worker is None:
             lost.append(seat)
         if worker is None or worker.member < state.generation:
-            slots = state.abandoned_slots.get(seat, {})
+            slots = state.members.abandoned_slots.get(seat, {})
             if not any(key in slots for key in keys):
                 stateless.append(seat)
     checkpoint = state.saves.checkpoint
-    inner = {key: count for key, count in state.attempts.items() if key}
+    inner = {key: count for key, count in state.budgets.attempts.items() if key}
     worst = max(inner, key=lambda key: inner[key], default="")
-    same = tuple(fault for fault in state.causes if recovery_ladder.recurring((fault,)) == worst)
+    same = tuple(
+        fault for fault in state.budgets.causes if recovery_ladder.recurring((fault,)) == worst
+    )
     again = inner.get(worst, 0) >= state.limits.attempts_max
     moved = {name for name, _ in state.findings.moves.values()}
     return Situation(
-        cause=recovery_ladder.most_telling(same if again and same else state.causes),
+        cause=recovery_ladder.most_telling(same if again and same else state.budgets.causes),
         lost=tuple(lost),
-        planned=tuple(fault.seat for fault in state.faults if fault.worker in moved),
+        planned=tuple(fault.seat for fault in state.incident.faults if fault.worker in moved),
         stateless=tuple(stateless),
         donors=0 if state.audit.undecided else len(survivors),
         diverged=state.audit.undecided,
@@ -159,9 +157,9 @@ def _situation(turn: ControllerTurn, survivors: list[WorkerRecord], n: int) -> S
         attempts=inner.get(worst, 0),
         attempts_all=sum(inner.values()),
         attempts_max=int(state.limits.attempts_max),
-        restarts=state.restarts,
+        restarts=state.budgets.restarts,
         world=state.world,
-        steps_lost=max(0, state.reached[1] - (checkpoint.step if checkpoint else 0)),
+        steps_lost=max(0, state.progress.reached[1] - (checkpoint.step if checkpoint else 0)),
         checkpoint_n=checkpoint.n if checkpoint else 0,
         in_memory=checkpoint is not None and checkpoint.tier == "memory",
     )
@@ -172,24 +170,20 @@ def _go_on(
 ) -> None:
     """Survivors keep what they hold; empty seats are filled; the decision is durable first."""
     state = turn.state
+    members = state.members
+    progress = state.progress
     commit = any(w.status is not None and w.status.n == n - 1 for w in survivors)
-    announced = [w for w in state.members() if w.status is not None]
-    before = {seat: state.seats[seat] for seat in range(state.world)}
-    state.n, state.step = n, step
-    state.abandoned_slots = {
-        seat: {key: remaining[key] for key in reconfiguration.slot_keys(n) if key in remaining}
-        for seat, remaining in state.abandoned_slots.items()
-    }
-    _share_result(state, survivors, n)
+    announced = [w for w in state.generation_members() if w.status is not None]
+    before = {seat: members.seats[seat] for seat in range(state.world)}
+    slots = _slots_at(members.abandoned_slots, survivors, n)
+    members.set_seats(members.seats, slots)
     for seat, name in before.items():
         if not name:
             membership.fill(turn, seat)
-    state.generation += 1
+    progress.begin_generation(n, step, "commit" if commit else "redo")
     run_start.end_takeover(turn)
-    state.first, state.opened = False, False
-    state.verdict = "commit" if commit else "redo"
     reconfiguration.journal(turn)
-    _announce(turn, choice, state.verdict, n, step)
+    _announce(turn, choice, progress.verdict, n, step)
     turn.enter("gathering")
     frame = reconfiguration.decide_frame(turn)
     for worker in announced:
@@ -197,18 +191,26 @@ def _go_on(
         turn.send(worker, frame)
 
 
-def _share_result(state: ControllerState, survivors: list[WorkerRecord], n: int) -> None:
-    """A worker lost between the vote and its return takes what phase n returned with it; where
-    at least two survivors returned it and all the same, it is known. Who prepared has returned
-    nothing yet, and one rank's own result says nothing about another's."""
+def _slots_at(
+    abandoned: dict[int, dict[str, bytes]], survivors: list[WorkerRecord], n: int
+) -> dict[int, dict[str, bytes]]:
+    """Return the slots of phase n that lost workers left, with what the phase returned.
+
+    A worker lost between the vote and its return takes what phase n returned with it; where at
+    least two survivors returned it and all the same, it is known. Who prepared has returned
+    nothing yet, and one rank's own result says nothing about another's.
+    """
+    keys = reconfiguration.slot_keys(n)
+    kept = {seat: {k: slots[k] for k in keys if k in slots} for seat, slots in abandoned.items()}
     done = [w.status for w in survivors if w.status is not None and w.status.n == n]
     answers = {status.result for status in done}
     known = any(status.shared for status in done) or len(done) == len(survivors) > 1
-    if known and len(answers) == 1 and (result := answers.pop()):
-        state.abandoned_slots = {
-            seat: {f"result:{n}": result, **slots} if f"after:{n}" in slots else slots
-            for seat, slots in state.abandoned_slots.items()
-        }
+    if not (known and len(answers) == 1 and (result := answers.pop())):
+        return kept
+    return {
+        seat: {f"result:{n}": result, **slots} if f"after:{n}" in slots else slots
+        for seat, slots in kept.items()
+    }
 
 
 def _announce(
@@ -216,14 +218,14 @@ def _announce(
 ) -> None:
     state = turn.state
     replaced = tuple(
-        (seat, fault.worker, state.seats[seat])
-        for seat, fault in _last_fault_by_seat(state.faults).items()
-        if fault.worker and state.seats[seat] not in ("", fault.worker)
+        (seat, fault.worker, state.members.seats[seat])
+        for seat, fault in _last_fault_by_seat(state.incident.faults).items()
+        if fault.worker and state.members.seats[seat] not in ("", fault.worker)
     )
     turn.emit(
         events.Decided(
             t_ns=turn.now_ns,
-            incident=state.incident,
+            incident=state.incident.number,
             generation=state.generation,
             verdict=verdict,
             rung=choice.rung,
@@ -260,9 +262,9 @@ def answer_limit_s(turn: ControllerTurn, worker: WorkerRecord) -> float:
 def fence_silent(turn: ControllerTurn) -> None:
     """Give up who has not answered Close in time; Lost follows."""
     state = turn.state
-    for worker in tuple(state.members()):
+    for worker in tuple(state.generation_members()):
         limit_s = answer_limit_s(turn, worker)
-        if is_silent(turn, worker) and turn.now_ns >= state.since_ns + int(limit_s * S_NS):
+        if is_silent(turn, worker) and turn.now_ns >= state.clock.since_ns + int(limit_s * S_NS):
             detail = (
                 f"rank {worker.seat} has not answered for {limit_s:g} s after"
                 f" generation {state.generation} was closed"

@@ -73,7 +73,7 @@ def record_opened(turn: ControllerTurn) -> None:
     """A generation runs: what restoring has cost is known, and seat 0 may have a new worker."""
     state = turn.state
     measurements = state.intervals.measured
-    if measurements.restoring_ns and state.first:
+    if measurements.restoring_ns and state.progress.first:
         restore_s = (turn.now_ns - measurements.restoring_ns) / S_NS
         if measurements.restoring == "memory":
             measurements = replace(measurements, memory=measurements.memory.restored(restore_s))

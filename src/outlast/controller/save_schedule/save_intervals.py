@@ -71,9 +71,9 @@ def decide(facts: ScheduleInputs, before: Schedule | None = None) -> Schedule:
     rate = posterior(facts.prior, facts.failures, facts.exposure_device_s)
     mtbf_s = job_mtbf_s(rate.mean, facts.devices)
     step_s = facts.step.median_s
-    earlier = {one.tier: one.every_steps for one in before.choices} if before else {}
-    was_cheap = {one.tier: one.every_steps for one in (before.choices if before else ())
-                 if one.reason == "cheap"}  # fmt: skip
+    kept = before.choices if before else ()
+    earlier = {one.tier: one.every_steps for one in kept}
+    was_cheap = {one.tier: one.every_steps for one in kept if one.reason == "cheap"}
     shares = survival(facts.tiers)
     targets = _targets(facts, mtbf_s, shares)
     reaches = _reaches(facts)

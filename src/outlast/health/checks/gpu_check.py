@@ -6,13 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import partial
 
-from outlast.health.check_contract import (
-    Check,
-    CounterReading,
-    JudgeContext,
-    Observation,
-    Probe,
-)
+from outlast.health.check_contract import Check, CounterReading, JudgeContext, Observation, Probe
 from outlast.health.check_settings import CheckSettings
 from outlast.health.check_settings import GpuSettings as Wanted
 from outlast.health.checks.gpu_probe import (

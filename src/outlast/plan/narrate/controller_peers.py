@@ -89,7 +89,9 @@ class ControllerPeers:
     def broken(self, fault: events.Fault) -> bool:
         """Break a connection between live workers; return False where none can report it."""
         state = self.state
-        worker = next((one for one in state.members() if one.whole and not one.killed_ns), None)
+        worker = next(
+            (one for one in state.generation_members() if one.whole and not one.killed_ns), None
+        )
         if worker is None:
             return False
         self._say(worker.agent, worker.name, self._status(state.generation, worker.name, fault))
@@ -97,7 +99,7 @@ class ControllerPeers:
 
     def lose(self, seat: int, fault: events.Fault, *, live: bool) -> str:
         """Kill the worker in a seat and return its host; `live`: its progress slot survives."""
-        worker = self.state.workers[self.state.seats[seat]]
+        worker = self.state.members.workers[self.state.members.seats[seat]]
         slots = {f"before:{self.n}": b"its own"} if live else {}
         lost = messages.WorkerLostReport(
             worker=worker.name, fault=fault, n=self.n, step=self.step, state="running", slots=slots
@@ -115,10 +117,12 @@ class ControllerPeers:
         slot = f"before:{self.n}"
 
         def fits(worker: WorkerRecord) -> tuple[bool, bool, int]:
-            has_slot = slot in self.state.abandoned_slots.get(worker.seat, ())
+            has_slot = slot in self.state.members.abandoned_slots.get(worker.seat, ())
             return worker.whole, not has_slot, -worker.seat
 
-        return max((one for one in self.state.workers.values() if one.seat >= 0), key=fits).seat
+        return max(
+            (one for one in self.state.members.workers.values() if one.seat >= 0), key=fits
+        ).seat
 
     def bring_back(self, host: str) -> None:
         """Add a host again, without any state."""
@@ -132,7 +136,7 @@ class ControllerPeers:
 
     def finish(self) -> None:
         """End every worker's script."""
-        for worker in self.state.members():
+        for worker in self.state.generation_members():
             self._say(worker.agent, worker.name, messages.Finished(n=self.n, step=self.step))
         self.settle()
 
@@ -164,7 +168,7 @@ class ControllerPeers:
         """Report every worker ready, so that the generation opens."""
         waiting, self._held = self._held, {}
         for name, (host, body) in waiting.items():
-            if name in self.state.workers:
+            if name in self.state.members.workers:
                 self._say(host, name, body)
         self.settle()
 
@@ -238,7 +242,7 @@ class ControllerPeers:
         self._say(host, "", lost)
 
     def _status(self, generation: int, name: str, fault: events.Fault | None) -> messages.Status:
-        word = "running" if self.state.opened else "idle"
+        word = "running" if self.state.progress.opened else "idle"
         return messages.Status(
             generation=generation,
             n=self.n,

@@ -181,7 +181,8 @@ class _Narrator:
 
     def _incident(self, now_s: float) -> float:
         cast, progress = self._cast, self._progress
-        seats, generation, attempt = cast.state.seats, cast.state.generation, progress.break_off()
+        seats, generation = cast.state.members.seats, cast.state.generation
+        attempt = progress.break_off()
         end = self._recovery.recover(now_s)
         if cast.decided is not None:
             self._rungs[cast.decided.rung] += 1
@@ -191,7 +192,7 @@ class _Narrator:
         return end.now_s
 
     def _done(self, what: StageResult) -> None:
-        self._book.done(what, self._cast.state.seats, self._cast.state.generation)
+        self._book.done(what, self._cast.state.members.seats, self._cast.state.generation)
 
     def _saved(self, when_s: float, place: StagePosition) -> None:
         step = self._progress.step_at(place)
