@@ -103,7 +103,7 @@ def test_the_first_checkpoint_with_all_that_was_done(
         ("ends", "the run ended (interrupted, step 5)"),
         ("dies", "has died before it could save"),
         ("is silent", "the request stands"),
-        ("takes none", "takes no requests"),
+        ("takes none", "accepts no requests"),
     ],
 )
 def test_any_other_answer(

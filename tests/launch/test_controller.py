@@ -154,7 +154,7 @@ def test_the_silent_are_not_waited_for(stage: Stage, monkeypatch: pytest.MonkeyP
         assert await caller.turned_away()
 
     at_the_door(stage, stage.token, act)
-    assert "said nothing" in notes(stage)
+    assert "no message" in notes(stage)
 
 
 def test_a_journal_of_another_version_is_not_guessed_at(stage: Stage) -> None:

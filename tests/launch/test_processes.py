@@ -83,8 +83,8 @@ def test_the_whole_family_dies_and_is_reaped(stage: Stage, end: str) -> None:
         elif "19" in end:
             await stage.eventually_async(lambda: worker.process.state == "T", "it is stopped")
         warden = set(children()) - set(pids)
-        remains = await crew.reap(worker)
-        assert remains.exit_code == (3 if "exit" in end else -signal.SIGKILL)
+        outcome = await crew.reap(worker)
+        assert outcome.exit_code == (3 if "exit" in end else -signal.SIGKILL)
         assert [pid for pid in pids if stage.alive(pid)] == []
         assert len(warden) == 1 and set(children()) == warden, "zombies were left"
 
@@ -117,8 +117,8 @@ def test_the_death_is_noticed_by_pidfd(stage: Stage) -> None:
         await stage.eventually_async(lambda: stage.pid_in("worker"), "it runs")
         os.kill(worker.process.pid, signal.SIGKILL)
         await asyncio.wait_for(died.wait(), 60)  # nothing else than the pidfd sets it
-        remains = await crew.reap(worker)
-        fault = worker_fault(worker, remains, "here", 1)
+        outcome = await crew.reap(worker)
+        fault = worker_fault(worker, outcome, "here", 1)
         assert (fault.kind, fault.signal, fault.detail) == ("killed", 9, "killed by SIGKILL")
 
     stage.play(stage.plan(stage.script("tell('worker')\nsignal.pause()")), act)
@@ -127,8 +127,8 @@ def test_the_death_is_noticed_by_pidfd(stage: Stage) -> None:
 @pytest.mark.parametrize(("number", "name"), [(34, "SIGRTMIN"), (35, "SIGRTMIN+1"), (50, "+16")])
 def test_every_signal_has_a_name(stage: Stage, number: int, name: str) -> None:
     async def act(crew: WorkerPool, _record: DisplayRecord) -> None:
-        worker, remains = await outlive(crew)
-        fault = worker_fault(worker, remains, "here", 1)
+        worker, outcome = await outlive(crew)
+        fault = worker_fault(worker, outcome, "here", 1)
         assert fault.signal == number and fault.detail.endswith(name)
 
     stage.play(stage.plan(stage.script(f"os.kill(os.getpid(), {number})")), act)
@@ -198,8 +198,8 @@ def test_no_worker_gets_a_device_that_the_host_has_not(stage: Stage) -> None:
 
 def test_what_a_failure_looks_like_from_outside(stage: Stage) -> None:
     async def act(crew: WorkerPool, _record: DisplayRecord) -> None:
-        worker, remains = await outlive(crew)
-        fault = worker_fault(worker, remains, "here", 1)
+        worker, outcome = await outlive(crew)
+        fault = worker_fault(worker, outcome, "here", 1)
         assert (fault.kind, fault.exit_code, fault.seat, fault.host) == ("exited", 1, 0, "here")
         assert fault.traceback.splitlines()[-1] == "ValueError: no such luck"
         assert len(fault.traceback.splitlines()) == 40
@@ -217,9 +217,9 @@ def test_a_command_that_cannot_run(stage: Stage) -> None:
     bad.chmod(0o755)
 
     async def act(crew: WorkerPool, _record: DisplayRecord) -> None:
-        _, remains = await outlive(crew)
-        assert remains.exit_code == 127
-        assert "cannot execute" in remains.stderr_tail
+        _, outcome = await outlive(crew)
+        assert outcome.exit_code == 127
+        assert "cannot execute" in outcome.stderr_tail
 
     stage.play(stage.plan(bad, "--no-python"), act)
 
@@ -235,10 +235,10 @@ os.kill(os.getpid(), 9)
 """
 
     async def act(crew: WorkerPool, _record: DisplayRecord) -> None:
-        _, remains = await outlive(crew)
-        assert remains.slots == {"before:7": b"mine"}
-        assert remains.beat
-        assert (remains.beat.n, remains.beat.step, remains.beat.state) == (7, 3, "running")
+        _, outcome = await outlive(crew)
+        assert outcome.slots == {"before:7": b"mine"}
+        assert outcome.beat
+        assert (outcome.beat.n, outcome.beat.step, outcome.beat.state) == (7, 3, "running")
 
     stage.play(stage.plan(stage.script(text)), act)
 
@@ -332,7 +332,7 @@ def test_a_warden_that_dies_is_replaced_and_told_everything(stage: Stage) -> Non
         await stage.eventually_async(lambda: stage.notes, "it is said")
         assert "SIGKILL" in stage.notes[0] and "another one was started" in stage.notes[0]
         assert first not in all_processes(), "a zombie was left"
-        crew._warden.dismiss()  # its end of the pipe closes, as when the launcher is killed
+        crew._reaper.dismiss()  # its end of the pipe closes, as when the launcher is killed
         await asyncio.wait_for(died.wait(), 5)
         assert len(stage.notes) == 1
 
@@ -342,7 +342,7 @@ def test_a_warden_that_dies_is_replaced_and_told_everything(stage: Stage) -> Non
 def test_without_any_warden_the_launcher_sweeps(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_family, "WARDENS_MAX", 1)
+    monkeypatch.setattr(worker_family, "REAPERS_MAX", 1)
 
     async def act(crew: WorkerPool, _record: DisplayRecord) -> None:
         _, died = await start(crew)
@@ -352,7 +352,7 @@ def test_without_any_warden_the_launcher_sweeps(
             os.kill(warden, signal.SIGKILL)
             await stage.eventually_async(lambda n=count: len(stage.notes) == n, "it is said")
         assert "too often" in stage.notes[1] and not wardens(crew)
-        crew._warden.dismiss()
+        crew._reaper.dismiss()
         await asyncio.wait_for(died.wait(), 5)
 
     stage.play(stage.plan(stage.script(NAMELESS)), act)

@@ -90,7 +90,7 @@ def test_a_launcher_that_stood_still_stops_its_run_in_order(stage: Stage) -> Non
         launcher.send_signal(signal.SIGCONT)
         out, _ = launcher.communicate(timeout=60)
     assert launcher.returncode == 4, out
-    assert "stood still" in out and "lease" not in out
+    assert "launcher stalled" in out and "lease" not in out
     assert list((stage.root / "run/checkpoints").iterdir())
 
 

@@ -123,7 +123,7 @@ def test_a_target_that_fails_holds_up_no_other_and_is_named(tmp_path: Path, reco
     failed = [event for event in record.events if isinstance(event, events.DrainFailed)]
     assert failed and {event.where for event in failed} == {str(gone.root)}
     (note,) = record.texts()
-    assert note.startswith(f"{gone.root} does not have all")
+    assert note.startswith(f"{gone.root} lacks some checkpoints")
 
 
 def test_whoever_asks_twice_does_not_wait_for_storage(tmp_path: Path, record: Told) -> None:
@@ -142,7 +142,7 @@ def test_whoever_asks_twice_does_not_wait_for_storage(tmp_path: Path, record: To
         end(upkeep, give_up=True)
         assert time.monotonic() - begin < 10
         (note,) = record.texts()
-        assert "does not have all that it should" in note
+        assert "lacks some checkpoints" in note
     finally:
         slow.released.set()
         pause = threading.Event()

@@ -22,8 +22,10 @@ _SLACK_S = 1.0
 
 
 class CheckpointUpkeep:
-    """Threads of its own, nice to others, as long as one launcher lives. Nothing here ends a run:
-    what fails is told, and tried again after the next checkpoint."""
+    """Threads that copy and prune checkpoints at low priority during one launcher's life.
+
+    A failure never ends the run: it is noted, and the work is retried after the next checkpoint.
+    """
 
     def __init__(
         self,
@@ -39,21 +41,23 @@ class CheckpointUpkeep:
         self._threads = upkeep_process.UpkeepThreads(self._local, keep, durable, self, barred)
 
     def committed(self) -> None:
-        """There is a new checkpoint. Returns at once."""
+        """Report a new checkpoint. Returns at once."""
         self._threads.committed()
 
     async def close(
         self, timeout_s: float, give_up: asyncio.Future[EndRun], *, done: bool = False
     ) -> None:
-        """Once nobody writes any more: a last look, then the end; at most so long, and not beyond
-        `give_up`. Where the run is `done`, its newest checkpoint goes everywhere. What did not
-        reach a target by then is said."""
+        """Do one last pass after the last save, for at most `timeout_s` and not beyond `give_up`.
+
+        `done`: the run has ended as planned, so that its newest checkpoint is copied to every
+        target. Targets that lack a checkpoint afterwards are noted.
+        """
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[None] = loop.create_future()
 
         def finish() -> None:
             self._threads.finish(timeout_s, newest=done)
-            with contextlib.suppress(RuntimeError):  # nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the loop has closed
                 loop.call_soon_threadsafe(ended.set_result, None)
 
         threading.Thread(target=finish, name="upkeep", daemon=True).start()
@@ -63,11 +67,11 @@ class CheckpointUpkeep:
         self._closed = True
         for where in self._threads.behind:
             self._record.note(
-                f"{where} does not have all that it should: the rest is in {self._local.where}; the"
-                " next launcher of this run, or `outlast ckpt copy`, brings it there"
+                f"{where} lacks some checkpoints: they are in {self._local.where}; the"
+                " next launcher of this run, or `outlast ckpt copy`, copies them"
             )
 
-    # --- told by the threads ---
+    # --- called by the threads ---
 
     def deleted(self, verdict: RetentionVerdict) -> None:
         """Note a deleted checkpoint."""

@@ -60,7 +60,7 @@ class ControllerShell:
         self._record = record
         self._checkpoint = checkpoint
         self._origins = origins
-        self._committed = committed  # hears of each checkpoint on the disk
+        self._committed = committed  # called for each checkpoint on the disk
         self._journal_dir = run_dir.room("journal")
         self.earlier = read_journal(self._journal_dir, record.note)
         self._journal = SegmentWriter(self._journal_dir, f"term{job.term:06d}", durable=True)
@@ -104,11 +104,11 @@ class ControllerShell:
         )
 
     def stop(self, reason: str) -> None:
-        """A person or the scheduler wants the run to end, resumable."""
+        """End the run so that it can be resumed: a person or the scheduler requested it."""
         self._feed(inputs.StopRequested(t_ns=self._record.now_ns(), reason=reason))
 
     def save(self, reason: str) -> None:
-        """A person or a script wants a checkpoint at once."""
+        """Save a checkpoint at once: a person or a script requested it."""
         self._feed(inputs.SaveRequested(t_ns=self._record.now_ns(), reason=reason))
 
     def close(self) -> None:
@@ -139,7 +139,7 @@ class ControllerShell:
                     self._do(action)
         except OutlastError as error:
             self._broke(error)
-        except Exception as error:  # noqa: BLE001 - whoever awaits `ended` gets it, and stops all
+        except Exception as error:  # noqa: BLE001 - the task that awaits `ended` raises it, and stops all
             self._broke(self._own_fault(error))
         finally:
             self._turning = False
@@ -179,7 +179,7 @@ class ControllerShell:
             self.ended.set_exception(error)
 
     def _own_fault(self, error: Exception) -> GaveUpError:
-        """A mistake in the controller itself: told in full where it can be read later."""
+        """Write the traceback of an error in the controller to a file, and end the run."""
         path = self._journal_dir.parent / f"controller-error-{self.job.term}.log"
         text = "".join(traceback.format_exception(error))
         try:
@@ -205,7 +205,7 @@ class ControllerShell:
     def _send(self, action: inputs.Send) -> None:
         peer = self._peers.get(action.agent)
         if peer is None:
-            return  # the agent is gone; the core knows, and its lease decides
+            return  # the agent is disconnected; the controller knows, and its lease decides
         seq = self._seqs[action.agent] = self._seqs.get(action.agent, 0) + 1
         peer.channel.send(
             messages.MessageEnvelope(
@@ -231,17 +231,17 @@ class ControllerShell:
         self._feed(inputs.Tick(t_ns=self._record.now_ns()))
 
     def _beat(self) -> None:
-        """Run regularly, so that a time without it can be told from a time without frames."""
+        """Run at a fixed period, so that a stall of this process is told from a lack of frames."""
         self._look_up()
         self._pulse = self._loop.call_later(BEAT_S, self._beat)
 
     def _look_up(self) -> None:
-        """Before any input: if this launcher stood still, the core hears it first."""
+        """Report a stall of this launcher to the controller, before any other input."""
         now_ns = self._record.now_ns()
         gap_ns = now_ns - self._ran_ns if self._ran_ns else 0
         self._ran_ns = now_ns
         if gap_ns > (BEAT_S + STILL_S) * 1e9:
-            self._record.note(f"the launcher stood still for {gap_ns / 1e9:.1f} s; it goes on")
+            self._record.note(f"launcher stalled for {gap_ns / 1e9:.1f} s; deadlines extended")
             self._feed(inputs.LauncherStalled(t_ns=now_ns, gap_ns=gap_ns))
 
     # --- connections ----------------------------------------------------------------------
@@ -263,7 +263,7 @@ class ControllerShell:
             stranger=True,
         )
         self._strangers[channel] = self._loop.call_later(
-            STRANGER_S, channel.close, f"said nothing for {STRANGER_S:g} s"
+            STRANGER_S, channel.close, f"no message for {STRANGER_S:g} s"
         )
 
     def _on_frame(self, channel: Channel, frame: messages.MessageEnvelope) -> None:

@@ -42,7 +42,7 @@ def launch(plan: RunPlan, show: Callable[[Path], Display]) -> tuple[EndRun, Path
     directory, once it is taken.
 
     Raises ConfigError, RunDirError and StorageError before anything was started. What breaks the
-    launcher or its controller later is the cause of a run that gave up; nobody is left alive.
+    launcher or its controller later is the cause of a run that gave up; no process is left alive.
     """
     with save_signal.ignored():
         return _launch(plan, show)
@@ -101,7 +101,7 @@ class _Launcher:
         end = self._interrupted("the launcher was cancelled")
         try:
             end = await self._play(checkpoint)
-        except Exception as error:  # noqa: BLE001 - whatever broke the launcher is told as the end
+        except Exception as error:  # noqa: BLE001 - any error of the launcher becomes the run's end
             end = EndRun(outcome="gave_up", exit_code=EXIT_GAVE_UP, cause=self._own_fault(error))
         finally:
             self._record.emit(
@@ -117,12 +117,12 @@ class _Launcher:
         return end
 
     def _show(self, text: str) -> None:
-        """To whoever looks, before this launcher has a first event."""
+        """Note for the display, before this launcher's first event."""
         note = events.Note(t_ns=self._record.now_ns(), worker="", seat=-1, text=text)
         self._record.display.event(note)
 
     async def _play(self, checkpoint: messages.Checkpointed | None) -> EndRun:
-        """Whoever was started is dead when this returns or raises."""
+        """Run the job. All started processes are dead when this returns or raises."""
         plan, record = self._plan, self._record
         token = secrets.token_bytes(32)
         become_subreaper()

@@ -26,7 +26,7 @@ def add_save_flags(add: Callable[..., object]) -> None:
         default=0,
         metavar="STEPS|auto",
         help="Committed steps between checkpoints on disk; auto: as costs and failures ask for;"
-        " 0: only when asked to stop.",
+        " 0: only when the run is interrupted.",
     )
     add(
         "--snapshot-every",
@@ -75,7 +75,7 @@ def add_save_flags(add: Callable[..., object]) -> None:
         "--on_save_failure",
         choices=("warn", "stop"),
         default="warn",
-        help="When a checkpoint cannot be written: say so and go on, or end the run, resumable.",
+        help="When a checkpoint cannot be written: warn and go on, or end the run, resumable.",
     )
 
 
@@ -95,7 +95,7 @@ def steps(text: str) -> int:
 
 
 def _read(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """For a flag whose text is read elsewhere, and whose errors are argparse's to tell."""
+    """Return an argparse type for a parser of ours, with its errors as usage errors."""
 
     def read(text: str) -> T:
         try:
@@ -109,7 +109,7 @@ def _read(parse: Callable[[str], T]) -> Callable[[str], T]:
 def copies(text: str, world: int) -> tuple[int, int]:
     """Return the number of copies and of ranks in a parity group (0: none) of `--copies`.
 
-    Raises UsageError saying what is possible.
+    Raises UsageError with the possible values.
     """
     kind, colon, count = text.rpartition(":")
     most = min(world, SENDERS_MAX + 1)
@@ -140,8 +140,8 @@ def add_check_flags(add: Callable[..., object]) -> None:
         "--on_unrepeatable",
         choices=("stop", "warn"),
         default="stop",
-        help="When a step changes what nobody protects, or gives two results from one state: end"
-        " the run and name it (stop, the default), or say so and go on.",
+        help="When a step changes unprotected state, or gives two results from one state: end"
+        " the run and name it (stop, the default), or warn and go on.",
     )
     add(
         "--check-every",
@@ -188,5 +188,5 @@ def _seconds(text: str) -> float:
     except ConfigError as error:
         raise ArgumentTypeError(str(error)) from error
     if found <= 0:
-        raise ArgumentTypeError(f"{text!r} is no time: say 5min, or leave it out")
+        raise ArgumentTypeError(f"{text!r} is no duration: give 5min, for example, or leave it out")
     return found

@@ -67,8 +67,8 @@ def _check_memory(workers: int) -> None:
     available = arena.tightest_limit()
     if available.free_bytes < needed_bytes:
         raise ConfigError(
-            f"the pages of {workers} workers need {needed_bytes} bytes of memory, and of what is"
-            f" {available.whose} only {available.free_bytes} are left; nothing was started; free"
+            f"the pages of {workers} workers need {needed_bytes} bytes of memory, and only"
+            f" {available.free_bytes} of {available.whose} are free; nothing was started; free"
             " memory, or raise the container's limit"
         )
 
@@ -91,7 +91,7 @@ def _check_peer_rate(plan: RunPlan) -> None:
         return
     if not peers:
         raise ConfigError(
-            "--peer-rate: without copies nothing is sent to peers; nothing was started; say"
+            "--peer-rate: without copies nothing is sent to peers; nothing was started; give"
             " --copies 2 as well, or leave it out"
         )
     least = plan.world * peers * int(BYTES_PER_S_MIN)
@@ -99,7 +99,7 @@ def _check_peer_rate(plan: RunPlan) -> None:
         raise ConfigError(
             f"--peer-rate of {rate / 1e6:g} MB/s: {plural(plan.world, 'rank')} send to"
             f" {plural(peers, 'peer')} each, and what moves at less than"
-            f" {BYTES_PER_S_MIN / 1e6:g} MB/s is given up; nothing was started; say at least"
+            f" {BYTES_PER_S_MIN / 1e6:g} MB/s is abandoned; nothing was started; give at least"
             f" {least / 1e6:g}MB/s"
         )
 

@@ -2,9 +2,9 @@
 
 run.json      which job this is, and how many launchers it has had (terms)
 plan.json     what the newest launcher was asked to do (launch/torchrun_arguments.py)
-lock          held by the launcher and its warden; says who, and whether SIGUSR1 asks for a save
+lock          held by the launcher and its reaper; has the pid, and whether SIGUSR1 requests saves
 events/       what happened (telemetry/event_store.py)
-journal/      what the controller decided, durable before it was said
+journal/      decisions of the controller, durable before they are sent
 logs/RANK/WORKER/{stdout,stderr}.log; a spare's are in logs/spare/WORKER
 checkpoints/  complete checkpoints
 faults/       which --fault has fired
@@ -31,7 +31,7 @@ from outlast.launch.host.reaper import SWEEP_S, read_process_stat
 VERSION = 1
 FREE_BYTES_MIN = 64 << 20
 _ROOMS = ("events", "journal", "logs", "checkpoints", "faults")
-LOCK_S = SWEEP_S + 5.0  # a warden that still kills what a dead launcher has left
+LOCK_S = SWEEP_S + 5.0  # the reaper of a dead launcher may still be killing
 _POLL_S = 0.05
 _SAVES = "saves"
 
@@ -80,9 +80,9 @@ class RunDir:
             link.symlink_to(Path("..") / "spare" / worker)
 
     def tell_saves(self, saves: bool) -> None:
-        """Say in the lock whether SIGUSR1 asks this launcher for a checkpoint from here on.
+        """Record in the lock whether SIGUSR1 requests a checkpoint of this launcher from now on.
 
-        Where that cannot be written nobody asks, and nothing else is lost.
+        Where that cannot be written, no requests are sent; nothing else is lost.
         """
         with contextlib.suppress(OSError):
             os.pwrite(self.lock_fd, _lock_words(saves), 0)
@@ -107,8 +107,11 @@ class RunDir:
 
 
 class LockHolder(NamedTuple):
-    """The living launcher of a run, as its lock says. `started` tells it from a later process with
-    its number; `saves`: SIGUSR1 asks it for a checkpoint."""
+    """Live launcher of a run, as its lock names it.
+
+    `started` distinguishes it from a later process with its pid; `saves`: SIGUSR1 requests a
+    checkpoint.
+    """
 
     pid: int
     started: int
@@ -137,7 +140,7 @@ def is_held(path: Path) -> bool:
     and its locks, or by processes of a dead launcher that are still being ended. Touches
     nothing.
 
-    Raises RunDirError when its lock cannot be read; without a lock nobody holds it.
+    Raises RunDirError when its lock cannot be read; without a lock it is not held.
     """
     try:
         lock_fd = os.open(path / "lock", os.O_RDONLY | os.O_CLOEXEC)
@@ -158,7 +161,7 @@ def is_held(path: Path) -> bool:
 def take(
     path: Path, script: str, args: tuple[str, ...], world: int, wait_s: float = LOCK_S
 ) -> RunDir:
-    """Make or resume `path`. Waits up to `wait_s` for an earlier launcher's warden to finish.
+    """Make or resume `path`. Waits up to `wait_s` for an earlier launcher's reaper to finish.
 
     Raises RunDirError when it is in use, belongs to another job, cannot be written, or its disk
     is full; an earlier job's files are as they were then (`path` and its lock may be new).
@@ -223,7 +226,7 @@ def _lock(path: Path, lock_fd: int, wait_s: float) -> None:
             if error.errno not in (errno.EAGAIN, errno.EACCES):
                 raise
         words = os.pread(lock_fd, 64, 0).decode(errors="replace").split()
-        # A living holder will not let go; a dead one's warden will, as soon as it has cleaned up.
+        # A live holder keeps it; the reaper of a dead one releases it after its clean-up.
         if _is_alive(words):
             raise RunDirError(
                 f"run directory {path} is in use by pid {words[0]}; nothing was started;"
@@ -232,9 +235,9 @@ def _lock(path: Path, lock_fd: int, wait_s: float) -> None:
         if time.monotonic() > deadline:
             raise RunDirError(
                 f"run directory {path} is held, and its launcher (pid {' '.join(words[:1])}) is"
-                " not alive on this host: what it had started is still being killed, or it runs on"
+                " not alive on this host: its processes are still being killed, or it runs on"
                 " another host or in another container; nothing was started; try again when its"
-                " processes are gone, or choose another --run-dir"
+                " processes have ended, or choose another --run-dir"
             )
         time.sleep(_POLL_S)  # flock has no deadline of its own
     os.ftruncate(lock_fd, 0)

@@ -131,7 +131,7 @@ class DisplayRecord:
 
 
 PERIOD_S = 0.1
-BURST_BYTES = 256 << 10  # of one file a look; what is above stays in the file
+BURST_BYTES = 256 << 10  # of one file per poll; the rest is read from the log file only
 LINE_BYTES_MAX = 16 << 10
 _STREAMS = {1: "stdout.log", 2: "stderr.log"}
 
@@ -168,7 +168,7 @@ class Follower:
 
 
 class Console:
-    """Follows the logs of everybody who sits in a seat that is shown; a spare's from its start
+    """Follows the logs of the workers of all displayed ranks; a spare's from its start
     on, once it has one."""
 
     def __init__(self, crew: WorkerPool, display: Display) -> None:

@@ -27,7 +27,7 @@ _decoder: msgspec.msgpack.Decoder[AnyEntry] = msgspec.msgpack.Decoder(AnyEntry)
 def read_journal(directory: Path, damaged: Callable[[str], None]) -> tuple[AnyEntry, ...]:
     """Return what earlier terms decided, oldest first.
 
-    A launcher that was killed leaves a torn tail, on which nobody has acted: it goes to `damaged`,
+    The torn tail that a killed launcher leaves was never acted on: it is passed to `damaged`,
     like any other damage. Raises RunDirError when a whole record is no entry that this version
     knows.
     """
@@ -58,8 +58,8 @@ def branch(origin: Path, place: SavePoint, target: Path, on_damage: Callable[[st
     """Make `target`, which must not exist, a run that stands at `origin`'s checkpoint `place`.
 
     The checkpoint's files are linked where the file system can, else copied and verified. Damage
-    of the origin's journal is told to `on_damage`. Raises RunDirError, StorageError, or
-    CorruptionError where the checkpoint is gone or damaged; `target` is then of no use.
+    of the origin's journal is passed to `on_damage`. Raises RunDirError, StorageError, or
+    CorruptionError where the checkpoint is missing or damaged; `target` is then incomplete.
     """
     try:
         job = msgspec.json.decode((origin / "run.json").read_bytes(), type=RunningJob)
@@ -90,14 +90,14 @@ def _take_over(source: Path, place: SavePoint, target: Path) -> None:
     """The commit record comes last: what has none is no checkpoint."""
     names = sorted(Folder(source).files(place.directory), key=lambda name: name == COMMIT)
     if COMMIT not in names:
-        raise CorruptionError(f"{source / place.directory} is gone: it was pruned meanwhile")
+        raise CorruptionError(f"{source / place.directory} does not exist: it was pruned meanwhile")
     try:
         (target / place.directory).mkdir()
         for name in names:
             os.link(source / place.directory / name, target / place.directory / name)
     except FileNotFoundError as error:
         raise StorageError(
-            f"{error.filename} went away meanwhile: the run goes on and prunes; take a newer one"
+            f"{error.filename} was pruned meanwhile by the live run; choose a newer one"
         ) from error
     except OSError:  # another file system, or one without links
         checkpoint_copy.copy_checkpoint(Folder(source), place, Folder(target))

@@ -18,8 +18,7 @@ REFUSED = "SIGUSR1: nothing here could be saved yet"  # the launcher's answer, a
 
 @contextlib.contextmanager
 def ignored() -> Iterator[None]:
-    """Within, the signal kills nobody: a scheduler gives notice also while a launcher still looks
-    for its checkpoint, or ends."""
+    """Ignore the signal within: a scheduler may send it while a launcher starts or ends."""
     before = signal.getsignal(SIGNAL)
     if before is signal.SIG_DFL:
         signal.signal(SIGNAL, signal.SIG_IGN)
@@ -30,20 +29,20 @@ def ignored() -> Iterator[None]:
 
 
 def request_save_by_signal(run_dir: Path) -> int:
-    """Ask the launcher that holds `run_dir`; its pid. What comes of it is told by its events.
+    """Signal the launcher that holds `run_dir`, and return its pid. Its events have the result.
 
-    Never sent to a process that would die of it. Raises RunDirError where nobody can be asked.
+    Never sent to a process that would die of it. Raises RunDirError where there is no launcher.
     """
     holder = run_directory.holder(run_dir)
     if holder is None:
         raise RunDirError(
-            f"{run_dir}: its launcher does not run on this host, so that nobody can be asked for a"
-            " checkpoint; the same `outlast run` command resumes the run"
+            f"{run_dir}: its launcher does not run on this host, so that no checkpoint can be"
+            " requested; the same `outlast run` command resumes the run"
         )
     if not holder.saves:
         raise RunDirError(
-            f"{run_dir}: its launcher (pid {holder.pid}) takes no requests: it is just starting or"
-            " ending, or SIGUSR1 is one of its --signals-to-handle; nothing was asked"
+            f"{run_dir}: its launcher (pid {holder.pid}) accepts no requests: it is starting or"
+            " ending, or SIGUSR1 is one of its --signals-to-handle; no checkpoint was requested"
         )
     try:
         process = os.pidfd_open(holder.pid)
@@ -58,7 +57,7 @@ def request_save_by_signal(run_dir: Path) -> int:
         raise RunDirError(f"{run_dir}: its launcher (pid {holder.pid}) has just ended") from error
     except PermissionError as error:
         raise RunDirError(
-            f"{run_dir}: its launcher (pid {holder.pid}) belongs to somebody else; nothing was"
-            " asked; ask as that user"
+            f"{run_dir}: its launcher (pid {holder.pid}) belongs to another user; no checkpoint"
+            " was requested; repeat as that user"
         ) from error
     return holder.pid

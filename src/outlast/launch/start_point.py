@@ -34,7 +34,7 @@ class SearchResult(NamedTuple):
 
 class CheckpointSearch(NamedTuple):
     """`root`: the directory of the job's checkpoints. `keepers`: addresses of all seats' keepers,
-    and the token that they know. `durable`: where `root` is drained to, in the order to be asked.
+    and their token. `durable`: the stores that `root` is drained to, in order of preference.
     """
 
     root: Path
@@ -48,7 +48,7 @@ def newest_checkpoint(
     root: Path, job: str, on_damage: Callable[[str], None], bars: Sequence[CopyBar] = ()
 ) -> messages.Checkpointed | None:
     """The newest whole checkpoint of the job, or None; reads every byte of it. Each one that is
-    passed over is told to `on_damage`. Raises StorageError when they cannot be listed."""
+    passed over is reported to `on_damage`. Raises StorageError when they cannot be listed."""
     found = catalog.newest_checkpoint(
         Folder(root), on_damage, verify=True, job=job, barred=_barred(bars, on_damage)
     )
@@ -82,9 +82,9 @@ def bring(
     bars: Sequence[CopyBar] = (),
 ) -> messages.Checkpointed | None:
     """The newest checkpoint of all these stores, newer than `beyond`, copied to `root`; None where
-    there is none that is whole. Every byte is verified; what is damaged here is mended.
+    none is whole. Every byte is verified; a damaged local copy is replaced.
 
-    Of stores that have the same one, the first is asked first. One that fails is told to
+    Of stores that have the same one, the first is tried first. One that fails is reported to
     `on_damage`; where nothing could be brought for that reason, its StorageError is raised.
     """
     barred = _barred(bars, on_damage)
@@ -123,7 +123,7 @@ def find_copies(what: CheckpointSearch, bars: Sequence[CopyBar] = ()) -> SearchR
     try:
         copies = newest_copy(what.keepers, what.token, damaged.append, bars)
         disk = newest_checkpoint(what.root, what.job, damaged.append, bars)
-        # A bucket may be slow, or gone: it is asked only where something is wrong here.
+        # A bucket may be slow or unreachable: it is read only where the local copy is damaged.
         if what.durable and (damaged or not (copies or disk)):
             beyond = max(copies, disk, key=_position)
             far = bring(what.durable, what.root, beyond, damaged.append, bars=bars)
@@ -154,7 +154,7 @@ def search(
 
 
 def _barred(bars: Sequence[CopyBar], tell: Callable[[str], None]) -> Callable[[SavePoint], bool]:
-    """Return whether a place must not be started from; each one is told."""
+    """Return whether a place must not be started from; each one is reported."""
 
     def barred(place: SavePoint) -> bool:
         found = is_barred(bars, place.n, place.directory)
@@ -210,7 +210,7 @@ def begin(
     """
     notes: list[str] = []
     root = run_dir.room("checkpoints")
-    catalog.remove_uncommitted(Folder(root))  # of a killed launcher: nobody writes now
+    catalog.remove_uncommitted(Folder(root))  # of a killed launcher; no writer is alive
     found = newest_checkpoint(root, run_dir.job.run, notes.append, bars)
     damaged = bool(notes)
     there = _ask(durable, notes)

@@ -53,7 +53,7 @@ class TimedFaults:
             self._record.note(f"--fault {spec.text} is left out, it cannot be noted: {error}")
             return
         beat = worker.page.read()
-        # A script that never calls init() says nothing of its place.
+        # A script that never calls init() reports no position.
         n, step = (beat.n, beat.step) if beat.t_ns else (-1, -1)
         self._record.emit(
             events.FaultInjected(
@@ -76,7 +76,7 @@ class TimedFaults:
         return min(seated, key=lambda worker: worker.seat, default=None)
 
     def _is_alive(self, worker: WorkerHandle) -> bool:
-        return self._crew.workers.get(worker.name) is worker and worker.burial is None
+        return self._crew.workers.get(worker.name) is worker and worker.reaping is None
 
     def _has_struck(self, spec: FaultSpec) -> bool:
         return (self._markers / spec.marker(0)).exists()

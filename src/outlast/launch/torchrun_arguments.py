@@ -53,7 +53,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     log_dir: str | None
     streams: dict[int, int]  # by seat: 1 stdout, 2 stderr, 3 both go to the console
     stop_signals: tuple[str, ...]
-    checkpoint_every: int  # steps; config.AUTO: as the schedule says
+    checkpoint_every: int  # steps; config.AUTO: by the schedule
     snapshot_every: int  # the same, for copies in memory
     copies: int  # keepers that hold what a rank saved
     peer_rate_bytes_per_s: int | None = None  # what all keepers send to others, together
@@ -149,7 +149,7 @@ def _parser() -> ArgumentParser:
     ours = parser.add_argument_group("outlast")
     add = ours.add_argument
     add("--spares", type=int, default=0, help="Workers that wait without a seat.")
-    add("--run-dir", "--run_dir", help="Where the run lives; resumed when it is there already.")
+    add("--run-dir", "--run_dir", help="Run directory; a run that it already has is resumed.")
     outlast_flags.add_save_flags(add)
     outlast_flags.add_check_flags(add)
     add(
@@ -283,7 +283,7 @@ def _faults(given: Namespace, world: int) -> tuple[str, ...]:
         found += [spec.text for spec in specs]
     if twice := [text for text in dict.fromkeys(found) if found.count(text) > 1]:
         raise ConfigError(
-            f"--fault {twice[0]!r} is asked for twice, and a fault strikes once; give times=2, or"
+            f"--fault {twice[0]!r} is given twice, and a fault strikes once; give times=2, or"
             " another place (or another --fault-seed)"
         )
     return tuple(found)
@@ -345,7 +345,7 @@ def read_plan(run_dir: Path) -> PlanFile:
         return msgspec.json.decode(data, type=PlanFile)
     except OSError as error:
         raise RunDirError(
-            f"{path} cannot be read ({error.strerror}): how this run was started is not known; give"
+            f"{path} cannot be read ({error.strerror}): the command of this run is unknown; give"
             " the directory that `outlast run` printed at its start"
         ) from error
     except msgspec.DecodeError as error:

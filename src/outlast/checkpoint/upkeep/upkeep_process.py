@@ -203,7 +203,7 @@ def main() -> int:
     upkeep.finish(order.timeout_s, newest=True)
     for where in upkeep.behind:
         _report_error(
-            f"{where} does not have all that it should: the rest is in {root.where}; the next"
+            f"{where} lacks some checkpoints: they are in {root.where}; the next"
             " Checkpointer of this directory, or `outlast ckpt copy`, brings it there"
         )
     return 0

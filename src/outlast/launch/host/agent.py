@@ -56,7 +56,7 @@ class Agent:
         self._queued: list[messages.Spawn] = []  # spares, until the script is known to be ours
         self._killed_early: list[
             WorkerHandle
-        ] = []  # before any Hello, in a script that may yet say it
+        ] = []  # before any Hello, in a script that may still send one
         self._lost: deque[messages.WorkerLostReport] = deque(maxlen=LOST_KEPT)
         self._tasks: set[asyncio.Task[None]] = set()
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -77,7 +77,7 @@ class Agent:
                 group.create_task(self._check_on())
 
     async def _break(self) -> None:
-        """Pass on what a burial could not answer for; nobody awaits those tasks."""
+        """Raise the errors of reaping tasks, which no other task awaits."""
         await self._broken
 
     @property
@@ -86,14 +86,14 @@ class Agent:
         return self._ours.is_set()
 
     def step_back(self) -> None:
-        """Say nothing more; the crew's workers are somebody else's."""
+        """Send nothing more; another part of the launcher takes over the workers."""
         self._done = True
 
     # --- frames ---------------------------------------------------------------------------
 
     def _say(self, body: messages.AnyBody) -> None:
         if not self._link.connected:
-            return  # `_on_connected` says afresh what still matters, in the right order
+            return  # `_on_connected` sends the current state again, in the right order
         self._seq += 1
         self._link.send(self._envelope("", self._seq, body))
 
@@ -142,7 +142,7 @@ class Agent:
         if isinstance(frame.body, messages.Traced):
             self._traces.answered(worker.name, frame.body)
             return
-        # A worker speaks for itself only, whatever its envelope says.
+        # A worker's frame counts for this worker only, whatever name it holds.
         self._link.send(self._envelope(worker.name, frame.seq, frame.body))
 
     def _on_frame(self, frame: messages.MessageEnvelope) -> None:
@@ -178,7 +178,7 @@ class Agent:
         """Collect evidence about a suspect now: a kill, or at least a sever, follows."""
         task = asyncio.create_task(self._trace(suspect, self._stands(suspect)))
         self._tasks.add(task)
-        task.add_done_callback(self._buried)
+        task.add_done_callback(self._on_task_done)
 
     async def _trace(self, suspect: messages.Suspect, stood: dict[str, object]) -> None:
         evidence = await self._traces.collect(suspect)
@@ -191,7 +191,7 @@ class Agent:
         if suspect.fault.kind == "contract":
             return {}
         crew = self._crew.workers.values()
-        of = (one for one in crew if one.burial is None and suspect.worker in (one.name, ""))
+        of = (one for one in crew if one.reaping is None and suspect.worker in (one.name, ""))
         if suspect.fault.kind == "stopped":
             return {one.name: one.process.state in "Tt" for one in of}
         return {one.name: one.page.read().t_ns for one in of if one.seat >= 0}
@@ -218,7 +218,7 @@ class Agent:
         worker.on_frame = self._from_worker
         worker.on_exit = self._exited
         self._say(messages.Spawned(worker=worker.name, pid=worker.process.pid))
-        self._checks.tell()  # it may sit on a device that is known not to be well
+        self._checks.tell()  # its device may have findings
 
     def _seat(self, worker: WorkerHandle, seat: int) -> None:
         self._crew.keepers.start(seat)
@@ -250,11 +250,14 @@ class Agent:
             return
         task = asyncio.create_task(self._report_lost(worker, self._crew.clock.now_ns()))
         self._tasks.add(task)
-        task.add_done_callback(self._buried)
+        task.add_done_callback(self._on_task_done)
 
     def _exited_before_hello(self, worker: WorkerHandle) -> None:
-        """A kill from outside says nothing about a script that names us: the others will say
-        Hello. Anything else makes this a job that is not ours."""
+        """Return whether this early end shows a script that does not call `init()`.
+
+        A kill from outside shows nothing where the script names outlast: its other workers will
+        send Hello.
+        """
         number = worker.process.killed_by
         is_killed = bool(number) and is_accident(Fault(kind="killed", detail="", signal=number))
         early = [*self._killed_early, worker]
@@ -266,13 +269,13 @@ class Agent:
             self._on_plain(one)
 
     def _names_us(self) -> bool:
-        """Return whether the script's own text has our name: another one need not be waited for."""
+        """Return whether the text of the script contains "outlast"; else it is not waited for."""
         try:
             return b"outlast" in Path(self._crew.plan.script).read_bytes()[:TEXT_BYTES_MAX]
         except OSError:
             return False  # a module, or a program of its own
 
-    def _buried(self, task: asyncio.Task[None]) -> None:
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) and not self._broken.done():
             self._broken.set_exception(error)
@@ -280,17 +283,17 @@ class Agent:
     async def _report_lost(self, worker: WorkerHandle, t_ns: int) -> None:
         for _ in range(BURIALS_MAX):
             try:
-                remains = await self._crew.reap(worker)
+                outcome = await self._crew.reap(worker)
                 break
             except TimeoutError as error:
                 self._crew.note(f"{error}; the kernel does not let go of them")
             except OSError as error:  # no descriptor is left to look at /proc with, perhaps
-                self._crew.note(f"worker {worker.name} cannot be buried yet: {error}")
+                self._crew.note(f"worker {worker.name} cannot be reaped yet: {error}")
                 await asyncio.sleep(BURIAL_PAUSE_S)
         else:
             return  # not dead is not lost: the controller's deadline ends the run
-        fault = worker_fault(worker, remains, self._host, t_ns)
-        beat = remains.beat
+        fault = worker_fault(worker, outcome, self._host, t_ns)
+        beat = outcome.beat
         self._say_lost(
             messages.WorkerLostReport(
                 worker=worker.name,
@@ -298,7 +301,7 @@ class Agent:
                 n=beat.n if beat else -1,
                 step=beat.step if beat else 0,
                 state=beat.state if beat else "",
-                slots=remains.slots,
+                slots=outcome.slots,
             )
         )
 
@@ -309,7 +312,7 @@ class Agent:
         self._say(lost)
 
     async def _watch_on(self) -> None:
-        """A script that has not called `init()` shows no sign of life, and need not."""
+        """Watch for hangs, but only after `init()`: before it, a worker has no progress to show."""
         await self._ours.wait()
         await self._watch.run()
 
@@ -344,28 +347,30 @@ class Agent:
     def _beats(self) -> dict[str, tuple[int, int, str, float]]:
         beats = {}
         for name, worker in self._crew.workers.items():
-            if worker.burial is None:
+            if worker.reaping is None:
                 beat = worker.page.read()
                 beats[name] = (beat.n, beat.step, beat.state, beat.loss)
         return beats
 
     def _held_interpreters(self) -> tuple[str, ...]:
-        """Workers with a seat whose pulse stands still though the kernel has not stopped them: a C
-        extension holds the interpreter, and with it the thread that would answer."""
+        """Return the seated workers without a pulse that the kernel has not stopped.
+
+        A C extension holds their interpreter lock, and with it the thread that would answer.
+        """
         late_ns = time.monotonic_ns() - int(HELD_S * 1e9)
         return tuple(
             name
             for name, worker in self._crew.workers.items()
-            if worker.burial is None
+            if worker.reaping is None
             and worker.seat >= 0
             and 0 < worker.page.pulse().t_ns < late_ns
             and worker.process.state not in "TtZX"
         )
 
     async def _lease_out(self) -> None:
-        """Nobody may count on these workers any more, and nobody will: they die here and now."""
+        """Kill all workers before the lease ends: the controller will count them as dead."""
         self._crew.note(
-            f"agent {self._host} had no word of its controller for"
+            f"agent {self._host} received nothing from its controller for"
             f" {LEASE_USED * self._lease_s:g} s; its workers are killed before the lease ends"
         )
         await self._crew.kill_all("the agent's lease ran out")

@@ -1,4 +1,4 @@
-"""The agent's connection to the controller: made again when it breaks, frames kept meanwhile."""
+"""The agent's connection to the controller: reconnected when it breaks; frames wait meanwhile."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ WAITING_MAX = 10_000
 class AgentLink:
     """`on_connected` is called on each new connection, before any frame that waited is sent.
 
-    What the kernel had taken when a connection broke may be lost: whoever sends must be ready to
-    say the important things again in `on_connected`.
+    Frames that the kernel had accepted when a connection broke may be lost: the sender repeats
+    what matters in `on_connected`.
     """
 
     def __init__(
@@ -42,12 +42,12 @@ class AgentLink:
         return self._channel is not None
 
     def send(self, envelope: messages.MessageEnvelope) -> None:
-        """Send now, or as soon as there is a connection; the oldest of WAITING_MAX give way."""
+        """Send now, or as soon as there is a connection; at most WAITING_MAX frames wait."""
         if self._channel is None or not self._channel.send(envelope):
             self._waiting.append(envelope)
 
     async def keep(self) -> None:
-        """Hold a connection until cancelled. The lease, not this loop, says when it is too late."""
+        """Keep a connection until cancelled; the lease decides when it is too late."""
         while True:
             try:
                 sock = await asyncio.wait_for(self._connect(), CONNECT_S)
@@ -58,7 +58,7 @@ class AgentLink:
             await asyncio.sleep(RETRY_S)
 
     async def _speak(self, sock: socket.socket) -> None:
-        """Until the connection breaks."""
+        """Serve one connection until it breaks."""
         broken = asyncio.Event()
         channel = Channel(sock, self._token, self._on_frame, lambda _reason: broken.set())
         self._channel = channel

@@ -1,6 +1,6 @@
 """Node checks beside a run: `outlast check` as a process, and its report as a message.
 
-Nothing here ends, slows or waits for the run; what goes wrong is a finding itself.
+A check never ends, slows or blocks the run; its own failure is a finding.
 """
 
 from __future__ import annotations
@@ -31,17 +31,19 @@ from outlast.transport import messages
 _SHIM = Path(__file__).with_name("shim.py")
 ANSWER_BYTES_MAX = 8 << 20
 KILL_S = 2.0  # SIGKILL -> reaped; then it is left behind, and no other is started beside it
-NICE = 10  # less, and a node whose cores are all in use would never answer
+NICE = 10  # a higher value would starve the check on a node whose cores are all in use
 _PAUSE_S = 0.01
 
 
 class CheckFailedError(Exception):
-    """There is no answer; the message says why."""
+    """The check gave no report; the message gives the reason."""
 
 
 class CheckProcess:
-    """Runs `command`, one process at a time; its errors go to a file in `folder`. `leaders`: pids
-    that nobody else may reap."""
+    """Runner of `command`, one process at a time; its stderr goes to a file in `folder`.
+
+    `leaders`: pids that only this object may reap.
+    """
 
     def __init__(
         self, command: Sequence[str], folder: Path, deadline_s: float, leaders: set[int]
@@ -54,9 +56,11 @@ class CheckProcess:
         self._popen: subprocess.Popen[bytes] | None = None
 
     async def look(self) -> bytes:
-        """Return the output of the check. Raises FailedError. Kills its processes if cancelled."""
+        """Return the check's output; kill it if cancelled. Raises CheckFailedError."""
         if self._popen is not None and not self._has_ended():
-            raise CheckFailedError(f"the one before (process {self._popen.pid}) cannot be killed")
+            raise CheckFailedError(
+                f"the previous check (process {self._popen.pid}) cannot be killed"
+            )
         try:
             popen = self._popen = self._start()
         except OSError as error:
@@ -73,7 +77,7 @@ class CheckProcess:
             await self._gone_within(KILL_S)
         if not text:
             raise CheckFailedError(
-                f"it said nothing, exit code {popen.returncode}{self._last_words()}"
+                f"it printed nothing, exit code {popen.returncode}{self._last_words()}"
             )
         return text
 
@@ -95,7 +99,7 @@ class CheckProcess:
         return popen
 
     async def _read(self, pipe: int) -> bytes:
-        """Until it closes the pipe. Raises TimeoutError, and FailedError for one without end."""
+        """Read all output. Raises TimeoutError, and CheckFailedError above the limit."""
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[None] = loop.create_future()
         data = bytearray()
@@ -118,7 +122,7 @@ class CheckProcess:
         return bytes(data)
 
     def _kill(self) -> None:
-        """At once, with everybody below it; who has sessions of their own as well."""
+        """Kill the check and all its descendants at once, those in other sessions too."""
         popen = self._popen
         if popen is None or self._has_ended():
             return
@@ -169,7 +173,7 @@ OWN = "outlast check"
 DEADLINE_S = 60.0  # its samples take 30 s at most
 FOUND_MAX = 256
 DETAIL_MAX = 500  # characters
-PAUSE_PART = 10  # of the interval: even a check that takes longer than that leaves the node alone
+PAUSE_PART = 10  # of the interval: the least pause, even after a check that took longer
 GPUS = Path("/proc/driver/nvidia/gpus")
 _INDEX = re.compile(r"gpu[ :#]?\s*([0-9]{1,4})", re.IGNORECASE)
 
@@ -182,15 +186,14 @@ class CheckOutput(msgspec.Struct, frozen=True):
 
 
 class CheckedFindings(NamedTuple):
-    """`told`: checks that could tell everything."""
+    """Result of one run of the checks. `told`: checks that were complete."""
 
     found: tuple[Warned, ...]
     complete_checks: tuple[str, ...]
 
 
 class CheckRunner:
-    """Looks every `plan.check_every_s` seconds, one look at a time, and says what is found each
-    time; whoever hears it knows what is new."""
+    """Runs the checks every `plan.check_every_s` seconds, and reports all findings each time."""
 
     def __init__(
         self,
@@ -220,7 +223,7 @@ class CheckRunner:
             await asyncio.sleep(max(self._every_s - took_s, self._every_s / PAUSE_PART))
 
     def tell(self) -> None:
-        """Say what was seen last, with those who have the devices now."""
+        """Report the last findings again, with the workers that hold the devices now."""
         if self._newest is None:
             return
         listed, visible = _listed(), config.visible_devices()
@@ -238,8 +241,10 @@ class CheckRunner:
 
 
 def remaining_findings(journal: Iterable[AnyEntry], host: str) -> set[int]:
-    """Local ranks whose device an earlier launcher moved a worker away from: until the first look
-    has said how it is now, nobody goes back to it who need not."""
+    """Return the local ranks whose device an earlier launcher moved a worker away from.
+
+    They are avoided until the first check has judged them anew.
+    """
     listed, visible = _listed(), config.visible_devices()
     found = [one.finding for one in journal if isinstance(one, RankMigrated)]
     ranks = {local_rank(one.device, listed, visible) for one in found if one.host == host}
@@ -254,11 +259,11 @@ def command(settings: str, state: Path) -> list[str]:
 
 
 def read(text: bytes) -> CheckedFindings:
-    """A report. Raises FailedError where it is none, or says nothing."""
+    """Parse a report. Raises CheckFailedError where it is malformed or empty."""
     try:
         report = msgspec.json.decode(text, type=CheckOutput)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise CheckFailedError(f"it answered what is no report ({error})") from error
+        raise CheckFailedError(f"its output is no report ({error})") from error
     if not report.findings:
         raise CheckFailedError("its report has no finding: nothing was checked")
     found = sorted(
@@ -267,7 +272,7 @@ def read(text: bytes) -> CheckedFindings:
     )
     unknown = {one.check for one in found if one.severity == "unknown"}
     complete_checks = {one.check for one in report.findings} - unknown
-    # What is left out here is not over.
+    # A finding that is left out here is not resolved.
     complete_checks -= {one.check for one in found[FOUND_MAX:]}
     return CheckedFindings(
         tuple(_warned(one) for one in found[:FOUND_MAX]), (*sorted(complete_checks), OWN)
@@ -304,7 +309,7 @@ def _warned(one: Finding) -> Warned:
 
 
 def _listed() -> list[str]:
-    """The PCI addresses of this host's GPUs, in order."""
+    """Return the PCI addresses of this host's GPUs, in order."""
     try:
         return sorted(device_of(each.name) for each in GPUS.iterdir())
     except OSError:

@@ -27,7 +27,7 @@ class _Sample(NamedTuple):
 
 
 class ProcessorTime:
-    """Samples those who are asked about, at most once in `window_s`: it reads all of /proc."""
+    """Samples of processor time, at most one in `window_s`, since each reads all of /proc."""
 
     def __init__(self, window_s: float) -> None:
         self._window_ns = int(window_s * 1e9)
@@ -44,7 +44,7 @@ class ProcessorTime:
         return self._woken_ns.get(pid, 0)
 
     def sample(self, pids: Collection[int]) -> None:
-        """Look at these processes if it is time to; whoever is not asked about is forgotten."""
+        """Sample these processes if the window has passed; forget all others."""
         for known in (self._samples, self._worked_ns, self._woken_ns):
             for pid in known.keys() - set(pids):
                 del known[pid]
@@ -63,7 +63,7 @@ class ProcessorTime:
             before = self._samples.get(pid)
             wakes = _wakes(pid)
             self._samples[pid] = _Sample(now_ns, spent_s, wakes)
-            # On a crowded machine one may wait long for a core: who is runnable works as well.
+            # On a crowded machine a process may wait long for a core: runnable counts as working.
             works = pid in processes and processes[pid].state == "R"
             if before:
                 passed_s = (now_ns - before.t_ns) / 1e9
@@ -75,8 +75,7 @@ class ProcessorTime:
 
 
 def _wakes(pid: int) -> int:
-    """Return how often the main thread has slept and was woken since it began; 0 where it is
-    gone."""
+    """Return the number of wake-ups of the main thread since its start; 0 after its end."""
     try:
         lines = Path(f"/proc/{pid}/task/{pid}/status").read_text().splitlines()
     except OSError:
@@ -89,7 +88,7 @@ PERIOD_S = (0.02, 0.25)
 FLOOR_PART = 20
 WINDOW_S = (0.1, 1.0)  # shorter ones measure the kernel's clock ticks
 WINDOW_PART = 10
-_STILL_PART = 4  # of the floor: before that, nobody asks who works
+_STILL_PART = 4  # of the floor: earlier, processor time is not sampled
 
 
 class HangMonitor:
@@ -114,12 +113,12 @@ class HangMonitor:
             await asyncio.sleep(self._period_s)
 
     def look(self) -> None:
-        """One look at everybody, and what follows from it."""
+        """Examine all workers once, and report suspects."""
         now_ns = time.monotonic_ns()
         if now_ns - self._looked_ns > 1e9 + 2e9 * self._period_s:
             self._awake_ns = now_ns  # if we stood still, so may the workers have
         self._looked_ns = now_ns
-        workers = [worker for worker in self._crew.workers.values() if worker.burial is None]
+        workers = [worker for worker in self._crew.workers.values() if worker.reaping is None]
         looks = [self._look_at(worker) for worker in workers]
         self._effort.sample(
             [
@@ -201,7 +200,7 @@ class StandstillMonitor:
     def look(self) -> None:
         """Take one sample, and report what follows from it."""
         now_ns = time.monotonic_ns()
-        workers = [each for each in self._crew.workers.values() if each.burial is None]
+        workers = [each for each in self._crew.workers.values() if each.reaping is None]
         was_stalled = now_ns - self._looked_ns > 3e9 * STANDSTILL_PERIOD_S  # the launcher itself
         self._looked_ns = now_ns
         if not workers or was_stalled or not self._is_watched() or self._has_moved(workers):

@@ -16,15 +16,17 @@ from outlast.checkpoint.keeper.keeper_launch import ServedKeeper, address_of, op
 from outlast.controller.replica_placement import ReplicaSpot, group, place
 from outlast.errors import StorageError
 
-STARTS_MAX = 10  # of one seat's keeper, in a row, that died young
+STARTS_MAX = 10  # of one seat's keeper in a row, each of which died within YOUNG_S
 YOUNG_S = 600.0
 REAP_S = 5.0
 
 
 class KeeperPool:
-    """Keepers by seat, started when their first worker comes. One that dies is started anew: its
-    worker lends it the same memory again. `spots`: where each seat is; `copies`: how many keepers
-    are to hold what a rank saved, its own the first; or `parity`: of how many ranks a group is.
+    """Keepers by seat, started with the seat's first worker.
+
+    A keeper that dies is restarted, and its worker shares the same memory with it again. `spots`:
+    the place of each seat; `copies`: number of keepers that hold a rank's save, its own included;
+    `parity`: number of ranks in a parity group.
     `peer_rate_bytes_per_s`: what all of them send to others, together. `note` hears of what goes
     wrong."""
 
@@ -56,7 +58,7 @@ class KeeperPool:
             self._open_doors(len(spots))
 
     def _open_doors(self, world: int) -> None:
-        """They belong to the launcher: a keeper that is started anew has its address back."""
+        """Bind the listeners, which the launcher owns: a restarted keeper keeps its address."""
         try:
             for _ in range(world):
                 self._doors.append(open_door())
@@ -81,11 +83,11 @@ class KeeperPool:
         return tuple(sorted((seat, *self._placed.peers[seat]))) if self._parity else ()
 
     def addresses(self, world: int) -> list[str]:
-        """Of the keepers of seats 0 to `world`, exclusive, whether they are there or not."""
+        """Return the addresses of the keepers of seats below `world`, running or not."""
         return [f"{self._prefix}{seat}" for seat in range(world)]
 
     def start(self, seat: int) -> None:
-        """Have a keeper for this seat. A host that has none saves nothing, which is noted."""
+        """Ensure that this seat has a keeper; note it where the host cannot start one."""
         if seat in self._served:
             return
         self._starts[seat] = self._starts.get(seat, 0) + 1
@@ -98,7 +100,7 @@ class KeeperPool:
             return
         self._started_s[seat] = self._loop.time()
         try:
-            # The run's lock goes along: nobody else may take the directory before it is written.
+            # It inherits the run's lock: no launcher may take the directory before its writes.
             served = ServedKeeper(
                 f"{self._prefix}{seat}",
                 self._token,
@@ -135,12 +137,12 @@ class KeeperPool:
         return served
 
     async def close(self, timeout_s: float) -> None:
-        """Let all finish what they were given, side by side; who has not by then is killed."""
+        """Let all keepers finish their writes in parallel; kill those that exceed the timeout."""
         self._close_doors()
         seats = sorted(self._served)
         served = [self._forget(seat) for seat in seats]
         pids = {each.process.pid for each in served}
-        self._leaders |= pids  # nobody else may reap them
+        self._leaders |= pids  # only this method may reap them
         ends = await asyncio.gather(*(asyncio.to_thread(each.close, timeout_s) for each in served))
         self._leaders -= pids
         for seat, how in zip(seats, ends, strict=True):

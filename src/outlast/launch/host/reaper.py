@@ -1,10 +1,10 @@
 """Reaper of processes that a killed launcher leaves behind.
 
-The functions find and kill a worker's family: its session, its descendants, and whoever carries
-the family's mark in the environment (a daemon that left session and parent). As a script this is
-the warden: one small process that holds a pipe to the launcher and the lock of the run directory.
-While the launcher lives it only notes sessions ("+123", "-123"); at end of file it kills what is
-left of them and ends, and only then can another launcher take the run directory.
+The functions find and kill a worker's family: its session, its descendants, and any process with
+the family's mark in its environment (a daemon that left session and parent). The script is one
+small process that holds a pipe to the launcher and the lock of the run directory. While the
+launcher lives it only records sessions ("+123", "-123"). At end of file it kills the processes of
+the remaining sessions and ends; only then can another launcher take the run directory.
 
 Run as `python -I -S reaper.py MARK`; standard library only.
 """
@@ -24,8 +24,11 @@ SWEEP_S = 30.0  # a process in uninterruptible sleep may outlast it; nothing els
 
 
 class ProcessStat(NamedTuple):
-    """One process as /proc showed it. `started` tells it from a later one with its number;
-    `spent_ticks` is its processor time and that of its reaped children."""
+    """Process as /proc shows it.
+
+    `started` distinguishes it from a later process with its pid; `spent_ticks` is its processor
+    time and that of its reaped children.
+    """
 
     pid: int
     state: str
@@ -36,7 +39,7 @@ class ProcessStat(NamedTuple):
 
 
 def read_process_stat(pid: int) -> ProcessStat | None:
-    """One process, or None when it is gone."""
+    """Return one process, or None where it does not exist."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -47,7 +50,7 @@ def read_process_stat(pid: int) -> ProcessStat | None:
 
 
 def all_processes() -> dict[int, ProcessStat]:
-    """All processes that this one can see, by number."""
+    """Return all visible processes by pid."""
     found: dict[int, ProcessStat] = {}
     for entry in os.listdir("/proc"):  # noqa: PTH208 - thousands of Path objects for plain numbers
         if entry.isdigit() and (processes := read_process_stat(int(entry))):
@@ -56,7 +59,7 @@ def all_processes() -> dict[int, ProcessStat]:
 
 
 def descendants(roots: set[int], processes: dict[int, ProcessStat]) -> set[int]:
-    """`roots` and everybody below them."""
+    """Return `roots` and all their descendants."""
     children: dict[int, list[int]] = {}
     for process in processes.values():
         children.setdefault(process.parent, []).append(process.pid)
@@ -79,7 +82,7 @@ def is_marked(pid: int, mark: str) -> bool:
 
 
 def kill(process: ProcessStat) -> None:
-    """SIGKILL for exactly this process, never for a later one that got its number."""
+    """Send SIGKILL to exactly this process, never to a later one with its pid."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         handle = os.pidfd_open(process.pid)
         try:
@@ -91,7 +94,7 @@ def kill(process: ProcessStat) -> None:
 
 
 def orphaned_processes(sessions: set[int], mark: str) -> list[ProcessStat]:
-    """Whoever of these sessions, of their descendants, or of the mark's bearers still lives."""
+    """Return the live processes of these sessions, their descendants, and those with the mark."""
     processes = all_processes()
     roots = {pid for pid, process in processes.items() if process.session in sessions}
     roots |= {pid for pid in processes if pid not in roots and is_marked(pid, mark)}
@@ -102,7 +105,7 @@ def orphaned_processes(sessions: set[int], mark: str) -> list[ProcessStat]:
 
 
 def sweep(sessions: set[int], mark: str) -> bool:
-    """Kill until nobody is left; False when somebody is after SWEEP_S."""
+    """Kill until none is left; return False where some survive SWEEP_S."""
     deadline = time.monotonic() + SWEEP_S
     while alive := orphaned_processes(sessions, mark):
         if time.monotonic() > deadline:

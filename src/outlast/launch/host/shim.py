@@ -17,7 +17,7 @@ def main(argv: list[str]) -> None:
     launcher, command = int(argv[0]), argv[1:]
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    # The launcher may have died before the line above: then nobody would ever send the signal.
+    # The launcher may have died before the line above: then the signal would never come.
     if os.getppid() != launcher:
         os._exit(1)
     try:

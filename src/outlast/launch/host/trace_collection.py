@@ -14,19 +14,23 @@ from outlast.launch.host.worker_pool import WorkerHandle, WorkerPool
 from outlast.transport import messages
 
 ROOM = "traces"
-PATIENCE_S = 1.0  # a worker that can answer needs milliseconds; who hangs with its lock held cannot
-COLLECTIONS_MAX = 32  # in a launcher's life: a run that hangs again and again fills no disk
+PATIENCE_S = (
+    1.0  # an answer takes milliseconds; a worker that holds its interpreter lock gives none
+)
+COLLECTIONS_MAX = (
+    32  # in a launcher's life, so that a run that keeps hanging does not fill the disk
+)
 
 
 class TraceCollection:
-    """Asks this host's workers to write what they recorded, and waits for `PATIENCE_S` at most."""
+    """Collects the flight recorder dumps of this host's workers, within `PATIENCE_S`."""
 
     def __init__(
         self, crew: WorkerPool, ask: Callable[[WorkerHandle, messages.Trace], bool]
     ) -> None:
-        """`ask`: whether its frame could still be sent."""
+        """`ask` sends a request, and returns whether it could be sent."""
         self._crew, self._ask = crew, ask
-        self._folder = ""  # what is collected now, or was last
+        self._folder = ""  # of the current collection, or of the last one
         self._remaining = COLLECTIONS_MAX
         self._waiting: set[str] = set()
         self._written = 0
@@ -34,7 +38,7 @@ class TraceCollection:
         self._under_way: asyncio.Task[str] | None = None
 
     async def collect(self, suspect: messages.Suspect) -> messages.Suspect:
-        """The suspect, with where the recorders' files are found, if there are any."""
+        """Return the suspect with the folder of the dumps, if there are any."""
         if self._under_way is None or self._under_way.done():
             self._under_way = asyncio.create_task(self._collect())
         found = await asyncio.shield(self._under_way)
@@ -45,7 +49,7 @@ class TraceCollection:
         return msgspec.structs.replace(suspect, fault=fault)
 
     def answered(self, worker: str, body: messages.Traced) -> None:
-        """A worker has written its part, or says why not."""
+        """Handle a worker's answer: its dump is written, or the reason why not."""
         if body.folder == self._folder and worker in self._waiting:
             self._waiting.discard(worker)
             self._written += not body.error
@@ -72,7 +76,7 @@ class TraceCollection:
             async with asyncio.timeout(PATIENCE_S):
                 await self._answered.wait()
         except TimeoutError:
-            pass  # those who hang for good
+            pass  # workers that cannot answer
         self._waiting.clear()
         if not self._written:
             return ""
@@ -81,7 +85,7 @@ class TraceCollection:
 
 
 def _can_answer(worker: WorkerHandle) -> bool:
-    """It has a seat, has reached `init()`, lives, and is not stopped."""
-    if worker.seat < 0 or worker.burial is not None or worker.kill_reason:
+    """Return whether it has a seat, has reached `init()`, lives, and is not stopped."""
+    if worker.seat < 0 or worker.reaping is not None or worker.kill_reason:
         return False
     return worker.page.read().t_ns > 0 and worker.process.state not in "TtZX"

@@ -1,6 +1,6 @@
 """Worker groups whose script does not call ``outlast.init()``, restarted together as by torchrun.
 
-Outlast knows no steps of such a script and keeps none of its state. What it can do: name the root
+Outlast sees no steps of such a script and saves none of its state. What it can do: name the root
 cause, restart the group at most ``--max-restarts`` times where a restart can help, and report a
 group that stands still.
 """
@@ -196,8 +196,8 @@ class UnmanagedGroup:
             exited.cancel()
 
     async def _reap(self, worker: WorkerHandle) -> events.Fault | None:
-        remains = await self._crew.reap(worker)
-        fault = worker_fault(worker, remains, self._crew.host, self._record.now_ns())
+        outcome = await self._crew.reap(worker)
+        fault = worker_fault(worker, outcome, self._crew.host, self._record.now_ns())
         if self._hang and worker.kill_reason == self._hang:
             fault = structs.replace(fault, kind="hung", detail=self._hang, worker="", seat=-1)
         self._record.emit(
@@ -205,7 +205,7 @@ class UnmanagedGroup:
                 t_ns=self._record.now_ns(), worker=worker.name, seat=worker.seat, fault=fault
             )
         )
-        return fault if remains.exit_code else None
+        return fault if outcome.exit_code else None
 
     async def _end_all(self) -> None:
         """Send SIGTERM to all, as torchrun does, and SIGKILL to those alive after ``stop_s``."""
@@ -217,7 +217,7 @@ class UnmanagedGroup:
                 await self._reap(await asyncio.wait_for(self._exited.get(), max(0.0, left_s)))
             except TimeoutError:
                 break
-        await self._crew.kill_all("it did not end when asked to")
+        await self._crew.kill_all("it did not end after SIGTERM")
 
     def _start(self) -> events.Fault | None:
         """Start all ranks again under a fresh port; the fault when the host cannot."""

@@ -12,7 +12,7 @@ from outlast import config
 from outlast.launch.host.reaper import MARK_VARIABLE
 from outlast.launch.torchrun_arguments import RunPlan
 
-# A later torch may read more of them; a spare must find none that speaks of a seat.
+# A later torch may read more of them; a spare must have none that implies a rank.
 _SEAT_VARIABLES = ("RANK", "ROLE_RANK")
 
 
@@ -25,7 +25,7 @@ def worker_environment(
     restart_count: int,
     error_file: str,
 ) -> dict[str, str]:
-    """All variables of one worker; `settings.seat` -1 makes it a spare, which has no RANK."""
+    """Return the environment of one worker; a spare (`settings.seat` -1) has no RANK."""
     world, rank = str(plan.world), str(settings.seat)
     extra = {
         "RANK": rank,
@@ -58,8 +58,11 @@ def worker_environment(
 
 
 def free_port(address: str) -> int:
-    """A TCP port that is free on `address` now. Raises OSError when the address is not ours, and
-    its kind gaierror when it does not resolve."""
+    """Return a TCP port that is free on `address` now.
+
+    Raises OSError where the address is not this host's; gaierror, a kind of it, where it does not
+    resolve.
+    """
     found = socket.getaddrinfo(address.strip("[]"), 0, type=socket.SOCK_STREAM)
     family, _, _, _, name = found[0]
     with socket.socket(family) as probe:

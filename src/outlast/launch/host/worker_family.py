@@ -20,8 +20,8 @@ from outlast.transport.worker_page import Page
 
 _SHIM = Path(__file__).with_name("shim.py")
 _PR_SET_CHILD_SUBREAPER = 36
-KILL_S = 10.0  # SIGKILL -> the last of the family is a zombie; only a sick kernel needs longer
-WARDENS_MAX = 8  # replacements in a launcher's life
+KILL_S = 10.0  # from SIGKILL until all are zombies; only a broken kernel needs longer
+REAPERS_MAX = 8  # replacements in a launcher's life
 TAIL_LINES = 40
 _TAIL_BYTES = 64 << 10
 
@@ -38,7 +38,7 @@ class ProcessIdentity(NamedTuple):
 
 
 def become_subreaper() -> None:
-    """Orphans of our workers become our children, so that they can be found and reaped.
+    """Become the parent of orphaned descendants, so that they can be found and reaped.
 
     Raises OSError where the kernel refuses.
     """
@@ -50,7 +50,7 @@ class WorkerFamily:
     """A started worker. `exit_code` is as in subprocess: negative for a signal, None while alive.
 
     `on_exit` is called once in the event loop when the main process has died; it stays a zombie
-    (and its session's number taken) until `bury` has killed and reaped the whole family.
+    (and its session's number taken) until `reap` has killed and reaped the whole family.
     """
 
     def __init__(
@@ -82,15 +82,14 @@ class WorkerFamily:
         self.pid = self._popen.pid
         try:
             self._pidfd = os.pidfd_open(self.pid)
-        except OSError:  # nobody could watch it: it must not live
+        except OSError:  # it could not be watched: kill it
             self._popen.kill()
             self._popen.wait(KILL_S)
             raise
-        self._leaders = leaders  # whom their owners reap: main processes and the warden
+        self._leaders = leaders  # main processes and the reaper: their owners reap them
         leaders.add(self.pid)
         self._exit_code: int | None = None  # once it is buried
-        # Who was seen to be of the family: on its way out a process loses its environment before
-        # it is a zombie, and must not be forgotten in between.
+        # Members seen so far: an exiting process loses its environment before it is a zombie.
         self._kin: set[tuple[int, int]] = set()
         self._loop = asyncio.get_running_loop()
         self._on_exit = on_exit
@@ -109,7 +108,7 @@ class WorkerFamily:
 
     @property
     def killed_by(self) -> int:
-        """The signal that ended the main process, while it is not buried; 0: none did."""
+        """The signal that ended the main process, until it is reaped; 0 where none did."""
         try:
             found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
@@ -119,14 +118,14 @@ class WorkerFamily:
 
     @property
     def state(self) -> str:
-        """The kernel's state letter (R S D T t Z), "X" when it is gone."""
+        """The kernel's state letter (R S D T t Z), "X" where the process does not exist."""
         stat = reaper.read_process_stat(self.pid)
         return stat.state if stat else "X"
 
     async def reap(self) -> int:
-        """Kill and reap the whole family; the main process's exit code, again if asked again.
+        """Kill and reap the whole family; return the main process's exit code, also when repeated.
 
-        Raises TimeoutError when somebody survives SIGKILL for KILL_S seconds.
+        Raises TimeoutError where a process survives SIGKILL for KILL_S seconds.
         """
         if self._exit_code is not None:
             return self._exit_code
@@ -148,8 +147,8 @@ class WorkerFamily:
         except subprocess.TimeoutExpired as error:
             raise TimeoutError(f"worker {self.name} cannot be reaped: {error}") from error
         self._leaders.discard(self.pid)
-        # Buried while it lived, it may be that its death was not looked at yet: the loop must not
-        # go on watching a number that the next file opened will have.
+        # The loop may not have handled its end yet; it must not watch a descriptor number that the
+        # next opened file will have.
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
         return self._exit_code
@@ -160,8 +159,8 @@ class WorkerFamily:
         processes = reaper.all_processes()
         us, our_session = os.getpid(), os.getsid(0)
         for process in list(processes.values()):
-            # A zombie has no environment left, so that it cannot be told whose it was; but who
-            # is our child in another session, and no leader, can only be some worker's orphan.
+            # A zombie has no environment, and so no mark. But a child of ours in another session
+            # that is no leader can only be a worker's orphan.
             is_ours = process.parent == us and process.session != our_session
             if process.state in "ZX" and is_ours and process.pid not in self._leaders:
                 with contextlib.suppress(ChildProcessError):
@@ -183,12 +182,12 @@ class WorkerFamily:
         return family
 
     def stderr_tail(self) -> str:
-        """The last TAIL_LINES lines that it wrote to stderr."""
+        """Return the last TAIL_LINES lines of its stderr."""
         return tail(self.log_dir / "stderr.log")
 
 
 def tail(path: Path) -> str:
-    """The last TAIL_LINES lines of a log, at most 64 KiB; "" when there is none."""
+    """Return the last TAIL_LINES lines of a log, at most 64 KiB; "" where there is none."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
@@ -199,7 +198,7 @@ def tail(path: Path) -> str:
 
 
 def signal_name(number: int) -> str:
-    """SIGKILL and the like; the real-time signals in between their two ends have no name."""
+    """Return the name of a signal; most real-time signals have only a number."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -208,8 +207,10 @@ def signal_name(number: int) -> str:
 
 
 class ReaperHandle:
-    """The launcher's end of the warden: told each session, it outlives a killed launcher. One that
-    dies itself is replaced; `note` hears of that. Raises OSError where the first cannot be started.
+    """The launcher's handle of its reaper process, which outlives a killed launcher.
+
+    Each worker's session is reported to it. A reaper that dies is replaced, with a note. Raises
+    OSError where the first one cannot be started.
     """
 
     def __init__(
@@ -217,27 +218,27 @@ class ReaperHandle:
     ) -> None:
         self._mark, self._lock_fd, self._leaders, self._note = mark, lock_fd, leaders, note
         self._sessions: set[int] = set()
-        self._replacements = WARDENS_MAX
+        self._replacements = REAPERS_MAX
         self._loop = asyncio.get_running_loop()
         self._popen: subprocess.Popen[bytes] | None = None  # None: there is none any more
         self._start()
 
-    def born(self, session: int) -> None:
+    def add(self, session: int) -> None:
         """Report the session of a new worker to the reaper."""
         self._sessions.add(session)
         self._tell(f"+{session}\n")
 
-    def buried(self, session: int) -> None:
+    def remove(self, session: int) -> None:
         """Report that a worker's session has ended and was reaped."""
         self._sessions.discard(session)
         self._tell(f"-{session}\n")
 
     def dismiss(self) -> None:
-        """End it: whatever is still there of our workers dies first, and who does not is noted."""
+        """End the reaper after it has killed the remaining workers; note those that survive."""
         code = self._part(reaper.SWEEP_S + KILL_S)
         if code == 0:
             return
-        if code != 1:  # it was killed, or there was none: then nobody has swept
+        if code != 1:  # it was killed, or there was none: nothing was swept
             reaper.sweep(self._sessions, self._mark)
         if remaining := reaper.orphaned_processes(self._sessions, self._mark):
             pids = ", ".join(f"{process.pid} ({process.state})" for process in remaining)
@@ -256,7 +257,7 @@ class ReaperHandle:
         self._leaders.add(self._popen.pid)
         assert self._popen.stdin is not None
         self._stdin = self._popen.stdin
-        # The pipe breaks when it dies: no other descriptor is needed to see it.
+        # The pipe breaks when it dies, which needs no other descriptor.
         self._loop.add_reader(self._stdin, self._died)
         for session in self._sessions:
             self._tell(f"+{session}\n")
@@ -269,7 +270,7 @@ class ReaperHandle:
     def _died(self) -> None:
         code = self._part(KILL_S)
         how = signal_name(-code) if code and code < 0 else f"exit code {code}"
-        message = f"the warden, who cleans up behind a launcher that is killed, has died ({how})"
+        message = f"the reaper process, which cleans up after a killed launcher, has died ({how})"
         if not self._replacements:
             self._note(f"{message} too often to be replaced: only the workers themselves would die")
             return
@@ -282,7 +283,7 @@ class ReaperHandle:
             self._note(f"{message}; another one was started")
 
     def _part(self, wait_s: float) -> int | None:
-        """Hang up, wait for its end at most `wait_s`, kill it then; its exit code."""
+        """Close the pipe, wait for its end at most `wait_s`, then kill it; return its exit code."""
         popen, self._popen = self._popen, None
         if popen is None:
             return None

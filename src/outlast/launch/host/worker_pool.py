@@ -60,7 +60,7 @@ class WorkerOutcome(NamedTuple):
 
 
 class WorkerHandle:
-    """One living worker. `on_frame` and `on_exit` may be changed by whoever takes over command."""
+    """One living worker. `on_frame` and `on_exit` may be replaced by the part that takes over."""
 
     def __init__(self, post: WorkerPost, local_rank: int) -> None:
         self.name = post.name
@@ -68,7 +68,7 @@ class WorkerHandle:
         self.local_rank = local_rank
         self.started_ns = time.monotonic_ns()
         self.kill_reason = ""
-        self.burial: asyncio.Task[WorkerOutcome] | None = None
+        self.reaping: asyncio.Task[WorkerOutcome] | None = None
         self.page: Page
         self.process: WorkerFamily
         self.channel: Channel
@@ -79,7 +79,7 @@ class WorkerHandle:
 
 
 class WorkerPool:
-    """Starts workers and keeps account of them, by name, until they are buried."""
+    """Workers of this host by name, from their start until they are reaped."""
 
     def __init__(
         self,
@@ -91,21 +91,21 @@ class WorkerPool:
         note: Callable[[str], None],
     ) -> None:
         self.clock = clock  # of all processes of this host
-        self.note = note  # tells the owner
+        self.note = note  # writes a note into the run's events
         self.plan = plan
         self.run_dir = run_dir
         self.host = host
         self.workers: dict[str, WorkerHandle] = {}
-        self.devices = 0  # GPUs that a worker sees, once one has said so
-        self.unwell: set[int] = set()  # local ranks whose device is to be left
+        self.devices = 0  # GPUs that a worker sees; 0 until one has reported
+        self.unwell: set[int] = set()  # local ranks whose device has findings
         self.started: deque[WorkerHandle] = deque(
             maxlen=_STARTED_MAX
-        )  # for whoever follows their logs
+        )  # for the display, which follows their logs
         self._token = token
         self._mark = worker_mark(token)
         self.master_port = plan.master_port or free_port(plan.master_addr)
         self.leaders: set[int] = set()  # pids that their owners reap
-        self._warden = ReaperHandle(f"{self._mark}:", run_dir.lock_fd, self.leaders, note)
+        self._reaper = ReaperHandle(f"{self._mark}:", run_dir.lock_fd, self.leaders, note)
         self._keepers_prefix = f"@outlast-{self._mark}-"
         self.keepers = KeeperPool(
             self._keepers_prefix,
@@ -146,7 +146,7 @@ class WorkerPool:
             theirs.close()
             page.close()
             raise
-        self._warden.born(process.pid)
+        self._reaper.add(process.pid)
         worker.page, worker.process = page, process
         worker.channel = Channel(
             ours, self._token, lambda frame: worker.on_frame(worker, frame), lambda _reason: None
@@ -182,9 +182,10 @@ class WorkerPool:
         )
 
     def _free_local_rank(self, seat: int) -> int:
-        """The device from birth, below world + spares: the seat's own number where it is free, else
-        the lowest; a spare leaves the seats' own numbers for the last, and all leave devices that
-        are not well. Shared when all are taken.
+        """Return the local rank of a new worker, below world + spares.
+
+        The seat's own number where it is free, else the lowest; spares take the seats' numbers
+        last. Devices with findings are avoided. All taken: one is shared.
         """
         world, total = self.plan.world, self.plan.world + self.plan.spares
         taken = {worker.local_rank for worker in self.workers.values()}
@@ -194,8 +195,11 @@ class WorkerPool:
         return next((number for number in free if number not in self.unwell), (free or numbers)[0])
 
     def device_for(self, worker: WorkerHandle) -> int:
-        """The local rank of a spare that takes a seat. One born without a GPU of its own, since
-        the host has none left for spares, gets the one that the seat's last worker had."""
+        """Return the local rank of a spare that takes a seat.
+
+        A spare that was started without a GPU of its own, since the host had none left, gets the
+        one of the seat's last worker.
+        """
         if worker.local_rank >= max(self.devices, self.plan.world) or self.devices == 0:
             taken = {other.local_rank for other in self.workers.values() if other is not worker}
             free = [number for number in range(self.plan.world) if number not in taken]
@@ -204,30 +208,30 @@ class WorkerPool:
         return worker.local_rank
 
     def kill(self, worker: WorkerHandle, reason: str) -> None:
-        """SIGKILL; `on_exit` follows. The first reason is the one that is told."""
+        """Send SIGKILL; `on_exit` follows. The first reason is the one that is reported."""
         worker.kill_reason = worker.kill_reason or reason
         worker.process.send_signal(signal.SIGKILL)
 
     def ask_to_end(self) -> None:
-        """SIGTERM for every main process, as torchrun does."""
+        """Send SIGTERM to every main process, as torchrun does."""
         for worker in self.workers.values():
             worker.process.send_signal(signal.SIGTERM)
 
     async def reap(self, worker: WorkerHandle) -> WorkerOutcome:
-        """Kill and reap the whole family, take in its last words, and forget it.
+        """Kill and reap the whole family, collect its outcome, and forget it.
 
-        Raises TimeoutError when somebody survives SIGKILL; the worker is then still on the books,
+        Raises TimeoutError where a process survives SIGKILL; the worker is then still listed,
         and the next call tries again. What it left in a state that cannot be read is noted.
         """
-        if worker.burial is None or (worker.burial.done() and worker.burial.exception()):
-            worker.burial = asyncio.create_task(self._reap_one(worker))
-        return await asyncio.shield(worker.burial)
+        if worker.reaping is None or (worker.reaping.done() and worker.reaping.exception()):
+            worker.reaping = asyncio.create_task(self._reap_one(worker))
+        return await asyncio.shield(worker.reaping)
 
     async def _reap_one(self, worker: WorkerHandle) -> WorkerOutcome:
         exit_code = await worker.process.reap()
         self._try(worker, worker.channel.read_rest, None)
         worker.channel.close()
-        remains = WorkerOutcome(
+        outcome = WorkerOutcome(
             exit_code,
             self._try(worker, worker.page.read, None),
             self._try(worker, worker.page.slots, {}),
@@ -235,9 +239,9 @@ class WorkerPool:
             read_error_file(worker.process.log_dir / ERROR_FILE_NAME),
         )
         worker.page.close()
-        self._warden.buried(worker.process.pid)
+        self._reaper.remove(worker.process.pid)
         self.workers.pop(worker.name, None)
-        return remains
+        return outcome
 
     def _try(self, worker: WorkerHandle, read: Callable[[], Left], error_text: Left) -> Left:
         try:
@@ -250,38 +254,38 @@ class WorkerPool:
             return error_text
 
     async def kill_all(self, reason: str) -> None:
-        """End everybody, whatever they do. Raises TimeoutError as `bury`."""
+        """Kill and reap all workers. Raises TimeoutError as `reap` does."""
         workers = list(self.workers.values())
         for worker in workers:
             worker.on_exit = lambda _worker: None
             self.kill(worker, reason)
-        burials = (self.reap(worker) for worker in workers)
-        for end in await asyncio.gather(*burials, return_exceptions=True):
+        reapings = (self.reap(worker) for worker in workers)
+        for end in await asyncio.gather(*reapings, return_exceptions=True):
             if isinstance(end, BaseException):
                 raise end
 
     async def close(self) -> None:
-        """Nobody is left when this returns, as far as SIGKILL reaches; who is left is noted."""
+        """Kill and reap all workers; note those that survive SIGKILL."""
         try:
             await self.kill_all("the launcher ends")
         except (TimeoutError, OSError) as error:
-            self.note(f"{error}; the warden tries once more, and waits longer")
+            self.note(f"{error}; the reaper tries once more, and waits longer")
         await self.keepers.close(self.plan.limits.stop_s)
-        self._warden.dismiss()
+        self._reaper.dismiss()
 
 
 def worker_mark(token: bytes) -> str:
-    """The family mark of a run's processes: made from the token, but it does not tell it."""
+    """Return the family mark of a run's processes, derived from the token without revealing it."""
     return hashlib.blake2b(token, digest_size=8).hexdigest()
 
 
-def worker_fault(worker: WorkerHandle, remains: WorkerOutcome, host: str, t_ns: int) -> Fault:
-    """Return the fault that a worker's death is, as seen from outside.
+def worker_fault(worker: WorkerHandle, outcome: WorkerOutcome, host: str, t_ns: int) -> Fault:
+    """Return the fault that a worker's death shows from outside.
 
     An exception that the worker recorded in its error file (torch's ``@record``) comes before the
     end of its stderr. A worker that had not called ``outlast.init()`` has no step.
     """
-    code, beat = remains.exit_code, remains.beat
+    code, beat = outcome.exit_code, outcome.beat
     if worker.kill_reason:
         kind, detail = "requested", f"killed by its agent: {worker.kill_reason}"
     elif code < 0:
@@ -300,13 +304,13 @@ def worker_fault(worker: WorkerHandle, remains: WorkerOutcome, host: str, t_ns: 
         state=beat.state if beat else "",
         signal=max(0, -code),
         exit_code=max(0, code),
-        traceback=_traceback(remains) if code > 0 else "",
+        traceback=_traceback(outcome) if code > 0 else "",
         t_ns=t_ns,
     )
 
 
-def _traceback(remains: WorkerOutcome) -> str:
-    recorded = remains.error_file
+def _traceback(outcome: WorkerOutcome) -> str:
+    recorded = outcome.error_file
     if recorded is None:
-        return remains.stderr_tail
+        return outcome.stderr_tail
     return recorded.traceback or recorded.message
