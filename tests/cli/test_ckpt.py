@@ -117,7 +117,7 @@ def test_an_empty_directory_is_no_error_to_list(ckpt: Ckpt, tmp_path: Path) -> N
         (("show", "{root}/step-000000004-n4-a1"), "no commit record"),
         (("show", "{root}/step-000000008-n8-a1"), "is not there"),
         (("show", "{root}", "--tensors", "optimizer.*"), "none of its 3 tensors"),
-        (("verify", "{root}", "--all", "--step", "1"), "contradict"),
+        (("verify", "{root}", "--all", "--step", "1"), "exclude each other"),
         (("verify", "{root}/{name}", "--all"), "is one checkpoint"),
         (("prune", "{root}/{name}", "--keep", "last=1"), "is one checkpoint"),
         (("prune", "{root}", "--keep", "last=0"), "at least the newest"),
@@ -127,7 +127,7 @@ def test_an_empty_directory_is_no_error_to_list(ckpt: Ckpt, tmp_path: Path) -> N
         (("copy", "{root}", "{root}/{name}"), "the name of one checkpoint"),
         (("copy", "{root}", "{root}/latest"), "is no directory"),
         (("copy", "{root}", "{root}x", "--limit-rate", "fast"), "--limit-rate fast"),
-        (("copy", "{root}", "{root}x", "--all", "--step", "1"), "contradict"),
+        (("copy", "{root}", "{root}x", "--all", "--step", "1"), "exclude each other"),
         (("export", "{root}", "{dcp}", "--format", "dcp"), "is there already"),
         (("export", "{root}", "{root}/x", "--format", "pt"), "--format"),
         (("export", "{root}", "{root}/x", "--format", "dcp", "--tied", "a=b"), "for safetensors"),
@@ -237,7 +237,7 @@ def test_prune_leaves_a_run_that_lives_alone(ckpt: Ckpt, root: Path, tmp_path: P
             (tmp_path / "lock").write_text(words)
             for target in (tmp_path, root):
                 found = ckpt("prune", target, "--keep", "last=1")
-                assert found.code == EXIT_USER_ERROR and "of a run that lives" in found.err
+                assert found.code == EXIT_USER_ERROR and "belongs to a live run" in found.err
                 assert len(list(root.glob("step-*"))) == 3
         assert ckpt("prune", tmp_path, "--keep", "last=1", "--dry-run").code == 0
     finally:

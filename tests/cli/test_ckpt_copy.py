@@ -40,7 +40,7 @@ def test_copies_are_equal_and_made_once(ckpt: Ckpt, root: Path, tmp_path: Path) 
     found = ckpt("copy", root, tmp_path / "a" / "b", "--all")
     assert found.code == 0 and found.out.index(NAMES[2]) < found.out.index(NAMES[1])
     assert tree(tmp_path / "a" / "b") == tree(root)
-    assert "has everything" in ckpt("copy", root, tmp_path / "a" / "b", "--all").out
+    assert "has all checkpoints" in ckpt("copy", root, tmp_path / "a" / "b", "--all").out
     assert ckpt("copy", root, tmp_path / "a" / "b", "--all", "--json").json == []
 
 

@@ -48,9 +48,9 @@ def test_of_a_thousand_logs_those_are_shown_that_have_something_odd(
     logs[3].write_text(logs[3].read_text() + "2024-05-17T10:00:00+00:00 n3 kernel: NVRM: Xid x\n")
     found = said(capsys, tmp_path / "lake", *logs)
     assert "n3.log: kernel" in found and "1 rejected" in found and "n4.log" not in found
-    assert "24 logs of which nothing is to be said" in found and "findings: 25 read" in found
+    assert "24 logs without remarks" in found and "findings: 25 read" in found
     again = said(capsys, tmp_path / "lake", *logs)
-    assert "25 logs of which nothing is to be said, 25 of them read before" in again
+    assert "25 logs without remarks, 25 of them read before" in again
 
 
 def test_steps_alone_are_said_to_be_no_jobs(
@@ -58,7 +58,7 @@ def test_steps_alone_are_said_to_be_no_jobs(
 ) -> None:
     (tmp_path / "log").write_text(HEADER + row("1.batch") + row("1.0"))
     found = said(capsys, tmp_path / "lake", tmp_path / "log")
-    assert "2 left out, as no record: step of a job" in found
+    assert "2 left out as no record: step of a job" in found
     assert "no row is of a job, only of steps" in found
 
 
@@ -120,7 +120,7 @@ def test_one_wrong_year_does_not_move_the_last_days_there(
         + row(3).replace("2024", "2094")
     )
     found = said(capsys, tmp_path / "lake", tmp_path / "log")
-    assert "1 odd, but kept: records of a time that is still to come" in found
+    assert "1 unusual, but kept: records of a time that is still to come" in found
     lake = Lake.open(tmp_path / "lake")
     assert load_window(lake).until_ns < lake.until_ns - 50 * 365 * DAY_NS
     assert load_window(lake).jobs.collect()["job"].sort().to_list() == ["1", "2"]

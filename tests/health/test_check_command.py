@@ -173,7 +173,7 @@ def test_a_recording_that_lacks_samples_is_refused(
     del old["samples"]
     record.write_text("\n".join([json.dumps(old), *samples]))
     main(["check", "--replay", str(record), "--json"])
-    assert "whether the file is whole" in json.loads(capsys.readouterr().out)["notes"][1]
+    assert "may be incomplete" in json.loads(capsys.readouterr().out)["notes"][1]
 
 
 def test_a_replay_judges_what_is_asked_for(
@@ -208,7 +208,7 @@ def test_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("--json", "--format", "nagios"), "say one of them"),
+        (("--json", "--format", "nagios"), "exclude each other"),
         (("--rank", "1"), "need --ring"),
         (("--ring", "a:1", "--world", "2"), "--only neighbour"),
         (("--learn", "NEW", "--drain"), "leave all but --json out"),

@@ -85,7 +85,7 @@ def test_any_names_are_written_as_they_are(tables: dict[str, dict[str, object]])
 def test_this_machine_is_learnt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "check.toml"
     assert main(["check", "--learn", str(path)]) == 0
-    assert "look at it before it is used" in capsys.readouterr().out
+    assert "review it before use" in capsys.readouterr().out
     assert read_settings(path) == parse_settings(tomllib.loads(path.read_text()), "t")
     asked = ["check", "--settings", str(path), "--only", "memory", "disk"]
     assert main(asked) == 0, capsys.readouterr().out

@@ -100,7 +100,7 @@ def test_simulate_writes_a_row_for_each_run(plan: Plan, tmp_path: Path, suffix: 
 def test_simulate_prints_it_beside_theory(plan: Plan) -> None:
     text = plan.text("simulate", *SAID, "--replications", 50)
     assert "50 runs, seed 0; a save every" in text and "theory" in text
-    assert "\n from storage" in text and "from memory" not in text
+    assert "\nfrom storage" in text and "from memory" not in text
 
 
 def test_sweep_writes_a_row_for_each_point(plan: Plan, tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_theory_alone_needs_no_runs(plan: Plan, tmp_path: Path) -> None:
         (("simulate", *SAID, "--out", "runs.xls"), "write as one of .parquet"),
         (("simulate", *SAID, "--out", "none/runs.csv"), "there is no directory"),
         (("simulate", *SAID, "--workers", 0), "--workers 0"),
-        (("simulate", *SAID, "--workers", 2, "--dask", "tcp://127.0.0.1:1"), "say one of them"),
+        (("simulate", *SAID, "--workers", 2, "--dask", "tcp://127.0.0.1:1"), "give one of them"),
         (("simulate", *SAID, "--dask", "nonsense://x"), "as in tcp://10.0.0.1:8786"),
         (("sweep", "--over", "gpus=1k,2k", "--strategy", "outlast,drp"), "--strategy drp"),
         (("sweep", "--over", "gpus=1k", "--over", "work=1d", "--over", "step=1s"), "one field or"),

@@ -11,7 +11,7 @@ from typing import Annotated, Literal, NamedTuple
 from cyclopts import Parameter
 from msgspec.structs import replace
 
-from outlast.cli.output_stream import as_json, say
+from outlast.cli.output_stream import echo, print_json
 from outlast.errors import EXIT_DONE, OutlastError, UsageError
 from outlast.health import check_settings as settings_of
 from outlast.health.check_settings import CheckSettings, Profile, RingSettings
@@ -29,7 +29,7 @@ from outlast.health.node_report import NodeReport, exit_code, nagios, report_lin
 from outlast.node_logs import xid_policy as policies
 
 NAGIOS_UNKNOWN = 3
-PROFILE: Profile = "periodic"  # where none is said
+PROFILE: Profile = "periodic"  # the default
 
 Format = Literal["text", "json", "nagios"]
 
@@ -53,7 +53,7 @@ def check(
     """Check this node: GPUs, links, file systems, kernel log, memory, services.
 
     Exit code 0: healthy, or only warnings. 1: something costs a job (now, or drain
-    when it has ended). 3: a check could not tell. 2: wrong usage; nothing was
+    when it has ended). 3: a check was inconclusive. 2: wrong usage; nothing was
     checked. With --format nagios: 0 ok, 1 warning, 2 critical, 3 unknown.
 
     Parameters
@@ -62,7 +62,7 @@ def check(
         Which checks: prolog (10 s in all), periodic
         (30 s), epilog (20 s), preflight (300 s).
     settings
-        A TOML file that says what this node should have (see docs/check.md).
+        A TOML file with what this node should have (see docs/check.md).
     state
         A directory to remember counters, flaps and the kernel log's mark in.
     only
@@ -73,7 +73,7 @@ def check(
         Judge the samples of such a file; nothing of this machine is looked at.
     drain
         Drain this node through scontrol where something costs a job: not where it is away already,
-        not in a prolog or an epilog, and never more of the fleet than the settings say (2 % an
+        not in a prolog or an epilog, and never more of the fleet than the settings allow (2 % an
         hour). Nodes are never resumed.
     learn
         Write a new file of settings from what this node has now, and check nothing.
@@ -101,14 +101,14 @@ def check(
         return _checked(request)
     except OutlastError as error:
         # Nagios takes 1 and 2, which this would end with, for a node's own trouble.
-        say(f"UNKNOWN - nothing was checked: {error}".replace("|", "/").replace("\n", " "))
+        echo(f"UNKNOWN - nothing was checked: {error}".replace("|", "/").replace("\n", " "))
         return NAGIOS_UNKNOWN
 
 
 def _form(output_format: Format, *, json: bool) -> Format:
     """Return the output format. Raises UsageError where `--json` contradicts it."""
     if json and output_format == "nagios":
-        raise UsageError("--json and --format nagios: say one of them")
+        raise UsageError("--json and --format nagios exclude each other")
     return "json" if json else output_format
 
 
@@ -158,7 +158,7 @@ def _checked(request: CheckRequest) -> int:
 
 
 def _refuse_foreign(settings: Path) -> None:
-    """Raise UsageError for settings that others can write, whose checks root would run."""
+    """Raise UsageError for settings that other users can write, since root runs their checks."""
     found = settings.stat()
     if found.st_uid or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise UsageError(
@@ -211,12 +211,12 @@ def _learnt(path: Path, form: Format) -> int:
 
     text = learn_settings(path, SHIPPED)
     if form == "json":
-        as_json({"version": 1, "settings": str(path), "text": text})
+        print_json({"version": 1, "settings": str(path), "text": text})
     else:
-        say(f"{path}: written; look at it before it is used")
+        echo(f"{path}: written; review it before use")
         for line in text.splitlines():
             if line.startswith("# not learnt"):
-                say(line.removeprefix("# "))
+                echo(line.removeprefix("# "))
     return EXIT_DONE
 
 
@@ -266,7 +266,7 @@ def _replayed(
     taken = apply_settings(taken, used, head.settings)
     report = examine_recording(subject, taken, head.memory, head.t_ns, checks)
     if head.samples is None:
-        note = "recorded before samples were counted: whether the file is whole cannot be told"
+        note = "recorded before samples were counted: the file may be incomplete"
         report = replace(report, notes=(*report.notes, note))
     return report, used
 
@@ -274,12 +274,12 @@ def _replayed(
 def _shown(report: NodeReport, settings: CheckSettings, form: Format) -> int:
     if form == "nagios":
         code, line = nagios(report)
-        say(line)
+        echo(line)
         return code
     if form == "json":
-        as_json(report)
+        print_json(report)
     else:
-        say(f"{report.node}: {report.severity}  ({report.profile}, {report.took_s:.2f} s)")
+        echo(f"{report.node}: {report.severity}  ({report.profile}, {report.took_s:.2f} s)")
         for line in report_lines(report):
-            say(line)
+            echo(line)
     return exit_code(report, unknown_passes=settings.unknown_passes)

@@ -12,7 +12,7 @@ import msgspec
 from rich.text import Text
 
 from outlast import config
-from outlast.cli.output_stream import Printer, as_json
+from outlast.cli.output_stream import Printer, print_json
 from outlast.cli.run_comparison import RunComparison, compare
 from outlast.errors import EXIT_DONE, EXIT_GAVE_UP, OutlastError, RunDirError, UsageError
 from outlast.telemetry.run_summary import RunSummary, summarise
@@ -89,7 +89,7 @@ def demo(*, run_dir: Path | None = None, steps: int = 150, json: bool = False) -
     render(report.disturbed, console)
     _show(report, console)
     if json:
-        as_json(report)
+        print_json(report)
     return EXIT_DONE if report.comparison.equal else EXIT_GAVE_UP
 
 

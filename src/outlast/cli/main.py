@@ -32,7 +32,7 @@ Exit codes:
 * {EXIT_DONE}: done
 * {EXIT_USER_ERROR}: the script's own error, or a run directory that cannot be used
 * {EXIT_USAGE}: wrong usage, or an extra is missing; nothing was started
-* {EXIT_GAVE_UP}: every way to go on was tried
+* {EXIT_GAVE_UP}: every way to recover was tried
 * {EXIT_INTERRUPTED}: interrupted; the same command with --run-dir RUN_DIR resumes the run
 """
 # Where each is, and its docstring's first line: a list of commands imports none of them.
@@ -155,7 +155,7 @@ def _add(
     app: App, room: str, commands: Mapping[str, tuple[str, str]], arguments: Sequence[str]
 ) -> None:
     for name, (where, line) in commands.items():
-        # cyclopts takes the docstring where nothing else is said.
+        # cyclopts takes the docstring by default.
         app.command(f"{room}.{where}", name=name, help=None if name in arguments else line)
 
 
@@ -175,7 +175,7 @@ def _missing(error: ImportError, extras: dict[str, str]) -> tuple[str, str] | No
 
 def _framed(message: str, code: int) -> int:
     """Print one error, framed, on stderr."""
-    with contextlib.suppress(OSError):  # nobody reads stderr: the code says it
+    with contextlib.suppress(OSError):  # stderr is closed: the exit code remains
         Printer(stderr=True).print(
             Panel(Text(message), title="outlast", title_align="left", border_style="red")
         )

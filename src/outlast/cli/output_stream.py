@@ -66,12 +66,12 @@ def visible(text: str, keep: str = "") -> str:
     )
 
 
-def say(what: RenderableType) -> None:
+def echo(what: RenderableType) -> None:
     """Print one line, a table or a tree to stdout. Raises StorageError if that fails."""
     Printer().print(what, soft_wrap=isinstance(what, str))
 
 
-def as_json(value: Any) -> None:
+def print_json(value: Any) -> None:
     """Print one line of JSON to stdout."""
     import msgspec  # here, so that a help text starts without it
 
@@ -121,9 +121,7 @@ def _written() -> Iterator[None]:
 
 def _unwritten(error: OSError) -> StorageError:
     mute(sys.stdout)
-    return StorageError(
-        f"what was asked for could not be printed in full: {error.strerror or error}"
-    )
+    return StorageError(f"the output could not be printed in full: {error.strerror or error}")
 
 
 def _forgive(stream: object) -> None:
@@ -152,7 +150,7 @@ def settle() -> None:
             mute(stream)
 
 
-def tell(text: str) -> None:
+def echo_error(text: str) -> None:
     """Print a line to stderr unless its pipe is closed."""
     try:
         sys.stderr.write(text + "\n")

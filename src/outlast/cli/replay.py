@@ -18,7 +18,7 @@ from outlast.checkpoint.stores.catalog import Checkpoint, checkpoint_places, ope
 from outlast.checkpoint.stores.folder_store import Folder
 from outlast.cli.ckpt.ckpt_output import progress
 from outlast.cli.ckpt.target_argument import open_target
-from outlast.cli.output_stream import Printer, as_json
+from outlast.cli.output_stream import Printer, print_json
 from outlast.cli.replay_report import Original, ReplayReport, judge, show
 from outlast.cli.run_comparison import (
     UNKEPT,
@@ -49,7 +49,7 @@ from outlast.telemetry.live_view import display
 from outlast.text_formatting import frame_cause
 
 _FOLDER = "replay"
-Say = Callable[[str], None]
+Note = Callable[[str], None]
 
 
 class ReplayRuns(NamedTuple):
@@ -88,7 +88,7 @@ class Start(NamedTuple):
 
 
 @contextlib.contextmanager
-def room_for(start: Start, size_bytes: int) -> Iterator[tuple[ReplayRuns, Say]]:
+def room_for(start: Start, size_bytes: int) -> Iterator[tuple[ReplayRuns, Note]]:
     """Yield two names for run directories below the run's, and a function that keeps them.
 
     Directories not kept are removed at the end, whatever that end is. Raises StorageError where two
@@ -118,12 +118,12 @@ def room_for(start: Start, size_bytes: int) -> Iterator[tuple[ReplayRuns, Say]]:
                 above.rmdir()
 
 
-def run_once(start: Start, target: Path, *, plain: bool, keep: Say, say: Say) -> None:
+def run_once(start: Start, target: Path, *, plain: bool, keep: Note, note: Note) -> None:
     """Run the job to its end in `target`.
 
     Raises OutlastError for a bad end, with the directory kept; KeyboardInterrupt on request.
     """
-    branch(start.run_dir, start.place, target, say)
+    branch(start.run_dir, start.place, target, note)
     plan = msgspec.structs.replace(start.plan, run_dir=str(target), plain=plain)
     with contextlib.chdir(start.planned.cwd):  # scripts name files relative to it
         end, _ = launch(
@@ -197,15 +197,15 @@ def replay(
     notes += _shortened(origin.place, steps, start.until_step)
     for note in notes:
         _noting(console)(note)
-    with progress("reading the checkpoint") as tell:
-        if damages := verify(origin, tell):
+    with progress("reading the checkpoint") as advance:
+        if damages := verify(origin, advance):
             raise CorruptionError(
                 f"{damages[0].what}; nothing was started; replay from another checkpoint"
             )
     with room_for(start, origin.size_bytes) as (twins, keep):
         for number, target in enumerate(twins, 1):
             console.rule(f"{number}/2  steps {origin.place.step + 1} to {start.until_step}")
-            run_once(start, target, plain=json, keep=keep, say=_noting(console))
+            run_once(start, target, plain=json, keep=keep, note=_noting(console))
         found, original, suggestions = _held_together(start, twins, origin)
         verdict = judge(found, original)
         directories = tuple(map(str, twins)) if verdict != "identical" else ()
@@ -225,7 +225,7 @@ def replay(
     )
     show(report, console)
     if json:
-        as_json(report)
+        print_json(report)
     return EXIT_DONE if verdict == "identical" else EXIT_USER_ERROR
 
 
@@ -279,7 +279,7 @@ def _notes(
     notes: list[str] = []
     there, script = origin.commit.origin, plan.plan.script
     if not script.startswith("-m ") and not Path(script).is_file():
-        raise UsageError(f"the script {script} is gone; nothing was started; put it back")
+        raise UsageError(f"the script {script} does not exist; nothing was started; restore it")
     digest = there.get("script_digest", "")
     path = Path(there.get("script", "") or script)
     try:
@@ -310,8 +310,8 @@ def _held_together(
     """Compare the replays, and the run with the first; add hints."""
     ends = [end_of(each, start.until_step) for each in twins]
     a, b = (_between(losses(each), start) for each in twins)
-    with progress("comparing") as tell:
-        found = sides(a, b, ends[0], ends[1], tell)
+    with progress("comparing") as advance:
+        found = sides(a, b, ends[0], ends[1], advance)
     here, again = (end.commit.origin if end else {} for end in ends)
     suggestions = hints(found, (here, again))
     if found.parting and found.parting.step < start.until_step:

@@ -119,7 +119,7 @@ def _original(report: ReplayReport) -> str:
     """Describe the comparison with the run in a sentence."""
     found, unlike = report.original.sides, report.original.unlike
     if not found.compared:
-        return "the run itself: it has nothing of these steps to compare"
+        return "the original run: it has no values of these steps to compare"
     if found.equal:
         return f"the run itself: the same ({_counts(found)})"
     went = f"the run itself: other numbers{_where(found, ' again', ' then')}"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from outlast.cli.output_stream import Printer, settle, tell, write
+from outlast.cli.output_stream import Printer, echo_error, settle, write
 from outlast.controller.inputs import EndRun
 from outlast.errors import EXIT_DONE
 from outlast.launch import torchrun_arguments
@@ -35,7 +35,7 @@ def run(argv: list[str]) -> int:
         return EXIT_DONE
     if plan.check_settings:
         from outlast.health.check_settings import (
-            read_settings,  # a mistake in it is told before anything starts
+            read_settings,  # an error in it is reported before anything starts
         )
 
         read_settings(Path(plan.check_settings))
@@ -52,12 +52,12 @@ def conclude(end: EndRun, run_dir: Path, *, as_json: bool) -> None:
     """Print the outcome of the run. Raises nothing: schedulers act on the exit code."""
     try:
         if framed := frame_cause(end.outcome, end.cause):
-            tell(framed)
+            echo_error(framed)
         _summarise(run_dir, as_json=as_json)
-    except (OSError, KeyboardInterrupt) as error:  # a full disk; Ctrl-C has had its say
-        tell(f"outlast: the summary is not whole ({type(error).__name__}): {_again(run_dir)}")
+    except (OSError, KeyboardInterrupt) as error:  # a full disk; or Ctrl-C, which was handled
+        echo_error(f"outlast: the summary is not whole ({type(error).__name__}): {_again(run_dir)}")
     except Exception as error:  # noqa: BLE001 - the run is over: its books must not change its end
-        tell(f"outlast: no summary: {type(error).__name__}: {error}; {_again(run_dir)}")
+        echo_error(f"outlast: no summary: {type(error).__name__}: {error}; {_again(run_dir)}")
     settle()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from outlast.cli.output_stream import Printer, as_json, pour, say, tell
+from outlast.cli.output_stream import Printer, echo, echo_error, pour, print_json
 from outlast.errors import EXIT_DONE, OutlastError, RunDirError, UsageError
 from outlast.events import AnyEvent, Event, Fault, RunEnded, RunStarted, Scheduled, WorkerSpawned
 from outlast.telemetry import event_store, incident_explanation
@@ -25,7 +25,7 @@ _FILES_MAX = 64  # more take seconds to read: then the command that reads them i
 
 
 def trace_lines(run_dir: Path, incidents: Iterable[Incident]) -> Iterator[str]:
-    """Yield a line for each of these incidents of which there are dumps."""
+    """Yield a line for each of these incidents that has dumps."""
     folders = [each for each in run_dir.glob("traces/*") if each.is_dir()]
     for incident in incidents:
         details = " ".join(fault.detail for fault in incident.faults)
@@ -48,7 +48,7 @@ def _trace_verdict(folder: Path) -> str:
             f"flight recorders are in {folder}: pip install 'outlast[fleet]' adds what reads them"
         )
     except OutlastError as error:
-        return f"the flight recorders in {folder} do not tell: {error}"
+        return f"the flight recorders in {folder} are inconclusive: {error}"
 
 
 class Explained(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,8 +62,8 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
 def explain(run_dir: Path, incident: int | None = None, *, json: bool = False) -> int:
     """Explain incidents: cause, decision, reason and cost.
 
-    And how it was noticed, and what node checks had said by then. Before all
-    incidents: when the run saves, where that is its own to choose.
+    With the means of detection and the earlier findings of node checks. First comes
+    the save schedule, where the run chooses it itself.
 
     Parameters
     ----------
@@ -84,19 +84,19 @@ def explain(run_dir: Path, incident: int | None = None, *, json: bool = False) -
             raise UsageError(f"{run_dir} has no incident {incident} (it has {numbers})")
         found = chosen
     if json:
-        as_json(Explained(saves=scheduled, incidents=found))
+        print_json(Explained(saves=scheduled, incidents=found))
         return EXIT_DONE
     if scheduled is not None and incident is None:
-        say(saves(scheduled))
+        echo(saves(scheduled))
     if found:
         incident_explanation.explain(found, Printer(), life_of(run_dir, events))
         for line in (*finding_lines(found, events), *trace_lines(run_dir, found)):
-            say(line)
+            echo(line)
     else:
         ended = next((one for one in reversed(events) if isinstance(one, RunEnded)), None)
         framed = frame_cause(ended.outcome, ended.cause) if ended else ""
         text = f"no failure was recorded before the run ended:\n{framed}"
-        say(f"{run_dir}: {text if framed else 'nothing broke.'}")
+        echo(f"{run_dir}: {text if framed else 'nothing broke.'}")
     return EXIT_DONE
 
 
@@ -114,7 +114,7 @@ def summary(run_dir: Path, *, json: bool = False) -> int:
     """
     result = summarise(run_dir)
     if json:
-        as_json(result)
+        print_json(result)
     else:
         render(result, Printer())
     return EXIT_DONE
@@ -152,7 +152,7 @@ def _following(run_dir: Path) -> Iterator[AnyEvent]:
         yield event
         watch.take(event)
     if watch.died:
-        tell(
+        echo_error(
             f"outlast: {run_dir}: the events end here without an end of the run: its launcher has"
             " died; the same `outlast run` command resumes it"
         )

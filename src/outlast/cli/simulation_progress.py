@@ -26,7 +26,7 @@ def execution_place(
     """
     if address is not None:
         if workers is not None:
-            raise UsageError("--workers and --dask: say one of them")
+            raise UsageError("--workers and --dask exclude each other; give one of them")
         return dask_executor(address)
     if workers is None:
         return local_executor(cores() if failures > FAILURES_HERE else 1)

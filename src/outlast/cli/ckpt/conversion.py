@@ -15,7 +15,7 @@ from outlast.checkpoint.interop.safetensors_export import write_safetensors
 from outlast.checkpoint.interop.safetensors_import import read_safetensors
 from outlast.checkpoint.load.checkpoint_reader import CheckpointReader
 from outlast.cli.ckpt.target_argument import check_room, open_destination, open_target
-from outlast.cli.output_stream import as_json, say
+from outlast.cli.output_stream import echo, print_json
 from outlast.errors import EXIT_DONE, StorageError, UsageError
 from outlast.text_formatting import plural, size
 
@@ -54,7 +54,7 @@ def pair(flag: str, text: str) -> tuple[str, str]:
     """Return two names, as in `old=new`. Raises UsageError naming the flag."""
     old, _, new = text.partition("=")
     if not old or not new:
-        raise UsageError(f"{flag} {text}: say two names, as in {flag} old=new")
+        raise UsageError(f"{flag} {text}: give two names, as in {flag} old=new")
     return old, new
 
 
@@ -82,8 +82,8 @@ def import_(
 ) -> int:
     """Import a checkpoint from DCP or safetensors.
 
-    Into a checkpoint of its own. Nothing in them is unpickled: what is more
-    than tensors and plain values is left out, and named. Nothing is left of an
+    It becomes a new checkpoint. Nothing is unpickled: objects other than
+    tensors and plain values are left out, and listed. Nothing is left of an
     import that failed.
 
     Parameters
@@ -125,12 +125,12 @@ def import_(
         skipped=dict(imported.skipped),
     )
     if json:
-        as_json(brought)
+        print_json(brought)
         return EXIT_DONE
     objects = f", {plural(brought.objects, 'value')}" if brought.objects else ""
-    say(f"{where}: {plural(brought.tensors, 'tensor')}{objects}")
+    echo(f"{where}: {plural(brought.tensors, 'tensor')}{objects}")
     for name, why in brought.skipped.items():
-        say(f"  left out: {name}: {why}")
+        echo(f"  left out: {name}: {why}")
     return EXIT_DONE
 
 
@@ -147,7 +147,7 @@ def _looked(source: Path, form: Form) -> Form:
         return "safetensors"
     raise UsageError(
         f"{source} is neither a directory of torch.distributed.checkpoint (it has no .metadata) nor"
-        " safetensors; nothing was written; say --format if it is"
+        " safetensors; nothing was written; give --format if it is"
     )
 
 
@@ -217,8 +217,8 @@ def export(
     files = {path.name: path.stat().st_size for path in sorted(dest.iterdir())}
     done = ExportReport(source=checkpoint.where, directory=str(dest), files=files)
     if json:
-        as_json(done)
+        print_json(done)
     else:
         total = size(sum(files.values()))
-        say(f"{dest}: {plural(len(files), 'file')}, {total}, from {checkpoint.where}")
+        echo(f"{dest}: {plural(len(files), 'file')}, {total}, from {checkpoint.where}")
     return EXIT_DONE

@@ -19,7 +19,7 @@ from outlast.checkpoint.upkeep.checkpoint_copy import copy_checkpoint as carry
 from outlast.checkpoint.upkeep.drain_to_target import lacking_checkpoints
 from outlast.cli.ckpt.ckpt_output import progress
 from outlast.cli.ckpt.target_argument import check_room, open_destination, open_target
-from outlast.cli.output_stream import as_json, say, tell
+from outlast.cli.output_stream import echo, echo_error, print_json
 from outlast.errors import (
     EXIT_DONE,
     EXIT_USER_ERROR,
@@ -79,7 +79,7 @@ def copy(
         One JSON array.
     """
     if every and step is not None:
-        raise UsageError("--all and --step contradict each other; say one of them")
+        raise UsageError("--all and --step exclude each other; give one of them")
     rate = quantities.rate(f"--limit-rate {limit_rate}", limit_rate) if limit_rate else None
     chosen, target = open_target(source), open_destination(dest)
     if _is_same(chosen.store, target):
@@ -94,14 +94,14 @@ def copy(
         except OutlastError as error:
             if not every:
                 raise
-            tell(f"outlast: {place.directory}: {error}")
+            echo_error(f"outlast: {place.directory}: {error}")
             copied.append(CopyReport(directory=place.directory, error=str(error)))
         if not json and not copied[-1].error:
             _print(copied[-1], target)
     if json:
-        as_json(copied)
+        print_json(copied)
     elif not copied:
-        say(f"{target.where} has everything that {chosen.store.where} has")
+        echo(f"{target.where} has all checkpoints of {chosen.store.where}")
     return EXIT_USER_ERROR if any(one.error for one in copied) else EXIT_DONE
 
 
@@ -115,7 +115,7 @@ def _refuse_other_jobs(store: Store, places: list[SavePoint], dest: str) -> None
         return
     run = msgspec.json.decode(path.read_bytes(), type=RunningJob).run
     for place in places:
-        with suppress(CorruptionError):  # the copy will say what is wrong with it
+        with suppress(CorruptionError):  # the copy itself reports the damage
             if (job := open_checkpoint(store, place).job) != run:
                 raise UsageError(
                     f"{dest} is the directory of job {run}, and {place.directory} is job"
@@ -138,7 +138,7 @@ def _copied(store: Store, place: SavePoint, target: Store, rate: int | None) -> 
 
 def _print(done: CopyReport, target: Store) -> None:
     there = f", {size(done.present_bytes)} were there" if done.present_bytes else ""
-    say(
+    echo(
         f"{target.where}/{done.directory}: {size(done.sent_bytes)} sent and read back{there}, in"
         f" {duration(done.seconds)}"
     )

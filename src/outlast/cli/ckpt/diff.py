@@ -20,7 +20,7 @@ from outlast.checkpoint.load.checkpoint_reader import CheckpointReader
 from outlast.checkpoint.stores.catalog import Checkpoint
 from outlast.cli.ckpt.ckpt_output import progress
 from outlast.cli.ckpt.target_argument import open_target
-from outlast.cli.output_stream import as_json, say
+from outlast.cli.output_stream import echo, print_json
 from outlast.cli.run_comparison import DifferingValue
 from outlast.errors import (
     EXIT_DONE,
@@ -128,10 +128,10 @@ def diff(
         two = open_target(b).open(step if step_b is None else step_b)
         report = _compared(one, two, tensors, tolerance)
     except (CorruptionError, StorageError) as error:
-        # As with diff and cmp: who asks whether they differ must not take trouble for an answer.
+        # As with diff and cmp, an error has an exit code of its own.
         raise UsageError(f"{error}; the two could not be compared") from error
     if json:
-        as_json(report)
+        print_json(report)
     else:
         _print(report)
     return EXIT_DONE if report.equal else EXIT_USER_ERROR
@@ -145,10 +145,10 @@ def _compared(
         raise UsageError(f"neither has a tensor that is called {pattern!r}")
     readers = CheckpointReader(one), CheckpointReader(two)
     tensor_names = names & suspect_tensors(one, two)
-    with progress("comparing") as tell:
+    with progress("comparing") as advance:
         found = list(
             compare_tensors(
-                *readers, wanted=tensor_names.__contains__, tolerance=tolerance, on_progress=tell
+                *readers, wanted=tensor_names.__contains__, tolerance=tolerance, on_progress=advance
             )
         )
     odd = compare_values(*readers) if pattern == "*" else []
@@ -165,8 +165,8 @@ def _differs(found: TensorDifference, tolerance: float | None) -> bool:
 
 
 def _print(report: DiffReport) -> None:
-    say(f"A {report.a}")
-    say(f"B {report.b}")
+    echo(f"A {report.a}")
+    echo(f"B {report.b}")
     if report.tensors:
         figures = map(number_column, ("differing", "of", "largest"))
         table = listing(text_column("tensor"), *figures, text_column())
@@ -174,22 +174,22 @@ def _print(report: DiffReport) -> None:
             compared = found.elements > 0
             values = (str(found.differing), str(found.elements), f"{found.difference_max:.3g}")
             table.add_row(found.name, *(values if compared else ("", "", "")), _note(found))
-        say(table)
+        echo(table)
         if rest := report.tensors[_ROWS_MAX:]:
-            say(f"and {plural(len(rest), 'more tensor')}: --json has all, --tensors chooses")
+            echo(f"and {plural(len(rest), 'more tensor')}: --json has all, --tensors chooses")
     for odd in report.values[:_ROWS_MAX]:
         whose = f"rank {odd.rank}: " if odd.rank >= 0 else ""
         rest, right = odd.a or "(not in A)", odd.b or "(not in B)"
-        say(f"{whose}{odd.path}: {rest} -> {right}")
+        echo(f"{whose}{odd.path}: {rest} -> {right}")
     if more := report.values[_ROWS_MAX:]:
-        say(f"and {plural(len(more), 'more value')}: --json has all")
+        echo(f"and {plural(len(more), 'more value')}: --json has all")
     compared = plural(report.compared, "tensor")
     if not report.tensors and not report.values:
-        say(f"equal to the last bit: {compared}")
+        echo(f"equal to the last bit: {compared}")
         return
     verdict = "equal within the tolerance" if report.equal else "different"
     beside = f" and {plural(len(report.values), 'value')}" if report.values else ""
-    say(f"{verdict}: {len(report.tensors)} of {compared}{beside}")
+    echo(f"{verdict}: {len(report.tensors)} of {compared}{beside}")
 
 
 def _weight(found: TensorDifference) -> tuple[bool, bool, float, str]:

@@ -14,7 +14,7 @@ from outlast.checkpoint.stores.catalog import checkpoint_places, open_checkpoint
 from outlast.checkpoint.stores.store_interfaces import Store
 from outlast.checkpoint.upkeep.pruning import linked_files
 from outlast.cli.ckpt.target_argument import is_older, open_target
-from outlast.cli.output_stream import as_json, say
+from outlast.cli.output_stream import echo, print_json
 from outlast.errors import EXIT_DONE, CorruptionError, StorageError
 from outlast.terminal_tables import listing, number_column, text_column
 from outlast.text_formatting import duration, size
@@ -64,11 +64,11 @@ def ls(target: str, *, json: bool = False) -> int:
     if chosen.place:
         lines = [line for line in lines if line.directory == chosen.place.directory]
     if json:
-        as_json(lines)
+        print_json(lines)
     elif lines:
-        say(_table(lines))
+        echo(_table(lines))
     else:
-        say(f"{chosen.store.where} holds no checkpoints")
+        echo(f"{chosen.store.where} holds no checkpoints")
     return EXIT_DONE
 
 

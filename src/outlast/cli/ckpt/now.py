@@ -11,7 +11,7 @@ from typing import Annotated
 import msgspec
 from cyclopts import Parameter
 
-from outlast.cli.output_stream import as_json, say
+from outlast.cli.output_stream import echo, print_json
 from outlast.errors import EXIT_DONE, ConfigError, RunDirError, StorageError
 from outlast.events import (
     AnyEvent,
@@ -45,8 +45,8 @@ def now(
 ) -> int:
     """Request a checkpoint from a running job, and wait for it.
 
-    The job goes on; the wait is over when the checkpoint is durable. It has
-    every step that was complete when it was asked for.
+    The job continues; the command waits until the checkpoint is durable. It has
+    every step that was complete at the request.
 
     Exit code 1: there is none, and why.
 
@@ -110,7 +110,7 @@ class _Wait:
             return event
         elif isinstance(event, CheckpointFailed) and event.n >= self._done_n:
             raise StorageError(
-                f"the checkpoint of step {event.step} failed: {event.error}; the run goes on, and"
+                f"the checkpoint of step {event.step} failed: {event.error}; the run continues, and"
                 " older checkpoints are untouched"
             )
         elif isinstance(event, Note) and event.text == save_signal.REFUSED:
@@ -128,7 +128,7 @@ class _Wait:
 
 def _tell(saved: CheckpointSaved, waited_s: float, json: bool) -> None:
     if json:
-        as_json(
+        print_json(
             SaveReport(
                 path=saved.path,
                 step=saved.step,
@@ -139,4 +139,4 @@ def _tell(saved: CheckpointSaved, waited_s: float, json: bool) -> None:
         )
     else:
         after = duration(waited_s)
-        say(f"step {saved.step}, {size(saved.size_bytes)}, durable after {after}: {saved.path}")
+        echo(f"step {saved.step}, {size(saved.size_bytes)}, durable after {after}: {saved.path}")

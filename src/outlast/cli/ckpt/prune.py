@@ -14,7 +14,7 @@ from outlast.checkpoint.upkeep.pruning import prune_store as delete
 from outlast.checkpoint.upkeep.retention_policy import parse_policy
 from outlast.cli.ckpt.ckpt_output import progress
 from outlast.cli.ckpt.target_argument import open_target
-from outlast.cli.output_stream import as_json, say
+from outlast.cli.output_stream import echo, print_json
 from outlast.errors import EXIT_DONE, RunDirError
 from outlast.launch import run_directory
 from outlast.terminal_tables import listing, number_column, text_column
@@ -57,15 +57,17 @@ def prune(target: str, *, keep: str, dry_run: bool = False, json: bool = False) 
         store, policy, time.time_ns(), verified=_is_whole, barred=barred, dry_run=dry_run
     )
     if json:
-        as_json([PruneLine(directory=v.place.directory, keep=v.keep, why=v.why) for v in verdicts])
+        print_json(
+            [PruneLine(directory=v.place.directory, keep=v.keep, why=v.why) for v in verdicts]
+        )
         return EXIT_DONE
     table = listing(number_column("step"), *map(text_column, ("attempt", "", "why")))
     verb = "would go" if dry_run else "deleted"
     for place, stays, why in verdicts:
         table.add_row(str(place.step), place.attempt, "kept" if stays else verb, why)
-    say(table)
+    echo(table)
     count = sum(verdict.keep for verdict in verdicts)
-    say(f"{plural(len(verdicts), 'checkpoint')}: {count} kept, {len(verdicts) - count} {verb}")
+    echo(f"{plural(len(verdicts), 'checkpoint')}: {count} kept, {len(verdicts) - count} {verb}")
     return EXIT_DONE
 
 
@@ -76,12 +78,12 @@ def _refuse_living(store: Store) -> None:
     run_dir = store.root.parent
     if (run_dir / "run.json").is_file() and run_directory.is_held(run_dir):
         raise RunDirError(
-            f"{run_dir} is of a run that lives, whose launcher deletes by its own --keep and knows"
-            " what is being copied; nothing was deleted; --dry-run says what would go; or end the"
+            f"{run_dir} belongs to a live run, whose launcher prunes by its own --keep and knows"
+            " which checkpoints are being copied; nothing was deleted; use --dry-run, or end the"
             " run first"
         )
 
 
 def _is_whole(checkpoint: Checkpoint) -> bool:
-    with progress(f"reading step {checkpoint.place.step}") as tell:
-        return not read_all(checkpoint, tell)
+    with progress(f"reading step {checkpoint.place.step}") as advance:
+        return not read_all(checkpoint, advance)

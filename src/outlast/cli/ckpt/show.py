@@ -19,7 +19,7 @@ from outlast.checkpoint.format.manifests import ITEM_BYTES, Manifest, Tensor
 from outlast.checkpoint.format.tensor_boxes import Box
 from outlast.checkpoint.stores.catalog import Checkpoint
 from outlast.cli.ckpt.target_argument import open_target
-from outlast.cli.output_stream import as_json, say, visible
+from outlast.cli.output_stream import echo, print_json, visible
 from outlast.errors import EXIT_DONE, MismatchError, UsageError
 from outlast.terminal_tables import layout_grid, listing, number_column, text_column
 from outlast.text_formatting import duration, plural, size
@@ -229,7 +229,7 @@ def show(target: str, *, step: int | None = None, tensors: str = "*", json: bool
     checkpoint = open_target(target).open(step)
     report = _shown(checkpoint, tensors)
     if json:
-        as_json(report)
+        print_json(report)
     elif tensors == "*":
         _print_all(checkpoint, report)
     else:
@@ -292,7 +292,7 @@ def _shard(manifest: Manifest) -> Shard:
 
 
 def _print_all(checkpoint: Checkpoint, shown: ShowReport) -> None:
-    say(shown.where)
+    echo(shown.where)
     about = layout_grid(text_column(), text_column())
     when = datetime.fromtimestamp(shown.time_ns / 1e9, tz=UTC).astimezone()
     age_s = max(0, time.time_ns() - shown.time_ns) / 1e9
@@ -306,15 +306,15 @@ def _print_all(checkpoint: Checkpoint, shown: ShowReport) -> None:
         about.add_row("not trained", f"{size(frozen_bytes)} of them")
     if shown.values is None:
         about.add_row("state", "not shown: pip install 'outlast[run]' adds what decodes it")
-    say(about)
+    echo(about)
     if shown.values:
         state = listing(text_column("state"), text_column())
         for name, value in shown.values.items():
             state.add_row(name, value)
-        say(state)
+        echo(state)
     total = size(sum(each.size_bytes for each in shown.tensors.values()))
     title = f"{plural(len(shown.tensors), 'tensor')}, {total}"
-    say(render_tree(checkpoint.tensors, title))
+    echo(render_tree(checkpoint.tensors, title))
     figures = ("rank", "shard", "tensors", "pieces", "values")
     shards = listing(*map(number_column, figures))
     for shard in shown.shards[:_RANKS_MAX]:
@@ -325,9 +325,9 @@ def _print_all(checkpoint: Checkpoint, shown: ShowReport) -> None:
             str(shard.pieces),
             size(sum(shard.blobs.values())),
         )
-    say(shards)
+    echo(shards)
     if rest := shown.shards[_RANKS_MAX:]:
-        say(f"and {plural(len(rest), 'more rank')}")
+        echo(f"and {plural(len(rest), 'more rank')}")
 
 
 def _balance(shards: list[Shard]) -> str:
@@ -345,4 +345,4 @@ def _print_some(shown: ShowReport) -> None:
         shape = " x ".join(map(str, rows.shape))
         ranks = ", ".join(map(str, rows.ranks))
         tensors.add_row(name, rows.dtype, shape, size(rows.size_bytes), ranks)
-    say(tensors)
+    echo(tensors)

@@ -1,6 +1,6 @@
 """TARGET argument: a directory of checkpoints, a run, one checkpoint, or a URL.
 
-Wrong targets are told apart here, so that all commands report them alike.
+All commands report wrong targets alike.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class CheckpointTarget(NamedTuple):
         if self.place is not None:
             if step is not None and step != self.place.step:
                 raise UsageError(
-                    f"{self.place.directory} is not of step {step}; say one or the other"
+                    f"{self.place.directory} is not of step {step}; give only one of them"
                 )
             if COMMIT not in self.store.files(self.place.directory):
                 raise UsageError(
@@ -86,8 +86,8 @@ class CheckpointTarget(NamedTuple):
 def open_target(address: str) -> CheckpointTarget:
     """Open the checkpoints at `address`.
 
-    Raises UsageError for what is not there or not ours, ConfigError for an address of no known
-    kind or a missing extra, StorageError for a bucket that cannot be reached or listed.
+    Raises UsageError for an address without checkpoints, ConfigError for an unknown kind of address
+    or a missing extra, StorageError for a bucket that cannot be reached or listed.
     """
     if "://" in _local(address):
         root, _, last = address.rstrip("/").rpartition("/")
@@ -110,7 +110,7 @@ def open_target(address: str) -> CheckpointTarget:
 def open_destination(address: str) -> Store:
     """Open the destination of checkpoints; the first write makes its directory.
 
-    Raises as `open_target`, but for what is not there yet.
+    Raises as `open_target`, except for a directory that does not exist yet.
     """
     if SavePoint.parse(address.rstrip("/").rpartition("/")[2]):
         raise UsageError(f"{address} is the name of one checkpoint; name a directory of them")
@@ -142,7 +142,7 @@ def is_older(directory: str) -> bool:
 def _local(address: str) -> str:
     """Return the path of a file URL; any other address unchanged."""
     if address.startswith(_LOCAL):
-        open_store(address)  # says what is wrong with one that is no path
+        open_store(address)  # raises for an address that is no path
     return address.removeprefix(_LOCAL)
 
 

@@ -14,7 +14,7 @@ from outlast.checkpoint.stores.catalog import verify as read_all
 from outlast.checkpoint.stores.store_interfaces import Store
 from outlast.cli.ckpt.ckpt_output import progress
 from outlast.cli.ckpt.target_argument import open_target
-from outlast.cli.output_stream import as_json, say
+from outlast.cli.output_stream import echo, print_json
 from outlast.errors import (
     EXIT_DONE,
     EXIT_USER_ERROR,
@@ -71,7 +71,7 @@ def verify(
     """
     chosen = open_target(target)
     if every and step is not None:
-        raise UsageError("--all and --step contradict each other; say one of them")
+        raise UsageError("--all and --step exclude each other; give one of them")
     places = checkpoint_places(chosen.all_of_it()) if every else [chosen.choose(step)]
     if not places:  # not checked is not whole
         raise UsageError(f"{chosen.store.where} holds no checkpoints; nothing was verified")
@@ -81,7 +81,7 @@ def verify(
         if not json:
             _print(verdicts[-1])
     if json:
-        as_json(verdicts)
+        print_json(verdicts)
     return EXIT_USER_ERROR if any(verdict.damages for verdict in verdicts) else EXIT_DONE
 
 
@@ -91,8 +91,8 @@ def _verified(store: Store, place: SavePoint) -> VerifyReport:
     try:
         checkpoint = open_checkpoint(store, place)
         size_bytes = checkpoint.size_bytes
-        with progress(f"step {place.step}") as tell:
-            damages = read_all(checkpoint, tell)
+        with progress(f"step {place.step}") as advance:
+            damages = read_all(checkpoint, advance)
     except (CorruptionError, StorageError) as error:
         damages = [
             CheckpointDamage(f"{store.where}/{place.directory}/{COMMIT}", None, str(error), ())
@@ -109,12 +109,12 @@ def _print(verdict: VerifyReport) -> None:
     if not verdict.damages:
         rate = f"{size(round(verdict.size_bytes / verdict.seconds))}/s"
         read = f"{size(verdict.size_bytes)} in {duration(verdict.seconds)}, {rate}"
-        say(f"{verdict.directory}: whole ({read})")
+        echo(f"{verdict.directory}: whole ({read})")
         return
-    say(f"{verdict.directory}: {plural(len(verdict.damages), 'damage')}")
+    echo(f"{verdict.directory}: {plural(len(verdict.damages), 'damage')}")
     for damage in verdict.damages:
-        say(f"  {damage.what}")
+        echo(f"  {damage.what}")
     lost = sorted({name for damage in verdict.damages for name in damage.tensors})
     if lost and len(verdict.damages) > 1:
         more = f" and {len(lost) - _NAMED_MAX} more" if lost[_NAMED_MAX:] else ""
-        say(f"  damaged in all: {', '.join(lost[:_NAMED_MAX])}{more}")
+        echo(f"  damaged in all: {', '.join(lost[:_NAMED_MAX])}{more}")

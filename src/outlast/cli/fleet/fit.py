@@ -9,7 +9,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from outlast.atomic_files import write_new
-from outlast.cli.output_stream import Printer, as_json, say, write
+from outlast.cli.output_stream import Printer, echo, print_json, write
 from outlast.errors import EXIT_DONE
 from outlast.fleet.analysis import exposure
 from outlast.fleet.analysis.fitted_rates import FittedRates
@@ -66,7 +66,7 @@ def fit(
     if out:
         write_new(out, text)
     if json:
-        as_json(found)
+        print_json(found)
     elif out:
         _show(found, out)
     else:
@@ -81,11 +81,11 @@ def _plain(value: float) -> str:
 def _show(found: FittedRates, out: Path) -> None:
     rate = found.rate
     gpu_hours = 3600 * rate.per_gpu_second
-    say(
+    echo(
         f"{rate.per_1000_node_days:.2f} failures in 1000 node-days: {rate.failures:,} in"
         f" {rate.node_days:,.0f} node-days of {rate.basis}"
     )
-    say(
+    echo(
         f"{gpu_hours:.3g} a GPU-hour, {3600 * rate.low_per_gpu_second:.3g} to"
         f" {3600 * rate.high_per_gpu_second:.3g} with 90 % if they were independent; as sure as"
         f" {rate.weight_failures:.3g} such failures"
@@ -95,8 +95,8 @@ def _show(found: FittedRates, out: Path) -> None:
         band = ""
         if one.low is not None and one.high is not None:
             band = f"{as_said(one.low)} to {as_said(one.high)} with 90 %"
-        say(Text.assemble((f"{key:<12}", "bold"), f"  {as_said(one.value):<12}", f"  {band}"))
-        say(Padding(Text(f"{one.said}; counted: {one.count:,}", "dim"), (0, 0, 0, 14)))
+        echo(Text.assemble((f"{key:<12}", "bold"), f"  {as_said(one.value):<12}", f"  {band}"))
+        echo(Padding(Text(f"{one.said}; counted: {one.count:,}", "dim"), (0, 0, 0, 14)))
     for note in found.notes:
-        say(Text(f"note: {note}", "yellow"))
-    say(f"written to {out}; next: outlast plan advise --gpus 16384 --rates {out}")
+        echo(Text(f"note: {note}", "yellow"))
+    echo(f"written to {out}; next: outlast plan advise --gpus 16384 --rates {out}")

@@ -11,7 +11,7 @@ from typing import Annotated
 from cyclopts import Parameter
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from outlast.cli.output_stream import Printer, as_json, say, tell
+from outlast.cli.output_stream import Printer, echo, echo_error, print_json
 from outlast.errors import EXIT_DONE, EXIT_INTERRUPTED, UsageError
 from outlast.fleet.formats.format_detection import Format, LogOptions
 from outlast.fleet.record_tables import Name
@@ -31,17 +31,18 @@ class IngestFlags:
     """Flags of `outlast fleet ingest`."""
 
     as_: Annotated[
-        Format | None, _ingest_flag("What the logs are, where their content does not tell.", "--as")
+        Format | None,
+        _ingest_flag("Format of the logs, where it is not recognised by their content.", "--as"),
     ] = None
     mapping: Annotated[
         Path | None,
         _ingest_flag(
-            "A TOML file that says which column is what, for CSV and JSON of any shape; else"
+            "A TOML file that maps columns to fields, for CSV and JSON of any shape; else"
             " log.toml beside log.csv."
         ),
     ] = None
     cluster: Annotated[
-        str | None, _ingest_flag("The name of the cluster, where a log does not say it.")
+        str | None, _ingest_flag("Name of the cluster, for logs that do not name it.")
     ] = None
     zone: Annotated[
         str | None,
@@ -50,7 +51,7 @@ class IngestFlags:
     node: Annotated[
         str | None,
         _ingest_flag(
-            "The node that a log is of, where it does not say so. In it {name} is the log's name"
+            "Node of a log that does not name it. In it {name} is the log's name"
             " without its ending, and {folder} that of its directory."
         ),
     ] = None
@@ -89,9 +90,7 @@ class IngestFlags:
 
     policy: Annotated[
         Path | None,
-        _ingest_flag(
-            "A TOML file with XIDs that mean something else here than the shipped policy says."
-        ),
+        _ingest_flag("A TOML file with XIDs to judge otherwise than the shipped policy does."),
     ] = None
 
     def log_options(self) -> LogOptions:
@@ -154,10 +153,12 @@ def ingest(
         with _progress() as on_progress:
             found = ingested(lake, source, options, names, on_progress)
     except KeyboardInterrupt:
-        tell(f"outlast: interrupted: {lake} is whole, and has all of these logs or none of them")
+        echo_error(
+            f"outlast: interrupted: {lake} is whole, and has all of these logs or none of them"
+        )
         return EXIT_INTERRUPTED
     if json:
-        as_json(found)
+        print_json(found)
     else:
         _show(found)
     return EXIT_DONE
@@ -186,16 +187,16 @@ def _show(found: IngestSummary) -> None:
     if plain:
         before = sum(one.before for one in plain)
         repeated = f", {before:,} of them read before" if before else ""
-        say(f"{plural(len(plain), 'log')} of which nothing is to be said{repeated}")
+        echo(f"{plural(len(plain), 'log')} without remarks{repeated}")
     for kind, added in found.added.items():
         more = [f"{added.again:,} of them known already"] if added.again else []
-        more += [f"{added.replaced:,} replaced what was known first"] if added.replaced else []
-        say(f"{kind}: {added.records:,} read{''.join(f', {each}' for each in more)}")
+        more += [f"{added.replaced:,} replaced earlier records"] if added.replaced else []
+        echo(f"{kind}: {added.records:,} read{''.join(f', {each}' for each in more)}")
     for each in found.odd:
-        say(f"odd: {each}")
-    say(f"{found.lake} holds {_counts(found.rows) or 'nothing'}")
+        echo(f"unusual: {each}")
+    echo(f"{found.lake} holds {_counts(found.rows) or 'nothing'}")
     if found.since_ns is not None and found.until_ns is not None:
-        say(f"  from {format_time(found.since_ns)} until {format_time(found.until_ns)}")
+        echo(f"  from {format_time(found.since_ns)} until {format_time(found.until_ns)}")
 
 
 def _is_plain(one: IngestedLog) -> bool:
@@ -209,21 +210,21 @@ def _counts(of: Mapping[Name, int]) -> str:
 def _show_one(one: IngestedLog) -> None:
     source = one.source
     if one.before:
-        say(f"{source.name}: read before, on {format_time(source.read_ns)}: nothing to do")
+        echo(f"{source.name}: read before, on {format_time(source.read_ns)}: nothing to do")
         return
-    say(f"{source.name}: {source.format}")
-    say(f"  {plural(source.rows, 'row')}: {_counts(source.records) or 'no records'}")
+    echo(f"{source.name}: {source.format}")
+    echo(f"  {plural(source.rows, 'row')}: {_counts(source.records) or 'no records'}")
     if source.since_ns is not None and source.until_ns is not None:
-        say(f"  from {format_time(source.since_ns)} until {format_time(source.until_ns)}")
+        echo(f"  from {format_time(source.since_ns)} until {format_time(source.until_ns)}")
     for what, rows in source.skipped.items():
-        say(f"  {rows:,} left out, as no record: {what}")
+        echo(f"  {rows:,} left out as no record: {what}")
     for what, rows in source.odd.items():
-        say(f"  {rows:,} odd, but kept: {what}")
+        echo(f"  {rows:,} unusual, but kept: {what}")
     for reason, rows in source.rejects.items():
-        say(f"  {rows:,} rejected: {reason}")
+        echo(f"  {rows:,} rejected: {reason}")
         for each in (each for each in one.examples if each.reason == reason):
-            say(f"    line {each.line}: {each.text[:100]}")
+            echo(f"    line {each.line}: {each.text[:100]}")
     if source.rejects:
-        say(f"  all of them are in rejects/{source.id}.jsonl")
+        echo(f"  all of them are in rejects/{source.id}.jsonl")
     for note in source.notes:
-        say(f"  note: {note}")
+        echo(f"  note: {note}")

@@ -9,7 +9,7 @@ import msgspec
 from rich.text import Text
 
 from outlast import quantities
-from outlast.cli.output_stream import as_json, say
+from outlast.cli.output_stream import echo, print_json
 from outlast.cli.simulation_progress import progress
 from outlast.errors import EXIT_DONE, UsageError
 from outlast.fleet.store.lake import Lake
@@ -81,7 +81,7 @@ def lemons(
 
     Failures are those of jobs that are attributed to infrastructure, blamed on the
     node where something was found, or that the scheduler names. Where no job is
-    known, they are the times that a node went away.
+    known, they are the outages of nodes.
 
     Parameters
     ----------
@@ -120,7 +120,7 @@ def lemons(
     limits = _LemonLimits(days, history_days, rate, times)
     found, listed = _rank(opened, limits, until, cluster, share_max, true)
     if json:
-        as_json(found)
+        print_json(found)
         return EXIT_DONE
     _show(found, top)
     if drain:
@@ -134,7 +134,7 @@ def _opened(lake: Path, drain: bool) -> Lake:
     if drain and opened.manifest.anonymous:
         raise UsageError(
             f"--drain: {lake} has other names in place of the nodes' own, and commands with these"
-            " could name a node that is meant by nobody; use a lake with names as they are"
+            " could drain an unrelated node; use a lake that keeps the nodes' names"
         )
     return opened
 
@@ -193,11 +193,11 @@ def _rank(
         notes += exposure.dominant_attempts(tables)
     else:
         notes += exposure.inventory_notes(tables)
-    with progress("lemons") as tell:
-        tell(0, 2)
+    with progress("lemons") as advance:
+        advance(0, 2)
         attributed = attribute_failures(tables)
         infra = worst_nodes(attributed).collect().lazy()
-        tell(1, 2)
+        advance(1, 2)
         ranking = rank_lemons(tables, infra, **limits._asdict(), by=by)
     named = (
         attribute_to_nodes(tables, infra)
@@ -228,7 +228,7 @@ def _rank(
 
 
 def _with_evidence(ranking: pl.DataFrame, why: pl.DataFrame) -> list[dict[str, Any]]:
-    """Return the ranking as rows, each with what its evidence says, "" where it is no lemon."""
+    """Return the ranking as rows, each with its evidence; "" where it is no lemon."""
     found = ranking.join(why, on=["cluster", "node"], how="left", maintain_order="left")
     texts = ("symptom", "code", "device", "part", "why")
     whole = found.with_columns(
@@ -255,16 +255,16 @@ def _show(found: LemonsReport, top: int) -> None:
 
     said_of = "nodes that ran jobs" if found.by == "jobs" else "nodes, by outages: no job ran then"
     of = f" of {found.cluster}" if found.cluster else ""
-    say(Text(f"{plural(found.lemons, 'lemon')} among {found.nodes:,} {said_of}{of}", "bold"))
-    say(Text(f"from {format_time(found.since_ns)} until {format_time(found.until_ns)}", "dim"))
+    echo(Text(f"{plural(found.lemons, 'lemon')} among {found.nodes:,} {said_of}{of}", "bold"))
+    echo(Text(f"from {format_time(found.since_ns)} until {format_time(found.until_ns)}", "dim"))
     for note in found.notes:
-        say(Text(f"note: {note}", "yellow"))
+        echo(Text(f"note: {note}", "yellow"))
     if not found.nodes:
-        say("no job ran then and no node went away: nothing is known of any node")
+        echo("no job ran and no node had an outage in this period: nothing to rank")
         return
     suspects = [one for one in found.ranking if one["failures"] > 0 or one["lemon"]][:top]
     if not suspects:
-        say("none of them failed then")
+        echo("no node failed in this period")
         return
     figures = ("failures", "expected", "times", "by chance", "node-days")
     # A long name of a node is folded; a figure never is.
@@ -284,18 +284,18 @@ def _show(found: LemonsReport, top: int) -> None:
             f"{one['p']:.1g}",
             f"{one['node_days']:.1f}",
         )
-    say(grid)
+    echo(grid)
     for one in suspects:
         if one["lemon"]:
             besides = "; ".join(filter(None, (_evidence_text(one), one["why"], _likely(one))))
-            say(f"{one['node']}: {besides}")
+            echo(f"{one['node']}: {besides}")
     hidden = found.lemons - sum(one["lemon"] for one in suspects)
     if hidden:
-        say(f"{plural(hidden, 'more lemon')}: --top {found.lemons} shows all of them")
+        echo(f"{plural(hidden, 'more lemon')}: --top {found.lemons} shows all of them")
     if found.score:
-        say(_scored(found.score))
+        echo(_scored(found.score))
     if found.without_node:
-        say(
+        echo(
             f"note: of {found.failures:,} failures {found.without_node:,} cannot be blamed on one"
             " node: nothing was found on it, and the scheduler names none"
         )
@@ -334,13 +334,13 @@ def _evidence_text(one: dict[str, Any]) -> str:
 
 def _show_drain(listed: DrainCommands, cluster: str) -> None:
     if not listed.lines:
-        say("# no lemon to drain")
+        echo("# no lemon to drain")
     elif not cluster:
-        say("# no log names the cluster: run this only where Slurm has these nodes, or add -M")
+        echo("# no log names the cluster: run this only where Slurm has these nodes, or add -M")
     for line in listed.lines:
-        say(line)
+        echo(line)
     if listed.beyond:
         count = len(listed.beyond)
-        say(f"# {count} more are left for later: --at-once says how many nodes may go at a time")
+        echo(f"# {count} more are left for later: --at-once limits the nodes per drain")
     for name in listed.unsafe:
-        say(f"# {name!r} is left out: that is no plain name of a node")
+        echo(f"# {name!r} is left out: it is no plain node name")

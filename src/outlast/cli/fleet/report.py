@@ -13,7 +13,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from outlast.atomic_files import draft_path, refuse_existing
-from outlast.cli.output_stream import as_json, say
+from outlast.cli.output_stream import echo, print_json
 from outlast.cli.simulation_progress import progress
 from outlast.errors import EXIT_DONE, OutlastError, StorageError, UsageError
 from outlast.fleet.store.lake import Lake
@@ -57,13 +57,13 @@ def report(
         The same as one JSON object to stdout; --out is not needed then.
     """
     if out is None and not json:
-        raise UsageError("say --out report.html, or --json")
+        raise UsageError("give --out report.html, or --json")
     if out is not None:
         _free(out)
     opened = Lake.open(lake)
     notes: list[str] = []
     tables = load_window(opened, since, until, cluster=cluster, notes=notes)
-    with progress("analyses") as tell, Drawer() if out else nullcontext() as drawer:
+    with progress("analyses") as advance, Drawer() if out else nullcontext() as drawer:
         from outlast.fleet.report.fleet_report import (
             build_report as reported,  # while the other process starts
         )
@@ -76,14 +76,14 @@ def report(
             str(lake),
             cluster=resolve_cluster(opened, cluster),
             notes=notes,
-            on_progress=tell,
+            on_progress=advance,
             on_section=on_section,
         )
         figures = drawer.drawn() if drawer else {}
     if out is not None:
         _write(found, figures, out)
     if json:
-        as_json(found.report)
+        print_json(found.report)
     elif out is not None:
         _show(found.report, out)
     return EXIT_DONE
@@ -180,8 +180,8 @@ def _write(found: DrawnReport, figures: dict[str, str], out: Path) -> None:
 
 def _show(found: FleetReport, out: Path) -> None:
     for one in found.headlines:
-        say(Text.assemble((f"{one.figure:>10}", "bold"), f"  {one.said}"))
-        say(Padding(Text(one.rests_on, "dim"), (0, 0, 0, 12)))
+        echo(Text.assemble((f"{one.figure:>10}", "bold"), f"  {one.said}"))
+        echo(Padding(Text(one.rests_on, "dim"), (0, 0, 0, 12)))
     for note in found.notes:
-        say(Text(f"note: {note}", "yellow"))
-    say(f"written to {out}")
+        echo(Text(f"note: {note}", "yellow"))
+    echo(f"written to {out}")

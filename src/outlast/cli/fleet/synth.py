@@ -10,7 +10,7 @@ import msgspec
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from outlast.atomic_files import refuse_existing
-from outlast.cli.output_stream import Printer, as_json, say, tell
+from outlast.cli.output_stream import Printer, echo, echo_error, print_json
 from outlast.errors import EXIT_DONE, EXIT_INTERRUPTED
 from outlast.fleet.synth.synthetic_cluster import GroundTruth, make_cluster, write_files
 
@@ -39,7 +39,7 @@ def synth(
 
     sacct.txt, health.jsonl and tables of nodes, repairs and outages are read by
     `outlast fleet ingest` as those of a real site; mappings are beside them, and
-    so is truth.json, which says what an analysis should find.
+    so is truth.json, which has what an analysis should find.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ def synth(
             )
             files = write_files(tables, truth, directory, lambda share: show("writing", share))
     except KeyboardInterrupt:
-        tell(f"outlast: interrupted: nothing was written to {directory}")
+        echo_error(f"outlast: interrupted: nothing was written to {directory}")
         return EXIT_INTERRUPTED
     jobs, findings = tables.jobs.collect().height, tables.findings.collect().height
     _show(SynthReport(str(directory), files, jobs, findings, _short(truth)), json=json)
@@ -92,17 +92,17 @@ def _short(truth: GroundTruth) -> dict[str, float | int | str | None]:
 
 def _show(report: SynthReport, *, json: bool) -> None:
     if json:
-        as_json(report)
+        print_json(report)
         return
     truth = report.truth
-    say(f"{report.directory}: {', '.join(report.files)}")
-    say(f"{report.jobs:,} attempts of jobs, {report.findings:,} findings")
+    echo(f"{report.directory}: {', '.join(report.files)}")
+    echo(f"{report.jobs:,} attempts of jobs, {report.findings:,} findings")
     rate, counted, node_days = truth["r_f"], truth["failures_counted"], truth["node_days"]
-    say(
+    echo(
         f"true failure rate of jobs above 128 GPUs: {1000 * float(rate or 0):.2f} per 1000"
         f" node-days ({counted} failures that can be counted in {float(node_days or 0):,.0f})"
     )
-    say(
+    echo(
         f"{truth['lemons']} lemons; {truth['failures']} attempts that hardware ended;"
         f" {100 * float(truth['second_order_share'] or 0):.1f} % of the lost goodput is of jobs"
         " that made room for others"

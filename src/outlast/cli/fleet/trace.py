@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from outlast.cli.output_stream import as_json, say
+from outlast.cli.output_stream import echo, print_json
 from outlast.cli.simulation_progress import progress
 from outlast.errors import EXIT_DONE, UsageError
 
@@ -37,14 +37,14 @@ def trace(
     paths
         A directory of dumps, one for each rank, or the files.
     lake
-        Where `outlast fleet ingest` wrote: what the culprit's node said then.
+        Lake that `outlast fleet ingest` wrote: findings of the culprit's node at that time.
     findings
         The same, from a file with a finding as JSON a line,
         or a report of `outlast check --json`.
     hosts
-        A file of lines `RANK HOST`, where the names of the dumps do not say it.
+        A file of lines `RANK HOST`, where the names of the dumps have no host.
     world
-        How many ranks the job had, where the dumps do not say it.
+        Number of ranks of the job, where the dumps do not have it.
     cluster
         Of a lake with several clusters, the one that the job ran on.
     json
@@ -56,19 +56,19 @@ def trace(
     if not paths:
         raise UsageError("outlast fleet trace: which directory of dumps, or which files?")
     if lake is not None and findings is not None:
-        raise UsageError("--lake and --findings: say one of them")
+        raise UsageError("--lake and --findings exclude each other; give one of them")
     if world is not None and not 1 <= world <= _WORLD_MAX:
         raise UsageError(f"--world {world}: from 1 to {_WORLD_MAX:,}")
     if cluster is not None and lake is None:
         raise UsageError(f"--cluster {cluster} goes with --lake")
     host_names = read_hosts(hosts) if hosts else None
-    with progress("dumps") as tell:
-        dumps = read_dumps(paths, tell)
+    with progress("dumps") as advance:
+        dumps = read_dumps(paths, advance)
     report = analyse_dumps(
         dumps, world=world, hosts=host_names, findings=_source(lake, findings, cluster)
     )
     if json:
-        as_json(report)
+        print_json(report)
     else:
         _print(report)
     return EXIT_DONE
@@ -90,26 +90,26 @@ def _print(report: HangReport) -> None:
     from outlast.fleet.flight_recorder.hang_report import describe_health, sentence
     from outlast.fleet.flight_recorder.stall import format_ranks
 
-    say(report.verdict)
+    echo(report.verdict)
     for rank in report.ranks[:_OTHERS]:
         if host := report.hosts.get(rank):
-            say(f"  rank {rank} ran on {host}")
+            echo(f"  rank {rank} ran on {host}")
     for one in report.health[1:_OTHERS]:
-        say(f"  {describe_health(one)}")
+        echo(f"  {describe_health(one)}")
     others = () if report.circle else report.stuck[1:]
     if others:
-        say("What stands still besides, because of that or after it:")
+        echo("Also stuck, because of that or after it:")
     for stuck in others[:_OTHERS]:
-        say(f"  {sentence(stuck.said)}")
+        echo(f"  {sentence(stuck.said)}")
     if rest := others[_OTHERS:]:
-        say(f"  and {len(rest)} more (--json has them)")
+        echo(f"  and {len(rest)} more (--json has them)")
     read = f"{len(report.read)} of {report.world} ranks have a dump that can be read"
-    say(f"{read}; {format_ranks(report.missing)} not." if report.missing else f"{read}.")
+    echo(f"{read}; {format_ranks(report.missing)} not." if report.missing else f"{read}.")
     if report.wrapped:
-        say(f"The first records of {format_ranks(report.wrapped)} have been written over.")
+        echo(f"The first records of {format_ranks(report.wrapped)} were overwritten.")
     for unread in report.unread[:_OTHERS]:
-        say(f"not used: {unread.reason}")
+        echo(f"not used: {unread.reason}")
     if rest := report.unread[_OTHERS:]:
-        say(f"and {len(rest)} more files (--json has them)")
+        echo(f"and {len(rest)} more files (--json has them)")
     for note in report.notes:
-        say(f"note: {note}")
+        echo(f"note: {note}")

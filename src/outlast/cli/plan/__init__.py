@@ -6,18 +6,18 @@ from outlast.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USAGE, EXIT_USER_ER
 
 HELP = f"""Predict the cost of failures for a run, and compare settings and purchases.
 
-A scenario is said by flags, by a TOML file with the same keys, or by both
-(flags go first): `outlast plan interval --gpus 16384 --cost 30s`, or
+A scenario is given by flags, by a TOML file with the same keys, or by both
+(flags take precedence): `outlast plan interval --gpus 16384 --cost 30s`, or
 `outlast plan interval my.toml`. Quantities have units: 5min, 50kh, 1.5TB,
-0.5%, 100k. `outlast plan fields` lists all of them, with what is assumed
-where nothing is said.
+0.5%, 100k. `outlast plan fields` lists all of them, with the values
+that are assumed by default.
 
 Exit codes:
 
 * {EXIT_DONE}: answered
 * {EXIT_USER_ERROR}: a file that cannot be read or written, or a part of a sweep that failed
 * {EXIT_USAGE}: a field that cannot be, or an extra is missing
-* {EXIT_INTERRUPTED}: interrupted; what was done is printed
+* {EXIT_INTERRUPTED}: interrupted; the results so far are printed
 """
 COMMANDS = {
     "advise": ("advise:advise", "Recommend settings and the next purchase, with prices."),

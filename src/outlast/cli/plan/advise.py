@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from outlast.cli.output_stream import as_json, say
+from outlast.cli.output_stream import echo, print_json
 from outlast.cli.plan.answer_output import check_fields, check_picture, quantity_table, remarks
 from outlast.cli.plan.scenario_flags import ExtraFlags, Fields, File, Json
 from outlast.errors import EXIT_DONE
@@ -45,8 +45,8 @@ def advise(
     Parameters
     ----------
     strategy
-        What the run does after a failure now: what that costs, and what changing it saves, is said.
-        So it is where --interval says how often the run saves now.
+        Recovery strategy of the run today; with it the answer has today's cost and what a change
+        saves. --interval does the same for the save interval of today.
     figure
         Draw what the price depends on, halved and doubled, into this file (.svg, .png, .pdf).
     """
@@ -54,7 +54,7 @@ def advise(
     scenario = scenario_of(check_fields(fields, advise), file)
     found = advised(scenario, strategy, extra.extra_inputs() if extra else None)
     if json:
-        as_json(found)
+        print_json(found)
     else:
         _show(found)
     if path:
@@ -65,24 +65,24 @@ def advise(
 
 
 def _show(found: Advice) -> None:
-    say(Text(found.question, "bold"))
-    say(Text(f"failures: {found.failures}", "dim"))
+    echo(Text(found.question, "bold"))
+    echo(Text(f"failures: {found.failures}", "dim"))
     _part("Now", {"": found.now.text} if found.now else {})
     _part("Set", {f"{one.what}: {one.set_to}": one.why for one in found.items})
     _head("What that costs")
-    say(quantity_table(found.quantities))
-    say(_ways(found))
+    echo(quantity_table(found.quantities))
+    echo(_ways(found))
     least_usd = TELLING * found.bill.total if found.finishes else 0.0
     worth = [one for one in found.levers if one.saves_usd > least_usd]
     worth = sorted(worth, key=lambda one: -one.saves_usd)[:BUYS]
     _head("Worth buying next, all settings tuned anew")
     little = "saves 0.01 %" if found.finishes else "makes the run end"
-    say(_buys(worth) if worth else f"  nothing: no input halved or doubled {little}")
+    echo(_buys(worth) if worth else f"  nothing: no input halved or doubled {little}")
     _part("Besides failures", {_priced(one): one.text for one in found.extras})
     _part("What it depends on", {"": found.matters_most})
     _part("If it is otherwise", [*(one.text for one in found.doubts[:DOUBTS]), found.sure])
     _part("Find out", [one.why for one in found.measure])
-    say("")
+    echo("")
     remarks(found)
 
 
@@ -92,7 +92,7 @@ def _priced(one: ExtraCost) -> str:
 
 
 def _head(title: str) -> None:
-    say(Text(f"\n{title}", "bold"))
+    echo(Text(f"\n{title}", "bold"))
 
 
 def _part(title: str, sentences: Mapping[str, str] | Sequence[str]) -> None:
@@ -109,7 +109,7 @@ def _part(title: str, sentences: Mapping[str, str] | Sequence[str]) -> None:
     grid = Table.grid(padding=(0, 2 if rows[0][0] != "-" else 1, 0, 0))
     for about, text in rows:
         grid.add_row(*([about] if about else []), text)
-    say(Padding(grid, (0, 0, 0, 2)))
+    echo(Padding(grid, (0, 0, 0, 2)))
 
 
 def _ways(found: Advice) -> Table:

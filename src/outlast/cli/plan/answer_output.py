@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from outlast.cli.output_stream import as_json, say
+from outlast.cli.output_stream import echo, print_json
 from outlast.errors import UsageError
 from outlast.plan.model.answer_values import Answer, Quantity, format_quantity
 from outlast.plan.model.model_sizing import Sizing
@@ -26,11 +26,11 @@ FORMATS = (".svg", ".png", ".pdf")
 def show(found: Answer, *, json: bool) -> None:
     """Print the whole answer, as one JSON object or for people."""
     if json:
-        as_json(found)
+        print_json(found)
         return
-    say(Text(found.question, "bold"))
-    say(Text(f"failures: {found.failures}", "dim"))
-    say(quantity_table(found.quantities))
+    echo(Text(found.question, "bold"))
+    echo(Text(f"failures: {found.failures}", "dim"))
+    echo(quantity_table(found.quantities))
     remarks(found)
 
 
@@ -49,10 +49,10 @@ def quantity_table(quantities: list[Quantity]) -> Table:
 def remarks(found: Answer | Sizing) -> None:
     """Print warnings and assumptions."""
     for warning in found.warnings:
-        say(Text(f"warning: {warning}", "yellow"))
+        echo(Text(f"warning: {warning}", "yellow"))
     if found.assumed:
         texts = ", ".join(f"--{one.key} {one.text}" for one in found.assumed)
-        say(Text(f"assumed: {texts}", "dim"))
+        echo(Text(f"assumed: {texts}", "dim"))
 
 
 def band(one: Quantity) -> str:

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from outlast import quantities
-from outlast.cli.output_stream import as_json, say
+from outlast.cli.output_stream import echo, print_json
 from outlast.cli.plan.answer_output import band, check_fields, check_picture, remarks
 from outlast.cli.plan.scenario_flags import Dask, Fields, File, Json, Seed, Workers
 from outlast.cli.simulation_progress import execution_place, progress
@@ -88,8 +88,8 @@ def compare(
         seed=seed, replications=_several(replications), start=begins, within_s=deadline_s
     )
     failures = expected_simulated_failures(scenario, request.replications)
-    with execution_place(workers, dask, failures) as where, progress("simulated") as tell:
-        found = compared(scenario, request, measured=measured, place=where, on_progress=tell)
+    with execution_place(workers, dask, failures) as where, progress("simulated") as advance:
+        found = compared(scenario, request, measured=measured, place=where, on_progress=advance)
     show_comparison(found, json=json)
     if path and found.contenders:
         _draw(picture, path, scenario, found, request, measured)
@@ -148,7 +148,7 @@ def _with(fields: dict[str, str], measured: MeasuredRun) -> dict[str, str]:
 def _dates(start: str, by: str, within: str) -> tuple[datetime | None, float | None]:
     """Return the start of the run and its time limit in seconds. Raises UsageError."""
     if by and within:
-        raise UsageError("--by and --within say the same: give one of them")
+        raise UsageError("--by and --within have the same meaning: give one of them")
     begins = _date("--start", start) if start else None
     if within:
         return begins, span(f"--within {within}", within)
@@ -175,29 +175,29 @@ def _date(flag: str, text: str) -> datetime:
 def show_comparison(found: StrategyComparison, *, json: bool) -> None:
     """Print the whole comparison, as one JSON object or for people."""
     if json:
-        as_json(found)
+        print_json(found)
         return
-    say(Text(found.question, "bold"))
-    say(Text(f"failures: {found.failures}", "dim"))
+    echo(Text(found.question, "bold"))
+    echo(Text(f"failures: {found.failures}", "dim"))
     if found.contenders:
-        say(_outcomes(found))
-        say(_ends(found))
-        say(_shares(found))
-        say(_settings(found))
+        echo(_outcomes(found))
+        echo(_ends(found))
+        echo(_shares(found))
+        echo(_settings(found))
     if found.observed:
         _observed(found.observed)
     for one in found.impossible:
-        say(Text(f"{one.strategy} {one.why}"))
+        echo(Text(f"{one.strategy} {one.why}"))
     cut = "interrupted: " if found.interrupted else ""
     if found.contenders:
         rates = format_count(found.rates, "failure rate")
-        say(
+        echo(
             f"{cut}{format_count(found.runs, 'run')} of each strategy at {rates}, seed"
             f" {found.seed};"
         )
-        say("figures are medians, and P5 .. P95 below them; costs more: on the same failures")
+        echo("figures are medians, and P5 .. P95 below them; costs more: on the same failures")
     else:
-        say(f"{cut}each strategy had not yet met enough failure rates to say anything")
+        echo(f"{cut}not enough failure rates were simulated for a comparison")
     remarks(found)
 
 
@@ -274,8 +274,8 @@ def _observed(found: RunComparison) -> None:
         for name, value in (("goodput", found.goodput), ("ETTR", found.ettr))
         if value is not None
     ]
-    say(Text(f"the run in {found.run_dir}", "bold"))
-    say(
+    echo(Text(f"the run in {found.run_dir}", "bold"))
+    echo(
         "; ".join(
             [
                 f"{found.outcome}: {format_count(found.steps, 'step')} on"
@@ -297,15 +297,15 @@ def _observed(found: RunComparison) -> None:
             again,
             _verdict(one.verdict_at_its_rate),
         )
-    say(grid)
-    say("shares of the time from the first step to the last; more and less: than the band; at its")
-    say("rate: predicted once more, for runs that fail as often as this one did")
+    echo(grid)
+    echo("shares of the time from the first step to the last; more and less: than the band; at its")
+    echo("rate: predicted once more, for runs that fail as often as this one did")
     if found.believed:
         one = found.believed
         text = f"{format_quantity(one.value, one.unit)} ({band(one)})"
-        say(f"{one.name}: {text} is to be believed now, from {one.source}")
+        echo(f"{one.name}: {text} is to be believed now, from {one.source}")
     for note in found.notes:
-        say(Text(f"the run's note: {note}", "dim"))
+        echo(Text(f"the run's note: {note}", "dim"))
 
 
 def _verdict(one: Verdict | None) -> Text:

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from outlast import quantities
-from outlast.cli.output_stream import as_json, say
+from outlast.cli.output_stream import echo, print_json
 from outlast.cli.plan.answer_output import (
     check_fields,
     check_picture,
@@ -102,12 +102,12 @@ def replicas(file: File = None, /, *, json: Json = False, **fields: Fields) -> i
     """
     answer = memory_copies(scenario_of(check_fields(fields, replicas), file))
     if json:
-        as_json(answer)
+        print_json(answer)
         return EXIT_DONE
-    say(Text(answer.question, "bold"))
-    say(Text(f"failures: {answer.failures}", "dim"))
-    say(_copies_table(answer.rows))
-    say(quantity_table(answer.quantities))
+    echo(Text(answer.question, "bold"))
+    echo(Text(f"failures: {answer.failures}", "dim"))
+    echo(_copies_table(answer.rows))
+    echo(quantity_table(answer.quantities))
     remarks(answer)
     return EXIT_DONE
 
@@ -150,14 +150,14 @@ def spares(
     scenario = scenario_of(check_fields(fields, spares), file)
     answer = spare_nodes(scenario)
     if json:
-        as_json(answer)
+        print_json(answer)
     else:
-        say(Text(answer.question, "bold"))
-        say(Text(f"failures: {answer.failures}", "dim"))
-        say(quantity_table(answer.quantities))
-        say(_spares_table(answer.rows))
+        echo(Text(answer.question, "bold"))
+        echo(Text(f"failures: {answer.failures}", "dim"))
+        echo(quantity_table(answer.quantities))
+        echo(_spares_table(answer.rows))
         for sentence in answer.conclusions:
-            say(Text(sentence))
+            echo(Text(sentence))
         remarks(answer)
     if path:
         from outlast.plan.figures.cost_figures import draw_spares

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from outlast.cli.output_stream import as_json, say
+from outlast.cli.output_stream import echo, print_json
 from outlast.controller.save_schedule.schedule_explanation import span
 from outlast.errors import EXIT_DONE
 from outlast.plan.model.rates import JOBS_GPUS
@@ -26,7 +26,7 @@ def presets(*, json: bool = False) -> int:
     """
     rates = found()
     if json:
-        as_json(rates)
+        print_json(rates)
         return EXIT_DONE
     figures = ("a GPU and day", "of a GPU", *(f"{gpus:,}" for gpus in JOBS_GPUS))
     grid = table(
@@ -35,12 +35,12 @@ def presets(*, json: bool = False) -> int:
     for one in rates:
         job_mtbfs = (span(one.job_mtbf_s[gpus]) for gpus in JOBS_GPUS)
         grid.add_row(one.name, f"{100 * one.per_gpu_day:.3g} %", span(one.gpu_mtbf_s), *job_mtbfs)
-    say("Failures that stop a job: how often, and time between them of a GPU and of jobs")
-    say(grid)
+    echo("Failures that stop a job: how often, and time between them of a GPU and of jobs")
+    echo(grid)
     for one in rates:
-        say(Text(f"{one.name}: {one.source}", "dim"))
+        echo(Text(f"{one.name}: {one.source}", "dim"))
     times = max(one.per_gpu_day for one in rates) / min(one.per_gpu_day for one in rates)
-    say(
+    echo(
         Text(
             f"They differ {times:.0f}-fold, so that none is sure: each is weighted as"
             f" {rates[0].weight_failures:g} failures would be. Count your own: --failures 50kh"
@@ -61,7 +61,7 @@ def fields(*, json: bool = False) -> int:
         One JSON list instead of a table.
     """
     if json:
-        as_json(
+        print_json(
             [
                 {
                     "key": f.key,
@@ -79,5 +79,5 @@ def fields(*, json: bool = False) -> int:
         heading = field.group if field.group != group else ""
         grid.add_row(heading, field.key, field.default or "(required)", field.description)
         group = field.group
-    say(grid)
+    echo(grid)
     return EXIT_DONE

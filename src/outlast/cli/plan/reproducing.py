@@ -7,7 +7,7 @@ from collections import Counter
 from rich.table import Table
 from rich.text import Text
 
-from outlast.cli.output_stream import as_json, say
+from outlast.cli.output_stream import echo, print_json
 from outlast.errors import EXIT_DONE
 from outlast.plan.reproduce import DOCUMENTS, rows
 from outlast.plan.reproduce.reproduced_figure import ReproducedFigure
@@ -32,14 +32,14 @@ def reproduce(*documents: str, json: bool = False) -> int:
     """
     found = rows(documents)
     if json:
-        as_json(found)
+        print_json(found)
         return EXIT_DONE
     for key, source in DOCUMENTS.items():
         of_it = [row for row in found if row.document == key]
         if of_it:
             _show(f"{key}  {source.citation}", of_it)
     count = Counter(row.agrees for row in found)
-    say(
+    echo(
         f"{len(found)} figures: {count[True]} agree, {count[False]} do not,"
         f" {count[None]} have nothing to compare"
     )
@@ -69,13 +69,13 @@ def _show(title: str, found: list[ReproducedFigure]) -> None:
             row.unit,
             VERDICTS[row.agrees],
         )
-    say(grid)
+    echo(grid)
     grid = Table.grid(padding=(0, 1, 0, 0))
     grid.add_column(justify="right", min_width=6)
     for why, number in notes.items():
         grid.add_row(Text(f"[{number}]", "dim"), why)
-    say(grid)
-    say("")
+    echo(grid)
+    echo("")
 
 
 def _whys(found: list[ReproducedFigure]) -> list[str]:

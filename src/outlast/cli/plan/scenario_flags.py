@@ -43,12 +43,12 @@ _NEEDED = {
     "maintenance": ("how often is the job stopped?", "maintenance_every"),
     "notice": ("how often is the job preempted?", "preempted_every"),
     "queue": ("how often is the job preempted?", "preempted_every"),
-    "network_price": ("say $0 where storing is free", "storage_price"),
-    "keep": ("what is a GB and month?", "storage_price"),
+    "network_price": ("give $0 where storage is free", "storage_price"),
+    "keep": ("give the price of a GB and month", "storage_price"),
     "local_restore": ("what does a save to local drives block?", "local_cost"),
     "local_survives": ("what does a save to local drives block?", "local_cost"),
 }
-"""Flags that say nothing without another one, and what is asked then."""
+"""Flags that need another one, and the hint that is printed without it."""
 
 
 def _extra(text: str, name: str | None = None) -> Parameter:

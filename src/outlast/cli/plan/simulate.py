@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from outlast import quantities
-from outlast.cli.output_stream import as_json, say
+from outlast.cli.output_stream import echo, print_json
 from outlast.cli.plan.answer_output import check_fields, remarks
 from outlast.cli.plan.scenario_flags import Dask, Fields, File, Json, Seed, Workers
 from outlast.cli.simulation_progress import execution_place, progress
@@ -92,7 +92,7 @@ def _simulated(
     metadata = result_tables.provenance(scenario, strategy=strategy, seed=seed, replications=runs)
     with (
         place(failures) as where,
-        progress("replications") as tell,
+        progress("replications") as advance,
         result_rows.write_runs(path, metadata) as write,
     ):
         done = 0
@@ -101,7 +101,7 @@ def _simulated(
             nonlocal done
             write(some)
             done += len(some)
-            tell(done, runs)
+            advance(done, runs)
 
         return run_distribution(
             scenario,
@@ -116,14 +116,14 @@ def _simulated(
 
 def _show(found: RunDistribution, *, json: bool) -> None:
     if json:
-        as_json(found)
+        print_json(found)
         return
-    say(Text(found.question, "bold"))
-    say(Text(f"failures: {found.failures}", "dim"))
+    echo(Text(found.question, "bold"))
+    echo(Text(f"failures: {found.failures}", "dim"))
     memory_s = found.memory_interval_s
     memory = "" if memory_s is None else f", in memory every {span(memory_s)}"
     cut = "interrupted after " if found.interrupted else ""
-    say(
+    echo(
         f"{cut}{format_count(found.replications, 'run')}, seed {found.seed}; a save every"
         f" {span(found.interval_s)}{memory}; {format_count(found.spares, 'spare')}"
     )
@@ -132,7 +132,7 @@ def _show(found: RunDistribution, *, json: bool) -> None:
     for one in found.tallies:
         if one.high or one.mean:
             grid.add_row(*_row(one))
-    say(grid)
+    echo(grid)
     remarks(found)
 
 
@@ -184,8 +184,8 @@ def story(
         raise UsageError(f"--replication {replication}: 0 is the first")
     if strategy == "drop":
         raise UsageError(
-            "--strategy drop: the controller has no rung that goes on without a replica, so that"
-            " there is nothing to tell; `outlast plan simulate` has such runs"
+            "--strategy drop: the controller has no rung for fewer replicas, so that"
+            " it has no story; `outlast plan simulate` simulates such runs"
         )
     _must_be_new(to)
     scenario = scenario_of(check_fields(fields, story), file)
@@ -194,7 +194,7 @@ def story(
         narrated = narrate(job, seed=seed, replication=replication, run_dir=to, stopped=interrupted)
         code = EXIT_INTERRUPTED if interrupted() and narrated.outcome != "done" else EXIT_DONE
     if json:
-        as_json({"run_dir": str(to), **narrated._asdict()})
+        print_json({"run_dir": str(to), **narrated._asdict()})
         return code
     _show_story(narrated, to)
     remarks(answer("", scenario, [], [], matters(strategy) | {"step"}))
@@ -212,13 +212,13 @@ def _must_be_new(to: Path) -> None:
 
 def _show_story(narrated: NarratedRun, to: Path) -> None:
     tallies = narrated.tallies
-    say(Text(f"{_OUTCOME[narrated.outcome]} {format_quantity(narrated.ended_s, 's')}", "bold"))
+    echo(Text(f"{_OUTCOME[narrated.outcome]} {format_quantity(narrated.ended_s, 's')}", "bold"))
     if narrated.why:
-        say(narrated.why)
+        echo(narrated.why)
     ways = ", ".join(f"{count} x {rung}" for rung, count in narrated.rungs.items())
     stops = format_count(int(tallies["incidents"]), "stop")
-    say(
+    echo(
         f"{format_count(int(tallies['failures']), 'failure')}, {stops}"
         + (f": {ways}" if ways else "")
     )
-    say(f"read it: outlast explain {to}; outlast summary {to}")
+    echo(f"read it: outlast explain {to}; outlast summary {to}")

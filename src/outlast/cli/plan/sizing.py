@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from outlast import quantities
 from outlast.atomic_files import write_new
-from outlast.cli.output_stream import as_json, say
+from outlast.cli.output_stream import echo, print_json
 from outlast.cli.plan.answer_output import quantity_table, remarks
 from outlast.cli.plan.scenario_flags import Json
 from outlast.errors import EXIT_DONE, ConfigError
@@ -44,7 +44,7 @@ _DEFAULTS = {
     "batch-tokens": "4M",
     "precision": "bf16",
 }
-"""Defaults where nothing is said; the answer names those that were taken."""
+"""Defaults; the answer names those that were used."""
 
 
 def _flag(text: str, key: str = "") -> Parameter:
@@ -134,7 +134,7 @@ class ModelFlags:
     ] = None
     bytes_per_parameter: Annotated[
         str | None,
-        _flag("Saved of a parameter, with its optimizer, where --precision does not say it."),
+        _flag("Bytes saved of a parameter and its optimizer state; default: by --precision."),
     ] = None
     replica_gpus: Annotated[
         str | None, _flag("GPUs that hold the model and its optimizer once; else all of them.")
@@ -154,7 +154,7 @@ class ModelFlags:
             each_bytes = quantities.number(f"--bytes-per-parameter {each}", each)
             if not 0 < each_bytes <= BYTES_MOST:
                 raise ConfigError(
-                    f"--bytes-per-parameter {each}: say above 0, at most {BYTES_MOST:g}"
+                    f"--bytes-per-parameter {each}: must be above 0 and at most {BYTES_MOST:g}"
                 )
         return ModelSpec(
             parameters=parameters,
@@ -202,13 +202,13 @@ def size(*, of: ModelFlags, on: MachineFlags, out: Path | None = None, json: Jso
         lines = (f"{key} = {_toml(value)}" for key, value in found.scenario.items())
         write_new(out, "\n".join(["# Made by `outlast plan size`.", *lines, ""]))
     if json:
-        as_json(found)
+        print_json(found)
         return EXIT_DONE
-    say(quantity_table(found.quantities))
-    say("by bandwidth alone; what runs measured is more: `outlast fleet fit`")
+    echo(quantity_table(found.quantities))
+    echo("by bandwidth alone; what runs measured is more: `outlast fleet fit`")
     remarks(found)
     if out:
-        say(f"written to {out}; next: outlast plan advise {out}")
+        echo(f"written to {out}; next: outlast plan advise {out}")
     return EXIT_DONE
 
 
@@ -219,7 +219,7 @@ def _large(flag: str, text: str) -> float:
         raise ConfigError(f"{flag} {text} needs a number above 0, as in 405B or 15.6T")
     found = float(match[1]) * _TIMES[match[2]]
     if not _LEAST[flag] <= found <= _MOST:
-        unit = f": say its unit, as in {match[1]}B" if not match[2] else ""
+        unit = f": give its unit, as in {match[1]}B" if not match[2] else ""
         raise ConfigError(f"{flag} {text} is {found:g}, which cannot be meant{unit}")
     return found
 

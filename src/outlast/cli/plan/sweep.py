@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from rich.text import Text
 
 from outlast import quantities
-from outlast.cli.output_stream import as_json, say
+from outlast.cli.output_stream import echo, print_json
 from outlast.cli.plan.answer_output import check_fields, check_picture, remarks
 from outlast.cli.plan.scenario_flags import Dask, Fields, File, Json, Seed, Workers
 from outlast.cli.simulation_progress import execution_place, progress
@@ -70,7 +70,7 @@ def sweep(
     points = sweep_points(check_fields(fields, sweep), file, over, strategies_of(strategy))
     with (
         execution_place(workers, dask, _failures(points, runs)) as where,
-        progress("runs") as tell,
+        progress("runs") as advance,
     ):
         found = swept(
             points,
@@ -78,7 +78,7 @@ def sweep(
             seed=seed,
             executor=where.executor,
             in_flight=where.in_flight,
-            on_progress=tell,
+            on_progress=advance,
         )
     _show(found, json=json)
     if path:
@@ -105,21 +105,21 @@ def _failures(wanted: list[SweepPoint], runs: int) -> float:
 
 def _show(found: Sweep, *, json: bool) -> None:
     if json:
-        as_json(found)
+        print_json(found)
         return
     alone = found.strategies[0] if len(found.strategies) == 1 else None
     runs = f"{format_count(found.requested, 'run')} each, seed {found.seed}"
     how = runs if found.requested else "by theory alone"
-    say(Text(found.question, "bold"))
-    say(Text(f"failures: {found.failures}", "dim"))
-    say(f"{f'{alone}: ' if alone else ''}{format_count(len(found.points), 'point')}, {how}")
+    echo(Text(found.question, "bold"))
+    echo(Text(f"failures: {found.failures}", "dim"))
+    echo(f"{f'{alone}: ' if alone else ''}{format_count(len(found.points), 'point')}, {how}")
     figures = ("saves\nevery", "goodput", *["90 % of runs"] * bool(found.requested), "costs")
     strategy = [text_column("strategy", wrap=False)] * (not alone)
     grid = table(*map(number_column, found.over), *strategy, *map(number_column, figures))
     for one in found.points:
         named = (*one.values.values(), *[one.strategy] * (not alone))
         grid.add_row(*named, *_cells(one, runs=bool(found.requested)))
-    say(grid)
+    echo(grid)
     remarks(found)
 
 
