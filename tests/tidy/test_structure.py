@@ -17,7 +17,7 @@ CEILINGS = {
     "fmt: skip": 414,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 89694,
+    "lines": 89750,
     "functions of more than 70 lines": 0,
 }
 
