@@ -9,12 +9,15 @@ import pytest
 
 from outlast.config import Limits
 from outlast.controller.controller_state import ControllerState, WorkerRecord
-from outlast.controller.inputs import EndRun
+from outlast.controller.inputs import EndRun, FindingKey
 from outlast.controller.modes import MODES, Mode, mode_table
 from outlast.controller.state_machine import initial
 from outlast.errors import InvariantError
+from outlast.events import Fault
 
 ROOT = Path(__file__).parents[2]
+KILLED = Fault(kind="killed", detail="SIGKILL")
+FINDING = FindingKey("h", "gpu", "xid", "79", "0")
 DONE = EndRun(outcome="done", exit_code=0, cause=None)
 
 
@@ -72,6 +75,8 @@ def test_a_sound_state_is_valid() -> None:
         ({"clock.mode": "stopping"}, "the end and the mode"),
         ({"progress.transfers": ((0, 2),)}, "a transfer leaves the world"),
         ({"incident.number": 3, "incident.count": 2}, "an incident has no number"),
+        ({"incident.faults": (KILLED,)}, "a fault belongs to no incident"),
+        ({"findings.unmoved": (FINDING,)}, "a finding that is over is noted"),
         ({"saves.searches": 1}, "a restart is not counted"),
         ({"clock.since_ns": 5, "clock.now_ns": 4}, "time runs backwards"),
     ],

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
@@ -179,6 +181,18 @@ def test_each_part_is_written_by_its_owner(package: list[Source]) -> None:
 def test_every_field_is_a_part_or_a_constant() -> None:
     constants = {"world", "spares", "limits", "policy", "migrate_on"}
     assert set(ControllerState.__struct_fields__) == WRITERS.keys() | constants
+
+
+def test_the_document_lists_the_parts(root: Path) -> None:
+    rows = re.findall(
+        r"^\| `(\w+)` \| [^|]+ \| (`[a-z_`, ]+`) \|$", _state_section(root), re.MULTILINE
+    )
+    assert {part: set(re.findall(r"\w+", modules)) for part, modules in rows} == WRITERS
+
+
+def _state_section(root: Path) -> str:
+    text = (root / "docs" / "protocol.md").read_text()
+    return text.split("\n## State\n")[1].split("\n## ")[0]
 
 
 def test_a_copy_shares_no_table() -> None:

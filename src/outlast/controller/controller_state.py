@@ -123,7 +123,7 @@ class Members(parts.StatePart, kw_only=True):
 
 
 class ControllerState(parts.StatePart, kw_only=True):
-    """Everything; never changed after `handle` has returned it."""
+    """Constants and parts; never changed after `handle` has returned it."""
 
     world: int
     spares: int
@@ -230,6 +230,9 @@ class ControllerState(parts.StatePart, kw_only=True):
                 0 <= seat < self.world for transfer in self.progress.transfers for seat in transfer
             ),
             "an incident has no number": 0 <= self.incident.number <= self.incident.count,
+            "a fault belongs to no incident": not self.incident.faults or self.incident.number > 0,
+            "a finding that is over is noted": set(self.findings.unmoved)
+            <= self.findings.warned.keys(),
             "a restart is not counted": self.saves.searches == 0 or self.budgets.restarts > 0,
             "time runs backwards": self.clock.since_ns <= self.clock.now_ns,
         }

@@ -1,7 +1,4 @@
-"""Parts of the controller's state: each is written by one module alone.
-
-tests/tidy/test_state_parts.py lists the owners, and finds every other write.
-"""
+"""Parts of the controller's state: each is written by one module alone (docs/protocol.md)."""
 
 from __future__ import annotations
 
