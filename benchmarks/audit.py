@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from workload import BATCH, CONTEXT, WORDS, Transformer, loss_of
 
 from outlast.launch.torchrun_arguments import AUDIT_EVERY
-from outlast.transport import framing, messages
+from outlast.transport import channel, messages
 from outlast.worker.auditor import PARTS
 from outlast.worker.state.audited_state import (
     WHOLE,
@@ -85,7 +85,7 @@ def report(held: ProtectedState, part: AuditedPart) -> bytes:
     envelope = messages.MessageEnvelope(
         run="r", term=1, agent="a", incarnation=1, worker="w", seq=1, body=body
     )
-    return framing.encode(envelope, b"k" * 32)
+    return channel.encode_frame(envelope, b"k" * 32)
 
 
 def timed(what: Callable[[], object]) -> float:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from outlast.errors import WireError
 from outlast.events import Fault
-from outlast.transport import framing, messages
+from outlast.transport import channel, messages
 
 TOKEN = b"k" * 32
 
@@ -40,15 +40,15 @@ BODIES = [
 
 @pytest.mark.parametrize("body", BODIES, ids=lambda b: type(b).__name__)
 def test_a_frame_survives_the_wire(body: messages.AnyBody) -> None:
-    frame = framing.encode(envelope(body), TOKEN)
-    assert list(framing.Decoder(TOKEN).feed(frame)) == [envelope(body)]
+    frame = channel.encode_frame(envelope(body), TOKEN)
+    assert list(channel.FrameDecoder(TOKEN).feed(frame)) == [envelope(body)]
 
 
 @given(st.lists(st.integers(1, 400), max_size=60))
 def test_any_split_of_the_stream_gives_the_same_frames(cuts: list[int]) -> None:
     sent = [envelope(body, seq) for seq, body in enumerate(BODIES, 1)]
-    stream = b"".join(framing.encode(e, TOKEN) for e in sent)
-    decoder, got, at = framing.Decoder(TOKEN), [], 0
+    stream = b"".join(channel.encode_frame(e, TOKEN) for e in sent)
+    decoder, got, at = channel.FrameDecoder(TOKEN), [], 0
     for cut in [*cuts, len(stream)]:
         got += decoder.feed(stream[at : at + cut])
         at += cut
@@ -57,25 +57,25 @@ def test_any_split_of_the_stream_gives_the_same_frames(cuts: list[int]) -> None:
 
 @given(st.data())
 def test_any_flipped_bit_is_refused(data: st.DataObject) -> None:
-    frame = bytearray(framing.encode(envelope(BODIES[0]), TOKEN))
+    frame = bytearray(channel.encode_frame(envelope(BODIES[0]), TOKEN))
     bit = data.draw(st.integers(0, len(frame) * 8 - 1))
     frame[bit // 8] ^= 1 << (bit % 8)
     # A flipped length may make the decoder wait for more; it must never deliver a frame.
     with contextlib.suppress(WireError):
-        assert list(framing.Decoder(TOKEN).feed(bytes(frame))) == []
+        assert list(channel.FrameDecoder(TOKEN).feed(bytes(frame))) == []
 
 
 def test_another_runs_token_is_refused() -> None:
-    frame = framing.encode(envelope(BODIES[0]), os.urandom(32))
+    frame = channel.encode_frame(envelope(BODIES[0]), os.urandom(32))
     with pytest.raises(WireError, match="token"):
-        list(framing.Decoder(TOKEN).feed(frame))
+        list(channel.FrameDecoder(TOKEN).feed(frame))
 
 
 def test_a_frame_above_the_limit_is_refused_by_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     big = envelope(messages.Put(generation=1, key="k", value=b"x" * 4096))
-    frame = framing.encode(big, TOKEN)
-    monkeypatch.setattr(framing, "FRAME_BYTES_MAX", 1024)
+    frame = channel.encode_frame(big, TOKEN)
+    monkeypatch.setattr(channel, "FRAME_BYTES_MAX", 1024)
     with pytest.raises(WireError, match="limit"):
-        framing.encode(big, TOKEN)
+        channel.encode_frame(big, TOKEN)
     with pytest.raises(WireError, match="announces"):
-        list(framing.Decoder(TOKEN).feed(frame))
+        list(channel.FrameDecoder(TOKEN).feed(frame))

@@ -8,8 +8,7 @@ from pathlib import Path
 from outlast.checkpoint.stores.catalog import checkpoint_places, remove_uncommitted
 from outlast.checkpoint.stores.folder_store import Folder
 from outlast.checkpoint.upkeep.checkpoint_copy import copy_checkpoint
-from outlast.checkpoint.upkeep.pruning import prune_store
-from outlast.checkpoint.upkeep.retention_policy import Keep
+from outlast.checkpoint.upkeep.retention_policy import Keep, prune_store
 
 
 def work(room: Path) -> None:

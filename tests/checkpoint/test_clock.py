@@ -53,7 +53,7 @@ from outlast.checkpoint.upkeep.drain_to_target import CheckpointClock as Calenda
 from outlast.checkpoint.stores.catalog import checkpoint_places as places
 from outlast.checkpoint.checkpointer import Checkpointer
 from outlast.checkpoint.stores.folder_store import Folder
-from outlast.checkpoint.upkeep.pruning import prune_store as prune
+from outlast.checkpoint.upkeep.retention_policy import prune_store as prune
 from outlast.checkpoint.upkeep.retention_policy import Keep
 
 def jump(hours):

@@ -18,8 +18,7 @@ from outlast.checkpoint.stores.store_interfaces import Store
 from outlast.checkpoint.upkeep.checkpoint_copy import copy_checkpoint
 from outlast.checkpoint.upkeep.drain_to_target import StoreDrainer, drain_store, lacking_checkpoints
 from outlast.checkpoint.upkeep.durable_targets import SaveInterval
-from outlast.checkpoint.upkeep.pruning import prune_store
-from outlast.checkpoint.upkeep.retention_policy import Keep
+from outlast.checkpoint.upkeep.retention_policy import Keep, prune_store
 from outlast.errors import OutlastError
 
 pytestmark = pytest.mark.process

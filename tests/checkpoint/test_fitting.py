@@ -25,7 +25,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from outlast.checkpoint.format import codec
 from outlast.checkpoint.format.manifests import Tensor
 from outlast.checkpoint.load.state_fitting import StateFitting
-from outlast.checkpoint.state import rank_state
+from outlast.checkpoint.state import state_content
 from outlast.checkpoint.state.script_state import ScriptState, check_complete
 from outlast.errors import UsageError
 
@@ -131,20 +131,20 @@ def test_own_state_comes_back_exactly(tmp_path: Path) -> None:
     given = ScriptState(
         {"m": network, "dropout": mine}, {"loader": loader, "n": numpy_own, "d": {"k": 1}}
     )
-    blob = rank_state.capture(given, {}, 2)
+    blob = state_content.capture_rank_state(given, {}, 2)
     first = (torch.rand(2, generator=mine), numpy_own.random(), random.random(),
              np.random.rand(), torch.rand(2))  # fmt: skip
     loader.value, given.own["d"]["k"] = {"at": 9}, 2
     network.running_mean.fill_(4)
     decoded = codec.decode(blob)
-    assert rank_state.differences(given, decoded) == ([], [])
-    rank_state.restore(given, decoded, process=True)
+    assert state_content.rank_state_differences(given, decoded) == ([], [])
+    state_content.restore_rank_state(given, decoded, process=True)
     again = (torch.rand(2, generator=mine), numpy_own.random(), random.random(),
              np.random.rand(), torch.rand(2))  # fmt: skip
     assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
     assert loader.value == {"at": 5} and given.own["d"] == {"k": 1}
     assert network.running_mean.tolist() == [3, 3]
     other = ScriptState({"m": network}, {"loader": loader, "new": {}})
-    assert rank_state.differences(other, decoded) == (
+    assert state_content.rank_state_differences(other, decoded) == (
         ["own state 'new'"], ["generator 'dropout'", "generator 'n'", "own state 'd'"],
     )  # fmt: skip

@@ -36,8 +36,7 @@ from outlast.checkpoint.stores.catalog import open_checkpoint, verify
 from outlast.checkpoint.stores.folder_store import Folder
 from outlast.checkpoint.stores.object_store import open_store
 from outlast.checkpoint.upkeep.checkpoint_copy import copy_checkpoint
-from outlast.checkpoint.upkeep.pruning import prune_store
-from outlast.checkpoint.upkeep.retention_policy import Keep
+from outlast.checkpoint.upkeep.retention_policy import Keep, prune_store
 from outlast.errors import StorageError
 
 FROZEN_BYTES = 3 * CHUNK_BYTES

@@ -30,8 +30,8 @@ from outlast.checkpoint.keeper.keeper_client import KeeperClient
 from outlast.checkpoint.keeper.keeper_disk import DiskFault
 from outlast.checkpoint.keeper.keeper_frames import SaveOrder
 from outlast.checkpoint.load.checkpoint_reader import CheckpointReader
+from outlast.checkpoint.replicas.group_parity import HeldPart
 from outlast.checkpoint.replicas.memory_copies import MemoryCopies
-from outlast.checkpoint.replicas.parity_arithmetic import HeldPart
 from outlast.checkpoint.save.save_engine import SaveEngine
 from outlast.checkpoint.save.shard_plan import frozen_names
 from outlast.checkpoint.stores.catalog import open_checkpoint, verify

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from outlast.checkpoint import Store
-from outlast.checkpoint.stores.installed_stores import installed_schemes
 from outlast.checkpoint.stores.object_store import open_store
+from outlast.checkpoint.stores.store_interfaces import installed_schemes
 from outlast.checkpoint.upkeep.durable_targets import DurableRule, open_targets
 from outlast.errors import ConfigError, RefusedError
 from outlast.testing import StoreContract

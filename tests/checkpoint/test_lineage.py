@@ -5,8 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outlast.checkpoint.format.lineage import Lineage, ancestry, line_ends, resume_lineage
-from outlast.checkpoint.format.manifests import SavePoint
+from outlast.checkpoint.format.manifests import (
+    Lineage,
+    SavePoint,
+    ancestry,
+    line_ends,
+    resume_lineage,
+)
 from outlast.checkpoint.upkeep.retention_policy import Keep, KnownCheckpoint, apply_policy
 
 DAY_NS = 86400 * 10**9

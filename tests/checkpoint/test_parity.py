@@ -21,18 +21,19 @@ from outlast.checkpoint.format.manifests import Manifest, SavePoint
 from outlast.checkpoint.keeper.keeper_client import KeeperClient
 from outlast.checkpoint.keeper.keeper_frames import Outcome, PeerKeeper, VersionParity
 from outlast.checkpoint.keeper.keeper_launch import address_of
-from outlast.checkpoint.replicas import group_parity, memory_copies, parity_arithmetic
-from outlast.checkpoint.replicas.group_parity import HeldParities, StripFolding
-from outlast.checkpoint.replicas.keeper_links import Offer
-from outlast.checkpoint.replicas.memory_copies import MemoryCopies
-from outlast.checkpoint.replicas.parity_arithmetic import (
+from outlast.checkpoint.replicas import group_parity, memory_copies
+from outlast.checkpoint.replicas.group_parity import (
+    HeldParities,
     HeldParity,
     HeldPart,
+    StripFolding,
     cut_strip,
     other_members,
     rebuild_part,
     strip_bytes,
 )
+from outlast.checkpoint.replicas.keeper_links import Offer
+from outlast.checkpoint.replicas.memory_copies import MemoryCopies
 from outlast.checkpoint.replicas.replica_sender import ReplicaSender, SentVersion
 from outlast.errors import StorageError, WireError
 
@@ -70,7 +71,7 @@ def test_any_one_part_is_computed_from_the_others(sizes: list[int], data: st.Dat
         left = other_members(group, holder)
         for rank in left:
             begin, end = cut_strip(group, rank, holder, len(whole[rank]))
-            parity_arithmetic.xor_into(memoryview(made), memoryview(whole[rank])[begin:end])
+            group_parity.xor_into(memoryview(made), memoryview(whole[rank])[begin:end])
         manifests = [parts[rank].manifest for rank in left]
         found = VersionParity(rank=holder, group=group, manifests=manifests, arena=-1)
         parities.append(HeldParity(found, Memory(bytes(made))))
@@ -296,7 +297,7 @@ def test_longer_strips_come_later() -> None:
     assert whole(parities) == [2, 3]
     expected = bytearray(5 << 20)
     for each in data:
-        parity_arithmetic.xor_into(memoryview(expected), memoryview(each))
+        group_parity.xor_into(memoryview(expected), memoryview(each))
     for _, arena in parities.complete:
         assert arena.size_bytes == 6 << 20
         assert bytes(arena.view) == bytes(expected).ljust(6 << 20, b"\0")

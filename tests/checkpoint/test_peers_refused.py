@@ -17,9 +17,9 @@ from outlast.checkpoint.keeper.arena import Arena
 from outlast.checkpoint.keeper.keeper_frames import Outcome, PeerKeeper, SaveOrder
 from outlast.checkpoint.keeper.keeper_launch import address_of, open_door
 from outlast.checkpoint.replicas import keeper_links
-from outlast.checkpoint.replicas.keeper_links import Join, KeeperLink, Kept, Offer, Ready
+from outlast.checkpoint.replicas.keeper_links import COPY_S, Join, KeeperLink, Kept, Offer, Ready
 from outlast.checkpoint.replicas.replica_receiver import ReplicaReceiver
-from outlast.checkpoint.replicas.replica_sender import COPY_S, LANES, ReplicaSender, SentVersion
+from outlast.checkpoint.replicas.replica_sender import LANES, ReplicaSender, SentVersion
 from outlast.errors import WireError
 
 pytestmark = pytest.mark.process

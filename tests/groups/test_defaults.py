@@ -15,7 +15,7 @@ from outlast.checkpoint.format import codec
 from outlast.checkpoint.format.value_encoder import STAGED_BYTES_MIN, TensorSpec
 from outlast.data.epoch_order import draw_seed
 from outlast.worker.compute_environment import fingerprint
-from outlast.worker.phases import state_transfer
+from outlast.worker.phases import worker_recovery
 from outlast.worker.state import protected_state
 
 CPU = torch.device("cpu")
@@ -86,9 +86,9 @@ def _moves_state(member: Any) -> list[Any]:
     assert groups.vote("yes")
     assert groups.gather_bytes(b"x" * member.rank) == [b"", b"x"]
     if member.rank == 0:
-        digest, size, _ = state_transfer.send(groups, 1, _state(), lambda: None)
+        digest, size, _ = worker_recovery.send_state(groups, 1, _state(), lambda: None)
     else:
-        received, (digest, size, _) = state_transfer.receive(groups, 0, lambda: None)
+        received, (digest, size, _) = worker_recovery.receive_state(groups, 0, lambda: None)
         assert _equal(received, _state())
     return [digest, size]
 
@@ -115,9 +115,9 @@ class _Copies(TorchFunctionMode):
 def test_a_donor_copies_from_its_device_what_it_sends_next_and_no_more() -> None:
     _, tensors = codec.flatten(_state())
     with _Copies() as copies:
-        chunks = list(state_transfer._chunks(tensors))
+        chunks = list(worker_recovery._chunks(tensors))
     assert sum(copies.sizes) == sum(c.numel() for c in chunks) == (5 << 22) + 4
-    assert max(copies.sizes) == state_transfer.CHUNK_BYTES
+    assert max(copies.sizes) == worker_recovery.CHUNK_BYTES
 
 
 def test_small_tensors_go_home_and_large_ones_wait(monkeypatch: pytest.MonkeyPatch) -> None:

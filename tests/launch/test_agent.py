@@ -26,7 +26,7 @@ SomeBody = TypeVar("SomeBody", bound=messages.Body)
 # A worker that says Hello and then whatever it hears: the name of each body, on stdout.
 SPEAKER = """
 import socket
-from outlast.transport import framing, messages
+from outlast.transport import channel, messages
 from outlast.config import worker_settings
 settings = worker_settings()
 token = bytes.fromhex(settings.token)
@@ -35,11 +35,11 @@ seq = 0
 def say(body):
     global seq
     seq += 1
-    sock.sendall(framing.encode(messages.MessageEnvelope(run=settings.run, term=settings.term,
+    sock.sendall(channel.encode_frame(messages.MessageEnvelope(run=settings.run, term=settings.term,
         agent="x", incarnation=99, worker="somebody else", seq=seq, body=body), token))
 say(messages.WorkerHello(pid=os.getpid(), fingerprint={}, address="127.0.0.1:1"))
 tell(settings.worker)
-decoder = framing.Decoder(token)
+decoder = channel.FrameDecoder(token)
 while data := sock.recv(65536):
     for envelope in decoder.feed(data):
         print(type(envelope.body).__name__)

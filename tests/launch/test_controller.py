@@ -19,7 +19,7 @@ from outlast.launch.run_journal import read_journal
 from outlast.launch.start_point import CheckpointSearch
 from outlast.telemetry.event_store import read_events
 from outlast.telemetry.segment_files import SegmentWriter
-from outlast.transport import framing, messages
+from outlast.transport import channel, messages
 
 if TYPE_CHECKING:
     from conftest import Stage
@@ -36,14 +36,14 @@ class Caller:
         self.sock = socket.create_connection(controller.address, timeout=10)
         self.sock.setblocking(False)
         self.run = controller.job.run
-        self.decoder = framing.Decoder(stage.token)
+        self.decoder = channel.FrameDecoder(stage.token)
         self.frames: list[messages.MessageEnvelope] = []
 
     def say(self, body: messages.AnyBody, worker: str = "", seq: int = 1) -> None:
         envelope = messages.MessageEnvelope(
             run=self.run, term=1, agent="here", incarnation=1, worker=worker, seq=seq, body=body
         )
-        self.sock.sendall(framing.encode(envelope, self.token))
+        self.sock.sendall(channel.encode_frame(envelope, self.token))
 
     def hello(self) -> None:
         self.say(messages.AgentHello(host="here", address="127.0.0.1", capacity=2, lease_s=5))
@@ -138,7 +138,7 @@ def test_a_stranger_cannot_fill_the_memory(stage: Stage) -> None:
     """A frame may announce 128 MiB, and its tag comes true only at its end."""
 
     async def act(caller: Caller, _controller: ControllerShell) -> None:
-        caller.sock.sendall(framing.HEADER.pack(framing.MAGIC, 100 << 20, b"x" * 16))
+        caller.sock.sendall(channel.HEADER.pack(channel.MAGIC, 100 << 20, b"x" * 16))
         caller.sock.setblocking(True)
         with pytest.raises(OSError):  # noqa: PT011 - reset or broken pipe, as the kernel likes
             await asyncio.to_thread(lambda: [caller.sock.sendall(b"x" * 65536) for _ in range(99)])

@@ -19,7 +19,7 @@ from outlast.launch.host.worker_pool import WorkerPool
 from outlast.launch.run_display import DisplayRecord
 from outlast.launch.start_point import CheckpointSearch
 from outlast.telemetry.segment_files import SegmentWriter
-from outlast.transport import framing, messages
+from outlast.transport import channel, messages
 
 pytestmark = pytest.mark.process
 TRAINING = (
@@ -121,8 +121,8 @@ def test_a_later_term_under_another_host_name_starts_its_workers(stage: Stage) -
             seq=1,
             body=body,
         )
-        wire_out.write(framing.encode(hello, stage.token))
-        decoder, heard = framing.Decoder(stage.token), []
+        wire_out.write(channel.encode_frame(hello, stage.token))
+        decoder, heard = channel.FrameDecoder(stage.token), []
         try:
             while not any(isinstance(frame.body, messages.Spawn) for frame in heard):
                 heard += decoder.feed(await asyncio.wait_for(reader.read(65536), 10))

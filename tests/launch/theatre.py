@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 # A worker that keeps to the protocol without torch: it ends when a file says so, or when drained.
 ACTOR = """
 import select, socket
-from outlast.transport import framing, messages
+from outlast.transport import channel, messages
 from outlast.config import worker_settings
 from outlast.transport.worker_page import Page
 settings = worker_settings()
 token = bytes.fromhex(settings.token)
 sock = socket.socket(fileno=settings.control_fd)
 page = Page(settings.page_fd)
-decoder, seq, seat = framing.Decoder(token), 0, settings.seat
+decoder, seq, seat = channel.FrameDecoder(token), 0, settings.seat
 def say(body):
     global seq
     seq += 1
-    sock.sendall(framing.encode(messages.MessageEnvelope(run=settings.run, term=settings.term,
+    sock.sendall(channel.encode_frame(messages.MessageEnvelope(run=settings.run, term=settings.term,
         agent="", incarnation=1, worker=settings.worker, seq=seq, body=body), token))
 def act(body):
     global seat, opened

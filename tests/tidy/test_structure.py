@@ -8,7 +8,7 @@ from pathlib import Path
 # The bars that are aimed at: modules 420, class names 20, questions 0, banned names 0,
 # fmt: skip 40, cycles 3, undocumented 5 %, lines 86,681. A ceiling is only ever lowered.
 CEILINGS = {
-    "modules": 470,
+    "modules": 447,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 1,

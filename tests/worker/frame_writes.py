@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from outlast.worker.script.script_frames import bind_local, names_in, own_frames
+from outlast.worker.script.value_paths import bind_local, names_in, own_frames
 
 ROUNDS = int(sys.argv[1])
 

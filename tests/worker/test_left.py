@@ -11,7 +11,7 @@ from torch import nn
 
 from outlast.errors import ProtectError
 from outlast.transport.worker_page import SLOT_BYTES
-from outlast.worker.phases.undo_copy import UndoCopy
+from outlast.worker.phases.phase_attempt import UndoCopy
 from outlast.worker.state.protected_state import ProtectedState, Replicated
 
 

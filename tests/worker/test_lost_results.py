@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from outlast.worker.phases.lost_results import LostResult, is_evidence, unknown
+from outlast.worker.phases.catch_up import LostResult, is_evidence, unknown
 
 
 class Used(Exception):  # noqa: N818 - stands for the end of this process

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from outlast.errors import UnsupportedError
-from outlast.worker.phases.undo_copy import UndoCopy
+from outlast.worker.phases.phase_attempt import UndoCopy
 from outlast.worker.script.repetitions import Repetition, RepetitionCheck, look
 from outlast.worker.state.protected_state import ProtectedState
 

@@ -8,8 +8,15 @@ import torch
 
 from outlast.checkpoint.format import codec
 from outlast.errors import CorruptionError
-from outlast.worker.phases.script_progress import LOST, Intervals, ProgressSlot, ScriptProgress
-from outlast.worker.rank_part import SEAT_MAGIC, RankPart, part_summary
+from outlast.worker.phases.script_progress import (
+    LOST,
+    SEAT_MAGIC,
+    Intervals,
+    ProgressSlot,
+    RankPart,
+    ScriptProgress,
+    part_summary,
+)
 from outlast.worker.state.ddp_buckets import BucketState
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outlast.worker.step_rhythm import StepRhythm
+from outlast.worker.save_timing import StepRhythm
 
 
 def steps(rhythm: StepRhythm, *lengths_s: float, writing: bool = False) -> None:

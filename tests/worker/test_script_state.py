@@ -7,13 +7,13 @@ import pytest
 from tests.worker.played import DiedError, Plain, Session, play
 
 from outlast.errors import PhaseError
-from outlast.worker.script import reachable_values, script_frames
+from outlast.worker.script import reachable_values, value_paths
 
 
 @pytest.fixture(autouse=True)
 def _scripts_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """The frames of these tests are no script's."""
-    for module in (script_frames, reachable_values):
+    for module in (value_paths, reachable_values):
         monkeypatch.setattr(module, "is_own_file", lambda name: name.startswith("<script"))
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from outlast.checkpoint.format import codec
 from outlast.errors import ProtectError
-from outlast.worker.phases.undo_copy import UndoCopy
+from outlast.worker.phases.phase_attempt import UndoCopy
 from outlast.worker.state.protected_state import ProtectedState, Replicated
 
 

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from outlast.worker.phases.undo_copy import UndoCopy
-from outlast.worker.phases.written_weights import WINDOW_BYTES, WrittenWeights
+from outlast.worker.phases.phase_attempt import WINDOW_BYTES, UndoCopy, WrittenWeights
 from outlast.worker.state.protected_state import ProtectedState
 
 

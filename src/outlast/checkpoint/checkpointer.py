@@ -29,7 +29,7 @@ from outlast.checkpoint.rank_group import RankGroup
 from outlast.checkpoint.save import agreed_plan
 from outlast.checkpoint.save.arena_slots import collector_paused
 from outlast.checkpoint.save.save_engine import SaveEngine
-from outlast.checkpoint.state import rank_state as rank_own
+from outlast.checkpoint.state import state_content as rank_own
 from outlast.checkpoint.state.script_state import ScriptState, check_complete, expected_state
 from outlast.checkpoint.state.state_content import NameMatching, flatten_state
 from outlast.checkpoint.stores.directory_claim import Address, Claim, Claimer, LoadOrigin, Tiers
@@ -206,7 +206,7 @@ class Checkpointer:
             engine = self._engine or self._start(claim)
             self._check_parts(state)
             content = flatten_state(state)
-            own_bytes = rank_own.capture(state, content.rest, self._ranks.world)
+            own_bytes = rank_own.capture_rank_state(state, content.rest, self._ranks.world)
         except Exception as error:  # raised again, after informing the other ranks
             if not self._parts:  # first save: all other ranks wait for this one
                 agreed_plan.refuse(str(error), self._ranks.exchange)
@@ -217,7 +217,7 @@ class Checkpointer:
             claim.owned.keeper_is(self._keeper.pid)
         save = engine.save(
             place, content.tensors, shared=content.shared, own=own_bytes, origin=_origin(),
-            parent=parent, base=base, apart=rank_own.buffers(state), values=content.digests,
+            parent=parent, base=base, apart=rank_own.rank_buffers(state), values=content.digests,
         )  # fmt: skip
         self._parts = frozenset(_parts(state))
         self._pending[save] = place.step

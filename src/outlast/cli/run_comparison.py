@@ -23,7 +23,7 @@ from outlast.checkpoint.stores.catalog import Checkpoint
 from outlast.events import FaultInjected, Metrics
 from outlast.telemetry.event_store import read_events
 from outlast.telemetry.run_summary import summarise
-from outlast.worker.rank_part import part_summary
+from outlast.worker.phases.script_progress import part_summary
 
 DIGEST = re.compile(r"^parameters sha256 ([0-9a-f]{64})$", re.MULTILINE)
 

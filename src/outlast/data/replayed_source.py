@@ -8,7 +8,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from outlast.data.counted_source import CountedSource, set_epoch
-from outlast.data.iterator_replay import IteratorReplay
+from outlast.data.epoch_order import IteratorReplay
 from outlast.data.loader_state import LoaderState
 from outlast.data.stateful_source import declared_length
 from outlast.errors import UsageError

@@ -1,6 +1,6 @@
 """Frames between workers, agents and the controller.
 
-`framing` puts them on a stream; `docs/protocol.md` says who sends what and when.
+`channel` puts them on a stream; `docs/protocol.md` says who sends what and when.
 """
 
 from __future__ import annotations

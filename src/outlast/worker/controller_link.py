@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from outlast.config import WorkerSettings
 from outlast.errors import WireError
-from outlast.transport import framing, messages
+from outlast.transport import channel, messages
 
 _SEND_TIMEOUT_S = 30
 
@@ -47,7 +47,7 @@ class ControllerLink:
         """Queue a frame in the socket. Raises WireError when the agent does not take it."""
         with self._lock:
             self._seq += 1
-            frame = framing.encode(
+            frame = channel.encode_frame(
                 messages.MessageEnvelope(
                     run=self._settings.run,
                     term=self._settings.term,
@@ -79,7 +79,7 @@ class ControllerLink:
         self._socket.close()
 
     def _read(self) -> None:
-        decoder = framing.Decoder(self._token)
+        decoder = channel.FrameDecoder(self._token)
         reason = "the agent closed the control channel"
         try:
             while data := self._socket.recv(1 << 16):

@@ -15,7 +15,7 @@ from torch import nn
 
 from outlast import events
 from outlast.controller.fault_spec import FaultSpec, Where
-from outlast.worker.groups.dynamo_opaque import opaque
+from outlast.worker.groups.work_handles import opaque
 from outlast.worker.worker_events import WorkerEvents
 
 # Places that belong to the step committed last, and not to the one being made.

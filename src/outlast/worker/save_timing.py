@@ -1,9 +1,10 @@
-"""Times of saves: at the intervals that all ranks share, and on request."""
+"""Times of saves: at the intervals that all ranks share, and on request; durations of steps."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from statistics import median
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -11,6 +12,7 @@ import msgspec
 from outlast.checkpoint.save.arena_slots import collector_paused
 from outlast.config import AUTO, WorkerSettings
 from outlast.controller.fault_spec import Where
+from outlast.controller.save_schedule.save_costs import RunningMedian
 from outlast.errors import EXIT_DONE, EXIT_INTERRUPTED
 from outlast.worker.phases.phase_runner import PhaseRunner
 from outlast.worker.phases.script_progress import Intervals, ScriptProgress
@@ -117,3 +119,42 @@ def first_intervals(settings: WorkerSettings) -> Intervals:
     return Intervals(
         TRIED_EVERY if memory == AUTO else memory, TRIED_EVERY if disk == AUTO else disk
     )
+
+
+SLOWED_MAX = 10_000
+
+
+class StepRhythm:
+    """Times whole steps, from the end of one boundary to the next one, saves left out."""
+
+    def __init__(self) -> None:
+        self._quiet = RunningMedian()
+        self._slowed: list[float] = []
+        self._begin_s = 0.0
+
+    def begin(self, now_s: float) -> None:
+        """A step begins."""
+        self._begin_s = now_s
+
+    def end(self, now_s: float, *, writing: bool) -> None:
+        """It has ended; `writing`: a checkpoint was being written meanwhile."""
+        if not self._begin_s:
+            return
+        step_s, self._begin_s = now_s - self._begin_s, 0.0
+        if not writing:
+            self._quiet = self._quiet.add(step_s)
+        elif len(self._slowed) < SLOWED_MAX:
+            self._slowed.append(step_s)
+
+    @property
+    def step_s(self) -> float:
+        """While nothing is written; 0: unknown."""
+        return self._quiet.median_s
+
+    def drag_s(self) -> float:
+        """By how much all steps were slower since the last call, beside a write that has ended.
+        By medians: an evaluation among them is no drag."""
+        slowed, self._slowed = self._slowed, []
+        if not slowed or not self._quiet.values:
+            return 0.0
+        return len(slowed) * max(0.0, median(slowed) - self.step_s)

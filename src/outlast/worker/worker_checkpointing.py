@@ -14,8 +14,7 @@ import torch
 
 from outlast import events
 from outlast.checkpoint.format import codec
-from outlast.checkpoint.format.lineage import Lineage
-from outlast.checkpoint.format.manifests import SavePoint
+from outlast.checkpoint.format.manifests import Lineage, SavePoint
 from outlast.checkpoint.keeper.keeper_client import KeeperClient
 from outlast.checkpoint.keeper.keeper_disk import DiskFault
 from outlast.checkpoint.keeper.keeper_frames import Outcome
@@ -25,8 +24,7 @@ from outlast.checkpoint.load.tensor_fill import fill_tensors
 from outlast.checkpoint.replicas.memory_copies import MemoryCopies
 from outlast.checkpoint.save import agreed_plan
 from outlast.checkpoint.save.save_engine import SaveEngine
-from outlast.checkpoint.state.rank_state import buffers
-from outlast.checkpoint.state.state_content import StateContent, flatten_state
+from outlast.checkpoint.state.state_content import StateContent, flatten_state, rank_buffers
 from outlast.checkpoint.stores.catalog import lineage_of, open_checkpoint
 from outlast.checkpoint.stores.folder_store import Folder
 from outlast.config import WorkerSettings
@@ -35,10 +33,9 @@ from outlast.errors import CorruptionError, MismatchError, OutlastError, Storage
 from outlast.transport import messages
 from outlast.worker.compute_environment import author
 from outlast.worker.groups import GroupRegistry
-from outlast.worker.phases.script_progress import Intervals, ProgressSlot
-from outlast.worker.rank_part import RankPart
+from outlast.worker.phases.script_progress import Intervals, ProgressSlot, RankPart
+from outlast.worker.save_timing import StepRhythm
 from outlast.worker.state.protected_state import ProtectedState
-from outlast.worker.step_rhythm import StepRhythm
 from outlast.worker.worker_events import WorkerEvents
 from outlast.worker.worker_status import WorkerStatus
 
@@ -120,7 +117,7 @@ class RunCheckpointer:
         state = protected.content()
         content = flatten_state(state)
         # What is a rank's own is in its slot: small buffers, or all where weights differ by rank.
-        apart = buffers(state) if protected.local.has_replicas else content.tensors
+        apart = rank_buffers(state) if protected.local.has_replicas else content.tensors
         prepared = True
         try:
             prepared = self._prepare(content, apart)

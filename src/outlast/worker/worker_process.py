@@ -31,16 +31,15 @@ from outlast.worker.controller_link import ControllerLink, StandaloneControl, en
 from outlast.worker.groups import GroupRegistry, is_caused_by_transport, register
 from outlast.worker.groups import SetupRecord as GroupRecord
 from outlast.worker.injected_faults import InjectedFaults
-from outlast.worker.liveness_pulse import PulseThread
+from outlast.worker.phases.phase_attempt import deep_copy
 from outlast.worker.phases.phase_runner import PhaseRunner
 from outlast.worker.phases.script_progress import Intervals, ScriptProgress, walk_from
-from outlast.worker.phases.undo_copy import deep_copy
 from outlast.worker.phases.worker_recovery import WorkerRecovery
 from outlast.worker.save_timing import SaveTimer, first_intervals
 from outlast.worker.script.script_variables import ScriptVariables, identities
 from outlast.worker.state.protected_state import ProtectedState
 from outlast.worker.worker_events import WorkerEvents
-from outlast.worker.worker_status import WorkerStatus
+from outlast.worker.worker_status import PulseThread, WorkerStatus
 
 if TYPE_CHECKING:
     from outlast.worker.worker_checkpointing import RunRestorer

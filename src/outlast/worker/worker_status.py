@@ -5,6 +5,12 @@ Both happen under one lock, so an answer "running" means that this attempt can n
 worker that has begun to vote is never reported before the vote's outcome is known. Once a vote is
 won, the worker is given a moment to complete the phase, whose result then goes with the answer; a
 script that takes longer is not waited for: "applying" says that phase n+1 will be complete here.
+
+A third thread, the pulse, reports whether the main thread, while it stands still, waits for other
+ranks. Standing still inside a collective depends on other ranks; standing still outside one is an
+upload, a rollout, a sleep, or a hang. From outside the process both look alike. The interpreter
+must run for the pulse to run: a pulse that has stopped in a live process means that a C extension
+holds the interpreter.
 """
 
 from __future__ import annotations
@@ -18,7 +24,7 @@ from typing import Literal
 from outlast.errors import GaveUpError, StepRefused
 from outlast.events import Fault, FaultKind
 from outlast.transport import messages, worker_page
-from outlast.transport.worker_page import KEYS, Page, State
+from outlast.transport.worker_page import KEYS, Page, Pulse, State
 
 RESULT_BYTES_SAID = 4096
 APPLIED_S = 0.25  # for a won phase to be complete before its answer goes out without a result
@@ -216,3 +222,44 @@ class WorkerStatus:
             self.n, self.step, self.state, self._collectives, time.monotonic_ns(),
             self._t_state_ns, self.loss, self._key,
         )  # fmt: skip
+
+
+_PERIOD_S = (0.02, 0.5)
+_FLOOR_PART = 10  # of the hang floor: several readings before anybody is judged
+
+
+class PulseThread:
+    """Writes the page's pulse several times a hang floor; 50 us each, off the step's path."""
+
+    def __init__(self, page: Page, is_waiting: Callable[[], bool], floor_s: float) -> None:
+        """`is_waiting`: whether an operation with other ranks is under way; from any thread."""
+        self._page, self._is_waiting = page, is_waiting
+        least_s, most_s = _PERIOD_S
+        self._period_s = min(most_s, max(least_s, floor_s / _FLOOR_PART))
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="outlast-pulse", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._over.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._over.wait(self._period_s):
+            self.write()
+
+    def write(self) -> None:
+        """Write one reading; of a main thread that moves nothing need be known."""
+        beat_ns, now_ns = self._page.read().t_ns, time.monotonic_ns()
+        still = now_ns - beat_ns > self._period_s * 1e9
+        is_waiting = still and self._is_waiting()
+        before = self._page.pulse()
+        released = before.is_waiting and not is_waiting
+        self._page.put_pulse(
+            Pulse(now_ns, beat_ns, is_waiting, now_ns if released else before.released_ns)
+        )

@@ -14,17 +14,29 @@ import msgspec
 from outlast.checkpoint.format import codec
 from outlast.checkpoint.format.manifests import SavePoint
 from outlast.checkpoint.load.checkpoint_reader import CheckpointReader
-from outlast.checkpoint.load.checkpoint_renaming import rename_checkpoint
 from outlast.checkpoint.load.chunk_relay import ChunkRelay
-from outlast.checkpoint.load.load_preparation import OLDER, Candidate, agreed_relay, candidates
+from outlast.checkpoint.load.load_preparation import (
+    OLDER,
+    Candidate,
+    LoadRequest,
+    agreed_relay,
+    candidates,
+    check_alike,
+    rename_checkpoint,
+)
 from outlast.checkpoint.load.state_fitting import SavedState, StateFitting
 from outlast.checkpoint.load.tensor_fill import fill_tensors
 from outlast.checkpoint.rank_group import RankGroup
 from outlast.checkpoint.save.agreed_plan import brief
 from outlast.checkpoint.save.shard_plan import dtype_name
-from outlast.checkpoint.state import rank_state
 from outlast.checkpoint.state.script_state import ScriptState
-from outlast.checkpoint.state.state_content import EXACT, NameMatching, is_within
+from outlast.checkpoint.state.state_content import (
+    EXACT,
+    NameMatching,
+    is_within,
+    rank_state_differences,
+    restore_rank_state,
+)
 from outlast.checkpoint.stores.catalog import Checkpoint, open_checkpoint
 from outlast.checkpoint.stores.store_interfaces import StoreSource, hold_checkpoint
 from outlast.errors import CorruptionError, MismatchError, StalledError, StorageError, UsageError
@@ -71,21 +83,11 @@ class _LoadFindings(msgspec.Struct, frozen=True, array_like=True):
     commit: str = ""
 
 
-class _LoadRequest(msgspec.Struct, frozen=True, array_like=True):
-    """Arguments of one rank's load."""
-
-    step: int | None
-    strict: bool
-    cast: bool
-    skip: tuple[str, ...]
-    rename: dict[str, str]
-
-
 class _LoadTurn(msgspec.Struct, frozen=True, array_like=True):
     """One rank's message before each attempt; the candidate is rank 0's."""
 
     candidate: Candidate
-    asked: _LoadRequest
+    asked: LoadRequest
 
 
 class _PreparedLoad(NamedTuple):
@@ -117,7 +119,7 @@ class CheckpointLoad:
         """
         self._matching, self._share = matching, share
         strict, cast = bool(matching.strict), bool(matching.cast)
-        self._request = _LoadRequest(None, strict, cast, matching.skip, dict(matching.rename))
+        self._request = LoadRequest(None, strict, cast, matching.skip, dict(matching.rename))
         self._skipped: list[tuple[str, ...]] = []  # names that each rank skips
         self._missing: set[str] = set()
         self._unexpected: set[str] = set()
@@ -164,7 +166,7 @@ class CheckpointLoad:
         mine = next(remaining) if self._ranks.rank == 0 else Candidate()
         answers = self._ranks.exchange(msgspec.msgpack.encode(_LoadTurn(mine, self._request)))
         turns = [msgspec.msgpack.decode(answer, type=_LoadTurn) for answer in answers]
-        _check_alike([turn.asked for turn in turns])
+        check_alike([turn.asked for turn in turns])
         self._skipped = [turn.asked.skip for turn in turns]
         choice = turns[0].candidate
         self.notes += choice.notes
@@ -250,7 +252,7 @@ class CheckpointLoad:
             here = {was: name for name, was in origin.items()}
             mine["buffers"] = {here.get(n, n): value for n, value in mine["buffers"].items()}
         if mine is not None and self._complete:
-            missing, unexpected = rank_state.differences(self._state, mine, matching)
+            missing, unexpected = rank_state_differences(self._state, mine, matching)
             if matching.strict:
                 fitting.differences += [f"{name}: missing in the checkpoint" for name in missing]
                 fitting.differences += [f"{name}: missing here" for name in unexpected]
@@ -329,7 +331,8 @@ class CheckpointLoad:
             return
         if ready.reader.checkpoint.commit.world != self._ranks.world:
             ready.own["buffers"] = {}  # those among the tensors are as good
-        rank_state.restore(self._state, ready.own, process=self._complete, matching=self._matching)
+        own, complete = ready.own, self._complete
+        restore_rank_state(self._state, own, process=complete, matching=self._matching)
 
     def _exchange(self, mine: _LoadFindings) -> list[_LoadFindings]:
         answers = self._ranks.exchange(msgspec.msgpack.encode(mine))
@@ -365,17 +368,6 @@ def _attempt(do: Callable[[], T], *, usage: bool = True) -> tuple[T | None, _Loa
         if not usage:
             raise
         return None, _LoadFindings(differences=(str(error),))
-
-
-def _check_alike(requests: Sequence[_LoadRequest]) -> None:
-    """Raise UsageError unless ranks requested the same load; skipped names may differ."""
-    for what in ("step", "strict", "cast", "rename"):
-        given = [getattr(each, what) for each in requests]
-        if any(each != given[0] for each in given):
-            values = ", ".join(f"rank {rank}: {each}" for rank, each in enumerate(given))
-            raise UsageError(
-                f"{what} differs between ranks ({values}); nothing was loaded; give all the same"
-            )
 
 
 def _blob(

@@ -22,6 +22,7 @@ from outlast.errors import WireError
 MAGIC = b"OLC1"
 HELLO_S = 5.0
 STALL_S = 10.0  # for one slice, or one answer: then the other end counts as dead
+COPY_S = 30.0  # for a copy, beside its bytes: connecting, and memory that is made
 SLICE_BYTES = 1 << 20  # digested and passed on while it is in the processor's cache
 FRAME_BYTES_MAX = 256 << 20
 _HELLO_FRAME_BYTES_MAX = 1 << 10  # until a stranger has shown that it is none

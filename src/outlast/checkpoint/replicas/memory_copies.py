@@ -23,7 +23,7 @@ from outlast.checkpoint.format.manifests import (
 )
 from outlast.checkpoint.keeper.arena import Unmapped
 from outlast.checkpoint.keeper.keeper_client import KeeperClient
-from outlast.checkpoint.replicas.parity_arithmetic import HeldParity, HeldPart, rebuild_part
+from outlast.checkpoint.replicas.group_parity import HeldParity, HeldPart, rebuild_part
 from outlast.checkpoint.stores.store_interfaces import MemoryFile
 from outlast.errors import CorruptionError, StorageError
 

@@ -21,6 +21,7 @@ from outlast.checkpoint.format.manifests import Manifest, unseal
 from outlast.checkpoint.keeper.arena import Arena
 from outlast.checkpoint.replicas.group_parity import HeldParities
 from outlast.checkpoint.replicas.keeper_links import (
+    COPY_S,
     SLICE_BYTES,
     STALL_S,
     Join,
@@ -30,7 +31,7 @@ from outlast.checkpoint.replicas.keeper_links import (
     Ready,
     Sealed,
 )
-from outlast.checkpoint.replicas.replica_sender import BYTES_PER_S_MIN, COPY_S, LANES
+from outlast.checkpoint.replicas.replica_sender import BYTES_PER_S_MIN, LANES
 from outlast.errors import CorruptionError, StorageError, WireError
 
 CONNECTIONS_MAX = 64

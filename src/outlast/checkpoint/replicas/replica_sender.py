@@ -13,7 +13,9 @@ import xxhash
 from outlast.checkpoint.format.manifests import Manifest, digest_of, seal
 from outlast.checkpoint.keeper.arena import Arena
 from outlast.checkpoint.keeper.keeper_frames import Outcome, PeerKeeper, SaveOrder
+from outlast.checkpoint.replicas.group_parity import Strip, cut_strip, other_members, strip_bytes
 from outlast.checkpoint.replicas.keeper_links import (
+    COPY_S,
     SLICE_BYTES,
     Join,
     KeeperLink,
@@ -22,17 +24,10 @@ from outlast.checkpoint.replicas.keeper_links import (
     Ready,
     Sealed,
 )
-from outlast.checkpoint.replicas.parity_arithmetic import (
-    Strip,
-    cut_strip,
-    other_members,
-    strip_bytes,
-)
 from outlast.checkpoint.stores.io_limits import RateLimiter
 from outlast.errors import WireError
 
 LANES = 2
-COPY_S = 30.0  # beside the bytes: connecting, memory that is made
 BYTES_PER_S_MIN = 50e6  # a peer that takes them more slowly is given up
 
 

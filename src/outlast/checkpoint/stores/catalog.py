@@ -13,7 +13,6 @@ from itertools import groupby
 from threading import Lock
 from typing import NamedTuple
 
-from outlast.checkpoint.format.lineage import Lineage, resume_lineage
 from outlast.checkpoint.format.manifest_checks import (
     check_commit,
     check_files,
@@ -25,10 +24,12 @@ from outlast.checkpoint.format.manifest_checks import (
 from outlast.checkpoint.format.manifests import (
     COMMIT,
     Commit,
+    Lineage,
     Manifest,
     ManifestEntry,
     SavePoint,
     Tensor,
+    resume_lineage,
     unseal,
 )
 from outlast.checkpoint.format.tensor_boxes import Box

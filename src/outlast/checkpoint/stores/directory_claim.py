@@ -11,8 +11,7 @@ from typing import NamedTuple, TypeAlias
 
 import msgspec
 
-from outlast.checkpoint.format.lineage import Lineage, resume_lineage
-from outlast.checkpoint.format.manifests import SavePoint
+from outlast.checkpoint.format.manifests import Lineage, SavePoint, resume_lineage
 from outlast.checkpoint.rank_group import RankGroup
 from outlast.checkpoint.stores import directory_ownership
 from outlast.checkpoint.stores.catalog import (

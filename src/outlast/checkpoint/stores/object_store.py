@@ -16,7 +16,12 @@ from typing import TYPE_CHECKING
 
 from outlast.checkpoint.format.manifests import COMMIT, LATEST
 from outlast.checkpoint.stores.folder_store import Folder
-from outlast.checkpoint.stores.store_interfaces import GET_BYTES_MAX, Store, check_name
+from outlast.checkpoint.stores.store_interfaces import (
+    GET_BYTES_MAX,
+    Store,
+    check_name,
+    open_installed_store,
+)
 from outlast.errors import ConfigError, CorruptionError, RefusedError, StorageError
 
 if TYPE_CHECKING:
@@ -45,7 +50,7 @@ def open_store(
     ask: bool = True,
 ) -> Store:
     """Return the store at a path, `file:///path`, `s3://bucket/prefix`, `gs://...` or `az://...`,
-    or at a URL whose scheme another package provides (`installed_stores`).
+    or at a URL whose scheme another package provides (`open_installed_store`).
 
     With `ask`, a bucket is listed once: one that is missing or without credentials is a
     RefusedError here, and one out of reach a StorageError. `request_s`: deadline of one request;
@@ -63,8 +68,6 @@ def open_store(
     if scheme in _CREDENTIALS:
         store = Bucket(_connected(text, request_s, retries, retry_s), text.rstrip("/"))
     else:
-        from outlast.checkpoint.stores.installed_stores import open_installed_store
-
         store = open_installed_store(text, _CREDENTIALS)
     if ask:
         store.directories()

@@ -1,16 +1,25 @@
-"""Interfaces of stores and read-only sources of checkpoints; no torch.
+"""Interfaces of stores and read-only sources of checkpoints; stores of other packages; no torch.
 
-`outlast.testing.store_contract.StoreContract` tests this interface, for your own stores.
+Another package names one entry point of the group `outlast.stores` for each URL scheme::
+
+    [project.entry-points."outlast.stores"]
+    sqlite = "outlast_sqlite:open_store"
+
+The object is a function that takes the whole address (`sqlite:///data/runs.db`) and returns a
+`Store`. It may raise any OutlastError. `outlast.testing.StoreContract` tests a store.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
-from outlast.errors import CorruptionError
+from outlast.errors import ConfigError, CorruptionError, OutlastError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 GET_BYTES_MAX = 256 << 20
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
@@ -176,3 +185,70 @@ def check_name(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise CorruptionError(f"{name!r} is no name of a checkpoint's file; nothing was touched")
     return name
+
+
+GROUP = "outlast.stores"
+_METHODS = (
+    "create", "directories", "files", "get", "point", "put", "read", "remove", "where",
+)  # fmt: skip
+
+
+def installed_schemes() -> list[str]:
+    """Return the URL schemes of installed stores, sorted and without duplicates."""
+    return sorted({entry.name for entry in _entries()})
+
+
+def open_installed_store(address: str, built_in: Collection[str]) -> Store:
+    """Open the store of another package.
+
+    Args:
+        address: a URL whose scheme is not one of `built_in`.
+        built_in: the schemes of Outlast's own stores, for the message.
+
+    Raises:
+        ConfigError: no package or several packages have this scheme, the entry point cannot be
+            loaded, or it does not return a store.
+        OutlastError: whatever the package's own function raises.
+    """
+    scheme = address.partition("://")[0]
+    entries = [entry for entry in _entries() if entry.name == scheme]
+    if not entries:
+        known = ", ".join([*built_in, *installed_schemes()])
+        raise ConfigError(f"{address}: cannot store there; known are paths and {known}")
+    if len(entries) > 1:
+        owners = ", ".join(sorted(_owner(entry) for entry in entries))
+        raise ConfigError(
+            f"{address}: several packages provide {scheme}:// ({owners}); nothing was opened;"
+            " uninstall all but one"
+        )
+    store = _open(entries[0], address)
+    missing = [name for name in _METHODS if not hasattr(store, name)]
+    if missing:
+        raise ConfigError(
+            f"{address}: {entries[0].value} of {_owner(entries[0])} returned a"
+            f" {type(store).__name__}, which lacks {', '.join(missing)}; nothing was opened;"
+            " correct the package (outlast.testing.StoreContract tests a store)"
+        )
+    return store
+
+
+def _entries() -> Collection[EntryPoint]:
+    from importlib.metadata import entry_points  # slow to import, and rarely needed
+
+    return entry_points(group=GROUP)
+
+
+def _open(entry: EntryPoint, address: str) -> Store:
+    try:
+        return entry.load()(address)
+    except OutlastError:
+        raise
+    except Exception as error:  # any error of a foreign package becomes one with its name
+        raise ConfigError(
+            f"{address}: {entry.value} of {_owner(entry)} failed ({type(error).__name__}: {error});"
+            " nothing was opened; correct the address or the package"
+        ) from error
+
+
+def _owner(entry: EntryPoint) -> str:
+    return entry.dist.name if entry.dist else "an unnamed package"

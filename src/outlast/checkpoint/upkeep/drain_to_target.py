@@ -15,8 +15,7 @@ from outlast.checkpoint.stores.io_limits import RateLimiter
 from outlast.checkpoint.stores.store_interfaces import Store
 from outlast.checkpoint.upkeep.checkpoint_copy import CopyResult, copy_checkpoint
 from outlast.checkpoint.upkeep.durable_targets import SaveInterval, wanted_checkpoints
-from outlast.checkpoint.upkeep.pruning import known_checkpoints, prune_store
-from outlast.checkpoint.upkeep.retention_policy import Keep
+from outlast.checkpoint.upkeep.retention_policy import Keep, known_checkpoints, prune_store
 from outlast.errors import OutlastError
 
 

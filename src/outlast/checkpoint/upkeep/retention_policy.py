@@ -1,9 +1,10 @@
-"""Retention policies: a pure choice of checkpoints to keep, with a reason for each.
+"""Retention: policies that choose the checkpoints to keep, and the deletion of all others.
 
-Nothing is deleted before a newer checkpoint has been read back, and the newest never is. Beyond
-that a policy keeps the last n, one in every k steps, milestones, young ones, and those within a
-size. Checkpoints of a later line are newer (lineage.py): a job that went back keeps its new
-checkpoints, and the end of the line that it abandoned.
+The choice is pure and gives a reason for each checkpoint. Nothing is deleted before a newer
+checkpoint has been read back, and the newest never is. Beyond that a policy keeps the last n, one
+in every k steps, milestones, young ones, and those within a size. Checkpoints of a later line are
+newer (format/manifests.py): a job that went back keeps its new checkpoints, and the end of the line
+that it abandoned.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from outlast.checkpoint.format.lineage import ancestry, line_ends
-from outlast.checkpoint.format.manifests import SavePoint
-from outlast.errors import ConfigError
+from outlast.checkpoint.format.manifests import SavePoint, ancestry, line_ends
+from outlast.checkpoint.stores.catalog import Checkpoint, checkpoint_places, open_checkpoint
+from outlast.checkpoint.stores.catalog import verify as verify_checkpoint
+from outlast.checkpoint.stores.store_interfaces import LinkingStore, Store, StoreSource
+from outlast.errors import ConfigError, CorruptionError, InUseError, StalledError, StorageError
 from outlast.quantities import BYTES, SECONDS, measured
 
 _EXAMPLE = "last=3,every=1000,milestone=5000,age=7d,size=10TB"
@@ -216,3 +219,93 @@ _READ: dict[str, Callable[[str, str], float]] = {
     "age": _seconds,
     "size": _bytes,
 }
+
+
+def is_whole(checkpoint: Checkpoint) -> bool:
+    """Read every byte of a checkpoint; return whether all are right."""
+    return not verify_checkpoint(checkpoint)
+
+
+def prune_store(
+    store: Store,
+    keep: Keep,
+    now_ns: int,
+    *,
+    verified: Callable[[Checkpoint], bool] = is_whole,
+    spare: Callable[[SavePoint], bool] = lambda _: False,
+    barred: Callable[[SavePoint], bool] = lambda _: False,
+    dry_run: bool = False,
+) -> list[RetentionVerdict]:
+    """Delete checkpoints that `keep` does not keep, oldest first; return all verdicts.
+
+    Verdicts are sorted newest first. Nothing is deleted before `verified` has found a newer
+    checkpoint undamaged: it is called from the newest on, and only where something would be
+    deleted. `spare`: places in use, which stay, as do those that a reader holds. `barred`
+    checkpoints are never started from: they count for nothing, and are deleted once another one was
+    verified. Checkpoints whose commit record cannot be read stay, and count for nothing, too.
+    `dry_run`: delete nothing. Raises StorageError where the store fails; each deletion up to then
+    is complete.
+    """
+    opened, damaged = _opened(store)
+    checkpoints = [one for one in opened if not barred(one.commit.place)]
+    unfit = [one.commit.place for one in opened if barred(one.commit.place)]
+    known = [_known(checkpoint, verified=i == 0) for i, checkpoint in enumerate(checkpoints)]
+    whole = None
+    if unfit or not all(verdict.keep for verdict in apply_policy(known, keep, now_ns)):
+        whole = next((i for i, one in enumerate(checkpoints) if verified(one)), None)
+        known = [_known(one, verified=i == whole) for i, one in enumerate(checkpoints)]
+    verdicts = [
+        verdict._replace(keep=True, why="in use") if not verdict.keep and spare(verdict.place)
+        else verdict
+        for verdict in apply_policy(known, keep, now_ns)
+        + [RetentionVerdict(place, whole is None, "barred by an audit") for place in unfit]
+    ]  # fmt: skip
+    if not dry_run:
+        for i, verdict in reversed(list(enumerate(verdicts))):
+            verdicts[i] = _removed(store, verdict)
+    return verdicts + damaged
+
+
+def _removed(store: Store, verdict: RetentionVerdict) -> RetentionVerdict:
+    try:
+        if not verdict.keep:
+            store.remove(verdict.place.directory)
+    except InUseError:
+        return verdict._replace(keep=True, why="in use")
+    return verdict
+
+
+def known_checkpoints(store: Store) -> list[KnownCheckpoint]:
+    """Return the checkpoints of a store, newest first, by their commit records, unverified.
+
+    Raises StorageError when the store cannot be listed.
+    """
+    return [_known(checkpoint, verified=False) for checkpoint in _opened(store)[0]]
+
+
+def _opened(store: Store) -> tuple[list[Checkpoint], list[RetentionVerdict]]:
+    checkpoints, damaged = list[Checkpoint](), list[RetentionVerdict]()
+    for place in checkpoint_places(store):
+        try:
+            checkpoints.append(open_checkpoint(store, place))
+        except StalledError:
+            raise
+        except (CorruptionError, StorageError) as error:
+            damaged.append(RetentionVerdict(place, True, f"left alone: {error}"))
+    return checkpoints, damaged
+
+
+def _known(checkpoint: Checkpoint, *, verified: bool) -> KnownCheckpoint:
+    commit = checkpoint.commit
+    linked = linked_files(checkpoint.store, commit.place)
+    return KnownCheckpoint(
+        commit.place, commit.time_ns, commit.size_bytes, verified, commit.base, linked
+    )
+
+
+def linked_files(store: StoreSource, place: SavePoint) -> tuple[tuple[tuple[int, int], int], ...]:
+    """Return the files of a checkpoint that have other names: inode number and size."""
+    if not isinstance(store, LinkingStore):
+        return ()
+    inodes = store.inodes(place.directory).values()
+    return tuple((each.number, each.size_bytes) for each in inodes if each.names > 1)

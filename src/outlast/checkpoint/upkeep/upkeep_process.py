@@ -21,8 +21,7 @@ from outlast.checkpoint.stores.store_interfaces import Store
 from outlast.checkpoint.upkeep.checkpoint_copy import CopyResult, copy_checkpoint
 from outlast.checkpoint.upkeep.drain_to_target import CheckpointClock, StoreDrainer
 from outlast.checkpoint.upkeep.durable_targets import DurableTarget, open_target
-from outlast.checkpoint.upkeep.pruning import prune_store
-from outlast.checkpoint.upkeep.retention_policy import Keep, RetentionVerdict
+from outlast.checkpoint.upkeep.retention_policy import Keep, RetentionVerdict, prune_store
 from outlast.checkpoint.upkeep.upkeep_client import (
     Committed,
     Finish,

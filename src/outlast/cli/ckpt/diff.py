@@ -33,7 +33,7 @@ from outlast.errors import (
 )
 from outlast.terminal_tables import listing, number_column, text_column
 from outlast.text_formatting import plural
-from outlast.worker.rank_part import SEAT_MAGIC, part_summary
+from outlast.worker.phases.script_progress import SEAT_MAGIC, part_summary
 
 
 def compare_values(a: CheckpointReader, b: CheckpointReader) -> list[DifferingValue]:

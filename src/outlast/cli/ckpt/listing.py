@@ -12,7 +12,7 @@ from rich.table import Table
 from outlast.checkpoint.format.manifests import SavePoint
 from outlast.checkpoint.stores.catalog import checkpoint_places, open_checkpoint
 from outlast.checkpoint.stores.store_interfaces import Store
-from outlast.checkpoint.upkeep.pruning import linked_files
+from outlast.checkpoint.upkeep.retention_policy import linked_files
 from outlast.cli.ckpt.target_argument import is_older, open_target
 from outlast.cli.output_stream import echo, print_json
 from outlast.errors import EXIT_DONE, CorruptionError, StorageError

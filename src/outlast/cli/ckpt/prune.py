@@ -10,8 +10,8 @@ from outlast.checkpoint.stores.catalog import Checkpoint
 from outlast.checkpoint.stores.catalog import verify as read_all
 from outlast.checkpoint.stores.folder_store import Folder
 from outlast.checkpoint.stores.store_interfaces import Store
-from outlast.checkpoint.upkeep.pruning import prune_store as delete
 from outlast.checkpoint.upkeep.retention_policy import parse_policy
+from outlast.checkpoint.upkeep.retention_policy import prune_store as delete
 from outlast.cli.ckpt.ckpt_output import progress
 from outlast.cli.ckpt.target_argument import open_target
 from outlast.cli.output_stream import echo, print_json

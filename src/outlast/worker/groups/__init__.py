@@ -4,9 +4,9 @@
 """
 
 from outlast.worker.groups.group_registry import GroupRegistry, register
+from outlast.worker.groups.inner_group import is_caused_by_transport, is_transport_error
 from outlast.worker.groups.setup_record import SetupRecord
 from outlast.worker.groups.stable_group import StableGroup
-from outlast.worker.groups.transport_errors import is_caused_by_transport, is_transport_error
 
 __all__ = [
     "GroupRegistry",

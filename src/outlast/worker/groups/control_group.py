@@ -12,8 +12,7 @@ from torch import distributed as dist
 from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions
 
 from outlast.errors import GroupError
-from outlast.worker.groups.inner_group import InnerGroup
-from outlast.worker.groups.transport_errors import is_transport_error
+from outlast.worker.groups.inner_group import InnerGroup, is_transport_error
 
 GATHER_BYTES_MAX = 16 << 20
 _BALLOTS = 1 << 44  # the sum of half a million fits into an int64

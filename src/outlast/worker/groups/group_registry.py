@@ -15,17 +15,14 @@ from torch import distributed as dist
 from torch._C._distributed_c10d import Store
 
 from outlast.errors import GroupError, StepRefused, UnsupportedError, UsageError
-from outlast.worker.groups.build_guard import BuildGuard
 from outlast.worker.groups.collective_rules import CollectiveRules
 from outlast.worker.groups.control_group import ControlGroup
 from outlast.worker.groups.gloo_device import GlooDevice
-from outlast.worker.groups.inner_group import LIFE, InnerGroup, has_nccl
-from outlast.worker.groups.pending_works import PendingWorks, trackable
-from outlast.worker.groups.rendezvous import JobStore, Mailbox
+from outlast.worker.groups.inner_group import LIFE, InnerGroup, has_nccl, is_transport_error
+from outlast.worker.groups.pending_works import PendingWorks, SeveredGroups, trackable
+from outlast.worker.groups.rendezvous import BuildGuard, JobStore, Mailbox
 from outlast.worker.groups.setup_record import SetupRecord
-from outlast.worker.groups.severed_groups import SeveredGroups
 from outlast.worker.groups.stable_group import BACKEND, StableGroup
-from outlast.worker.groups.transport_errors import is_transport_error
 
 State = Literal["waiting", "dry", "connecting", "live", "closed"]
 

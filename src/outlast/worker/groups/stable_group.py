@@ -17,9 +17,8 @@ from torch._C._distributed_c10d import Store
 
 from outlast.errors import UnsupportedError, UsageError
 from outlast.worker.groups import closed_answers
-from outlast.worker.groups.dynamo_opaque import opaque_class
 from outlast.worker.groups.inner_group import InnerGroup, has_nccl
-from outlast.worker.groups.work_handles import FinishedWork
+from outlast.worker.groups.work_handles import FinishedWork, opaque_class
 
 if TYPE_CHECKING:
     from outlast.worker.groups.group_registry import GroupRegistry

@@ -3,21 +3,50 @@
 Handed out where that moment matters: while set-up is recorded (results are captured then, so that
 no order of operations changes), and for those of gloo's operations that end in their owner's
 `wait` and never before it: sends, receives, reduce-scatters.
+
+Here too: the mark for functions and classes that dynamo must not trace. While a compiled function
+runs, dynamo looks at every Python frame that begins, also at those that C++ begins: DDP broadcasts
+its buffers through our group. Dynamo must neither trace nor break there. The mark is on the code
+itself: nothing is wrapped, and dynamo is not imported for it.
 """
 
 from __future__ import annotations
 
 import threading
+import types
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import distributed as dist
+from torch._C._dynamo import eval_frame
 from torch.futures import Future
 
 from outlast.errors import GroupError
-from outlast.worker.groups.dynamo_opaque import opaque_class
+
+F = TypeVar("F", bound=Callable[..., Any])
+C = TypeVar("C", bound=type)
+_c: Any = eval_frame  # torch's stubs do not name all of it
+_SKIP = _c._FrameExecStrategy(_c._FrameAction.SKIP, _c._FrameAction.SKIP)  # noqa: SLF001 - with callees
+
+
+def opaque(function: F) -> F:
+    """Mark `function`: run as it is, with all that it calls; a graph that calls it breaks there."""
+    code: Any = getattr(function, "__code__", None)
+    if isinstance(code, types.CodeType):
+        _c.set_code_exec_strategy(code, _SKIP)
+        marked: Any = function
+        marked._torchdynamo_disable = True  # noqa: SLF001 - asked where dynamo would inline it
+    return function
+
+
+def opaque_class(cls: C) -> C:
+    """Mark all methods that `cls` itself defines."""
+    for member in vars(cls).values():
+        function: Any = member.fget if isinstance(member, property) else member
+        opaque(function)
+    return cls
 
 
 @opaque_class

@@ -2,9 +2,8 @@
 
 The life of an attempt: remember what it may touch (`UndoCopy`, and the slot `before:n`) -> run the
 function -> at its first optimizer step, or at its end, write the slot `after:n+1` and vote -> apply
--> check that nothing random or rank-specific changed behind the vote -> n+1 phases are complete.
-Anything else ends in a put-back and another attempt, in this generation or the next. With an
-undo copy, optimizers step as they like, and the vote comes at the end.
+-> check that nothing random or rank-specific changed after the vote -> n+1 phases are complete.
+Otherwise: undo, and another attempt. With an undo copy, optimizers step freely before the vote.
 """
 
 from __future__ import annotations
@@ -22,17 +21,18 @@ from outlast.events import Fault
 from outlast.random_state import Generator
 from outlast.transport.worker_page import Page
 from outlast.worker.groups import GroupRegistry, is_transport_error
-from outlast.worker.phases import commit_rules
-from outlast.worker.phases.attempt import AttemptUndone, Kind, PhaseAttempt
-from outlast.worker.phases.catch_up import REHEARSALS, CatchUp
-from outlast.worker.phases.commit_gate import CommitGate
+from outlast.worker.phases import commit_gate
+from outlast.worker.phases.catch_up import REHEARSALS, CatchUp, is_evidence
 from outlast.worker.phases.leftover_gradients import LeftoverGradients
-from outlast.worker.phases.lost_results import is_evidence
-from outlast.worker.phases.progress_slots import ProgressSlots
-from outlast.worker.phases.script_progress import LOST, ScriptProgress, keep_result
-from outlast.worker.phases.undo_copy import UndoCopy
+from outlast.worker.phases.phase_attempt import (
+    AttemptUndone,
+    Kind,
+    PhaseAttempt,
+    UndoCopy,
+    WrittenWeights,
+)
+from outlast.worker.phases.script_progress import LOST, ProgressSlots, ScriptProgress, keep_result
 from outlast.worker.phases.worker_recovery import WorkerRecovery
-from outlast.worker.phases.written_weights import WrittenWeights
 from outlast.worker.script import repetitions
 from outlast.worker.script.repetitions import RepetitionCheck
 from outlast.worker.script.script_variables import ScriptVariables
@@ -63,7 +63,7 @@ class PhaseRunner:
         self._slots = ProgressSlots(page, place, moment, self._need_protected, self._note_once)
         self._watch, self.script, self._alone = watch, script, alone
         self.protected: ProtectedState | None = None
-        self.gate = CommitGate(self._is_protected)
+        self.gate = commit_gate.CommitGate(self._is_protected)
         self.joining = CatchUp(
             moment=moment, groups=groups, healer=healer, timeline=timeline, place=place,
             protected=self._need_protected, dry_attempt=self._dry_attempt,
@@ -197,7 +197,7 @@ class PhaseRunner:
 
     def _vote_at_end(self, attempt: PhaseAttempt) -> None:
         """No optimizer's step has brought the vote."""
-        commit_rules.must_leave_no_gradient(attempt, self._need_protected())
+        commit_gate.must_leave_no_gradient(attempt, self._need_protected())
         if attempt.kind == "eval":
             self._leftovers.must_not_be_read(attempt.key, self.script.refuse)
         self._settle(attempt)
@@ -207,7 +207,7 @@ class PhaseRunner:
         self._ungated.add(attempt.key)
 
     def _settle(self, attempt: PhaseAttempt) -> None:
-        commit_rules.must_not_have_written(attempt)
+        commit_gate.must_not_have_written(attempt)
         self._need_protected().reducers.settle()
 
     def _rehearse(self, attempt: PhaseAttempt) -> None:
@@ -244,7 +244,7 @@ class PhaseRunner:
         """Returns when phase n+1 is won; `gated` before an optimizer steps, else at the phase's
         end. Raises StepRefused; PhaseError for a broken contract."""
         protected, local = self._need_protected(), self._need_protected().local
-        commit_rules.must_have_waited(self._groups.unfinished(), attempt)
+        commit_gate.must_have_waited(self._groups.unfinished(), attempt)
         self.before_vote()
         moment, n = self._moment, self._moment.n + 1
         attempt.choices = protected.own_choices()
@@ -303,8 +303,8 @@ class PhaseRunner:
             return
         self._need_protected().completed(attempt.key)
         self.script.completed(attempt.key)
-        commit_rules.must_not_have_chosen(attempt, self._need_protected().own_choices())
-        commit_rules.must_have_waited(self._groups.unfinished(), attempt)
+        commit_gate.must_not_have_chosen(attempt, self._need_protected().own_choices())
+        commit_gate.must_have_waited(self._groups.unfinished(), attempt)
 
     def _step_after(self, attempt: PhaseAttempt) -> int:
         return self._moment.step + (attempt.kind == "step")

@@ -1,19 +1,32 @@
-"""Place of a worker in its script, in a form that a successor can replay.
+"""Place of a worker in its script, in a form that a successor or a checkpoint can replay.
 
 A place is: the phases done before the loop, the batch that the loop holds, and the phases done
 since that batch was drawn, with what each returned. A joiner runs its script from the top; phases
 that lie behind it are answered from this record, and at the end of the record it joins.
+
+| progress slot (docs/protocol.md) | written |
+|---|---|
+| `before:n` | at the start of phase n+1 |
+| `after:n+1` | before its vote, or at its end where state of the rank's own may still change |
+| `result:n+1` | at its end |
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, Literal
 
 import msgspec
 
 from outlast.checkpoint.format import codec
-from outlast.errors import CodecError
+from outlast.errors import CodecError, CorruptionError
+from outlast.transport.worker_page import Page
+from outlast.worker.phases.phase_attempt import PhaseAttempt
+from outlast.worker.script import carried_variables
+from outlast.worker.state.ddp_buckets import BucketState
+from outlast.worker.state.protected_state import ProtectedState
+from outlast.worker.worker_status import WorkerStatus
 
 RESULT_BYTES_MAX = 64 << 10
 LOST = b""  # a result that could not be kept
@@ -153,3 +166,133 @@ def walk_from(slots: dict[str, bytes], n: int) -> ReplayWalk | None:
         last = slots.get(f"result:{n}", LOST)
         return ReplayWalk(slot, after=not slot.aside, last_result=last)
     return None
+
+
+POSITION_BYTES_NOTED = 1 << 20
+
+
+class ProgressSlots:
+    """One worker's."""
+
+    def __init__(
+        self,
+        page: Page,
+        place: ScriptProgress,
+        moment: WorkerStatus,
+        protected: Callable[[], ProtectedState],
+        note_once: Callable[[str, str], None],
+    ) -> None:
+        self._page, self._place, self._moment = page, place, moment
+        self._protected, self._note_once = protected, note_once
+        self._before_n = -1
+
+    def write_before(self, own: bytes) -> None:
+        """The state that the next phase begins with, once."""
+        n = self._moment.n
+        if self._before_n == n:
+            return
+        slot = self._place.slot(n, self._moment.step, own).pack()
+        if len(slot) > POSITION_BYTES_NOTED:
+            self._note_once(
+                f"this rank's own state and data position take more than 1 MiB ({len(slot)} bytes"
+                f" now, {len(own)} of them state) and are written down twice a phase",
+                "position",
+            )
+        self._page.put("before", n, slot)
+        self._before_n = n
+
+    def forget_before(self) -> None:
+        """The next attempt begins with more than the slot holds."""
+        self._before_n = -1
+
+    def write_after(self, attempt: PhaseAttempt, *, aside: bool) -> None:
+        """Write what is known before the vote of phase n+1: the slot, where that is all."""
+        protected, n = self._protected(), self._moment.n + 1
+        own = protected.own_state(attempt.choices, whole=not attempt.is_gated)
+        if not attempt.waits:
+            self._put_after(attempt, own, aside=aside)
+            return
+        attempt.buffers = codec.encode(protected.buffers.own())
+        self._page.drop("after", n)  # an attempt that was refused may have left one
+
+    def write_end(self, attempt: PhaseAttempt, result: bytes | None, *, aside: bool) -> None:
+        """Write what phase n+1 has returned, None where nobody can write it down, and what
+        waited."""
+        protected, n = self._protected(), self._moment.n + 1
+        if result is not None:
+            self._page.put("result", n, result)
+        if attempt.is_gated:
+            changed = attempt.waits and attempt.buffers != codec.encode(protected.buffers.own())
+            protected.local.completed(attempt.key, has_changed_buffers=changed)
+        if attempt.waits:
+            self._put_after(attempt, protected.own_state(attempt.choices), aside=aside)
+
+    def _put_after(self, attempt: PhaseAttempt, own: bytes, *, aside: bool) -> None:
+        n, step = self._moment.n + 1, self._moment.step + (attempt.kind == "step")
+        slot = self._place.slot(n, step, own, reports=attempt.reports, aside=aside)
+        self._page.put("after", n, slot.pack())
+
+
+SEAT_MAGIC = b"OLP3"  # docs/format.md, "A seat's part", version 3
+_FLAGS_ONLY = b"OLP2"  # version 2: without the buckets of DDP
+
+
+class RankPart(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """State of one seat: its place in the run, the state of each DDP's reducer, and the values of
+    `session.shared` that it has seen."""
+
+    slot: bytes
+    ddp: list[BucketState]
+    shared: dict[str, bytes] = {}
+
+    def pack(self) -> bytes:
+        """Return the part as bytes."""
+        return SEAT_MAGIC + msgspec.msgpack.encode(self)
+
+    @classmethod
+    def unpack(cls, data: bytes, where: str) -> RankPart:
+        """Raises CorruptionError where it is none of version 2 or 3; `where` names it."""
+        magic, body = data[: len(SEAT_MAGIC)], data[len(SEAT_MAGIC) :]
+        if magic not in (SEAT_MAGIC, _FLAGS_ONLY):
+            raise CorruptionError(
+                f"{where} is not a seat's part of version 2 or 3 (starts with {data[:4]!r});"
+                " nothing was taken over; resume with the Outlast that wrote it"
+            )
+        try:
+            if magic == _FLAGS_ONLY:
+                slot, flags, *shared = msgspec.msgpack.decode(body, type=tuple[Any, ...])
+                body = msgspec.msgpack.encode([slot, [[flag] for flag in flags], *shared])
+            part = msgspec.msgpack.decode(body, type=cls)
+            ProgressSlot.unpack(part.slot)
+        except (msgspec.DecodeError, TypeError, ValueError) as error:
+            raise CorruptionError(
+                f"{where} is no place in a run: {error}; nothing was taken over; remove it and"
+                " resume from the checkpoint before it"
+            ) from error
+        return part
+
+
+def part_summary(data: bytes, where: str) -> dict[str, Any]:
+    """Return the parts of a rank's checkpoint that decide how training continues, as plain values;
+    times of saves are not among them. Raises CorruptionError as `unpack` does."""
+    part = RankPart.unpack(data, where)
+    slot = ProgressSlot.unpack(part.slot)
+    own = codec.decode(slot.own)
+    choices = codec.decode(own["choices"])
+    batch = codec.decode(slot.batch) if slot.batch else {}
+    batch.pop("own", None)  # of what the script computes once more
+    if slot.at_draw:  # the same generators once more
+        batch.pop("random")
+    return {
+        "random": choices["random"],
+        "objects": choices["objects"],
+        "script": carried_variables.named(choices.get("script", {})),
+        "buffers": own["buffers"],
+        "local": {
+            name: codec.decode(value)
+            for name, value in own.get("local", {}).get("parts", {}).items()
+        },
+        "batch": batch,
+        "results": [codec.decode(each) for each in (*slot.prelude, *slot.done) if each != LOST],
+        "ddp": msgspec.to_builtins(part.ddp),
+    }

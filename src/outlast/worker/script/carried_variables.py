@@ -13,8 +13,16 @@ import torch
 from outlast.checkpoint.format import codec
 from outlast.errors import CodecError, CorruptionError, PhaseError
 from outlast.worker.script.reachable_values import written
-from outlast.worker.script.script_frames import is_own_class
-from outlast.worker.script.value_paths import Path, PathGone, PathRoots, Step, outward, refill, text
+from outlast.worker.script.value_paths import (
+    Path,
+    PathGone,
+    PathRoots,
+    Step,
+    is_own_class,
+    outward,
+    refill,
+    text,
+)
 
 ADVICE = "keep it in session.state, give it to session.protect(...), or return it from the phase"
 _ABSENT = "outlast.absent"  # there is no owner: a function that has returned

@@ -17,8 +17,7 @@ from outlast.checkpoint.format import codec
 from outlast.errors import CodecError
 from outlast.random_state import GENERATOR_TYPES
 from outlast.worker.script.bytecode import CodeNames, names_of, nested
-from outlast.worker.script.script_frames import is_own_class, is_own_file
-from outlast.worker.script.value_paths import Path, outward, unwrapped
+from outlast.worker.script.value_paths import Path, is_own_class, is_own_file, outward, unwrapped
 
 VALUE_BYTES_MAX = 1 << 20
 _VALUES_MAX = 20_000  # visited in one walk

@@ -9,8 +9,7 @@ from collections.abc import Set as AbstractSet
 
 from outlast.worker.script.bytecode import CodeFlow, iterated_names, names_of, reads_gradients
 from outlast.worker.script.reachable_values import ReachableValues, ValueSpot
-from outlast.worker.script.script_frames import is_own_file, names_in, own_frames
-from outlast.worker.script.value_paths import Path, root_of
+from outlast.worker.script.value_paths import Path, is_own_file, names_in, own_frames, root_of
 
 _COUNTERS = {"enumerate", "zip", "islice", "count"}
 

@@ -3,7 +3,7 @@
 - *replicated*: modules, optimizers, schedulers, GradScaler, `Replicated(...)`. Equal on all ranks
   of a replica; a joiner gets it from a donor that has finished its phase.
 - *rank-specific*: generators and the user's own small objects. They lie in the page's slots.
-- *attempt-local*: what a refused attempt may have touched before the vote; see undo_copy.py.
+- *attempt-local*: what a refused attempt may have touched before the vote; see phase_attempt.py.
 """
 
 from __future__ import annotations
@@ -28,14 +28,13 @@ from outlast.random_state import GENERATOR_TYPES, Generator
 from outlast.worker.script.carried_variables import CarriedVariables
 from outlast.worker.state import optimizer_state
 from outlast.worker.state.ddp_buckets import BucketState, DDPBuckets, must_not_join, refuse_hidden
-from outlast.worker.state.module_buffers import ModuleBuffers
 from outlast.worker.state.optimizer_state import (
     must_be_whole,
     must_fit,
     optimizer_adopt,
     optimizer_tree,
 )
-from outlast.worker.state.protected_modules import ProtectedModules
+from outlast.worker.state.protected_modules import ModuleBuffers, ProtectedModules
 from outlast.worker.state.rank_local_state import RankLocalState
 
 

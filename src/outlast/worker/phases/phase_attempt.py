@@ -1,0 +1,328 @@
+"""One attempt at a phase: what it may change before its vote, copied, watched and undone.
+
+Gradients: those present before, and those left without a vote.
+
+Weights that an attempt writes before its vote are detected by digests: `parameter.data.add_(...)`,
+a view through NumPy, or `set_()` move no version counter. All weights and moments are digested in a
+function's rehearsals and its first step, and one window of one parameter in each later attempt, in
+turn: a rare write is found with time.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, NamedTuple
+
+import torch
+import xxhash
+from torch import nn
+from torch.amp.grad_scaler import OptState
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import LRScheduler
+
+from outlast.checkpoint.format import codec
+from outlast.checkpoint.format.codec import raw
+from outlast.errors import ProtectError
+from outlast.worker.state.optimizer_state import GROUPS, hyperparameters, put_in_groups
+from outlast.worker.state.protected_modules import BufferSnapshot
+from outlast.worker.state.protected_state import ProtectedState
+from outlast.worker.state.tensor_digests import digests, local_shard, weighted_sum
+
+
+class _Seen(NamedTuple):
+    """A gradient as it was: weakly, since an attempt that drops it must free its memory."""
+
+    parameter: nn.Parameter
+    gradient: weakref.ref[torch.Tensor] | None
+    version: int
+    parameter_version: int
+
+
+class AttemptGradients:
+    """The gradients of all protected parameters at the start of an attempt."""
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        reducers: Iterable[DistributedDataParallel],
+        scalers: Iterable[torch.amp.GradScaler],
+    ) -> None:
+        self._before = [
+            _Seen(p, None, 0, p._version)  # noqa: SLF001 - torch's own counter of changes
+            if g is None
+            else _Seen(p, weakref.ref(g), g._version, p._version)  # noqa: SLF001 - as above
+            for p in parameters
+            for g in (p.grad,)
+        ]
+        self._reducers = reducers
+        self._scalers = [(s, s._per_optimizer_states) for s in scalers]  # noqa: SLF001 - see `_skipped`
+
+    def changed_parameter(self) -> nn.Parameter | None:
+        """A parameter that the attempt has written to."""
+        for before in self._before:
+            if before.parameter._version != before.parameter_version:  # noqa: SLF001 - as above
+                return before.parameter
+        return None
+
+    def has_leftovers(self) -> bool:
+        """Return whether the attempt, on which no optimizer has voted, leaves gradients to which
+        the next phase would add: new ones, or changed ones that are not zero."""
+        if self._skipped():
+            return False
+        return any(
+            before.parameter.grad is not None
+            and (before.gradient is None or self._differs(before, before.parameter.grad))
+            for before in self._before
+        )
+
+    @torch.no_grad()
+    def put_back(self) -> None:
+        """None where there was none, zero elsewhere: a phase begins by clearing what it finds."""
+        for before in self._before:
+            if before.gradient is None:
+                before.parameter.grad = None
+            elif before.parameter.grad is not None:
+                before.parameter.grad.zero_()
+
+    def _differs(self, before: _Seen, now: torch.Tensor) -> bool:
+        assert before.gradient is not None
+        if before.gradient() is now and now._version == before.version:  # noqa: SLF001 - as above
+            return False
+        if id(before.parameter) in self._in_buckets():
+            return False  # DDP itself moves these to new memory when it rebuilds its buckets
+        values = now.coalesce().values() if now.is_sparse else now
+        return bool(values.any())
+
+    def _in_buckets(self) -> set[int]:
+        return {
+            id(p) for part in self._reducers if part.gradient_as_bucket_view
+            for p in part.parameters()
+        }  # fmt: skip
+
+    def _skipped(self) -> bool:
+        """Return whether a GradScaler skipped its optimizer in this attempt because of infinities:
+        it was asked for a step and there was no vote. Its `update` begins a new table."""
+        return any(
+            scaler._per_optimizer_states is not before  # noqa: SLF001 - the only trace of a skipped step
+            or any(state["stage"] is OptState.STEPPED for state in before.values())
+            for scaler, before in self._scalers
+        )
+
+
+class ObjectMark:
+    """State of an object with a `state_dict`: its plain values, and digests of its
+    tensors, since a version counter misses a write through `.data`. Tensors at the addresses
+    `apart_from` (others put those back) do not count."""
+
+    def __init__(self, target: Any, apart_from: set[int]) -> None:
+        self._target, self._apart_from = target, apart_from
+        self._look = self._now()
+
+    def has_moved(self) -> bool:
+        """Return whether the state is another one."""
+        return self._now() != self._look
+
+    def _now(self) -> tuple[bytes, list[bytes]]:
+        schema, tensors = codec.flatten(self._target.state_dict())
+        return schema, digests([t for t in tensors if t.data_ptr() not in self._apart_from])
+
+
+class UndoCopy:
+    """State before one attempt: gradients, buffers, hyperparameters, schedulers and scalers.
+
+    With `everything` also all else that ranks hold alike.
+    """
+
+    def __init__(
+        self, protected: ProtectedState, key: str = "", *, everything: bool = False
+    ) -> None:
+        """`key`: the function that the attempt runs, "" for dry runs, of which nothing stays."""
+        self._protected = protected
+        self._copy = deep_copy(protected.replicated()) if everything else None
+        self._gradients = AttemptGradients(
+            protected.tree.parameters(), protected.tree.reducers, protected.scalers
+        )
+        known = protected.knows(key)
+        self._buffers = BufferSnapshot(protected.buffers, everything=not known)
+        self._flags = protected.tree.flags()
+        self._groups = {n: deep_copy(hyperparameters(o)) for n, o in protected.optimizers.items()}
+        self._objects = {n: copy.deepcopy(o.state_dict()) for n, o in protected.schedules.items()}
+        self._marks: dict[str, ObjectMark] = {}
+        if key and not known and not everything:
+            shared = {b.data_ptr() for b in protected.tree.buffers().values()}
+            self._marks = {n: ObjectMark(o, shared) for n, o in protected.copies.items()}
+        self.own_bytes = protected.own_state(protected.own_choices())
+
+    def changed_parameter(self) -> str:
+        """Return the name of a parameter that the attempt has written to, "" for none."""
+        changed = self._gradients.changed_parameter()
+        named = (
+            f"{name}.{key}"
+            for name, module in self._protected.modules.items()
+            for key, parameter in module.named_parameters()
+            if parameter is changed
+        )
+        return next(named, "") if changed is not None else ""
+
+    def leaves_gradients(self) -> bool:
+        """Return whether an attempt without a vote leaves gradients to the next phase."""
+        return self._gradients.has_leftovers()
+
+    @torch.no_grad()
+    def put_back(self) -> str:
+        """Restore the state before the attempt, except for DDP's half-done work.
+
+        `DDPBuckets.restore` restores that. Returns "", or the reason why this process must be
+        replaced. Raises ProtectError when a Replicated object, or an optimizer's groups, were
+        changed against the contract.
+        """
+        for name, optimizer in self._protected.optimizers.items():
+            if len(optimizer.param_groups) != len(self._groups[name]):
+                raise ProtectError(
+                    f"optimizer {name!r} got another number of groups in an attempt that was"
+                    f" refused, and cannot be put back: {GROUPS}"
+                )
+        self._buffers.must_fit()
+        if self._copy is not None:
+            self._protected.adopt(self._copy)
+        self._gradients.put_back()
+        lost = self._buffers.put_back()
+        self._protected.tree.set_flags(self._flags)
+        for name, optimizer in self._protected.optimizers.items():
+            put_in_groups(optimizer, self._groups[name])
+            # A fused step refused under a GradScaler leaves its scale behind, and the redo would
+            # be wrong by that factor.
+            for leftover in ("grad_scale", "found_inf"):
+                if hasattr(optimizer, leftover):
+                    delattr(optimizer, leftover)
+        for name, value in self._protected.schedules.items():
+            if isinstance(value, LRScheduler):  # its state is its attributes
+                for key in value.state_dict().keys() - self._objects[name].keys():
+                    delattr(value, key)
+            value.load_state_dict(copy.deepcopy(self._objects[name]))
+            if isinstance(value, torch.amp.GradScaler) and value.is_enabled():
+                value._per_optimizer_states.clear()  # noqa: SLF001 - "already unscaled" outlives a refused step
+        self._protected.restore_own(self.own_bytes)
+        for name, mark in self._marks.items():
+            if mark.has_moved():
+                raise ProtectError(
+                    f"the Replicated object {name!r} changed before optimizer.step, in an attempt"
+                    " that was refused: no copy of it is kept, so it cannot be put back; change it"
+                    " after optimizer.step or between phases"
+                )
+        return f"buffer {lost} changed in an attempt that was refused" if lost else ""
+
+
+def deep_copy(value: Any, device: str | None = None) -> Any:
+    """Copy everything; tensors to `device`, or where they are."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().to(device or value.device, copy=True)
+    if isinstance(value, Mapping):
+        return {key: deep_copy(item, device) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(deep_copy(item, device) for item in value)
+    return copy.deepcopy(value)
+
+
+WINDOW_BYTES = 1 << 16
+
+_Word = bytes | torch.Tensor
+
+
+class WrittenWeights:
+    """The weights at the start of an attempt. `everything`: of a function that is new here, else
+    the window that is due in the `turn`-th attempt."""
+
+    def __init__(self, protected: ProtectedState, *, everything: bool, turn: int) -> None:
+        self._protected, self._everything = protected, everything
+        self._words: dict[str, _Word] = {}
+        self._parameter: torch.nn.Parameter | None = None
+        if everything:
+            self._words = {name: _word(tensor) for name, tensor in self._all()}
+            return
+        parameters = protected.tree.parameters()
+        if not parameters:
+            return
+        parameter = parameters[turn % len(parameters)]
+        width = WINDOW_BYTES // parameter.element_size()
+        start = turn // len(parameters) * width % max(1, local_shard(parameter).numel())
+        self._parameter, self._window = parameter, slice(start, start + width)
+        self._words = {"": _word(local_shard(parameter).reshape(-1)[self._window])}
+
+    def changed(self) -> str:
+        """The name of a weight or moment that is not what it was; "" where there is none."""
+        if self._parameter is not None:
+            now = _word(local_shard(self._parameter).reshape(-1)[self._window])
+            return "" if _same(self._words[""], now) else self._name()
+        if self._everything:
+            for name, tensor in self._all():
+                if name in self._words and not _same(self._words[name], _word(tensor)):
+                    return name
+        return ""
+
+    def _all(self) -> list[tuple[str, torch.Tensor]]:
+        return _weights(self._protected) + _moments(self._protected)
+
+    def _name(self) -> str:
+        named = self._protected.tree.named_parameters()
+        return next((name for name, each in named if each is self._parameter), "a parameter")
+
+
+def _weights(protected: ProtectedState) -> list[tuple[str, torch.Tensor]]:
+    return [(name, local_shard(parameter)) for name, parameter in protected.tree.named_parameters()]
+
+
+def _moments(protected: ProtectedState) -> list[tuple[str, torch.Tensor]]:
+    names = {id(parameter): name for name, parameter in protected.tree.named_parameters()}
+    return [
+        (f"{optimizer}.state.{names.get(id(parameter), '')}.{key}", local_shard(value))
+        for optimizer, each in protected.optimizers.items()
+        for parameter, values in each.state.items()
+        for key, value in (values.items() if isinstance(values, dict) else ())
+        if isinstance(value, torch.Tensor)
+    ]
+
+
+def _word(tensor: torch.Tensor) -> _Word:
+    """A digest; on a device, where nobody waits for it yet, a tensor."""
+    tensor = tensor.detach()
+    if tensor.device.type == "cpu":
+        return xxhash.xxh3_64_digest(raw(tensor.contiguous()))
+    return weighted_sum(tensor)
+
+
+def _same(one: _Word, other: _Word) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return torch.equal(one, other)
+    return isinstance(one, bytes) and isinstance(other, bytes) and one == other
+
+
+Kind = Literal["step", "eval", "checkpoint", "epoch", "draw"]
+
+
+@dataclasses.dataclass
+class PhaseAttempt:
+    """One try at one phase."""
+
+    kind: Kind
+    key: str
+    undo: UndoCopy
+    begin_ns: int
+    weights: WrittenWeights | None = None  # where it votes before weights change
+    has_copy: bool = False  # weights may change at any time, and it votes at its end
+    vote_ns: int = 0
+    choices: bytes = b""  # what the script had drawn and changed when it voted
+    is_gated: bool = False  # an optimizer's step brought the vote, and not the phase's end
+    waits: bool = False  # the slot `after` is written at the phase's end
+    buffers: bytes = b""  # of the rank's own, at such a vote
+    dry: bool = False
+    rehearsed: bool = False  # refused at its gate because this function is new here
+    disputed: bool = False  # refused because the ranks have just learned what differs by rank
+    reports: dict[str, float] = dataclasses.field(default_factory=dict)
+
+
+class AttemptUndone(Exception):  # noqa: N818 - control flow of the phase runner
+    """The attempt is undone; the membership decides where it is tried again."""
