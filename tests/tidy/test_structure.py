@@ -8,13 +8,13 @@ from pathlib import Path
 # The bars that are aimed at: modules 420, class names 20, questions 0, banned names 0,
 # fmt: skip 40, cycles 3, undocumented 5 %, lines 86,681. A ceiling is only ever lowered.
 CEILINGS = {
-    "modules": 447,
+    "modules": 444,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 1,
     "docstrings that begin with a question": 0,
     "banned names": 30,
-    "fmt: skip": 414,
+    "fmt: skip": 406,
     "import cycles": 0,
     "public names without docstring, %": 2,
     "lines": 89750,

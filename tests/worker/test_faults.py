@@ -23,15 +23,21 @@ class Place:
             list(specs),
             markers,
             WorkerEvents(None, "w"),
-            lambda: (self.step, self.step),
-            self.reset,
-            lambda: True,
-            self.flipped.append,
+            self,
         )
         self.faults.seat = 0
 
-    def reset(self) -> None:
+    def progress(self) -> tuple[int, int]:
+        return self.step, self.step
+
+    def is_real(self) -> bool:
+        return True
+
+    def cut_connections(self) -> None:
         self.resets += 1
+
+    def flip_bit(self, pattern: str) -> None:
+        self.flipped.append(pattern)
 
 
 def test_the_next_checkpoint_from_there_on_fails_once(tmp_path: Path) -> None:

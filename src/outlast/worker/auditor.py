@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from outlast.controller.fault_spec import Where
 from outlast.errors import GroupError
@@ -34,17 +35,43 @@ AGAIN_S = 2.0  # a report or its answer may be lost with a connection
 _KEPT = 2  # audits whose names can still be asked for
 
 
+class AuditOwner(Protocol):
+    """The worker whose state is audited, as Auditor uses it."""
+
+    def protected_state(self) -> ProtectedState:
+        """Return the protected state. Raises PhaseError where there is none yet."""
+        ...
+
+    def try_send(self, body: messages.WorkerBody) -> None:
+        """Send a message to the controller, or drop it where the agent is gone."""
+        ...
+
+    def report_trouble(self, error: BaseException) -> None:
+        """Report an error of the transport; this generation is over."""
+        ...
+
+    def reach(self, where: Where) -> None:
+        """Fire injected faults that are due at `where`."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Add a note for the user to the run's events."""
+        ...
+
+
 class Auditor:
     """One worker's. `every`: committed steps between audits of a part; 0: none of those."""
 
     def __init__(
-        self, moment: WorkerStatus, groups: GroupRegistry, protected: Callable[[], ProtectedState],
-        send: Callable[[messages.WorkerBody], None], trouble: Callable[[BaseException], None],
-        watch: Callable[[Where], None], tell: Callable[[str], None],
-        *, every: int, patience_s: float,
-    ) -> None:  # fmt: skip
-        self._moment, self._groups, self._protected = moment, groups, protected
-        self._send, self._trouble, self._watch, self._tell = send, trouble, watch, tell
+        self,
+        moment: WorkerStatus,
+        groups: GroupRegistry,
+        owner: AuditOwner,
+        *,
+        every: int,
+        patience_s: float,
+    ) -> None:
+        self._moment, self._groups, self._owner = moment, groups, owner
         self._every, self._patience_s = every, patience_s
         self._generation = 0  # whose first step has been audited
         self._whole_n = -1  # the newest phase after which all of the state was reported
@@ -61,14 +88,14 @@ class Auditor:
 
     def flip(self, pattern: str) -> None:
         """Flip a bit of the first tensor whose name matches (`--fault flip`)."""
-        flip_bit(self._protected(), pattern)
+        flip_bit(self._owner.protected_state(), pattern)
 
     def completed(self, kind: str) -> None:
         """A phase is complete on this rank; report digests where they are due."""
         moment = self._moment
         self._pending = None
         if kind == "step":
-            self._watch("committed")
+            self._owner.reach("committed")
         if self._groups.world < 2 or not moment.is_open:
             return
         if kind == "eval" and self._is_behind_loop and self._generation != moment.opened:
@@ -102,13 +129,13 @@ class Auditor:
     def finish(self) -> None:
         """Wait for the answer to what the loop's end has reported, at most so long."""
         if report := self._overdue():
-            self._tell(f"no answer to the audit of step {report.step}, the last one")
+            self._owner.note(f"no answer to the audit of step {report.step}, the last one")
 
     def before_vote(self) -> None:
         """Return once the state that the phase began with is known to be its replicas'."""
         if report := self._overdue():
             detail = f"no answer to the audit of step {report.step} in {self._patience_s:.0f} s"
-            self._trouble(GroupError(detail))
+            self._owner.report_trouble(GroupError(detail))
 
     def _overdue(self) -> messages.Audited | None:
         """Wait for an answer, and return the report that has none in time."""
@@ -121,7 +148,7 @@ class Auditor:
                 return None  # the vote will be refused
             if time.monotonic() > until_s:
                 return report
-            self._send(report)
+            self._owner.try_send(report)
         self._pending = None
         return None
 
@@ -132,7 +159,9 @@ class Auditor:
         if isinstance(body, messages.AuditRequest):
             names = self._names.get(body.n, {})
             request = {kind: names.get(kind, {}) for kind in body.kinds}
-            self._send(messages.AuditNamed(generation=body.generation, n=body.n, names=request))
+            self._owner.try_send(
+                messages.AuditNamed(generation=body.generation, n=body.n, names=request)
+            )
         elif self._pending is not None and body.n == self._pending.n:
             self._answered.set()
 
@@ -141,7 +170,7 @@ class Auditor:
         self._answered.set()
 
     def _report(self, part: AuditedPart) -> None:
-        moment, protected = self._moment, self._protected()
+        moment, protected = self._moment, self._owner.protected_state()
         self._set = self._set or replica_set(protected)
         mine = self._set if protected.local.has_replicas else f"rank {self._groups.seat}".encode()
         names = digest_names(collect(protected), part)
@@ -155,4 +184,4 @@ class Auditor:
             self._whole_n = moment.n
             self._answered.clear()
             self._pending = report
-        self._send(report)
+        self._owner.try_send(report)

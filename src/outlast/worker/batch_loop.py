@@ -6,16 +6,19 @@ of the generators that the draw may use), so that a joiner draws the very same b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from outlast.checkpoint.format import codec
 from outlast.data.batch_source import BatchSource, open_source
 from outlast.data.counted_source import Codec
 from outlast.errors import UsageError
+from outlast.worker.auditor import Auditor
 from outlast.worker.groups import GroupRegistry
 from outlast.worker.phases.phase_runner import PhaseRunner
 from outlast.worker.phases.script_progress import ScriptProgress
+from outlast.worker.save_timing import SaveTimer
+from outlast.worker.script.script_variables import ScriptVariables
 from outlast.worker.state import protected_state
 from outlast.worker.worker_events import WorkerEvents
 from outlast.worker.worker_status import WorkerStatus
@@ -32,14 +35,14 @@ class BatchLoop:
         moment: WorkerStatus,
         groups: GroupRegistry,
         timeline: WorkerEvents,
-        boundary: Callable[[bytes], None],
-        at_top: Callable[[], None],
-        at_end: Callable[[bool], None],
+        saver: SaveTimer,
+        script: ScriptVariables,
+        auditor: Auditor,
     ) -> None:
         self._phases, self._place, self._moment = phases, place, moment
         self._joining = phases.joining
-        self._groups, self._timeline, self._boundary = groups, timeline, boundary
-        self._at_top, self._at_end = at_top, at_end
+        self._groups, self._timeline = groups, timeline
+        self._saver, self._script, self._auditor = saver, script, auditor
         self.pending = False  # a batch is drawn whose phase is not complete
         self._started = False
 
@@ -71,7 +74,7 @@ class BatchLoop:
 
     def _leave(self) -> None:
         self._joining.leave_loop()
-        self._at_end(not self.pending and self._joining.walk is None)
+        self._auditor.loop_ended(not self.pending and self._joining.walk is None)
 
     def _epochs(self, source: BatchSource, until: int | None, epochs: int | None) -> Iterator[Any]:
         epoch, resumed, again = 0, False, False
@@ -114,7 +117,7 @@ class BatchLoop:
         while again or until is None or self._moment.step < until:
             place = self._describe(source, epoch, length)
             if not again:
-                self._boundary(place)
+                self._saver.boundary(place)
             again = False
             self._place.draw(place)
             try:
@@ -126,7 +129,7 @@ class BatchLoop:
             if not batch:
                 return
             self.pending = True
-            self._at_top()
+            self._script.at_top()
             yield batch[0]
 
     def _describe(self, source: BatchSource, epoch: int, length: int | None) -> bytes:

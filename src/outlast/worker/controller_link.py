@@ -1,20 +1,25 @@
-"""Control channel of a worker: the link to its agent, and a stand-in for runs without launcher."""
+"""Control channel of a worker: link to its agent, stand-in without launcher, shared values."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import socket
 import struct
 import sys
 import threading
+import time
 from collections.abc import Callable
+from typing import Any, TypeAlias
 
-from outlast.config import WorkerSettings
-from outlast.errors import WireError
+from outlast.checkpoint.format import codec
+from outlast.config import Limits, WorkerSettings
+from outlast.errors import GaveUpError, WireError
 from outlast.transport import channel, messages
 
 _SEND_TIMEOUT_S = 30
+SharedAnswer: TypeAlias = messages.SharedValueReply | messages.SharedValueMake
 
 
 class ControllerLink:
@@ -96,6 +101,44 @@ def end_process(reason: str) -> None:
     """End this worker at once: without its agent it must not touch anything any more."""
     sys.stderr.write(f"outlast: {reason}; this worker ends\n")
     os._exit(1)
+
+
+class SharedValueClient:
+    """Values that one rank makes for all, requested from the controller by name."""
+
+    def __init__(self, send: Callable[[messages.WorkerBody], None], limits: Limits) -> None:
+        self._send, self._limits = send, limits
+        self._answers: queue.Queue[SharedAnswer] = queue.Queue(maxsize=64)
+        self.known: dict[str, bytes] = {}  # a repeated request gets the same answer
+
+    def deliver(self, answer: SharedAnswer) -> None:
+        """Take an answer of the controller, on the reader thread."""
+        self._answers.put(answer)
+
+    def get(self, name: str, make: Callable[[], Any]) -> Any:
+        """Return the value of this name; `make` it if the controller chooses this rank.
+
+        Raises GaveUpError where no answer comes in time.
+        """
+        patience_s = 2 * self._limits.join_s  # another may be making it, and others after it
+        until_s = time.monotonic() + patience_s
+        self._send(messages.SharedValueRequest(name=name))
+        while time.monotonic() < until_s:
+            try:
+                answer = self._answers.get(timeout=self._limits.shared_s)
+            except queue.Empty:
+                self._send(messages.SharedValueRequest(name=name))  # a frame may have been lost
+                continue
+            if answer.name != name:
+                continue
+            if isinstance(answer, messages.SharedValueReply):
+                self.known[name] = answer.value
+                return codec.decode(answer.value)
+            if name not in self.known:
+                self.known[name] = codec.encode(make())
+                until_s = time.monotonic() + patience_s
+            self._send(messages.SharedValueMade(name=name, value=self.known[name]))
+        raise GaveUpError(f"no answer for the shared value {name!r} after {patience_s:.0f} s")
 
 
 class StandaloneControl:

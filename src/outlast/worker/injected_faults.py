@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -26,6 +27,26 @@ class InjectedError(RuntimeError):
     """Error that `raise:...` injects."""
 
 
+class FaultTarget(Protocol):
+    """The worker that faults are injected into."""
+
+    def progress(self) -> tuple[int, int]:
+        """Return the complete phases and steps of this worker."""
+        ...
+
+    def is_real(self) -> bool:
+        """Return whether this is neither a dry run nor a rehearsal."""
+        ...
+
+    def cut_connections(self) -> None:
+        """Cut the connections to all other ranks."""
+        ...
+
+    def flip_bit(self, pattern: str) -> None:
+        """Flip one bit of the first replicated tensor whose name matches."""
+        ...
+
+
 class InjectedFaults:
     """The faults of this run, and whether each has fired already, in any worker of its life."""
 
@@ -34,15 +55,10 @@ class InjectedFaults:
         specs: list[FaultSpec],
         markers: Path,
         timeline: WorkerEvents,
-        place: Callable[[], tuple[int, int]],
-        reset: Callable[[], None],
-        is_real: Callable[[], bool],
-        flip: Callable[[str], None],
+        target: FaultTarget,
     ) -> None:
-        """`flip`: flips one bit of the first replicated tensor whose name matches."""
-        self._flip = flip
         self._specs, self._markers, self._timeline = specs, markers, timeline
-        self._place, self._reset, self._is_real = place, reset, is_real
+        self._target = target
         self._wakers: list[threading.Thread] = []
         self.seat = -1
 
@@ -51,9 +67,9 @@ class InjectedFaults:
 
     def reach(self, where: Where) -> None:
         """The worker is at `where`: fire what is due there."""
-        if not self._specs or not self._is_real():
+        if not self._specs or not self._target.is_real():
             return
-        n, step = self._place()
+        n, step = self._target.progress()
         step += where not in _BEHIND_THE_STEP
         for spec in self._specs:
             if (
@@ -116,13 +132,13 @@ class InjectedFaults:
             case "raise":
                 raise InjectedError(f"injected by --fault {spec.text}")
             case "reset":
-                self._reset()
+                self._target.cut_connections()
             case "hang":
                 threading.Event().wait()  # for ever: that is what is being tested
             case "slow":
                 time.sleep(spec.for_s or 1.0)  # house rule: being slow is the point
             case "flip":
-                self._flip(spec.tensor)
+                self._target.flip_bit(spec.tensor)
             case "full":
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), f"--fault {spec.text}")
 

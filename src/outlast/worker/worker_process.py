@@ -6,20 +6,18 @@ import importlib
 import os
 import queue
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from outlast.checkpoint.format import codec
 from outlast.config import Limits, WorkerSettings, gloo_interface, local_rank, set_rank
 from outlast.controller import fault_spec as fault_language
-from outlast.errors import GaveUpError, PhaseError, ProtectError, StepRefused, UsageError
-from outlast.events import Fault, FaultKind
+from outlast.errors import GaveUpError, ProtectError, StepRefused, UsageError
+from outlast.events import FaultKind
 from outlast.telemetry.event_store import EventClock, EventWriter
 from outlast.transport import messages
 from outlast.transport.worker_page import Page
@@ -27,7 +25,12 @@ from outlast.worker import flight_recorder_dump
 from outlast.worker.auditor import Auditor
 from outlast.worker.batch_loop import BatchLoop
 from outlast.worker.compute_environment import device_count, device_of, fingerprint
-from outlast.worker.controller_link import ControllerLink, StandaloneControl, end_process
+from outlast.worker.controller_link import (
+    ControllerLink,
+    SharedValueClient,
+    StandaloneControl,
+    end_process,
+)
 from outlast.worker.groups import GroupRegistry, is_caused_by_transport, register
 from outlast.worker.groups import SetupRecord as GroupRecord
 from outlast.worker.injected_faults import InjectedFaults
@@ -36,20 +39,20 @@ from outlast.worker.phases.phase_runner import PhaseRunner
 from outlast.worker.phases.script_progress import Intervals, ScriptProgress, walk_from
 from outlast.worker.phases.worker_recovery import WorkerRecovery
 from outlast.worker.save_timing import SaveTimer, first_intervals
-from outlast.worker.script.script_variables import ScriptVariables, identities
+from outlast.worker.script.script_variables import ScriptVariables
 from outlast.worker.state.protected_state import ProtectedState
 from outlast.worker.worker_events import WorkerEvents
+from outlast.worker.worker_ports import WorkerPorts
 from outlast.worker.worker_status import PulseThread, WorkerStatus
 
 if TYPE_CHECKING:
     from outlast.worker.worker_checkpointing import RunRestorer
 
 STUCK_S = 2.0
-SharedAnswer: TypeAlias = messages.SharedValueReply | messages.SharedValueMake
 _SAVES = "outlast.worker.worker_checkpointing"  # a script that runs alone need not load it
 
 
-class WorkerProcess:
+class WorkerProcess(WorkerPorts):
     """The process behind a Session."""
 
     def __init__(self, settings: WorkerSettings | None) -> None:
@@ -66,82 +69,70 @@ class WorkerProcess:
             else None
         )
         self.timeline = WorkerEvents(writer, name)
-        self._shared: queue.Queue[SharedAnswer] = queue.Queue(maxsize=64)
-        self._known: dict[str, bytes] = {}  # shared values: asked again, the same is said again
         self.state: dict[str, Any] = {}
         self.place = ScriptProgress()
         self._failed = False
         self._seat_body: messages.Seat | None = None
         self.restorer: RunRestorer | None = None
         self.groups = GroupRegistry(
-            publish=lambda g, k, value: self.link.send(
-                messages.Put(generation=g, key=k, value=value)
-            ),
-            on_trouble=self._trouble,
-            on_collective=lambda _name: self.moment.collective(),
+            publish=self.publish,
+            on_trouble=self.report_trouble,
+            on_collective=self.collective_started,
             timeout_s=self.limits.operation_s,
             copy_s=self.limits.transfer_s,
             interface=gloo_interface(),
         )
-        self.moment = WorkerStatus(
-            self.page, lambda body: self.link.try_send(body), self.groups.sever
-        )
+        self.moment = WorkerStatus(self.page, self.try_send, self.groups.sever)
         self.pulse = PulseThread(self.page, self.groups.is_waiting, self.limits.hang_floor_s)
+        self.shared_values = SharedValueClient(self.send, self.limits)
         self.link = (
             ControllerLink(settings, self._on_message, end_process)
             if settings
             else StandaloneControl(self._on_message)
         )
-        self.faults = InjectedFaults(
-            [fault_language.parse(text) for text in settings.faults] if settings else [],
-            (run_dir or Path()) / "faults", self.timeline,
-            lambda: (self.moment.n, self.moment.step), lambda: self.groups.cut(),
-            lambda: self.phases.is_real, lambda pattern: self.auditor.flip(pattern),
-        )  # fmt: skip
-        self.healer = WorkerRecovery(
-            self.moment, self.groups, self.link.send, self.limits,
-            replicated=lambda: self._need().replicated(),
-            adopt=lambda state: self._need().adopt(state),
-            opened=self._opened, settled=lambda: self.phases.joining.settled,
-            learn=lambda keys: self.phases.joining.gated_elsewhere.update(keys),
-            tick=self.faults.reach, now_ns=self.timeline.now_ns,
-        )  # fmt: skip
+        specs = [fault_language.parse(text) for text in settings.faults] if settings else []
+        self.faults = InjectedFaults(specs, (run_dir or Path()) / "faults", self.timeline, self)
+        self.healer = WorkerRecovery(self.moment, self.groups, self.limits, self)
         self.script = ScriptVariables(
-            lambda: identities(self._need()), settings.on_unrepeatable if settings else "",
-            self.timeline.note,
-        )  # fmt: skip
+            self.identities, settings.on_unrepeatable if settings else "", self.note
+        )
         self.phases = PhaseRunner(
-            moment=self.moment, groups=self.groups, healer=self.healer, timeline=self.timeline,
-            place=self.place, page=self.page, watch=self.faults.reach,
-            script=self.script, alone=settings is None,
-        )  # fmt: skip
+            moment=self.moment,
+            groups=self.groups,
+            healer=self.healer,
+            timeline=self.timeline,
+            place=self.place,
+            page=self.page,
+            watch=self.reach,
+            script=self.script,
+            alone=settings is None,
+        )
+        self.phases.on_record = self._tell_record
         self._follow_phases(settings)
 
     def _follow_phases(self, settings: WorkerSettings | None) -> None:
-        self.phases.on_record = self._tell_record
-        self.auditor = Auditor(
-            self.moment, self.groups, self._need, lambda body: self.link.try_send(body),
-            self._trouble, self.faults.reach, self.timeline.note,
-            every=settings.audit_every if settings else 0,
-            patience_s=self.limits.status_s,
-        )  # fmt: skip
+        every, patience_s = settings.audit_every if settings else 0, self.limits.status_s
+        self.auditor = Auditor(self.moment, self.groups, self, every=every, patience_s=patience_s)
         self.phases.before_vote, self.phases.on_complete = self.auditor.hooks
         self.saver = SaveTimer(
-            self.phases, self.place, self.moment, self.faults.reach,
-            until_step=settings.until_step if settings else 0, need=self._need,
-        )  # fmt: skip
+            self.phases,
+            self.place,
+            self.moment,
+            self.reach,
+            until_step=settings.until_step if settings else 0,
+            need=self.protected_state,
+        )
         self.phases.save_as_asked = self.saver.on_request
         self.loop = BatchLoop(
-            phases=self.phases, place=self.place, moment=self.moment, groups=self.groups,
-            timeline=self.timeline, boundary=self.saver.boundary, at_top=self.script.at_top,
-            at_end=self.auditor.loop_ended,
-        )  # fmt: skip
-
-    def _trouble(self, error: BaseException) -> None:
-        self.moment.trouble(self._fault("transport", str(error)[:2000]))
-
-    def _fault(self, kind: FaultKind, detail: str, trace: str = "") -> Fault:
-        return self.moment.fault(kind, detail, trace, self.healer.seat, self.timeline.now_ns())
+            phases=self.phases,
+            place=self.place,
+            moment=self.moment,
+            groups=self.groups,
+            timeline=self.timeline,
+            saver=self.saver,
+            script=self.script,
+            auditor=self.auditor,
+        )
 
     def take_seat(self) -> None:
         """Block until the controller gives this worker a seat, then make the process group."""
@@ -195,7 +186,8 @@ class WorkerProcess:
 
         assert self._settings is not None
         self.restorer = RunRestorer(self._settings, seat, origin)
-        self._known = self.restorer.shared  # a run on another machine has nobody who knows them
+        # In a run on another machine no other process knows them.
+        self.shared_values.known = self.restorer.shared
         self._walk({f"before:{n}": self.restorer.slot}, n)
 
     def _prepare_saves(self, settings: WorkerSettings, *, first: bool) -> None:
@@ -207,7 +199,7 @@ class WorkerProcess:
         self.saver.checkpointer = RunCheckpointer(
             settings=settings, seat=self.seat, groups=self.groups, moment=self.moment,
             timeline=self.timeline, send=self.link.send, watch=self.faults.reach,
-            shared=self._known, origin=begun_at if first else None,
+            shared=self.shared_values.known, origin=begun_at if first else None,
             # One that joins does not know what the others still need.
             stays=lambda place: not first or (place is not None and place == begun_at),
         )  # fmt: skip
@@ -294,34 +286,7 @@ class WorkerProcess:
 
     def shared(self, name: str, make: Callable[[], Any]) -> Any:
         """Return a value that one rank makes for all."""
-        patience_s = 2 * self.limits.join_s  # another may be making it, and others after it
-        until_s = time.monotonic() + patience_s
-        self.link.send(messages.SharedValueRequest(name=name))
-        while time.monotonic() < until_s:
-            try:
-                answer = self._shared.get(timeout=self.limits.shared_s)
-            except queue.Empty:
-                self.link.send(messages.SharedValueRequest(name=name))  # a frame may have been lost
-                continue
-            if answer.name != name:
-                continue
-            if isinstance(answer, messages.SharedValueReply):
-                self._known[name] = answer.value
-                return codec.decode(answer.value)
-            if name not in self._known:
-                self._known[name] = codec.encode(make())
-                until_s = time.monotonic() + patience_s
-            self.link.send(messages.SharedValueMade(name=name, value=self._known[name]))
-        raise GaveUpError(f"no answer for the shared value {name!r} after {patience_s:.0f} s")
-
-    def _opened(self) -> None:
-        if self.phases.protected is not None:
-            self.phases.protected.reducers.restore()
-
-    def _need(self) -> ProtectedState:
-        if self.phases.protected is None:
-            raise PhaseError("session.protect(...) must come before the first phase")
-        return self.phases.protected
+        return self.shared_values.get(name, make)
 
     def _tell_record(self) -> None:
         if self._seat_body is not None and self._seat_body.first:
@@ -340,7 +305,7 @@ class WorkerProcess:
             case messages.RendezvousValue():
                 self.groups.deliver(body.generation, body.key, body.value)
             case messages.SharedValueReply() | messages.SharedValueMake():
-                self._shared.put(body)
+                self.shared_values.deliver(body)
             case messages.Trace() if self._settings is not None:
                 place = flight_recorder_dump.DumpPlace(
                     Path(self._settings.run_dir), self.healer.seat
@@ -358,7 +323,7 @@ class WorkerProcess:
         if stuck := self.groups.stuck(generation):
             self.moment.lost(
                 "broken",
-                self._fault(
+                self.fault(
                     "transport",
                     f"{stuck} collective(s) of generation {generation} did not end within"
                     f" {STUCK_S:.0f} s after their connections were cut: this process waits in"
@@ -394,4 +359,4 @@ class WorkerProcess:
         cause: FaultKind = "contract" if isinstance(error, UsageError) else "raised"
         if cause == "raised" and is_caused_by_transport(error):
             cause, text = "transport", ""  # the script could not go on without its peer
-        self.moment.trouble(self._fault(cause, f"{type(error).__name__}: {error}"[:2000], text))
+        self.moment.trouble(self.fault(cause, f"{type(error).__name__}: {error}"[:2000], text))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import torch
@@ -117,33 +117,57 @@ def _landing(
             yield torch.empty(size, dtype=torch.uint8, device="cpu"), views
 
 
+class RecoveryOwner(Protocol):
+    """The worker that recovers, as WorkerRecovery uses it."""
+
+    def send(self, body: messages.WorkerBody) -> None:
+        """Send a message to the controller."""
+        ...
+
+    def reach(self, where: Where) -> None:
+        """Fire injected faults that are due at `where`."""
+        ...
+
+    def now_ns(self) -> int:
+        """Return the time of the run's clock."""
+        ...
+
+    def replicated(self) -> Any:
+        """Return the state for a joiner; this worker is the donor."""
+        ...
+
+    def adopt(self, state: Any) -> None:
+        """Take over a donor's state."""
+        ...
+
+    def generation_opened(self) -> None:
+        """Restore what a new generation has disturbed: DDP's buckets."""
+        ...
+
+    def rehearsed(self) -> set[str]:
+        """Return the keys of the functions that this worker has rehearsed."""
+        ...
+
+    def learn_rehearsed(self, keys: Iterable[str]) -> None:
+        """Take note of the functions that another rank has rehearsed."""
+        ...
+
+
 class WorkerRecovery:
     """Follows the controller from one generation to the next, on the main thread.
 
-    `replicated` is asked for when this worker is a donor, `adopt` when it has received, `opened`
-    when a generation opens; `settled` are the functions that this worker has rehearsed, `learn`
-    hears of everybody's.
+    | message | what the worker does |
+    |---|---|
+    | `Decide` | notes the generation, answers `WorkerReady` |
+    | `Connect` | builds the groups, sends or receives state, answers `Joined` |
+    | `Open` | adopts what it received, and stands before phase n+1 |
+    | `Stop` | ends the process |
     """
 
     def __init__(
-        self,
-        moment: WorkerStatus,
-        groups: GroupRegistry,
-        send: Callable[[messages.WorkerBody], None],
-        limits: Limits,
-        *,
-        replicated: Callable[[], Any],
-        adopt: Callable[[Any], None],
-        opened: Callable[[], None],
-        settled: Callable[[], set[str]],
-        learn: Callable[[Iterable[str]], None],
-        tick: Callable[[Where], None],
-        now_ns: Callable[[], int],
+        self, moment: WorkerStatus, groups: GroupRegistry, limits: Limits, owner: RecoveryOwner
     ) -> None:
-        self._moment, self._groups, self._send = moment, groups, send
-        self._replicated, self._adopt = replicated, adopt
-        self._opened, self._tick, self._now_ns = opened, tick, now_ns
-        self._settled, self._learn = settled, learn
+        self._moment, self._groups, self._owner = moment, groups, owner
         # The controller has deadlines for each part; this one only bounds a controller that is
         # itself gone without the agent noticing.
         self.patience_s = 2 * (limits.ready_s + limits.status_s + limits.transfer_s)
@@ -164,7 +188,7 @@ class WorkerRecovery:
         """Return when a generation is open and this worker stands in it before phase n+1."""
         moment = self._moment
         moment.enter("healing")
-        self._tick("heal")
+        self._owner.reach("heal")
         self.take_over()
         self._groups.reap()
         if self._decided is not None or moment.opened == 0:
@@ -187,7 +211,7 @@ class WorkerRecovery:
         """Be where the staged state is, once a generation with it was open. More than once,
         because the script's code between walked phases is run again (a scheduler's step)."""
         if self.staged is not None and self._moment.opened:
-            self._adopt(self.staged)
+            self._owner.adopt(self.staged)
 
     def linger(self) -> None:
         """After the script's end: stay a possible donor until the run is over."""
@@ -206,7 +230,7 @@ class WorkerRecovery:
         self._moment.generation = max(self._moment.generation, body.generation)
 
     def _ready(self) -> None:
-        self._send(messages.WorkerReady(generation=self._moment.generation, n=self._moment.n))
+        self._owner.send(messages.WorkerReady(generation=self._moment.generation, n=self._moment.n))
 
     def _connect(self, body: messages.Connect) -> None:
         moment = self._moment
@@ -219,11 +243,14 @@ class WorkerRecovery:
             for donor, joiner in body.transfers:
                 if self.seat == donor:
                     sent[joiner] = send_state(
-                        self._groups, joiner, self._replicated(), lambda: self._tick("transfer")
+                        self._groups,
+                        joiner,
+                        self._owner.replicated(),
+                        lambda: self._owner.reach("transfer"),
                     )
                 elif self.seat == joiner:
                     self.staged, received[donor] = receive_state(
-                        self._groups, donor, lambda: self._tick("receive")
+                        self._groups, donor, lambda: self._owner.reach("receive")
                     )
         except (GroupError, CorruptionError, CodecError) as error:
             kind: FaultKind = "transfer" if isinstance(error, CorruptionError) else "transport"
@@ -232,23 +259,23 @@ class WorkerRecovery:
             moment.trouble(
                 Fault(
                     kind=kind, detail=str(error), seat=self.seat, n=moment.n,
-                    step=moment.step + 1, state=moment.state, t_ns=self._now_ns(),
+                    step=moment.step + 1, state=moment.state, t_ns=self._owner.now_ns(),
                 )
             )  # fmt: skip
             return
-        self._send(messages.Joined(generation=body.generation, sent=sent, received=received))
+        self._owner.send(messages.Joined(generation=body.generation, sent=sent, received=received))
 
     def _compare_rehearsals(self) -> None:
         # A function that any rank has rehearsed, all have: a rank that has not (its predecessor
         # died just before) would rehearse alone, while the others wait in its collectives.
-        mine = msgspec.msgpack.encode(sorted(self._settled()))
+        mine = msgspec.msgpack.encode(sorted(self._owner.rehearsed()))
         for answers in self._groups.gather_bytes(mine):
-            self._learn(msgspec.msgpack.decode(answers, type=list[str]))
+            self._owner.learn_rehearsed(msgspec.msgpack.decode(answers, type=list[str]))
 
     def _open(self, body: messages.Open) -> None:
         if self.staged is not None:
-            self._adopt(self.staged)
-        self._opened()
+            self._owner.adopt(self.staged)
+        self._owner.generation_opened()
         self._decided = None
         self._moment.joining = False
         self._moment.ask = body.ask

@@ -1,0 +1,127 @@
+"""Methods by which the parts of a worker reach each other.
+
+| port | defined in | used by |
+|---|---|---|
+| `RecoveryOwner` | `phases/worker_recovery.py` | `WorkerRecovery` |
+| `FaultTarget` | `injected_faults.py` | `InjectedFaults` |
+| `AuditOwner` | `auditor.py` | `Auditor` |
+
+The parts are built one after the other and refer to each other, so each gets the worker as its port
+and finds the other parts there when it calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from outlast.controller.fault_spec import Where
+from outlast.errors import PhaseError
+from outlast.events import Fault, FaultKind
+from outlast.transport import messages
+from outlast.worker.auditor import Auditor
+from outlast.worker.controller_link import ControllerLink, StandaloneControl
+from outlast.worker.groups import GroupRegistry
+from outlast.worker.injected_faults import InjectedFaults
+from outlast.worker.phases.phase_runner import PhaseRunner
+from outlast.worker.phases.worker_recovery import WorkerRecovery
+from outlast.worker.script.script_variables import identities
+from outlast.worker.state.protected_state import ProtectedState
+from outlast.worker.worker_events import WorkerEvents
+from outlast.worker.worker_status import WorkerStatus
+
+
+class WorkerPorts:
+    """The ports of a worker process, which has these parts."""
+
+    auditor: Auditor
+    faults: InjectedFaults
+    groups: GroupRegistry
+    healer: WorkerRecovery
+    link: ControllerLink | StandaloneControl
+    moment: WorkerStatus
+    phases: PhaseRunner
+    timeline: WorkerEvents
+
+    def send(self, body: messages.WorkerBody) -> None:
+        """Send a message to the controller. Raises WireError."""
+        self.link.send(body)
+
+    def try_send(self, body: messages.WorkerBody) -> None:
+        """Send a message to the controller, or drop it where the agent is gone."""
+        self.link.try_send(body)
+
+    def reach(self, where: Where) -> None:
+        """Fire injected faults that are due at `where`."""
+        self.faults.reach(where)
+
+    def now_ns(self) -> int:
+        """Return the time of the run's clock."""
+        return self.timeline.now_ns()
+
+    def note(self, text: str) -> None:
+        """Add a note for the user to the run's events."""
+        self.timeline.note(text)
+
+    def report_trouble(self, error: BaseException) -> None:
+        """Report an error of the transport; this generation is over."""
+        self.moment.trouble(self.fault("transport", str(error)[:2000]))
+
+    def protected_state(self) -> ProtectedState:
+        """Return the protected state. Raises PhaseError where there is none yet."""
+        if self.phases.protected is None:
+            raise PhaseError("session.protect(...) must come before the first phase")
+        return self.phases.protected
+
+    def replicated(self) -> Any:
+        """Return the state for a joiner."""
+        return self.protected_state().replicated()
+
+    def adopt(self, state: Any) -> None:
+        """Take over a donor's state."""
+        self.protected_state().adopt(state)
+
+    def generation_opened(self) -> None:
+        """Restore DDP's buckets, which a new generation has disturbed."""
+        if self.phases.protected is not None:
+            self.phases.protected.reducers.restore()
+
+    def rehearsed(self) -> set[str]:
+        """Return the keys of the functions that this worker has rehearsed."""
+        return self.phases.joining.settled
+
+    def learn_rehearsed(self, keys: Iterable[str]) -> None:
+        """Take note of the functions that another rank has rehearsed."""
+        self.phases.joining.gated_elsewhere.update(keys)
+
+    def progress(self) -> tuple[int, int]:
+        """Return the complete phases and steps of this worker."""
+        return self.moment.n, self.moment.step
+
+    def is_real(self) -> bool:
+        """Return whether this is neither a dry run nor a rehearsal."""
+        return self.phases.is_real
+
+    def cut_connections(self) -> None:
+        """Cut the connections to all other ranks."""
+        self.groups.cut()
+
+    def flip_bit(self, pattern: str) -> None:
+        """Flip one bit of the first replicated tensor whose name matches."""
+        self.auditor.flip(pattern)
+
+    def publish(self, generation: int, key: str, value: bytes) -> None:
+        """Publish a rendezvous value to all ranks."""
+        self.link.send(messages.Put(generation=generation, key=key, value=value))
+
+    def collective_started(self, _name: str) -> None:
+        """Take note of a collective of the script; may raise StepRefused."""
+        self.moment.collective()
+
+    def identities(self) -> set[int]:
+        """Return the identities of all protected objects."""
+        return identities(self.protected_state())
+
+    def fault(self, kind: FaultKind, detail: str, trace: str = "") -> Fault:
+        """Return a fault of this worker, at its place and time."""
+        return self.moment.fault(kind, detail, trace, self.healer.seat, self.timeline.now_ns())
