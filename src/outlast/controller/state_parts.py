@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from copy import copy
-from typing import Any, Self, cast
+from functools import cache
+from typing import Self
 
 import msgspec
 from msgspec.structs import replace
@@ -24,13 +25,20 @@ class StatePart(msgspec.Struct, kw_only=True):
     def copy(self) -> Self:
         """Return a part of its own for one turn: tables and parts copied, frozen entries shared."""
         fresh = copy(self)
-        for name in self.__struct_fields__:
-            value = getattr(self, name)
-            if isinstance(value, dict):
-                setattr(fresh, name, dict(cast("dict[Any, Any]", value)))
-            elif isinstance(value, StatePart):
-                setattr(fresh, name, value.copy())
+        for name in _copied_fields(type(self)):
+            setattr(fresh, name, getattr(self, name).copy())
         return fresh
+
+
+@cache
+def _copied_fields(part: type[StatePart]) -> tuple[str, ...]:
+    """Return the fields of tables and of parts."""
+    fields = [(each.name, each.default_factory) for each in msgspec.structs.fields(part)]
+    return tuple(
+        name
+        for name, make in fields
+        if make is dict or (isinstance(make, type) and issubclass(make, StatePart))
+    )
 
 
 class Clock(StatePart, kw_only=True):
