@@ -1,9 +1,16 @@
-"""Atomic writes: a file appears complete or not at all."""
+"""Atomic writes: a file or directory appears complete or not at all.
+
+    draft beside the target -> fsync of the draft -> rename -> fsync of the directory
+
+A test (tests/tidy/test_calls.py) holds all other modules to these functions.
+"""
 
 from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from outlast.errors import StorageError, UsageError
@@ -29,6 +36,59 @@ def sync(path: Path) -> None:
         os.close(file)
 
 
+@contextmanager
+def open_draft(target: Path, *, new: bool = False, durable: bool = True) -> Iterator[Path]:
+    """Yield the path of a draft, a file or a directory, that becomes `target` at the end.
+
+    After an error, Ctrl-C as well, the draft is removed and `target` is unchanged.
+
+    Args:
+        target: a file is replaced.
+        new: refuse a target that exists at the end.
+        durable: sync the draft, the files in a draft directory, and the directory around it. False
+            only where a loss with the machine is of no importance.
+
+    Raises:
+        OSError: the draft could not be written, synced or renamed.
+        UsageError: with `new`, `target` exists.
+    """
+    target = target.absolute()
+    draft = draft_path(target)
+    try:
+        yield draft
+        if durable:
+            for path in draft.iterdir() if draft.is_dir() else ():
+                sync(path)
+            sync(draft)
+        if new:
+            refuse_existing(target)
+        draft.replace(target)
+    except BaseException:
+        _remove(draft)
+        raise
+    if durable:
+        sync(target.parent)
+
+
+def _remove(draft: Path) -> None:
+    """Remove a draft as far as possible: the error that came first is the one to report."""
+    import shutil  # rarely needed, and not quick to import
+
+    if draft.is_dir():
+        shutil.rmtree(draft, ignore_errors=True)
+        return
+    try:
+        draft.unlink(missing_ok=True)
+    except OSError:
+        return
+
+
+def replace_file(path: Path, data: bytes, *, durable: bool = True) -> None:
+    """Write a file, or replace it: a reader sees the old one or the new one. Raises OSError."""
+    with open_draft(path, durable=durable) as draft:
+        draft.write_bytes(data)
+
+
 def write_new(path: Path, text: str | None) -> None:
     """Write a new file, complete or not at all; None: only check that it can be written.
 
@@ -39,16 +99,8 @@ def write_new(path: Path, text: str | None) -> None:
         raise UsageError(f"--out {path}: there is no directory {path.absolute().parent}")
     if text is None:
         return
-    draft = draft_path(path.absolute())
     try:
-        try:
-            draft.write_text(text, encoding="utf-8")
-            sync(draft)
-            draft.rename(path)
-        except BaseException:  # Ctrl-C as well: the file appears whole, or not at all
-            draft.unlink(missing_ok=True)
-            raise
-        sync(path.absolute().parent)
+        replace_file(path, text.encode())
     except OSError as error:
         raise StorageError(
             f"{path} could not be written: {error.strerror}; nothing was kept of it"

@@ -14,7 +14,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from outlast.atomic_files import draft_path
+from outlast.atomic_files import open_draft
 from outlast.errors import StorageError
 
 WIDTH_INCH, HEIGHT_INCH = 6.4, 4.0
@@ -36,19 +36,16 @@ def save(path: Path, fill: Callable[[Figure], None], height_inch: float = HEIGHT
     The same input gives the same bytes. The file appears complete or not at all. Raises
     StorageError when it cannot be written.
     """
-    draft = draft_path(path)
     with mpl.rc_context(RC):
         figure = _filled(fill, height_inch)
         metadata = {"Date": None} if path.suffix == ".svg" else None
         try:
-            figure.savefig(draft, format=path.suffix[1:], metadata=metadata, dpi=200)
-            draft.replace(path)
+            with open_draft(path) as draft:
+                figure.savefig(draft, format=path.suffix[1:], metadata=metadata, dpi=200)
         except OSError as error:
             raise StorageError(
                 f"--figure {path} could not be drawn: {error.strerror or error}"
             ) from error
-        finally:
-            draft.unlink(missing_ok=True)  # Ctrl-C as well
 
 
 def svg(fill: Callable[[Figure], None], name: str, height_inch: float = HEIGHT_INCH) -> str:

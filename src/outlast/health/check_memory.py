@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from outlast.atomic_files import draft_path, sync
+from outlast.atomic_files import replace_file
 from outlast.errors import StorageError
 from outlast.log_records import Finding
 
@@ -319,14 +319,8 @@ def write_memory(directory: Path, memory: CheckMemory) -> None:
     Raises StorageError; the previous file is then unchanged.
     """
     path = directory / FILE
-    draft = draft_path(path)
     try:
-        try:
-            draft.write_bytes(msgspec.json.encode(memory))
-            sync(draft)
-            draft.replace(path)
-        finally:
-            draft.unlink(missing_ok=True)
+        replace_file(path, msgspec.json.encode(memory))
     except OSError as error:
         raise StorageError(
             f"{path} could not be written: {error.strerror}; it is as it was"

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from outlast.atomic_files import draft_path, refuse_existing
+from outlast.atomic_files import refuse_existing, replace_file
 from outlast.errors import StorageError
 from outlast.health.check_contract import AnyCheck, Sample
 from outlast.health.check_settings import CheckSettings
@@ -39,13 +39,8 @@ def learn(path: Path, checks: Sequence[AnyCheck]) -> str:
     text = format_settings(
         run_probes(requests, within_s=WITHIN_S), {check.name: check for check in wanted}
     )
-    draft = draft_path(path)
     try:
-        try:
-            draft.write_text(text)
-            draft.replace(path)
-        finally:
-            draft.unlink(missing_ok=True)
+        replace_file(path, text.encode())
     except OSError as error:
         raise StorageError(f"{path} could not be written: {error.strerror}") from error
     return text

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from outlast.atomic_files import draft_path
+from outlast.atomic_files import open_draft
 from outlast.errors import ConfigError, SourceError, StorageError
 from outlast.health import check_memory
 from outlast.health.check_contract import AbsentError, AnyCheck, Check, JudgeContext, Probe, Sample
@@ -276,16 +276,11 @@ class Recording(NamedTuple):
 
 def write_recording(path: Path, head: RecordingHead, taken: Sequence[TakenSample]) -> None:
     """Write a recording atomically. Raises StorageError."""
-    draft = draft_path(path)
     head = replace(head, samples=len(taken))
     try:
-        try:
-            with draft.open("wb") as file:
-                file.write(msgspec.json.encode(head) + b"\n")
-                file.writelines(msgspec.json.encode(one) + b"\n" for one in taken)
-            draft.replace(path)
-        finally:
-            draft.unlink(missing_ok=True)
+        with open_draft(path) as draft, draft.open("wb") as file:
+            file.write(msgspec.json.encode(head) + b"\n")
+            file.writelines(msgspec.json.encode(one) + b"\n" for one in taken)
     except OSError as error:
         raise StorageError(f"{path} could not be written: {error.strerror}") from error
 

@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from outlast.atomic_files import replace_file
 from outlast.errors import RunDirError
 from outlast.launch.host.reaper import SWEEP_S, read_process_stat
 
@@ -94,7 +95,7 @@ class RunDir:
         """
         self.job = msgspec.structs.replace(self.job, run=run, term=max(term, self.job.term))
         try:
-            write(self.path / "run.json", msgspec.json.format(msgspec.json.encode(self.job)))
+            replace_file(self.path / "run.json", msgspec.json.format(msgspec.json.encode(self.job)))
         except OSError as error:
             raise RunDirError(
                 f"run directory {self.path} cannot be written: {error.strerror}; nothing was"
@@ -186,7 +187,7 @@ def take(
         job, notes = _identify(path, script, args, world)
         for room in _ROOMS:
             (path / room).mkdir(exist_ok=True)
-        write(path / "run.json", msgspec.json.format(msgspec.json.encode(job), indent=2))
+        replace_file(path / "run.json", msgspec.json.format(msgspec.json.encode(job), indent=2))
     except OSError as error:
         os.close(lock_fd)
         raise RunDirError(f"run directory {path} cannot be written: {error.strerror}") from error
@@ -301,18 +302,3 @@ def _identify(
             f" instead of {' '.join(old.args) or '(none)'}",
         )
     return msgspec.structs.replace(old, term=old.term + 1, args=args), notes
-
-
-def write(path: Path, data: bytes) -> None:
-    """Replace a file whole, durably: a reader sees the old one or the new one."""
-    temporary = path.with_suffix(".tmp")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)

@@ -12,13 +12,14 @@ from pathlib import Path
 
 import msgspec
 
+from outlast.atomic_files import replace_file
 from outlast.checkpoint.format.manifests import COMMIT, SavePoint
 from outlast.checkpoint.stores.folder_store import Folder
 from outlast.checkpoint.upkeep import checkpoint_copy
 from outlast.controller.audit.audit_records import CopyBar
 from outlast.controller.inputs import AnyEntry, CopiesBarred, SharedValueStored
 from outlast.errors import CorruptionError, RunDirError, StorageError
-from outlast.launch.run_directory import RunningJob, write
+from outlast.launch.run_directory import RunningJob
 from outlast.telemetry.segment_files import SegmentWriter, read_records
 
 _decoder: msgspec.msgpack.Decoder[AnyEntry] = msgspec.msgpack.Decoder(AnyEntry)
@@ -66,7 +67,7 @@ def branch(origin: Path, place: SavePoint, target: Path, on_damage: Callable[[st
         target.mkdir(parents=True)
         for room in (_CHECKPOINTS, "journal"):
             (target / room).mkdir()
-        write(target / "run.json", msgspec.json.format(msgspec.json.encode(job), indent=2))
+        replace_file(target / "run.json", msgspec.json.format(msgspec.json.encode(job), indent=2))
         # What was shared before the checkpoint is not made again after it.
         shared = [
             entry

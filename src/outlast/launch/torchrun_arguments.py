@@ -15,13 +15,14 @@ from typing import Literal, NoReturn
 import msgspec
 
 from outlast import config
+from outlast.atomic_files import replace_file
 from outlast.checkpoint.upkeep.durable_targets import DurableRule
 from outlast.checkpoint.upkeep.retention_policy import Keep
 from outlast.controller import fault_spec
 from outlast.controller.controller_state import MigrateOn
 from outlast.errors import ConfigError, RunDirError, UsageError
 from outlast.launch import outlast_flags
-from outlast.launch.run_directory import RunDir, write
+from outlast.launch.run_directory import RunDir
 
 # torchrun flags that a run of ours cannot honour, each with its value when it is not given.
 _REFUSED: dict[str, object] = {
@@ -325,7 +326,9 @@ def store_plan(run_dir: RunDir, plan: RunPlan) -> None:
     """Write it down. Raises RunDirError when that fails."""
     planned = PlanFile(cwd=str(Path.cwd()), plan=plan)
     try:
-        write(run_dir.room(_PLAN_NAME), msgspec.json.format(msgspec.json.encode(planned), indent=2))
+        replace_file(
+            run_dir.room(_PLAN_NAME), msgspec.json.format(msgspec.json.encode(planned), indent=2)
+        )
     except OSError as error:
         raise RunDirError(
             f"{run_dir.room(_PLAN_NAME)} cannot be written: {error.strerror}; nothing was started"

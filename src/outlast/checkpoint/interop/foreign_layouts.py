@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from outlast.atomic_files import draft_path, refuse_existing, sync
+from outlast.atomic_files import open_draft, refuse_existing
 from outlast.checkpoint.format.manifests import Tensor
 from outlast.errors import StorageError, UsageError
 
@@ -106,21 +106,11 @@ def new_directory(target: Path, size_bytes: int) -> Iterator[Path]:
     not, StorageError where `size_bytes` do not fit or nothing can be written.
     """
     target = target.absolute()
-    draft = draft_path(target)
     try:
         _check(target, size_bytes)
-        draft.mkdir()
-        try:
+        with open_draft(target, new=True) as draft:
+            draft.mkdir()
             yield draft
-            for path in draft.iterdir():
-                sync(path)
-            sync(draft)
-            refuse_existing(target)
-            draft.rename(target)
-        except BaseException:  # Ctrl-C as well: the target appears whole, or not at all
-            shutil.rmtree(draft, ignore_errors=True)  # the first error is the one to report
-            raise
-        sync(target.parent)
     except OSError as error:
         raise StorageError(
             f"{target}: could not be written: {error.strerror or error}; nothing was kept of it"

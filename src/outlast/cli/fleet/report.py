@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from rich.padding import Padding
 from rich.text import Text
 
-from outlast.atomic_files import draft_path, refuse_existing
+from outlast.atomic_files import refuse_existing, replace_file
 from outlast.cli.output_stream import echo, print_json
 from outlast.cli.simulation_progress import progress
 from outlast.errors import EXIT_DONE, OutlastError, StorageError, UsageError
@@ -166,16 +166,12 @@ def _svg(draw: Callable[[Figure], None], key: str) -> str:
 def _write(found: DrawnReport, figures: dict[str, str], out: Path) -> None:
     from outlast.fleet.report.fleet_report import render_page
 
-    draft = draft_path(out)
     try:
-        draft.write_text(render_page(found, figures), encoding="utf-8")
-        draft.replace(out)
+        replace_file(out, render_page(found, figures).encode())
     except OSError as error:
         raise StorageError(
             f"--out {out} could not be written: {error.strerror or error}"
         ) from error
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def _show(found: FleetReport, out: Path) -> None:

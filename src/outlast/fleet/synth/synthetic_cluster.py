@@ -21,7 +21,6 @@ arrays, heterogeneous jobs and jobs that never start; failures of idle nodes, of
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -30,7 +29,7 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from outlast.atomic_files import draft_path, refuse_existing, sync
+from outlast.atomic_files import open_draft, refuse_existing
 from outlast.errors import StorageError, UsageError
 from outlast.fleet.record_tables import Tables, schema
 from outlast.fleet.synth.cluster_shapes import (
@@ -192,22 +191,14 @@ def write_files(
     refuse_existing(target)
     if not target.parent.is_dir():
         raise UsageError(f"{target.parent} is no directory; nothing was written")
-    draft = draft_path(target)
     try:
-        draft.mkdir()
-        _fill(tables, truth, draft, tell)
-        written = sorted(path.name for path in draft.iterdir())
-        for name in written:
-            sync(draft / name)
-        sync(draft)
-        refuse_existing(target)
-        draft.rename(target)
-        sync(target.parent)
+        with open_draft(target, new=True) as draft:
+            draft.mkdir()
+            _fill(tables, truth, draft, tell)
+            written = sorted(path.name for path in draft.iterdir())
     except OSError as error:
         why = error.strerror or error
         raise StorageError(f"{target} could not be written: {why}; nothing was kept") from error
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)  # already renamed on success
     return written
 
 

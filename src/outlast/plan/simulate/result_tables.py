@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import msgspec
 
 from outlast import __version__
-from outlast.atomic_files import draft_path, refuse_existing, sync
+from outlast.atomic_files import open_draft, refuse_existing
 from outlast.errors import StorageError, UsageError
 from outlast.plan.model.scenario import Scenario
 
@@ -83,9 +83,8 @@ def open_table(
     written.
     """
     refuse_existing(path)
-    draft = draft_path(path.absolute())
     try:
-        try:
+        with open_draft(path, new=True) as draft:
             schema = _schema(columns, metadata)
             sink = _open(draft, path.suffix, schema, metadata)
             try:
@@ -94,13 +93,6 @@ def open_table(
                 table.flush()
             finally:
                 sink.close()
-            sync(draft)
-            refuse_existing(path)
-            draft.rename(path)
-        except BaseException:  # Ctrl-C as well: the file appears whole, or not at all
-            draft.unlink(missing_ok=True)
-            raise
-        sync(path.absolute().parent)
     except OSError as error:  # as pyarrow raises it, too
         raise StorageError(
             f"{path}: could not be written: {error.strerror or error}; nothing was kept of it"
