@@ -40,7 +40,7 @@ DOES: dict[Strategy, str] = {
     " storage.",
 }
 RUN_CANNOT: dict[Strategy, str] = {
-    "drop": "`outlast run` does not do this: it waits for a node or a spare",
+    "drop": "`outlast run` does not do this: it waits for a node or a spare"
 }
 _GOES_ON = {
     "redo": "work done again", "recover": "restarts", "detect": "detection", "save": "saves",

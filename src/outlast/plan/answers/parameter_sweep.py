@@ -78,10 +78,7 @@ class Sweep(Answer, frozen=True, kw_only=True):
 
 
 def sweep_points(
-    flags: Mapping[str, str],
-    file: Path | None,
-    over: Sequence[str],
-    strategies: Sequence[Strategy],
+    flags: Mapping[str, str], file: Path | None, over: Sequence[str], strategies: Sequence[Strategy]
 ) -> list[SweepPoint]:
     """Return the points: all combinations of the values of `over`, with each strategy.
 

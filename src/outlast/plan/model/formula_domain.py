@@ -48,10 +48,7 @@ def domain_gaps(
 
     Empty where the formula is exact: where they are less than EXACT_TO of wall time.
     """
-    found = [
-        *_simplified(scenario),
-        *([] if outcome.exact else [DomainGap(FIRST_ORDER, None)]),
-    ]
+    found = [*_simplified(scenario), *([] if outcome.exact else [DomainGap(FIRST_ORDER, None)])]
     sized = [
         _ends(scenario, job, outcome),
         _first_repairs(scenario, job, outcome),

@@ -6,13 +6,7 @@ import math
 
 from outlast.plan.reproduce.reproduced_figure import ReproducedFigure, SourceDocument
 from outlast.theory import intervals, scale
-from outlast.theory.failures import (
-    DAY_S,
-    HOUR_S,
-    expected_failures,
-    job_mtbf_s,
-    preset,
-)
+from outlast.theory.failures import DAY_S, HOUR_S, expected_failures, job_mtbf_s, preset
 
 SOURCE = SourceDocument(
     "002", "Forging Giants, 11.8: checkpoint strategy and fault tolerance, book-ai.org"

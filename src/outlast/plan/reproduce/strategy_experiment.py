@@ -246,12 +246,7 @@ def _migrating() -> list[ReproducedFigure]:
         40.0,
     )
     return [
-        SOURCE.asks(
-            "TorchPass: failures",
-            count,
-            "failures",
-            "Mean; gaps by the clock.",
-        ),
+        SOURCE.asks("TorchPass: failures", count, "failures", "Mean; gaps by the clock."),
         SOURCE.says(
             "TorchPass: total, pauses of 100 s",
             "405",
