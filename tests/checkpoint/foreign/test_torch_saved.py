@@ -15,7 +15,8 @@ import pytest
 import torch
 from foreign.states import bits, flat
 
-from outlast.checkpoint.interop import pickle_reader, torch_save_reader
+from outlast import pickle_reader
+from outlast.checkpoint.interop import torch_save_reader
 from outlast.checkpoint.interop.torch_save_reader import StoredTensor, open_torch_save
 from outlast.errors import CodecError, CorruptionError, OutlastError
 

@@ -9,14 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from outlast import pickle_reader
 from outlast.checkpoint.format.codec import flatten
 from outlast.checkpoint.format.manifest_checks import uncovered_elements
 from outlast.checkpoint.format.manifests import ITEM_BYTES, Tensor
 from outlast.checkpoint.format.tensor_boxes import Box
 from outlast.checkpoint.format.value_encoder import DTYPES
-from outlast.checkpoint.interop import pickle_reader
 from outlast.checkpoint.interop.foreign_layouts import TensorNaming, sizes_of
-from outlast.checkpoint.interop.pickle_reader import Builder, PickleGlobal, PickleRecord
 from outlast.checkpoint.interop.stream_writer import (
     ImportedCheckpoint,
     PartBytes,
@@ -30,6 +29,7 @@ from outlast.checkpoint.interop.torch_save_reader import (
 )
 from outlast.checkpoint.stores.store_interfaces import GET_BYTES_MAX, Store
 from outlast.errors import CodecError, CorruptionError, StorageError
+from outlast.pickle_reader import Builder, PickleGlobal, PickleRecord
 
 METADATA = ".metadata"
 _CHUNK_BYTES = 16  # the least that a chunk takes there; torch writes some 200

@@ -18,11 +18,11 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 import torch
 
+from outlast import pickle_reader
 from outlast.checkpoint.format.value_encoder import DTYPES
-from outlast.checkpoint.interop import pickle_reader
 from outlast.checkpoint.interop.foreign_layouts import sizes_of
-from outlast.checkpoint.interop.pickle_reader import Builder, PickleGlobal
 from outlast.errors import CodecError, CorruptionError
+from outlast.pickle_reader import Builder, PickleGlobal
 
 PART_BYTES = 16 << 20
 _PICKLE_BYTES_MAX = 64 << 20

@@ -16,7 +16,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import Meta, Struct
 
-from outlast.checkpoint.interop import pickle_reader
+from outlast import pickle_reader
 from outlast.errors import CodecError, CorruptionError, StorageError, UsageError
 
 BYTES_MAX = 64 << 20  # torch's default buffer of 2,000 entries is some 2 MB
