@@ -14,11 +14,11 @@ from outlast.plan.answers.advice_text import failures_to_halve
 from outlast.plan.answers.advisor import advise
 from outlast.plan.answers.input_sensitivity import (
     best_settings,
-    price_strategy,
     settings_of,
     with_settings,
 )
 from outlast.plan.answers.spare_nodes import cheapest_spares
+from outlast.plan.answers.strategy_price import price_strategy
 from outlast.plan.model.answer_values import at_rate
 from outlast.plan.model.ladder_costs import STRATEGIES, Strategy, kinds_of
 from outlast.plan.model.scenario import Scenario, scenario_of

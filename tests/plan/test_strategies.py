@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("numba", reason="the simulator is compiled: pip install 'outlast[plan]'")
 
 from outlast.errors import ConfigError, UsageError
-from outlast.plan.answers.input_sensitivity import price_strategy
+from outlast.plan.answers.strategy_price import price_strategy
 from outlast.plan.model.ladder_costs import STRATEGIES, Strategy, kinds_of, mtbf_s
 from outlast.plan.model.scenario import OVERHEAD_OF, scenario_of
 from outlast.plan.model.strategy_prediction import predict

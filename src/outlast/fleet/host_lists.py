@@ -127,10 +127,12 @@ def count_hosts(lists: pl.Series) -> pl.Series:
     plain = _parts(shaped.filter(~several), "list").group_by("list").agg(*_SIZES).filter(~_WRONG)
     multiplied = [(text, _count(text)) for text in shaped.filter(several)["list"]]
     shape = {"list": pl.String(), "hosts_in": pl.Int64()}
-    known = pl.concat([
-        plain.select("list", pl.col("hosts_in").cast(pl.Int64)),
-        pl.DataFrame(multiplied, schema=shape, orient="row"),
-    ])  # fmt: skip
+    known = pl.concat(
+        [
+            plain.select("list", pl.col("hosts_in").cast(pl.Int64)),
+            pl.DataFrame(multiplied, schema=shape, orient="row"),
+        ]
+    )
     table = lists.alias("list").to_frame()
     found = table.join(known, on="list", how="left", maintain_order="left")["hosts_in"]
     return found.set(lists == "", 0)

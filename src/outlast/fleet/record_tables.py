@@ -27,9 +27,15 @@ Name = Literal[
     "jobs", "findings", "outages", "repairs", "nodes", "checks", "interruptions", "costs"
 ]
 NAMES: dict[type[Record], Name] = {
-    JobEnded: "jobs", Finding: "findings", Outage: "outages", Repair: "repairs",
-    NodeSeen: "nodes", CheckAdded: "checks", Interruption: "interruptions", Cost: "costs",
-}  # fmt: skip
+    JobEnded: "jobs",
+    Finding: "findings",
+    Outage: "outages",
+    Repair: "repairs",
+    NodeSeen: "nodes",
+    CheckAdded: "checks",
+    Interruption: "interruptions",
+    Cost: "costs",
+}
 KIND_OF: dict[Name, type[Record]] = {name: kind for kind, name in NAMES.items()}
 
 

@@ -126,10 +126,16 @@ class Check(NamedTuple, Generic[S]):
     def finding(self, observation: Observation, about: JudgeContext) -> Finding:
         """Return an observation as a finding; the symptom defaults to the check's own."""
         return Finding(
-            t_ns=about.t_ns, cluster=about.cluster, node=about.node, check=self.name,
-            symptom=observation.symptom or self.symptom, severity=observation.severity,
-            code=observation.code, device=observation.device, detail=observation.detail,
-        )  # fmt: skip
+            t_ns=about.t_ns,
+            cluster=about.cluster,
+            node=about.node,
+            check=self.name,
+            symptom=observation.symptom or self.symptom,
+            severity=observation.severity,
+            code=observation.code,
+            device=observation.device,
+            detail=observation.detail,
+        )
 
 
 AnyCheck = Check[Any]
@@ -178,9 +184,13 @@ def run_tool(
     """
     try:
         done = subprocess.run(
-            command, capture_output=True, stdin=subprocess.DEVNULL, timeout=within_s, check=False,
+            command,
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            timeout=within_s,
+            check=False,
             env=child_environment({"LC_ALL": "C", "TZ": "UTC"}),
-        )  # fmt: skip
+        )
     except FileNotFoundError as error:
         raise AbsentError(f"{command[0]} is not installed") from error
     if codes is not None and done.returncode not in codes:

@@ -173,10 +173,12 @@ def updated_memory(
             flaps[key] = flap_after(memory, key, value, now_ns, rule)
         counters[key] = _thinned((*memory.counters.get(key, ()), (now_ns, value)), now_ns - keep_ns)
     return replace(
-        memory, boot=boot, counters=_newest(counters, lambda points: points[-1][0]),
+        memory,
+        boot=boot,
+        counters=_newest(counters, lambda points: points[-1][0]),
         held=_newest(active, lambda one: one.last_ns),
         flaps={key: one for key, one in flaps.items() if one.events or one.flapping},
-    )  # fmt: skip
+    )
 
 
 def _thinned(points: tuple[Point, ...], begin_ns: int) -> tuple[Point, ...]:

@@ -186,9 +186,13 @@ def _environment() -> dict[str, str]:
 def _answer(command: list[str], within_s: float) -> str:
     try:
         done = subprocess.run(
-            command, capture_output=True, stdin=subprocess.DEVNULL, timeout=within_s, check=False,
+            command,
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            timeout=within_s,
+            check=False,
             env=_environment(),
-        )  # fmt: skip
+        )
     except subprocess.TimeoutExpired as error:
         raise SlurmError(
             f"{command[0]} did not answer within {within_s:g} s; nothing was drained"

@@ -206,9 +206,16 @@ def _read_memory(state: Path | None) -> tuple[CheckMemory, str]:
 
 def _unusable(about: JudgeContext, trouble: str) -> Finding:
     return Finding(
-        t_ns=about.t_ns, cluster=about.cluster, node=about.node, check="state", symptom="disk",
-        severity="unknown", code="", device="", detail=trouble,
-    )  # fmt: skip
+        t_ns=about.t_ns,
+        cluster=about.cluster,
+        node=about.node,
+        check="state",
+        symptom="disk",
+        severity="unknown",
+        code="",
+        device="",
+        detail=trouble,
+    )
 
 
 def examine_recording(
@@ -313,9 +320,13 @@ def read_recording(path: Path) -> Recording:
 
 
 EXPECTED_BY = {
-    "gpu": "gpus", "leftover": "gpus", "disk": "disks", "smart": "disks", "service": "services",
+    "gpu": "gpus",
+    "leftover": "gpus",
+    "disk": "disks",
+    "smart": "disks",
+    "service": "services",
     "matmul": "compute",
-}  # fmt: skip
+}
 """The part of the settings by which each check's probe decides that a device may be absent."""
 _NOT_SEEN = "it was not looked at when this was recorded"
 

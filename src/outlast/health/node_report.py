@@ -119,18 +119,31 @@ def _sample(taken: TakenSample, check: AnyCheck) -> Sample | str:
 
 def _unknown(taken: TakenSample, check: AnyCheck, about: JudgeContext, why: str) -> Finding:
     return Finding(
-        t_ns=about.t_ns, cluster=about.cluster, node=about.node, check=check.name,
-        symptom=check.symptom, severity="unknown", code="", device=taken.device, detail=why,
-    )  # fmt: skip
+        t_ns=about.t_ns,
+        cluster=about.cluster,
+        node=about.node,
+        check=check.name,
+        symptom=check.symptom,
+        severity="unknown",
+        code="",
+        device=taken.device,
+        detail=why,
+    )
 
 
 def _foreign(taken: TakenSample, about: JudgeContext) -> Finding:
     """Return an unknown finding for the sample of a site's check that the settings do not name."""
     return Finding(
-        t_ns=about.t_ns, cluster=about.cluster, node=about.node, check=taken.check, symptom="other",
-        severity="unknown", code="", device=taken.device,
+        t_ns=about.t_ns,
+        cluster=about.cluster,
+        node=about.node,
+        check=taken.check,
+        symptom="other",
+        severity="unknown",
+        code="",
+        device=taken.device,
         detail="a recorded sample of a check that is not known here: name it in `own`",
-    )  # fmt: skip
+    )
 
 
 def _held_findings(earlier: HeldFinding, about: JudgeContext) -> Finding:
@@ -167,9 +180,13 @@ def memory_after(
     """
     rule = about.settings.flaps
     after = updated_memory(
-        memory, boot=found.boot or memory.boot, counts=found.counts, events=found.events,
-        now_ns=about.t_ns, rule=FlapRule(rule.times, rule.window_s, rule.recovery_s),
-    )  # fmt: skip
+        memory,
+        boot=found.boot or memory.boot,
+        counts=found.counts,
+        events=found.events,
+        now_ns=about.t_ns,
+        rule=FlapRule(rule.times, rule.window_s, rule.recovery_s),
+    )
     return replace(after, stuck=dict(stuck))
 
 

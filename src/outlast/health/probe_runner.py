@@ -233,9 +233,12 @@ def _decoded(request: ProbeRequest, data: bytes, took_s: float) -> TakenSample:
 
 def _sample_of(request: ProbeRequest, took_s: float, **what: Any) -> TakenSample:
     return TakenSample(
-        check=request.check.name, device=request.probe.device, t_ns=time.time_ns(),
-        took_s=round(took_s, 4), **what,
-    )  # fmt: skip
+        check=request.check.name,
+        device=request.probe.device,
+        t_ns=time.time_ns(),
+        took_s=round(took_s, 4),
+        **what,
+    )
 
 
 def _ended(child: _Child) -> StuckProcess | None:

@@ -21,14 +21,26 @@ HEALTH = "dcgm.health"
 TEXT_MAX = 16 << 20  # characters
 
 OTHER_NAMES = {
-    "blacklist": "denylist", "memory": "gpumemory", "smstress": "diagnostic",
-    "pageretirement": "pageretirementrowremap", "pci": "pcie", "pcienvlink": "pcie",
-    "memorybandwith": "memorybandwidth", "pulsetest": "pulse",
-}  # fmt: skip
+    "blacklist": "denylist",
+    "memory": "gpumemory",
+    "smstress": "diagnostic",
+    "pageretirement": "pageretirementrowremap",
+    "pci": "pcie",
+    "pcienvlink": "pcie",
+    "memorybandwith": "memorybandwidth",
+    "pulsetest": "pulse",
+}
 DEPLOYMENT = (
-    "denylist", "nvmllibrary", "cudamainlibrary", "permissionsandosblocks", "persistencemode",
-    "environmentvariables", "pageretirementrowremap", "graphicsprocesses", "inforom",
-)  # fmt: skip
+    "denylist",
+    "nvmllibrary",
+    "cudamainlibrary",
+    "permissionsandosblocks",
+    "persistencemode",
+    "environmentvariables",
+    "pageretirementrowremap",
+    "graphicsprocesses",
+    "inforom",
+)
 SYMPTOMS: dict[str, Symptom] = {
     "software": "gpu-driver", "denylist": "gpu-driver", "nvmllibrary": "gpu-driver",
     "cudamainlibrary": "gpu-driver", "cudatoolkitlibrary": "gpu-driver",
@@ -76,9 +88,16 @@ def findings(
 
     def found(check: str, symptom: Symptom, one: DcgmResult) -> Finding:
         return Finding(
-            t_ns=t_ns, cluster=cluster, node=node, check=check, symptom=symptom,
-            severity=one.severity, code="", device=one.device, detail=cut_text(one.detail),
-        )  # fmt: skip
+            t_ns=t_ns,
+            cluster=cluster,
+            node=node,
+            check=check,
+            symptom=symptom,
+            severity=one.severity,
+            code="",
+            device=one.device,
+            detail=cut_text(one.detail),
+        )
 
     answer = _decoded(text)
     if isinstance(answer, UnreadText):

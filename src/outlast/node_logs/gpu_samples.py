@@ -90,9 +90,14 @@ FLAGS: dict[str, Trouble] = {
     "sw_thermal": ("thermal", "warn", "the driver slows the clocks: too hot"),
 }
 RECOVERIES: dict[str, Severity] = {
-    "none": "healthy", "reset": "now", "gpu reset": "now", "reboot": "now", "node reboot": "now",
-    "drain p2p": "drain", "drain and reset": "drain",
-}  # fmt: skip
+    "none": "healthy",
+    "reset": "now",
+    "gpu reset": "now",
+    "reboot": "now",
+    "node reboot": "now",
+    "drain p2p": "drain",
+    "drain and reset": "drain",
+}
 FABRIC_UP = {"completed", "success", "healthy"}
 FABRIC_COMES = {"in progress", "not started"}
 LOST = ("is lost", "requires reset", "fallen off")
@@ -123,11 +128,15 @@ def troubles(sample: GpuSample, limits: GpuLimits) -> Iterator[Trouble]:
 def _beyond(sample: GpuSample, limits: GpuLimits) -> Iterator[Trouble]:
     watched: tuple[tuple[Symptom, str, float | None, float | None], ...] = (
         ("thermal", "temperature_c", sample.temperature_c, limits.temperature_c),
-        ("thermal", "memory_temperature_c", sample.memory_temperature_c,
-         limits.memory_temperature_c),
+        (
+            "thermal",
+            "memory_temperature_c",
+            sample.memory_temperature_c,
+            limits.memory_temperature_c,
+        ),
         ("gpu-memory", "corrected", sample.corrected, limits.corrected),
         ("gpu-memory", "rows_uncorrected", sample.rows_uncorrected, limits.rows_uncorrected),
-    )  # fmt: skip
+    )
     for symptom, name, value, limit in watched:
         if value is not None and limit is not None and value > limit:
             yield symptom, "warn", f"{name} is {value:g}, above {limit:g}"
@@ -164,9 +173,16 @@ def findings(
     def found(at_ns: int, device: str, trouble: Trouble) -> Finding:
         symptom, severity, detail = trouble
         return Finding(
-            t_ns=at_ns, cluster=cluster, node=node, check=check, symptom=symptom,
-            severity=severity, code="", device=device, detail=detail,
-        )  # fmt: skip
+            t_ns=at_ns,
+            cluster=cluster,
+            node=node,
+            check=check,
+            symptom=symptom,
+            severity=severity,
+            code="",
+            device=device,
+            detail=detail,
+        )
 
     for sample in samples:
         device = sample.pci or sample.uuid or f"GPU {sample.index}"
@@ -200,9 +216,11 @@ COLUMNS: dict[str, str] = {
     "fabric.state": "fabric", "gpu_recovery_action": "recovery",
 }  # fmt: skip
 REASONS = {
-    "hw_slowdown": "hw_slowdown", "hw_thermal_slowdown": "hw_thermal",
-    "hw_power_brake_slowdown": "hw_power_brake", "sw_thermal_slowdown": "sw_thermal",
-}  # fmt: skip
+    "hw_slowdown": "hw_slowdown",
+    "hw_thermal_slowdown": "hw_thermal",
+    "hw_power_brake_slowdown": "hw_power_brake",
+    "sw_thermal_slowdown": "sw_thermal",
+}
 for _kind in ("clocks_throttle_reasons", "clocks_event_reasons"):
     COLUMNS.update({f"{_kind}.{name}": field for name, field in REASONS.items()})
 PATHS: dict[str, str] = {
@@ -231,12 +249,27 @@ for _kind in ("clocks_throttle_reasons", "clocks_event_reasons"):
     _one = _kind.removesuffix("s")
     PATHS.update({f"{_kind}/{_one}_{name}": field for name, field in REASONS.items()})
 
-SILENT = {"", "n/a", "not supported", "not found", "not available", "none found",
-          "requested functionality has been deprecated"}  # fmt: skip
+SILENT = {
+    "",
+    "n/a",
+    "not supported",
+    "not found",
+    "not available",
+    "none found",
+    "requested functionality has been deprecated",
+}
 WORDS = {
-    "yes": True, "no": False, "active": True, "not active": False, "enabled": True,
-    "disabled": False, "1": True, "0": False, "true": True, "false": False,
-}  # fmt: skip
+    "yes": True,
+    "no": False,
+    "active": True,
+    "not active": False,
+    "enabled": True,
+    "disabled": False,
+    "1": True,
+    "0": False,
+    "true": True,
+    "false": False,
+}
 
 
 @cache
@@ -269,8 +302,11 @@ def _text(text: str) -> str:
 def field_readers() -> dict[str, Callable[[str], Any]]:
     """Return the parser of each field's value. Parsers raise ValueError."""
     kinds: dict[str, Callable[[str], Any]] = {
-        "float | None": _float, "int | None": _int, "bool | None": _bool, "str": _text,
-    }  # fmt: skip
+        "float | None": _float,
+        "int | None": _int,
+        "bool | None": _bool,
+        "str": _text,
+    }
     hints = GpuSample.__annotations__
     known = {name: kinds[hints[name]] for name in {*COLUMNS.values(), *PATHS.values()}}
     return {**known, "pci": device_address, **dict.fromkeys(ECC_FIELDS, _float)}

@@ -105,10 +105,16 @@ def findings(
             yield UnreadText(number, str(error), cut_text(line))
             continue
         yield Finding(
-            t_ns=t_ns, cluster=cluster, node=node, check="ipmi.sel", symptom=symptom,
-            severity="healthy" if over else severity, code="", device=sensor,
+            t_ns=t_ns,
+            cluster=cluster,
+            node=node,
+            check="ipmi.sel",
+            symptom=symptom,
+            severity="healthy" if over else severity,
+            code="",
+            device=sensor,
             detail=cut_text(" | ".join(fields[3:])),
-        )  # fmt: skip
+        )
 
 
 def _event(fields: list[str]) -> tuple[str, str, bool]:

@@ -281,10 +281,16 @@ def findings(
         if found.device in uuids:
             detail = f"{detail} [{uuids[found.device]}]"
         yield Finding(
-            t_ns=t_ns, cluster=cluster, node=node or envelope.host, check=found.check,
-            symptom=found.symptom, severity=found.severity, code=found.code, device=found.device,
+            t_ns=t_ns,
+            cluster=cluster,
+            node=node or envelope.host,
+            check=found.check,
+            symptom=found.symptom,
+            severity=found.severity,
+            code=found.code,
+            device=found.device,
             detail=detail,
-        )  # fmt: skip
+        )
 
 
 def _line_finding(envelope: LogEnvelope, policy: XidPolicy | None) -> LineFinding | None:

@@ -240,7 +240,15 @@ def _short(found: re.Match[str]) -> LogEnvelope:
 
 
 TAKES: dict[str, Callable[[re.Match[str]], LogEnvelope]] = {
-    "monotonic": _monotonic, "boot": _boot, "kmsg": _kmsg, "rfc5424": _iso, "ctime": _ctime,
-    "dmesg-iso": _dmesg_iso, "iso": _iso, "short": _short, "full": _iso, "unix": _unix,
+    "monotonic": _monotonic,
+    "boot": _boot,
+    "kmsg": _kmsg,
+    "rfc5424": _iso,
+    "ctime": _ctime,
+    "dmesg-iso": _dmesg_iso,
+    "iso": _iso,
+    "short": _short,
+    "full": _iso,
+    "unix": _unix,
     "fabric": _fabric,
-}  # fmt: skip
+}

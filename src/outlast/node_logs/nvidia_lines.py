@@ -101,9 +101,13 @@ def _coded(kind: Kind, pattern: str, message: str, policy: XidPolicy | None) -> 
     )
     detail = rest or judged.name
     return LineFinding(
-        f"kernel.{kind}", judged.symptom, judged.severity, f"{name} {int(found['code'])}",
-        device_address(found["dev"] or ""), f"{detail} ({who})" if who else detail,
-    )  # fmt: skip
+        f"kernel.{kind}",
+        judged.symptom,
+        judged.severity,
+        f"{name} {int(found['code'])}",
+        device_address(found["dev"] or ""),
+        f"{detail} ({who})" if who else detail,
+    )
 
 
 def parse_fabric_message(message: str, level: str, policy: XidPolicy | None) -> LineFinding | None:
@@ -116,9 +120,13 @@ def parse_fabric_message(message: str, level: str, policy: XidPolicy | None) -> 
     if found:
         judged = (policy or shipped_policy()).judge("sxid", int(found["code"]), found["fatal"])
         return LineFinding(
-            FABRIC, judged.symptom, judged.severity, f"SXID {int(found['code'])}",
-            device_address(found["dev"] or ""), message,
-        )  # fmt: skip
+            FABRIC,
+            judged.symptom,
+            judged.severity,
+            f"SXID {int(found['code'])}",
+            device_address(found["dev"] or ""),
+            message,
+        )
     if level in {"ERROR", "CRITICAL", "FATAL"}:
         return LineFinding(FABRIC, "nvlink", "unknown", "", "", message)
     return None

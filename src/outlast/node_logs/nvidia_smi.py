@@ -186,9 +186,16 @@ def findings(
 
     def whole(symptom: Symptom, now: bool, detail: str) -> Finding:
         return Finding(
-            t_ns=t_ns, cluster=cluster, node=node, check="nvidia-smi", symptom=symptom,
-            severity="now" if now else "unknown", code="", device="", detail=detail,
-        )  # fmt: skip
+            t_ns=t_ns,
+            cluster=cluster,
+            node=node,
+            check="nvidia-smi",
+            symptom=symptom,
+            severity="now" if now else "unknown",
+            code="",
+            device="",
+            detail=detail,
+        )
 
     for symptom, line in got.failures:
         yield whole(symptom, True, line)
@@ -315,9 +322,16 @@ def link_findings(
 
     def trouble(device: str, severity: Severity, detail: str) -> Finding:
         return Finding(
-            t_ns=t_ns, cluster=cluster, node=node, check="nvidia-smi.nvlink", symptom="nvlink",
-            severity=severity, code="", device=device, detail=detail,
-        )  # fmt: skip
+            t_ns=t_ns,
+            cluster=cluster,
+            node=node,
+            check="nvidia-smi.nvlink",
+            symptom="nvlink",
+            severity=severity,
+            code="",
+            device=device,
+            detail=detail,
+        )
 
     if not found:
         yield trouble("", "unknown", "no GPU was named")

@@ -167,9 +167,8 @@ def efficiency(
     """Return the share of time that is work which lasts, from 0 to 1: tau / `segment_s`. Exact."""
     check_positive("interval_s", interval_s)
     segment = segment_s(
-        interval_s, cost_s, mtbf_s,
-        flush_s=flush_s, drag=drag, restart_s=restart_s, down_s=down_s,
-    )  # fmt: skip
+        interval_s, cost_s, mtbf_s, flush_s=flush_s, drag=drag, restart_s=restart_s, down_s=down_s
+    )
     return interval_s / segment if segment else 1.0  # so short that both round to nothing
 
 

@@ -84,9 +84,14 @@ def best_verified_interval(
 
     def slowdown(interval_s: float) -> float:
         spent_s = verified_segment_s(
-            interval_s, verify_s, cost_s, silent_mtbf_s,
-            mtbf_s=mtbf_s, restart_s=restart_s, down_s=down_s,
-        )  # fmt: skip
+            interval_s,
+            verify_s,
+            cost_s,
+            silent_mtbf_s,
+            mtbf_s=mtbf_s,
+            restart_s=restart_s,
+            down_s=down_s,
+        )
         return spent_s / interval_s
 
     return find_minimum(slowdown, min(guess_s, mean_s) * 1e-3, max(guess_s, mean_s) * 10)

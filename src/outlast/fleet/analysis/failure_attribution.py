@@ -269,8 +269,9 @@ def worst_nodes(found: AttributedFailures) -> pl.LazyFrame:
 
     Each with the nodes of its worst findings that can have ended it, or with none.
     """
-    rank = pl.col("severity").replace_strict(dict(zip(CAUSES, range(len(CAUSES)), strict=True)),
-                                             default=None, return_dtype=pl.Int64)  # fmt: skip
+    rank = pl.col("severity").replace_strict(
+        dict(zip(CAUSES, range(len(CAUSES)), strict=True)), default=None, return_dtype=pl.Int64
+    )
     worst = (
         found.causes.lazy()
         .with_columns(how=rank)

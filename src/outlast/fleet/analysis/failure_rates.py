@@ -124,9 +124,14 @@ def rates_of_new_checks(
         .iter_rows()
     ]
     schema = {
-        "check": pl.String, "symptom": pl.String, "day": pl.Int32, "before": pl.Float64,
-        "before_failures": pl.Int64, "after": pl.Float64, "after_failures": pl.Int64,
-    }  # fmt: skip
+        "check": pl.String,
+        "symptom": pl.String,
+        "day": pl.Int32,
+        "before": pl.Float64,
+        "before_failures": pl.Int64,
+        "after": pl.Float64,
+        "after_failures": pl.Int64,
+    }
     return pl.DataFrame(rows, schema=schema).with_columns(pl.col("day").cast(pl.Date))
 
 

@@ -148,14 +148,20 @@ def _durations(tables: Tables) -> dict[str, MeasuredValue]:
         each = zip(ours["length_ns"].to_list(), ours["many"].to_list(), strict=True)
         mean = mean_of([ns / 1e9 for ns, many in each for _ in range(min(many, MANY_MOST))])
         found[what] = MeasuredValue(
-            value=mean.mean_s, low=mean.low_s, high=mean.high_s, count=int(ours["many"].sum()),
+            value=mean.mean_s,
+            low=mean.low_s,
+            high=mean.high_s,
+            count=int(ours["many"].sum()),
             said=DESCRIPTIONS[what],
-        )  # fmt: skip
+        )
     if "pause" in found:
         found["window"] = MeasuredValue(
-            value=0.0, low=None, high=None, count=found["pause"].count,
+            value=0.0,
+            low=None,
+            high=None,
+            count=found["pause"].count,
             said="a replica is whole again when its state has moved, which the pause contains",
-        )  # fmt: skip
+        )
     return found
 
 
@@ -205,9 +211,13 @@ def _rate(
 
 
 def _measured(
-    basis: str, failures: int, node_days: float, gpu_days: float, dispersion: float | None,
+    basis: str,
+    failures: int,
+    node_days: float,
+    gpu_days: float,
+    dispersion: float | None,
     weight: float,
-) -> FittedRate:  # fmt: skip
+) -> FittedRate:
     """Return the rate; without a failure that of half a failure, which is below the upper end."""
     gpu_s, (low, high) = gpu_days * DAY_S, jeffreys(failures)
     return FittedRate(
@@ -275,9 +285,12 @@ def _shares(
         return {}
     shares = {
         "transient": (transient, "share of failures after which no blamed node was away"),
-        "fatal": (fatal, "share of failures that took half of the job's nodes or more, or that"
-                  " only storage was left after"),
-    }  # fmt: skip
+        "fatal": (
+            fatal,
+            "share of failures that took half of the job's nodes or more, or that"
+            " only storage was left after",
+        ),
+    }
     return {
         key: MeasuredValue(**estimate_share(count, failures)._asdict(), count=count, said=text)
         for key, (count, text) in shares.items()
@@ -303,14 +316,20 @@ def _lemons(
     low, high = (end / expected for end in garwood(round(failed)))
     return {
         "lemons": MeasuredValue(
-            value=len(bad) / len(nodes), low=bounds.low, high=bounds.high, count=len(bad),
+            value=len(bad) / len(nodes),
+            low=bounds.low,
+            high=bounds.high,
+            count=len(bad),
             said="share of nodes that fail more often than chance explains",
         ),
         "lemon-factor": MeasuredValue(
-            value=min(failed / expected, FACTOR_MOST), low=low, high=high, count=round(failed),
+            value=min(failed / expected, FACTOR_MOST),
+            low=low,
+            high=high,
+            count=round(failed),
             said="how many times as often as the others; those found are the worst ones",
         ),
-    }  # fmt: skip
+    }
 
 
 def _queue(tables: Tables, found: AttributedFailures) -> dict[str, MeasuredValue]:

@@ -21,8 +21,13 @@ from outlast.theory.argument_checks import check_not_negative, check_positive
 BEFORE_S, AFTER_S = 300.0, 60.0
 START_COLUMNS = [*KEY, "qos", "priority", "start_ns", "t_ns", "gpus", "hosts"]
 BY = ["by_job", "by_attempt"]
-ORDER = {"shared": True, "apart_ns": False, "by_priority": True, "by_job": False,
-         "by_attempt": False}  # fmt: skip
+ORDER = {
+    "shared": True,
+    "apart_ns": False,
+    "by_priority": True,
+    "by_job": False,
+    "by_attempt": False,
+}
 
 
 def preemption_cascades(
@@ -79,9 +84,15 @@ def preemption_cascades(
 
 def _started(jobs: pl.LazyFrame, slot_ns: int) -> pl.LazyFrame:
     return jobs.select(
-        "cluster", "hosts", "start_ns", slot=pl.col("start_ns") // slot_ns, by_job="job",
-        by_attempt="attempt", by_qos="qos", by_priority="priority",
-    )  # fmt: skip
+        "cluster",
+        "hosts",
+        "start_ns",
+        slot=pl.col("start_ns") // slot_ns,
+        by_job="job",
+        by_attempt="attempt",
+        by_qos="qos",
+        by_priority="priority",
+    )
 
 
 def _ended(jobs: pl.LazyFrame, slot_ns: int, before_s: float, after_s: float) -> pl.LazyFrame:
@@ -90,13 +101,16 @@ def _ended(jobs: pl.LazyFrame, slot_ns: int, before_s: float, after_s: float) ->
     first = (at - round(after_s * SECOND_NS)) // slot_ns
     last = (at + round(before_s * SECOND_NS)) // slot_ns
     runtime_s = ((at - pl.col("start_ns")) / SECOND_NS).clip(lower_bound=0)
-    return (
-        jobs.select(
-            *KEY, "hosts", "gpus", "t_ns", "qos", "priority", runtime_s=runtime_s,
-            slot=pl.concat_list(first, last).list.unique(),
-        )
-        .explode("slot", empty_as_null=False)
-    )  # fmt: skip
+    return jobs.select(
+        *KEY,
+        "hosts",
+        "gpus",
+        "t_ns",
+        "qos",
+        "priority",
+        runtime_s=runtime_s,
+        slot=pl.concat_list(first, last).list.unique(),
+    ).explode("slot", empty_as_null=False)
 
 
 def _pairs(
@@ -174,10 +188,17 @@ def lost_goodput(
     check_positive("interval_s", interval_s)
     first = (
         tables.jobs.join(infra.select(KEY).unique(), on=KEY, how="semi")
-        .select(*KEY, "gpus", "t_ns", runtime_s=_runtime_s(), by_job=pl.lit(None, pl.String),
-                by_attempt=pl.lit(None, pl.Int64), order=pl.lit(FIRST, pl.Int64))
+        .select(
+            *KEY,
+            "gpus",
+            "t_ns",
+            runtime_s=_runtime_s(),
+            by_job=pl.lit(None, pl.String),
+            by_attempt=pl.lit(None, pl.Int64),
+            order=pl.lit(FIRST, pl.Int64),
+        )
         .collect()
-    )  # fmt: skip
+    )
     again = restarted_attempts(tables, infra).collect()
     if preempted is None:
         preempted = preemption_cascades(

@@ -23,19 +23,40 @@ NODE = ["cluster", "node"]
 UNKNOWN = "not known"
 # The part that a symptom suggests, in the terms of Table II.
 PARTS: dict[Symptom, str] = {
-    "gpu-memory": "gpu", "gpu-unavailable": "gpu", "nvlink": "gpu", "pcie": "pcie",
-    "ib-link": "nic or optics", "ethlink": "nic", "main-memory": "dimm", "cpu": "cpu",
-    "thermal": "cooling", "disk": "disk", "clock": "bios",
-}  # fmt: skip
+    "gpu-memory": "gpu",
+    "gpu-unavailable": "gpu",
+    "nvlink": "gpu",
+    "pcie": "pcie",
+    "ib-link": "nic or optics",
+    "ethlink": "nic",
+    "main-memory": "dimm",
+    "cpu": "cpu",
+    "thermal": "cooling",
+    "disk": "disk",
+    "clock": "bios",
+}
 # Table II of the paper: which part the lemons of RSC-1 and RSC-2 had.
 TABLE_II = {
-    "optics": 0.026, "cpu": 0.026, "psu": 0.051, "nic": 0.077, "eud": 0.103, "pcie": 0.154,
-    "dimm": 0.205, "gpu": 0.282, "bios": 0.077,
-}  # fmt: skip
+    "optics": 0.026,
+    "cpu": 0.026,
+    "psu": 0.051,
+    "nic": 0.077,
+    "eud": 0.103,
+    "pcie": 0.154,
+    "dimm": 0.205,
+    "gpu": 0.282,
+    "bios": 0.077,
+}
 SCHEMA = {
-    "cluster": pl.String, "node": pl.String, "symptom": pl.String, "code": pl.String,
-    "device": pl.String, "part": pl.String, "exchanged": pl.Boolean, "why": pl.String,
-}  # fmt: skip
+    "cluster": pl.String,
+    "node": pl.String,
+    "symptom": pl.String,
+    "code": pl.String,
+    "device": pl.String,
+    "part": pl.String,
+    "exchanged": pl.Boolean,
+    "why": pl.String,
+}
 
 
 def lemon_evidence(tables: Tables, found: AttributedFailures, nodes: pl.DataFrame) -> pl.DataFrame:
@@ -56,12 +77,16 @@ def lemon_evidence(tables: Tables, found: AttributedFailures, nodes: pl.DataFram
     findings = tables.findings.filter(ours, inside).join(wanted, on=NODE, how="semi").collect()
     repairs = tables.repairs.filter(inside).join(wanted, on=NODE, how="semi").collect()
     rows = [
-        _row(cluster, node, *(
-            frame.filter(pl.col("cluster") == cluster, pl.col("node") == node)
-            for frame in (causes, findings, repairs)
-        ))
+        _row(
+            cluster,
+            node,
+            *(
+                frame.filter(pl.col("cluster") == cluster, pl.col("node") == node)
+                for frame in (causes, findings, repairs)
+            ),
+        )
         for cluster, node in nodes.select(NODE).iter_rows()
-    ]  # fmt: skip
+    ]
     return pl.DataFrame(rows, schema=SCHEMA, orient="row")
 
 
@@ -100,8 +125,10 @@ def _row(
     part, exchanged = _part(repairs, symptom)
     facts = [
         f"{symptom}{f' ({code})' if code else ''} at {many} of {plural(failures, 'failure')} with"
-        " a cause" if many else "nothing was found at its failures",
-    ]  # fmt: skip
+        " a cause"
+        if many
+        else "nothing was found at its failures"
+    ]
     if not many and symptom:
         facts.append(f"{symptom}{f' ({code})' if code else ''} found at other times")
     if device:

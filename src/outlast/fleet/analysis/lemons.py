@@ -27,9 +27,14 @@ from outlast.theory import special_functions
 from outlast.theory.argument_checks import check_not_negative, check_positive
 
 SIGNALS = (
-    "excl_jobid_count", "xid_cnt", "tickets", "out_count", "multi_node_nodefails",
-    "single_node_nodefails", "single_node_nodefailure_rate",
-)  # fmt: skip
+    "excl_jobid_count",
+    "xid_cnt",
+    "tickets",
+    "out_count",
+    "multi_node_nodefails",
+    "single_node_nodefails",
+    "single_node_nodefailure_rate",
+)
 
 
 def node_signals(
@@ -74,9 +79,14 @@ def node_signals(
         found = found.join(part, on=NODE, how="full", coalesce=True)
     kinds = window.nodes.sort("t_ns").group_by(NODE).agg(pl.col("kind").last())
     counts = pl.col(
-        "excl_jobid_count", "xid_cnt", "tickets", "out_count", "multi_node_nodefails",
-        "single_node_nodefails", "node_days",
-    )  # fmt: skip
+        "excl_jobid_count",
+        "xid_cnt",
+        "tickets",
+        "out_count",
+        "multi_node_nodefails",
+        "single_node_nodefails",
+        "node_days",
+    )
     rate = pl.when(pl.col("alone") > 0).then(pl.col("single_node_nodefails") / pl.col("alone"))
     return (
         found.join(kinds, on=NODE, how="left")
@@ -333,9 +343,23 @@ def _selected(found: pl.DataFrame, fdr: float, times_min: float, *, longer: bool
     return found.sort(
         ["lemon", "p", "times", *NODE], descending=[True, False, True, False, False]
     ).select(
-        *NODE, "kind", "lemon", "earlier", "p", "q", "failures", "expected", "times", "node_days",
-        "past_failures", "past_expected", "past_times", "past_node_days", "last_ns", *SIGNALS,
-    )  # fmt: skip
+        *NODE,
+        "kind",
+        "lemon",
+        "earlier",
+        "p",
+        "q",
+        "failures",
+        "expected",
+        "times",
+        "node_days",
+        "past_failures",
+        "past_expected",
+        "past_times",
+        "past_node_days",
+        "last_ns",
+        *SIGNALS,
+    )
 
 
 def _expected(found: pl.DataFrame, prefix: str) -> pl.DataFrame:

@@ -289,15 +289,21 @@ def counterfactual_ettr(
         for change, one in settings.items():
             mtbf_s = _mtbf_s(nodes, one.node_rate_per_s)
             at = theory.exact(
-                one.interval_s, mtbf_s,
-                init_s=one.init_s, queue_s=wait_s * one.queue_factor, cost_s=cost_s,
-            )  # fmt: skip
+                one.interval_s,
+                mtbf_s,
+                init_s=one.init_s,
+                queue_s=wait_s * one.queue_factor,
+                cost_s=cost_s,
+            )
             before = at if before is None else before
             rows.append((bucket, change, at, at - before, mtbf_s))
     schema = {
-        "bucket": pl.Int64, "change": pl.String, "ettr": pl.Float64, "gained": pl.Float64,
+        "bucket": pl.Int64,
+        "change": pl.String,
+        "ettr": pl.Float64,
+        "gained": pl.Float64,
         "mtbf_s": pl.Float64,
-    }  # fmt: skip
+    }
     return pl.DataFrame(rows, schema=schema, orient="row")
 
 

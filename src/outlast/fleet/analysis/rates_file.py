@@ -24,6 +24,12 @@ FORMAT, VERSION = "outlast-rates", 1
 Value = str | int | float
 
 
+COMMENT = (
+    "# Measured by `outlast fleet fit`; `outlast plan ... --rates FILE` takes [failures] and",
+    "# [scenario], and what is said to it goes before them. The rest is for people.",
+)
+
+
 class RatesSource(NamedTuple):
     """Origin of the figures.
 
@@ -37,25 +43,16 @@ class RatesSource(NamedTuple):
 def format_rates(found: FittedRates, source: RatesSource) -> str:
     """Return the whole file."""
     span = f"{format_time(found.since_ns)} to {format_time(found.until_ns)}"
-    return "\n".join([
-        "# Measured by `outlast fleet fit`; `outlast plan ... --rates FILE` takes [failures] and",
-        "# [scenario], and what is said to it goes before them. The rest is for people.",
-        *_lines({"format": FORMAT, "version": VERSION, "name": Path(source.lake).name or "here"}),
-        *_table("failures", _failures(found, span)),
-        *_table("scenario", found.scenario),
-        *(
-            line
-            for key, one in found.measured.items()
-            for line in _table(
-                f"measured.{key}",
-                {"value": one.value, "low": one.low, "high": one.high, "count": one.count,
-                 "said": one.said},
-            )
-        ),
-        *_table("causes", {one.cause: round(one.share, 6) for one in found.causes}),
-        *_table("provenance", _provenance(found, source, span)),
-        "",
-    ])  # fmt: skip
+    name = Path(source.lake).name or "here"
+    lines = [*COMMENT, *_lines({"format": FORMAT, "version": VERSION, "name": name})]
+    lines += _table("failures", _failures(found, span))
+    lines += _table("scenario", found.scenario)
+    for key, one in found.measured.items():
+        values = {"value": one.value, "low": one.low, "high": one.high, "count": one.count}
+        lines += _table(f"measured.{key}", {**values, "said": one.said})
+    lines += _table("causes", {one.cause: round(one.share, 6) for one in found.causes})
+    lines += _table("provenance", _provenance(found, source, span))
+    return "\n".join([*lines, ""])
 
 
 def _failures(found: FittedRates, span: str) -> dict[str, Value | None]:

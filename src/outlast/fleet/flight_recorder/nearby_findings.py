@@ -141,12 +141,18 @@ def findings_of_ranks(
     found.sort(key=lambda pair: _order(pair[0], t_ns))
     return [
         RankFinding(
-            ranks=tuple(there), node=one.node, before_s=(t_ns - one.t_ns) / 1e9, check=one.check,
-            symptom=one.symptom, severity=one.severity, code=one.code, device=one.device,
+            ranks=tuple(there),
+            node=one.node,
+            before_s=(t_ns - one.t_ns) / 1e9,
+            check=one.check,
+            symptom=one.symptom,
+            severity=one.severity,
+            code=one.code,
+            device=one.device,
             detail=one.detail,
         )
         for one, there in found
-    ]  # fmt: skip
+    ]
 
 
 def _of(findings: pl.DataFrame, host: str) -> Iterator[Finding]:

@@ -31,9 +31,7 @@ Progress = Literal[
     "left",  # completed
 ]
 UNDER_WAY: tuple[Progress, ...] = ("queued", "running", "inside")
-_FOLLOWED: dict[str, Progress] = {
-    "scheduled": "queued", "started": "running", "completed": "left",
-}  # fmt: skip
+_FOLLOWED: dict[str, Progress] = {"scheduled": "queued", "started": "running", "completed": "left"}
 _UNFOLLOWED = {"gloo", "mpi", "ucc"}
 _ENDS = {"coalesced", "ALLGATHER_coalesced", "REDUCE_SCATTER_coalesced"}  # of a batch
 BATCHED = " + "

@@ -26,9 +26,15 @@ DEPTH_MAX = 32
 MAJOR = "2"  # of the recorder's version: 2.0 came with torch 2.4, 2.10 is torch 2.13's
 _PICKLE = b"\x80"
 _ALIKE = (
-    "profiling_name", "state", "process_group", "input_sizes", "output_sizes", "input_dtypes",
-    "output_dtypes", "frames",
-)  # fmt: skip
+    "profiling_name",
+    "state",
+    "process_group",
+    "input_sizes",
+    "output_sizes",
+    "input_dtypes",
+    "output_dtypes",
+    "frames",
+)
 
 WholeNumber = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 # Bounded: a pickle can repeat one value a million times.

@@ -140,11 +140,18 @@ class _Site(NamedTuple):
     ) -> Stall:
         waits = [self.ops[rank] for rank in waiting if rank in self.ops]
         return Stall(
-            kind=kind, group=self.group.called, members=self.group.members, op=self.kind,
-            seq=self.seq, ranks=tuple(sorted(ranks)), waiting=tuple(sorted(waiting)),
-            since_ns=min((op.t_ns for op in waits), default=None), confidence=confidence,
-            said=detail, where=next((op.where for op in waits if op.where), ""),
-        )  # fmt: skip
+            kind=kind,
+            group=self.group.called,
+            members=self.group.members,
+            op=self.kind,
+            seq=self.seq,
+            ranks=tuple(sorted(ranks)),
+            waiting=tuple(sorted(waiting)),
+            since_ns=min((op.t_ns for op in waits), default=None),
+            confidence=confidence,
+            said=detail,
+            where=next((op.where for op in waits if op.where), ""),
+        )
 
 
 def find_collective_stall(group: RecordedGroup) -> Stall | None:
@@ -335,6 +342,14 @@ def _pair_stall(
 ) -> Stall:
     return Stall(
         kind=kind,
-        group=group.called, members=group.members, op=op.kind, seq=op.seq, ranks=ranks,
-        waiting=waiting, since_ns=op.t_ns, confidence="likely", said=detail, where=op.where,
-    )  # fmt: skip
+        group=group.called,
+        members=group.members,
+        op=op.kind,
+        seq=op.seq,
+        ranks=ranks,
+        waiting=waiting,
+        since_ns=op.t_ns,
+        confidence="likely",
+        said=detail,
+        where=op.where,
+    )

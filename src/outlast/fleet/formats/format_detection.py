@@ -32,9 +32,19 @@ from outlast.node_logs import dcgm, xid_policy
 from outlast.node_logs.log_envelopes import has_known_time
 
 Format = Literal[
-    "sacct", "sacct-json", "events", "jobs", "faults", "kernel", "dcgm", "nvidia-smi", "ipmi",
-    "check", "run", "slurm-events",
-]  # fmt: skip
+    "sacct",
+    "sacct-json",
+    "events",
+    "jobs",
+    "faults",
+    "kernel",
+    "dcgm",
+    "nvidia-smi",
+    "ipmi",
+    "check",
+    "run",
+    "slurm-events",
+]
 FORMATS: tuple[Format, ...] = get_args(Format)
 HEAD_BYTES = 1 << 16
 _SMI = re.compile(r"[^\n]*\b(uuid|pci\.bus_id|temperature\.gpu|utilization\.gpu|ecc\.)[^\n]*,")
@@ -145,17 +155,20 @@ def _faults(path: Path, options: LogOptions) -> LogReading:
             " --epoch 2024-03-30"
         )
     for flag, many, most in (
-        ("--nodes", options.nodes, HOSTS_MAX), ("--gpus-per-node", options.gpus_per_node, 1024)
-    ):  # fmt: skip
+        ("--nodes", options.nodes, HOSTS_MAX),
+        ("--gpus-per-node", options.gpus_per_node, 1024),
+    ):
         if many is not None and not 1 <= many <= most:
             raise UsageError(f"{flag} {many}: from 1 to {most:,}")
     return outage_logs.read_fault_trace(
         path,
         outage_logs.TracedCluster(
-            epoch_ns=_moment("--epoch", options.epoch, options), name=options.cluster,
-            nodes=options.nodes, gpus_per_node=options.gpus_per_node or 0,
+            epoch_ns=_moment("--epoch", options.epoch, options),
+            name=options.cluster,
+            nodes=options.nodes,
+            gpus_per_node=options.gpus_per_node or 0,
         ),
-    )  # fmt: skip
+    )
 
 
 def _moment(flag: str, text: str, options: LogOptions) -> int:
@@ -213,11 +226,13 @@ def _sacct(path: Path, settings: LogOptions) -> LogReading:
     except UnicodeError as error:
         raise UsageError(f"--delimiter {settings.delimiter}: {error}; nothing was read") from error
     options = sacct.SacctOptions(
-        zone=settings.zone_info.key, zone_said=bool(settings.zone), cluster=settings.cluster,
+        zone=settings.zone_info.key,
+        zone_said=bool(settings.zone),
+        cluster=settings.cluster,
         delimiter=delimiter,
         columns=tuple(filter(None, settings.columns.split(","))),
         taken_ns=_moment("--at", settings.at, settings) if settings.at else None,
-    )  # fmt: skip
+    )
     return sacct.read_sacct(path, options)
 
 

@@ -86,30 +86,51 @@ def read_kernel_log(path: Path, context: HardwareLogContext) -> LogReading:
 
 def read_event_log(path: Path, context: HardwareLogContext) -> LogReading:
     """Read `ipmitool sel list`, line by line."""
-    return _log_lines(path, "ipmi", lambda lines: ipmi_events.findings(
-        lines, cluster=context.cluster, node=context.node, zone=context.zone
-    ), naive=None if context.zone_said else ipmi_events.lacks_zone)  # fmt: skip
+    return _log_lines(
+        path,
+        "ipmi",
+        lambda lines: ipmi_events.findings(
+            lines, cluster=context.cluster, node=context.node, zone=context.zone
+        ),
+        naive=None if context.zone_said else ipmi_events.lacks_zone,
+    )
 
 
 def read_dcgm(path: Path, context: HardwareLogContext) -> LogReading:
     """Read the answer of one `dcgmi diag -j`."""
-    return _whole_text(path, "dcgm", lambda text: dcgm.findings(
-        text, cluster=context.cluster, node=context.node, t_ns=context.taken_ns
-    ))  # fmt: skip
+    return _whole_text(
+        path,
+        "dcgm",
+        lambda text: dcgm.findings(
+            text, cluster=context.cluster, node=context.node, t_ns=context.taken_ns
+        ),
+    )
 
 
 def read_nvidia_smi(path: Path, context: HardwareLogContext) -> LogReading:
     """Read the answer of one `nvidia-smi`, as CSV or XML."""
-    return _whole_text(path, "nvidia-smi", lambda text: nvidia_smi.findings(
-        text, cluster=context.cluster, node=context.node, t_ns=context.taken_ns, zone=context.zone
-    ))  # fmt: skip
+    return _whole_text(
+        path,
+        "nvidia-smi",
+        lambda text: nvidia_smi.findings(
+            text,
+            cluster=context.cluster,
+            node=context.node,
+            t_ns=context.taken_ns,
+            zone=context.zone,
+        ),
+    )
 
 
 def _log_lines(
-    path: Path, format_: str, read: Callable[[Iterable[str]], Iterator[Reading]], *,
-    naive: Callable[[str], bool] | None = None, known: Callable[[str], bool] | None = None,
+    path: Path,
+    format_: str,
+    read: Callable[[Iterable[str]], Iterator[Reading]],
+    *,
+    naive: Callable[[str], bool] | None = None,
+    known: Callable[[str], bool] | None = None,
     odd: Counter[str] | None = None,
-) -> LogReading:  # fmt: skip
+) -> LogReading:
     """Read a log of which every line is a row; ordinary lines are skipped.
 
     `naive`: whether a line has a time without a zone; noted if one of the first lines has. `known`:
@@ -250,9 +271,14 @@ def _whole_report(text: bytes) -> bool:
 
 
 def _report(
-    source: str, line: int, text: str, cluster: str, totals: ReadTotals,
-    found: list[Finding], rejects: list[Reject],
-) -> None:  # fmt: skip
+    source: str,
+    line: int,
+    text: str,
+    cluster: str,
+    totals: ReadTotals,
+    found: list[Finding],
+    rejects: list[Reject],
+) -> None:
     try:
         report = msgspec.json.decode(text.encode("utf-8", "replace"), type=CheckReport)
     except (ValueError, RecursionError):

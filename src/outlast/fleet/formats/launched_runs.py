@@ -44,8 +44,11 @@ from outlast.telemetry.time_accounting import LauncherTerm, split_terms
 
 CHECK = "outlast run"
 _STATES: dict[str, JobState] = {
-    "done": "COMPLETED", "user_error": "FAILED", "gave_up": "FAILED", "interrupted": "CANCELLED",
-}  # fmt: skip
+    "done": "COMPLETED",
+    "user_error": "FAILED",
+    "gave_up": "FAILED",
+    "interrupted": "CANCELLED",
+}
 # Symptoms by the text of a fault; the first match counts.
 _WORDS: tuple[tuple[str, Symptom], ...] = (
     (r"out of memory|oom", "oom"),
@@ -102,14 +105,29 @@ def _job(term: LauncherTerm, number: int, cluster: str, going_on: bool) -> JobEn
     cause = ended.cause if ended and ended.cause else None
     where = sorted(_hosts(term.events).values())
     return JobEnded(
-        t_ns=term.end_ns, cluster=cluster, job=begun.run, attempt=number,
-        name=PurePosixPath(begun.script).name, user="", account="", partition="", qos="",
+        t_ns=term.end_ns,
+        cluster=cluster,
+        job=begun.run,
+        attempt=number,
+        name=PurePosixPath(begun.script).name,
+        user="",
+        account="",
+        partition="",
+        qos="",
         state="RUNNING" if going_on else _state(ended, cause),
-        exit_code=ended.exit_code if ended else 0, signal=cause.signal if cause else 0,
-        submit_ns=begun.t_ns, eligible_ns=begun.t_ns, start_ns=begun.t_ns, nodes=len(set(where)),
-        gpus=begun.world, hosts=host_lists.compress(where), excluded="",
-        failed_node=cause.host if cause else "", priority=0, restarts=number,
-    )  # fmt: skip
+        exit_code=ended.exit_code if ended else 0,
+        signal=cause.signal if cause else 0,
+        submit_ns=begun.t_ns,
+        eligible_ns=begun.t_ns,
+        start_ns=begun.t_ns,
+        nodes=len(set(where)),
+        gpus=begun.world,
+        hosts=host_lists.compress(where),
+        excluded="",
+        failed_node=cause.host if cause else "",
+        priority=0,
+        restarts=number,
+    )
 
 
 def _interruptions(
@@ -121,11 +139,17 @@ def _interruptions(
         hosts_of = _hosts(terms[attempt].events)
         cause = incident.cause
         yield Interruption(
-            t_ns=incident.t_ns, cluster=cluster, job=terms[attempt].started.run, attempt=attempt,
-            node=cause.host or hosts_of.get(cause.worker, ""), cause=cause.kind,
-            rung=incident.rung, gpus=terms[attempt].started.world,
-            took_node=int(is_host_lost(incident)), length_ns=round(incident.total_ms * 1e6),
-        )  # fmt: skip
+            t_ns=incident.t_ns,
+            cluster=cluster,
+            job=terms[attempt].started.run,
+            attempt=attempt,
+            node=cause.host or hosts_of.get(cause.worker, ""),
+            cause=cause.kind,
+            rung=incident.rung,
+            gpus=terms[attempt].started.world,
+            took_node=int(is_host_lost(incident)),
+            length_ns=round(incident.total_ms * 1e6),
+        )
 
 
 def _costs(
@@ -137,9 +161,14 @@ def _costs(
         for group in groups:
             mean_s = sum(group) / len(group)
             yield Cost(
-                t_ns=terms[0].started.t_ns, cluster=cluster, job=terms[0].started.run,
-                attempt=0, what=what, length_ns=round(mean_s * 1e9), many=len(group),
-            )  # fmt: skip
+                t_ns=terms[0].started.t_ns,
+                cluster=cluster,
+                job=terms[0].started.run,
+                attempt=0,
+                what=what,
+                length_ns=round(mean_s * 1e9),
+                many=len(group),
+            )
 
 
 def _attempt(terms: Sequence[LauncherTerm], t_ns: int) -> int:
@@ -176,23 +205,33 @@ def _findings(term: LauncherTerm, cluster: str) -> list[Finding]:
         known.add(key)
         found.append(
             Finding(
-                t_ns=fault.t_ns or event.t_ns, cluster=cluster,
-                node=fault.host or where.get(fault.worker, ""), check=CHECK,
-                symptom=_symptom(fault), severity="now", code=fault.kind,
-                device=f"rank {fault.seat}" if fault.seat >= 0 else "", detail=fault.detail,
+                t_ns=fault.t_ns or event.t_ns,
+                cluster=cluster,
+                node=fault.host or where.get(fault.worker, ""),
+                check=CHECK,
+                symptom=_symptom(fault),
+                severity="now",
+                code=fault.kind,
+                device=f"rank {fault.seat}" if fault.seat >= 0 else "",
+                detail=fault.detail,
             )
-        )  # fmt: skip
+        )
     return found
 
 
 def _warned(event: Warned, cluster: str) -> Finding:
     symptom, severity = event.symptom, event.severity
     return Finding(
-        t_ns=event.t_ns, cluster=cluster, node=event.host, check=event.check,
+        t_ns=event.t_ns,
+        cluster=cluster,
+        node=event.host,
+        check=event.check,
         symptom=symptom if symptom in SYMPTOMS else "other",
         severity=severity if severity in SEVERITIES else "unknown",
-        code=event.code, device=event.device, detail=event.detail,
-    )  # fmt: skip
+        code=event.code,
+        device=event.device,
+        detail=event.detail,
+    )
 
 
 def _symptom(fault: Fault) -> Symptom:

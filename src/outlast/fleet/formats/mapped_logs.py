@@ -176,10 +176,12 @@ def _part(
         found = work.whole_jobs(found)
     if some.lines and work.frame.width:
         work.mark_odd(NO_UTF8, _garbled(work.frame))
-    records = pl.DataFrame({
-        field: found.get(field, pl.zeros(len(some.lines), pl.Int64, eager=True))
-        for field in mapping.kind.__struct_fields__
-    })  # fmt: skip
+    records = pl.DataFrame(
+        {
+            field: found.get(field, pl.zeros(len(some.lines), pl.Int64, eager=True))
+            for field in mapping.kind.__struct_fields__
+        }
+    )
     reasons = work.reasons()
     if work.twice:
         totals.odd[TWICE] += work.twice
@@ -317,9 +319,12 @@ class _Work:
         unset = NEVER if times.epoch is None else host_lists.NOBODY
         texts = texts.set(texts.is_in(unset), "")
         found = parse_timestamps(
-            texts, times.zone or self._given.zone or "UTC", times.format, epoch_ns=self._epoch_ns,
+            texts,
+            times.zone or self._given.zone or "UTC",
+            times.format,
+            epoch_ns=self._epoch_ns,
             earliest_ns=self._earliest_ns,
-        )  # fmt: skip
+        )
         self.twice += found.twice
         self.naive += found.naive
         first = lake.format_time(self._earliest_ns)[:4]

@@ -178,14 +178,25 @@ def _fault(
     severity: Severity = "drain" if _PLANNED.search(kind.klass) else "now"
     return (
         Finding(
-            t_ns=from_ns, cluster=cluster.name, node=node, check=CHECK, symptom=symptom,
-            severity=severity, code="", device="", detail=detail,
-        ),
-        Outage(
-            t_ns=from_ns, cluster=cluster.name, node=node, until_ns=until_ns, symptom=symptom,
+            t_ns=from_ns,
+            cluster=cluster.name,
+            node=node,
+            check=CHECK,
+            symptom=symptom,
+            severity=severity,
+            code="",
+            device="",
             detail=detail,
         ),
-    )  # fmt: skip
+        Outage(
+            t_ns=from_ns,
+            cluster=cluster.name,
+            node=node,
+            until_ns=until_ns,
+            symptom=symptom,
+            detail=detail,
+        ),
+    )
 
 
 def _nodes_seen(path: Path, cluster: TracedCluster, nodes: list[str]) -> list[NodeSeen]:
@@ -197,16 +208,26 @@ def _nodes_seen(path: Path, cluster: TracedCluster, nodes: list[str]) -> list[No
     names = [*nodes, *(f"unnamed-{number:05d}" for number in range(1, unnamed + 1))]
     return [
         NodeSeen(
-            t_ns=cluster.epoch_ns, cluster=cluster.name, node=name, kind="",
-            gpus=cluster.gpus_per_node, rack="", pod="",
+            t_ns=cluster.epoch_ns,
+            cluster=cluster.name,
+            node=name,
+            kind="",
+            gpus=cluster.gpus_per_node,
+            rack="",
+            pod="",
         )
         for name in names
-    ]  # fmt: skip
+    ]
 
 
 NEEDED = ("nodename", "timestart", "timeend")
-COLUMNS = {"time": "timestart", "until": "timeend", "node": "nodename", "cluster": "cluster",
-           "detail": "reason"}  # fmt: skip
+COLUMNS = {
+    "time": "timestart",
+    "until": "timeend",
+    "node": "nodename",
+    "cluster": "cluster",
+    "detail": "reason",
+}
 OF_CLUSTER = "event of the whole cluster"
 
 

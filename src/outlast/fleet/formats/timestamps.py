@@ -82,9 +82,14 @@ def _guessed(frame: pl.DataFrame) -> pl.DataFrame:
     text = pl.col("text")
     length = text.str.extract(r"^(\d+)", 1).str.len_chars()
     number = (
-        pl.when(length <= 11).then(_number(text, 9)).when(length <= 14).then(_number(text, 6))
-        .when(length <= 17).then(_number(text, 3)).otherwise(_number(text, 0))
-    )  # fmt: skip
+        pl.when(length <= 11)
+        .then(_number(text, 9))
+        .when(length <= 14)
+        .then(_number(text, 6))
+        .when(length <= 17)
+        .then(_number(text, 3))
+        .otherwise(_number(text, 0))
+    )
     plain = text.str.replace(_OFFSET, "$1").str.replace(r"^(\S+) +", "${1}T").str.replace(",", ".")
     local = pl.coalesce(
         plain.str.to_datetime(shape, strict=False, time_unit="us") for shape in _SHAPES

@@ -76,8 +76,9 @@ def counterfactual_section(
     )
     wide = (
         found.pivot("change", index="bucket", values="ettr", maintain_order=True)
-        if len(found) else pl.DataFrame({"bucket": []}, schema={"bucket": pl.Int64})
-    )  # fmt: skip
+        if len(found)
+        else pl.DataFrame({"bucket": []}, schema={"bucket": pl.Int64})
+    )
     columns = [ReportColumn("bucket", "GPUs, up to", "count")]
     columns += [ReportColumn(name, name, "share") for name in wide.columns[1:]]
     description = (
@@ -105,7 +106,7 @@ def goodput_section(facts: ReportFacts) -> DrawnSection:
         ReportColumn("second_attempts", "preempted for them", "count"),
         ReportColumn("second_gpu_s", "GPU hours lost by these", "GPU hours"),
         ReportColumn("share", "share", "share"),
-    ]  # fmt: skip
+    ]
     description = (
         "Work that failures undid: half a checkpoint interval"
         f" ({goodput_loss.INTERVAL_S / 120:g} minutes), or the attempt if it was shorter, times its"

@@ -28,13 +28,14 @@ def outage_causes_section(facts: ReportFacts) -> DrawnSection:
     """Return the section of outages by symptom."""
     found = outages.outages_by_symptom(facts.tables)
     columns = [
-        ReportColumn("symptom", "symptom"), ReportColumn("outages", "outages", "count"),
+        ReportColumn("symptom", "symptom"),
+        ReportColumn("outages", "outages", "count"),
         ReportColumn("nodes", "on nodes", "count"),
         ReportColumn("per_1000_node_days", "in 1000 node-days", "rate"),
         ReportColumn("per_1000_node_days_low", "90 % from", "rate"),
         ReportColumn("per_1000_node_days_high", "to", "rate"),
         ReportColumn("median_h", "half are back after, h", "hours"),
-    ]  # fmt: skip
+    ]
     text = (
         "Of what nodes went away, as no job is known: outages that began, in 1000 days of a node"
         " being up. Intervals are those of independent outages (Gamma)."
@@ -221,12 +222,13 @@ def job_sizes_section(facts: ReportFacts) -> DrawnSection:
     """Return the section of job sizes (figure 6 of the paper)."""
     found = job_runs.jobs_by_size(facts.tables)
     columns = [
-        ReportColumn("gpus", "GPUs, up to", "count"), ReportColumn("jobs", "attempts", "count"),
+        ReportColumn("gpus", "GPUs, up to", "count"),
+        ReportColumn("jobs", "attempts", "count"),
         ReportColumn("jobs_share", "of attempts", "share"),
         ReportColumn("gpu_hours", "GPU hours", "GPU hours"),
         ReportColumn("gpu_hours_share", "of GPU hours", "share"),
         ReportColumn("gpu_hours_from", "of that so large or larger", "share"),
-    ]  # fmt: skip
+    ]
     text = "Attempts that started, by GPUs rounded up to a power of two."
     section = make_section("sizes", "How large jobs are", text, columns, found)
     return DrawnSection(section, partial(report_figures.draw_sizes, found) if len(found) else None)
@@ -327,12 +329,13 @@ def outages_section(facts: ReportFacts) -> DrawnSection:
         if back.mean_s is not None:
             notes.append(f"a node is away for {back.mean_s / 3600:.1f} hours on the average")
     columns = [
-        ReportColumn("part", "part"), ReportColumn("swaps", "exchanged", "count"),
+        ReportColumn("part", "part"),
+        ReportColumn("swaps", "exchanged", "count"),
         ReportColumn("nodes", "on nodes", "count"),
         ReportColumn("per_1000_node_days", "in 1000 node-days", "rate"),
         ReportColumn("per_1000_node_days_low", "90 % from", "rate"),
         ReportColumn("per_1000_node_days_high", "to", "rate"),
-    ]  # fmt: skip
+    ]
     text = "Times in which no job could have a node, and parts that were exchanged."
     return DrawnSection(
         make_section("repairs", "Nodes away, parts exchanged", text, columns, swapped, notes)

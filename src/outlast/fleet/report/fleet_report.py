@@ -40,9 +40,23 @@ SHORT_DAYS = 7
 UNCOVERED_SHARE = 0.1  # of a window at either end without a finding, from which on it is noted
 UNCOVERED_GAPS = 5  # and as many mean gaps between findings
 ORDER = (
-    "lemons", "parts", "goodput", "ettr", "whatif", "mttf", "survived", "causes", "codes",
-    "together", "rolling", "states", "sizes", "loops", "signals", "repairs",
-)  # fmt: skip
+    "lemons",
+    "parts",
+    "goodput",
+    "ettr",
+    "whatif",
+    "mttf",
+    "survived",
+    "causes",
+    "codes",
+    "together",
+    "rolling",
+    "states",
+    "sizes",
+    "loops",
+    "signals",
+    "repairs",
+)
 
 
 class FleetReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,14 +109,20 @@ def build_report(
     in_window = clip_tables(tables, tables.since_ns, tables.until_ns)
     records = {
         name: int(frame.select(pl.len()).collect().item())
-        for name, frame in in_window._asdict().items() if isinstance(frame, pl.LazyFrame)
-    }  # fmt: skip
+        for name, frame in in_window._asdict().items()
+        if isinstance(frame, pl.LazyFrame)
+    }
     report = FleetReport(
-        version=__version__, source=source, cluster=cluster, since_ns=tables.since_ns,
+        version=__version__,
+        source=source,
+        cluster=cluster,
+        since_ns=tables.since_ns,
         until_ns=tables.until_ns,
-        records=records, headlines=headlines(facts, drawn), sections=[one.section for one in drawn],
+        records=records,
+        headlines=headlines(facts, drawn),
+        sections=[one.section for one in drawn],
         notes=[*_sparse_data_notes(facts, records), *(notes or [])],
-    )  # fmt: skip
+    )
     return DrawnReport(report, drawn)
 
 
@@ -134,8 +154,9 @@ def _sections(facts: ReportFacts) -> Iterator[DrawnSection]:
 def _in_memory(tables: Tables) -> Tables:
     frames = {
         name: frame.collect().lazy()
-        for name, frame in tables._asdict().items() if isinstance(frame, pl.LazyFrame)
-    }  # fmt: skip
+        for name, frame in tables._asdict().items()
+        if isinstance(frame, pl.LazyFrame)
+    }
     return tables._replace(**frames)
 
 

@@ -81,10 +81,12 @@ def _parts(bad: pl.DataFrame) -> DrawnSection:
     """Return the section of suspected parts (Table II)."""
     found = suspected_parts(bad)
     columns = [
-        ReportColumn("part", "part"), ReportColumn("lemons", "bad nodes", "count"),
-        ReportColumn("share", "share", "share"), ReportColumn("exchanged", "exchanged in", "count"),
+        ReportColumn("part", "part"),
+        ReportColumn("lemons", "bad nodes", "count"),
+        ReportColumn("share", "share", "share"),
+        ReportColumn("exchanged", "exchanged in", "count"),
         ReportColumn("paper", "RSC-1 and RSC-2", "share"),
-    ]  # fmt: skip
+    ]
     description = (
         "The part that is the likely cause of each bad node: what was exchanged, else what a"
         " ticket names, else what the symptom of most of its failures suggests. Beside it Table II"
@@ -101,21 +103,29 @@ def _signals(ranking: pl.DataFrame) -> DrawnSection:
         values = ranking.select(pl.col(name).cast(pl.Float64).fill_null(0.0), "lemon")
         most = float(values[name].max() or 0.0)  # type: ignore[arg-type]
         bad = values.filter("lemon")[name]
-        rows.append((
-            name, int((values[name] > 0).sum()), values[name].quantile(0.9, "linear"), most,
-            int((bad > 0).sum()), bad.median(),
-        ))  # fmt: skip
+        rows.append(
+            (
+                name,
+                int((values[name] > 0).sum()),
+                values[name].quantile(0.9, "linear"),
+                most,
+                int((bad > 0).sum()),
+                bad.median(),
+            )
+        )
         if most > 0:
             steps.append(
                 values.group_by(value=name)
                 .agg(nodes=pl.len(), lemons=pl.col("lemon").sum().cast(pl.Int64))
                 .sort("value")
                 .select(
-                    pl.lit(name).alias("signal"), "value", "lemons",
+                    pl.lit(name).alias("signal"),
+                    "value",
+                    "lemons",
                     of_largest=pl.col("value") / most,
                     nodes_share=pl.col("nodes").cum_sum() / len(values),
                 )
-            )  # fmt: skip
+            )
     columns = [
         ReportColumn("signal", "signal"),
         ReportColumn("nodes", "nodes that have it", "count"),
@@ -124,10 +134,13 @@ def _signals(ranking: pl.DataFrame) -> DrawnSection:
         ReportColumn("lemons", "lemons that have it", "count"),
         ReportColumn("lemons_median", "median of lemons", "times"),
     ]
-    schema = dict(zip(
-        (one.key for one in columns),
-        (pl.String, pl.Int64, pl.Float64, pl.Float64, pl.Int64, pl.Float64), strict=True,
-    ))  # fmt: skip
+    schema = dict(
+        zip(
+            (one.key for one in columns),
+            (pl.String, pl.Int64, pl.Float64, pl.Float64, pl.Int64, pl.Float64),
+            strict=True,
+        )
+    )
     description = (
         "The paper's seven signals of a lemon, over all nodes, in the same days as the ranking: a"
         " signal that most lemons and few other nodes have tells them apart."

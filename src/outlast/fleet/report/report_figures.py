@@ -21,8 +21,13 @@ if TYPE_CHECKING:
 
 # Okabe and Ito's colours; infrastructure in vermilion throughout.
 BLUE, LIGHT, ORANGE, RED, GREEN, GREY = (
-    "#0072b2", "#56b4e9", "#e69f00", "#d55e00", "#009e73", "#999999",
-)  # fmt: skip
+    "#0072b2",
+    "#56b4e9",
+    "#e69f00",
+    "#d55e00",
+    "#009e73",
+    "#999999",
+)
 STATES = (BLUE, LIGHT, "#b3d4e8", GREEN, "#cccccc", GREY, "#f0e442", "#cc79a7", "#4d4d4d")
 LINES = ("-", "--", "-.", ":")
 LINE_COLOURS = (BLUE, ORANGE, GREEN, "#cc79a7", LIGHT)
@@ -39,9 +44,14 @@ def draw_states(found: pl.DataFrame, figure: Figure) -> None:
             colour = RED if hw else next(shades)
             label = "ended by infrastructure" if hw else state.lower().replace("_", " ")
             axes.barh(
-                row, width, left=offset, color=colour, edgecolor="white", linewidth=0.5,
+                row,
+                width,
+                left=offset,
+                color=colour,
+                edgecolor="white",
+                linewidth=0.5,
                 label=None if row else label,
-            )  # fmt: skip
+            )
             if width > 0.06:
                 text = f"{state.lower().replace('_', ' ')}\n{width:.0%}"
                 ink = "white" if colour in (BLUE, RED, GREEN) else "black"
@@ -85,9 +95,13 @@ def draw_rate_history(found: pl.DataFrame, new: pl.DataFrame, figure: Figure) ->
         line = found.filter(pl.col("cause") == name).sort("day")
         colour = "black" if name == ALL else LINE_COLOURS[(at - 1) % len(LINE_COLOURS)]
         axes.plot(
-            line["day"].to_list(), line["per_1000_node_days"].to_list(), label=name, color=colour,
-            linestyle=LINES[at % len(LINES)], linewidth=1.4 if name == ALL else 1.0,
-        )  # fmt: skip
+            line["day"].to_list(),
+            line["per_1000_node_days"].to_list(),
+            label=name,
+            color=colour,
+            linestyle=LINES[at % len(LINES)],
+            linewidth=1.4 if name == ALL else 1.0,
+        )
     for check, day in new.select("check", "day").iter_rows():
         axes.axvline(day, color=GREY, linewidth=0.8)
         axes.text(day, axes.get_ylim()[1], f" {check}", rotation=90, va="top", fontsize=6)
@@ -118,9 +132,13 @@ def draw_mttf(found: pl.DataFrame, rate: FailureRate, figure: Figure) -> None:
     none = found.filter(pl.col("failures") == 0, pl.col("low_h").is_not_null(), pl.col("gpus") > 0)
     if len(none):
         axes.plot(
-            none["gpus"].to_list(), none["low_h"].to_list(), "^", color=GREY, markersize=4,
+            none["gpus"].to_list(),
+            none["low_h"].to_list(),
+            "^",
+            color=GREY,
+            markersize=4,
             label="none failed: above this, with 95 %",
-        )  # fmt: skip
+        )
     line = found.filter(pl.col("projected_h").is_not_null(), pl.col("gpus") > 0).sort("gpus")
     if len(line):
         at = line["gpus"].to_list()
@@ -164,9 +182,15 @@ def draw_goodput(found: pl.DataFrame, figure: Figure) -> None:
     first, second = found["first_gpu_s"].to_list(), found["second_gpu_s"].to_list()
     axes.bar(places, first, color=RED, width=0.7, label="failed (first order)")
     axes.bar(
-        places, second, bottom=first, color=ORANGE, width=0.7, hatch="//", edgecolor="white",
+        places,
+        second,
+        bottom=first,
+        color=ORANGE,
+        width=0.7,
+        hatch="//",
+        edgecolor="white",
         label="preempted for these (second order)",
-    )  # fmt: skip
+    )
     axes.set_xticks(places, [f"{one:,}" for one in found["bucket"]])
     axes.set_xlabel("GPUs of who lost it, rounded up to a power of two")
     axes.set_ylabel("GPU hours lost")
@@ -223,8 +247,9 @@ def draw_signals(steps: pl.DataFrame, figure: Figure) -> None:
         x, y = line["of_largest"].to_list(), line["nodes_share"].to_list()
         axes.step(x, y, style, where="post", color=colour, linewidth=1, label=name)
         hit = line.filter(pl.col("lemons") > 0)
-        axes.plot(hit["of_largest"].to_list(), hit["nodes_share"].to_list(), "x", color=RED,
-                  markersize=4)  # fmt: skip
+        axes.plot(
+            hit["of_largest"].to_list(), hit["nodes_share"].to_list(), "x", color=RED, markersize=4
+        )
     axes.plot([], [], "x", color=RED, markersize=4, label="lemons")
     axes.set_xlabel("value of the signal, of its largest")
     axes.set_ylabel("nodes up to it")
@@ -233,9 +258,12 @@ def draw_signals(steps: pl.DataFrame, figure: Figure) -> None:
 
 
 def _pair(
-    axes: Axes, places: list[int], of: pl.DataFrame, columns: tuple[str, str],
+    axes: Axes,
+    places: list[int],
+    of: pl.DataFrame,
+    columns: tuple[str, str],
     names: tuple[str, str],
-) -> None:  # fmt: skip
+) -> None:
     for shift, column, name, colour in zip((-0.2, 0.2), columns, names, (LIGHT, BLUE), strict=True):
         at = [place + shift for place in places]
         axes.bar(at, of[column].to_list(), width=0.38, color=colour, label=name)

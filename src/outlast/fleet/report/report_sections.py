@@ -132,9 +132,13 @@ def headlines(facts: ReportFacts, sections: list[DrawnSection]) -> list[Headline
     """Return the headline figures of a report's sections."""
     rows = {one.section.key: one.section.rows for one in sections}
     return [
-        *_rate(facts.rate), *_outages(facts), *_ended(rows["states"]), *_ettr(rows["ettr"]),
-        *_lost(rows["goodput"]), *_lemons(rows["lemons"], facts),
-    ]  # fmt: skip
+        *_rate(facts.rate),
+        *_outages(facts),
+        *_ended(rows["states"]),
+        *_ettr(rows["ettr"]),
+        *_lost(rows["goodput"]),
+        *_lemons(rows["lemons"], facts),
+    ]
 
 
 def _rate(rate: failure_rates.FailureRate) -> Iterator[Headline]:
@@ -148,9 +152,14 @@ def _rate(rate: failure_rates.FailureRate) -> Iterator[Headline]:
     rests_on += f"{plural(rate.failures, 'failure')} of jobs above {rate.above_gpus:,} GPUs"
     description = "failures in 1000 node-days (r_f)"
     yield Headline(
-        key="r_f", figure=figure, said=description, rests_on=rests_on,
-        value=rate.per_1000_node_days, low=rate.low, high=rate.high,
-    )  # fmt: skip
+        key="r_f",
+        figure=figure,
+        said=description,
+        rests_on=rests_on,
+        value=rate.per_1000_node_days,
+        low=rate.low,
+        high=rate.high,
+    )
 
 
 def _outages(facts: ReportFacts) -> Iterator[Headline]:

@@ -98,10 +98,14 @@ def ingest(
     for part in parts:
         rows[part.kind] += part.rows
     return IngestSummary(
-        lake=str(lake), read=tuple(found), added=added, rows=dict(rows),
+        lake=str(lake),
+        read=tuple(found),
+        added=added,
+        rows=dict(rows),
         since_ns=min((part.first_ns for part in parts), default=None),
-        until_ns=max((part.last_ns for part in parts), default=None), odd=_twice(twice),
-    )  # fmt: skip
+        until_ns=max((part.last_ns for part in parts), default=None),
+        odd=_twice(twice),
+    )
 
 
 def _twice(found: list[DoubleBooking]) -> tuple[str, ...]:
@@ -169,14 +173,21 @@ def _read(
     _refuse_unreadable(log, reading, examples)
     totals = reading.totals
     source = LakeSource(
-        id=identity, name=name, format=reading.format, digest=log.digest,
-        size_bytes=log.size_bytes, read_ns=read_ns, rows=totals.rows,
-        records=dict(+totals.records), skipped=dict(+totals.skipped),
+        id=identity,
+        name=name,
+        format=reading.format,
+        digest=log.digest,
+        size_bytes=log.size_bytes,
+        read_ns=read_ns,
+        rows=totals.rows,
+        records=dict(+totals.records),
+        skipped=dict(+totals.skipped),
         rejects=names.reasons(totals.rejects) if names else dict(totals.rejects),
-        since_ns=window.since_ns, until_ns=window.until_ns,
+        since_ns=window.since_ns,
+        until_ns=window.until_ns,
         odd={**totals.odd, **window.odd},
         notes=(*totals.notes, *(() if names else totals.quoted)),
-    )  # fmt: skip
+    )
     return IngestedLog(
         source=source, examples=tuple(one for some in examples.values() for one in some)
     )

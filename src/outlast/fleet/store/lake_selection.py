@@ -259,10 +259,12 @@ def _mentioned_days(lake: Lake, cluster: str, notes: list[str]) -> tuple[int, in
         return min(first, *_runs_begun(lake, first)), max(one.last_ns for one in main) + 1
     for kinds in (("jobs",), ("outages", "findings", "repairs")) if others else ():
         spans = [
-            getattr(lake.tables(), kind).filter(pl.col("cluster") == cluster)
-            .select(first=pl.col("t_ns").min(), last=pl.col("t_ns").max()).collect()
+            getattr(lake.tables(), kind)
+            .filter(pl.col("cluster") == cluster)
+            .select(first=pl.col("t_ns").min(), last=pl.col("t_ns").max())
+            .collect()
             for kind in kinds
-        ]  # fmt: skip
+        ]
         span = pl.concat(spans).drop_nulls()
         if len(span):
             return int(span["first"].to_numpy().min()), int(span["last"].to_numpy().max()) + 1

@@ -27,7 +27,7 @@ from outlast.fleet.store.double_booked_nodes import (
     DoubleBooking,
     DoubleBookingDetector,
 )
-from outlast.fleet.store.lake import (  # fmt: skip
+from outlast.fleet.store.lake import (
     MANIFEST,
     LakeManifest,
     LakePart,

@@ -41,8 +41,15 @@ def find_stale(
     An attempt is a cluster's job that began (or, if it never did, was submitted) at one time. A
     finished record supersedes an unfinished one, and of those the latest wins.
     """
-    none = pl.DataFrame(schema={"cluster": pl.String, "job": pl.String, "_began": pl.Int64,
-                                "_held": pl.Boolean, "t_ns": pl.Int64})  # fmt: skip
+    none = pl.DataFrame(
+        schema={
+            "cluster": pl.String,
+            "job": pl.String,
+            "_began": pl.Int64,
+            "_held": pl.Boolean,
+            "t_ns": pl.Int64,
+        }
+    )
     if kind != "jobs":
         return StaleRecords(none, ())
     every = [file for files in staged.values() for file in files]
@@ -105,9 +112,14 @@ def describe_part(kind: Name, day: str, identity: str, rows: pl.DataFrame) -> La
         unfinished = rows["until_ns"].null_count()
         last = rows.select(pl.max_horizontal("t_ns", "until_ns").max()).item()
     return LakePart(
-        kind=kind, day=day, id=identity, rows=rows.height, unfinished=unfinished,
-        first_ns=rows.select(pl.col("t_ns").min()).item(), last_ns=int(str(last)),
-    )  # fmt: skip
+        kind=kind,
+        day=day,
+        id=identity,
+        rows=rows.height,
+        unfinished=unfinished,
+        first_ns=rows.select(pl.col("t_ns").min()).item(),
+        last_ns=int(str(last)),
+    )
 
 
 def _attempts(jobs: pl.LazyFrame) -> pl.LazyFrame:

@@ -159,9 +159,11 @@ RSC2 = ClusterShape(
 # As in figure 5: a driver's regression that is fixed, a new check of mounts that detects an old
 # problem, and links that fail for some weeks. (In the paper, links of a handful of nodes.)
 EVENTFUL = msgspec.structs.replace(
-    RSC1, name="rsc1-eventful", new_checks=(("filesystem", 0.35),),
+    RSC1,
+    name="rsc1-eventful",
+    new_checks=(("filesystem", 0.35),),
     episodes=(RateEpisode("gpu-driver", 0.0, 0.15, 8.0), RateEpisode("ib-link", 0.75, 0.85, 6.0)),
-)  # fmt: skip
+)
 SHAPES = {shape.name: shape for shape in (RSC1, RSC2, EVENTFUL)}
 
 

@@ -65,10 +65,15 @@ def true_job_runs(shape: ClusterShape, attempts: Attempts) -> list[TrueJobRun]:
         rows = order[firsts[at] : lasts[at] + 1]
         jobs = tuple(map(job_number, np.unique(attempts.job[rows]).tolist()))
         one = TrueJobRun(
-            jobs, int(attempts.gpus[rows[0]]), QOS[attempts.qos[rows[0]]], len(rows),
-            float(wall[at]), float(scheduled[at]), float(productive[at]),
+            jobs,
+            int(attempts.gpus[rows[0]]),
+            QOS[attempts.qos[rows[0]]],
+            len(rows),
+            float(wall[at]),
+            float(scheduled[at]),
+            float(productive[at]),
             float(productive[at] / wall[at]),
-        )  # fmt: skip
+        )
         found.append(one)
     return found
 
@@ -189,32 +194,46 @@ def ground_truth(
     rate = float(expected[large].sum() / max(1e-9, node_days[large].sum()))
     gpu_hours = float(node_days.sum()) * 24 * GPUS
     return GroundTruth(
-        shape=shape.name, seed=seed, nodes=shape.nodes, days=days, since_ns=since_ns,
-        until_ns=since_ns + round(days * DAY_S) * 10**9, r_f=rate,
-        r_f_counted=rate * (1 - hidden), r_f_asked=shape.r_f,
-        node_days=float(node_days[large].sum()), failures_large=int(large[struck].sum()),
-        failures_counted=counted, failures=len(failed),
-        all_rate=float(expected.sum() / max(1e-9, node_days.sum())), all_node_days=all_days,
+        shape=shape.name,
+        seed=seed,
+        nodes=shape.nodes,
+        days=days,
+        since_ns=since_ns,
+        until_ns=since_ns + round(days * DAY_S) * 10**9,
+        r_f=rate,
+        r_f_counted=rate * (1 - hidden),
+        r_f_asked=shape.r_f,
+        node_days=float(node_days[large].sum()),
+        failures_large=int(large[struck].sum()),
+        failures_counted=counted,
+        failures=len(failed),
+        all_rate=float(expected.sum() / max(1e-9, node_days.sum())),
+        all_node_days=all_days,
         causes_per_gpu_hour={
             cause.symptom: float(expected.sum() * cause.share / max(1e-9, gpu_hours))
             for cause in shape.causes
         },
         lemons={named[node]: factor for node, factor in lemons.items()},
         plain_rate=float(pace.rates.min() * DAY_S),
-        first_order_gpu_hours=first_hours, second_order_gpu_hours=second_hours,
+        first_order_gpu_hours=first_hours,
+        second_order_gpu_hours=second_hours,
         second_order_share=second_hours / max(1e-9, first_hours + second_hours),
-        checkpoint_s=shape.checkpoint_s, restart_s=shape.restart_s,
-        ettr=sum(high) / len(high) if high else None, failed=failed, runs=long,
+        checkpoint_s=shape.checkpoint_s,
+        restart_s=shape.restart_s,
+        ettr=sum(high) / len(high) if high else None,
+        failed=failed,
+        runs=long,
         loops=true_crash_loops(attempts, ran),
         cascades=[
             TrueCascade(
-                job_number(int(attempts.job[row])), int(attempts.attempt[row]),
+                job_number(int(attempts.job[row])),
+                int(attempts.attempt[row]),
                 job_number(int(attempts.job[attempts.by[row]])),
                 int(attempts.attempt[attempts.by[row]]),
             )
             for row in second
         ],
-    )  # fmt: skip
+    )
 
 
 def _failed(
@@ -230,11 +249,16 @@ def _failed(
     visible = is_detected(shape, days, failure.cause, failure.t_s)
     state = JOB_STATES[attempts.state[row]]
     return TrueFailure(
-        job_number(int(attempts.job[row])), int(attempts.attempt[row]),
-        since_ns + round(attempts.end_s[row]) * 10**9, named[failure.node],
-        shape.causes[failure.cause].symptom, state, int(attempts.gpus[row]), visible,
+        job_number(int(attempts.job[row])),
+        int(attempts.attempt[row]),
+        since_ns + round(attempts.end_s[row]) * 10**9,
+        named[failure.node],
+        shape.causes[failure.cause].symptom,
+        state,
+        int(attempts.gpus[row]),
+        visible,
         visible or state == "NODE_FAIL",
-    )  # fmt: skip
+    )
 
 
 def _exposure(

@@ -75,9 +75,12 @@ class Scheduler:
         self._looping: list[tuple[int, int]] = []
 
     def run(
-        self, since_s: float, until_s: float, drains: list[tuple[float, int, int]],
+        self,
+        since_s: float,
+        until_s: float,
+        drains: list[tuple[float, int, int]],
         tell: Callable[[float], None] = lambda _: None,
-    ) -> SchedulerResult:  # fmt: skip
+    ) -> SchedulerResult:
         """Run from `since_s` to `until_s`.
 
         `drains`: time, node and cause of each drain. `tell` is called with the share that is done.
@@ -110,9 +113,13 @@ class Scheduler:
                 self._write(attempt, -1)
         rows = np.frombuffer(self._rows, float).reshape(-1, 11)
         return SchedulerResult(
-            self._jobs, rows, np.frombuffer(self._held_nodes, np.int32), self._failures,
-            self._absences, self._looping,
-        )  # fmt: skip
+            self._jobs,
+            rows,
+            np.frombuffer(self._held_nodes, np.int32),
+            self._failures,
+            self._absences,
+            self._looping,
+        )
 
     def _handle(self, t_s: float, kind: int, thing: object) -> None:
         if isinstance(thing, ScheduledAttempt):
@@ -333,11 +340,21 @@ class Scheduler:
 
     def _write(self, attempt: ScheduledAttempt, failure: int) -> None:
         job = attempt.job
-        self._rows.extend((
-            attempt.serial, job.number, attempt.submit_s, attempt.start_s, attempt.end_s,
-            attempt.state, failure, attempt.by, job.lanes, len(self._held_nodes),
-            len(attempt.nodes),
-        ))  # fmt: skip
+        self._rows.extend(
+            (
+                attempt.serial,
+                job.number,
+                attempt.submit_s,
+                attempt.start_s,
+                attempt.end_s,
+                attempt.state,
+                failure,
+                attempt.by,
+                job.lanes,
+                len(self._held_nodes),
+                len(attempt.nodes),
+            )
+        )
         self._held_nodes.extend(attempt.nodes)
 
     def _drain(self, t_s: float, node: int, cause: int) -> None:

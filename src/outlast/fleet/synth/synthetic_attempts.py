@@ -38,8 +38,18 @@ class SmallJobs(NamedTuple):
 def small_jobs(shape: ClusterShape, ran: SchedulerResult, rng: np.random.Generator) -> SmallJobs:
     """Return all attempts of small jobs, by width, then by lane."""
     none = np.zeros(0)
-    parts = [SmallJobs(none.astype(int), none, none, none, none.astype(int), none.astype(int),
-                   none.astype(bool), none.astype(int))]  # fmt: skip
+    parts = [
+        SmallJobs(
+            none.astype(int),
+            none,
+            none,
+            none,
+            none.astype(int),
+            none.astype(int),
+            none.astype(bool),
+            none.astype(int),
+        )
+    ]
     jobs = 0
     for size in shape.sizes:
         if size.gpus >= GPUS:
@@ -92,9 +102,14 @@ def _filled(
 
 
 def _numbered(
-    start_s: np.ndarray, end_s: np.ndarray, state: np.ndarray, row: np.ndarray,
-    struck: np.ndarray, gpus: int, rng: np.random.Generator,
-) -> SmallJobs:  # fmt: skip
+    start_s: np.ndarray,
+    end_s: np.ndarray,
+    state: np.ndarray,
+    row: np.ndarray,
+    struck: np.ndarray,
+    gpus: int,
+    rng: np.random.Generator,
+) -> SmallJobs:
     """Return attempts of one width, with restarts linked to the attempts that they continue."""
     order = np.argsort(start_s, kind="stable")
     start_s, end_s, state, row, struck = (
@@ -179,10 +194,23 @@ def attempts(ran: SchedulerResult, small: SmallJobs) -> Attempts:
     large_rows = np.flatnonzero(merged_serial >= 0)
     at[merged_serial[large_rows]] = large_rows
     return Attempts(
-        job, attempt, attempt, submit_s, eligible_s, start_s, end_s, state.astype(int),
-        failure.astype(int), at[by.astype(int)], gpus.astype(int), nodes.astype(int),
-        first.astype(int), qos.astype(int), large.astype(int), _runs(job, large.astype(int), ran),
-    )  # fmt: skip
+        job,
+        attempt,
+        attempt,
+        submit_s,
+        eligible_s,
+        start_s,
+        end_s,
+        state.astype(int),
+        failure.astype(int),
+        at[by.astype(int)],
+        gpus.astype(int),
+        nodes.astype(int),
+        first.astype(int),
+        qos.astype(int),
+        large.astype(int),
+        _runs(job, large.astype(int), ran),
+    )
 
 
 def clip_attempts(found: Attempts, ran: SchedulerResult, since_s: float) -> Attempts:

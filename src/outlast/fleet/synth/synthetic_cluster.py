@@ -63,9 +63,12 @@ DAYS_MAX, NODES_MIN, NODES_MAX = 3660, 4, 100_000
 
 
 def make_cluster(
-    shape: str | ClusterShape, days: float, seed: int = 0, nodes: int | None = None,
+    shape: str | ClusterShape,
+    days: float,
+    seed: int = 0,
+    nodes: int | None = None,
     tell: Callable[[float], None] = lambda _: None,
-) -> tuple[Tables, GroundTruth]:  # fmt: skip
+) -> tuple[Tables, GroundTruth]:
     """Return a cluster's records over `days`, and their ground truth.
 
     Deterministic. `nodes`: another size, with jobs in proportion. `tell` is called with the share
@@ -86,10 +89,13 @@ def make_cluster(
     rest = make_node_tables(shape, days, ran, found, named, SINCE_NS, streams[4])
     table = make_jobs_table(shape, clipped, ran, named, SINCE_NS, until_ns, streams[5])
     tables = Tables(
-        table.lazy(), *(frame.lazy() for frame in rest),
+        table.lazy(),
+        *(frame.lazy() for frame in rest),
         interruptions=pl.LazyFrame(schema=schema(Interruption)),
-        costs=pl.LazyFrame(schema=schema(Cost)), since_ns=SINCE_NS, until_ns=until_ns,
-    )  # fmt: skip
+        costs=pl.LazyFrame(schema=schema(Cost)),
+        since_ns=SINCE_NS,
+        until_ns=until_ns,
+    )
     return tables, ground_truth(shape, seed, days, clipped, ran, pace, bad, named, SINCE_NS)
 
 
@@ -135,25 +141,45 @@ def _texts(jobs: pl.DataFrame) -> pl.DataFrame:
     uid = _FIRST_UID + pl.col("user").str.strip_prefix("user").cast(pl.Int64)
     cancelled = pl.format("CANCELLED by {}", uid)
     resources = pl.format(
-        "billing={},cpu={},gres/gpu:a100={},gres/gpu={},mem={}G,node={}", "gpus",
-        pl.col("gpus") * 16, "gpus", "gpus", pl.col("gpus") * 120, "nodes",
-    )  # fmt: skip
-    excluded = pl.when(pl.col("excluded") == "").then(pl.lit("")).otherwise(
-        pl.format("--exclude={} ", "excluded")
-    )  # fmt: skip
+        "billing={},cpu={},gres/gpu:a100={},gres/gpu={},mem={}G,node={}",
+        "gpus",
+        pl.col("gpus") * 16,
+        "gpus",
+        "gpus",
+        pl.col("gpus") * 120,
+        "nodes",
+    )
+    excluded = (
+        pl.when(pl.col("excluded") == "")
+        .then(pl.lit(""))
+        .otherwise(pl.format("--exclude={} ", "excluded"))
+    )
     line = pl.format("sbatch --nodes={} {}job.sh", "nodes", excluded)
     texts = jobs.select(
-        JobID="job", JobName="name", User="user", Account="account", Cluster="cluster",
-        Partition="partition", QOS="qos",
-        State=pl.when(pl.col("state") == "CANCELLED").then(cancelled)
+        JobID="job",
+        JobName="name",
+        User="user",
+        Account="account",
+        Cluster="cluster",
+        Partition="partition",
+        QOS="qos",
+        State=pl.when(pl.col("state") == "CANCELLED")
+        .then(cancelled)
         .otherwise(pl.col("state").cast(pl.String)),
         ExitCode=pl.format("{}:{}", "exit_code", "signal"),
-        Submit=_time("submit_ns"), Eligible=_time("eligible_ns"), Start=_time("start_ns"),
+        Submit=_time("submit_ns"),
+        Eligible=_time("eligible_ns"),
+        Start=_time("start_ns"),
         End=pl.when(running).then(pl.lit("Unknown")).otherwise(_time("t_ns")),
         ElapsedRaw=((pl.col("t_ns") - pl.col("start_ns")) // 10**9),
-        NNodes="nodes", AllocTRES=resources, NodeList="hosts", FailedNode="failed_node",
-        Priority="priority", Restarts="restarts", SubmitLine=line,
-    )  # fmt: skip
+        NNodes="nodes",
+        AllocTRES=resources,
+        NodeList="hosts",
+        FailedNode="failed_node",
+        Priority="priority",
+        Restarts="restarts",
+        SubmitLine=line,
+    )
     return texts.select(pl.col(HEADER).cast(pl.String))
 
 
@@ -163,11 +189,15 @@ def _with_steps(texts: pl.DataFrame) -> pl.DataFrame:
     shown = numbered.filter(pl.col("row") % _STEPS == 0)
     steps = [
         shown.with_columns(
-            JobID=pl.col("JobID") + f".{step}", JobName=pl.lit(step), User=pl.lit(""),
-            Partition=pl.lit(""), QOS=pl.lit(""), SubmitLine=pl.lit(""),
+            JobID=pl.col("JobID") + f".{step}",
+            JobName=pl.lit(step),
+            User=pl.lit(""),
+            Partition=pl.lit(""),
+            QOS=pl.lit(""),
+            SubmitLine=pl.lit(""),
         )
         for step in ("batch", "extern")
-    ]  # fmt: skip
+    ]
     return pl.concat([numbered, *steps]).sort("row", maintain_order=True).drop("row")
 
 
@@ -206,21 +236,35 @@ def _fill(tables: Tables, truth: GroundTruth, into: Path, tell: Callable[[float]
     with (into / "sacct.txt").open("wb") as file:
         write_sacct(tables.jobs.collect(), file, tell)
     findings = tables.findings.collect().select(
-        time=_iso("t_ns"), cluster="cluster", host="node", check="check",
+        time=_iso("t_ns"),
+        cluster="cluster",
+        host="node",
+        check="check",
         kind=pl.col("symptom").cast(pl.String).replace(_THEIRS),
         status=pl.col("severity").cast(pl.String).replace({o: t for t, o in STATUS.items()}),
-        code="code", device="device", message="detail",
-    )  # fmt: skip
+        code="code",
+        device="device",
+        message="detail",
+    )
     findings.write_ndjson(into / "health.jsonl")
     columns = {
-        "time": "time", "cluster": "cluster", "node": "host", "check": "check", "symptom": "kind",
-        "severity": "status", "code": "code", "device": "device", "detail": "message",
-    }  # fmt: skip
+        "time": "time",
+        "cluster": "cluster",
+        "node": "host",
+        "check": "check",
+        "symptom": "kind",
+        "severity": "status",
+        "code": "code",
+        "device": "device",
+        "detail": "message",
+    }
     _mapping(into / "health.toml", "events", columns, {"symptom": KINDS, "severity": STATUS})
     for name, table in (
-        ("nodes", tables.nodes), ("repairs", tables.repairs), ("outages", tables.outages),
+        ("nodes", tables.nodes),
+        ("repairs", tables.repairs),
+        ("outages", tables.outages),
         ("checks", tables.checks),
-    ):  # fmt: skip
+    ):
         frame = table.collect()
         ours = {"t_ns": "time"} | {
             column: column.removesuffix("_ns") for column in frame.columns if column != "t_ns"

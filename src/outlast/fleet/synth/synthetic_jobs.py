@@ -20,8 +20,20 @@ SHORTEST_S = 10.0
 class SyntheticJob:
     """Job of whole nodes, or (`lanes` GPUs wide) a node shared by smaller jobs."""
 
-    __slots__ = ("attempts", "excluded", "lanes", "left_s", "loops", "number", "outcome", "qos",
-                 "requeues", "run", "size", "submit_s")  # fmt: skip
+    __slots__ = (
+        "attempts",
+        "excluded",
+        "lanes",
+        "left_s",
+        "loops",
+        "number",
+        "outcome",
+        "qos",
+        "requeues",
+        "run",
+        "size",
+        "submit_s",
+    )
 
     def __init__(
         self, number: int, submit_s: float, size: int, left_s: float, qos: int, outcome: int
@@ -72,9 +84,11 @@ def arrivals_s(many: int, since_s: float, until_s: float, rng: np.random.Generat
 def outcomes(shape: ClusterShape, many: int, rng: np.random.Generator) -> np.ndarray:
     """Draw the states of last attempts, as codes of JOB_STATES."""
     chances: dict[JobState, float] = {
-        "COMPLETED": shape.completed, "FAILED": shape.failed, "TIMEOUT": shape.timeout,
+        "COMPLETED": shape.completed,
+        "FAILED": shape.failed,
+        "TIMEOUT": shape.timeout,
         "OUT_OF_MEMORY": shape.oom,
-    }  # fmt: skip
+    }
     chances["CANCELLED"] = max(0.0, 1 - sum(chances.values()))
     codes = np.array([CODE[state] for state in chances])
     shares = np.array(list(chances.values()))
@@ -82,9 +96,12 @@ def outcomes(shape: ClusterShape, many: int, rng: np.random.Generator) -> np.nda
 
 
 def whole_node_jobs(
-    shape: ClusterShape, since_s: float, until_s: float, lemons: dict[int, float],
+    shape: ClusterShape,
+    since_s: float,
+    until_s: float,
+    lemons: dict[int, float],
     rng: np.random.Generator,
-) -> list[SyntheticJob]:  # fmt: skip
+) -> list[SyntheticJob]:
     """Draw the jobs of a node and more, by submit time, numbered from 0."""
     parts: list[np.ndarray] = []
     for size in shape.sizes:
@@ -95,11 +112,17 @@ def whole_node_jobs(
         many = len(submit_s)
         high = rng.random(many) < size.high
         qos = np.where(high, HIGH, np.where(rng.random(many) < 0.4, LOW, NORMAL))
-        part = np.stack((
-            submit_s, np.full(many, size.gpus // GPUS, float),
-            works_s(shape, mean_s(shape, size), many, rng), qos, outcomes(shape, many, rng),
-            rng.random(many) < shape.requeued, rng.random(many) < shape.excluding,
-        ))  # fmt: skip
+        part = np.stack(
+            (
+                submit_s,
+                np.full(many, size.gpus // GPUS, float),
+                works_s(shape, mean_s(shape, size), many, rng),
+                qos,
+                outcomes(shape, many, rng),
+                rng.random(many) < shape.requeued,
+                rng.random(many) < shape.excluding,
+            )
+        )
         parts.append(part)
     columns = np.concatenate([np.zeros((7, 0)), *parts], axis=1)
     order = np.argsort(columns[0], kind="stable")
@@ -126,9 +149,16 @@ def _excluded(
 
 # Table II of the paper: parts of the lemons, as shares.
 PARTS = {
-    "optics": 0.026, "cpu": 0.026, "psu": 0.051, "nic": 0.077, "eud": 0.103, "pcie": 0.154,
-    "dimm": 0.205, "gpu": 0.282, "bios": 0.077,
-}  # fmt: skip
+    "optics": 0.026,
+    "cpu": 0.026,
+    "psu": 0.051,
+    "nic": 0.077,
+    "eud": 0.103,
+    "pcie": 0.154,
+    "dimm": 0.205,
+    "gpu": 0.282,
+    "bios": 0.077,
+}
 _REBOOTED, _TICKET = 0.6, 0.9  # cumulative shares; for the rest a part is replaced
 
 
@@ -164,8 +194,19 @@ def draw_absence(node: int, since_s: float, cause: int, rng: random.Random) -> N
 class ScheduledAttempt:
     """One allocation of nodes to a job."""
 
-    __slots__ = ("by", "end_s", "failing", "job", "nodes", "over", "place", "serial", "start_s",
-                 "state", "submit_s")  # fmt: skip
+    __slots__ = (
+        "by",
+        "end_s",
+        "failing",
+        "job",
+        "nodes",
+        "over",
+        "place",
+        "serial",
+        "start_s",
+        "state",
+        "submit_s",
+    )
 
     def __init__(self, serial: int, job: SyntheticJob, start_s: float, nodes: list[int]) -> None:
         self.serial = serial

@@ -60,24 +60,29 @@ def host_lists(
     highs = np.r_[lows[1:], len(nodes)] - 1
     prefix, _, _ = named[0].rpartition("-")
     digits = pl.Series([name.rpartition("-")[2] for name in named])
-    ranges = pl.DataFrame({
-        "attempt": attempt[lows], "low": digits.gather(nodes[lows]),
-        "high": digits.gather(nodes[highs]),
-    })  # fmt: skip
-    text = pl.when(pl.col("low") == pl.col("high")).then("low").otherwise(
-        pl.col("low") + "-" + pl.col("high")
-    )  # fmt: skip
-    lists = ranges.group_by("attempt", maintain_order=True).agg(
-        text.str.join(",").alias("text")
-    )  # fmt: skip
+    ranges = pl.DataFrame(
+        {
+            "attempt": attempt[lows],
+            "low": digits.gather(nodes[lows]),
+            "high": digits.gather(nodes[highs]),
+        }
+    )
+    text = (
+        pl.when(pl.col("low") == pl.col("high"))
+        .then("low")
+        .otherwise(pl.col("low") + "-" + pl.col("high"))
+    )
+    lists = ranges.group_by("attempt", maintain_order=True).agg(text.str.join(",").alias("text"))
     lists_of_several = (f"{prefix}-[" + lists["text"] + "]").alias("hosts")
     return single.scatter(several, lists_of_several)
 
 
 _WARNINGS: tuple[tuple[Symptom, str], ...] = (
-    ("thermal", "thermal"), ("disk", "disk"), ("clock", "clock_skew"),
+    ("thermal", "thermal"),
+    ("disk", "disk"),
+    ("clock", "clock_skew"),
     ("gpu-memory", "xid"),
-)  # fmt: skip
+)
 _DETAILS = {
     "xid": "NVRM: Xid (PCI:{device}): {code}", "mounts": "/checkpoint does not answer",
     "ib_link": "port {device} is down", "pcie": "AER: uncorrected error",
@@ -123,9 +128,12 @@ def draw_drains(
 
 
 def make_findings(
-    shape: ClusterShape, days: float, ran: SchedulerResult, drained: list[tuple[float, int, int]],
+    shape: ClusterShape,
+    days: float,
+    ran: SchedulerResult,
+    drained: list[tuple[float, int, int]],
     rng: np.random.Generator,
-) -> list[SyntheticFinding]:  # fmt: skip
+) -> list[SyntheticFinding]:
     """Return all findings of the window, by time."""
     found: list[SyntheticFinding] = []
     for failure in ran.failures:
@@ -197,10 +205,19 @@ def make_node_tables(
         return since_ns + round(t_s * 1000) * 10**6
 
     findings = [
-        (ns(one.t_s), shape.name, named[one.node], one.check, one.symptom, one.severity, one.code,
-         one.device, _DETAILS.get(one.check, "").format(device=one.device, code=one.code[4:]))
+        (
+            ns(one.t_s),
+            shape.name,
+            named[one.node],
+            one.check,
+            one.symptom,
+            one.severity,
+            one.code,
+            one.device,
+            _DETAILS.get(one.check, "").format(device=one.device, code=one.code[4:]),
+        )
         for one in found
-    ]  # fmt: skip
+    ]
     outages, repairs = [], []
     for absence in ran.absences:
         if absence.until_s <= 0 or absence.since_s >= end_s:
@@ -252,6 +269,13 @@ def job_number(job: int) -> str:
     return str(FIRST_JOB + job)
 
 
+_EXIT_CODES = np.zeros(len(JOB_STATES), int)
+_EXIT_CODES[CODE["FAILED"]] = 1
+_EXIT_CODES[CODE["OUT_OF_MEMORY"]] = 137
+_SIGNALS = np.zeros(len(JOB_STATES), int)
+_SIGNALS[[CODE["CANCELLED"], CODE["PREEMPTED"]]] = 15
+
+
 def make_jobs_table(
     shape: ClusterShape,
     attempts: Attempts,
@@ -267,7 +291,7 @@ def make_jobs_table(
     user = np.minimum(rng.zipf(1.5, jobs), _USERS) - 1  # a few have most of the jobs
     word = rng.integers(len(_WORDS), size=jobs)
     trial = rng.integers(1000, size=jobs)
-    odd = np.where(rng.random(jobs) < 0.001, "|lr=0.1", "")
+    odd = rng.random(jobs) < 0.001
 
     def of(column: np.ndarray) -> np.ndarray:
         return column[attempts.run]  # what goes on under another number keeps its name and its user
@@ -279,10 +303,8 @@ def make_jobs_table(
     struck = (attempts.failure >= 0) & (attempts.state == CODE["NODE_FAIL"])
     culprits = np.array([failure.node for failure in ran.failures] or [0])
     failed_node[struck] = culprits[attempts.failure[struck]]
-    states = np.zeros((2, len(JOB_STATES)), int)  # exit code and signal
-    states[0, CODE["FAILED"]], states[1, CODE["CANCELLED"]] = 1, 15
-    states[1, CODE["PREEMPTED"]], states[0, CODE["OUT_OF_MEMORY"]] = 15, 137
-    qos = texts(QOS, attempts.qos)
+    trials = pl.Series(of(trial)).cast(pl.String)
+    suffixes = texts(("", "|lr=0.1"), of(odd).astype(int))
     excluded = {job.number: job.excluded for job in ran.jobs if job.excluded}
     exclusions = {
         number: ",".join(named[node] for node in sorted(nodes))
@@ -291,25 +313,32 @@ def make_jobs_table(
     lists = ["", *exclusions.values()]
     at = np.zeros(len(ran.jobs) + 1, int)
     at[list(exclusions)] = np.arange(1, len(lists))
-    frame = pl.DataFrame({
-        "t_ns": _ns(attempts.end_s, since_ns), "cluster": pl.repeat(shape.name, many, eager=True),
-        "job": pl.Series(attempts.job + FIRST_JOB).cast(pl.String), "attempt": attempts.attempt,
-        "name": texts(_WORDS, of(word)) + "-" + pl.Series(of(trial)).cast(pl.String)
-        + texts(("", "|lr=0.1"), (of(odd) != "").astype(int)),
-        "user": texts([f"user{n:03}" for n in range(_USERS)], of(user)),
-        "account": texts([f"team{n:02}" for n in range(_ACCOUNTS)], of(user % _ACCOUNTS)),
-        "partition": pl.repeat("learn", many, eager=True), "qos": qos,
-        "state": texts(JOB_STATES, attempts.state), "exit_code": states[0, attempts.state],
-        "signal": states[1, attempts.state], "submit_ns": _ns(attempts.submit_s, since_ns),
-        "eligible_ns": _ns(attempts.eligible_s, since_ns),
-        "start_ns": _ns(attempts.start_s, since_ns),
-        "nodes": attempts.nodes, "gpus": attempts.gpus,
-        "hosts": host_lists(named, ran.held_nodes, attempts.first, attempts.nodes),
-        "excluded": texts(lists, at[attempts.large]),
-        "failed_node": texts([*named, ""], failed_node),
-        "priority": np.array(_PRIORITY)[attempts.qos] + of(trial) % 100,
-        "restarts": attempts.restarts,
-    })  # fmt: skip
+    frame = pl.DataFrame(
+        {
+            "t_ns": _ns(attempts.end_s, since_ns),
+            "cluster": pl.repeat(shape.name, many, eager=True),
+            "job": pl.Series(attempts.job + FIRST_JOB).cast(pl.String),
+            "attempt": attempts.attempt,
+            "name": texts(_WORDS, of(word)) + "-" + trials + suffixes,
+            "user": texts([f"user{n:03}" for n in range(_USERS)], of(user)),
+            "account": texts([f"team{n:02}" for n in range(_ACCOUNTS)], of(user % _ACCOUNTS)),
+            "partition": pl.repeat("learn", many, eager=True),
+            "qos": texts(QOS, attempts.qos),
+            "state": texts(JOB_STATES, attempts.state),
+            "exit_code": _EXIT_CODES[attempts.state],
+            "signal": _SIGNALS[attempts.state],
+            "submit_ns": _ns(attempts.submit_s, since_ns),
+            "eligible_ns": _ns(attempts.eligible_s, since_ns),
+            "start_ns": _ns(attempts.start_s, since_ns),
+            "nodes": attempts.nodes,
+            "gpus": attempts.gpus,
+            "hosts": host_lists(named, ran.held_nodes, attempts.first, attempts.nodes),
+            "excluded": texts(lists, at[attempts.large]),
+            "failed_node": texts([*named, ""], failed_node),
+            "priority": np.array(_PRIORITY)[attempts.qos] + of(trial) % 100,
+            "restarts": attempts.restarts,
+        }
+    )
     frame = frame.with_columns(pl.col("t_ns").clip(upper_bound=until_ns))
     types = schema(JobEnded)
     return frame.cast(types).select(types.names()).sort("t_ns", maintain_order=True)

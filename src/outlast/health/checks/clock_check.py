@@ -95,10 +95,11 @@ def take(root: Path = Path("/")) -> ClockSample:
     return ClockSample(
         source=read_text(place / "current_clocksource") or "",
         available=tuple((read_text(place / "available_clocksource") or "").split()),
-
-        synchronized=offset.synchronized, off_s=offset.off_s, error_s=offset.error_s,
+        synchronized=offset.synchronized,
+        off_s=offset.off_s,
+        error_s=offset.error_s,
         told_by=offset.by,
-    )  # fmt: skip
+    )
 
 
 def _chrony() -> ClockOffset | None:
@@ -129,10 +130,14 @@ def _kernel() -> ClockOffset:
         """The first fields of struct timex, and room for the rest."""
 
         _fields_ = (
-            ("modes", ctypes.c_uint), ("offset", ctypes.c_long), ("freq", ctypes.c_long),
-            ("maxerror", ctypes.c_long), ("esterror", ctypes.c_long), ("status", ctypes.c_int),
+            ("modes", ctypes.c_uint),
+            ("offset", ctypes.c_long),
+            ("freq", ctypes.c_long),
+            ("maxerror", ctypes.c_long),
+            ("esterror", ctypes.c_long),
+            ("status", ctypes.c_int),
             ("rest", ctypes.c_long * LONGS_AFTER),
-        )  # fmt: skip
+        )
 
     timex = Timex()
     state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(timex))

@@ -90,9 +90,7 @@ def judge_smart(sample: SmartSample, about: JudgeContext) -> Iterator[Observatio
         found.append(Observation("drain", "says of itself that it fails", at))
     if sample.critical_warning:
         found.append(Observation("drain", f"critical warning 0x{sample.critical_warning:02x}", at))
-    for what, value in (
-        ("media errors", sample.media_errors), ("pending sectors", sample.pending),
-    ):  # fmt: skip
+    for what, value in (("media errors", sample.media_errors), ("pending sectors", sample.pending)):
         if value:
             found.append(Observation("drain", f"{value} {what}", at))
     if sample.reallocated:
@@ -147,12 +145,13 @@ def take(counted: bool, root: Path = Path("/")) -> DrivesSample:
         raise FileNotFoundError(f"/{BLOCK} is not there: which drives there are cannot be told")
     found = tuple(
         Drive(
-            name=name, model=read_text(place / name / "device/model") or "",
+            name=name,
+            model=read_text(place / name / "device/model") or "",
             size_bytes=(read_number(place / name / "size") or 0) * SECTOR_BYTES,
             state=read_text(place / name / "device/state") or "",
         )
         for name in _drives(root)
-    )  # fmt: skip
+    )
     if not found and not counted:
         raise AbsentError("the kernel knows no drive, and the settings count none")
     return DrivesSample(drives=found)
@@ -216,15 +215,17 @@ def parse_smart(name: str, answer: str) -> SmartSample:
     }
     log = "nvme_smart_health_information_log"
     return SmartSample(
-        name=name, passed=passed if isinstance(passed, bool) else None,
+        name=name,
+        passed=passed if isinstance(passed, bool) else None,
         critical_warning=report.count(log, "critical_warning"),
         percentage_used=report.number(log, "percentage_used"),
         available_spare=report.number(log, "available_spare"),
         media_errors=report.count(log, "media_errors"),
         temperature_c=report.number("temperature", "current"),
-        reallocated=_count(raw.get(REALLOCATED)), pending=_count(raw.get(PENDING)),
+        reallocated=_count(raw.get(REALLOCATED)),
+        pending=_count(raw.get(PENDING)),
         said="; ".join(words)[:300],
-    )  # fmt: skip
+    )
 
 
 class _Nested:

@@ -202,29 +202,40 @@ def _gpu(nvml: Any, index: int) -> Gpu:
     width, width_max, speed, speed_max = (
         ask(f"PCIe {what}", f"nvmlDeviceGet{call}")
         for what, call in (
-            ("width", "CurrPcieLinkWidth"), ("widest", "MaxPcieLinkWidth"),
-            ("speed", "CurrPcieLinkGeneration"), ("fastest", "MaxPcieLinkGeneration"),
+            ("width", "CurrPcieLinkWidth"),
+            ("widest", "MaxPcieLinkWidth"),
+            ("speed", "CurrPcieLinkGeneration"),
+            ("fastest", "MaxPcieLinkGeneration"),
         )
-    )  # fmt: skip
+    )
     return Gpu(
-        index=index, pci=device_address(_text(pci.busId)) if pci else "",
-        uuid=_text(ask("UUID", "nvmlDeviceGetUUID")), name=_text(ask("name", "nvmlDeviceGetName")),
+        index=index,
+        pci=device_address(_text(pci.busId)) if pci else "",
+        uuid=_text(ask("UUID", "nvmlDeviceGetUUID")),
+        name=_text(ask("name", "nvmlDeviceGetName")),
         temperature_c=ask("temperature", "nvmlDeviceGetTemperature", CORE),
-        memory_c=_memory_c(nvml, ask), ecc=bool(ecc[0]) if ecc else None,
+        memory_c=_memory_c(nvml, ask),
+        ecc=bool(ecc[0]) if ecc else None,
         uncorrected=ask("errors", "nvmlDeviceGetTotalEccErrors", UNCORRECTED, VOLATILE),
-        uncorrected_ever=ask(
-            "errors ever", "nvmlDeviceGetTotalEccErrors", UNCORRECTED, AGGREGATE
-        ),
-        remapped=rows[1] if rows else None, remap_pending=bool(rows[2]) if rows else None,
-        remap_failed=bool(rows[3]) if rows else None, retired_pages=_retired(ask),
+        uncorrected_ever=ask("errors ever", "nvmlDeviceGetTotalEccErrors", UNCORRECTED, AGGREGATE),
+        remapped=rows[1] if rows else None,
+        remap_pending=bool(rows[2]) if rows else None,
+        remap_failed=bool(rows[3]) if rows else None,
+        retired_pages=_retired(ask),
         retirement_pending=None if pending is None else bool(pending),
         held_back=ask("what holds the clocks back", "nvmlDeviceGetCurrentClocksThrottleReasons"),
         power_w=_watts(ask("power", "nvmlDeviceGetPowerUsage")),
         power_limit_w=_watts(ask("power limit", "nvmlDeviceGetEnforcedPowerLimit")),
-        width=width, width_max=width_max, speed=speed, speed_max=speed_max,
-        nvlinks=tuple(_nvlinks(ask)), fabric_state=state, fabric_status=status,
-        lost=asker.lost, unread=asker.unread,
-    )  # fmt: skip
+        width=width,
+        width_max=width_max,
+        speed=speed,
+        speed_max=speed_max,
+        nvlinks=tuple(_nvlinks(ask)),
+        fabric_state=state,
+        fabric_status=status,
+        lost=asker.lost,
+        unread=asker.unread,
+    )
 
 
 Ask = Callable[..., Any]
@@ -285,9 +296,10 @@ def take_leftovers(count: int | None, root: Path = Path("/")) -> LeftoversSample
             pci = device_address(_text(nvml.nvmlDeviceGetPciInfo(handle).busId))
             on[pci] = tuple(
                 GpuProcess(
-                    pid=one.pid, name=read_text(root / f"proc/{one.pid}/comm") or "",
+                    pid=one.pid,
+                    name=read_text(root / f"proc/{one.pid}/comm") or "",
                     bytes=one.usedGpuMemory,
                 )
                 for one in running
-            )  # fmt: skip
+            )
     return LeftoversSample(on=on)

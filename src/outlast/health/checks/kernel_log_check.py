@@ -131,9 +131,13 @@ def _read(
 ) -> tuple[list[Finding], list[UnreadText]]:
     """Return the final finding per key, the worst or a recovery, and the unread lines."""
     readings = findings(
-        lines, cluster=about.cluster, node=about.node, boot_ns=sample.boot_ns, read_ns=about.t_ns,
+        lines,
+        cluster=about.cluster,
+        node=about.node,
+        boot_ns=sample.boot_ns,
+        read_ns=about.t_ns,
         policy=about.policy,
-    )  # fmt: skip
+    )
     relevant: list[Finding] = []
     unread: list[UnreadText] = []
     for one in readings:
@@ -187,9 +191,17 @@ LINES_MAX = 200_000
 JOURNAL_MAX = 30_000  # lines; what is asked of each is some 400 bytes
 FIELDS = "MESSAGE,_HOSTNAME,SYSLOG_IDENTIFIER,_TRANSPORT"
 JOURNAL = [
-    "journalctl", "-k", "-b", "-o", "json", f"--output-fields={FIELDS}", "--no-pager",
-    "-r", "-n", str(JOURNAL_MAX),
-]  # fmt: skip
+    "journalctl",
+    "-k",
+    "-b",
+    "-o",
+    "json",
+    f"--output-fields={FIELDS}",
+    "--no-pager",
+    "-r",
+    "-n",
+    str(JOURNAL_MAX),
+]
 
 
 class JournalLine(msgspec.Struct):
@@ -216,9 +228,14 @@ def take() -> KernelLogSample:
         source = "journal"
     first, last = (lines[0][0], lines[-1][0]) if lines else (0, -1)
     return KernelLogSample(
-        boot=boot, boot_ns=boot_ns, source=source, first=first, last=last, cut=cut,
+        boot=boot,
+        boot_ns=boot_ns,
+        source=source,
+        first=first,
+        last=last,
+        cut=cut,
         lines=tuple(lines),
-    )  # fmt: skip
+    )
 
 
 def _kmsg() -> list[tuple[int, str]]:

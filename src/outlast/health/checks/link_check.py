@@ -130,9 +130,10 @@ def _missed(port: LinkPort, sample: LinksSample, about: JudgeContext) -> Iterato
         return
     ignored = about.settings.links.ignore
     like = [
-        one for one in sample.ports
+        one
+        for one in sample.ports
         if one.kind == "ib" and one.name not in ignored and _number(one) == _number(port)
-    ]  # fmt: skip
+    ]
     up = sum(is_up(one) for one in like)
     if up >= LIKE_MIN and 2 * up > len(like):
         yield Observation("warn", f"{detail}, and {up} of {len(like)} ports like it are up")
@@ -205,8 +206,13 @@ IB_COUNTERS = (
     "port_xmit_discards",
 )  # fmt: skip
 NET_COUNTERS = (
-    "rx_errors", "tx_errors", "rx_crc_errors", "rx_dropped", "tx_dropped", "rx_missed_errors",
-)  # fmt: skip
+    "rx_errors",
+    "tx_errors",
+    "rx_crc_errors",
+    "rx_dropped",
+    "tx_dropped",
+    "rx_missed_errors",
+)
 PORTS_MAX = 512
 
 
@@ -255,8 +261,10 @@ def _net(place: Path) -> Iterator[LinkPort]:
         counters["carrier_down_count"] = read_number(at / "carrier_down_count")
         speed = read_number(at / "speed")
         yield LinkPort(
-            name=name, kind="ethernet", state=read_text(at / "operstate") or "unreadable",
+            name=name,
+            kind="ethernet",
+            state=read_text(at / "operstate") or "unreadable",
             physical=read_text(at / "carrier") or "",
             rate_gbps=speed / 1000 if speed is not None and speed > 0 else None,
             counters={each: value for each, value in counters.items() if value is not None},
-        )  # fmt: skip
+        )

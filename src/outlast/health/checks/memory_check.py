@@ -113,9 +113,11 @@ def take(root: Path = Path("/")) -> MemorySample:
         if ":" in line
     )
     return MemorySample(
-        total_bytes=_kib(fields.get("MemTotal")), available_bytes=_kib(fields.get("MemAvailable")),
-        hugepages=_first(fields.get("HugePages_Total")), controllers=_controllers(root),
-    )  # fmt: skip
+        total_bytes=_kib(fields.get("MemTotal")),
+        available_bytes=_kib(fields.get("MemAvailable")),
+        hugepages=_first(fields.get("HugePages_Total")),
+        controllers=_controllers(root),
+    )
 
 
 def _first(text: str | None) -> int | None:
@@ -135,8 +137,9 @@ def _controllers(root: Path) -> tuple[MemoryController, ...] | None:
         return None
     return tuple(
         MemoryController(
-            name=name, corrected=read_number(place / name / "ce_count"),
+            name=name,
+            corrected=read_number(place / name / "ce_count"),
             uncorrected=read_number(place / name / "ue_count"),
         )
         for name in found
-    )  # fmt: skip
+    )

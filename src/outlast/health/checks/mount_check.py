@@ -15,9 +15,21 @@ from outlast.health.check_settings import CheckSettings
 from outlast.health.check_settings import MountPointSettings as Expected
 
 SERVERS = (
-    "nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "wekafs", "cifs", "smb3", "9p", "glusterfs",
-    "pvfs2", "afs", "fuse.",
-)  # fmt: skip
+    "nfs",
+    "nfs4",
+    "lustre",
+    "gpfs",
+    "beegfs",
+    "ceph",
+    "wekafs",
+    "cifs",
+    "smb3",
+    "9p",
+    "glusterfs",
+    "pvfs2",
+    "afs",
+    "fuse.",
+)
 LOCAL = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "overlay")
 IN_MEMORY = ("/dev/shm", "/tmp")  # noqa: S108 - what jobs share there must fit
 
@@ -159,15 +171,20 @@ def take(path: str, line: MountLine | None) -> MountSample:
             line = _newest(parse_mounts(TABLE.read_text("utf-8", "surrogateescape")), path) or line
     except OSError as error:
         return MountSample(
-            path=_shown(path), source=_shown(line.source), type=line.type,
+            path=_shown(path),
+            source=_shown(line.source),
+            type=line.type,
             options=tuple(map(_shown, line.options)),
             trouble=f"{error.strerror} ({errno.errorcode.get(error.errno or 0, error.errno)})",
             denied=error.errno in {errno.EACCES, errno.EPERM},
-        )  # fmt: skip
+        )
     return MountSample(
-        path=_shown(path), source=_shown(line.source), type=line.type,
+        path=_shown(path),
+        source=_shown(line.source),
+        type=line.type,
         options=tuple(map(_shown, line.options)),
         size_bytes=figures.f_frsize * (figures.f_blocks - figures.f_bfree + figures.f_bavail),
         free_bytes=figures.f_frsize * figures.f_bavail,
-        inodes=figures.f_files, inodes_free=figures.f_favail,
-    )  # fmt: skip
+        inodes=figures.f_files,
+        inodes_free=figures.f_favail,
+    )

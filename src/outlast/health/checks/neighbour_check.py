@@ -192,15 +192,21 @@ def measure(ring: RingSettings) -> PairsSample:
     host, _, port = ring.address.rpartition(":")
     step = datetime.timedelta(seconds=ring.step_s)
     store = dist.TCPStore(
-        host, int(port), ring.world, ring.rank == 0,
+        host,
+        int(port),
+        ring.world,
+        ring.rank == 0,
         timeout=datetime.timedelta(seconds=ring.within_s),
-    )  # fmt: skip
+    )
     store.set(f"name{ring.rank}", platform.node().partition(".")[0])
     names = tuple(store.get(f"name{k}").decode() for k in range(ring.world))
     dist.init_process_group(
-        "nccl" if torch.cuda.is_available() else "gloo", store=dist.PrefixStore("ring", store),
-        rank=ring.rank, world_size=ring.world, timeout=step,
-    )  # fmt: skip
+        "nccl" if torch.cuda.is_available() else "gloo",
+        store=dist.PrefixStore("ring", store),
+        rank=ring.rank,
+        world_size=ring.world,
+        timeout=step,
+    )
     try:
         return PairsSample(rank=ring.rank, names=names, pairs=_searched(torch, dist, store, ring))
     finally:

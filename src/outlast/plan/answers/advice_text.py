@@ -43,10 +43,14 @@ RUN_CANNOT: dict[Strategy, str] = {
     "drop": "`outlast run` does not do this: it waits for a node or a spare"
 }
 _GOES_ON = {
-    "redo": "work done again", "recover": "restarts", "detect": "detection", "save": "saves",
-    "wait": "waits for a node", "slow": "slowness without the missing replicas",
+    "redo": "work done again",
+    "recover": "restarts",
+    "detect": "detection",
+    "save": "saves",
+    "wait": "waits for a node",
+    "slow": "slowness without the missing replicas",
     "spares": "spares",
-}  # fmt: skip
+}
 
 
 def _usd(value: float) -> str:
@@ -62,9 +66,14 @@ def _sentence(text: str) -> str:
 
 
 def describe_current(
-    scenario: Scenario, here: Prediction, spent: Bill, saves_usd: float, best_usd: float, *,
+    scenario: Scenario,
+    here: Prediction,
+    spent: Bill,
+    saves_usd: float,
+    best_usd: float,
+    *,
     named: bool,
-) -> str:  # fmt: skip
+) -> str:
     """Describe the current settings, their costs by cause, and the saving by a change."""
     taken = "" if named else " (taken: no --strategy says what it does after a failure)"
     saving = (
@@ -118,8 +127,10 @@ def describe_strategy(at: BestSettings) -> str:
     least = next((one for one in others if one.strategy not in RUN_CANNOT), None)
     instead = (
         f"; of what it does, {least.strategy} is the cheapest, for {_usd(least.usd - at.taken.usd)}"
-        " more" if least and math.isfinite(least.usd) else ""
-    )  # fmt: skip
+        " more"
+        if least and math.isfinite(least.usd)
+        else ""
+    )
     return f"{text} {RUN_CANNOT[at.taken.strategy]}{instead}."
 
 
@@ -225,8 +236,9 @@ def describe_main_inputs(found: list[InputSensitivity]) -> str:
     most = found[0]
     ends = [
         f"{_usd(turn.usd)} at {side}" if math.isfinite(turn.usd) else f"does not end at {side}"
-        for side, turn in (("half of it", most.half), ("double", most.double)) if turn
-    ]  # fmt: skip
+        for side, turn in (("half of it", most.half), ("double", most.double))
+        if turn
+    ]
     costs = " and ".join(ends)
     verb = "the run costs " if costs.startswith("$") else "the run "
     return f"The {most.label} matters most: {verb}{costs}."
@@ -289,10 +301,12 @@ def next_measures(
     unsure = rate.weight_failures <= SURER_MAX or rate.weight_failures == EXACT
     measures = [_count(scenario)] if unsure else []
     assumed = [
-        one for one in found
-        if not one.given and one.key not in ("failures", "replica-gpus")
+        one
+        for one in found
+        if not one.given
+        and one.key not in ("failures", "replica-gpus")
         and one.swing_usd > TELLING * at.taken.usd
-    ]  # fmt: skip
+    ]
     for one in assumed[:DOUBTS_MAX]:
         moves = f"half or double moves the price by {_usd(one.swing_usd)}"
         if math.isinf(one.swing_usd):

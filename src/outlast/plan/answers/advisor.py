@@ -26,12 +26,12 @@ from outlast.plan.answers.input_sensitivity import (
     TunedSettings,
     best_settings,
     input_sensitivities,
-    price_strategy,
     settings_of,
     vary_scenario,
     with_settings,
 )
 from outlast.plan.answers.spare_nodes import cheapest_spares
+from outlast.plan.answers.strategy_price import price_strategy
 from outlast.plan.model import formula_domain
 from outlast.plan.model.answer_values import (
     HIGH,
@@ -116,11 +116,16 @@ def make_bill(scenario: Scenario, of: Prediction) -> Bill:
         return share * working * of.usd if share else 0.0
 
     return Bill(
-        total=of.usd, ideal=scenario.gpus * scenario.work_s / 3600 * scenario.usd_per_gpu_hour,
-        save=spent(shares.save), redo=spent(shares.redo), detect=spent(shares.detect),
-        recover=spent(shares.recover), wait=spent(shares.wait), slow=spent(shares.degraded),
+        total=of.usd,
+        ideal=scenario.gpus * scenario.work_s / 3600 * scenario.usd_per_gpu_hour,
+        save=spent(shares.save),
+        redo=spent(shares.redo),
+        detect=spent(shares.detect),
+        recover=spent(shares.recover),
+        wait=spent(shares.wait),
+        slow=spent(shares.degraded),
         spares=(1 - working) * of.usd if of.spares else 0.0,
-    )  # fmt: skip
+    )
 
 
 def _with_copies(scenario: Scenario) -> Scenario:
@@ -165,9 +170,15 @@ def _option(at: BestSettings, strategy: Strategy) -> StrategyOption:
         low, high = min(ends), max(ends)
     more = of.usd - at.taken.usd if math.isfinite(of.usd) else math.inf
     return StrategyOption(
-        strategy=strategy, usd=of.usd, low_usd=low, high_usd=high, more_usd=more,
-        wall_s=of.wall_s, goodput=of.outcome.goodput, how=of.how,
-    )  # fmt: skip
+        strategy=strategy,
+        usd=of.usd,
+        low_usd=low,
+        high_usd=high,
+        more_usd=more,
+        wall_s=of.wall_s,
+        goodput=of.outcome.goodput,
+        how=of.how,
+    )
 
 
 def _current_cost(
@@ -218,15 +229,22 @@ def _items(
     if settings.memory_interval_s is not None:
         found += [
             AdviceItem(
-                what="memory-interval", set_to=format_quantity(settings.memory_interval_s, "s"),
-                value=settings.memory_interval_s, unit="s", how=how,
+                what="memory-interval",
+                set_to=format_quantity(settings.memory_interval_s, "s"),
+                value=settings.memory_interval_s,
+                unit="s",
+                how=how,
                 why=advice_text.describe_memory(scenario),
             ),
             AdviceItem(
-                what="copies", set_to=f"{settings.copies}", value=settings.copies, unit="nodes",
-                how=how, why=advice_text.describe_copies(scenario, settings),
+                what="copies",
+                set_to=f"{settings.copies}",
+                value=settings.copies,
+                unit="nodes",
+                how=how,
+                why=advice_text.describe_copies(scenario, settings),
             ),
-        ]  # fmt: skip
+        ]
     return [*found, _spares(scenario, at, settings)]
 
 
@@ -264,10 +282,14 @@ def _spares(scenario: Scenario, at: BestSettings, settings: TunedSettings) -> Ad
     saves = None if scenario.spares is None else max(0.0, at.taken.usd - there.taken.usd)
     trap_usd = price_strategy(trap, there.taken.strategy).usd - there.taken.usd
     return AdviceItem(
-        what="spares", set_to=f"{stock.best:,}", value=stock.best, unit="nodes", saves_usd=saves,
+        what="spares",
+        set_to=f"{stock.best:,}",
+        value=stock.best,
+        unit="nodes",
+        saves_usd=saves,
         why=advice_text.describe_spares(scenario, stock, there.taken, trap_usd, saves, settings),
         how="first order" if stock.racks else formula_domain.of_repairs(scenario),
-    )  # fmt: skip
+    )
 
 
 def _doubts(

@@ -105,22 +105,32 @@ def _in_memory(scenario: Scenario, best: Prediction) -> Quantity:
     """Fit the memory interval into the durable one; infinity where none is taken."""
     if scenario.memory_interval_s is not None:
         return Quantity(
-            name="interval in memory", value=best.memory_interval_s or math.inf, unit="s",
-            how="given", source="a whole number of them in the other",
-        )  # fmt: skip
+            name="interval in memory",
+            value=best.memory_interval_s or math.inf,
+            unit="s",
+            how="given",
+            source="a whole number of them in the other",
+        )
     return quantity_with_band(
-        "best interval in memory", "s", lambda one: predict(one, best.strategy).how, MODEL,
+        "best interval in memory",
+        "s",
+        lambda one: predict(one, best.strategy).how,
+        MODEL,
         scenario,
         lambda one: predict(one, best.strategy).memory_interval_s or math.inf,
-    )  # fmt: skip
+    )
 
 
 def _goodput(name: str, scenario: Scenario, strategy: Strategy) -> Quantity:
     job = tuned_job(scenario, strategy)
     return quantity_with_band(
-        name, "share", partial(how_at_other_rate, strategy=strategy, job=job), MODEL, scenario,
+        name,
+        "share",
+        partial(how_at_other_rate, strategy=strategy, job=job),
+        MODEL,
+        scenario,
         lambda one: at_other_rate(one, strategy, job).goodput,
-    )  # fmt: skip
+    )
 
 
 def _why(scenario: Scenario, best: Prediction) -> str:
@@ -149,6 +159,5 @@ def _classic(
     name: str, source: str, scenario: Scenario, function: Callable[[float, float], float]
 ) -> Quantity:
     return quantity_with_band(
-        name, "s", "first order", source, scenario,
-        lambda one: function(one.cost_s, mtbf_s(one)),
-    )  # fmt: skip
+        name, "s", "first order", source, scenario, lambda one: function(one.cost_s, mtbf_s(one))
+    )

@@ -74,23 +74,37 @@ def memory_copies(scenario: Scenario) -> Replicas:
     rows = [_row(scenario, copies) for copies in range(1, most + 1)]
     found = [
         Quantity(
-            name="a part lacks a copy for", value=exposed_s(scenario), unit="s", how="given",
+            name="a part lacks a copy for",
+            value=exposed_s(scenario),
+            unit="s",
+            how="given",
             source="detect + restore + window",
         ),
         Quantity(
-            name="state a GPU", value=scenario.state_bytes / scenario.gpus, unit="bytes",
-            how="given", source="without copies",
+            name="state a GPU",
+            value=scenario.state_bytes / scenario.gpus,
+            unit="bytes",
+            how="given",
+            source="without copies",
         ),
         quantity_with_band(
-            "failures beyond any copy", "times", _how, "fatal ones, of a run", scenario,
+            "failures beyond any copy",
+            "times",
+            _how,
+            "fatal ones, of a run",
+            scenario,
             lambda one: _of_a_run(one, fatal_rate_per_s(one), scenario.copies),
         ),
         quantity_with_band(
-            f"losses of all of {scenario.copies}", "times", _how_losses,
-            "docs/theory.md, of a run", scenario, lambda one: losses(one, scenario.copies),
+            f"losses of all of {scenario.copies}",
+            "times",
+            _how_losses,
+            "docs/theory.md, of a run",
+            scenario,
+            lambda one: losses(one, scenario.copies),
         ),
         *(limits := _limits(scenario)),
-    ]  # fmt: skip
+    ]
     warnings = _warnings(scenario, rows)
     if any(math.isinf(one.value) for one in limits):
         warnings.append(
@@ -100,9 +114,13 @@ def memory_copies(scenario: Scenario) -> Replicas:
     about = matters("peer-memory") | {"state", "step"}
     base = answer("How many copies in memory?", scenario, found, warnings, about)
     return Replicas(
-        question=base.question, failures=base.failures, quantities=base.quantities,
-        assumed=base.assumed, warnings=base.warnings, rows=rows,
-    )  # fmt: skip
+        question=base.question,
+        failures=base.failures,
+        quantities=base.quantities,
+        assumed=base.assumed,
+        warnings=base.warnings,
+        rows=rows,
+    )
 
 
 def exposed_s(scenario: Scenario) -> float:
@@ -165,13 +183,16 @@ def _row(scenario: Scenario, copies: int) -> CopiesRow:
         losses_low=low,
         losses_high=high,
         epoch_losses=theory.epoch_losses(
-            scenario.work_s, scenario.step_s, gpus, copies,
+            scenario.work_s,
+            scenario.step_s,
+            gpus,
+            copies,
             scenario.failures.per_gpu_s * scenario.gpus_per_node,
         ),
         memory_per_gpu_bytes=memory_per_gpu_bytes(scenario, copies),
         network_per_gpu_bytes_per_s=network,
         goodput=at.outcome.goodput,
-    )  # fmt: skip
+    )
 
 
 def _limits(scenario: Scenario) -> list[Quantity]:
@@ -195,10 +216,14 @@ def _limits(scenario: Scenario) -> list[Quantity]:
         for name, restart_s in (("", back_s), (", R not counted", 0.0)):
             found.append(
                 quantity_with_band(
-                    f"half goodput, {kind}{name}", "GPUs", "first order", GROWS, scenario,
+                    f"half goodput, {kind}{name}",
+                    "GPUs",
+                    "first order",
+                    GROWS,
+                    scenario,
                     lambda one, cost_s=cost_s, restart_s=restart_s: _half(one, cost_s, restart_s),
                 )
-            )  # fmt: skip
+            )
     return found
 
 

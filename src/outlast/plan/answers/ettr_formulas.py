@@ -191,9 +191,13 @@ def _giving(
         cannot.append(f"no failure rate alone gives {target:g}: {error}")
     else:
         times = quantity_with_band(
-            "failure rate at most", "times", how, "of today's", scenario,
+            "failure rate at most",
+            "times",
+            how,
+            "of today's",
+            scenario,
             lambda one: mtbf_s(one) / every_s,
-        )  # fmt: skip
+        )
         least_s = Quantity(
             name="between failures at least",
             value=every_s,

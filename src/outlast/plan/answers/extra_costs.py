@@ -121,11 +121,14 @@ def _stragglers(scenario: Scenario, taken: Prediction, share: float, factor: flo
 
 def _maintenance(
     scenario: Scenario, taken: Prediction, every_s: float, length_s: float
-) -> ExtraCost:  # fmt: skip
+) -> ExtraCost:
     share = other_losses.maintenance_share(
-        every_s, length_s, save_s=scenario.cost_s + scenario.flush_s,
-        restart_s=scenario.restart_s, mtbf_s=mtbf_s(scenario),
-    )  # fmt: skip
+        every_s,
+        length_s,
+        save_s=scenario.cost_s + scenario.flush_s,
+        restart_s=scenario.restart_s,
+        mtbf_s=mtbf_s(scenario),
+    )
     return ExtraCost(
         what="planned stops",
         usd=taken.usd * share / (1 - share) if share < 1 else math.inf,
@@ -137,12 +140,15 @@ def _maintenance(
 
 def _preemption(
     scenario: Scenario, taken: Prediction, inputs: ExtraInputs, every_s: float
-) -> ExtraCost:  # fmt: skip
+) -> ExtraCost:
     save_s = scenario.cost_s + scenario.flush_s
     cost_s = other_losses.preemption_s(
-        inputs.notice_s, save_s, taken.interval_s, restart_s=scenario.restart_s,
+        inputs.notice_s,
+        save_s,
+        taken.interval_s,
+        restart_s=scenario.restart_s,
         queue_s=inputs.queue_s,
-    )  # fmt: skip
+    )
     share = min(1.0, cost_s / (every_s + cost_s))
     longer = 1 / (1 - share) if share < 1 else math.inf
     in_time = "is enough for" if inputs.notice_s >= save_s else "is too short for"
@@ -172,9 +178,14 @@ def _storage(
     saves = taken.wall_s / taken.interval_s
     moved = saves * scenario.state_bytes
     whole = dollars.cost_usd(
-        1, taken.wall_s, 0.0, stored_bytes=stored, usd_per_gb_month=usd_per_gb_month,
-        moved_bytes=moved, usd_per_gb_moved=inputs.usd_per_gb_moved,
-    )  # fmt: skip
+        1,
+        taken.wall_s,
+        0.0,
+        stored_bytes=stored,
+        usd_per_gb_month=usd_per_gb_month,
+        moved_bytes=moved,
+        usd_per_gb_moved=inputs.usd_per_gb_moved,
+    )
     return ExtraCost(
         what="storage",
         usd=whole,
@@ -189,21 +200,34 @@ def _levels(
 ) -> ExtraCost:
     """Return the pattern of saves with local drives between memory and storage."""
     every_s = mtbf_s(scenario)
-    ladder = rungs(scenario, "peer-memory" if scenario.copies > 1 else "checkpoint-restart",
-                   memory=scenario.copies > 1)  # fmt: skip
+    ladder = rungs(
+        scenario,
+        "peer-memory" if scenario.copies > 1 else "checkpoint-restart",
+        memory=scenario.copies > 1,
+    )
     in_memory = math.fsum(one.share for one in ladder if one.loses == "snapshot")
     memory = levels.Level(
-        name="memory", cost_s=scenario.memory_cost_s, flush_s=0.0, restore_s=scenario.restore_s,
+        name="memory",
+        cost_s=scenario.memory_cost_s,
+        flush_s=0.0,
+        restore_s=scenario.restore_s,
         survives=in_memory,
-    )  # fmt: skip
+    )
     local = levels.Level(
-        name="local drives", cost_s=local_cost_s, flush_s=0.0, restore_s=inputs.local_restore_s,
+        name="local drives",
+        cost_s=local_cost_s,
+        flush_s=0.0,
+        restore_s=inputs.local_restore_s,
         survives=max(in_memory, inputs.local_survives),
-    )  # fmt: skip
+    )
     storage = levels.Level(
-        name="storage", cost_s=scenario.cost_s, flush_s=scenario.flush_s,
-        restore_s=scenario.restart_s, survives=1.0, drag=scenario.drag,
-    )  # fmt: skip
+        name="storage",
+        cost_s=scenario.cost_s,
+        flush_s=scenario.flush_s,
+        restore_s=scenario.restart_s,
+        survives=1.0,
+        drag=scenario.drag,
+    )
     above = [memory] if in_memory else []
     without = levels.pattern([*above, storage], every_s, down_s=scenario.detect_s)
     found = levels.pattern([*above, local, storage], every_s, down_s=scenario.detect_s)

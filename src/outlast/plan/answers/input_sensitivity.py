@@ -4,150 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import lru_cache
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
 from outlast.errors import UsageError
 from outlast.plan.answers.spare_nodes import cheapest_spares
+from outlast.plan.answers.strategy_price import price_strategy
 from outlast.plan.model.answer_values import Unit
-from outlast.plan.model.ladder_costs import STRATEGIES, Strategy, matters, mtbf_s, sources
+from outlast.plan.model.ladder_costs import STRATEGIES, Strategy, matters
 from outlast.plan.model.scenario import NEVER_S, Scenario
 from outlast.plan.model.strategy_prediction import (
-    GOODPUT_MIN,
     Prediction,
-    cost_usd,
     predict,
     reason_impossible,
 )
-from outlast.theory import dollars, intervals
-from outlast.theory.strategies import RecoveryOutcome
-
-if TYPE_CHECKING:
-    from outlast.plan.simulate.ensembles import Cause
-
-FIRST, MANY = 20_000, 150_000  # failures that a first look simulates, and one that must be right
-FAR = 1.3  # times another price: so far from it a first look is enough
-RUNS_MAX = 64
-CACHED_PRICES = 4096
-
-
-class _SimulatedPrice(NamedTuple):
-    """Means over simulated runs.
-
-    Wall time (infinite where a run does not end), price of a second, failures, falls back to
-    storage, and the share of each of `ensembles.CAUSES`.
-    """
-
-    wall_s: float
-    failures_per_s: float
-    falls_per_s: float
-    shares: dict[Cause, float]
-
-    @property
-    def between_falls_s(self) -> float:
-        """Return seconds between falls back to storage, of a job at full speed.
-
-        A slower job falls more often in the same work, and takes longer to redo it. Recoveries and
-        waits add nothing that is lost.
-        """
-        running = math.fsum(self.shares[one] for one in ("work", "save", "redo", "slow"))
-        speed = self.shares["work"] / (self.shares["work"] + self.shares["slow"])
-        return speed**2 * running / self.falls_per_s
-
-
-def price_strategy(
-    scenario: Scenario, strategy: Strategy, *, beside_usd: float = math.inf
-) -> Prediction:
-    """Return a prediction as `predict`, simulated outside a formula's regime (with Numba).
-
-    Simulated at the interval for the observed rate of falls back to storage, with an error of some
-    per cent. A price far above `beside_usd` is less precise.
-
-    The same scenario has the same price, and all scenarios meet the same failures, so that chance
-    does not affect differences between them. Raises UsageError naming the invalid field.
-    """
-    predicted = predict(scenario, strategy)
-    if (
-        predicted.outcome.in_regime
-        or _is_hopeless(scenario, strategy)
-        or find_spec("numba") is None
-    ):
-        return predicted
-    met = _simulated_price(scenario, strategy, FIRST)
-    if math.isinf(met.wall_s) or _usd(scenario, predicted, met) > FAR * beside_usd:
-        return _simulated(scenario, predicted, met)
-    open_ = scenario.interval_s is None and predicted.memory_interval_s is None
-    if open_ and met.falls_per_s and math.isfinite(met.wall_s):
-        best_s = _interval_s(scenario, met.between_falls_s)
-        scenario = replace(scenario, interval_s=best_s)
-        predicted = replace(predicted, interval_s=best_s)
-    return _simulated(scenario, predicted, _simulated_price(scenario, strategy, MANY))
-
-
-def _is_hopeless(scenario: Scenario, strategy: Strategy) -> bool:
-    """Return whether no run ends at any save interval.
-
-    The job works for M on the average, and its shortest recovery L takes M (e^(L/M) - 1), so that
-    goodput is at most e^(-L/M). Dropped replicas do not fail, and are no such case.
-    """
-    if strategy == "drop":
-        return False
-    shortest_s = min(takes for _, takes in sources(scenario, strategy, memory=True))
-    return math.exp(-(scenario.detect_s + shortest_s) / mtbf_s(scenario)) < GOODPUT_MIN
-
-
-@lru_cache(CACHED_PRICES)
-def _simulated_price(scenario: Scenario, strategy: Strategy, failures: int) -> _SimulatedPrice:
-    # Only where it is needed: Numba and the compiled kernel take a second to load.
-    from outlast.plan.simulate.ensembles import CAUSES, ENSEMBLE_FAILURES_MAX, of_rows
-    from outlast.plan.simulate.replications import ReplicationPart, run_part
-    from outlast.plan.simulate.simulated_job import job_of
-
-    job = job_of(scenario, strategy)._replace(failures_max=ENSEMBLE_FAILURES_MAX)
-    first = run_part(ReplicationPart(job, 0, 0, 1))
-    runs = math.ceil(failures / max(1.0, float(first["failures"][0])))
-    rows = run_part(ReplicationPart(job, 0, 0, min(RUNS_MAX, runs)))
-    found = of_rows(job, rows)
-    wall_s = float(found.wall_s.mean())
-    elapsed_s = found.spent_s.sum(axis=0)
-    # What was simulated of a run stands for the whole of it.
-    whole = found.wall_s / elapsed_s if math.isfinite(wall_s) else 1.0
-    spent_s = (found.spent_s * whole).sum(axis=1)
-    falls = float(rows["from_storage"].sum() / elapsed_s.sum())
-    shares = dict(zip(CAUSES, (spent_s / spent_s.sum()).tolist(), strict=True))
-    often = float((rows["failures"] / elapsed_s).mean())
-    return _SimulatedPrice(wall_s, often, falls, shares)
-
-
-def _interval_s(scenario: Scenario, between_falls_s: float) -> float:
-    best_s = intervals.optimum_async(
-        scenario.cost_s, scenario.flush_s, between_falls_s, drag=scenario.drag
-    )
-    return min(max(best_s, scenario.flush_s, scenario.step_s), scenario.work_s)
-
-
-def _usd(scenario: Scenario, predicted: Prediction, met: _SimulatedPrice) -> float:
-    return cost_usd(scenario, met.wall_s, predicted.spares)
-
-
-def _simulated(scenario: Scenario, predicted: Prediction, met: _SimulatedPrice) -> Prediction:
-    of = met.shares
-    outcome = RecoveryOutcome(
-        goodput=of["work"], save=of["save"], redo=of["redo"], detect=of["detect"],
-        recover=of["restart"], wait=of["wait"], degraded=of["slow"], recover_by_rung={},
-        falls_back=met.falls_per_s / met.failures_per_s if met.failures_per_s else 0.0,
-        failures_per_s=met.failures_per_s, exact=False, in_regime=True,
-    )  # fmt: skip
-    ends = outcome.goodput >= GOODPUT_MIN
-    return replace(
-        predicted, outcome=outcome, wall_s=met.wall_s if ends else math.inf,
-        usd=_usd(scenario, predicted, met) if ends else math.inf, how="simulated", warnings=[],
-    )  # fmt: skip
-
+from outlast.theory import dollars
 
 TIE = 1e-3  # of the price: closer than that, the simpler strategy is taken
 ROUGH = 1.25  # what first order adds outside its regime, where nothing is there to simulate it
@@ -220,9 +93,12 @@ class _Input(NamedTuple):
 
 def _seconds(name: str, text: str, helps: Side = "half") -> _Input:
     return _Input(
-        text, "s", lambda scenario: getattr(scenario, name),
-        lambda scenario, value: replace(scenario, **{name: value}), helps,
-    )  # fmt: skip
+        text,
+        "s",
+        lambda scenario: getattr(scenario, name),
+        lambda scenario, value: replace(scenario, **{name: value}),
+        helps,
+    )
 
 
 def _mtbf(scenario: Scenario, value: float) -> Scenario:
@@ -314,26 +190,34 @@ def _least_usd(scenario: Scenario, strategy: Strategy) -> float:
     if awake <= 0:
         return math.inf
     return dollars.cost_usd(
-        scenario.gpus, dollars.wall_s(scenario.work_s, min(1.0, awake)), scenario.usd_per_gpu_hour,
+        scenario.gpus,
+        dollars.wall_s(scenario.work_s, min(1.0, awake)),
+        scenario.usd_per_gpu_hour,
         spare_gpus=shown.spares * scenario.gpus_per_node,
-    )  # fmt: skip
+    )
 
 
 def settings_of(scenario: Scenario, taken: Prediction) -> TunedSettings:
     """Return the settings of a prediction for `scenario`."""
     return TunedSettings(
-        strategy=taken.strategy, interval_s=taken.interval_s,
-        memory_interval_s=taken.memory_interval_s, copies=scenario.copies, spares=taken.spares,
-    )  # fmt: skip
+        strategy=taken.strategy,
+        interval_s=taken.interval_s,
+        memory_interval_s=taken.memory_interval_s,
+        copies=scenario.copies,
+        spares=taken.spares,
+    )
 
 
 def with_settings(scenario: Scenario, settings: TunedSettings) -> Scenario:
     """Return the scenario with these settings; impossible intervals are adjusted."""
     interval_s = max(scenario.flush_s, settings.interval_s)
     return replace(
-        scenario, interval_s=interval_s, memory_interval_s=settings.memory_interval_s,
-        copies=settings.copies, spares=settings.spares,
-    )  # fmt: skip
+        scenario,
+        interval_s=interval_s,
+        memory_interval_s=settings.memory_interval_s,
+        copies=settings.copies,
+        spares=settings.spares,
+    )
 
 
 def regret_usd(scenario: Scenario, settings: TunedSettings, least_usd: float) -> float:
@@ -368,9 +252,15 @@ def _sensitivity(key: str, scenario: Scenario, at: BestSettings) -> InputSensiti
     value = one.get(scenario)
     half, double = (vary_input(key, scenario, times * value, settings) for times in TIMES)
     lever = InputSensitivity(
-        key=key, label=one.label, value=value, unit=one.unit, given=key not in scenario.assumed,
-        here_usd=usd, half=half, double=double,
-    )  # fmt: skip
+        key=key,
+        label=one.label,
+        value=value,
+        unit=one.unit,
+        given=key not in scenario.assumed,
+        here_usd=usd,
+        half=half,
+        double=double,
+    )
     turn = half if one.helps == "half" else double
     if turn is None or not turn.usd < usd:
         return lever
@@ -392,6 +282,9 @@ def vary_scenario(there: Scenario, value: float, settings: TunedSettings) -> Inp
     """Return the variation from a scenario (`there`) with one value changed and open settings."""
     there, _, taken = best_settings(there, every=False)
     return InputVariation(
-        value=value, usd=taken.usd, goodput=taken.outcome.goodput,
-        settings=settings_of(there, taken), regret_usd=regret_usd(there, settings, taken.usd),
-    )  # fmt: skip
+        value=value,
+        usd=taken.usd,
+        goodput=taken.outcome.goodput,
+        settings=settings_of(there, taken),
+        regret_usd=regret_usd(there, settings, taken.usd),
+    )

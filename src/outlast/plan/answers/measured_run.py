@@ -160,13 +160,20 @@ def compare_run(scenario: Scenario, of: MeasuredRun, *, seed: int = 0) -> RunCom
             again = _runs(own, strategy, tuned, at_factor(job, factor), seed)
         rows += _shares(of, runs, again)
     return RunComparison(
-        run_dir=summary.run_dir, outcome=summary.outcome, strategy=strategy,
-        devices=summary.world, steps=summary.steps or 0, wall_s=summary.wall_s,
+        run_dir=summary.run_dir,
+        outcome=summary.outcome,
+        strategy=strategy,
+        devices=summary.world,
+        steps=summary.steps or 0,
+        wall_s=summary.wall_s,
         outside_s=of.outside_s,
-        goodput=summary.goodput, ettr=summary.ettr,
+        goodput=summary.goodput,
+        ettr=summary.ettr,
         incidents={kind: one.count for kind, one in summary.causes.items()},
-        rows=rows, believed=_believed(scenario, of), notes=list(summary.notes),
-    )  # fmt: skip
+        rows=rows,
+        believed=_believed(scenario, of),
+        notes=list(summary.notes),
+    )
 
 
 def _fields(events: Sequence[AnyEvent], summary: RunSummary, work_s: float) -> dict[str, str]:
@@ -237,9 +244,11 @@ def _runs(
 
 def _at_its_rate(scenario: Scenario, of: MeasuredRun) -> Scenario:
     rate = StatedFailures(
-        name="observed", per_gpu_s=of.failures / of.exposure_s, source=of.summary.run_dir,
+        name="observed",
+        per_gpu_s=of.failures / of.exposure_s,
+        source=of.summary.run_dir,
         weight_failures=float(of.failures),
-    )  # fmt: skip
+    )
     return replace(scenario, failures=rate)
 
 
@@ -248,16 +257,24 @@ def _rate(scenario: Scenario, of: MeasuredRun) -> ComparedFigure:
     rate, count = scenario.failures, of.failures
     sure = rate.weight_failures == EXACT
     predicted = Quantity(
-        name=RATE, value=rate.per_gpu_s * YEAR_S, unit="times", how="given",
-        source=rate.name, low=None if sure else rate.at(LOW) * YEAR_S,
+        name=RATE,
+        value=rate.per_gpu_s * YEAR_S,
+        unit="times",
+        how="given",
+        source=rate.name,
+        low=None if sure else rate.at(LOW) * YEAR_S,
         high=None if sure else rate.at(HIGH) * YEAR_S,
-    )  # fmt: skip
+    )
     scale = YEAR_S / of.exposure_s
     observed = Quantity(
-        name=RATE, value=count * scale, unit="times", how="given", source=f"{count} in the run",
+        name=RATE,
+        value=count * scale,
+        unit="times",
+        how="given",
+        source=f"{count} in the run",
         low=special_functions.gamma_quantile(count, LOW) * scale if count else 0.0,
         high=special_functions.gamma_quantile(count + 1, HIGH) * scale,
-    )  # fmt: skip
+    )
     return _compared(predicted, observed, None)
 
 
@@ -266,15 +283,21 @@ def _believed(scenario: Scenario, of: MeasuredRun) -> Quantity | None:
     if rate.weight_failures == EXACT:
         return None
     prior = failures.RatePrior(
-        name=rate.name, rate_per_device_s=rate.per_gpu_s, source=rate.source,
+        name=rate.name,
+        rate_per_device_s=rate.per_gpu_s,
+        source=rate.source,
         weight_failures=rate.weight_failures,
-    )  # fmt: skip
+    )
     now = failures.posterior(prior, of.failures, of.exposure_s)
     return Quantity(
-        name=RATE, value=now.mean * YEAR_S, unit="times", how="exact",
-        low=now.low * YEAR_S, high=now.high * YEAR_S,
+        name=RATE,
+        value=now.mean * YEAR_S,
+        unit="times",
+        how="exact",
+        low=now.low * YEAR_S,
+        high=now.high * YEAR_S,
         source=f"{rate.name}, and the run's own failures",
-    )  # fmt: skip
+    )
 
 
 def _shares(
@@ -291,18 +314,24 @@ def _shares(
         )
         assert predicted is not None
         observed = Quantity(
-            name=name, value=of.spent_s[cause] / whole_s, unit="share", how="given",
+            name=name,
+            value=of.spent_s[cause] / whole_s,
+            unit="share",
+            how="given",
             source="wall time of all seats",
-        )  # fmt: skip
+        )
         rows.append(_compared(predicted, observed, repeated))
     return rows
 
 
 def _compared(predicted: Quantity, observed: Quantity, again: Quantity | None) -> ComparedFigure:
     return ComparedFigure(
-        predicted=predicted, observed=observed, verdict=_verdict(predicted, observed),
-        at_its_rate=again, verdict_at_its_rate=_verdict(again, observed) if again else None,
-    )  # fmt: skip
+        predicted=predicted,
+        observed=observed,
+        verdict=_verdict(predicted, observed),
+        at_its_rate=again,
+        verdict_at_its_rate=_verdict(again, observed) if again else None,
+    )
 
 
 def _verdict(predicted: Quantity, observed: Quantity) -> Verdict:
@@ -310,8 +339,9 @@ def _verdict(predicted: Quantity, observed: Quantity) -> Verdict:
 
     def ends(one: Quantity) -> tuple[float, float]:
         return (
-            one.value if one.low is None else one.low, one.value if one.high is None else one.high
-        )  # fmt: skip
+            one.value if one.low is None else one.low,
+            one.value if one.high is None else one.high,
+        )
 
     (predicted_low, predicted_high), (low, high) = ends(predicted), ends(observed)
     if low > predicted_high + CLOSE:

@@ -130,9 +130,13 @@ def sweep(
     if replications:
         here = {at: one.theory for at, one in enumerate(found) if one.theory}
         ended = _simulate_points(
-            {at: (wanted[at], theory) for at, theory in here.items()}, replications, seed=seed,
-            executor=executor, in_flight=in_flight, on_progress=on_progress,
-        )  # fmt: skip
+            {at: (wanted[at], theory) for at, theory in here.items()},
+            replications,
+            seed=seed,
+            executor=executor,
+            in_flight=in_flight,
+            on_progress=on_progress,
+        )
         for at, (runs, failed) in ended.items():
             found[at] = replace(found[at], runs=runs, failed=failed)
         interrupted = any(

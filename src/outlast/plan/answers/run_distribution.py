@@ -85,19 +85,31 @@ def run_distribution(
             found["goodput"].add(job.work_s / rows["wall_s"])
             on_rows(rows)
     base = answer(
-        f"What do runs of {scenario.gpus:,} GPUs with {strategy} come to?", scenario, [], [],
+        f"What do runs of {scenario.gpus:,} GPUs with {strategy} come to?",
+        scenario,
+        [],
+        [],
         matters(strategy) | {"gpu-hour"},
-    )  # fmt: skip
+    )
     wall = found["wall_s"]
     tallies = _make_tallies(scenario, predicted, found) if wall.count else []
     return RunDistribution(
-        question=base.question, failures=base.failures, assumed=base.assumed, quantities=[],
+        question=base.question,
+        failures=base.failures,
+        assumed=base.assumed,
+        quantities=[],
         warnings=_warnings(strategy, predicted, job, wall, tallies, replications),
-        strategy=strategy, seed=seed, requested=replications, replications=wall.count,
-        unfinished=wall.endless, interrupted=wall.count < replications,
-        interval_s=job.interval_s, memory_interval_s=predicted.memory_interval_s,
-        spares=job.spares, tallies=tallies,
-    )  # fmt: skip
+        strategy=strategy,
+        seed=seed,
+        requested=replications,
+        replications=wall.count,
+        unfinished=wall.endless,
+        interrupted=wall.count < replications,
+        interval_s=job.interval_s,
+        memory_interval_s=predicted.memory_interval_s,
+        spares=job.spares,
+        tallies=tallies,
+    )
 
 
 def _make_tallies(

@@ -34,10 +34,19 @@ QUANTILES = (0.5, 0.95, 0.999)
 SPREADS = 8  # standard deviations above the mean
 MEAN, WAITING, GOING_ON, UNSURE = "the mean", "best: waits", "best: goes on", "best: rate unsure"
 STRATA = 16  # equally likely rates
-ABOUT = frozenset({
-    "gpus-per-node", "failures", "transient", "fatal", "rack-mtbf", "repair", "work",
-    "replica-gpus", "gpu-hour",
-})  # fmt: skip
+ABOUT = frozenset(
+    {
+        "gpus-per-node",
+        "failures",
+        "transient",
+        "fatal",
+        "rack-mtbf",
+        "repair",
+        "work",
+        "replica-gpus",
+        "gpu-hour",
+    }
+)
 
 
 class SparesRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,10 +148,14 @@ def spare_nodes(scenario: Scenario) -> Spares:
         "How many spares?", scenario, _quantities(scenario), _warnings(scenario, once_usd), ABOUT
     )
     return Spares(
-        question=base.question, failures=base.failures, quantities=base.quantities,
-        assumed=base.assumed, warnings=base.warnings, rows=rows,
+        question=base.question,
+        failures=base.failures,
+        quantities=base.quantities,
+        assumed=base.assumed,
+        warnings=base.warnings,
+        rows=rows,
         conclusions=_conclusions(scenario, here, rows),
-    )  # fmt: skip
+    )
 
 
 def plain_usd(scenario: Scenario, stocks: SpareModel) -> float:
@@ -181,10 +194,14 @@ def _row(stocks: SpareModel, once_usd: float, count: int, names: list[str]) -> S
     more = [stocks.price(count, dropping=dropping) - 1 for dropping in (False, True)]
     stalling_usd, dropping_usd = (once_usd * one if one else 0.0 for one in more)
     return SparesRow(
-        spares=count, names=names, short=stocks.in_repair.short_share(count),
-        stalled=stocks.stalled(count), stalling_usd=stalling_usd,
-        up=stocks.up(count), dropping_usd=dropping_usd,
-    )  # fmt: skip
+        spares=count,
+        names=names,
+        short=stocks.in_repair.short_share(count),
+        stalled=stocks.stalled(count),
+        stalling_usd=stalling_usd,
+        up=stocks.up(count),
+        dropping_usd=dropping_usd,
+    )
 
 
 def _grouped(kind: FailureKind, size: int) -> FailureKind:
@@ -239,42 +256,60 @@ def _quantities(scenario: Scenario) -> list[Quantity]:
     waits = "racks return one by one" if racks else "Erlang's B of s + 1"
     return [
         quantity_with_band(
-            "nodes in repair, mean", "nodes", formula_domain.of_repairs, "Little 1961", scenario,
+            "nodes in repair, mean",
+            "nodes",
+            formula_domain.of_repairs,
+            "Little 1961",
+            scenario,
             lambda one: at(one).mean,
         ),
         *(
             quantity_with_band(
-                f"enough {100 * share:g} % of the time", "nodes", how, law, scenario,
+                f"enough {100 * share:g} % of the time",
+                "nodes",
+                how,
+                law,
+                scenario,
                 lambda one, share=share: at(one).in_repair.quantile(share),
             )
             for share in QUANTILES
         ),
         quantity_with_band(
-            "cheapest for a job that waits", "nodes", how, waits, scenario,
+            "cheapest for a job that waits",
+            "nodes",
+            how,
+            waits,
+            scenario,
             lambda one: cheapest([at(one)]),
         ),
         quantity_with_band(
-            "cheapest for a job that goes on", "nodes", "first order", "each missing node idles"
-            " its replica", scenario, lambda one: cheapest([at(one)], dropping=True),
+            "cheapest for a job that goes on",
+            "nodes",
+            "first order",
+            "each missing node idles its replica",
+            scenario,
+            lambda one: cheapest([at(one)], dropping=True),
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _row_named(rows: Sequence[SparesRow], name: str) -> SparesRow:
     return next(one for one in rows if name in one.names)
 
 
+NO_END = "no run ends here, whatever stands by: failures come faster than it gets on"
+
+
 def _warnings(scenario: Scenario, once_usd: float) -> list[str]:
+    unsettled = scenario.work_s < formula_domain.REPAIRS_MIN * scenario.repair_s
+    has_racks = scenario.rack_mtbf_s < NEVER_S
     texts = {
         "nodes are taken not to age": scenario.shape != 1,
         "lemons are taken for ordinary nodes with the mean rate": scenario.lemons > 0,
-        "figures are of the long run: this one ends before repairs have settled":
-            scenario.work_s < formula_domain.REPAIRS_MIN * scenario.repair_s,
-        "nodes of a rack are taken to return together, and one by one where a job waits":
-            scenario.rack_mtbf_s < NEVER_S,
-        "no run ends here, whatever stands by: failures come faster than it gets on":
-            math.isinf(once_usd),
-    }  # fmt: skip
+        "figures are of the long run: this one ends before repairs have settled": unsettled,
+        "nodes of a rack are taken to return together, and one by one where a job waits": has_racks,
+        NO_END: math.isinf(once_usd),
+    }
     return [text for text, here in texts.items() if here]
 
 
@@ -334,6 +369,8 @@ def cheapest_spares(scenario: Scenario) -> CheapestSpares:
     here, nodes = SpareModel(scenario), scenario.nodes
     best = cheapest([SpareModel(one) for one in equally_likely(scenario)])
     return CheapestSpares(
-        best=min(best, nodes), known=min(cheapest([here]), nodes), in_repair=here.mean,
+        best=min(best, nodes),
+        known=min(cheapest([here]), nodes),
+        in_repair=here.mean,
         racks=scenario.rack_mtbf_s < NEVER_S,
-    )  # fmt: skip
+    )

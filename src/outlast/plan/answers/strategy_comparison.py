@@ -146,9 +146,12 @@ def compare(
     }
     found = simulate_strategies(scenario, list(predicted), request, place, on_progress)
     base = answer(
-        f"Which strategy for {scenario.gpus:,} GPUs?", scenario, [], [],
+        f"Which strategy for {scenario.gpus:,} GPUs?",
+        scenario,
+        [],
+        [],
         frozenset[str]().union(*(matters(one) for one in predicted), {"gpu-hour"}),
-    )  # fmt: skip
+    )
     usd: dict[Strategy, np.ndarray] = {
         one: usd_per_s(scenario, predicted[one].spares) * runs.wall_s
         for one, runs in found.runs.items()
@@ -283,9 +286,12 @@ def _theory(
         error = float(over.std()) / math.sqrt(len(over))
         z = differs / error if error else None
     return TheoryFigures(
-        goodput=predicted.outcome.goodput, takes_s=predicted.wall_s,
-        how=predicted.how, differs=differs, z=z,
-    )  # fmt: skip
+        goodput=predicted.outcome.goodput,
+        takes_s=predicted.wall_s,
+        how=predicted.how,
+        differs=differs,
+        z=z,
+    )
 
 
 def _warnings(

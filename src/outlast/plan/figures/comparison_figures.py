@@ -99,8 +99,9 @@ def _fill_fan(
         _dates(axis, start, size_s)
     axis.set_title(
         f"{scenario.gpus:,} GPUs, {scenario.failures.name}, {span(work_s)} of work\n"
-        f"medians; P5 to P95 of {' and '.join(sorted(shaded & set(names)))} shaded", loc="left",
-    )  # fmt: skip
+        f"medians; P5 to P95 of {' and '.join(sorted(shaded & set(names)))} shaded",
+        loc="left",
+    )
     axis.legend(
         loc="lower right",
         fontsize=7,
@@ -197,15 +198,27 @@ def _fill_waterfall(figure: Figure, scenario: Scenario, found: StrategyCompariso
                 continue
             colour, hatch = LOOK[cause]
             axis.barh(
-                row, share, 0.62, offset, color=colour, hatch=hatch, edgecolor="white", lw=0,
+                row,
+                share,
+                0.62,
+                offset,
+                color=colour,
+                hatch=hatch,
+                edgecolor="white",
+                lw=0,
                 label=cause if cause not in named else None,
-            )  # fmt: skip
+            )
             named.add(cause)
             if share > WRITTEN_MIN * widest:
                 axis.text(
-                    offset + share / 2, row, said(share, "share"), ha="center", va="center",
-                    fontsize=6.5, bbox={"fc": "white", "ec": "none", "pad": 0.8, "alpha": 0.85},
-                )  # fmt: skip
+                    offset + share / 2,
+                    row,
+                    said(share, "share"),
+                    ha="center",
+                    va="center",
+                    fontsize=6.5,
+                    bbox={"fc": "white", "ec": "none", "pad": 0.8, "alpha": 0.85},
+                )
             offset += share
         axis.text(offset + 0.015 * widest, row, _outcome(one), va="center", fontsize=7)
     axis.set_yticks(range(len(found.contenders)), [one.strategy for one in found.contenders])

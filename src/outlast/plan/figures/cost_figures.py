@@ -88,9 +88,13 @@ def _legend(axis: Axes, rows: list[InputSensitivity], scale: _Scale) -> None:
     saves = f"saves {said(best.saves_usd, 'USD')}"
     saves = "the run ends" if math.isinf(best.saves_usd) else saves
     axis.plot(
-        turn.usd - scale.zero, rows.index(best), "k*", ms=7, zorder=3,
+        turn.usd - scale.zero,
+        rows.index(best),
+        "k*",
+        ms=7,
+        zorder=3,
         label=f"worth buying next: {saves}",
-    )  # fmt: skip
+    )
 
 
 def _turns(lever: InputSensitivity) -> list[tuple[Side, InputVariation]]:
@@ -134,15 +138,25 @@ def _bar(axis: Axes, row: int, side: Side, turn: InputVariation, text: str, scal
     colour, hatch = LOOK[side]
     end = min(turn.usd - scale.zero, scale.right)
     axis.barh(
-        row, end - scale.start, 0.72, scale.start, color=colour, hatch=hatch, edgecolor="white",
+        row,
+        end - scale.start,
+        0.72,
+        scale.start,
+        color=colour,
+        hatch=hatch,
+        edgecolor="white",
         lw=0,
-    )  # fmt: skip
+    )
     endless, below = math.isinf(turn.usd), end < scale.start
     axis.annotate(
-        f"{text}: never ends" if endless else text, (end, row), (-6 if below or endless else 4, 0),
-        textcoords="offset points", ha="right" if below or endless else "left", va="center",
+        f"{text}: never ends" if endless else text,
+        (end, row),
+        (-6 if below or endless else 4, 0),
+        textcoords="offset points",
+        ha="right" if below or endless else "left",
+        va="center",
         bbox={"facecolor": "white", "edgecolor": "none", "pad": 1} if endless else None,
-    )  # fmt: skip
+    )
 
 
 def _wrapped(text: str) -> str:
@@ -184,9 +198,11 @@ def _fill_spares(figure: Figure, scenario: Scenario) -> None:
             replicas = whole_replicas(scenario)
             _costs(below, replicas, size, once_usd, REPLICAS, "--")
             above.plot(
-                *_waits(replicas, size), color=REPLICAS, ls="--",
+                *_waits(replicas, size),
+                color=REPLICAS,
+                ls="--",
                 label=f"replicas of {size:,} nodes, the job waits",
-            )  # fmt: skip
+            )
             most = replicas.most * size
     _trap(above, below, nodes)
     above.set_xscale("symlog", linthresh=1)
@@ -197,8 +213,9 @@ def _fill_spares(figure: Figure, scenario: Scenario) -> None:
     above.set_ylabel("share of time that the job waits")
     above.set_title(
         f"{scenario.gpus:,} GPUs, {scenario.failures.name},"
-        f" {in_words(scenario.repair_s, 's')} of repair; dots: cheapest", loc="left",
-    )  # fmt: skip
+        f" {in_words(scenario.repair_s, 's')} of repair; dots: cheapest",
+        loc="left",
+    )
     below.set_yscale("log")
     below.set_ylim(bottom=below.get_ylim()[0] / 2)  # room for the numbers at the dots
     below.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
@@ -240,9 +257,14 @@ def _costs(
     axis.plot(size * best, usd(best), "o", color=colour, ms=4, mec="black", mew=0.6)
     is_left = dropping
     axis.annotate(
-        f"{size * best:,}", (size * best, usd(best)), xytext=(-5 if is_left else 5, -3),
-        textcoords="offset points", ha="right" if is_left else "left", va="top", color=colour,
-    )  # fmt: skip
+        f"{size * best:,}",
+        (size * best, usd(best)),
+        xytext=(-5 if is_left else 5, -3),
+        textcoords="offset points",
+        ha="right" if is_left else "left",
+        va="top",
+        color=colour,
+    )
 
 
 def _trap(above: Axes, below: Axes, nodes: SpareModel) -> None:
@@ -255,9 +277,12 @@ def _trap(above: Axes, below: Axes, nodes: SpareModel) -> None:
     waits = nodes.stalled(mean)
     is_left = mean > FEW
     above.annotate(
-        f"the mean in repair: waits {in_words(waits, 'share')}", (mean, waits),
-        xytext=(-24 if is_left else 24, -12 if is_left else 0), textcoords="offset points",
-        ha="right" if is_left else "left", va="center",
+        f"the mean in repair: waits {in_words(waits, 'share')}",
+        (mean, waits),
+        xytext=(-24 if is_left else 24, -12 if is_left else 0),
+        textcoords="offset points",
+        ha="right" if is_left else "left",
+        va="center",
         arrowprops={"arrowstyle": "-", "lw": 0.5},
         bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1},
-    )  # fmt: skip
+    )

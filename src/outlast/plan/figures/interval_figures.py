@@ -76,8 +76,9 @@ def _fill_ettr(figure: Figure, scenario: Scenario, queue_s: float) -> None:
     axis.set_ylabel(f"failures per 1000 days of a node with {scenario.gpus_per_node} GPUs")
     axis.set_title(
         f"ETTR of {scenario.gpus:,} GPUs; a start takes {span(init_s(scenario))}, a save"
-        f" {span(scenario.cost_s)}", loc="left",
-    )  # fmt: skip
+        f" {span(scenario.cost_s)}",
+        loc="left",
+    )
 
 
 def _telling(scenario: Scenario, at_s: float) -> tuple[float, float]:
@@ -101,9 +102,18 @@ def _current(axis: Axes, scenario: Scenario, here_s: float, here: float) -> None
     label = "given" if scenario.interval_s else "best"
     band = f"{rate.name} and its band" if error else rate.name
     axis.errorbar(
-        [here_s], [here], yerr=error, fmt="D", color="#d55e00", mec="black", mew=0.6, ms=5, lw=1.2,
-        capsize=3, label=f"this scenario: {label} interval {span(here_s)}, {band}",
-    )  # fmt: skip
+        [here_s],
+        [here],
+        yerr=error,
+        fmt="D",
+        color="#d55e00",
+        mec="black",
+        mew=0.6,
+        ms=5,
+        lw=1.2,
+        capsize=3,
+        label=f"this scenario: {label} interval {span(here_s)}, {band}",
+    )
     axis.legend(loc="upper right", frameon=True, framealpha=0.9, edgecolor="none")
 
 
@@ -134,9 +144,13 @@ def _fill_goodput(figure: Figure, scenario: Scenario, strategy: Strategy) -> Non
     axis.plot(at_s, [1 - lost(float(one)) for one in at_s], color=colour, label=strategy)
     zone = flat_zone(tuned, best)
     axis.axvspan(
-        max(zone.low_s, low_s), min(zone.high_s, high_s), color="#56b4e9", alpha=0.18, lw=0,
+        max(zone.low_s, low_s),
+        min(zone.high_s, high_s),
+        color="#56b4e9",
+        alpha=0.18,
+        lw=0,
         label="within one point of the best",
-    )  # fmt: skip
+    )
     _simulated(axis, tuned, strategy, low_s, high_s)
     young_s = intervals.young(scenario.cost_s, mtbf_s(scenario))
     if low_s <= young_s <= high_s:
@@ -177,6 +191,13 @@ def _simulated(
         return
     at, low, middle, high = (np.array(column) for column in zip(*found, strict=True))
     axis.errorbar(
-        at, middle, yerr=(middle - low, high - middle), fmt="o", color="#666666", ms=2.5, lw=0.8,
-        capsize=2, label=f"{REPLICATIONS} simulated runs each, P5 to P95",
-    )  # fmt: skip
+        at,
+        middle,
+        yerr=(middle - low, high - middle),
+        fmt="o",
+        color="#666666",
+        ms=2.5,
+        lw=0.8,
+        capsize=2,
+        label=f"{REPLICATIONS} simulated runs each, P5 to P95",
+    )

@@ -17,9 +17,11 @@ LOOK: dict[Strategy, tuple[str, str, str]] = {
     "outlast": ("#009e73", "-", "D"),
 }
 _TICKS_S = (
-    *(0.01, 0.1, 1, 2, 5, 10, 30), *(60 * many for many in (1, 2, 5, 10, 30)),
-    *(3600 * many for many in (1, 3, 12)), *(86400 * many for many in (1, 3, 10, 30, 100, 365)),
-)  # fmt: skip
+    *(0.01, 0.1, 1, 2, 5, 10, 30),
+    *(60 * many for many in (1, 2, 5, 10, 30)),
+    *(3600 * many for many in (1, 3, 12)),
+    *(86400 * many for many in (1, 3, 10, 30, 100, 365)),
+)
 
 
 def label_spans(axis: Axis, low_s: float, high_s: float) -> None:

@@ -111,9 +111,17 @@ def _fill_scale(figure: Figure, scenario: Scenario, seed: int) -> None:
         colour, dashes, marker = plan_figure_style.LOOK[strategy]
         lies = 1 if strategy == "outlast" else 2  # below the one that it often coincides with
         axis.plot(
-            one.gpus, one.middle, dashes, color=colour, lw=3.2 - lies, zorder=lies + 1,
-            label=strategy, marker=marker, markevery=[0], ms=3,
-        )  # fmt: skip
+            one.gpus,
+            one.middle,
+            dashes,
+            color=colour,
+            lw=3.2 - lies,
+            zorder=lies + 1,
+            label=strategy,
+            marker=marker,
+            markevery=[0],
+            ms=3,
+        )
         if strategy in SHADED:
             axis.fill_between(one.gpus, one.low, one.high, color=colour, alpha=0.13, lw=0)
     _simulated(axis, at, seed)
@@ -158,9 +166,15 @@ def _simulated(axis: Axes, at: list[Scenario], seed: int) -> None:
             colour, _, marker = plan_figure_style.LOOK[strategy]
             beside = 1.1 ** (STRATEGIES.index(strategy) - len(STRATEGIES) // 2)
             axis.errorbar(
-                one.gpus * beside, middle, yerr=[[middle - low], [high - middle]], color=colour,
-                fmt=marker, ms=2.5, lw=0.7, zorder=4,
-            )  # fmt: skip
+                one.gpus * beside,
+                middle,
+                yerr=[[middle - low], [high - middle]],
+                color=colour,
+                fmt=marker,
+                ms=2.5,
+                lw=0.7,
+                zorder=4,
+            )
 
 
 def _crossings(axis: Axes, lines: dict[Strategy, ScaleLine]) -> None:
@@ -170,24 +184,34 @@ def _crossings(axis: Axes, lines: dict[Strategy, ScaleLine]) -> None:
         for other in names[number + 1 :]:
             for gpus, goodput in crossings(lines[one], lines[other]):
                 near = [
-                    (x, y) for x, y in marked
+                    (x, y)
+                    for x, y in marked
                     if abs(math.log(x / gpus)) < 0.5 and abs(y - goodput) < 0.03
-                ]  # fmt: skip
+                ]
                 if near:
                     continue  # of two strategies that coincide with a third
                 marked.append((gpus, goodput))
                 axis.plot(gpus, goodput, "o", mfc="none", mec="black", ms=6, mew=0.8, zorder=5)
                 axis.annotate(
-                    said(gpus, "GPUs"), (gpus, goodput), (-5, -5), textcoords="offset points",
-                    ha="right", va="top", fontsize=7, zorder=6,
-                )  # fmt: skip
+                    said(gpus, "GPUs"),
+                    (gpus, goodput),
+                    (-5, -5),
+                    textcoords="offset points",
+                    ha="right",
+                    va="top",
+                    fontsize=7,
+                    zorder=6,
+                )
 
 
 SHORTEST_S, LONGEST_S, ROWS = 10.0, 7200.0, 17
 SIMPLE: tuple[Strategy, ...] = tuple(one for one in STRATEGIES if one != "outlast")
 HATCHES: dict[Strategy, str] = {
-    "checkpoint-restart": "", "peer-memory": "...", "migrate": "///", "drop": "\\\\\\",
-}  # fmt: skip
+    "checkpoint-restart": "",
+    "peer-memory": "...",
+    "migrate": "///",
+    "drop": "\\\\\\",
+}
 PLAIN = 0.02  # a lead of so much and more is drawn in full colour
 WORTH = 0.01  # what all of them together save beyond the best one, where a line is drawn
 
@@ -244,9 +268,13 @@ def _fill_phases(figure: Figure, scenario: Scenario) -> None:
         handles.append(Patch(fc="white", ec="black", lw=0.5, label="none ends"))
     if found.saved.max() > WORTH > found.saved.min():
         axis.contour(
-            found.gpus, found.restart_s, found.saved, levels=(WORTH,), colors="black",
+            found.gpus,
+            found.restart_s,
+            found.saved,
+            levels=(WORTH,),
+            colors="black",
             linewidths=1.4,
-        )  # fmt: skip
+        )
         label = f"outlast saves {WORTH:.0%} and more beyond it"
         handles.append(Line2D([], [], color="black", lw=1.4, label=label))
     if SHORTEST_S <= scenario.restart_s <= LONGEST_S:
@@ -260,8 +288,9 @@ def _fill_phases(figure: Figure, scenario: Scenario) -> None:
     axis.set_ylabel("restart of the whole job from storage")
     axis.set_title(
         f"The cheapest strategy, {scenario.failures.name}\npale where it leads by less than"
-        f" {PLAIN:.0%}; X: {scenario.gpus:,} GPUs, {span(scenario.restart_s)}", loc="left",
-    )  # fmt: skip
+        f" {PLAIN:.0%}; X: {scenario.gpus:,} GPUs, {span(scenario.restart_s)}",
+        loc="left",
+    )
     figure.legend(handles=handles, loc="outside lower center", ncols=3)
 
 
@@ -279,10 +308,14 @@ def _cells(axis: Axes, found: StrategyPhases) -> list[Patch | Line2D]:
         tint = 1 - depth * (1 - np.array(to_rgb(colour)))
         colours = np.where(here[..., None], tint, colours)
         cells = [
-            [(columns[x], rows[y]), (columns[x + 1], rows[y]), (columns[x + 1], rows[y + 1]),
-             (columns[x], rows[y + 1])]
+            [
+                (columns[x], rows[y]),
+                (columns[x + 1], rows[y]),
+                (columns[x + 1], rows[y + 1]),
+                (columns[x], rows[y + 1]),
+            ]
             for y, x in np.argwhere(here)
-        ]  # fmt: skip
+        ]
         hatched = PolyCollection(cells, fc="none", ec=(0, 0, 0, 0.45), hatch=hatch, lw=0, zorder=3)
         axis.add_collection(hatched)
         handles.append(Patch(fc=colour, hatch=hatch, ec=(0, 0, 0, 0.45), lw=0, label=strategy))

@@ -66,15 +66,26 @@ def _lines(figure: Figure, wanted: Sequence[SweepPoint], found: Sweep, measure: 
         theory = np.array([_theory(one, measure) for one in here])
         width = 3.2 if _covered(found, strategy, measure) else 1.2
         axis.plot(
-            x, theory, color=colour, ls=line if ordered else "", lw=width, marker=marker,
-            ms=2.4 + width, label=strategy,
-        )  # fmt: skip
+            x,
+            theory,
+            color=colour,
+            ls=line if ordered else "",
+            lw=width,
+            marker=marker,
+            ms=2.4 + width,
+            label=strategy,
+        )
         low, middle, high = np.array([_runs(one, measure) for one in here]).T
         some = np.isfinite(high)
         axis.errorbar(
-            x[some], middle[some], yerr=(middle[some] - low[some], high[some] - middle[some]),
-            fmt="none", ecolor=colour, elinewidth=0.9, capsize=2.5,
-        )  # fmt: skip
+            x[some],
+            middle[some],
+            yerr=(middle[some] - low[some], high[some] - middle[some]),
+            fmt="none",
+            ecolor=colour,
+            elinewidth=0.9,
+            capsize=2.5,
+        )
         every += [*theory[np.isfinite(theory)].tolist(), *middle[some].tolist()]
     _along(axis, at)
     axis.set_xlabel(_field(key))
@@ -174,9 +185,14 @@ def _figures(axis: Axes, grid: np.ndarray, scale: Normalize, measure: Measure) -
         ends = math.isfinite(value)
         dark = ends and (float(scale(value)) < 0.5) == (measure == "goodput")
         axis.text(
-            column, row, said(value, UNITS[measure]) if ends else "-", ha="center", va="center",
-            fontsize=6.5, color="white" if dark else "black",
-        )  # fmt: skip
+            column,
+            row,
+            said(value, UNITS[measure]) if ends else "-",
+            ha="center",
+            va="center",
+            fontsize=6.5,
+            color="white" if dark else "black",
+        )
 
 
 # --- both ---

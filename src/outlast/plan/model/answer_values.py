@@ -64,10 +64,12 @@ def answer(
     """Return an answer with its assumptions among the keys in `about`, and the rate's source."""
     rate, untold = scenario.failures, scenario.assumed & set(about)
     return Answer(
-        question=question, failures=f"{rate.name}: {rate.source}", quantities=quantities,
+        question=question,
+        failures=f"{rate.name}: {rate.source}",
+        quantities=quantities,
         assumed=[Assumed(f.key, default_text(scenario, f)) for f in FIELDS if f.key in untold],
         warnings=warnings,
-    )  # fmt: skip
+    )
 
 
 def at_rate(scenario: Scenario, probability: float) -> Scenario:
@@ -100,7 +102,7 @@ def quantity_with_band(
     hows: list[How] = [how(one) for one in shown] if callable(how) else [how]
     return Quantity(
         name=name, value=value, unit=unit, low=low, high=high, how=_least_sure(hows), source=source
-    )  # fmt: skip
+    )
 
 
 def _least_sure(hows: Sequence[How]) -> How:

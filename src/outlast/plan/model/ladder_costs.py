@@ -16,10 +16,22 @@ Strategy = Literal["checkpoint-restart", "peer-memory", "migrate", "drop", "outl
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 _ALWAYS = frozenset(
     {
-        "gpus-per-node", "failures", "transient", "fatal", "rack-mtbf", "repair", "work",
-        "interval", "cost", "flush", "drag", "detect", "restart", "overhead",
+        "gpus-per-node",
+        "failures",
+        "transient",
+        "fatal",
+        "rack-mtbf",
+        "repair",
+        "work",
+        "interval",
+        "cost",
+        "flush",
+        "drag",
+        "detect",
+        "restart",
+        "overhead",
     }
-)  # fmt: skip
+)
 _LIVE = frozenset({"replica-gpus", "pause", "step", "window"})
 _MEMORY = frozenset({"memory-interval", "memory-cost", "copies", "restore", "window"})
 _MATTERS: dict[Strategy, frozenset[str]] = {
@@ -154,10 +166,13 @@ def rungs(scenario: Scenario, strategy: Strategy, *, memory: bool) -> list[Rung]
         found += [
             Rung(name=f"{loses}, node lost", share=taking, recover_s=recover_s, loses=loses),
             Rung(
-                name=f"{loses}, node kept", share=staying, recover_s=recover_s, loses=loses,
+                name=f"{loses}, node kept",
+                share=staying,
+                recover_s=recover_s,
+                loses=loses,
                 takes_node=False,
             ),
-        ]  # fmt: skip
+        ]
     short = 1 - math.fsum(one.share for one in found)
     found[-1] = replace(found[-1], share=max(0.0, found[-1].share + short))  # of rounding
     return found

@@ -19,11 +19,19 @@ BYTES_PER_PARAMETER: dict[Precision, int] = {"bf16": 14, "fp32": 12, "fp8": 13}
 Device = Literal["a100", "h100", "h200", "b200", "mi300x"]
 # Dense FLOP/s of matrix products in bf16, by the vendors' data sheets; fp8 doubles them.
 PEAK_FLOPS: dict[Device, float] = {
-    "a100": 312e12, "h100": 989e12, "h200": 989e12, "b200": 2250e12, "mi300x": 1307e12,
-}  # fmt: skip
+    "a100": 312e12,
+    "h100": 989e12,
+    "h200": 989e12,
+    "b200": 2250e12,
+    "mi300x": 1307e12,
+}
 MEMORY_BYTES: dict[Device, float] = {
-    "a100": 80e9, "h100": 80e9, "h200": 141e9, "b200": 192e9, "mi300x": 192e9,
-}  # fmt: skip
+    "a100": 80e9,
+    "h100": 80e9,
+    "h200": 141e9,
+    "b200": 192e9,
+    "mi300x": 192e9,
+}
 NO_FP8: tuple[Device, ...] = ("a100",)
 FP32_SHARE = 0.5  # of bf16's rate, as TF32
 
@@ -128,18 +136,27 @@ def sizing(model: ModelSpec, machine: MachineSpec, assumed: list[Assumed]) -> Si
         ),
     }
     found = [
-        Quantity(name="state", value=state_bytes, unit="bytes", how="given",
-                 source=f"{model.each_bytes:g} bytes a parameter"),
-        *(Quantity(name=key, value=value, unit="s", how="given", source=source)
-          for key, (value, source) in times_s.items()),
-    ]  # fmt: skip
+        Quantity(
+            name="state",
+            value=state_bytes,
+            unit="bytes",
+            how="given",
+            source=f"{model.each_bytes:g} bytes a parameter",
+        ),
+        *(
+            Quantity(name=key, value=value, unit="s", how="given", source=source)
+            for key, (value, source) in times_s.items()
+        ),
+    ]
     if not all(math.isfinite(one.value) for one in found):
         raise UsageError("what follows is not finite: say larger bandwidths")
     scenario: dict[str, str | int] = {
-        "gpus": machine.gpus, "gpus-per-node": machine.gpus_per_node,
-        "replica-gpus": model.replica_gpus, "state": f"{state_bytes:.0f}B",
+        "gpus": machine.gpus,
+        "gpus-per-node": machine.gpus_per_node,
+        "replica-gpus": model.replica_gpus,
+        "state": f"{state_bytes:.0f}B",
         **{key: f"{value:.9f}s" for key, (value, _) in times_s.items()},
-    }  # fmt: skip
+    }
     scenario_of({key: str(value) for key, value in scenario.items()})
     warnings: list[str] = []
     if held_bytes > machine.memory_bytes:

@@ -58,9 +58,11 @@ def parse_failures(
     if text in failures.PRESETS:
         prior = failures.PRESETS[text]
         return StatedFailures(
-            name=text, per_gpu_s=prior.rate_per_device_s, source=prior.source,
+            name=text,
+            per_gpu_s=prior.rate_per_device_s,
+            source=prior.source,
             weight_failures=prior.weight_failures if observed is None else weight,
-        )  # fmt: skip
+        )
     per_gpu_s = _rate(what, text, gpus_per_node)
     if not MTBF_LEAST_S <= 1 / per_gpu_s <= MTBF_MOST_S:
         raise ConfigError(
@@ -187,8 +189,10 @@ def read_rates(path: Path) -> MeasuredRates:
     rate = file.failures
     return MeasuredRates(
         StatedFailures(
-            name=file.name, per_gpu_s=rate.per_gpu_second, source=rate.source,
+            name=file.name,
+            per_gpu_s=rate.per_gpu_second,
+            source=rate.source,
             weight_failures=rate.weight_failures,
         ),
         file.scenario,
-    )  # fmt: skip
+    )

@@ -78,18 +78,26 @@ def predict(scenario: Scenario, strategy: Strategy) -> Prediction:
     shortest_s = memory_s or job.interval_s
     warnings = _warnings(scenario, outcome, missing, shortest_s)
     return Prediction(
-        strategy=strategy, interval_s=job.interval_s, memory_interval_s=memory_s, spares=stand_by,
-        outcome=outcome, wall_s=wall_s, usd=cost_usd(scenario, wall_s, stand_by),
-        how="exact" if outcome.exact else "first order", warnings=warnings,
-    )  # fmt: skip
+        strategy=strategy,
+        interval_s=job.interval_s,
+        memory_interval_s=memory_s,
+        spares=stand_by,
+        outcome=outcome,
+        wall_s=wall_s,
+        usd=cost_usd(scenario, wall_s, stand_by),
+        how="exact" if outcome.exact else "first order",
+        warnings=warnings,
+    )
 
 
 def cost_usd(scenario: Scenario, wall_s: float, stand_by: int) -> float:
     """Return the cost of a run of this duration, its spare nodes included."""
     return dollars.cost_usd(
-        scenario.gpus, wall_s, scenario.usd_per_gpu_hour,
+        scenario.gpus,
+        wall_s,
+        scenario.usd_per_gpu_hour,
         spare_gpus=stand_by * scenario.gpus_per_node,
-    )  # fmt: skip
+    )
 
 
 def at_other_rate(
@@ -233,11 +241,16 @@ def _stalled(of: RecoveryOutcome, share: float) -> RecoveryOutcome:
     """
     running = 1 - share
     return replace(
-        of, goodput=running * of.goodput, save=running * of.save, redo=running * of.redo,
-        detect=running * of.detect, recover=running * of.recover, wait=share + running * of.wait,
+        of,
+        goodput=running * of.goodput,
+        save=running * of.save,
+        redo=running * of.redo,
+        detect=running * of.detect,
+        recover=running * of.recover,
+        wait=share + running * of.wait,
         recover_by_rung={name: running * one for name, one in of.recover_by_rung.items()},
         failures_per_s=running * of.failures_per_s,
-    )  # fmt: skip
+    )
 
 
 def _dropping(

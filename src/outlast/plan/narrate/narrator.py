@@ -32,9 +32,14 @@ from outlast.theory.failures import DAY_S
 NODES_MAX = 4096
 # As the kernel is: who waits, waits for ever, and nobody gives up.
 PATIENT = Limits(
-    hello_s=LIMIT_MAX, status_s=LIMIT_MAX, join_s=LIMIT_MAX, connect_s=LIMIT_MAX,
-    transfer_s=LIMIT_MAX, attempts_max=int(LIMIT_MAX), respawns_max=int(LIMIT_MAX),
-)  # fmt: skip
+    hello_s=LIMIT_MAX,
+    status_s=LIMIT_MAX,
+    join_s=LIMIT_MAX,
+    connect_s=LIMIT_MAX,
+    transfer_s=LIMIT_MAX,
+    attempts_max=int(LIMIT_MAX),
+    respawns_max=int(LIMIT_MAX),
+)
 
 
 class NarratedRun(NamedTuple):

@@ -40,16 +40,21 @@ def _failures() -> list[ReproducedFigure]:
     return [
         SOURCE.says("time between failures, 2,048 GPUs", "2", MTBF_S / HOUR_S, "h"),
         SOURCE.says(
-            "failures in 55 days", "660", expected_failures(MTBF_S, RUN_S), "failures",
+            "failures in 55 days",
+            "660",
+            expected_failures(MTBF_S, RUN_S),
+            "failures",
             "55 x 24 / 2 in the web edition: it goes on with 2 hours, 2.11 give 626.",
             within=expected_failures(2 * HOUR_S, RUN_S) - expected_failures(MTBF_S, RUN_S),
         ),
         SOURCE.says("Llama 3: time between failures", "3", llama_s / HOUR_S, "h"),
         SOURCE.says(
-            "interval shrinks, MTBF 4 h to 1 h", "2",
-            intervals.young(COST_S, 4 * HOUR_S) / intervals.young(COST_S, HOUR_S), "x",
+            "interval shrinks, MTBF 4 h to 1 h",
+            "2",
+            intervals.young(COST_S, 4 * HOUR_S) / intervals.young(COST_S, HOUR_S),
+            "x",
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _best() -> list[ReproducedFigure]:
@@ -57,20 +62,24 @@ def _best() -> list[ReproducedFigure]:
     return [
         SOURCE.says("time of a save, in its table", "120", 0.4 * 300, "s"),
         SOURCE.says(
-            "time of a save, 10 TB at 80 GB/s", "120",
-            scale.save_s(ROUNDED_BYTES, 1, STORAGE_BYTES_PER_S), "s",
+            "time of a save, 10 TB at 80 GB/s",
+            "120",
+            scale.save_s(ROUNDED_BYTES, 1, STORAGE_BYTES_PER_S),
+            "s",
             f"120 s are 9.6 TB. Its 14 bytes a parameter make {STATE_BYTES / 1e12:.1f} TB and"
             f" {scale.save_s(STATE_BYTES, 1, STORAGE_BYTES_PER_S):.0f} s.",
         ),
         SOURCE.says("best interval", "22.5", BEST_S / 60, "min"),
         SOURCE.says("wasted there", "18", 100 * intervals.waste(BEST_S, COST_S, MTBF_S), "%"),
         SOURCE.asks(
-            "best interval, exactly", exact_s / 60, "min",
+            "best interval, exactly",
+            exact_s / 60,
+            "min",
             "Of work between two saves; Young's is the first order."
             f" Efficiency is {100 * intervals.efficiency(exact_s, COST_S, MTBF_S):.1f} % there and"
             f" {100 * intervals.efficiency(BEST_S, COST_S, MTBF_S):.1f} % at Young's.",
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _table() -> list[ReproducedFigure]:
@@ -86,14 +95,17 @@ def _table() -> list[ReproducedFigure]:
             SOURCE.says(f"save cost, every {label}", saving, costs, "%"),
             SOURCE.says(f"expected loss, every {label}", redone, lost, "%"),
             SOURCE.says(f"overhead, every {label}", overhead, wasted, "%", why, within=0.1),
-            SOURCE.says(f"efficiency, every {label}", efficiency, 100 - wasted, "%", why,
-                        within=0.1),
+            SOURCE.says(
+                f"efficiency, every {label}", efficiency, 100 - wasted, "%", why, within=0.1
+            ),
             SOURCE.asks(
-                f"efficiency, every {label}, exactly", 100 * exact, "%",
+                f"efficiency, every {label}, exactly",
+                100 * exact,
+                "%",
                 "The save counted into the interval, as its derivation does; the table is first"
                 " order.",
             ),
-        ]  # fmt: skip
+        ]
     return found
 
 
@@ -105,17 +117,24 @@ def _too_long() -> list[ReproducedFigure]:
         SOURCE.says("save cost, every 4 h", "0.8", 100 * COST_S / LONG_S, "%"),
         SOURCE.says("expected loss, every 4 h", "94.8", 100 * LONG_S / 2 / MTBF_S, "%"),
         SOURCE.says(
-            "overhead, every 4 h", ">100", 100 * wasted, "%",
+            "overhead, every 4 h",
+            ">100",
+            100 * wasted,
+            "%",
             "0.83 % and 94.81 % make 95.65 %; and first order does not hold at twice the time"
             " between failures.",
         ),
         SOURCE.words(
-            "efficiency, every 4 h", "negative", 100 * exact, "%", False,
+            "efficiency, every 4 h",
+            "negative",
+            100 * exact,
+            "%",
+            False,
             f"It cannot be negative: {100 * (1 - wasted):.2f} % first order, 32.9 % exactly"
             f" ({100 * within:.1f} % with the save within the 4 h). The job gets through, at a"
             " third of its speed.",
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _shape() -> list[ReproducedFigure]:
@@ -126,55 +145,82 @@ def _shape() -> list[ReproducedFigure]:
     double, half = points(2.0), points(0.5)
     return [
         SOURCE.words(
-            "efficiency lost with twice the best interval", "a few percent", double, "points",
-            double < 5, "",
+            "efficiency lost with twice the best interval",
+            "a few percent",
+            double,
+            "points",
+            double < 5,
+            "",
         ),
         SOURCE.words(
-            "efficiency lost with half the best interval", "a few percent", half, "points",
-            half < 5, "",
+            "efficiency lost with half the best interval",
+            "a few percent",
+            half,
+            "points",
+            half < 5,
+            "",
         ),
         SOURCE.words(
             "efficiency lost with four times the best interval, over that with a quarter",
-            "far worse", points(4.0) / points(0.25), "x", None,
+            "far worse",
+            points(4.0) / points(0.25),
+            "x",
+            None,
             f"{points(4.0):.1f} points against {points(0.25):.1f}; to first order the two are"
             " equal.",
         ),
         SOURCE.asks(
-            "interval shrinks, a save of a tenth", math.sqrt(10), "x",
+            "interval shrinks, a save of a tenth",
+            math.sqrt(10),
+            "x",
             "The root of the factor by which a save becomes shorter.",
         ),
         SOURCE.says(
-            "a save shrinks, disk to host memory", "10", 20 / 0.4, "x",
+            "a save shrinks, disk to host memory",
+            "10",
+            20 / 0.4,
+            "x",
             "From tens of seconds (20 or more) to a few hundred milliseconds (400 or less) is a"
             " factor of 50 or more.",
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _state() -> list[ReproducedFigure]:
     one_nic_s = scale.save_s(STATE_BYTES, 1, NIC_BYTES_PER_S)
     return [
         SOURCE.asks(
-            "bytes per parameter", BYTES_PER_PARAMETER, "bytes",
+            "bytes per parameter",
+            BYTES_PER_PARAMETER,
+            "bytes",
             "Weights in 2, three of Adam's in 4 bytes each; its 9.4 TB follow from that.",
         ),
         SOURCE.says(
-            "checkpoint over parameter count", "16", BYTES_PER_PARAMETER, "bytes",
+            "checkpoint over parameter count",
+            "16",
+            BYTES_PER_PARAMETER,
+            "bytes",
             "The fields that it lists sum to 14; 16 counts gradients, which a checkpoint leaves"
             " out.",
         ),
         SOURCE.says("state of 671B parameters", "9.4", STATE_BYTES / 1e12, "TB"),
         SOURCE.says(
-            "state of 671B parameters, rounded", "1e1", STATE_BYTES / 1e12, "TB",
+            "state of 671B parameters, rounded",
+            "1e1",
+            STATE_BYTES / 1e12,
+            "TB",
             "Rounded to tens of TB.",
         ),
         SOURCE.says("saved through one NIC", ">30", one_nic_s / 60, "min"),
         SOURCE.says(
-            "all ranks' throughput over one NIC's", "1e2", GPUS, "x",
+            "all ranks' throughput over one NIC's",
+            "1e2",
+            GPUS,
+            "x",
             "2,048 NICs are three orders of magnitude, and the 80 GB/s of its storage are"
             f" {STORAGE_BYTES_PER_S / NIC_BYTES_PER_S:.0f} NICs.",
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _retention() -> list[ReproducedFigure]:

@@ -62,19 +62,27 @@ def _rates() -> list[ReproducedFigure]:
         SOURCE.says("failures of both clusters", "5e-3", both, "a node and day"),
         SOURCE.says("RSC-1 fails as often as RSC-2", "3", RSC_1 / RSC_2, "x"),
         SOURCE.says(
-            "MTTF of a job on all of RSC-1, at 5e-3", "0.1",
-            job_mtbf_s(rounded, 16_000) / DAY_S, "days",
+            "MTTF of a job on all of RSC-1, at 5e-3",
+            "0.1",
+            job_mtbf_s(rounded, 16_000) / DAY_S,
+            "days",
         ),
         SOURCE.says(
-            "failures on RSC-1, fig. 5", "2.5", per_node_1, "a node and day",
+            "failures on RSC-1, fig. 5",
+            "2.5",
+            per_node_1,
+            "a node and day",
             "A thousand node days are meant: at 2.5 a node and day its 2,000 nodes would fail every"
             f" {stops_s:.0f} s, and its own mean is 6.50 per thousand.",
         ),
         SOURCE.says(
-            "worst month over best", "1", math.log10(17.5 / 2.5), "orders of magnitude",
+            "worst month over best",
+            "1",
+            math.log10(17.5 / 2.5),
+            "orders of magnitude",
             "Seven times.",
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _mttf() -> list[ReproducedFigure]:
@@ -84,11 +92,17 @@ def _mttf() -> list[ReproducedFigure]:
     observed = "Observed, not what its model (N r)^-1 gives"
     return [
         SOURCE.says(
-            "MTTF, 8 GPUs", "47.7", hours(8) / 24, "days",
+            "MTTF, 8 GPUs",
+            "47.7",
+            hours(8) / 24,
+            "days",
             f"{observed}: small jobs also fail for what their users do, as it says.",
         ),
         SOURCE.says(
-            "MTTF, 1,024 GPUs", "7.9", hours(1024), "h",
+            "MTTF, 1,024 GPUs",
+            "7.9",
+            hours(1024),
+            "h",
             f"{observed} at 6.50 per 1000 node days. It also says about 10 h for 4,096 GPUs, which"
             f" cannot outlast 1,024; 7.9 h is near the model's {hours(4096):.1f} h for 4,096.",
         ),
@@ -96,17 +110,23 @@ def _mttf() -> list[ReproducedFigure]:
             "MTTF, 8 GPUs over 1,024", "2", math.log10(47.7 * 24 / 7.9), "orders of magnitude"
         ),
         SOURCE.says(
-            "MTTF, 4,096 GPUs", "1e1", hours(4096), "h",
+            "MTTF, 4,096 GPUs",
+            "1e1",
+            hours(4096),
+            "h",
             "Observed, and said as about 10; the model gives 7.2.",
         ),
         SOURCE.says("MTTF, 16,384 GPUs", "1.8", hours(16_384), "h"),
         SOURCE.says("MTTF, 131,072 GPUs", "0.23", hours(131_072), "h"),
         SOURCE.says(
-            "MTTF, 100,000 GPUs and more", "15", hours(100_000) * 60, "min",
+            "MTTF, 100,000 GPUs and more",
+            "15",
+            hours(100_000) * 60,
+            "min",
             f"Said of the order of 100,000: 17.7 min there, {hours(131_072) * 60:.1f} at 131,072.",
             within=3.0,
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _today() -> list[ReproducedFigure]:
@@ -116,21 +136,26 @@ def _today() -> list[ReproducedFigure]:
         SOURCE.says("ETTR of all of RSC-1, every 60 min", "0.7", _first_order(HOUR_S, whole), ""),
         SOURCE.says("ETTR of all of RSC-1, every 5 min", "0.93", _first_order(300, whole), ""),
         SOURCE.says(
-            "ETTR of half of RSC-1, every 30 min, 1 min of queue", "0.9",
-            _first_order(1800, half, queue_s=60), "",
+            "ETTR of half of RSC-1, every 30 min, 1 min of queue",
+            "0.9",
+            _first_order(1800, half, queue_s=60),
+            "",
         ),
         SOURCE.says("ETTR of 4,096 GPUs of RSC-1, every 60 min", ">0.9", hour, ""),
-    ]  # fmt: skip
+    ]
     for name, rate, gpus in (
-        ("RSC-1", RSC_1, 1024), ("RSC-1", RSC_1, 2048), ("RSC-2", RSC_2, 1024),
-    ):  # fmt: skip
+        ("RSC-1", RSC_1, 1024),
+        ("RSC-1", RSC_1, 2048),
+        ("RSC-2", RSC_2, 1024),
+    ):
         found.append(
             SOURCE.asks(
                 f"ETTR of {gpus:,} GPUs of {name}, fig. 9",
-                _first_order(HOUR_S, job_mtbf_s(rate, gpus)), "",
+                _first_order(HOUR_S, job_mtbf_s(rate, gpus)),
+                "",
                 "Drawn without a number: every 60 min, a start of 5, no queue.",
             )
-        )  # fmt: skip
+        )
     return found
 
 
@@ -140,34 +165,48 @@ def _tomorrow() -> list[ReproducedFigure]:
     longest_s = ettr.interval_for(0.5, far_2, init_s=INIT_S)
     exact_1 = ettr.interval_for(0.5, far_1, init_s=INIT_S)
     return [
-        SOURCE.says("ETTR of 100,000 GPUs at RSC-1's rate, every 7 min", "0.5",
-                    _first_order(seven, far_1), ""),
+        SOURCE.says(
+            "ETTR of 100,000 GPUs at RSC-1's rate, every 7 min",
+            "0.5",
+            _first_order(seven, far_1),
+            "",
+        ),
         SOURCE.asks(
             "ETTR of 100,000 GPUs at RSC-1's rate, every 7 min, exactly",
-            ettr.exact(seven, far_1, init_s=INIT_S), "",
+            ettr.exact(seven, far_1, init_s=INIT_S),
+            "",
             "Its equation holds where a failure costs much less than passes between two; here that"
             f" is half. Exactly, 0.5 needs only a save every {exact_1 / MINUTE_S:.1f} min.",
         ),
         SOURCE.says(
-            "ETTR of 100,000 GPUs at RSC-2's rate, every 21 min", "0.5",
-            _first_order(twenty_one, far_2), "",
+            "ETTR of 100,000 GPUs at RSC-2's rate, every 21 min",
+            "0.5",
+            _first_order(twenty_one, far_2),
+            "",
             "By its equation 7 with a start of 5 min, as in the row above. The interval was"
             " stretched with the failure rate, the start was not.",
         ),
         SOURCE.says(
-            "ETTR of 100,000 GPUs at RSC-2's rate, every 21 min, exactly", "0.5",
-            ettr.exact(twenty_one, far_2, init_s=INIT_S), "",
+            "ETTR of 100,000 GPUs at RSC-2's rate, every 21 min, exactly",
+            "0.5",
+            ettr.exact(twenty_one, far_2, init_s=INIT_S),
+            "",
             "Failures also strike redone work and restarts, and what is done before one counts.",
         ),
         SOURCE.says(
-            "longest interval with ETTR 0.5 at RSC-2's rate", "21", longest_s / MINUTE_S, "min",
+            "longest interval with ETTR 0.5 at RSC-2's rate",
+            "21",
+            longest_s / MINUTE_S,
+            "min",
             "Exactly, with a start of 5 min.",
         ),
         SOURCE.says(
-            "ETTR of 100,000 GPUs at RSC-2's rate, every 2 min, start 2 min", "0.9",
-            ettr.exact(two, far_2, init_s=two), "",
+            "ETTR of 100,000 GPUs at RSC-2's rate, every 2 min, start 2 min",
+            "0.9",
+            ettr.exact(two, far_2, init_s=two),
+            "",
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _equations() -> list[ReproducedFigure]:
@@ -183,13 +222,15 @@ def _equations() -> list[ReproducedFigure]:
     )
     return [
         SOURCE.says(
-            "ETTR by equation 7: a day's run, 1,024 GPUs, an hour of queue", f"{short:.3f}",
-            derived, "",
+            "ETTR by equation 7: a day's run, 1,024 GPUs, an hour of queue",
+            f"{short:.3f}",
+            derived,
+            "",
             "By its equations 4 to 6, from which it is derived: equation 7 drops the first queue"
             " and start, (q + u0)/R.",
         ),
         SOURCE.says("error of equation 1 with 8,000 GPUs, at most", "<5", 100 * worst, "%"),
-    ]  # fmt: skip
+    ]
 
 
 def _lemons() -> list[ReproducedFigure]:
@@ -199,14 +240,20 @@ def _lemons() -> list[ReproducedFigure]:
         SOURCE.says("lemons of both clusters", "40", 24 + 16, "nodes"),
         SOURCE.says("lemons of RSC-1", "1.2", 100 * 24 / _nodes(16_000), "%"),
         SOURCE.says(
-            "lemons of RSC-2", "1.7", share_2, "%",
+            "lemons of RSC-2",
+            "1.7",
+            share_2,
+            "%",
             "16 of 1,000 nodes; its size is rounded to thousands of GPUs.",
             within=share_2 * 500 / 8000,
         ),
         SOURCE.says("table II adds up", "1e2", sum(parts), "%"),
         SOURCE.says("large jobs' failures avoided", "10", 14 - 4, "points"),
         SOURCE.says(
-            "more large jobs completed", ">30", 100 * ((100 - 4) / (100 - 14) - 1), "%",
+            "more large jobs completed",
+            ">30",
+            100 * ((100 - 4) / (100 - 14) - 1),
+            "%",
             "14 % to 4 % that fail are 86 % to 96 % that complete, 11.6 % more; 71 % fewer fail.",
         ),
-    ]  # fmt: skip
+    ]

@@ -73,30 +73,41 @@ def _saving() -> list[ReproducedFigure]:
         SOURCE.says("optimizer state of 405B parameters", "4860", STATE_BYTES / 1e9, "GB"),
         SOURCE.says("time of a save", "2.43", cost_s, "s"),
         SOURCE.says(
-            "time of a save, in the text", "2.5", cost_s, "s",
+            "time of a save, in the text",
+            "2.5",
+            cost_s,
+            "s",
             "2.43 s, rounded up to a half second; its limits of scale go on with 2.5.",
             within=0.1,
         ),
         SOURCE.says("best interval, 16,384 GPUs", "4", best_s / 60, "min"),
         SOURCE.says("time lost to saves and redone work", "2.1", 100 * lost, "%"),
         SOURCE.says(
-            "time lost to saves, redone work and recovery", "2.1", 100 * with_recovery, "%",
+            "time lost to saves, redone work and recovery",
+            "2.1",
+            100 * with_recovery,
+            "%",
             "The sentence counts recovery, its model does not: the 5 minutes that it finds for one"
             " are 2.8 % more.",
         ),
         SOURCE.asks(
-            "time lost, by the code of appendix A", 100 * exact, "% of the work",
+            "time lost, by the code of appendix A",
+            100 * exact,
+            "% of the work",
             "Printed without a result. Saves cannot fail, restarts are instant.",
         ),
         SOURCE.says("MFU left of 41 %", "40.14", mfu, "%"),
         SOURCE.says("MFU lost", "1", 41 - mfu, "points"),
         SOURCE.says("time of a recovery", "5", _restore_s() / 60, "min"),
         SOURCE.says(
-            "time of a recovery, in its note 9", "5.1", _restore_s() / 60, "min",
+            "time of a recovery, in its note 9",
+            "5.1",
+            _restore_s() / 60,
+            "min",
             "128 x 2.43 s are 5.18 min; 5.1 comes of a save rounded to 2.4 s.",
             within=0.1,
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _limits() -> list[ReproducedFigure]:
@@ -111,26 +122,35 @@ def _limits() -> list[ReproducedFigure]:
         SOURCE.says("GPUs at which a failure comes every 2.5 s", "72e6", meets, "GPUs"),
         SOURCE.says("GPUs at which a failure comes every 2.5 s, in the text", "7e7", meets, "GPUs"),
         SOURCE.words(
-            "efficiency where a failure comes every 2.5 s", "less than half",
-            100 * there, "%", there < 0.5,
+            "efficiency where a failure comes every 2.5 s",
+            "less than half",
+            100 * there,
+            "%",
+            there < 0.5,
             f"1/e if nothing fails while saving, as in its appendix A; {100 * exposed:.1f} % if"
             " failures strike saves, too.",
         ),
         SOURCE.says(
-            "GPUs from which failures take more than training", "7e7",
-            half(ROUNDED_SAVE_S, safe_saves=True), "GPUs",
+            "GPUs from which failures take more than training",
+            "7e7",
+            half(ROUNDED_SAVE_S, safe_saves=True),
+            "GPUs",
             "At 70 million efficiency is 36.8 %. Half is lost at 27.8 million, where nothing fails"
             " while saving and restarts are instant.",
         ),
         SOURCE.says(
             "GPUs from which failures take more than training, failures during saves counted",
-            "7e7", half(ROUNDED_SAVE_S), "GPUs",
+            "7e7",
+            half(ROUNDED_SAVE_S),
+            "GPUs",
             "A save that takes as long as passes between failures mostly fails; restarts are still"
             " instant.",
         ),
         SOURCE.says(
-            "GPUs from which failures take more than training, its recovery counted", "7e7",
-            half(_save_s(), restart_s=_restore_s()), "GPUs",
+            "GPUs from which failures take more than training, its recovery counted",
+            "7e7",
+            half(_save_s(), restart_s=_restore_s()),
+            "GPUs",
             f"Recovery is what limits: 128 replicas read the state for {_restore_s():.0f} s, and"
             " failures strike that and saves. If saves cannot fail,"
             f" {half(_save_s(), restart_s=_restore_s(), safe_saves=True):,.0f}.",
@@ -138,16 +158,20 @@ def _limits() -> list[ReproducedFigure]:
         SOURCE.says("time of a save to 4 peers", "0.32", memory_s, "s"),
         SOURCE.says("that many times faster than storage", "8", ROUNDED_SAVE_S / memory_s, "x"),
         SOURCE.says(
-            "GPUs at which a failure comes every 0.32 s", "562e6",
-            scale.gpus_at(BREAKS_DOWN, GPU_MTBF_S, memory_s, safe_saves=True), "GPUs",
+            "GPUs at which a failure comes every 0.32 s",
+            "562e6",
+            scale.gpus_at(BREAKS_DOWN, GPU_MTBF_S, memory_s, safe_saves=True),
+            "GPUs",
         ),
         SOURCE.says(
-            "GPUs from which failures take more than training, memory", "56e7",
-            half(memory_s, safe_saves=True), "GPUs",
+            "GPUs from which failures take more than training, memory",
+            "56e7",
+            half(memory_s, safe_saves=True),
+            "GPUs",
             "As for storage: efficiency is 36.8 % there. Half is lost at 217 million, or at"
             f" {half(memory_s) / 1e6:.0f} million if failures strike saves.",
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _copies() -> list[ReproducedFigure]:
@@ -160,22 +184,30 @@ def _copies() -> list[ReproducedFigure]:
     real = replicas.loss_rate_per_s(125, 2, NODE_RATE_PER_S, window_s)
     return [
         SOURCE.says(
-            "runs to one loss, 2 copies", "533", runs(2), "runs",
+            "runs to one loss, 2 copies",
+            "533",
+            runs(2),
+            "runs",
             "Its formula with its numbers gives 60 times as many; a factor of 60 is lost in both of"
             " its results.",
         ),
         SOURCE.says(
-            "runs to one loss, 3 copies", "2.3e9", runs(3), "runs",
+            "runs to one loss, 3 copies",
+            "2.3e9",
+            runs(3),
+            "runs",
             "As above: the same factor of 60.",
         ),
         SOURCE.says("a third copy's gain", "4.3e6", runs(3) / runs(2), "x"),
         SOURCE.asks(
-            "runs to one loss, 2 copies, re-protected in 5 minutes", 1 / (days_s * real), "runs",
+            "runs to one loss, 2 copies, re-protected in 5 minutes",
+            1 / (days_s * real),
+            "runs",
             "The window is the time until a new node holds the state again, not one step; 125 nodes"
             " in pairs, 5 minutes assumed.",
         ),
         SOURCE.says("memory left beside checkpoints", "76", (80e9 - PER_GPU_BYTES) / 1e9, "GB"),
-    ]  # fmt: skip
+    ]
 
 
 def _models() -> list[ReproducedFigure]:
@@ -190,9 +222,12 @@ def _models() -> list[ReproducedFigure]:
 
         def save_s(gpus: float) -> float:
             return scale.save_s(
-                12 * parameters(gpus), gpus, NETWORK_BYTES_PER_S,
-                copies=COPIES, network_exponent=exponent,
-            )  # fmt: skip
+                12 * parameters(gpus),
+                gpus,
+                NETWORK_BYTES_PER_S,
+                copies=COPIES,
+                network_exponent=exponent,
+            )
 
         return scale.gpus_at(BREAKS_DOWN, GPU_MTBF_S, save_s, safe_saves=True)
 
@@ -201,27 +236,40 @@ def _models() -> list[ReproducedFigure]:
     return [
         SOURCE.says("bytes to send per parameter", "48", COPIES * 3 * 4, "bytes"),
         SOURCE.says(
-            "FLOP per squared parameter", "120",
-            scale.FLOPS_PER_PARAMETER_TOKEN * scale.TOKENS_PER_PARAMETER, "FLOP",
+            "FLOP per squared parameter",
+            "120",
+            scale.FLOPS_PER_PARAMETER_TOKEN * scale.TOKENS_PER_PARAMETER,
+            "FLOP",
         ),
         SOURCE.says("parameters per root of GPUs, as printed", "2e6", one_second, "parameters"),
         SOURCE.says(
-            "parameters per root of GPUs", "2e6", trained(1.0), "parameters",
+            "parameters per root of GPUs",
+            "2e6",
+            trained(1.0),
+            "parameters",
             f"{second}; this is for 54 days.",
         ),
-        SOURCE.says("largest cluster, linear network, as printed", "9e21", limit(1.0, by=False),
-                    "GPUs"),
-        SOURCE.says("largest cluster, root network, as printed", "94e9", limit(0.5, by=False),
-                    "GPUs"),
         SOURCE.says(
-            "largest cluster, linear network", "9e21", limit(1.0, by=True), "GPUs",
+            "largest cluster, linear network, as printed", "9e21", limit(1.0, by=False), "GPUs"
+        ),
+        SOURCE.says(
+            "largest cluster, root network, as printed", "94e9", limit(0.5, by=False), "GPUs"
+        ),
+        SOURCE.says(
+            "largest cluster, linear network",
+            "9e21",
+            limit(1.0, by=True),
+            "GPUs",
             f"{second}; this is for 54 days, and a save as long as the time between failures.",
         ),
         SOURCE.says(
-            "largest cluster, root network", "94e9", limit(0.5, by=True), "GPUs",
+            "largest cluster, root network",
+            "94e9",
+            limit(0.5, by=True),
+            "GPUs",
             f"{second}; with 54 days the network limits clusters that can be imagined.",
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _spares() -> list[ReproducedFigure]:
@@ -235,20 +283,29 @@ def _spares() -> list[ReproducedFigure]:
         SOURCE.says("failures of 1M GPUs", "20", rate_per_s * HOUR_S, "an hour"),
         SOURCE.says("nodes in repair, a day each", "480", mean, "nodes"),
         SOURCE.says(
-            "nodes in repair, of all", "0.3", 100 * mean / nodes, "%",
+            "nodes in repair, of all",
+            "0.3",
+            100 * mean / nodes,
+            "%",
             "480 of 125,000 are 0.384 %: cut off, not rounded.",
         ),
         SOURCE.says(
-            "spares that suffice", "480", enough, "nodes",
+            "spares that suffice",
+            "480",
+            enough,
+            "nodes",
             f"480 is the mean in repair: short {100 * short:.0f} % of the time. Ours suffice 99.9 %"
             " of the time.",
         ),
         SOURCE.words(
-            "longest repair with spares below 1 %", "several days",
-            0.01 * nodes / (rate_per_s * DAY_S), "days", None,
+            "longest repair with spares below 1 %",
+            "several days",
+            0.01 * nodes / (rate_per_s * DAY_S),
+            "days",
+            None,
             "With as many spares as are in repair on the average; three days take 1.15 %.",
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _stops() -> list[ReproducedFigure]:

@@ -145,12 +145,17 @@ def _reported() -> list[ReproducedFigure]:
         SOURCE.says("Llama 3: time between failures, 16,000 GPUs", "3", llama_s / HOUR_S, "h"),
         SOURCE.says("Llama 3: GPU hours lost, as 1,600 GPUs", "2", lost_h / 1e6, "million"),
         SOURCE.asks(
-            "Llama 3: what each of 419 failures cost", lost_h / 16_000 / 419 * 60, "min",
+            "Llama 3: what each of 419 failures cost",
+            lost_h / 16_000 / 419 * 60,
+            "min",
             "1,600 of 16,000 GPUs are a tenth of the run; document 000 reckons with 2.1 % for the"
             " same run, without recovery.",
         ),
         SOURCE.says(
-            "MTTF, 1,024 GPUs", "7.9", mttf_h(1024), "h",
+            "MTTF, 1,024 GPUs",
+            "7.9",
+            mttf_h(1024),
+            "h",
             "Observed, as in document 004; the rate behind its other two figures gives 28.8 h.",
         ),
         SOURCE.says("MTTF, 16,384 GPUs", "1.8", mttf_h(16_384), "h"),
@@ -158,23 +163,24 @@ def _reported() -> list[ReproducedFigure]:
         SOURCE.says("GPUs, by PP x DP x FSDP x TP", "64", 4 * 2 * 4 * 2, "GPUs"),
         SOURCE.says("checkpoint restart over baseline", "2", RESTARTED_MIN / BASE_MIN, "x"),
         SOURCE.says("TorchFT over baseline", "2.3", DROPPED_MIN / BASE_MIN, "x"),
-    ]  # fmt: skip
+    ]
 
 
 def _undisturbed() -> list[ReproducedFigure]:
     return [
         SOURCE.says(
-            "no failures: total", "405", BASE_MIN, "min",
+            "no failures: total",
+            "405",
+            BASE_MIN,
+            "min",
             "Taken from TorchPass, which is said to match it; the baseline's own total is not"
             " printed.",
         ),
-        SOURCE.asks(
-            "no failures: a step", BASE_MIN * 60 / STEPS, "s", "405 min over 3,000 steps."
-        ),
+        SOURCE.asks("no failures: a step", BASE_MIN * 60 / STEPS, "s", "405 min over 3,000 steps."),
         SOURCE.asks(
             "no failures: between two checkpoints", BASE_MIN / SAVES, "min", "100 steps of them."
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _restart(clock: bool, base_min: float, blocks_min: float = 0.0) -> tuple[float, RunMoments]:
@@ -202,36 +208,50 @@ def _restarting() -> list[ReproducedFigure]:
     )
     found = [
         SOURCE.says(
-            "checkpoint restart: mean total, with the next row's restart", "817", clock.wall, "min",
+            "checkpoint restart: mean total, with the next row's restart",
+            "817",
+            clock.wall,
+            "min",
             "Solved for. The detailed report of the same runs has 818 min.",
         ),
         SOURCE.asks(
-            "checkpoint restart: restart, gaps by the clock", clock_min, "min",
+            "checkpoint restart: restart, gaps by the clock",
+            clock_min,
+            "min",
             f"Detection, nodes, load and flush together; {clock.failures:.1f} failures. {once}",
         ),
         SOURCE.asks(
-            "checkpoint restart: restart, gaps from the resumption on", after_min, "min",
+            "checkpoint restart: restart, gaps from the resumption on",
+            after_min,
+            "min",
             f"If the next failure is drawn when the job works again: {after.failures:.1f} failures."
             " The document does not say which.",
         ),
         SOURCE.asks(
-            "checkpoint restart: restart, baseline of 394 min", faster, "min",
+            "checkpoint restart: restart, baseline of 394 min",
+            faster,
+            "min",
             "By the clock, if the 405 min contain pauses of 100 s.",
         ),
         SOURCE.asks(
-            "checkpoint restart: restart, saves that block 1 min", blocking, "min",
+            "checkpoint restart: restart, saves that block 1 min",
+            blocking,
+            "min",
             "By the clock, if its saves block and the baseline's did not.",
         ),
-    ]  # fmt: skip
+    ]
     for label, run in (("by the clock", clock), ("from the resumption on", after)):
         each = (RESTARTED_MIN - BASE_MIN) / run.failures
         found.append(
             SOURCE.words(
                 f"checkpoint restart: cost of a failure, gaps {label}",
-                "tens of minutes to an hour or more", each, "min", each >= 10,
+                "tens of minutes to an hour or more",
+                each,
+                "min",
+                each >= 10,
                 "Restart and redone work.",
             )
-        )  # fmt: skip
+        )
     return found
 
 

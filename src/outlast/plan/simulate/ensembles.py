@@ -141,7 +141,7 @@ def run_ensemble(
             for name, parts in done.items()
         },
         interrupted=finished < len(of),
-    )  # fmt: skip
+    )
 
 
 def band(name: str, unit: Unit, values: np.ndarray, source: str = "") -> Quantity:
@@ -151,9 +151,14 @@ def band(name: str, unit: Unit, values: np.ndarray, source: str = "") -> Quantit
     """
     low, middle, high = np.quantile(values, (LOW, 0.5, HIGH), method="inverted_cdf")
     return Quantity(
-        name=name, value=float(middle), unit=unit, low=float(low), high=float(high),
-        how="simulated", source=source,
-    )  # fmt: skip
+        name=name,
+        value=float(middle),
+        unit=unit,
+        low=float(low),
+        high=float(high),
+        how="simulated",
+        source=source,
+    )
 
 
 def _parts(

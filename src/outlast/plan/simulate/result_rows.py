@@ -90,13 +90,20 @@ def point_value(point: SweepPoint, key: str) -> float | None:
 
 def _row(one: PointResult) -> dict[str, Any]:
     row: dict[str, Any] = {
-        "strategy": one.strategy, "why_not": one.why or None, "failed": one.failed or None,
-    }  # fmt: skip
+        "strategy": one.strategy,
+        "why_not": one.why or None,
+        "failed": one.failed or None,
+    }
     if theory := one.theory:
         values = (
-            theory.interval_s, theory.memory_interval_s, theory.spares, theory.how == "exact",
-            theory.outcome.goodput, theory.wall_s, theory.usd,
-        )  # fmt: skip
+            theory.interval_s,
+            theory.memory_interval_s,
+            theory.spares,
+            theory.how == "exact",
+            theory.outcome.goodput,
+            theory.wall_s,
+            theory.usd,
+        )
         row |= dict(zip((name for name, _ in _THEORY), values, strict=True))
     if runs := one.runs:
         row |= {"runs": runs.replications, "unfinished": runs.unfinished, "z": runs.takes.z}

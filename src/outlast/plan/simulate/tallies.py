@@ -53,9 +53,16 @@ def tally(
         z = (mean - predicted) / error
     low, middle, high = (times * of.quantile(one) for one in (LOW, 0.5, HIGH))
     return Tally(
-        name=name, unit=unit, mean=mean, error=error, low=low, middle=middle, high=high,
-        predicted=predicted, z=z,
-    )  # fmt: skip
+        name=name,
+        unit=unit,
+        mean=mean,
+        error=error,
+        low=low,
+        middle=middle,
+        high=high,
+        predicted=predicted,
+        z=z,
+    )
 
 
 def usd_per_s(scenario: Scenario, spares: int) -> float:

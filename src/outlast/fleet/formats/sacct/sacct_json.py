@@ -189,16 +189,26 @@ def _row(job: SacctJob) -> dict[str, str | None]:
     return {
         "job": _name(job),
         "state": current if isinstance(current, str) else _state(current),
-        "start": _moment(times.start), "end": _moment(times.end),
-        "submit": _moment(times.submission), "eligible": _moment(times.eligible),
+        "start": _moment(times.start),
+        "end": _moment(times.end),
+        "submit": _moment(times.submission),
+        "eligible": _moment(times.eligible),
         "elapsed_s": _number_text(times.elapsed),
         "exit": f"{_number(code.return_code) or 0}:{number}",
-        "tres": tres, "nodes": _number_text(job.allocation_nodes), "hosts": job.nodes,
-        "cluster": job.cluster, "name": job.name, "user": job.user, "account": job.account,
-        "partition": job.partition, "qos": job.qos, "failed_node": job.failed_node,
-        "priority": _number_text(job.priority), "restarts": _number_text(job.restart_cnt),
+        "tres": tres,
+        "nodes": _number_text(job.allocation_nodes),
+        "hosts": job.nodes,
+        "cluster": job.cluster,
+        "name": job.name,
+        "user": job.user,
+        "account": job.account,
+        "partition": job.partition,
+        "qos": job.qos,
+        "failed_node": job.failed_node,
+        "priority": _number_text(job.priority),
+        "restarts": _number_text(job.restart_cnt),
         "line": job.submit_line,
-    }  # fmt: skip
+    }
 
 
 def _name(job: SacctJob) -> str:

@@ -174,10 +174,16 @@ def _part(
     converter: JobConverter,
     totals: ReadTotals,
 ) -> RecordBatch:
-    totals.odd.update({key: count for key, count in (
-        ("records put together from several lines", block.mended),
-        (NO_UTF8, block.garbled),
-    ) if count})  # fmt: skip
+    totals.odd.update(
+        {
+            key: count
+            for key, count in (
+                ("records put together from several lines", block.mended),
+                (NO_UTF8, block.garbled),
+            )
+            if count
+        }
+    )
     torn = [make_reject(source, number, reason, text) for number, reason, text in block.torn]
     totals.rows += len(torn)
     if not block.lines.size:
@@ -190,8 +196,11 @@ def _table(block: sacct_text.RecordBlock, top: SacctHeader) -> pl.DataFrame:
     """Return the used columns as texts; null for an empty field."""
     wanted = {str(i): ours for ours, i in top.at.items()}
     table = pl.read_csv(
-        block.text, separator=block.separator.decode(), quote_char=None, infer_schema=False,
+        block.text,
+        separator=block.separator.decode(),
+        quote_char=None,
+        infer_schema=False,
         columns=list(wanted),
-    )  # fmt: skip
+    )
     assert table.height == block.lines.size
     return table.rename(wanted)

@@ -10,7 +10,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Sequence
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,8 @@ import numpy.typing as npt
 from outlast.errors import SourceError
 from outlast.fleet.formats.sacct import sacct_values
 from outlast.fleet.formats.sacct.sacct_columns import SacctHeader
+
+Integers: TypeAlias = npt.NDArray[np.int64]
 
 LINES_MAX = 1000  # of one record
 EXTRA_MAX = 30  # delimiters in the fields of one record
@@ -28,15 +30,13 @@ LONG = "too many fields: a delimiter stands in one, and in which cannot be told"
 MESSAGE = "a message of sacct"
 
 _STATE = "|".join(sorted(sacct_values.STATES, key=len, reverse=True))
+_TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\S*|\d{9,11}|Unknown|None|N/A"
 _SHAPES: dict[str, re.Pattern[str]] = {
     name: re.compile(shape)
     for names, shape in (
         ("jobid jobidraw", r"\d+(_(\d+|\[[^\]]*\]?))?(\+\d+)?(\.\w+)?"),
         ("state", rf"({_STATE})( by \d+)?|[A-Z_]+\+"),
-        (
-            "start end submit eligible",
-            r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\S*|\d{9,11}|Unknown|None|N/A",
-        ),
+        ("start end submit eligible", _TIME),
         ("elapsed cputime totalcpu suspended", r"[-\d:.]+"),
         ("elapsedraw nnodes allocnodes ncpus alloccpus restarts cputimeraw", r"\d+"),
         ("uid gid timelimitraw reqcpus priority", r"\d*|UNLIMITED|Partition_Limit"),
@@ -198,7 +198,7 @@ class RecordBlock(NamedTuple):
     text: bytes
     separator: bytes
     delimiter: bytes
-    lines: npt.NDArray[np.int64]
+    lines: Integers
     mended: int
     garbled: int
     torn: list[TornLine]
@@ -313,12 +313,10 @@ def _names(separator: bytes, width: int) -> bytes:
     return separator.join(str(i).encode() for i in range(width)) + b"\n"
 
 
-def _fields(
-    data: npt.NDArray[np.uint8], separator: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def _fields(data: npt.NDArray[np.uint8], separator: int) -> tuple[Integers, Integers]:
     """Return each line's end and its number of fields, computed in cache-sized pieces."""
-    ends: list[npt.NDArray[np.int64]] = []
-    before: list[npt.NDArray[np.int64]] = []
+    ends: list[Integers] = []
+    before: list[Integers] = []
     stops_before = 0
     for at in range(0, data.size, PIECE_BYTES):
         piece = data[at : at + PIECE_BYTES]
@@ -331,9 +329,14 @@ def _fields(
 
 
 def _repair(
-    text: bytes, separator: bytes, header: SacctHeader, lines: npt.NDArray[np.int64],
-    ends: npt.NDArray[np.int64], fields: npt.NDArray[np.int64], delimiter: str,
-) -> tuple[bytes, npt.NDArray[np.int64], int, list[TornLine], bytes]:  # fmt: skip
+    text: bytes,
+    separator: bytes,
+    header: SacctHeader,
+    lines: Integers,
+    ends: Integers,
+    fields: Integers,
+    delimiter: str,
+) -> tuple[bytes, Integers, int, list[TornLine], bytes]:
     """Repair every run of lines of wrong width that has a unique solution.
 
     A line without any delimiter after a whole record continues its last field.
