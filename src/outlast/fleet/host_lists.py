@@ -169,7 +169,8 @@ def _ranges(lists: pl.DataFrame, column: str) -> pl.DataFrame:
 
 def _parts(lists: pl.DataFrame, column: str) -> pl.DataFrame:
     """Return a row for each name and for each range in a bracket, with its number of hosts."""
-    item, part = pl.col("item"), pl.col("part")
+    item = pl.col("item")
+    part = pl.col("part")
     return (
         lists.with_columns(pl.col(column).str.extract_all(_ITEM.pattern).alias("item"))
         .explode("item")
@@ -227,8 +228,10 @@ def _bracket_ranges(piece: re.Match[str], text: str) -> Iterator[tuple[int, int,
         match = _RANGE.fullmatch(part)
         if match is None:
             raise _no_list(text)
-        first, last = match[1], match[2] or match[1]
-        low, high = int(first), int(last)
+        first = match[1]
+        last = match[2] or match[1]
+        low = int(first)
+        high = int(last)
         if high < low:
             raise _no_list(text)
         yield low, high, len(first)

@@ -250,7 +250,8 @@ def drain_node(report: NodeReport, settings: DrainSettings) -> DrainOutcome:
         return DrainOutcome(
             False, f"Slurm forbids scontrol in a {script}: its exit code drains the node"
         )
-    name, within_s = report.node, settings.deadline_s
+    name = report.node
+    within_s = settings.deadline_s
     try:
         here = read_node(name, within_s)
         if not here.is_registered:

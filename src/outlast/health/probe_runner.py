@@ -26,7 +26,9 @@ KILL_S = 0.3  # from SIGKILL to the exit; later it counts as stuck
 GRACE_S = 2.0  # after its deadline a child ends itself, even if its parent is dead
 FDS_MAX = 1 << 16
 
-SAMPLE, ABSENT, FAILED = b"s", b"a", b"f"
+SAMPLE = b"s"
+ABSENT = b"a"
+FAILED = b"f"
 
 
 NOTHING = msgspec.Raw(b"null")
@@ -67,8 +69,12 @@ class _Child:
     def __init__(
         self, request: ProbeRequest, pid: int, out: int, life: int, began: float, deadline: float
     ) -> None:
-        self.request, self.pid, self.out, self.life = request, pid, out, life
-        self.began, self.deadline = began, deadline
+        self.request = request
+        self.pid = pid
+        self.out = out
+        self.life = life
+        self.began = began
+        self.deadline = deadline
         self.data = bytearray()
 
 
@@ -220,7 +226,8 @@ def _settled(child: _Child, done: dict[str, TakenSample]) -> bool:
 
 
 def _decoded(request: ProbeRequest, data: bytes, took_s: float) -> TakenSample:
-    kind, body = data[:1], data[1:]
+    kind = data[:1]
+    body = data[1:]
     if len(data) > ANSWER_BYTES_MAX:
         return _sample_of(request, took_s, failed=f"a sample of over {ANSWER_BYTES_MAX:,} bytes")
     if kind == SAMPLE:

@@ -143,10 +143,12 @@ def _beyond(sample: GpuSample, limits: GpuLimits) -> Iterator[Trouble]:
 
 
 def _links(sample: GpuSample) -> Iterator[Trouble]:
-    width, widest = sample.pcie_width, sample.pcie_width_max
+    width = sample.pcie_width
+    widest = sample.pcie_width_max
     if width is not None and widest is not None and width < widest:
         yield "pcie", "drain", f"PCIe width is {width:g} of {widest:g}"
-    speed, fastest = sample.pcie_generation, sample.pcie_generation_max
+    speed = sample.pcie_generation
+    fastest = sample.pcie_generation_max
     at_work = sample.state == "P0" and bool(sample.busy_percent)  # an idle link slows down
     if speed is not None and fastest is not None and speed < fastest and at_work:
         yield "pcie", "warn", f"PCIe generation is {speed:g} of {fastest:g} at work"

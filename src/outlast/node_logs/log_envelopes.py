@@ -28,7 +28,9 @@ from outlast.node_logs.log_readings import (
 )
 
 OBJECT = ('{"', '{ "')  # begins an entry in JSON; {1}[Hardware Error] is a kernel's line
-KERNEL, FABRIC, NETWORK = "kernel", "fabricmanager", "networkd"
+KERNEL = "kernel"
+FABRIC = "fabricmanager"
+NETWORK = "networkd"
 NO_SPEAKER = ""  # an entry without a program
 NO_ENTRY = "a JSON object that is no entry of a journal: name its columns with --mapping"
 NO_WRITER = "it does not say who wrote it: run journalctl without --output-fields"

@@ -50,7 +50,8 @@ def xml_samples(
         return [], [
             UnreadText(0, "it declares entities, which nvidia-smi never does", cut_text(text[:500]))
         ]
-    begin, end = text.find(ROOT), text.rfind(END)
+    begin = text.find(ROOT)
+    end = text.rfind(END)
     if end < begin:
         return [], [UnreadText(0, "cut off: the end of the XML is missing", cut_text(text[-500:]))]
     try:
@@ -289,7 +290,8 @@ def read_links(lines: str | Iterable[str]) -> Iterator[GpuLinks | UnreadText]:
     gpu: GpuLinks | None = None
     for number, raw in enumerate(lines.split("\n") if isinstance(lines, str) else lines, 1):
         line = raw.strip()[:LINE_MAX]
-        begun, link = _gpu().fullmatch(line), _link().fullmatch(line)
+        begun = _gpu().fullmatch(line)
+        link = _link().fullmatch(line)
         if begun:
             if gpu:
                 yield gpu

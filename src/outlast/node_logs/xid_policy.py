@@ -106,11 +106,13 @@ class XidPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def judge(self, kind: Kind, code: int, text: str = "") -> Judgement:
         """Judge a code and the rest of its line, `text`. An unknown code has severity unknown."""
         entry = getattr(self, kind).get(code, UNKNOWN[kind])
-        severity, action = entry.severity, entry.action
+        severity = entry.severity
+        action = entry.action
         lower = text.lower()
         for words in self.lines.get(entry.lines, ()):
             if words.has in lower:
-                severity, action = words.severity, words.action
+                severity = words.severity
+                action = words.action
                 break
         return Judgement(entry.name, entry.symptom, severity, action)
 

@@ -118,10 +118,8 @@ def posterior(prior: RatePrior, failures: int, exposure_device_s: float) -> Rate
     weight = _weight(prior, failures, exposure_device_s)
     shape = weight + failures
     exposure = weight / prior.rate_per_device_s + exposure_device_s
-    low, high = (
-        special_functions.gamma_quantile(shape, TAIL),
-        special_functions.gamma_quantile(shape, 1 - TAIL),
-    )
+    low = special_functions.gamma_quantile(shape, TAIL)
+    high = special_functions.gamma_quantile(shape, 1 - TAIL)
     return RatePosterior(shape / exposure, low / exposure, high / exposure, weight)
 
 

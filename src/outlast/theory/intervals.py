@@ -223,7 +223,8 @@ def flat_zone(lost: Callable[[float], float], best_s: float, points: float = POI
 def _edge(lost: Callable[[float], float], inside: float, limit: float, factor: float) -> float:
     outside = inside * factor
     while lost(outside) <= limit:
-        inside, outside = outside, outside * factor
+        inside = outside
+        outside = outside * factor
         if not 1e-12 < outside < 1e15:
             return 0.0 if factor < 1 else math.inf
     while abs(outside - inside) > 1e-9 * inside:

@@ -98,7 +98,8 @@ def nested_s(
     check_positive("saves", saves)
     deep_rate = 1 / deep_mtbf_s
     rate = 1 / mtbf_s + deep_rate
-    chunk_s, save_s = grown(interval_s + cost_s, rate), grown(deep_cost_s, rate)
+    chunk_s = grown(interval_s + cost_s, rate)
+    save_s = grown(deep_cost_s, rate)
     if not deep_rate or math.isinf(chunk_s + save_s):
         return saves * chunk_s + save_s
     grows = saves * math.log1p(deep_rate * chunk_s) + math.log1p(deep_rate * save_s)
@@ -116,12 +117,15 @@ def grown(length_s: float, rate_per_s: float) -> float:
 
 def _spread(levels: Sequence[Level], mtbf_s: float, down_s: float) -> Pattern:
     chosen: list[Chosen] = []
-    lost, covered, interval_s = 0.0, 0.0, 0.0
+    lost = 0.0
+    covered = 0.0
+    interval_s = 0.0
     for level in levels:
         own = level.survives - covered
         own_mtbf_s = mtbf_s / own if own > 0 else math.inf
         best_s = optimum_async(level.cost_s, level.flush_s, own_mtbf_s, drag=level.drag)
-        interval_s, covered = max(interval_s, best_s), level.survives
+        interval_s = max(interval_s, best_s)
+        covered = level.survives
         chosen.append(Chosen(level, interval_s, own_mtbf_s))
         lost += _lost(level, interval_s, own_mtbf_s, down_s)
     return Pattern(tuple(chosen), lost)

@@ -168,7 +168,9 @@ def preemption(
 
 
 CELLS = 400  # Simpson's rule over the normal density; 1e-9 of the maximum's mean
-LOW, HIGH = -8.5, 12.0  # beyond, nothing of the maximum of up to 1e20 lies
+# The maximum of up to 1e20 values lies between these.
+LOW = -8.5
+HIGH = 12.0
 WORKERS_MAX = 1e20
 
 

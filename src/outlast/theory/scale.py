@@ -33,7 +33,8 @@ def best_efficiency(
     check_not_negative("restart_s", restart_s)
     if math.isinf(mtbf_s):
         return 1.0
-    save, restart = cost_s / mtbf_s, restart_s / mtbf_s
+    save = cost_s / mtbf_s
+    restart = restart_s / mtbf_s
     if safe_saves:
         return math.exp(-one_plus_w0(save * math.exp(-restart)) - restart)
     return math.exp(-one_plus_w0(-math.expm1(-save)) - save - restart)  # e^(-u - C/M) = 1 - u

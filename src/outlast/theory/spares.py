@@ -107,10 +107,8 @@ def best_stalling(in_repair: float, job_nodes: int, *, spare_price: float = 1.0)
     stalling_cost(0, in_repair, job_nodes, spare_price=spare_price)  # checks
 
     def enough(spares: int) -> bool:
-        now, then = (
-            special_functions.erlang_b(spares + 1, in_repair),
-            special_functions.erlang_b(spares + 2, in_repair),
-        )
+        now = special_functions.erlang_b(spares + 1, in_repair)
+        then = special_functions.erlang_b(spares + 2, in_repair)
         return job_nodes * (now - then) <= spare_price
 
     return _first(enough)
@@ -135,9 +133,11 @@ def _first(enough: Callable[[int], bool]) -> int:
     """Return the least number from 0 on that is enough; every larger one is."""
     if enough(0):
         return 0
-    low, high = 0, 1
+    low = 0
+    high = 1
     while not enough(high):
-        low, high = high, high * 2
+        low = high
+        high = high * 2
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if enough(middle) else (middle, high)
@@ -246,7 +246,8 @@ def _panjer(terms: Sequence[tuple[int, float]], mean: float) -> list[float]:
     reach = max((size for size, _ in terms), default=1)
     log_scale = -math.fsum(weight / size for size, weight in terms)
     recent = collections.deque([1.0], maxlen=reach)
-    points, small = [math.exp(log_scale)], 0
+    points = [math.exp(log_scale)]
+    small = 0
     while terms and small < reach:
         n = len(points)
         value = math.fsum(weight * recent[-size] for size, weight in terms if size <= n) / n

@@ -25,7 +25,8 @@ def gamma_quantile(shape: float, probability: float) -> float:
         raise UsageError(f"shape must be from {SHAPE_MIN:g} to {SHAPE_MAX:g}, not {shape!r}")
     if not 0 < probability < 1:
         raise UsageError(f"probability must lie between 0 and 1, not {probability!r}")
-    low, high = -math.inf, math.inf
+    low = -math.inf
+    high = math.inf
     y = math.log(shape) if shape > 1 else (math.log(probability) + math.lgamma(shape + 1)) / shape
     for _ in range(GAMMA_STEPS_MAX):
         x = math.exp(y)
@@ -94,8 +95,10 @@ def _series(shape: float, x: float) -> float:
 
 def _fraction(shape: float, x: float) -> float:
     b = x + 1 - shape
-    c, d = 1 / TINY, 1 / b
-    value, k = d, 0
+    c = 1 / TINY
+    d = 1 / b
+    value = d
+    k = 0
     while True:
         k += 1
         a = -k * (k - shape)
@@ -146,7 +149,8 @@ def _excess(u: float) -> float:
     """(u - 1) e^u + 1, which is u^2/2 + u^3/3 + u^4/8 + ... = sum of (k - 1)/k! u^k."""
     if u >= SMALL:
         return (u - 1) * math.exp(u) + 1
-    total, power = 0.0, u  # u^(k - 1)/(k - 1)!
+    total = 0.0
+    power = u  # u^(k - 1)/(k - 1)!
     for k in range(2, 24):
         power_next = power * u / k
         total += (k - 1) * power_next
@@ -180,16 +184,23 @@ def find_minimum(function: Callable[[float], float], low: float, high: float) ->
     Golden section in log x. Where the least value is flat, x is known to 1e-7 relative, the value
     to the last digits. Infinite values are taken to lie on the high side.
     """
-    bottom, top = math.log(low), math.log(high)
-    low_point, high_point = top - GOLDEN * (top - bottom), bottom + GOLDEN * (top - bottom)
-    at_left, at_right = function(math.exp(low_point)), function(math.exp(high_point))
+    bottom = math.log(low)
+    top = math.log(high)
+    low_point = top - GOLDEN * (top - bottom)
+    high_point = bottom + GOLDEN * (top - bottom)
+    at_left = function(math.exp(low_point))
+    at_right = function(math.exp(high_point))
     while top - bottom > 1e-9:
         if at_left <= at_right:
-            top, high_point, at_right = high_point, low_point, at_left
+            top = high_point
+            high_point = low_point
+            at_right = at_left
             low_point = top - GOLDEN * (top - bottom)
             at_left = function(math.exp(low_point))
         else:
-            bottom, low_point, at_left = low_point, high_point, at_right
+            bottom = low_point
+            low_point = high_point
+            at_left = at_right
             high_point = bottom + GOLDEN * (top - bottom)
             at_right = function(math.exp(high_point))
     return math.exp((bottom + top) / 2)

@@ -124,7 +124,8 @@ def recovering(job: RecoveryJob, rungs: Sequence[Rung]) -> Callable[[RecoveryJob
     stalled = _stalled(job, rungs, rate)
     awake = (1 - stalled) / (1 + spent + waits)
     ends = _ends(visits, [math.exp(-rate * _held_s(one, job)) for one in rungs], rungs)
-    exact, holds = _is_exact(job, rungs), _in_regime(job, rungs)
+    exact = _is_exact(job, rungs)
+    holds = _in_regime(job, rungs)
 
     def outcome(one: RecoveryJob) -> RecoveryOutcome:
         useful, saving = _kept(one, rate * ends["snapshot"], rate * ends["checkpoint"], rungs, rate)
@@ -354,10 +355,12 @@ def tune_interval(
 
     low = high = 1
     while high < SNAPSHOTS_MAX and goodput(2 * high) > goodput(high):
-        low, high = high, 2 * high
+        low = high
+        high = 2 * high
     high *= 2
     while high - low > 2:
-        low_third, high_third = low + (high - low) // 3, high - (high - low) // 3
+        low_third = low + (high - low) // 3
+        high_third = high - (high - low) // 3
         low, high = (
             (low, high_third) if goodput(low_third) >= goodput(high_third) else (low_third, high)
         )

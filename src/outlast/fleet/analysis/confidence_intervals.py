@@ -80,7 +80,8 @@ def estimate_share(count: int, of: int) -> ShareEstimate:
 
     Wilson 1927; Brown, Cai and DasGupta 2001 compare intervals.
     """
-    share, square = count / of, Z_90**2 / of
+    share = count / of
+    square = Z_90**2 / of
     middle = (share + square / 2) / (1 + square)
     half = Z_90 / (1 + square) * math.sqrt(share * (1 - share) / of + square / 4 / of)
     return ShareEstimate((count + 0.5) / (of + 1), max(0.0, middle - half), min(1.0, middle + half))
@@ -127,7 +128,9 @@ def bootstrap_interval(
     interval of failures / dispersion failures is not. Dispersion: C/(C - 1) sum (f - r x)^2 over r
     sum x, with r the ratio (the sandwich estimate of a Poisson regression).
     """
-    count, total, total_exposure = len(failures), float(failures.sum()), float(exposure.sum())
+    count = len(failures)
+    total = float(failures.sum())
+    total_exposure = float(exposure.sum())
     if not total or count < 2 or not total_exposure:
         return BootstrapInterval(None, None, None)
     rate = total / total_exposure

@@ -60,9 +60,11 @@ def _gpus_of_a_node(tables: Tables, *by: str) -> pl.LazyFrame:
         .agg(spent=(held_ns * pl.col("gpus")).sum())
         .sort("each", descending=True)
     )
-    so_far, total = pl.col("spent").cum_sum(), pl.col("spent").sum()
+    so_far = pl.col("spent").cum_sum()
+    total = pl.col("spent").sum()
     if by:
-        so_far, total = so_far.over(by), total.over(by)
+        so_far = so_far.over(by)
+        total = total.over(by)
     enough = sums.filter(so_far >= USED_SHARE * total)
     return enough.group_by(*by).agg(pl.col("each").max()) if by else enough.head(1).select("each")
 
@@ -180,7 +182,8 @@ def node_days_by_day(intervals: pl.LazyFrame, tables: Tables) -> pl.DataFrame:
     With A(t) = sum of nodes x (t - begin) over what began before t, and B(t) the same of ends, up
     to a day's end A - B was held: two sums by day, and no row for each job and day.
     """
-    first, last = tables.since_ns // DAY_NS, (tables.until_ns - 1) // DAY_NS
+    first = tables.since_ns // DAY_NS
+    last = (tables.until_ns - 1) // DAY_NS
     days = pl.DataFrame({"day": range(first, last + 1)}, schema={"day": pl.Int64})
     so_far = _since(intervals, "begin_ns", days) - _since(intervals, "end_ns", days)
     return days.with_columns(spent=(so_far - so_far.shift(1, fill_value=0.0)).clip(lower_bound=0))
@@ -188,7 +191,8 @@ def node_days_by_day(intervals: pl.LazyFrame, tables: Tables) -> pl.DataFrame:
 
 def whole_days(calendar: pl.DataFrame, tables: Tables) -> pl.DataFrame:
     """Return the days of a calendar that lie completely in the window."""
-    begun, over = pl.col("day") * DAY_NS, (pl.col("day") + 1) * DAY_NS
+    begun = pl.col("day") * DAY_NS
+    over = (pl.col("day") + 1) * DAY_NS
     return calendar.filter(begun >= tables.since_ns, over <= tables.until_ns)
 
 

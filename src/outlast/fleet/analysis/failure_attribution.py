@@ -16,7 +16,8 @@ from outlast.fleet.host_lists import explode_hosts
 from outlast.fleet.record_tables import Tables
 from outlast.node_logs.taxonomy import DOMAINS, TABLE, possible_domains
 
-BEFORE_S, AFTER_S = 600, 300
+BEFORE_S = 600
+AFTER_S = 300
 BY_NODE = ("NODE_FAIL", "BOOT_FAIL")  # reported by the scheduler
 PERHAPS = ("FAILED", "REQUEUED")  # may also be a user's error or request
 LOST = "now"  # the severity that attributes an attempt of PERHAPS to infrastructure
@@ -56,10 +57,12 @@ def attribute_failures(
     that can have caused all of these (differential diagnosis, Table I; empty if none can: there was
     more than one cause).
     """
-    before_ns, after_ns = round(before_s * SECOND_NS), round(after_s * SECOND_NS)
+    before_ns = round(before_s * SECOND_NS)
+    after_ns = round(after_s * SECOND_NS)
     slot_ns = before_ns + after_ns
     signs = _signs(tables, slot_ns)
-    begin, end = (pl.col("t_ns") - before_ns) // slot_ns, (pl.col("t_ns") + after_ns) // slot_ns
+    begin = (pl.col("t_ns") - before_ns) // slot_ns
+    end = (pl.col("t_ns") + after_ns) // slot_ns
     failed = _failed(tables, signs["slot"], begin, end)
     causes = _causes(failed, signs, before_ns, after_ns)
     can_end = pl.col("severity").is_in(CAUSES)
@@ -173,7 +176,8 @@ def _causes(
         .collect()
     )
     offset = pl.col("at_ns") - pl.col("t_ns")
-    ours, theirs = pl.col("cluster"), pl.col("cluster_right")
+    ours = pl.col("cluster")
+    theirs = pl.col("cluster_right")
     same_cluster = (ours == theirs) | (ours == "") | (theirs == "")  # "": unknown in its log
     on_failed = pl.col("node") == pl.col("failed_node")
     worst = pl.col("severity").to_physical()

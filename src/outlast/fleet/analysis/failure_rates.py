@@ -191,7 +191,8 @@ def failure_rate(
 def _rate(counted: dict[str, pl.DataFrame], above_gpus: int) -> FailureRate:
     ours = {name: _summed(frame.filter("large"), name) for name, frame in counted.items()}
     large = ours["runs"]
-    failures, node_days = int(large["failures"].sum()), float(large["node_days"].sum())
+    failures = int(large["failures"].sum())
+    node_days = float(large["node_days"].sum())
     clusters, interval = widest_interval(
         {name: _spread(frame, "node_days") for name, frame in ours.items()}
     )
@@ -251,7 +252,8 @@ def mttf(
         widest_interval({name: intervals[name][size] for name in CLUSTERS}) for size in sums["size"]
     ]
     ends = [jeffreys(each) if each else garwood(0) for each in sums["failures"]]
-    hours, failed = pl.col("hours"), pl.col("failures") > 0
+    hours = pl.col("hours")
+    failed = pl.col("failures") > 0
     large = _rate(counted, above_gpus)
     of_a_node = large.gpu_days / large.node_days if large.node_days else 0.0
     rates = (large.per_1000_node_days, large.high, large.low)

@@ -30,7 +30,8 @@ from outlast.text_formatting import duration, plural
 
 OUTAGES = "outages"  # the basis where no job failed
 ENOUGH = 10  # failures: with fewer, smaller jobs are included
-WEIGHT_LEAST, WEIGHT_MOST = 0.5, 1e6
+WEIGHT_LEAST = 0.5
+WEIGHT_MOST = 1e6
 FACTOR_MOST = 1e6  # of lemons: a node on which all jobs die at once hardly ran; limit of plans
 MANY_MOST = 1000  # weight limit of one run's mean step
 DESCRIPTIONS: dict[CostName, str] = {
@@ -272,10 +273,12 @@ def _shares(
     survived = survived_failures(tables, above_gpus)
     stored = pl.col("rung") == "restart"
     transient = len(survived.filter(~stored, pl.col("took_node") == 0))
-    fatal, failures = len(survived.filter(stored)), len(survived)
+    fatal = len(survived.filter(stored))
+    failures = len(survived)
     if _count(tables.outages):
         outcomes = failure_outcomes(tables, found, above_gpus=above_gpus)
-        transient, fatal = transient + outcomes.went_on, fatal + outcomes.wide
+        transient = transient + outcomes.went_on
+        fatal = fatal + outcomes.wide
         failures += outcomes.failures
     elif not failures:
         notes.append("no outages are known: whether failures take a node cannot be told")
@@ -301,7 +304,8 @@ def _lemons(
     tables: Tables, found: AttributedFailures, notes: list[str]
 ) -> dict[str, MeasuredValue]:
     """Return the share and the factor of lemons that raise the fleet's rate by LEMONS_LEAST."""
-    days, by = (tables.until_ns - tables.since_ns) / DAY_NS, failure_basis(tables)
+    days = (tables.until_ns - tables.since_ns) / DAY_NS
+    by = failure_basis(tables)
     if by == "jobs" and not len(found.failures):
         return {}
     nodes = rank_lemons(tables, worst_nodes(found), days=days, history_days=days, by=by)
@@ -309,7 +313,8 @@ def _lemons(
     if len(bad) and float(nodes["failures"].sum()) - float(bad["failures"].sum()) < 1:
         notes.append("only lemons failed: how many times as often as others cannot be told")
         return {}
-    failed, expected = float(bad["failures"].sum()), float(bad["expected"].sum())
+    failed = float(bad["failures"].sum())
+    expected = float(bad["expected"].sum())
     if not len(bad) or not expected or len(bad) / len(nodes) * (failed / expected) < LEMONS_LEAST:
         return {}
     bounds = estimate_share(len(bad), len(nodes))

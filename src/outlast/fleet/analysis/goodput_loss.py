@@ -18,7 +18,8 @@ from outlast.fleet.host_lists import explode_hosts
 from outlast.fleet.record_tables import Tables
 from outlast.theory.argument_checks import check_not_negative, check_positive
 
-BEFORE_S, AFTER_S = 300.0, 60.0
+BEFORE_S = 300.0
+AFTER_S = 60.0
 START_COLUMNS = [*KEY, "qos", "priority", "start_ns", "t_ns", "gpus", "hosts"]
 BY = ["by_job", "by_attempt"]
 ORDER = {
@@ -121,7 +122,8 @@ def _pairs(
     qos_rank: Mapping[str, int] | None,
 ) -> pl.LazyFrame:
     """Return each preempted attempt with each start that may be its cause."""
-    before_ns, after_ns = round(before_s * SECOND_NS), round(after_s * SECOND_NS)
+    before_ns = round(before_s * SECOND_NS)
+    after_ns = round(after_s * SECOND_NS)
     ahead_ns = pl.col("start_ns") - pl.col("t_ns")
     other = (pl.col("by_job") != pl.col("job")) | (pl.col("by_attempt") != pl.col("attempt"))
     victim = [*KEY, "gpus", "t_ns", "runtime_s"]
@@ -143,7 +145,8 @@ def _above(qos_rank: Mapping[str, int] | None) -> pl.Expr:
     by_priority = unsaid | (pl.col("by_priority") > pl.col("priority"))
     if not qos_rank:
         return by_priority
-    names, ranks = list(qos_rank), list(qos_rank.values())
+    names = list(qos_rank)
+    ranks = list(qos_rank.values())
     upper, lower = (
         pl.col(name).replace_strict(names, ranks, default=None, return_dtype=pl.Int64)
         for name in ("by_qos", "qos")
@@ -153,7 +156,9 @@ def _above(qos_rank: Mapping[str, int] | None) -> pl.Expr:
 
 
 INTERVAL_S = 3600.0
-FIRST, SECOND = 1, 2  # orders
+# Orders of a loss: by a failure, by a preemption.
+FIRST = 1
+SECOND = 2
 
 
 class GoodputLoss(NamedTuple):

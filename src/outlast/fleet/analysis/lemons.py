@@ -248,13 +248,15 @@ def rank_lemons(
     )
     blame = attribute_to_nodes(past, infra) if by == "jobs" else outages_as_failures(past)
     nodes = nodes_of(past.jobs).collect().lazy()
-    evidence, exposure = node_signals(now, infra, nodes), node_exposure(past, nodes).drop("alone")
+    evidence = node_signals(now, infra, nodes)
+    exposure = node_exposure(past, nodes).drop("alone")
     if by == "outages":
         there = evidence.drop("node_days").join(
             node_days_up(now), on=NODE, how="full", coalesce=True
         )
         counts = [name for name in SIGNALS if name != "single_node_nodefailure_rate"]
-        evidence, exposure = there.with_columns(pl.col(counts).fill_null(0)), node_days_up(past)
+        evidence = there.with_columns(pl.col(counts).fill_null(0))
+        exposure = node_days_up(past)
         evidence = evidence.with_columns(pl.col("kind").fill_null(""))
     before = exposure.join(_counts(past, blame, same_s), on=NODE, how="full", coalesce=True)
     found = (
@@ -302,7 +304,8 @@ def score_ranking(found: pl.DataFrame, true: Collection[str]) -> RankingScore:
 def benjamini_hochberg(p: Sequence[float]) -> list[float]:
     """Return Benjamini and Hochberg's q of each p: min of p_(j) n/j over all j from its rank on."""
     order = sorted(range(len(p)), key=p.__getitem__, reverse=True)
-    q, least = [1.0] * len(p), 1.0
+    q = [1.0] * len(p)
+    least = 1.0
     for after, at in enumerate(order):
         least = min(least, p[at] * len(p) / (len(p) - after))
         q[at] = least

@@ -58,10 +58,12 @@ class OutageRate(msgspec.Struct, frozen=True, kw_only=True):
 
 def outage_rate(tables: Tables) -> OutageRate:
     """Return outages per node-day up: node-days of all nodes (`node_inventory`) less downtime."""
-    nodes, calendar = node_inventory(tables), outages_by_day(tables)
+    nodes = node_inventory(tables)
+    calendar = outages_by_day(tables)
     days = whole_days(calendar, tables)
     begun = int(calendar["outages"].sum())
-    up, down = float(calendar["node_days"].sum()), float(calendar["down_days"].sum())
+    up = float(calendar["node_days"].sum())
+    down = float(calendar["down_days"].sum())
     of_nodes = nodes.join(
         _outages_of_window(tables).group_by("cluster", "node").agg(begun=pl.len()).collect(),
         on=["cluster", "node"],
@@ -202,7 +204,8 @@ def repair_time(tables: Tables) -> RepairTime:
         took=took.fill_null((tables.until_ns - pl.col("t_ns")) / SECOND_NS),
     )
     done = outages_s.filter(~pl.col("open"))["took"]
-    ended, total_s = len(done), float(outages_s["took"].sum())
+    ended = len(done)
+    total_s = float(outages_s["took"].sum())
     low, high = jeffreys(ended)
     return RepairTime(
         ended=ended,

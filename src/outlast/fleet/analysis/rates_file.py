@@ -20,7 +20,8 @@ from outlast.fleet.analysis.fitted_rates import OUTAGES, FittedRates
 from outlast.fleet.store.lake import MANIFEST, format_time
 from outlast.text_formatting import plural
 
-FORMAT, VERSION = "outlast-rates", 1
+FORMAT = "outlast-rates"
+VERSION = 1
 Value = str | int | float
 
 

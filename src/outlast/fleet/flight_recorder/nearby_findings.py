@@ -60,7 +60,8 @@ def from_lake(lake: Path, t_ns: int, cluster: str | None = None) -> NearbyFindin
     opened = Lake.open(lake)
     one = lake_selection.resolve_cluster(opened, cluster)
     notes: list[str] = []
-    since_ns, until_ns = t_ns - BEFORE_S * 10**9, t_ns + AFTER_S * 10**9 + 1
+    since_ns = t_ns - BEFORE_S * 10**9
+    until_ns = t_ns + AFTER_S * 10**9 + 1
     if until_ns <= opened.since_ns or since_ns >= opened.until_ns:
         return NearbyFindings(
             table(Finding, ()),

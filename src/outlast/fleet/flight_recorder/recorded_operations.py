@@ -93,7 +93,8 @@ def track_rank(rank: int, dump: RecorderDump, entries: Sequence[RecorderEntry]) 
             (pairs, entry.p2p_seq_id) if entry.is_p2p else (ops, entry.collective_seq_id)
         )
         if life not in (None, entry.pg_id) or (numbered and seq < next(reversed(numbered))):
-            ops, pairs = {}, {}
+            ops = {}
+            pairs = {}
             numbered = pairs if entry.is_p2p else ops
         life = entry.pg_id
         numbered.setdefault(seq, []).append(entry)
@@ -175,7 +176,8 @@ def _pairs(entries: list[RecorderEntry], *, timed: bool) -> Iterable[RecordedOp]
         match = _PAIR.fullmatch(entry.kind)
         if match is None:
             continue
-        first, second = int(match[2]), int(match[4])
+        first = int(match[2])
+        second = int(match[4])
         send = match[1] == "send"
         yield RecordedOp(
             seq=entry.p2p_seq_id,

@@ -185,7 +185,8 @@ def _through(group: RecordedGroup, rank: int, seq: int) -> bool:
 
 def _mismatch_or_hang(site: _Site, *, blind: bool) -> Stall | None:
     """Return the stall of a collective that all judged ranks entered, if there is one."""
-    group, ops = site.group, site.ops
+    group = site.group
+    ops = site.ops
     inside = [rank for rank in ops if not _through(group, rank, site.seq)]
     if not inside:
         return None
@@ -248,7 +249,8 @@ def _absent(site: _Site, lasts: Mapping[int, int]) -> Stall:
 
 def _silent(site: _Site, lasts: Mapping[int, int]) -> Stall | None:
     """Return the stall of the last collective if ranks without records may not have entered it."""
-    group, ops = site.group, site.ops
+    group = site.group
+    ops = site.ops
     inside = [rank for rank in ops if group.tracks[rank].left_to < site.seq]
     if not inside:
         return None
@@ -289,7 +291,8 @@ def _pairs(group: RecordedGroup) -> list[tuple[int, int]]:
 
 
 def _between(group: RecordedGroup, source: int, target: int) -> Stall | None:
-    sender, receiver = group.members[source], group.members[target]
+    sender = group.members[source]
+    receiver = group.members[target]
     sends = list(_of(group, sender, "send", source, target))
     receives = list(_of(group, receiver, "recv", source, target))
     complete = all(group.tracks[rank].whole for rank in (sender, receiver) if rank in group.tracks)

@@ -155,7 +155,8 @@ def _log_lines(
         unsaid: list[int] = []
         shaped: list[int] = []
         readings = read(counted())
-        reported, done = 0, False
+        reported = 0
+        done = False
         while not done:
             some = list(islice(readings, _PART))
             done = len(some) < _PART
@@ -242,7 +243,8 @@ def _parts(path: Path, cluster: str, totals: ReadTotals) -> Iterator[RecordBatch
         _report(str(path), line, text, cluster, totals, found, rejects)
         if len(found) + len(rejects) >= AT_ONCE:
             yield RecordBatch({"findings": table(Finding, found)}, rejects)
-            found, rejects = [], []
+            found = []
+            rejects = []
     yield RecordBatch({"findings": table(Finding, found)}, rejects)
 
 

@@ -101,7 +101,8 @@ def _parts(run_dir: Path, cluster: str, totals: ReadTotals) -> Iterator[RecordBa
 
 
 def _job(term: LauncherTerm, number: int, cluster: str, going_on: bool) -> JobEnded:
-    begun, ended = term.started, term.ended
+    begun = term.started
+    ended = term.ended
     cause = ended.cause if ended and ended.cause else None
     where = sorted(_hosts(term.events).values())
     return JobEnded(
@@ -220,7 +221,8 @@ def _findings(term: LauncherTerm, cluster: str) -> list[Finding]:
 
 
 def _warned(event: Warned, cluster: str) -> Finding:
-    symptom, severity = event.symptom, event.severity
+    symptom = event.symptom
+    severity = event.severity
     return Finding(
         t_ns=event.t_ns,
         cluster=cluster,

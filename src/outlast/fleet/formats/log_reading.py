@@ -152,7 +152,8 @@ def make_reject(source: str, line: int, reason: str, text: str) -> Reject:
 GZIP = b"\x1f\x8b"
 UNPACKED_RATIO = 200  # accounting is packed 10 to 40 times; a bomb 1000 times
 UNPACKED_BYTES = 128 << 20  # what any file may unpack to
-HEAD_BYTES, NULS_LEAST = 4096, 4  # one byte of so many is zero in no log in UTF-8
+HEAD_BYTES = 4096
+NULS_LEAST = 4  # one byte of so many is zero in no log in UTF-8
 LINE_CHARS_MAX = 4 << 20
 _OTHERS = {  # magic numbers of files that are not supported
     b"\x28\xb5\x2f\xfd": "is compressed with zstd: unpack it first",

@@ -212,7 +212,8 @@ class _Lines:
     """Lines of CSV, counted since `begin`: all, and those with `width` fields."""
 
     def __init__(self, lines: Iterator[str], delimiter: str) -> None:
-        self._lines, self.delimiter = lines, delimiter
+        self._lines = lines
+        self.delimiter = delimiter
         self.width = self.many = self.whole = 0
 
     def __iter__(self) -> Iterator[str]:
@@ -238,7 +239,9 @@ def _some(
     reader: Any, read: _Lines, good: list[tuple[int, list[str]]], torn: list[tuple[int, str, str]]
 ) -> bool:
     """Read the next rows; return whether they are the last."""
-    chars, width, delimiter = 0, read.width, read.delimiter
+    chars = 0
+    width = read.width
+    delimiter = read.delimiter
     while len(good) + len(torn) < ROWS_AT_ONCE and chars < CHARS_AT_ONCE:
         read.begin()
         try:

@@ -172,7 +172,8 @@ def _facts(tables: Tables) -> ReportFacts:
 
 
 def _sparse_data_notes(facts: ReportFacts, records: dict[str, int]) -> list[str]:
-    tables, notes = facts.tables, []
+    tables = facts.tables
+    notes = []
     days = (tables.until_ns - tables.since_ns) / DAY_NS
     if not records["jobs"]:
         notes.append("no job is in this window: what is said of jobs is empty, not well")
@@ -208,7 +209,8 @@ def _uncovered(tables: Tables) -> list[str]:
         return []
     span = tables.until_ns - tables.since_ns
     long_ns = max(2 * DAY_NS, UNCOVERED_SHARE * span, UNCOVERED_GAPS * span / len(times))
-    first, last = int(times.to_numpy().min()), int(times.to_numpy().max())
+    first = int(times.to_numpy().min())
+    last = int(times.to_numpy().max())
     if first - tables.since_ns <= long_ns and tables.until_ns - last <= long_ns:
         return []
     return [

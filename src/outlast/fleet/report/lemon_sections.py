@@ -56,9 +56,13 @@ def _ranked(facts: ReportFacts, ranking: pl.DataFrame, found: pl.DataFrame) -> D
         ReportColumn("out_count", "times away", "count"),
         ReportColumn("excl_jobid_count", "excluded by jobs", "count"),
     ]
-    ran, how, up = "that ran jobs", "their failures are", "they ran"
+    ran = "that ran jobs"
+    how = "their failures are"
+    up = "they ran"
     if facts.by == "outages":
-        ran, how, up = "that were there", "it is that they went away so often", "they were up"
+        ran = "that were there"
+        how = "it is that they went away so often"
+        up = "they were up"
     days = (facts.tables.until_ns - facts.tables.since_ns) / DAY_NS
     description = (
         f"Nodes {ran} in the last {min(days, lemons.DAYS):.3g} days, by how unlikely {how} by"
@@ -67,7 +71,8 @@ def _ranked(facts: ReportFacts, ranking: pl.DataFrame, found: pl.DataFrame) -> D
         f" {100 * lemons.FDR:g} % false alarms taken; one of which all was earlier than these days"
         " is called so."
     )
-    many, earlier = int(ranking["lemon"].sum()), int(ranking["earlier"].sum())
+    many = int(ranking["lemon"].sum())
+    earlier = int(ranking["earlier"].sum())
     notes = [f"{plural(many, 'lemon')} among {plural(len(ranking), 'node')} {ran}"]
     if earlier:
         notes.append(f"{plural(earlier, 'node')} failed so before, and not in these days")
@@ -98,7 +103,8 @@ def _parts(bad: pl.DataFrame) -> DrawnSection:
 
 def _signals(ranking: pl.DataFrame) -> DrawnSection:
     """Return the section of the lemon signals (figure 11)."""
-    rows, steps = [], []
+    rows = []
+    steps = []
     for name in SIGNALS:
         values = ranking.select(pl.col(name).cast(pl.Float64).fill_null(0.0), "lemon")
         most = float(values[name].max() or 0.0)  # type: ignore[arg-type]

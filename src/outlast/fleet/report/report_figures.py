@@ -39,7 +39,8 @@ def draw_states(found: pl.DataFrame, figure: Figure) -> None:
     axes = figure.subplots()
     ordered = found.sort(["hw", "gpu_hours_share"], descending=[False, True])
     for row, column in enumerate(("gpu_hours_share", "jobs_share")):
-        offset, shades = 0.0, cycle(STATES)
+        offset = 0.0
+        shades = cycle(STATES)
         for state, hw, width in ordered.select("state", "hw", column).iter_rows():
             colour = RED if hw else next(shades)
             label = "ended by infrastructure" if hw else state.lower().replace("_", " ")
@@ -70,8 +71,10 @@ def draw_causes(found: pl.DataFrame, figure: Figure) -> None:
     """Draw rates by cause with their intervals, the most frequent on top."""
     axes = figure.subplots()
     shown = found.filter(pl.col("cause") != ALL).sort("per_gpu_hour")
-    names, rates = shown["cause"].to_list(), shown["per_gpu_hour"].to_list()
-    low, high = shown["per_gpu_hour_low"].to_list(), shown["per_gpu_hour_high"].to_list()
+    names = shown["cause"].to_list()
+    rates = shown["per_gpu_hour"].to_list()
+    low = shown["per_gpu_hour_low"].to_list()
+    high = shown["per_gpu_hour_high"].to_list()
     colours = [GREY if name == UNATTRIBUTED else RED for name in names]
     axes.barh(names, rates, color=colours, height=0.6)
     for row, (one, least, most) in enumerate(zip(rates, low, high, strict=True)):
@@ -143,7 +146,8 @@ def draw_mttf(found: pl.DataFrame, rate: FailureRate, figure: Figure) -> None:
     if len(line):
         at = line["gpus"].to_list()
         axes.plot(at, line["projected_h"].to_list(), "--", color=RED, linewidth=1, label=_r_f(rate))
-        low, high = line["projected_low_h"].to_list(), line["projected_high_h"].to_list()
+        low = line["projected_low_h"].to_list()
+        high = line["projected_high_h"].to_list()
         axes.fill_between(at, low, high, color=RED, alpha=0.15, linewidth=0)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
@@ -179,7 +183,8 @@ def draw_goodput(found: pl.DataFrame, figure: Figure) -> None:
     """Draw the lost GPU hours by size, second order on top of first."""
     axes = figure.subplots()
     places = list(range(len(found)))
-    first, second = found["first_gpu_s"].to_list(), found["second_gpu_s"].to_list()
+    first = found["first_gpu_s"].to_list()
+    second = found["second_gpu_s"].to_list()
     axes.bar(places, first, color=RED, width=0.7, label="failed (first order)")
     axes.bar(
         places,
@@ -244,7 +249,8 @@ def draw_signals(steps: pl.DataFrame, figure: Figure) -> None:
         line = steps.filter(pl.col("signal") == name)
         colour = LINE_COLOURS[at % len(LINE_COLOURS)]
         style = LINES[at // len(LINE_COLOURS) % len(LINES)]
-        x, y = line["of_largest"].to_list(), line["nodes_share"].to_list()
+        x = line["of_largest"].to_list()
+        y = line["nodes_share"].to_list()
         axes.step(x, y, style, where="post", color=colour, linewidth=1, label=name)
         hit = line.filter(pl.col("lemons") > 0)
         axes.plot(

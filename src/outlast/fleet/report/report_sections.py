@@ -208,7 +208,8 @@ def _ettr(sizes: Rows) -> Iterator[Headline]:
     if not sizes:
         return
     largest = sizes[-1]
-    low, high = largest["low"], largest["high"]
+    low = largest["low"]
+    high = largest["high"]
     band = "" if low is None else f"{100 * low:.3g} % to {100 * high:.3g} % with 90 %; "
     yield Headline(
         key="ettr",

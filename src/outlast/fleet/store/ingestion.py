@@ -93,7 +93,8 @@ def ingest(
         new = [one.source for one in found if not one.before]
         anonymous = names.mark if names else ""
         added = writer.commit(new, anonymous) if new else {}
-        parts, twice = writer.manifest.parts, writer.doubles
+        parts = writer.manifest.parts
+        twice = writer.doubles
     rows: Counter[Name] = Counter()
     for part in parts:
         rows[part.kind] += part.rows
@@ -125,7 +126,8 @@ def _log(path: Path, options: LogOptions, names: Pseudonyms | None) -> _Log:
     format_ = detect_format(path, options)
     open_log(path, format_, options)  # a missing option is an error now, not in an hour
     files = sorted(path.rglob("*.seg")) if path.is_dir() else [path]
-    digest, size = xxhash.xxh3_128(), 0
+    digest = xxhash.xxh3_128()
+    size = 0
     try:
         for file in files:
             refuse_special_file(file)
@@ -217,7 +219,8 @@ class _Window:
         if not records.height:
             return
         times = records["t_ns"]
-        least, most = int(str(times.min())), int(str(times.max()))
+        least = int(str(times.min()))
+        most = int(str(times.max()))
         self.since_ns = least if self.since_ns is None else min(self.since_ns, least)
         self.until_ns = most if self.until_ns is None else max(self.until_ns, most)
         if most > self.now_ns:

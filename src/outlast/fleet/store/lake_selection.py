@@ -188,7 +188,8 @@ def load_window(
     since_ns = first if since is None else parse_flag_time("--since", since)
     until_ns = last if until is None else parse_flag_time("--until", until)
     if since_ns >= until_ns:
-        begin, end = since or format_time(since_ns), until or format_time(until_ns)
+        begin = since or format_time(since_ns)
+        end = until or format_time(until_ns)
         raise UsageError(f"--since {begin} is not before --until {end}: no time is between them")
     return load_period(lake, since_ns, until_ns, cluster=cluster, notes=notes)
 
@@ -297,7 +298,9 @@ def _main_stretch(jobs: list[LakePart], notes: list[str]) -> list[LakePart]:
     """
     days = sorted(jobs, key=lambda part: part.day)
     most = FEW_SHARE * sum(part.rows for part in days)
-    first, last, rows = 0, len(days), 0
+    first = 0
+    last = len(days)
+    rows = 0
     for at in range(1, len(days)):
         rows += days[at - 1].rows
         if rows > most:

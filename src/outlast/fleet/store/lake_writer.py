@@ -97,7 +97,8 @@ class LakeWriter:
     def _commit(self, sources: list[LakeSource], anonymous: str) -> dict[Name, AddedRecords]:
         for kind in list(self._buffered):
             self._stage(kind)
-        parts, added = list(self.manifest.parts), {}
+        parts = list(self.manifest.parts)
+        added = {}
         for kind in KIND_OF:
             if self._staged[kind]:
                 parts, added[kind] = self._merged(kind, parts)

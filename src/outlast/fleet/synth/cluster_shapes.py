@@ -174,7 +174,8 @@ def resize_shape(shape: ClusterShape, nodes: int) -> ClusterShape:
     """
     most = GPUS * max(1, nodes // (4 if nodes >= 256 else 2))
     fitting = [size for size in shape.sizes if size.gpus <= most]
-    jobs, gpu_time = sum(size.jobs for size in fitting), sum(size.gpu_time for size in fitting)
+    jobs = sum(size.jobs for size in fitting)
+    gpu_time = sum(size.gpu_time for size in fitting)
     sizes = tuple(
         size._replace(jobs=size.jobs / jobs, gpu_time=size.gpu_time / gpu_time) for size in fitting
     )

@@ -186,7 +186,8 @@ def ground_truth(
     hidden = _hidden_share(shape)
     lost = attempts.gpus * np.minimum(attempts.end_s - attempts.start_s, LOST_S) / 3600
     second = _second(attempts)
-    first_hours, second_hours = float(lost[struck].sum()), float(lost[second].sum())
+    first_hours = float(lost[struck].sum())
+    second_hours = float(lost[second].sum())
     long = true_job_runs(shape, attempts)
     high = [one.ettr for one in long if one.qos == "high"]
     counted = sum(one.counted and one.gpus > LARGE_GPUS for one in failed)

@@ -15,8 +15,11 @@ _FULL = 0.85  # used share of a lane's time
 _DEEP = 64  # jobs in a lane at most
 _CHUNK = 20_000  # lanes at a time
 _WAIT_S = 300.0  # in the queue, the mean
-_REQUEUED, _RUNNING, _PREEMPTED = CODE["REQUEUED"], CODE["RUNNING"], CODE["PREEMPTED"]
-_NODE_FAIL, _COMPLETED = CODE["NODE_FAIL"], CODE["COMPLETED"]
+_REQUEUED = CODE["REQUEUED"]
+_RUNNING = CODE["RUNNING"]
+_PREEMPTED = CODE["PREEMPTED"]
+_NODE_FAIL = CODE["NODE_FAIL"]
+_COMPLETED = CODE["COMPLETED"]
 
 
 class SmallJobs(NamedTuple):
@@ -85,11 +88,13 @@ def _filled(
     gaps = rng.exponential(mean * (1 - _FULL) / _FULL, (len(lanes), _DEEP))
     again = rng.random((len(lanes), _DEEP)) < shape.requeued
     works = np.where(again, works * rng.random(works.shape), works)
-    works, gaps = np.ceil(works), np.ceil(gaps)
+    works = np.ceil(works)
+    gaps = np.ceil(gaps)
     ends = rows[:, 3:4] + np.cumsum(works + gaps, axis=1)
     starts = ends - works
     states = np.where(again, _REQUEUED, outcomes(shape, many, rng).reshape(-1, _DEEP))
-    node_end, node_state = rows[:, 4:5], rows[:, 5:6]
+    node_end = rows[:, 4:5]
+    node_state = rows[:, 5:6]
     late = starts > node_end - shape.protected_s
     cut = ends >= node_end
     valid = starts < node_end
@@ -122,7 +127,8 @@ def _numbered(
     counted = np.arange(len(ended))
     following = np.searchsorted(start_s, ready_s)
     following = np.maximum.accumulate(following - counted) + counted  # each gets one of its own
-    ended, following = ended[following < many], following[following < many]
+    ended = ended[following < many]
+    following = following[following < many]
     job = np.arange(many)
     job[following] = ended
     while True:  # until each points at its first attempt

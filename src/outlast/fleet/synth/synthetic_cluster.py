@@ -59,7 +59,9 @@ from outlast.node_logs.taxonomy import TABLE
 __all__ = ["RSC1", "RSC2", "SHAPES", "ClusterShape", "GroundTruth", "make_cluster", "resize_shape"]
 SINCE_NS = 1_717_200_000 * 10**9  # 2024-06-01 in UTC
 WARM_UP_S = 2 * 86400.0  # before the window; only attempts that end in it are in the tables
-DAYS_MAX, NODES_MIN, NODES_MAX = 3660, 4, 100_000
+DAYS_MAX = 3660
+NODES_MIN = 4
+NODES_MAX = 100_000
 
 
 def make_cluster(
@@ -78,7 +80,8 @@ def make_cluster(
     streams = [np.random.default_rng([seed, part]) for part in range(6)]
     bad = choose_lemons(shape, streams[0])
     pace = FailureProcess(shape, days, bad)
-    since_s, until_s = -WARM_UP_S, float(round(days * 86400))
+    since_s = -WARM_UP_S
+    until_s = float(round(days * 86400))
     jobs = whole_node_jobs(shape, since_s, until_s, bad, streams[1])
     drained = draw_drains(shape, days, since_s, bad, streams[2])
     ran = Scheduler(shape, jobs, pace, bad, seed).run(since_s, until_s, drained, tell)

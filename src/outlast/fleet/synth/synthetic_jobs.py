@@ -159,7 +159,9 @@ PARTS = {
     "gpu": 0.282,
     "bios": 0.077,
 }
-_REBOOTED, _TICKET = 0.6, 0.9  # cumulative shares; for the rest a part is replaced
+# Cumulative shares; for the rest a part is replaced.
+_REBOOTED = 0.6
+_TICKET = 0.9
 
 
 class NodeAbsence(NamedTuple):
@@ -182,9 +184,11 @@ def draw_absence(node: int, since_s: float, cause: int, rng: random.Random) -> N
     """
     drawn = rng.random()
     if drawn < _REBOOTED:
-        away_s, part = rng.uniform(1200, 3600), ""
+        away_s = rng.uniform(1200, 3600)
+        part = ""
     elif drawn < _TICKET:
-        away_s, part = 3600 + rng.expovariate(1 / (11 * 3600)), "?"
+        away_s = 3600 + rng.expovariate(1 / (11 * 3600))
+        part = "?"
     else:
         away_s = 6 * 3600 + rng.expovariate(1 / (42 * 3600))
         (part,) = rng.choices(list(PARTS), list(PARTS.values()))

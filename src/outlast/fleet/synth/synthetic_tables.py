@@ -23,7 +23,8 @@ from outlast.log_records import (
     Symptom,
 )
 
-NODES_A_RACK, RACKS_A_POD = 2, 10
+NODES_A_RACK = 2
+RACKS_A_POD = 10
 
 
 def node_names(cluster: str, nodes: int) -> list[str]:
@@ -54,7 +55,8 @@ def host_lists(
     within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     nodes = node_ids[np.repeat(first[several], counts) + within].astype(np.int64)
     order = np.lexsort((nodes, attempt))
-    nodes, attempt = nodes[order], attempt[order]
+    nodes = nodes[order]
+    attempt = attempt[order]
     begins = np.r_[True, (attempt[1:] != attempt[:-1]) | (nodes[1:] != nodes[:-1] + 1)]
     lows = np.flatnonzero(begins)
     highs = np.r_[lows[1:], len(nodes)] - 1
@@ -149,7 +151,8 @@ def make_findings(
     for _ in range(rng.poisson(shape.warnings_per_day * days * shape.nodes)):
         symptom, check = _WARNINGS[rng.integers(len(_WARNINGS))]
         code = "XID 63" if check == "xid" else ""
-        node, t_s = int(rng.integers(shape.nodes)), float(rng.uniform(0, days * 86400))
+        node = int(rng.integers(shape.nodes))
+        t_s = float(rng.uniform(0, days * 86400))
         device = f"0000:{rng.integers(8):02x}:00.0" if code else ""
         found.append(SyntheticFinding(t_s, node, check, symptom, "warn", code, device))
     return sorted(one for one in found if 0 <= one.t_s < days * 86400)
@@ -160,7 +163,8 @@ def _make_finding(
 ) -> list[SyntheticFinding]:
     symptom, check, _, codes = shape.causes[cause]
     code = codes[rng.integers(len(codes))] if codes else ""
-    gpu, port = f"0000:{rng.integers(8):02x}:00.0", f"mlx5_{rng.integers(8)}"
+    gpu = f"0000:{rng.integers(8):02x}:00.0"
+    port = f"mlx5_{rng.integers(8)}"
     device = {"xid": gpu, "nvlink": gpu, "pcie": gpu, "ib_link": port}.get(check, "")
     found = [SyntheticFinding(t_s, node, check, symptom, severity, code, device)]
     if symptom == "pcie":
@@ -218,7 +222,8 @@ def make_node_tables(
         )
         for one in found
     ]
-    outages, repairs = [], []
+    outages = []
+    repairs = []
     for absence in ran.absences:
         if absence.until_s <= 0 or absence.since_s >= end_s:
             continue
@@ -259,7 +264,8 @@ def _table(kind: type[Record], rows: list[tuple[Any, ...]]) -> pl.DataFrame:
 
 
 FIRST_JOB = 1_000_001
-_USERS, _ACCOUNTS = 240, 16
+_USERS = 240
+_ACCOUNTS = 16
 _PRIORITY = (100, 1000, 10_000)  # by QOS
 _WORDS = ("train", "eval", "sweep", "finetune", "ablate", "debug", "pretrain", "export")
 

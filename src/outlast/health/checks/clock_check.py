@@ -74,7 +74,8 @@ CHECK = Check("clock", "clock", ClockSample, _probes, judge)
 
 
 PLACE = "sys/devices/system/clocksource/clocksource0"
-STA_NANO, STA_UNSYNC = 0x2000, 0x0040
+STA_NANO = 0x2000
+STA_UNSYNC = 0x0040
 TIME_ERROR = 5
 LONGS_AFTER = 64
 

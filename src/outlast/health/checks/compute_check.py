@@ -106,13 +106,15 @@ def compute_products(device: str) -> ComputeSample:
 
 def _compute_on(torch: Any, place: str) -> ComputeDevice:
     kind = place.partition(":")[0]
-    n, rounds = SIZE[kind], ROUNDS[kind]
+    n = SIZE[kind]
+    rounds = ROUNDS[kind]
     random = torch.Generator().manual_seed(0)
     a, b = (
         torch.randint(-LARGEST, LARGEST + 1, (n, n), generator=random).to(place, torch.float32)
         for _ in range(2)
     )
-    wrong, best_s = 0, float("inf")
+    wrong = 0
+    best_s = float("inf")
     for _ in range(rounds):
         _wait(torch, kind)
         began = time.perf_counter()

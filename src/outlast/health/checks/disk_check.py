@@ -131,7 +131,8 @@ SMART_S = 15.0
 DRIVES_MAX = 256
 COMMAND_LINE_BAD = 1  # bits of smartctl's exit code: the command line, and the device
 NOT_OPENED = 2
-REALLOCATED, PENDING = 5, 197
+REALLOCATED = 5
+PENDING = 197
 
 
 def take(counted: bool, root: Path = Path("/")) -> DrivesSample:

@@ -103,7 +103,8 @@ def _one(gpu: Gpu, about: JudgeContext, links: int) -> Iterator[Observation]:
 
 
 def _memory(gpu: Gpu, about: JudgeContext) -> Iterator[Observation]:
-    wanted, symptom = about.settings.gpus, "gpu-memory"
+    wanted = about.settings.gpus
+    symptom = "gpu-memory"
     if gpu.ecc is False:
         yield Observation("warn", "error correction is off", symptom=symptom)
     if gpu.uncorrected:

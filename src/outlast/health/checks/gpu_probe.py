@@ -24,7 +24,9 @@ from outlast.node_logs.log_readings import device_address
 NVIDIA = 0x10DE
 CLASSES = (0x0300, 0x0302)  # a display, a 3D controller
 NVLINKS_MAX = 36
-VOLATILE, AGGREGATE, UNCORRECTED = 0, 1, 1
+VOLATILE = 0
+AGGREGATE = 1
+UNCORRECTED = 1
 CAUSES = (0, 1)  # of retired pages
 CORE = 0  # the sensor
 MEMORY_TEMPERATURE = 82  # a field's number

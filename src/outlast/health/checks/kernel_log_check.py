@@ -221,7 +221,8 @@ def take() -> KernelLogSample:
     boot = read_text(BOOT_ID) or ""
     boot_ns = time.time_ns() - time.monotonic_ns()
     try:
-        lines, source = _kmsg(), "kmsg"
+        lines = _kmsg()
+        source = "kmsg"
         cut = bool(lines) and lines[0][0] > 0  # numbers begin at 0 with the boot
     except OSError as error:
         lines, cut = _journal(error)

@@ -77,7 +77,8 @@ def judge(sample: MountSample, about: JudgeContext) -> Iterator[Observation]:
     found += _full(sample, wanted)
     yield from found
     if not found:
-        size, free = sample.size_bytes / 1e9, sample.free_bytes / 1e9
+        size = sample.size_bytes / 1e9
+        free = sample.free_bytes / 1e9
         yield Observation("healthy", f"{sample.type}, {free:.0f} of {size:.0f} GB free", at)
 
 

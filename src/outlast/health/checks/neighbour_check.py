@@ -133,7 +133,8 @@ def judge(sample: PairsSample, about: JudgeContext) -> Iterator[Observation]:
     wanted = about.settings.ring.gbytes_min
     least = None if wanted is None else wanted * GB
     measured = {(a, b): speed for a, b, speed in sample.pairs}
-    world, me = len(sample.names), sample.rank
+    world = len(sample.names)
+    me = sample.rank
     found = judge_pairs(world, measured, least)
     mine = {pair: speed for pair, speed in measured.items() if me in pair}
     best = max(mine.values(), default=0.0) / GB
@@ -163,7 +164,8 @@ def _probes(settings: CheckSettings) -> Iterable[Probe[PairsSample]]:
 CHECK = Check("neighbour", "ib-link", PairsSample, _probes, judge)
 
 
-WARM, TIMED = 2, 5
+WARM = 2
+TIMED = 5
 
 
 def probe(settings: CheckSettings) -> Probe[PairsSample]:

@@ -258,7 +258,8 @@ def describe_rate(times: float, probability: float) -> str:
 def describe_input(lever: InputSensitivity, turn: InputVariation) -> str:
     """Describe an input and its varied value."""
     source = "given" if lever.given else "assumed"
-    here, there = format_quantity(lever.value, lever.unit), format_quantity(turn.value, lever.unit)
+    here = format_quantity(lever.value, lever.unit)
+    there = format_quantity(turn.value, lever.unit)
     return f"the {lever.label} is {there}, not the {source} {here}"
 
 
@@ -342,9 +343,12 @@ def failures_to_halve(weight: float) -> int:
 
     The band is relative to the rate, which is Gamma distributed with this shape.
     """
-    target, low, high = _width(weight) / 2, 0, 1
+    target = _width(weight) / 2
+    low = 0
+    high = 1
     while _width(weight + high) > target:
-        low, high = high, 2 * high
+        low = high
+        high = 2 * high
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if _width(weight + middle) <= target else (middle, high)

@@ -167,7 +167,8 @@ def _option(at: BestSettings, strategy: Strategy) -> StrategyOption:
             price_strategy(with_settings(at_rate(at.scenario, one), kept), strategy).usd
             for one in (LOW, HIGH)
         ]
-        low, high = min(ends), max(ends)
+        low = min(ends)
+        high = max(ends)
     more = of.usd - at.taken.usd if math.isfinite(of.usd) else math.inf
     return StrategyOption(
         strategy=strategy,
@@ -249,7 +250,9 @@ def _items(
 
 
 def _interval(scenario: Scenario, at: BestSettings, settings: TunedSettings) -> AdviceItem:
-    kept, best_s, saves = with_settings(at.scenario, settings), settings.interval_s, None
+    kept = with_settings(at.scenario, settings)
+    best_s = settings.interval_s
+    saves = None
     # Of a simulated strategy the formula that would say it does not hold.
     zone = None if at.taken.how == "simulated" else flat_zone(at.scenario, at.taken)
     if scenario.interval_s is not None:

@@ -171,8 +171,10 @@ def _row(scenario: Scenario, copies: int) -> CopiesRow:
     low = high = None
     if scenario.failures.weight_failures != EXACT:
         low, high = (losses(at_rate(scenario, end), copies) for end in (LOW, HIGH))
-    rate, at = loss_rate_per_s(scenario, copies), _predicted(scenario, copies)
-    state, gpus = scenario.state_bytes, scenario.gpus
+    rate = loss_rate_per_s(scenario, copies)
+    at = _predicted(scenario, copies)
+    state = scenario.state_bytes
+    gpus = scenario.gpus
     network = 0.0
     if at.memory_interval_s is not None:
         network = theory.network_per_gpu_bytes_per_s(state, gpus, copies - 1, at.memory_interval_s)

@@ -96,7 +96,8 @@ def how(scenario: Scenario) -> How:
 
 
 def _by_formula(scenario: Scenario, at_s: float, queue_s: float) -> list[Quantity]:
-    start_s, work_s = init_s(scenario), scenario.work_s
+    start_s = init_s(scenario)
+    work_s = scenario.work_s
     scenario = replace(scenario, interval_s=at_s)
     job = tuned_job(scenario, "checkpoint-restart")
     share = partial(quantity_with_band, unit="share", scenario=scenario)
@@ -140,7 +141,8 @@ def _by_formula(scenario: Scenario, at_s: float, queue_s: float) -> list[Quantit
 
 
 def _regime(scenario: Scenario, at_s: float) -> list[str]:
-    start_s, every_s = init_s(scenario), mtbf_s(scenario)
+    start_s = init_s(scenario)
+    every_s = mtbf_s(scenario)
     if theory.in_regime(at_s, every_s, init_s=start_s):
         return []
     lost = (start_s + at_s / 2) / every_s
@@ -155,7 +157,8 @@ def _giving(
     scenario: Scenario, at_s: float, queue_s: float, target: float
 ) -> tuple[list[Quantity], list[str]]:
     """Return the changes that reach `target` one at a time, and those that cannot alone."""
-    start_s, cost_s = init_s(scenario), scenario.cost_s
+    start_s = init_s(scenario)
+    cost_s = scenario.cost_s
     source = f"for {target:g}"
     found: list[Quantity] = []
     cannot: list[str] = []

@@ -159,7 +159,8 @@ def best_settings(scenario: Scenario, *, every: bool = True, stocked: bool = Fal
     `stocked`: the spares of `scenario` would be bought (none for dropped replicas).
     """
     if scenario.spares is None:
-        scenario, stocked = replace(scenario, spares=cheapest_spares(scenario).best), True
+        scenario = replace(scenario, spares=cheapest_spares(scenario).best)
+        stocked = True
     found: list[Prediction] = []
     for one in sorted(STRATEGIES, key=lambda one: one == "peer-memory"):  # the slow one last
         least = min((_at_most_usd(other) for other in found), default=math.inf)
@@ -248,7 +249,9 @@ def input_sensitivities(scenario: Scenario, at: BestSettings) -> list[InputSensi
 
 
 def _sensitivity(key: str, scenario: Scenario, at: BestSettings) -> InputSensitivity:
-    one, settings, usd = _INPUTS[key], settings_of(at.scenario, at.taken), at.taken.usd
+    one = _INPUTS[key]
+    settings = settings_of(at.scenario, at.taken)
+    usd = at.taken.usd
     value = one.get(scenario)
     half, double = (vary_input(key, scenario, times * value, settings) for times in TIMES)
     lever = InputSensitivity(

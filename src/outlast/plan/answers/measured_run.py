@@ -206,7 +206,8 @@ def _outside_s(times: TimeAccount) -> float:
 
 def _course(times: TimeAccount) -> list[tuple[float, float]]:
     spans = [one for one in times.lanes[0].spans if one.bucket not in ("start", "stop")]
-    begun_ns, done_s = spans[0].begin_ns if spans else 0, 0.0
+    begun_ns = spans[0].begin_ns if spans else 0
+    done_s = 0.0
     found = [(0.0, 0.0)]
     for one in spans:
         if OF_BUCKET[one.bucket] == "work":
@@ -254,7 +255,8 @@ def _at_its_rate(scenario: Scenario, of: MeasuredRun) -> Scenario:
 
 def _rate(scenario: Scenario, of: MeasuredRun) -> ComparedFigure:
     """Return the rate of counted failures, with Garwood's exact interval for a Poisson mean."""
-    rate, count = scenario.failures, of.failures
+    rate = scenario.failures
+    count = of.failures
     sure = rate.weight_failures == EXACT
     predicted = Quantity(
         name=RATE,

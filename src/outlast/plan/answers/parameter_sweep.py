@@ -27,7 +27,9 @@ from outlast.plan.simulate.tallies import StreamingSummary, Tally, tally, usd_pe
 if TYPE_CHECKING:
     from outlast.plan.simulate.replications import ReplicationPart
 
-AXES_MAX, POINTS_MAX, RUNS_MAX = 2, 2000, 1_000_000_000
+AXES_MAX = 2
+POINTS_MAX = 2000
+RUNS_MAX = 1_000_000_000
 NAMED_MAX = 3
 
 

@@ -32,7 +32,10 @@ from outlast.theory.failures import FailureKind
 
 QUANTILES = (0.5, 0.95, 0.999)
 SPREADS = 8  # standard deviations above the mean
-MEAN, WAITING, GOING_ON, UNSURE = "the mean", "best: waits", "best: goes on", "best: rate unsure"
+MEAN = "the mean"
+WAITING = "best: waits"
+GOING_ON = "best: goes on"
+UNSURE = "best: rate unsure"
 STRATA = 16  # equally likely rates
 ABOUT = frozenset(
     {
@@ -81,7 +84,8 @@ class SpareModel:
     """
 
     def __init__(self, scenario: Scenario, size: int = 1) -> None:
-        self._scenario, self._size = scenario, size
+        self._scenario = scenario
+        self._size = size
         self._taking = [_grouped(one, size) for one in kinds_of(scenario)]
         self._one_by_one = all(one.devices_killed < 2 for one in self._taking if one.rate_per_s)
         self.mean = failures.devices_killed_per_s(self._taking) * scenario.repair_s
@@ -366,7 +370,8 @@ def cheapest_spares(scenario: Scenario) -> CheapestSpares:
 
     No more than there are nodes. Exact at each of the equally likely rates.
     """
-    here, nodes = SpareModel(scenario), scenario.nodes
+    here = SpareModel(scenario)
+    nodes = scenario.nodes
     best = cheapest([SpareModel(one) for one in equally_likely(scenario)])
     return CheapestSpares(
         best=min(best, nodes),

@@ -280,7 +280,8 @@ def _theory(
         wall_s = (scenario.work_s / np.array(goodputs))[draw_of] + last_s
     ends = (wall_s < scenario.work_s / GOODPUT_MIN) & np.isfinite(runs.wall_s)
     over = runs.wall_s[ends] / wall_s[ends] - 1
-    differs, z = None, None
+    differs = None
+    z = None
     if len(over) > 1:
         differs = float(over.mean())
         error = float(over.std()) / math.sqrt(len(over))

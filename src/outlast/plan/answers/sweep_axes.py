@@ -31,7 +31,8 @@ def parse_axis(text: str, fields: Mapping[str, str]) -> SweepAxis:
     `fields`: the other fields of the scenario. Raises ConfigError.
     """
     name, _, values = text.partition("=")
-    key, values = name.strip().replace("_", "-"), values.strip()
+    key = name.strip().replace("_", "-")
+    values = values.strip()
     if not values:
         raise ConfigError(
             f"--over {text}: say a field and its values, as in gpus=1k,4k or 1k..1M/7"
@@ -62,7 +63,8 @@ def _range(
         scale = next((one for one in _SCALES if unit in one and other in one), None)
         if scale is None:
             raise ConfigError(f"{what}: {low} and {high} are not of one unit")
-        first, last = first * scale[unit], last * scale[other]
+        first = first * scale[unit]
+        last = last * scale[other]
         unit = "B" if scale is quantities.BYTES else "s" if scale is quantities.SECONDS else ""
     if not 0 < first < last:
         raise ConfigError(f"{what}: a range is logarithmic, from above 0 to more")

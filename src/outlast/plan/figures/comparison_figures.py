@@ -175,7 +175,8 @@ LOOK: dict[Cause, tuple[str, str]] = {
     "wait": ("#cc79a7", "xxxx"),
     "slow": ("#999999", "----"),
 }
-ROW_INCH, FRAME_INCH = 0.42, 1.3
+ROW_INCH = 0.42
+FRAME_INCH = 1.3
 WRITTEN_MIN = 0.085  # of the widest bar: narrower parts have no room for a figure
 ROOM = 1.42  # of the widest bar, for what is written behind it
 

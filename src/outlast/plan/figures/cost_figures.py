@@ -22,7 +22,8 @@ from outlast.plan.model.answer_values import format_quantity as said
 from outlast.plan.model.scenario import Scenario
 
 ROWS = 10
-ROW_INCH, FRAME_INCH = 0.3, 1.2
+ROW_INCH = 0.3
+FRAME_INCH = 1.2
 LOOK: dict[Side, tuple[str, str]] = {"half": ("#56b4e9", ""), "double": ("#e69f00", "////")}
 ROOM = 0.22  # of the width, on either side, for what is written beside bars
 LOG_MIN = 4.0  # from the least to the highest price: beyond, the axis is logarithmic
@@ -119,13 +120,17 @@ def _scale(axis: Axes, least: float, most: float, base: float, *, endless: bool)
         axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: said(value, "USD")))
         axis.set_xlabel("price of the run, with the best settings for each")
         room = max(1.5, most / least) ** ROOM
-        low, high, zero = least / room, most * room ** (2 if endless else 1), 0.0
+        low = least / room
+        high = most * room ** (2 if endless else 1)
+        zero = 0.0
     else:
         axis.xaxis.set_major_locator(MaxNLocator(5))
         axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _more(value)))
         axis.set_xlabel(f"more or less than {said(base, 'USD')}, with the best settings for each")
         room = ROOM * ((most - least) or 0.01 * most)
-        low, high, zero = least - base - room, most - base + room * (2 if endless else 1), base
+        low = least - base - room
+        high = most - base + room * (2 if endless else 1)
+        zero = base
     axis.set_xlim(low, high)
     return _Scale(zero, base - zero if math.isfinite(base) else high, high)
 
@@ -147,7 +152,8 @@ def _bar(axis: Axes, row: int, side: Side, turn: InputVariation, text: str, scal
         edgecolor="white",
         lw=0,
     )
-    endless, below = math.isinf(turn.usd), end < scale.start
+    endless = math.isinf(turn.usd)
+    below = end < scale.start
     axis.annotate(
         f"{text}: never ends" if endless else text,
         (end, row),
@@ -170,7 +176,9 @@ POINTS = 160
 LEAST = 1e-5  # of time: below, nobody waits
 HEIGHT_INCH = 5.2
 FEW = 30  # spares, to the left of which no label has room
-NODES, REPLICAS, GOING_ON = "#0072b2", "#d55e00", "#009e73"
+NODES = "#0072b2"
+REPLICAS = "#d55e00"
+GOING_ON = "#009e73"
 
 
 def draw_spares(scenario: Scenario, path: Path) -> None:
@@ -252,7 +260,8 @@ def _costs(
     def usd(count: int) -> float:
         return once_usd * (stocks.price(count, dropping=dropping) - 1)
 
-    counts, best = _counts(stocks.most), cheapest([stocks], dropping=dropping)
+    counts = _counts(stocks.most)
+    best = cheapest([stocks], dropping=dropping)
     axis.plot([size * one for one in counts], [usd(one) for one in counts], color=colour, ls=line)
     axis.plot(size * best, usd(best), "o", color=colour, ms=4, mec="black", mew=0.6)
     is_left = dropping

@@ -42,7 +42,8 @@ def draw_ettr(scenario: Scenario, queue_s: float, path: Path) -> None:
 
 def _fill_ettr(figure: Figure, scenario: Scenario, queue_s: float) -> None:
     axis = figure.subplots()
-    here_s, to_rate = interval_s(scenario), 1000 * DAY_S * scenario.gpus_per_node
+    here_s = interval_s(scenario)
+    to_rate = 1000 * DAY_S * scenario.gpus_per_node
     here = scenario.failures.per_gpu_s * to_rate
     known = [PRESETS[name].rate_per_device_s * to_rate for name in MEASURED_PRESETS]
     least, most = _telling(scenario, here_s)
@@ -117,7 +118,9 @@ def _current(axis: Axes, scenario: Scenario, here_s: float, here: float) -> None
     axis.legend(loc="upper right", frameon=True, framealpha=0.9, edgecolor="none")
 
 
-POINTS, SIMULATED, REPLICATIONS = 80, 9, 60
+POINTS = 80
+SIMULATED = 9
+REPLICATIONS = 60
 FAILURES_MAX = 4e6  # of what is simulated for one interval
 SPAN = 30.0  # from the best to either end
 NARROWEST = 1.5  # from end to end

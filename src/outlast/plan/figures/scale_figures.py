@@ -36,7 +36,8 @@ from outlast.plan.model.strategy_prediction import (
     tuned_job,
 )
 
-SMALLEST, LARGEST = 8, 10_000_000
+SMALLEST = 8
+LARGEST = 10_000_000
 SIMULATED = (128, 2048, 16_384, 131_072, 1_048_576)
 REPLICATIONS = 48
 SHADED: tuple[Strategy, ...] = ("checkpoint-restart", "outlast")
@@ -91,7 +92,8 @@ def crossings(first: ScaleLine, second: ScaleLine) -> list[tuple[float, float]]:
     apart = np.flatnonzero(np.abs(one - other) > CLOSE)
     found: list[tuple[float, float]] = []
     for before, after in pairwise(apart):
-        start, stop = one[before] - other[before], one[after] - other[after]
+        start = one[before] - other[before]
+        stop = one[after] - other[after]
         if start * stop > 0:
             continue
         part = start / (start - stop)
@@ -204,7 +206,9 @@ def _crossings(axis: Axes, lines: dict[Strategy, ScaleLine]) -> None:
                 )
 
 
-SHORTEST_S, LONGEST_S, ROWS = 10.0, 7200.0, 17
+SHORTEST_S = 10.0
+LONGEST_S = 7200.0
+ROWS = 17
 SIMPLE: tuple[Strategy, ...] = tuple(one for one in STRATEGIES if one != "outlast")
 HATCHES: dict[Strategy, str] = {
     "checkpoint-restart": "",
@@ -240,7 +244,9 @@ def strategy_phases(scenario: Scenario, rows: int = ROWS) -> StrategyPhases:
     at = scaled_scenarios(scenario)
     restart_s = np.geomspace(SHORTEST_S, LONGEST_S, rows)
     shape = (len(restart_s), len(at))
-    winner, lead, saved = np.full(shape, -1), np.zeros(shape), np.zeros(shape)
+    winner = np.full(shape, -1)
+    lead = np.zeros(shape)
+    saved = np.zeros(shape)
     for row, each_s in enumerate(restart_s):
         for column, size in enumerate(at):
             here = replace(size, restart_s=float(each_s))
@@ -296,7 +302,8 @@ def _fill_phases(figure: Figure, scenario: Scenario) -> None:
 
 def _cells(axis: Axes, found: StrategyPhases) -> list[Patch | Line2D]:
     """Colour and hatch each cell by its cheapest strategy, so that grey prints stay legible."""
-    columns, rows = _edges(np.array(found.gpus, float)), _edges(found.restart_s)
+    columns = _edges(np.array(found.gpus, float))
+    rows = _edges(found.restart_s)
     colours = np.ones((*found.winner.shape, 3))
     depth = np.clip(found.lead / PLAIN, 0.15, 1)[..., None]
     handles: list[Patch | Line2D] = []
@@ -304,7 +311,8 @@ def _cells(axis: Axes, found: StrategyPhases) -> list[Patch | Line2D]:
         here = found.winner == number
         if not here.any():
             continue
-        colour, hatch = plan_figure_style.LOOK[strategy][0], HATCHES[strategy]
+        colour = plan_figure_style.LOOK[strategy][0]
+        hatch = HATCHES[strategy]
         tint = 1 - depth * (1 - np.array(to_rgb(colour)))
         colours = np.where(here[..., None], tint, colours)
         cells = [

@@ -30,7 +30,10 @@ UNITS: dict[Measure, Unit] = {"goodput": "share", "dollars": "USD"}
 NAMES: dict[Measure, str] = {"goodput": "goodput", "dollars": "dollars for the run"}
 BRIGHT_IS_GOOD: dict[Measure, str] = {"goodput": "cividis", "dollars": "cividis_r"}
 LOG_MIN = 8.0  # from the smallest to the largest
-TICKS_MAX, COLUMNS_MAX, ROWS_MAX, MAPS_A_ROW = 9, 10, 16, 3
+TICKS_MAX = 9
+COLUMNS_MAX = 10
+ROWS_MAX = 16
+MAPS_A_ROW = 3
 CAPTION_MAX = 60
 
 
@@ -120,7 +123,8 @@ def _places(wanted: Sequence[SweepPoint], key: str) -> tuple[dict[str, float], b
 
 def _along(axis: Axes, at: dict[str, float]) -> None:
     """Set ticks at the values, labelled with their texts as given."""
-    low, high = min(at.values()), max(at.values())
+    low = min(at.values())
+    high = max(at.values())
     if low > 0 and high / low >= LOG_MIN:
         axis.set_xscale("log")
     texts = list(at)[:: math.ceil(len(at) / TICKS_MAX)]
@@ -166,7 +170,8 @@ def _grid(found: Sweep, strategy: Strategy, measure: Measure) -> np.ndarray:
 def _scale(values: np.ndarray, measure: Measure) -> Normalize:
     if measure == "goodput" or not len(values):
         return Normalize(0, 1)
-    low, high = float(values.min()), float(values.max())
+    low = float(values.min())
+    high = float(values.max())
     return LogNorm(low, high) if high / low >= LOG_MIN else Normalize(low, max(high, 1.01 * low))
 
 

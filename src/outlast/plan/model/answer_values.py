@@ -16,7 +16,9 @@ from outlast.plan.model.scenario import FIELDS, Scenario, default_text
 
 Unit = Literal["s", "share", "USD", "GPUs", "nodes", "bytes", "bytes/s", "1/s", "runs", "times", ""]
 How = Literal["exact", "first order", "simulated", "given"]
-LOW, HIGH = 0.05, 0.95  # ends of a 90 % band
+# Ends of a 90 % band.
+LOW = 0.05
+HIGH = 0.95
 
 
 class Quantity(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,7 +64,8 @@ def answer(
     about: Collection[str],
 ) -> Answer:
     """Return an answer with its assumptions among the keys in `about`, and the rate's source."""
-    rate, untold = scenario.failures, scenario.assumed & set(about)
+    rate = scenario.failures
+    untold = scenario.assumed & set(about)
     return Answer(
         question=question,
         failures=f"{rate.name}: {rate.source}",
@@ -93,12 +96,15 @@ def quantity_with_band(
     value itself always lies in it. A `how` that depends on the rate is exact only if it is at both
     ends, too.
     """
-    value, low, high = function(scenario), None, None
+    value = function(scenario)
+    low = None
+    high = None
     shown = [scenario]
     if scenario.failures.weight_failures != EXACT:
         shown += [at_rate(scenario, probability) for probability in (LOW, HIGH)]
         ends = [function(one) for one in shown[1:]]
-        low, high = min(value, *ends), max(value, *ends)
+        low = min(value, *ends)
+        high = max(value, *ends)
     hows: list[How] = [how(one) for one in shown] if callable(how) else [how]
     return Quantity(
         name=name, value=value, unit=unit, low=low, high=high, how=_least_sure(hows), source=source

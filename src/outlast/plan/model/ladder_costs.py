@@ -103,7 +103,8 @@ def taking_rate_per_s(scenario: Scenario) -> float:
 
 def kinds_of(scenario: Scenario) -> list[failures.FailureKind]:
     """Return the kinds of failures; `devices` are nodes."""
-    rate, taken = node_rate_per_s(scenario), 1 - stays_share(scenario)
+    rate = node_rate_per_s(scenario)
+    taken = 1 - stays_share(scenario)
     racks = math.ceil(scenario.nodes / scenario.rack_nodes)
     return [
         failures.FailureKind(name="node", rate_per_unit_s=rate * taken, units=scenario.nodes),
@@ -142,13 +143,15 @@ def sources(
 def rungs(scenario: Scenario, strategy: Strategy, *, memory: bool) -> list[Rung]:
     """Return the share of failures for each source; those that take a node separately."""
     every = 1 / mtbf_s(scenario)
-    rate, stays = node_rate_per_s(scenario), stays_share(scenario)
+    rate = node_rate_per_s(scenario)
+    stays = stays_share(scenario)
     racks = next(one.rate_per_s for one in kinds_of(scenario) if one.name == "rack")
     remaining: float = min(1.0, rate * scenario.nodes / every)  # of rounding
     found: list[Rung] = []
     holders = 0  # nodes that have to be lost for the sources so far
     for at, (loses, recover_s) in enumerate(sources(scenario, strategy, memory=memory)):
-        lost, window_s = 1.0, scenario.detect_s + recover_s + scenario.window_s
+        lost = 1.0
+        window_s = scenario.detect_s + recover_s + scenario.window_s
         if loses == "checkpoint":
             lost = 0.0
         elif loses == "nothing":

@@ -107,7 +107,8 @@ def sizing(model: ModelSpec, machine: MachineSpec, assumed: list[Assumed]) -> Si
     replicas = machine.gpus // model.replica_gpus
     flops = FLOPS_PER_PARAMETER_TOKEN * model.active
     rate = machine.gpus * machine.flops * machine.mfu
-    part_bytes, held_bytes = state_bytes / machine.gpus, state_bytes / model.replica_gpus
+    part_bytes = state_bytes / machine.gpus
+    held_bytes = state_bytes / model.replica_gpus
     stored = min(machine.storage_bytes_per_s, machine.gpus * machine.network_bytes_per_s)
     by = "" if stored == machine.storage_bytes_per_s else ", as fast as all GPUs' network"
     times_s = {

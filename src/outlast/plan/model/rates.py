@@ -16,7 +16,9 @@ from outlast.theory import failures, special_functions
 from outlast.theory.failures import DAY_S, PRESETS, job_mtbf_s
 
 EXACT = math.inf
-MTBF_LEAST_S, MTBF_MOST_S = 1.0, 1e6 * quantities.SECONDS["y"]  # of a GPU
+# Limits of the MTBF of a GPU.
+MTBF_LEAST_S = 1.0
+MTBF_MOST_S = 1e6 * quantities.SECONDS["y"]
 BARE_MOST = 0.05  # a share of GPUs a day without %: above it a count was meant
 _FORMS = "a preset, the time between failures of one GPU (50kh), 0.5%/day, or 6.5/1000 node-days"
 
@@ -137,7 +139,8 @@ def presets() -> list[RatePreset]:
 
 
 VERSION = 1
-WEIGHT_LEAST, WEIGHT_MOST = 0.5, 1e6
+WEIGHT_LEAST = 0.5
+WEIGHT_MOST = 1e6
 
 _Text = Annotated[str, msgspec.Meta(min_length=1, max_length=1000)]
 

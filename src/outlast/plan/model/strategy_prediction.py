@@ -208,7 +208,8 @@ def _recovering(
     scenario: Scenario, strategy: Strategy, job: strategies.RecoveryJob
 ) -> Callable[[strategies.RecoveryJob], RecoveryOutcome]:
     """Return the outcome of `job` at another job's intervals, with the strategy's own overhead."""
-    found, pace = _at_full_speed(scenario, strategy, job), pace_of(scenario, strategy)
+    found = _at_full_speed(scenario, strategy, job)
+    pace = pace_of(scenario, strategy)
     if pace == 1:
         return found
     return lambda one: _slower(found(replace(one, interval_s=one.interval_s * pace)), pace)
@@ -261,7 +262,9 @@ def _dropping(
     Other failures among a replica's nodes while one is out, and failures during restarts, are
     merged into one repair and one restart time.
     """
-    many, every, taking = scenario.replicas, 1 / job.mtbf_s, 1 - stays_share(scenario)
+    many = scenario.replicas
+    every = 1 / job.mtbf_s
+    taking = 1 - stays_share(scenario)
     # Other nodes of a replica that is out fail as well: a busy period of the M/G/infinity queue.
     taken_rate = node_rate_per_s(scenario) * scenario.nodes / many * taking
     load = min(EXPONENT_MAX, taken_rate * scenario.repair_s)

@@ -49,7 +49,8 @@ class ControllerPeers:
         policy: SavePolicy,
         emit: Callable[[events.AnyEvent], None],
     ) -> None:
-        self._run, self._emit = run, emit
+        self._run = run
+        self._emit = emit
         self.now_ns = 0
         self.n = self.step = 0
         self.found = messages.Checkpointed(n=0, step=0, path="the beginning")
@@ -166,7 +167,8 @@ class ControllerPeers:
 
     def ready(self) -> None:
         """Report every worker ready, so that the generation opens."""
-        waiting, self._held = self._held, {}
+        waiting = self._held
+        self._held = {}
         for name, (host, body) in waiting.items():
             if name in self.state.members.workers:
                 self._say(host, name, body)
@@ -202,7 +204,9 @@ class ControllerPeers:
             self._emit(event)
 
     def _answer(self, request: Send) -> None:
-        host, name, body = request.agent, request.worker, request.body
+        host = request.agent
+        name = request.worker
+        body = request.body
         match body:
             case messages.Spawn():
                 self._pids += 1

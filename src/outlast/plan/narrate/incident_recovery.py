@@ -48,8 +48,12 @@ class IncidentRecovery:
         *,
         in_memory: bool,
     ) -> None:
-        self._job, self._world, self._cast, self._progress = job, world, cast, progress
-        self._enough, self._in_memory = enough, in_memory
+        self._job = job
+        self._world = world
+        self._cast = cast
+        self._progress = progress
+        self._enough = enough
+        self._in_memory = in_memory
         self.tallies: dict[str, float] = dict.fromkeys(
             ("incidents", *_COUNTS, "stalls", "detect_s", "restart_s", "wait_s"), 0.0
         )
@@ -62,8 +66,10 @@ class IncidentRecovery:
     def recover(self, now_s: float) -> RecoveryResult:
         """Recover from a failure at the present time until the next generation opens or the run
         ends."""
-        self._closed_s, self._left = math.inf, LIVE
-        self._cast.n, self._cast.step = self._progress.n, self._progress.step
+        self._closed_s = math.inf
+        self._left = LIVE
+        self._cast.n = self._progress.n
+        self._cast.step = self._progress.step
         self.tallies["incidents"] += 1
         self._move(now_s)
         self._strike()
@@ -109,7 +115,8 @@ class IncidentRecovery:
         cast = self._cast
         while cast.wake_ns is not None and cast.wake_ns <= ns(now_s) and cast.end is None:
             self._now_s = max(self._now_s, seconds(cast.wake_ns))
-            cast.now_ns, cast.wake_ns = cast.wake_ns, None
+            cast.now_ns = cast.wake_ns
+            cast.wake_ns = None
             cast.tick()
         self._now_s = now_s if cast.end is None else self._now_s
         cast.now_ns = ns(self._now_s)
@@ -118,7 +125,8 @@ class IncidentRecovery:
     def _pass(self, tally: str, length_s: float) -> bool:
         """Advance the clock; return whether the time passed without a failure or the run's end."""
         before_s = self._now_s
-        end_s, failure_s = before_s + length_s, self._world.failure_s()
+        end_s = before_s + length_s
+        failure_s = self._world.failure_s()
         self._move(min(end_s, failure_s))
         self.tallies[tally] += self._now_s - before_s
         return failure_s >= end_s and self._cast.end is None
@@ -158,7 +166,8 @@ class IncidentRecovery:
 
     def _hear(self) -> None:
         """Report new failures to the core, which decides."""
-        cast, progress = self._cast, self._progress
+        cast = self._cast
+        progress = self._progress
         if not self._untold:
             return
         progress.settle(self._now_s)
@@ -174,7 +183,8 @@ class IncidentRecovery:
         self._untold.clear()
 
     def _break(self, when_s: float, blow: NodeStrike) -> None:
-        cast, live = self._cast, blow.source == LIVE
+        cast = self._cast
+        live = blow.source == LIVE
         detail = "its node failed and goes to repair" + ("" if live else ", with all that it held")
         for seat, node in blow.lost_nodes:
             fault = self._fault(when_s, "agent_lost", detail)
@@ -203,5 +213,6 @@ class IncidentRecovery:
         )
 
     def _checkpoint(self, place: StagePosition, tier: str) -> messages.Checkpointed:
-        n, step = self._progress.n_at(place), self._progress.step_at(place)
+        n = self._progress.n_at(place)
+        step = self._progress.step_at(place)
         return messages.Checkpointed(n=n, step=step, path=f"{tier}/{step}", tier=tier)

@@ -11,7 +11,8 @@ from outlast.plan.simulate.simulated_job import LIVE, MEMORY, STORAGE, Simulated
 SLOTS = 1 << 16
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
-_MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_MIX_1 = 0xBF58476D1CE4E5B9
+_MIX_2 = 0x94D049BB133111EB
 
 
 def _mixed(value: int) -> int:
@@ -70,10 +71,16 @@ def gamma(key: int, event: int, slot: int, shape: float) -> float:
 
 
 # Where the kernel draws what.
-_SALT, _WHOSE = 0xD6E8FEB86659FD93, 0xA0761D6478BD642F
-_LEMONS, _AGES = 1, 2
-_KIND, _KEPT, _NEXT, _NODES = 0, 1, 2, 3
-_PER_NODE, _MENDED = 512, 400
+_SALT = 0xD6E8FEB86659FD93
+_WHOSE = 0xA0761D6478BD642F
+_LEMONS = 1
+_AGES = 2
+_KIND = 0
+_KEPT = 1
+_NEXT = 2
+_NODES = 3
+_PER_NODE = 512
+_MENDED = 400
 _NEVER = 1e-300  # a rate of 0 would forget what was drawn
 
 
@@ -176,7 +183,8 @@ class NarratedNodes:
 
     def _any_fails(self, event: int) -> NodeStrike:
         """Draw the failing node among those that do not age, in proportion to their rates."""
-        job, sour = self._job, self._sour
+        job = self._job
+        sour = self._sour
         rest = uniform(self._key, event, _KIND) * self._rate
         rest -= self._node_rate() * (job.nodes - len(self.missing) - len(sour))
         if rest < 0:
@@ -189,7 +197,8 @@ class NarratedNodes:
             return NodeStrike(job.software_from)
         first = int(whose * math.ceil(job.nodes / job.rack_nodes)) * job.rack_nodes
         seats = range(first, min(first + job.rack_nodes, job.nodes))
-        source, taken = job.node_from, []
+        source = job.node_from
+        taken = []
         for seat in seats:
             if self._nodes[seat] >= 0:
                 source = max(source, self._loses(seat))
@@ -229,13 +238,15 @@ class NarratedNodes:
 
     def _leave(self, seat: int, event: int, number: int) -> int:
         """Send a seat's node to repair, the number-th of this failure."""
-        job, node = self._job, self._nodes[seat]
+        job = self._job
+        node = self._nodes[seat]
         self._nodes[seat] = -1
         self.missing.append(seat)
         self._due_s.pop(seat, None)
         slot = _NODES + number * _PER_NODE
         if node in self._lemons:
-            place, last = self._sour.index(seat), self._sour.pop()
+            place = self._sour.index(seat)
+            last = self._sour.pop()
             if last != seat:
                 self._sour[place] = last
             if uniform(self._key, event, slot + _MENDED) < job.mended:
@@ -247,7 +258,8 @@ class NarratedNodes:
 
     def _will_fail(self, seat: int) -> None:
         """Draw the time of the next failure of a seat's node, given its age (Weibull)."""
-        job, node = self._job, self._nodes[seat]
+        job = self._job
+        node = self._nodes[seat]
         scale_s = job.scale_s / (job.lemon_factor if node in self._lemons else 1)
         age = (self.now_s - self._born_s[node]) / scale_s
         drawn = exponential(self._key ^ _SALT, _AGES + self._drawn, 0)
@@ -271,7 +283,8 @@ class NarratedNodes:
 
     def _fill(self) -> None:
         while self.missing and self._spares:
-            seat, node = self.missing.pop(), self._spares.pop()
+            seat = self.missing.pop()
+            node = self._spares.pop()
             self._nodes[seat] = node
             if node in self._lemons:
                 self._sour.append(seat)

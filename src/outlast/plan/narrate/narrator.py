@@ -101,7 +101,10 @@ class _Narrator:
         limits: Limits,
         stopped: Callable[[], bool],
     ) -> None:
-        self._job, self._world, self._book, self._stopped = job, world, book, stopped
+        self._job = job
+        self._world = world
+        self._book = book
+        self._stopped = stopped
         in_memory = job.copies > 0 or job.software_from == MEMORY
         policy = SavePolicy(memory=int(in_memory), disk=job.versions)
         self._cast = ControllerPeers("story", job.nodes, job.spares, limits, policy, book.emit)
@@ -112,13 +115,17 @@ class _Narrator:
         self._rungs: Counter[str] = Counter()
 
     def tell(self) -> NarratedRun:
-        cast, progress, world = self._cast, self._progress, self._world
+        cast = self._cast
+        progress = self._progress
+        world = self._world
         self._begin()
-        now_s, why = 0.0, ""
+        now_s = 0.0
+        why = ""
         while cast.end is None:
             now_s = progress.run(now_s, world.failure_s(), self._enough)
             world.now_s, cast.now_ns = now_s, ns(now_s)
-            cast.n, cast.step = progress.n, progress.step
+            cast.n = progress.n
+            cast.step = progress.step
             if progress.stage == "done":
                 cast.finish()
                 continue
@@ -145,7 +152,8 @@ class _Narrator:
 
     def _enough(self) -> str:
         """Return why a continuing run is narrated no further; "" where it is."""
-        failures, now_s = self._world.failures, self._world.now_s
+        failures = self._world.failures
+        now_s = self._world.now_s
         if self._stopped():
             why = "interrupted"
         elif self._book.full:
@@ -185,8 +193,10 @@ class _Narrator:
         }
 
     def _incident(self, now_s: float) -> float:
-        cast, progress = self._cast, self._progress
-        seats, generation = cast.state.members.seats, cast.state.generation
+        cast = self._cast
+        progress = self._progress
+        seats = cast.state.members.seats
+        generation = cast.state.generation
         attempt = progress.break_off()
         end = self._recovery.recover(now_s)
         if cast.decided is not None:

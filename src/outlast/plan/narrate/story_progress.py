@@ -60,7 +60,8 @@ class JobProgress:
         on_saved: Callable[[float, StagePosition], None],
     ) -> None:
         self._job = job
-        self._on_done, self._on_saved = on_done, on_saved
+        self._on_done = on_done
+        self._on_saved = on_saved
         self._piece_s = job.interval_s / job.versions
         self._step_s = step_s = job.step_s or STEP_S
         self._piece_steps = max(1, math.ceil(self._piece_s / step_s - ROUNDING))
@@ -152,12 +153,10 @@ class JobProgress:
         ]
 
     def _end(self, now_s: float) -> None:
-        stage, stretches, passed_s, reported = (
-            self.stage,
-            self._stretches,
-            self._passed_s,
-            self._told,
-        )
+        stage = self.stage
+        stretches = self._stretches
+        passed_s = self._passed_s
+        reported = self._told
         at = self.place
         cycle, version = at
         if stage == "work" and self._left_s(self.place) >= self._piece_s * (1 - ROUNDING):
@@ -195,7 +194,8 @@ class JobProgress:
             self._on_done(
                 StageResult("work", (stretch,), first_n + cut, first_step + cut, cut - reported)
             )
-            begin_s, reported = until_s, cut
+            begin_s = until_s
+            reported = cut
         rest = max(1, steps - reported)
         self._on_done(done._replace(stretches=(Stretch(begin_s, end_s),), steps=rest))
 
@@ -207,7 +207,10 @@ class JobProgress:
         return "durable" if self.place.version else "flush"
 
     def _enter(self, stage: Stage) -> None:
-        self.stage, self._passed_s, self._stretches, self._told = stage, 0.0, (), 0
+        self.stage = stage
+        self._passed_s = 0.0
+        self._stretches = ()
+        self._told = 0
 
     def settle(self, now_s: float) -> None:
         """Make a flush that has ended by now restorable."""
@@ -245,7 +248,8 @@ class JobProgress:
 
     def restore(self, source: int) -> tuple[Stretch, ...]:
         """Continue from `source`; return the part of the interrupted stage that is lost."""
-        before_s, lost = self.work_s, self._stretches
+        before_s = self.work_s
+        lost = self._stretches
         if source == MEMORY and self.stage == "flush":
             lost = ()  # nothing of it was in the workers
         elif source != LIVE:
@@ -327,7 +331,8 @@ class EventBook:
 
     def done(self, what: StageResult, seats: Sequence[str], generation: int) -> None:
         """Write the end of a stage, on every seat alike."""
-        begin_s, end_s = what.stretches[0].begin_s, what.stretches[-1].end_s
+        begin_s = what.stretches[0].begin_s
+        end_s = what.stretches[-1].end_s
         if self._writer is None or what.stage not in _KINDS or ns(begin_s) == ns(end_s):
             return
         for seat, worker in enumerate(seats):

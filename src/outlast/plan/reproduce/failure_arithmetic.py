@@ -171,7 +171,9 @@ def _second() -> list[ReproducedFigure]:
 
 
 def _third() -> list[ReproducedFigure]:
-    gpus, window_s, usd_per_hour = 8000, 30 * DAY_S, 2.5
+    gpus = 8000
+    window_s = 30 * DAY_S
+    usd_per_hour = 2.5
     mtbf_s = _mtbf_s(gpus)
     failures = expected_failures(mtbf_s, window_s)
     budget_h = gpus * window_s / HOUR_S

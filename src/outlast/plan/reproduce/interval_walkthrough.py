@@ -85,7 +85,8 @@ def _best() -> list[ReproducedFigure]:
 def _table() -> list[ReproducedFigure]:
     found: list[ReproducedFigure] = []
     for label, interval_s, saving, redone, overhead, efficiency in TABLE:
-        costs, wasted = 100 * COST_S / interval_s, 100 * intervals.waste(interval_s, COST_S, MTBF_S)
+        costs = 100 * COST_S / interval_s
+        wasted = 100 * intervals.waste(interval_s, COST_S, MTBF_S)
         lost = wasted - costs
         added = abs(wasted - float(overhead)) > 0.05
         why = "The two terms were rounded before they were added." if added else ""
@@ -142,7 +143,8 @@ def _shape() -> list[ReproducedFigure]:
         best = intervals.efficiency(intervals.optimum(COST_S, MTBF_S), COST_S, MTBF_S)
         return 100 * (best - intervals.efficiency(factor * BEST_S, COST_S, MTBF_S))
 
-    double, half = points(2.0), points(0.5)
+    double = points(2.0)
+    half = points(0.5)
     return [
         SOURCE.words(
             "efficiency lost with twice the best interval",

@@ -52,11 +52,13 @@ class SourceDocument(msgspec.Struct, frozen=True):
         """
         if printed[0] in "<>":
             bound = float(printed[1:])
-            text, agrees = printed, ours < bound if printed[0] == "<" else ours > bound
+            text = printed
+            agrees = ours < bound if printed[0] == "<" else ours > bound
         else:
             exact = Decimal(printed)
             unit_in_last = Decimal(1).scaleb(int(exact.as_tuple().exponent))
-            text, slack = float(exact), max(float(unit_in_last) / 2, within)
+            text = float(exact)
+            slack = max(float(unit_in_last) / 2, within)
             agrees = abs(ours - text) <= slack + CLOSE * abs(text)
         return self._row(quantity, text, ours, unit, agrees, why)
 

@@ -130,7 +130,8 @@ def _mttf() -> list[ReproducedFigure]:
 
 
 def _today() -> list[ReproducedFigure]:
-    whole, half = job_mtbf_s(RSC_1, 16_000), job_mtbf_s(RSC_1, 8000)
+    whole = job_mtbf_s(RSC_1, 16_000)
+    half = job_mtbf_s(RSC_1, 8000)
     hour = ettr.equation_2(HOUR_S, job_mtbf_s(RSC_1, 4096), init_s=INIT_S)
     found = [
         SOURCE.says("ETTR of all of RSC-1, every 60 min", "0.7", _first_order(HOUR_S, whole), ""),
@@ -160,8 +161,11 @@ def _today() -> list[ReproducedFigure]:
 
 
 def _tomorrow() -> list[ReproducedFigure]:
-    far_1, far_2 = job_mtbf_s(RSC_1, 100_000), job_mtbf_s(RSC_2, 100_000)
-    seven, twenty_one, two = 7 * MINUTE_S, 21 * MINUTE_S, 2 * MINUTE_S
+    far_1 = job_mtbf_s(RSC_1, 100_000)
+    far_2 = job_mtbf_s(RSC_2, 100_000)
+    seven = 7 * MINUTE_S
+    twenty_one = 21 * MINUTE_S
+    two = 2 * MINUTE_S
     longest_s = ettr.interval_for(0.5, far_2, init_s=INIT_S)
     exact_1 = ettr.interval_for(0.5, far_1, init_s=INIT_S)
     return [

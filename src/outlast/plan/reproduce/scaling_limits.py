@@ -12,7 +12,11 @@ SOURCE = SourceDocument(
     "000", "Erben and Erdil, Hardware failures won't limit AI scaling, Epoch AI 2024"
 )
 GPU_MTBF_S = 50_000 * HOUR_S
-GPUS, RUN_DAYS, FAILURES, STOPS = 16_384, 54, 419, 47  # Llama 3 405B
+# Llama 3 405B.
+GPUS = 16_384
+RUN_DAYS = 54
+FAILURES = 419
+STOPS = 47
 STATE_BYTES = 405e9 * 3 * 4
 STORAGE_BYTES_PER_S = 2e12
 ROUNDED_SAVE_S = 2.5  # the limits go on with this figure
@@ -21,7 +25,8 @@ NETWORK_BYTES_PER_S = 50e9
 PER_GPU_BYTES = 4e9
 COPIES = 4
 NODE_RATE_PER_S = 1 / (8000 * HOUR_S)
-FLOPS, MFU = 989e12, 0.5
+FLOPS = 989e12
+MFU = 0.5
 PARAMETERS_ROUNDED = 2e6  # per root of the number of GPUs, as its next equation has it
 BREAKS_DOWN = 1 / math.e  # best efficiency where a save takes as long as passes between failures
 
@@ -62,7 +67,8 @@ def _failures() -> list[ReproducedFigure]:
 
 
 def _saving() -> list[ReproducedFigure]:
-    cost_s, mtbf_s = _save_s(), _mtbf_s(GPUS)
+    cost_s = _save_s()
+    mtbf_s = _mtbf_s(GPUS)
     best_s = intervals.young(cost_s, mtbf_s)
     lost = intervals.waste(best_s, cost_s, mtbf_s)
     with_recovery = intervals.waste(best_s, cost_s, mtbf_s, restart_s=_restore_s())

@@ -49,7 +49,8 @@ def mean_failures(
     if clock and pause >= gaps.low:
         raise UsageError(f"a pause of {pause:g} outlasts the shortest gap, {gaps.low:g}")
     idle = pause if clock else 0.0
-    total, n = 0.0, 1
+    total = 0.0
+    n = 1
     while n * gaps.low < work + (n - 1) * idle:
         total += _sum_below(n, (work + (n - 1) * idle - n * gaps.low) / (gaps.high - gaps.low))
         n += 1
@@ -88,18 +89,23 @@ def _from_here(
 
     None of them has begun; `remaining` holds the same for fewer intervals.
     """
-    rest, width = len(remaining) * interval, gaps.high - gaps.low
+    rest = len(remaining) * interval
+    width = gaps.high - gaps.low
     mean = square = count = 0.0
-    done, start = int(gaps.low // interval), gaps.low
+    done = int(gaps.low // interval)
+    start = gaps.low
     while done < len(remaining) and start < gaps.high:
         end = min(gaps.high, (done + 1) * interval)
-        chance, middle = (end - start) / width, (start + end) / 2
+        chance = (end - start) / width
+        middle = (start + end) / 2
         then = remaining[len(remaining) - done]
-        spent, spread = middle + restart, (end - start) ** 2 / 12
+        spent = middle + restart
+        spread = (end - start) ** 2 / 12
         mean += chance * (spent + then.mean)
         square += chance * (spent**2 + spread + 2 * spent * then.mean + then.square)
         count += chance * (1 + then.failures)
-        done, start = done + 1, end
+        done = done + 1
+        start = end
     survives = max(0.0, gaps.high - max(gaps.low, rest)) / width
     return _RemainingMoments(mean + survives * rest, square + survives * rest**2, count)
 
@@ -119,9 +125,12 @@ SOURCE = SourceDocument(
     "003", "Common approaches to fault-tolerant AI training, Clockwork 2026, clockwork.io"
 )
 GAPS_MIN = UniformGaps(45.0, 75.0)
-STEPS, STEPS_A_SAVE = 3000, 100
+STEPS = 3000
+STEPS_A_SAVE = 100
 SAVES = STEPS // STEPS_A_SAVE
-BASE_MIN, RESTARTED_MIN, DROPPED_MIN = 405.0, 817.0, 930.0
+BASE_MIN = 405.0
+RESTARTED_MIN = 817.0
+DROPPED_MIN = 930.0
 PAUSE_MIN = 100 / 60  # migration, as measured there
 DROP_MIN = (0.5, 2.0)
 NOISE = 0.01  # of a total: run-to-run variation, which the document leaves open

@@ -81,8 +81,12 @@ bare = cast("Callable[[Any], Any]", intrinsic(_bare))
 SLOTS = 1 << 16  # numbers that one event may need
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-_30, _27, _31, _11 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(11)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+_30 = np.uint64(30)
+_27 = np.uint64(27)
+_31 = np.uint64(31)
+_11 = np.uint64(11)
 
 
 @compiled

@@ -26,7 +26,9 @@ RUNS_A_RATE = 64  # at most: then there are more rates
 GOLDEN = (math.sqrt(5) - 1) / 2
 ENSEMBLE_FAILURES_MAX = 20_000  # of a run; what it then has done in which time is scaled up
 FAILURES = 4_000_000  # that some seconds simulate
-RUNS_MIN, RUNS_MAX = 3, 256  # in a stratum
+# Runs in a stratum.
+RUNS_MIN = 3
+RUNS_MAX = 256
 HERE = PartExecutor(None, 1)
 Cause = Literal["work", "save", "redo", "detect", "restart", "wait", "slow"]
 CAUSES: tuple[Cause, ...] = get_args(Cause)
@@ -174,7 +176,8 @@ def of_rows(job: SimulatedJob, rows: np.ndarray) -> EnsembleRuns:
     """Summarise rows of a job that was ended after FAILURES_MAX failures."""
     names = ["done_s" if cause == "work" else f"{cause}_s" for cause in CAUSES]
     spent_s = np.stack([rows[name] for name in names])
-    elapsed_s, capped = spent_s.sum(axis=0), np.isinf(rows["wall_s"])
+    elapsed_s = spent_s.sum(axis=0)
+    capped = np.isinf(rows["wall_s"])
     with np.errstate(divide="ignore"):
         scale = np.where(capped, job.work_s / rows["done_s"], 1.0)
     wall_s = np.where(capped, elapsed_s * scale, rows["wall_s"])

@@ -14,7 +14,8 @@ from typing import NamedTuple, cast
 from outlast.errors import StorageError, UsageError
 from outlast.process_pool import ProcessPool
 
-IN_FLIGHT, PARTS_A_WORKER = 64, 4
+IN_FLIGHT = 64
+PARTS_A_WORKER = 4
 DASK_S = 30.0
 
 

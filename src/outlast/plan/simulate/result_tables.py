@@ -30,7 +30,8 @@ class ResultTable:
     """Buffer of rows that are written in batches."""
 
     def __init__(self, sink: _Sink, schema: Any) -> None:
-        self._sink, self._schema = sink, schema
+        self._sink = sink
+        self._schema = schema
         self._waiting: list[Any] = []
         self.rows = 0
 

@@ -27,7 +27,10 @@ from outlast.theory.argument_checks import (
 )
 from outlast.theory.strategies import DEPTHS
 
-LIVE, MEMORY, STORAGE = 0, 1, 2  # where a failed job's state comes from
+# Where a failed job's state comes from.
+LIVE = 0
+MEMORY = 1
+STORAGE = 2
 # Columns of the results, one row for each run.
 TALLIES = (
     "wall_s", "done_s", "failures", "incidents", "from_live", "from_memory", "from_storage",
@@ -189,7 +192,8 @@ def parameters(job: SimulatedJob) -> Parameters:
 
 def fleet(job: SimulatedJob) -> SimulatedFleet:
     """Allocate memory for the job's nodes, which `begin_fleet` fills."""
-    every, ages = job.nodes + job.spares, job.shape != 1
+    every = job.nodes + job.spares
+    ages = job.shape != 1
     ageing, entries = (job.nodes, 2 * job.nodes + 1) if ages else (0, 0)
     return SimulatedFleet(
         seat=np.empty(job.nodes, np.int32),
@@ -211,7 +215,8 @@ def fleet(job: SimulatedJob) -> SimulatedFleet:
     )
 
 
-ENDLESS_TIMES, ENDLESS_MIN = 20, 100_000
+ENDLESS_TIMES = 20
+ENDLESS_MIN = 100_000
 FAILURES_MAX = 20_000_000  # of a replication; a run with more is called endless
 
 

@@ -42,21 +42,29 @@ def heap_push(times_s: Table, numbers: Table, size: int, time_s: float, number: 
 def heap_pop(times_s: Table, numbers: Table, size: int) -> None:
     """Remove and return the earliest entry of a heap of `size`."""
     last = size - 1
-    time_s, number = times_s[last], numbers[last]
-    at, below = 0, 1
+    time_s = times_s[last]
+    number = numbers[last]
+    at = 0
+    below = 1
     while below < last:
         below += times_s[below + 1] < times_s[below]  # below + 1 may be `last`, which is no harm
         if times_s[below] >= time_s:
             break
         times_s[at], numbers[at] = times_s[below], numbers[below]
-        at, below = below, 2 * below + 1
+        at = below
+        below = 2 * below + 1
     times_s[at], numbers[at] = time_s, number
 
 
 _SALT = np.uint64(0xD6E8FEB86659FD93)  # streams that are not about failures
 _WHOSE = np.uint64(0xA0761D6478BD642F)  # and one about which node they strike
-_LEMONS, _AGES = 1, 2
-_KIND, _KEPT, _NEXT, _NODES = 0, 1, 2, 3  # slots of a failure
+_LEMONS = 1
+_AGES = 2
+# Slots of a failure.
+_KIND = 0
+_KEPT = 1
+_NEXT = 2
+_NODES = 3
 _PER_NODE = 512
 _MENDED = 400
 _NEVER = 1e-300  # a rate of 0 would forget what was drawn
@@ -65,7 +73,10 @@ _NEVER = 1e-300  # a rate of 0 would forget what was drawn
 @compiled
 def begin_fleet(p: Parameters, f: SimulatedFleet, s: State, key: np.uint64) -> None:
     """Give every seat a node, make all spares available, and reset the state."""
-    s.key, s.now_s, s.work_s, s.exposed_s = key, 0.0, 0.0, 0.0
+    s.key = key
+    s.now_s = 0.0
+    s.work_s = 0.0
+    s.exposed_s = 0.0
     s.cycle = s.version = s.at_storage = s.flushing = 0
     s.own_s = s.saving_s = s.flushed_s = 0.0
     s.missing = s.replicas_lost = s.repairing = s.ageing = s.recent = s.drawn = 0
@@ -324,7 +335,8 @@ def _will_fail(p: Parameters, f: SimulatedFleet, s: State, seat: int) -> None:
     if s.ageing == 2 * p.nodes:  # at least half are of nodes that have left
         s.ageing = 0
         for k in range(2 * p.nodes):
-            due_s, other = f.ageing_s[k], f.ageing_seat[k]
+            due_s = f.ageing_s[k]
+            other = f.ageing_seat[k]
             if due_s == f.due_s[other]:
                 heap_push(f.ageing_s, f.ageing_seat, s.ageing, due_s, other)
                 s.ageing += 1

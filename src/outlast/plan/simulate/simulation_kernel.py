@@ -64,7 +64,8 @@ def _simulate(p: Parameters, f: SimulatedFleet, s: State, key: np.uint64) -> Non
             left_s = p.work_s - s.work_s
             s.slow_s += left_s * (s.pace - 1)
             s.save_s += end_s - s.now_s - left_s * s.pace
-            s.now_s, s.done_s = end_s, p.work_s
+            s.now_s = end_s
+            s.done_s = p.work_s
             return
         _stop(p, s, min(failure_s, back_s), begun_s)
         s.incidents += 1
@@ -119,7 +120,9 @@ def _stop(p: Parameters, s: State, when_s: float, begun_s: float) -> None:
     own_s = 0.0 if version == p.versions else min(in_version_s / s.pace, own_max_s)
     if cycle > s.cycle:  # a durable save has ended on the way
         _flush(p, s, cycle, when_s - in_cycle_s)
-    s.cycle, s.version, s.own_s = cycle, version, own_s
+    s.cycle = cycle
+    s.version = version
+    s.own_s = own_s
     s.saving_s = 0.0 if 0.0 < own_s < own_max_s else in_version_s - own_s * s.pace
     work_s = min(cycle * p.interval_s + version * own_max_s + own_s, p.work_s)
     ran_s = work_s - s.work_s
@@ -136,7 +139,8 @@ def _flush(p: Parameters, s: State, cycle: int, ended_s: float) -> None:
         s.at_storage = s.flushing
     if cycle - 1 > s.cycle:
         s.at_storage = cycle - 1
-    s.flushing, s.flushed_s = cycle, ended_s + p.flush_s
+    s.flushing = cycle
+    s.flushed_s = ended_s + p.flush_s
 
 
 @compiled

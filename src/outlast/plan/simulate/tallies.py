@@ -11,7 +11,8 @@ from outlast.plan.model.answer_values import HIGH, LOW, Unit
 from outlast.plan.model.scenario import Scenario
 from outlast.plan.model.strategy_prediction import cost_usd
 
-Z_MAX, DIFFERS_MIN = 4.0, 0.01
+Z_MAX = 4.0
+DIFFERS_MIN = 0.01
 
 
 class Tally(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +48,8 @@ def tally(
     times: float = 1.0,
 ) -> Tally:
     """Return the statistics; `times` converts the summed values to `unit`."""
-    mean, error = times * of.mean, None if math.isnan(of.error) else times * of.error
+    mean = times * of.mean
+    error = None if math.isnan(of.error) else times * of.error
     z = None
     if predicted is not None and error and math.isfinite(predicted):
         z = (mean - predicted) / error
@@ -101,11 +103,13 @@ class StreamingSummary:
         """Add values; infinite ones are counted as runs without end."""
         values = np.ascontiguousarray(values, np.float64)
         ended = values[np.isfinite(values)]
-        before, many = self.count - self.endless, len(ended)
+        before = self.count - self.endless
+        many = len(ended)
         self.count += len(values)
         self.endless += len(values) - many
         if many:  # Chan, Golub and LeVeque's: two samples' moments give those of both
-            mean, total = float(ended.mean()), before + many
+            mean = float(ended.mean())
+            total = before + many
             shift = mean - self._mean
             self._squares += float(((ended - mean) ** 2).sum()) + shift**2 * before * many / total
             self._mean += shift * many / total

@@ -88,7 +88,8 @@ def _moments(
     read = {name: sacct_values.parse_times(rows[name], zone) for name in _MOMENTS}
     found = {name: one.ns for name, one in read.items()}
     if zone != "UTC":
-        start, end = read["start"], read["end"]
+        start = read["start"]
+        end = read["end"]
         elapsed_ns = span * sacct_values.SECOND_NS
         late_end = (end.late_ns - start.ns == elapsed_ns) | (end.ns < start.ns)
         late_start = (end.ns - start.late_ns == elapsed_ns) & (end.ns - start.ns != elapsed_ns)

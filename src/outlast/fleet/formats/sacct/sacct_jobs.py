@@ -81,7 +81,9 @@ UNFINISHED = ("RUNNING", "SUSPENDED")
 HOUR_NS = 3600 * SECOND_NS
 SLACK_NS = 60 * SECOND_NS  # tolerance between elapsed time and end less start
 
-STEP, QUEUED, HEADER = "step of a job", "job that held nothing yet", "header again"
+STEP = "step of a job"
+QUEUED = "job that held nothing yet"
+HEADER = "header again"
 
 NO_JOB = "no job id"
 NO_TASK = "a range of array tasks with a start: sacct gives each task that ran a row of its own"
@@ -114,7 +116,9 @@ class JobConverter:
         self, source: str, known: Set[str], options: SacctOptions, totals: ReadTotals
     ) -> None:
         """Create the converter of one log. `known`: columns of `COLUMNS` that the log has."""
-        self._source, self._known, self._options = source, known, options
+        self._source = source
+        self._known = known
+        self._options = options
         self._totals = totals
         self._hidden = HiddenAttempts()
         self._forms: set[str] = set()
@@ -189,7 +193,8 @@ class JobConverter:
 
     def _of_jobs(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Return the rows of jobs that held nodes, with `state` in our terms; count the others."""
-        job, state = pl.col("job"), pl.col("state")
+        job = pl.col("job")
+        state = pl.col("state")
         odd = rows["job"].cast(pl.Int64, strict=False).null_count()
         if odd:
             named = job.str.to_lowercase().is_in(COLUMNS["job"])
@@ -235,7 +240,10 @@ def _with_end(rows: pl.DataFrame, known: Set[str], taken_ns: int | None) -> pl.D
     """
     span_ns = pl.when(pl.col("span_s") >= 0).then(pl.col("span_s") * SECOND_NS)
     rows = rows.with_columns(span_ns=span_ns)
-    start, end, span, ends = pl.col("start_ns"), pl.col("end_ns"), pl.col("span_ns"), _ended()
+    start = pl.col("start_ns")
+    end = pl.col("end_ns")
+    span = pl.col("span_ns")
+    ends = _ended()
     if "start" not in known:
         rows = rows.with_columns(start_ns=end - span)
     if "hosts" in known:
@@ -252,7 +260,8 @@ def _with_end(rows: pl.DataFrame, known: Set[str], taken_ns: int | None) -> pl.D
 
 def _accepted(rows: pl.DataFrame) -> pl.DataFrame:
     """Add the `reason` that a row is no record; null for a record."""
-    job, start = pl.col("job"), pl.col("start_ns")
+    job = pl.col("job")
+    start = pl.col("start_ns")
     no_time = pl.col("t_ns").is_null()
     odd_names = {
         NO_TASK: job.str.contains(_RANGE),
@@ -276,7 +285,9 @@ def _accepted(rows: pl.DataFrame) -> pl.DataFrame:
 
 def _oddities(rows: pl.DataFrame, named: bool) -> Counter[str]:
     """Count the records that are kept despite an anomaly."""
-    start, end, span = pl.col("start_ns"), pl.col("end_ns"), pl.col("span_ns")
+    start = pl.col("start_ns")
+    end = pl.col("end_ns")
+    span = pl.col("span_ns")
     off = (end - start - span).abs()
     hour = (off - HOUR_NS).abs() <= 2 * SECOND_NS
     odd = rows.select(

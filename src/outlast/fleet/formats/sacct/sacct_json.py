@@ -176,7 +176,8 @@ def _part(
 
 
 def _row(job: SacctJob) -> dict[str, str | None]:
-    times, code = job.time, job.exit_code
+    times = job.time
+    code = job.exit_code
     signal = code.signal or SacctSignal()
     number = _number(signal.id) or _number(signal.signal_id) or 0
     tres = ",".join(
@@ -213,12 +214,14 @@ def _row(job: SacctJob) -> dict[str, str | None]:
 
 def _name(job: SacctJob) -> str:
     """Return a job's id as sacct prints it in its column JobID."""
-    array, task = _number(job.array.job_id), _number(job.array.task_id)
+    array = _number(job.array.job_id)
+    task = _number(job.array.task_id)
     if array and task is not None:
         return f"{array}_{task}"
     if array and job.array.task:
         return f"{array}_[{job.array.task}]"
-    het, offset = _number(job.het.job_id), _number(job.het.job_offset)
+    het = _number(job.het.job_id)
+    offset = _number(job.het.job_offset)
     if het and offset is not None:
         return f"{het}+{offset}"
     return str(_number(job.job_id))

@@ -140,7 +140,8 @@ def _start(source: str, head: bytes, options: SacctOptions) -> _Start:
 def _text_parts(
     path: Path, start: _Start, options: SacctOptions, totals: ReadTotals
 ) -> Iterator[RecordBatch]:
-    source, top = str(path), start.header
+    source = str(path)
+    top = start.header
     totals.notes += top.notes(options.cluster)
     totals.rows += len(start.before)
     if start.before:

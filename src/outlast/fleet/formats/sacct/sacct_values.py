@@ -161,7 +161,9 @@ EARLIEST_US = 946_684_800_000_000  # 2000-01-01: before Slurm; some versions wri
 LATEST_US = 4_102_444_800_000_000  # 2100-01-01: later times are invalid
 
 LOCAL = "%Y-%m-%dT%H:%M:%S"
-NAIVE, ZONED, EPOCH = "without a zone", "with a zone", "as seconds"
+NAIVE = "without a zone"
+ZONED = "with a zone"
+EPOCH = "as seconds"
 
 
 class SacctTimes(NamedTuple):
@@ -211,7 +213,8 @@ def parse_times(column: pl.Series, zone: str) -> SacctTimes:
     if not us.is_between(EARLIEST_US, LATEST_US).all():
         early = (us < EARLIEST_US).fill_null(value=False)
         late = (us > LATEST_US).fill_null(value=False)
-        us, wrong = us.set(early | late, None), wrong | late
+        us = us.set(early | late, None)
+        wrong = wrong | late
     used = {form: count for form, count in forms.items() if count}
     return SacctTimes(us * 1000, late_us * 1000, wrong, skipped, early, used)
 
