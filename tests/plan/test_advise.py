@@ -143,7 +143,7 @@ def test_a_price_is_the_same_whatever_was_priced_before() -> None:
 def test_without_a_simulator_a_formula_is_not_taken_at_its_word_outside_its_regime(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("outlast.plan.answers.input_sensitivity.find_spec", lambda _: None)
+    monkeypatch.setattr("outlast.plan.answers.strategy_price.find_spec", lambda _: None)
     found = advise(scenario_of({**FAR_OUT, "failures": "4500h"}))
     usd = {one.strategy: one.usd or math.inf for one in found.strategies}
     assert found.items[0].set_to == "migrate" and 0.8 < usd["drop"] / usd["migrate"] < 0.9

@@ -14,10 +14,10 @@ CEILINGS = {
     "public class names twice": 1,
     "docstrings that begin with a question": 0,
     "banned names": 30,
-    "fmt: skip": 406,
+    "fmt: skip": 120,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 89750,
+    "lines": 91483,
     "functions of more than 70 lines": 0,
 }
 

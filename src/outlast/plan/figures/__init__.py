@@ -1,1 +1,34 @@
-"""Figures of `outlast plan`, in one style. They need matplotlib."""
+"""Figures of `outlast plan`, in one style. They need matplotlib.
+
+The style that they share, besides `outlast.figure_style`, stands here.
+"""
+
+from __future__ import annotations
+
+from matplotlib.axis import Axis
+from matplotlib.ticker import FuncFormatter
+
+from outlast.controller.save_schedule.schedule_explanation import span
+from outlast.plan.model.ladder_costs import Strategy
+
+# Okabe and Ito's colours, told apart by line and marker as well.
+LOOK: dict[Strategy, tuple[str, str, str]] = {
+    "checkpoint-restart": ("#d55e00", "-", "o"),
+    "peer-memory": ("#e69f00", "--", "s"),
+    "migrate": ("#0072b2", "-.", "^"),
+    "drop": ("#999999", ":", "v"),
+    "outlast": ("#009e73", "-", "D"),
+}
+_TICKS_S = (
+    *(0.01, 0.1, 1, 2, 5, 10, 30),
+    *(60 * many for many in (1, 2, 5, 10, 30)),
+    *(3600 * many for many in (1, 3, 12)),
+    *(86400 * many for many in (1, 3, 10, 30, 100, 365)),
+)
+
+
+def label_spans(axis: Axis, low_s: float, high_s: float) -> None:
+    """Set round ticks on a logarithmic axis in seconds."""
+    axis.set_ticks([one for one in _TICKS_S if low_s <= one <= high_s])
+    axis.set_ticks([], minor=True)
+    axis.set_major_formatter(FuncFormatter(lambda value, _: span(value)))

@@ -16,7 +16,7 @@ from outlast import figure_style
 from outlast.controller.save_schedule.schedule_explanation import span
 from outlast.plan.answers.best_interval import flat_zone, waste
 from outlast.plan.answers.ettr_formulas import exact, init_s, interval_s
-from outlast.plan.figures import plan_figure_style
+from outlast.plan.figures import LOOK, label_spans
 from outlast.plan.model.answer_values import HIGH, LOW
 from outlast.plan.model.ladder_costs import Strategy, mtbf_s
 from outlast.plan.model.rates import EXACT
@@ -69,7 +69,7 @@ def _fill_ettr(figure: Figure, scenario: Scenario, queue_s: float) -> None:
         axis.axhline(rate, color="#444444", lw=0.5)
         axis.annotate(name, (1.01, rate), xycoords=("axes fraction", "data"), va="center")
     _current(axis, scenario, here_s, here)
-    plan_figure_style.label_spans(axis.xaxis, float(at_s[0]), float(at_s[-1]))
+    label_spans(axis.xaxis, float(at_s[0]), float(at_s[-1]))
     axis.set_xlim(at_s[0], at_s[-1])
     axis.set_ylim(low, high)
     axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
@@ -134,7 +134,7 @@ def draw_goodput(scenario: Scenario, strategy: Strategy, path: Path) -> None:
 
 def _fill_goodput(figure: Figure, scenario: Scenario, strategy: Strategy) -> None:
     axis = figure.subplots()
-    colour = plan_figure_style.LOOK[strategy][0]
+    colour = LOOK[strategy][0]
     tuned = replace(scenario, interval_s=None)
     best = predict(tuned, strategy)
     best_s = best.interval_s
@@ -166,7 +166,7 @@ def _fill_goodput(figure: Figure, scenario: Scenario, strategy: Strategy) -> Non
             label=f"given: {span(scenario.interval_s)}",
         )
     axis.plot(best_s, 1 - lost(best_s), "k.", label=f"best: {span(best_s)}")
-    plan_figure_style.label_spans(axis.xaxis, low_s, high_s)
+    label_spans(axis.xaxis, low_s, high_s)
     axis.set_xlim(low_s / EDGE, high_s * EDGE)
     axis.set_ylim(bottom=0)
     axis.yaxis.set_major_formatter(PercentFormatter(1, symbol=" %"))

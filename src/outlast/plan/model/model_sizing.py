@@ -136,20 +136,13 @@ def sizing(model: ModelSpec, machine: MachineSpec, assumed: list[Assumed]) -> Si
             f"start, and the state read for {format_count(replicas, 'replica')}{by}",
         ),
     }
-    found = [
-        Quantity(
-            name="state",
-            value=state_bytes,
-            unit="bytes",
-            how="given",
-            source=f"{model.each_bytes:g} bytes a parameter",
-        ),
-        *(
-            Quantity(name=key, value=value, unit="s", how="given", source=source)
-            for key, (value, source) in times_s.items()
-        ),
+    per_parameter = f"{model.each_bytes:g} bytes a parameter"
+    quantities = [
+        Quantity(name="state", value=state_bytes, unit="bytes", how="given", source=per_parameter)
     ]
-    if not all(math.isfinite(one.value) for one in found):
+    for key, (value, source) in times_s.items():
+        quantities.append(Quantity(name=key, value=value, unit="s", how="given", source=source))
+    if not all(math.isfinite(one.value) for one in quantities):
         raise UsageError("what follows is not finite: say larger bandwidths")
     scenario: dict[str, str | int] = {
         "gpus": machine.gpus,
@@ -165,7 +158,7 @@ def sizing(model: ModelSpec, machine: MachineSpec, assumed: list[Assumed]) -> Si
             f"a GPU's part of the state is {format_quantity(held_bytes, 'bytes')}, and its memory"
             f" {format_quantity(machine.memory_bytes, 'bytes')}: it does not fit without offloading"
         )
-    return Sizing(quantities=found, scenario=scenario, assumed=assumed, warnings=warnings)
+    return Sizing(quantities=quantities, scenario=scenario, assumed=assumed, warnings=warnings)
 
 
 def _refuse_contradictions(model: ModelSpec, machine: MachineSpec) -> None:
