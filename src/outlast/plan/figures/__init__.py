@@ -12,7 +12,7 @@ from outlast.controller.save_schedule.schedule_explanation import span
 from outlast.plan.model.ladder_costs import Strategy
 
 # Okabe and Ito's colours, told apart by line and marker as well.
-LOOK: dict[Strategy, tuple[str, str, str]] = {
+STRATEGY_LOOK: dict[Strategy, tuple[str, str, str]] = {
     "checkpoint-restart": ("#d55e00", "-", "o"),
     "peer-memory": ("#e69f00", "--", "s"),
     "migrate": ("#0072b2", "-.", "^"),

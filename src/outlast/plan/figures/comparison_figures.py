@@ -17,7 +17,7 @@ from outlast import figure_style
 from outlast.controller.save_schedule.schedule_explanation import span
 from outlast.plan.answers.measured_run import MeasuredRun
 from outlast.plan.answers.strategy_comparison import ComparedStrategy, StrategyComparison
-from outlast.plan.figures import LOOK
+from outlast.plan.figures import STRATEGY_LOOK
 from outlast.plan.model.answer_values import HIGH, LOW
 from outlast.plan.model.answer_values import format_quantity as said
 from outlast.plan.model.ladder_costs import Strategy
@@ -123,7 +123,7 @@ def _fans(
     progress = np.linspace(0, 1, LEVELS + 1)
     for one, band in bands.items():
         low, middle, high = np.minimum(band, 10 * right_s) / size_s  # infinity is not drawn
-        colour, dashes, _ = LOOK[one]
+        colour, dashes, _ = STRATEGY_LOOK[one]
         width = 2.4 if one == "outlast" else 1.2  # lies under one that it often coincides with
         if one in shaded:
             axis.fill_betweenx(progress, low, high, color=colour, alpha=0.15, lw=0)

@@ -16,7 +16,7 @@ from outlast import figure_style
 from outlast.controller.save_schedule.schedule_explanation import span
 from outlast.plan.answers.best_interval import flat_zone, waste
 from outlast.plan.answers.ettr_formulas import exact, init_s, interval_s
-from outlast.plan.figures import LOOK, label_spans
+from outlast.plan.figures import STRATEGY_LOOK, label_spans
 from outlast.plan.model.answer_values import HIGH, LOW
 from outlast.plan.model.ladder_costs import Strategy, mtbf_s
 from outlast.plan.model.rates import EXACT
@@ -134,7 +134,7 @@ def draw_goodput(scenario: Scenario, strategy: Strategy, path: Path) -> None:
 
 def _fill_goodput(figure: Figure, scenario: Scenario, strategy: Strategy) -> None:
     axis = figure.subplots()
-    colour = LOOK[strategy][0]
+    colour = STRATEGY_LOOK[strategy][0]
     tuned = replace(scenario, interval_s=None)
     best = predict(tuned, strategy)
     best_s = best.interval_s

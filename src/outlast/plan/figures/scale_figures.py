@@ -23,7 +23,7 @@ from outlast import figure_style
 from outlast.controller.save_schedule.schedule_explanation import span
 from outlast.errors import ConfigError
 from outlast.plan.answers.strategy_comparison import ComparisonRequest, simulate_strategies
-from outlast.plan.figures import LOOK, label_spans
+from outlast.plan.figures import STRATEGY_LOOK, label_spans
 from outlast.plan.model.answer_values import HIGH, LOW, at_rate
 from outlast.plan.model.answer_values import format_quantity as said
 from outlast.plan.model.ladder_costs import STRATEGIES, Strategy
@@ -110,7 +110,7 @@ def _fill_scale(figure: Figure, scenario: Scenario, seed: int) -> None:
         one: found for one in STRATEGIES if len((found := scale_line(at, one)).gpus)
     }
     for strategy, one in lines.items():
-        colour, dashes, marker = LOOK[strategy]
+        colour, dashes, marker = STRATEGY_LOOK[strategy]
         lies = 1 if strategy == "outlast" else 2  # below the one that it often coincides with
         axis.plot(
             one.gpus,
@@ -165,7 +165,7 @@ def _simulated(axis: Axes, at: list[Scenario], seed: int) -> None:
         for strategy, runs in found.runs.items():
             goodput = one.work_s / runs.wall_s
             low, middle, high = np.quantile(goodput, (LOW, 0.5, HIGH), method="inverted_cdf")
-            colour, _, marker = LOOK[strategy]
+            colour, _, marker = STRATEGY_LOOK[strategy]
             beside = 1.1 ** (STRATEGIES.index(strategy) - len(STRATEGIES) // 2)
             axis.errorbar(
                 one.gpus * beside,
@@ -311,7 +311,7 @@ def _cells(axis: Axes, found: StrategyPhases) -> list[Patch | Line2D]:
         here = found.winner == number
         if not here.any():
             continue
-        colour = LOOK[strategy][0]
+        colour = STRATEGY_LOOK[strategy][0]
         hatch = HATCHES[strategy]
         tint = 1 - depth * (1 - np.array(to_rgb(colour)))
         colours = np.where(here[..., None], tint, colours)

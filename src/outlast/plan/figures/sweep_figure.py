@@ -18,7 +18,7 @@ from matplotlib.ticker import FuncFormatter
 
 from outlast import figure_style
 from outlast.plan.answers.parameter_sweep import PointResult, Sweep, SweepPoint
-from outlast.plan.figures import LOOK
+from outlast.plan.figures import STRATEGY_LOOK
 from outlast.plan.model.answer_values import Unit
 from outlast.plan.model.answer_values import format_quantity as said
 from outlast.plan.model.ladder_costs import Strategy
@@ -60,7 +60,7 @@ def _lines(figure: Figure, wanted: Sequence[SweepPoint], found: Sweep, measure: 
     at, ordered = _places(wanted, key)
     every: list[float] = []
     for strategy in found.strategies:
-        colour, line, marker = LOOK[strategy]
+        colour, line, marker = STRATEGY_LOOK[strategy]
         here = sorted(
             (one for one in found.points if one.strategy == strategy),
             key=lambda one: at[one.values[key]],
