@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import platform
 import secrets
-import socket
-import sys
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -15,11 +12,9 @@ from types import TracebackType
 from typing import Any, Literal, Self, TypeAlias
 
 import msgspec
-import torch
 import xxhash
 from torch import distributed as dist
 
-from outlast import __version__
 from outlast.checkpoint.format.manifests import SavePoint, manifest_name, step_count
 from outlast.checkpoint.keeper.keeper_client import KeeperClient
 from outlast.checkpoint.keeper.keeper_frames import Outcome
@@ -30,7 +25,12 @@ from outlast.checkpoint.save import agreed_plan
 from outlast.checkpoint.save.arena_slots import collector_paused
 from outlast.checkpoint.save.save_engine import SaveEngine
 from outlast.checkpoint.state import state_content as rank_own
-from outlast.checkpoint.state.script_state import ScriptState, check_complete, expected_state
+from outlast.checkpoint.state.script_state import (
+    ScriptState,
+    check_complete,
+    expected_state,
+    script_origin,
+)
 from outlast.checkpoint.state.state_content import NameMatching, flatten_state
 from outlast.checkpoint.stores.directory_claim import Address, Claim, Claimer, LoadOrigin, Tiers
 from outlast.checkpoint.stores.directory_ownership import wait_for_keeper
@@ -193,9 +193,13 @@ class Checkpointer:
 
     def _make_claim(self) -> Claim:
         claiming = Claimer(
-            self._store, self._tiers.sources(), self._ranks, job=self._job, save_s=self._save_s,
+            self._store,
+            self._tiers.sources(),
+            self._ranks,
+            job=self._job,
+            save_s=self._save_s,
             answer_s=self._answer_s,
-        )  # fmt: skip
+        )
         self._claim = claiming.make(self._loaded, self._branch)
         return self._claim
 
@@ -216,10 +220,17 @@ class Checkpointer:
         if claim.owned and self._keeper:
             claim.owned.keeper_is(self._keeper.pid)
         save = engine.save(
-            place, content.tensors, shared=content.shared, own=own_bytes, origin=_origin(),
-            parent=parent, base=base, apart=rank_own.rank_buffers(state), values=content.digests,
-        )  # fmt: skip
-        self._parts = frozenset(_parts(state))
+            place,
+            content.tensors,
+            shared=content.shared,
+            own=own_bytes,
+            origin=script_origin(),
+            parent=parent,
+            base=base,
+            apart=rank_own.rank_buffers(state),
+            values=content.digests,
+        )
+        self._parts = frozenset(state.names())
         self._pending[save] = place.step
         return save
 
@@ -259,10 +270,15 @@ class Checkpointer:
         """
         with self._ranks.together("load"):
             loading = CheckpointLoad(
-                self._tiers.sources(), self._ranks, ScriptState(state, own), job=self._job,
-                complete=self._complete, older=self._older,
-                matching=NameMatching(strict, cast, tuple(skip), dict(rename or {})), share=share,
-            )  # fmt: skip
+                self._tiers.sources(),
+                self._ranks,
+                ScriptState(state, own),
+                job=self._job,
+                complete=self._complete,
+                older=self._older,
+                matching=NameMatching(strict, cast, tuple(skip), dict(rename or {})),
+                share=share,
+            )
             if self._ranks.rank == 0:
                 wait_for_keeper(self._store.root, self._save_s, IoTimeout(self._answer_s))
             restored = loading.run(None if step is None else step_count(step))
@@ -322,7 +338,7 @@ class Checkpointer:
     def _check_parts(self, state: ScriptState) -> None:
         if self._complete:
             check_complete(state)
-        missing = sorted(self._parts.difference(_parts(state)))
+        missing = sorted(self._parts.difference(state.names()))
         if missing:
             raise UsageError(
                 f"earlier saves had {', '.join(missing)} and this one has not: a run could not go"
@@ -380,18 +396,3 @@ class Checkpointer:
             raise StorageError("; ".join(failures))
         for failure in failures:
             warnings.warn(failure, CheckpointWarning, stacklevel=4)
-
-
-def _parts(state: ScriptState) -> set[str]:
-    return {*state.given, *state.own, *state.generators}
-
-
-def _origin() -> dict[str, str]:
-    """Return the versions, host and script that a checkpoint records as its origin."""
-    return {
-        "outlast": __version__,
-        "torch": str(torch.__version__),
-        "python": platform.python_version(),
-        "host": socket.gethostname(),
-        "script": Path(sys.argv[0]).name,
-    }

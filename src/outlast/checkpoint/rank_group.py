@@ -83,8 +83,9 @@ class RankRendezvous:
         if departure:
             number, rank, why = departure.split(" ", 2)
             if int(number) == call:
-                raise GroupError(f"{self._who} cannot speak with the others: rank {rank} failed:"
-                                 f" {why}")  # fmt: skip
+                raise GroupError(
+                    f"{self._who} cannot speak with the others: rank {rank} failed: {why}"
+                )
 
     @property
     def _who(self) -> str:

@@ -78,9 +78,15 @@ class CountedSource(ABC):
     def position(self) -> dict[str, Any]:
         """Return the position before the next batch, as data that `checkpoint.tree` encodes."""
         return {
-            "kind": self.kind, "epoch": self.epoch, "limit": self._limit, "done": self._done,
-            "begun": self._begun, "ended": self._ended, "of": self.length, **self._mark(),
-        }  # fmt: skip
+            "kind": self.kind,
+            "epoch": self.epoch,
+            "limit": self._limit,
+            "done": self._done,
+            "begun": self._begun,
+            "ended": self._ended,
+            "of": self.length,
+            **self._mark(),
+        }
 
     def seek(self, position: dict[str, Any]) -> None:
         """Go to `position`.

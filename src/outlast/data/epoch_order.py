@@ -116,8 +116,12 @@ class IteratorReplay:
 
 # These draw from the process's generators at their first list only.
 _DRAWS_ONCE = (
-    SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler
-)  # fmt: skip
+    SequentialSampler,
+    RandomSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    DistributedSampler,
+)
 
 
 class EpochOrder(Iterator[Any]):

@@ -34,9 +34,19 @@ _MOVES_MAX = 2
 _VISITS_MAX = 2000
 _SCALARS = (type(None), bool, int, float, complex, str, bytes)
 _LEAVES = (
-    *_SCALARS, bytearray, type, ModuleType, torch.Tensor, torch.dtype, torch.device, np.ndarray,
-    np.generic, random.SystemRandom, torch.nn.Module, torch.optim.Optimizer,
-)  # fmt: skip
+    *_SCALARS,
+    bytearray,
+    type,
+    ModuleType,
+    torch.Tensor,
+    torch.dtype,
+    torch.device,
+    np.ndarray,
+    np.generic,
+    random.SystemRandom,
+    torch.nn.Module,
+    torch.optim.Optimizer,
+)
 _UNSETTABLE = ("torch.", "torchdata.", "outlast.", "threading", "multiprocessing.", "logging")
 _ABSENT = ("absent",)
 
@@ -55,9 +65,13 @@ class LoaderState:
     """
 
     def __init__(
-        self, roots: Mapping[str, Any], *, apart: Any = None, modules: bool = True,
+        self,
+        roots: Mapping[str, Any],
+        *,
+        apart: Any = None,
+        modules: bool = True,
         attributes: bool = True,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._roots, self._apart = roots, apart
         self._modules, self._attributes = modules, attributes
         self._large: dict[str, tuple[Any, int]] = {}  # tensors and arrays, with their version
@@ -196,8 +210,11 @@ def _at_top(module: str) -> list[tuple[str, random_state.Generator]]:
 @cache
 def _of_the_process() -> frozenset[int]:
     """Return the ids of the process's generators, which are saved separately."""
-    own = (torch.default_generator, getattr(random, "_inst", None),
-           getattr(np.random.mtrand, "_rand", None))  # fmt: skip
+    own = (
+        torch.default_generator,
+        getattr(random, "_inst", None),
+        getattr(np.random.mtrand, "_rand", None),
+    )
     return frozenset(map(id, own))
 
 

@@ -42,8 +42,12 @@ class MappedSource(CountedSource):
         self._persists = loader.persistent_workers
         is_batched = loader.batch_sampler is not None
         self._sampler: Any = loader.batch_sampler if is_batched else loader.sampler
-        self._epochs = (loader.dataset, loader.sampler, self._sampler,
-                        getattr(self._sampler, "sampler", None))  # fmt: skip
+        self._epochs = (
+            loader.dataset,
+            loader.sampler,
+            self._sampler,
+            getattr(self._sampler, "sampler", None),
+        )
         if self.length == 0:
             raise UsageError(
                 f"the loader given to session.batches() has no batches (dataset of"

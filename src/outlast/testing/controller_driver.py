@@ -19,9 +19,14 @@ class ControllerDriver:
     """Drives `handle` for one agent; stores the newest actions in `actions`, all in `history`."""
 
     def __init__(
-        self, world: int = 2, spares: int = 1, term: int = 1,
-        policy: SavePolicy | None = None, migrate_on: MigrateOn = "", **limits: Any,
-    ) -> None:  # fmt: skip
+        self,
+        world: int = 2,
+        spares: int = 1,
+        term: int = 1,
+        policy: SavePolicy | None = None,
+        migrate_on: MigrateOn = "",
+        **limits: Any,
+    ) -> None:
         self.world, self.term = world, term
         self.limits = Limits(**limits)
         self.state = initial(world, spares, self.limits, policy, migrate_on)

@@ -9,24 +9,67 @@ from outlast.config import AUTO
 from outlast.controller.save_schedule.save_tiers import SavePolicy
 
 FaultKind = Literal[
-    "kill", "exit", "hang", "stall", "pause", "raise", "transport", "torn", "corrupt",
-    "crash", "drop", "wait", "flip",
-]  # fmt: skip
+    "kill",
+    "exit",
+    "hang",
+    "stall",
+    "pause",
+    "raise",
+    "transport",
+    "torn",
+    "corrupt",
+    "crash",
+    "drop",
+    "wait",
+    "flip",
+]
 
 # Every place in a worker's life where something can break.
 POINTS = (
-    "spawned", "hello", "seated", "setup", "attempt", "slot", "voted", "answered", "applying",
-    "applied", "tail", "closed", "reported", "decided", "settled", "ready", "connect", "meshed",
-    "send", "receive", "joined", "opened", "finished",
-)  # fmt: skip
+    "spawned",
+    "hello",
+    "seated",
+    "setup",
+    "attempt",
+    "slot",
+    "voted",
+    "answered",
+    "applying",
+    "applied",
+    "tail",
+    "closed",
+    "reported",
+    "decided",
+    "settled",
+    "ready",
+    "connect",
+    "meshed",
+    "send",
+    "receive",
+    "joined",
+    "opened",
+    "finished",
+)
 _ONCE_A_START = ("spawned", "hello", "seated", "ready", "connect", "meshed", "joined", "opened")
 _ONCE_A_PHASE = ("attempt", "slot", "voted", "answered", "applying", "applied", "tail")
 _SPECIAL: dict[str, FaultKind] = {
-    "attempt": "raise", "slot": "raise", "applying": "torn", "receive": "corrupt",
-}  # fmt: skip
+    "attempt": "raise",
+    "slot": "raise",
+    "applying": "torn",
+    "receive": "corrupt",
+}
 _FAULT_KINDS: tuple[FaultKind, ...] = (
-    "kill", "kill", "kill", "hang", "stall", "pause", "transport", "exit", "crash", "drop",
-)  # fmt: skip
+    "kill",
+    "kill",
+    "kill",
+    "hang",
+    "stall",
+    "pause",
+    "transport",
+    "exit",
+    "crash",
+    "drop",
+)
 
 
 # Where a script may wait for something that is not another rank.
@@ -136,9 +179,15 @@ def _killed_early(dice: random.Random, plan: FaultPlan) -> FaultPlan:
         for _ in range(dice.choice((1, 1, 2)))
     )
     return plan._replace(
-        strikes=kills, timed=(), bug_at=-1, attempts_max=3, fails=0.0, rot=False, waits=False,
+        strikes=kills,
+        timed=(),
+        bug_at=-1,
+        attempts_max=3,
+        fails=0.0,
+        rot=False,
+        waits=False,
         early=True,
-    )  # fmt: skip
+    )
 
 
 def _waiting(dice: random.Random, plan: FaultPlan) -> FaultPlan:

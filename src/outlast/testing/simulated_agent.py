@@ -223,13 +223,18 @@ class SimAgent:
         names = sorted(self.workers)
         found = tuple(
             Warned(
-                t_ns=self.line.now_ns, host=self.name, check="gpu", symptom="gpu-memory",
-                severity=dice.choice(("now", "now", "drain", "warn", "unknown")), code="",
-                device=f"GPU {dice.randint(0, 3)}", detail="simulated",
+                t_ns=self.line.now_ns,
+                host=self.name,
+                check="gpu",
+                symptom="gpu-memory",
+                severity=dice.choice(("now", "now", "drain", "warn", "unknown")),
+                code="",
+                device=f"GPU {dice.randint(0, 3)}",
+                detail="simulated",
                 worker=dice.choice(names) if names else "",
             )
             for _ in range(dice.choice((0, 1, 1, 1, 2)))
-        )  # fmt: skip
+        )
         self._say(messages.NodeChecked(found=found, told=dice.choice(((), ("gpu",)))))
 
     # --- the lease and the host ---

@@ -54,10 +54,20 @@ class SimCluster:
         self.ledger.last = self.plan.phases
         self.ledger.tell = self._tell
         self.limits = Limits(
-            hello_s=20, status_s=2, join_s=15, connect_s=3, transfer_s=3, stop_s=6, lease_s=3,
-            kill_s=6, shared_s=2, attempts_max=self.plan.attempts_max, respawns_max=400,
-            hang_floor_s=2, hang_ceiling_s=12,
-        )  # fmt: skip
+            hello_s=20,
+            status_s=2,
+            join_s=15,
+            connect_s=3,
+            transfer_s=3,
+            stop_s=6,
+            lease_s=3,
+            kill_s=6,
+            shared_s=2,
+            attempts_max=self.plan.attempts_max,
+            respawns_max=400,
+            hang_floor_s=2,
+            hang_ceiling_s=12,
+        )
         self.story: deque[tuple[float, object]] = deque(maxlen=_STORY)
         self.journal: list[inputs.AnyEntry] = []
         self.shelf = SimCheckpoints(rots=self.plan.rot)

@@ -177,9 +177,14 @@ class Auditor:
         self._names = {n: self._names[n] for n in sorted(self._names)[1 - _KEPT :]}
         self._names[moment.n] = names
         report = messages.Audited(
-            generation=moment.opened, n=moment.n, step=moment.step, replica_set=mine,
-            kinds=digest_kinds(names), part=part.number, parts=part.parts,
-        )  # fmt: skip
+            generation=moment.opened,
+            n=moment.n,
+            step=moment.step,
+            replica_set=mine,
+            kinds=digest_kinds(names),
+            part=part.number,
+            parts=part.parts,
+        )
         if part == WHOLE:
             self._whole_n = moment.n
             self._answered.clear()

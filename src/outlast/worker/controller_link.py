@@ -157,10 +157,14 @@ class StandaloneControl:
             case messages.WorkerReady():
                 self._on_body(
                     messages.Connect(
-                        generation=body.generation, n=body.n, seats=("alone",),
-                        addresses=(self._address,), transfers=(), timeout_s=30.0,
+                        generation=body.generation,
+                        n=body.n,
+                        seats=("alone",),
+                        addresses=(self._address,),
+                        transfers=(),
+                        timeout_s=30.0,
                     )
-                )  # fmt: skip
+                )
             case messages.Joined():
                 self._on_body(messages.Open(generation=body.generation, n=0))
             case messages.SharedValueRequest():

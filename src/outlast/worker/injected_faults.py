@@ -118,10 +118,14 @@ class InjectedFaults:
     def _fire(self, spec: FaultSpec, n: int, step: int) -> None:
         self._timeline.emit(
             events.FaultInjected(
-                t_ns=self._timeline.now_ns(), worker=self._timeline.worker, seat=self.seat,
-                spec=spec.text, n=n, step=step,
+                t_ns=self._timeline.now_ns(),
+                worker=self._timeline.worker,
+                seat=self.seat,
+                spec=spec.text,
+                n=n,
+                step=step,
             )
-        )  # fmt: skip
+        )
         match spec.kind:
             case "kill":
                 self._kill(spec)

@@ -13,24 +13,20 @@ import msgspec
 import torch
 
 from outlast import events
-from outlast.checkpoint.format import codec
 from outlast.checkpoint.format.manifests import Lineage, SavePoint
 from outlast.checkpoint.keeper.keeper_client import KeeperClient
 from outlast.checkpoint.keeper.keeper_disk import DiskFault
 from outlast.checkpoint.keeper.keeper_frames import Outcome
-from outlast.checkpoint.load.checkpoint_reader import CheckpointReader
-from outlast.checkpoint.load.state_fitting import SavedState, StateFitting
-from outlast.checkpoint.load.tensor_fill import fill_tensors
-from outlast.checkpoint.replicas.memory_copies import MemoryCopies
 from outlast.checkpoint.save import agreed_plan
 from outlast.checkpoint.save.save_engine import SaveEngine
 from outlast.checkpoint.state.state_content import StateContent, flatten_state, rank_buffers
-from outlast.checkpoint.stores.catalog import lineage_of, open_checkpoint
+from outlast.checkpoint.stores.catalog import lineage_of
 from outlast.checkpoint.stores.folder_store import Folder
 from outlast.config import WorkerSettings
 from outlast.controller.fault_spec import Where
-from outlast.errors import CorruptionError, MismatchError, OutlastError, StorageError, UsageError
+from outlast.errors import CorruptionError, OutlastError, StorageError, UsageError
 from outlast.transport import messages
+from outlast.worker.checkpoint_restore import keeper_address
 from outlast.worker.compute_environment import author
 from outlast.worker.groups import GroupRegistry
 from outlast.worker.phases.script_progress import Intervals, ProgressSlot, RankPart
@@ -139,15 +135,24 @@ class RunCheckpointer:
         elif to_disk or all(each.ready for each in answers):
             assert self._engine is not None
             part = RankPart(
-                msgspec.structs.replace(slot, every=every).pack(), protected.reducers.states(),
+                msgspec.structs.replace(slot, every=every).pack(),
+                protected.reducers.states(),
                 dict(self._shared),
-            )  # fmt: skip
+            )
             if to_disk:
                 self._flushing[place] = 0.0  # before it can be told that this has ended
             save = self._engine.save(
-                place, content.tensors, shared=content.shared, own=part.pack(), origin=self._author,
-                parent=parent, base=base, apart=apart, to_disk=to_disk, faults=faults,
-            )  # fmt: skip
+                place,
+                content.tensors,
+                shared=content.shared,
+                own=part.pack(),
+                origin=self._author,
+                parent=parent,
+                base=base,
+                apart=apart,
+                to_disk=to_disk,
+                faults=faults,
+            )
             self._pending.add(save)
             self._copied = _Copied(place, begin_s, prepared)
         return every
@@ -209,10 +214,14 @@ class RunCheckpointer:
                     self._flushing[place] = blocked_s
             self._send(
                 messages.Checkpointed(
-                    n=place.n, step=place.step, path=place.directory, tier="memory",
-                    blocking_s=blocked_s, step_s=self.rhythm.step_s,
+                    n=place.n,
+                    step=place.step,
+                    path=place.directory,
+                    tier="memory",
+                    blocking_s=blocked_s,
+                    step_s=self.rhythm.step_s,
                 )
-            )  # fmt: skip
+            )
 
     @property
     def flushing(self) -> bool:
@@ -281,17 +290,25 @@ class RunCheckpointer:
         path = str(self._root / place.directory)
         self._send(
             messages.Checkpointed(
-                n=place.n, step=place.step, path=path, flush_s=outcome.seconds,
+                n=place.n,
+                step=place.step,
+                path=path,
+                flush_s=outcome.seconds,
                 blocking_s=self._flushing.pop(place, 0.0),
-                drag_s=self.rhythm.drag_s(), step_s=self.rhythm.step_s,
+                drag_s=self.rhythm.drag_s(),
+                step_s=self.rhythm.step_s,
             )
-        )  # fmt: skip
+        )
         self._timeline.emit(
             events.CheckpointSaved(
-                t_ns=self._timeline.now_ns(), n=place.n, step=place.step, path=path,
-                size_bytes=outcome.size_bytes, seconds=outcome.seconds,
+                t_ns=self._timeline.now_ns(),
+                n=place.n,
+                step=place.step,
+                path=path,
+                size_bytes=outcome.size_bytes,
+                seconds=outcome.seconds,
             )
-        )  # fmt: skip
+        )
 
     def _copied_to_peers(self, outcome: Outcome) -> None:
         """Fewer copies than asked are said once, until all are there again."""
@@ -315,63 +332,13 @@ class RunCheckpointer:
         self._send(messages.SaveFailed(n=place.n, step=place.step, error=error))
         self._timeline.emit(
             events.CheckpointFailed(
-                t_ns=self._timeline.now_ns(), n=place.n, step=place.step,
-                path=str(self._root / place.directory), error=error,
+                t_ns=self._timeline.now_ns(),
+                n=place.n,
+                step=place.step,
+                path=str(self._root / place.directory),
+                error=error,
             )
-        )  # fmt: skip
-
-
-class RunRestorer:
-    """A checkpoint that this seat begins again from, in memory or on disk.
-
-    Raises CorruptionError when it is damaged or of another version, StorageError when it cannot be
-    read.
-    """
-
-    def __init__(self, settings: WorkerSettings, seat: int, origin: messages.Checkpointed) -> None:
-        self._copies: MemoryCopies | None = None
-        if origin.tier == "memory":
-            addresses = [keeper_address(settings, each) for each in range(settings.world)]
-            self._copies = MemoryCopies.reach(addresses, settings.token, f"rank {seat}, starting")
-        path = Path(origin.path)
-        place = SavePoint.parse(path.name)
-        if place is None:
-            raise CorruptionError(f"{path} is no checkpoint's name; nothing was taken over")
-        self._checkpoint = open_checkpoint(self._copies or Folder(path.parent), place)
-        self._reader = CheckpointReader(self._checkpoint)
-        where = f"{self._checkpoint.where}, rank {seat}"
-        self._part = RankPart.unpack(self._reader.blob(seat, "own"), where)
-        self.slot = self._part.slot
-        self.place = place
-        self.shared = dict(self._part.shared)
-
-    @torch.no_grad()
-    def restore(self, protected: ProtectedState) -> None:
-        """Fill what the script protects. Raises MismatchError listing all differences before
-        anything is touched."""
-        shared = codec.decode(self._reader.blob(0, "shared"))
-        saved = SavedState(self._checkpoint.tensors, shared, shared["rest"])
-        fitting = StateFitting(protected.content(), saved)
-        # Buffers that are one rank's own, and large, are in its slot and not among the tensors.
-        own = codec.decode(ProgressSlot.unpack(self.slot).own)
-        differences = [
-            line
-            for line in fitting.differences
-            if line.removesuffix(": missing in the checkpoint") not in own["buffers"]
-        ]
-        differences += [f"{name}: missing here" for name in fitting.spare]
-        if differences:
-            raise MismatchError(
-                f"{self._checkpoint.where} does not fit what the script protects; nothing was"
-                " touched; start the script that wrote it. Differences:\n  "
-                + "\n  ".join(sorted(differences))
-            )
-        fill_tensors(self._reader, {n: t for n, t in fitting.targets.items() if n in saved.tensors})
-        fitting.finish()
-        protected.reducers.adopt(self._part.ddp)
-        protected.tree.set_gradients(own.get("gradients", b""))
-        if self._copies:
-            self._copies.close()
+        )
 
 
 def _tensors(protected: ProtectedState) -> dict[str, torch.Tensor]:
@@ -389,8 +356,3 @@ def _tensors(protected: ProtectedState) -> dict[str, torch.Tensor]:
             if isinstance(value, torch.Tensor)
         }
     return found
-
-
-def keeper_address(settings: WorkerSettings, seat: int) -> str:
-    """Return the address of a seat's keeper."""
-    return f"{settings.keepers}{seat}"

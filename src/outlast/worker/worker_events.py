@@ -26,58 +26,83 @@ class WorkerEvents:
         """Write that a phase is complete."""
         self._emit(
             events.PhaseDone(
-                t_ns=self.now_ns(), worker=self.worker, seat=self.seat,
-                generation=self.generation, n=n, step=step, kind=kind, t_begin_ns=begin_ns,
+                t_ns=self.now_ns(),
+                worker=self.worker,
+                seat=self.seat,
+                generation=self.generation,
+                n=n,
+                step=step,
+                kind=kind,
+                t_begin_ns=begin_ns,
                 t_vote_ns=vote_ns,
             )
-        )  # fmt: skip
+        )
 
     def refused(self, n: int, step: int, kind: str, begin_ns: int, reason: str) -> None:
         """Write that an attempt was refused."""
         self._emit(
             events.AttemptRefused(
-                t_ns=self.now_ns(), worker=self.worker, seat=self.seat,
-                generation=self.generation, n=n, step=step, kind=kind, t_begin_ns=begin_ns,
+                t_ns=self.now_ns(),
+                worker=self.worker,
+                seat=self.seat,
+                generation=self.generation,
+                n=n,
+                step=step,
+                kind=kind,
+                t_begin_ns=begin_ns,
                 reason=reason,
             )
-        )  # fmt: skip
+        )
 
     def dry_steps(self, key: str, begin_ns: int) -> None:
         """Write that a joiner's dry steps are done."""
         self._emit(
             events.DrySteps(
-                t_ns=self.now_ns(), worker=self.worker, seat=self.seat, key=key,
+                t_ns=self.now_ns(),
+                worker=self.worker,
+                seat=self.seat,
+                key=key,
                 t_begin_ns=begin_ns,
             )
-        )  # fmt: skip
+        )
 
     def loop(self, until: int | None, epochs: int | None, length: int | None) -> None:
         """Write that a loop begins."""
         self._emit(
             events.LoopBegun(
-                t_ns=self.now_ns(), worker=self.worker, seat=self.seat, until=until, epochs=epochs,
+                t_ns=self.now_ns(),
+                worker=self.worker,
+                seat=self.seat,
+                until=until,
+                epochs=epochs,
                 length=length,
             )
-        )  # fmt: skip
+        )
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Write metrics of a step."""
         if values:
             self._emit(
                 events.Metrics(
-                    t_ns=self.now_ns(), worker=self.worker, seat=self.seat, step=step,
+                    t_ns=self.now_ns(),
+                    worker=self.worker,
+                    seat=self.seat,
+                    step=step,
                     values=dict(values),
                 )
-            )  # fmt: skip
+            )
 
     def note(self, text: str, *, warning: bool = True) -> None:
         """Write a note."""
         self._emit(
             events.Note(
-                t_ns=self.now_ns(), worker=self.worker, seat=self.seat, text=text,
+                t_ns=self.now_ns(),
+                worker=self.worker,
+                seat=self.seat,
+                text=text,
                 level="warning" if warning else "info",
             )
-        )  # fmt: skip
+        )
 
     def emit(self, event: events.AnyEvent) -> None:
         """Write an event."""

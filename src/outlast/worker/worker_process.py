@@ -46,7 +46,7 @@ from outlast.worker.worker_ports import WorkerPorts
 from outlast.worker.worker_status import PulseThread, WorkerStatus
 
 if TYPE_CHECKING:
-    from outlast.worker.worker_checkpointing import RunRestorer
+    from outlast.worker.checkpoint_restore import RunRestorer
 
 STUCK_S = 2.0
 _SAVES = "outlast.worker.worker_checkpointing"  # a script that runs alone need not load it
@@ -182,7 +182,7 @@ class WorkerProcess(WorkerPorts):
             self._prepare_saves(self._settings, first=body.first)
 
     def _prepare_restore(self, seat: int, n: int, origin: messages.Checkpointed) -> None:
-        from outlast.worker.worker_checkpointing import RunRestorer
+        from outlast.worker.checkpoint_restore import RunRestorer
 
         assert self._settings is not None
         self.restorer = RunRestorer(self._settings, seat, origin)
@@ -197,12 +197,18 @@ class WorkerProcess(WorkerPorts):
         if first:  # what this start was told, whatever an earlier one was
             self.place.every = first_intervals(settings)
         self.saver.checkpointer = RunCheckpointer(
-            settings=settings, seat=self.seat, groups=self.groups, moment=self.moment,
-            timeline=self.timeline, send=self.link.send, watch=self.faults.reach,
-            shared=self.shared_values.known, origin=begun_at if first else None,
+            settings=settings,
+            seat=self.seat,
+            groups=self.groups,
+            moment=self.moment,
+            timeline=self.timeline,
+            send=self.link.send,
+            watch=self.faults.reach,
+            shared=self.shared_values.known,
+            origin=begun_at if first else None,
             # One that joins does not know what the others still need.
             stays=lambda place: not first or (place is not None and place == begun_at),
-        )  # fmt: skip
+        )
 
     def _wait_for_seat(self) -> messages.Seat:
         while True:  # a spare waits as long as the run lasts; the link's end ends it
@@ -315,8 +321,13 @@ class WorkerProcess(WorkerPorts):
                 self.auditor.hear(body)
             case messages.SaveEvery():
                 self.saver.proposal = Intervals(body.memory, body.disk)
-            case (messages.Seat() | messages.Decide() | messages.Connect() | messages.Open()
-                  | messages.Stop()):  # fmt: skip
+            case (
+                messages.Seat()
+                | messages.Decide()
+                | messages.Connect()
+                | messages.Open()
+                | messages.Stop()
+            ):
                 self.moment.inbox.put(body)
 
     def _look_for_stuck(self, generation: int) -> None:

@@ -147,9 +147,15 @@ class WorkerStatus:
     def fault(self, kind: FaultKind, detail: str, trace: str, seat: int, t_ns: int) -> Fault:
         """Return a fault of this rank at its present place."""
         return Fault(
-            kind=kind, detail=detail[:2000], traceback=trace[-8000:], seat=seat, n=self.n,
-            step=self.step + 1, state=self.state, t_ns=t_ns,
-        )  # fmt: skip
+            kind=kind,
+            detail=detail[:2000],
+            traceback=trace[-8000:],
+            seat=seat,
+            n=self.n,
+            step=self.step + 1,
+            state=self.state,
+            t_ns=t_ns,
+        )
 
     def take(self, timeout_s: float) -> messages.ControllerBody:
         """The controller's next word. Raises GaveUpError after `timeout_s`."""
@@ -219,9 +225,15 @@ class WorkerStatus:
 
     def _beat(self) -> None:
         self._page.beat(
-            self.n, self.step, self.state, self._collectives, time.monotonic_ns(),
-            self._t_state_ns, self.loss, self._key,
-        )  # fmt: skip
+            self.n,
+            self.step,
+            self.state,
+            self._collectives,
+            time.monotonic_ns(),
+            self._t_state_ns,
+            self.loss,
+            self._key,
+        )
 
 
 _PERIOD_S = (0.02, 0.5)

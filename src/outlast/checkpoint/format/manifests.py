@@ -354,3 +354,19 @@ def line_ends(
         if place not in ancestors:
             ends.setdefault(place.line, place)
     return list(ends.values())
+
+
+def pending_commit(manifest: Manifest, origin: dict[str, str], parent: str, base: str) -> Commit:
+    """Return a commit record without the time, size and manifests, which the keeper adds."""
+    return Commit(
+        job=manifest.job,
+        place=manifest.place,
+        world=manifest.world,
+        time_ns=0,
+        plan=manifest.plan,
+        size_bytes=0,
+        manifests=(),
+        origin=origin,
+        parent=parent,
+        base=base,
+    )

@@ -341,12 +341,30 @@ def _dtype_head(dtype: np.dtype[Any]) -> bytes:
 
 
 _WRITERS: dict[type, Callable[[NodeWriter, Any], None]] = {
-    type(None): _none, bool: _bool, int: _int, float: _float, complex: _complex, str: _str,
-    bytes: _bytes, list: _list, tuple: _tuple, set: _set, frozenset: _set, dict: _dict,
-    OrderedDict: _ordered, Counter: _counter, defaultdict: _defaultdict,
-    torch.Tensor: _tensor, torch.nn.Parameter: _tensor, torch.Size: _size, torch.dtype: _dtype,
-    torch.device: _device, np.ndarray: _ndarray, PosixPath: _path, PurePosixPath: _path,
-}  # fmt: skip
+    type(None): _none,
+    bool: _bool,
+    int: _int,
+    float: _float,
+    complex: _complex,
+    str: _str,
+    bytes: _bytes,
+    list: _list,
+    tuple: _tuple,
+    set: _set,
+    frozenset: _set,
+    dict: _dict,
+    OrderedDict: _ordered,
+    Counter: _counter,
+    defaultdict: _defaultdict,
+    torch.Tensor: _tensor,
+    torch.nn.Parameter: _tensor,
+    torch.Size: _size,
+    torch.dtype: _dtype,
+    torch.device: _device,
+    np.ndarray: _ndarray,
+    PosixPath: _path,
+    PurePosixPath: _path,
+}
 
 
 DTYPES: dict[str, torch.dtype] = {

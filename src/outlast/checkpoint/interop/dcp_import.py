@@ -161,8 +161,14 @@ _KNOWN: dict[str, Builder | None] = {
         *(
             f"{_DCP}metadata.{name}"
             for name in (
-                "Metadata", "MetadataIndex", "TensorStorageMetadata", "BytesStorageMetadata",
-                "ChunkStorageMetadata", "TensorProperties", "StorageMeta", "_MEM_FORMAT_ENCODING",
+                "Metadata",
+                "MetadataIndex",
+                "TensorStorageMetadata",
+                "BytesStorageMetadata",
+                "ChunkStorageMetadata",
+                "TensorProperties",
+                "StorageMeta",
+                "_MEM_FORMAT_ENCODING",
             )
         ),
         f"{_DCP}filesystem._StorageInfo",
@@ -172,7 +178,7 @@ _KNOWN: dict[str, Builder | None] = {
     ),
     "torch.Size": tuple,
     "builtins.getattr": pickle_reader.record_member,
-}  # fmt: skip
+}
 
 
 _OBJECTS_BYTES_MAX = 1 << 30  # of all of them: they are in memory until they are written

@@ -32,10 +32,19 @@ _DEPTH_MAX = 100
 _OBJECT_BYTES_MAX = 256 << 20  # of an object, in which one tensor or text may be named many times
 _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, ValueError, LookupError, RuntimeError)
 _STORAGES = {
-    "BFloat16": "bfloat16", "Bool": "bool", "Byte": "uint8", "Char": "int8",
-    "ComplexDouble": "complex128", "ComplexFloat": "complex64", "Double": "float64",
-    "Float": "float32", "Half": "float16", "Int": "int32", "Long": "int64", "Short": "int16",
-}  # fmt: skip
+    "BFloat16": "bfloat16",
+    "Bool": "bool",
+    "Byte": "uint8",
+    "Char": "int8",
+    "ComplexDouble": "complex128",
+    "ComplexFloat": "complex64",
+    "Double": "float64",
+    "Float": "float32",
+    "Half": "float16",
+    "Int": "int32",
+    "Long": "int64",
+    "Short": "int16",
+}
 
 
 class TorchStorage(NamedTuple):

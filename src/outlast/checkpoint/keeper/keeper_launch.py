@@ -186,9 +186,13 @@ class ServedKeeper:
         """
         door_fd = door.fileno() if door else -1
         setup = KeeperSetup(
-            token=token, door_fd=door_fd, peers=peers, peers_bytes_per_s=peers_bytes_per_s,
-            rank=rank, group=group,
-        )  # fmt: skip
+            token=token,
+            door_fd=door_fd,
+            peers=peers,
+            peers_bytes_per_s=peers_bytes_per_s,
+            rank=rank,
+            group=group,
+        )
         pass_fds = (*pass_fds, door_fd) if door else pass_fds
         reading, self._control_fd = os.pipe2(os.O_CLOEXEC)
         try:

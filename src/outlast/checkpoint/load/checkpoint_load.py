@@ -239,8 +239,11 @@ class CheckpointLoad:
         world, rank = checkpoint.commit.world, self._ranks.rank
         shared = _blob(reader, 0, "shared", by_all=True) or {}
         if "kinds" not in shared:  # imported, or written by other means: tensors are all it has
-            shared = {"kinds": dict.fromkeys(self._state.modules, "module"), "classes": {},
-                      "rest": {}}  # fmt: skip
+            shared = {
+                "kinds": dict.fromkeys(self._state.modules, "module"),
+                "classes": {},
+                "rest": {},
+            }
         mine = _blob(reader, rank, "own")
         rest = mine["rest"] if mine is not None and world == self._ranks.world else {}
         saved = SavedState(checkpoint.tensors, shared, shared["rest"] | rest)
@@ -277,9 +280,11 @@ class CheckpointLoad:
             yield f"left as they were, as asked: {', '.join(self._matching.skip)}"
         if casts := ready.fitting.casts:
             kinds = sorted(
-                {f"{dtype_name(was)} to {dtype_name(ready.fitting.targets[name].dtype)}"
-                 for name, was in casts.items()}
-            )  # fmt: skip
+                {
+                    f"{dtype_name(was)} to {dtype_name(ready.fitting.targets[name].dtype)}"
+                    for name, was in casts.items()
+                }
+            )
             yield f"{len(casts)} tensors were cast, as asked ({', '.join(kinds)})"
         for names, what in (
             (self._missing, "are missing in the checkpoint and were left as they were"),
@@ -319,8 +324,9 @@ class CheckpointLoad:
                 " what was saved"
             )
         self._repaired = any(each.repairs for each in findings)
-        repairs = [f"rank {rank}: {line}" for rank, each in enumerate(findings) for line in
-                   each.repairs]  # fmt: skip
+        repairs = [
+            f"rank {rank}: {line}" for rank, each in enumerate(findings) for line in each.repairs
+        ]
         more = len(repairs) - _REPAIRS_LISTED_MAX
         self.notes += repairs[:_REPAIRS_LISTED_MAX] + ([f"and {more} more"] if more > 0 else [])
         return True

@@ -77,8 +77,9 @@ def candidates(
     known = [(place, positions) for place, positions in there.items() if step in (None, place.step)]
     if step is not None and not known and not silent:
         steps = ", ".join(map(str, sorted({place.step for place in there}))) or "none"
-        yield Candidate(unusable=f"{sources[0].where} has no checkpoint of step {step}; it has"
-                        f" {steps}")  # fmt: skip
+        yield Candidate(
+            unusable=f"{sources[0].where} has no checkpoint of step {step}; it has {steps}"
+        )
         return
     notes, whole = list(silent), False
     for place, positions in known:
@@ -170,9 +171,19 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _MOUNTS = Path("/proc/self/mountinfo")
 _OCTAL = re.compile(r"\\([0-7]{3})")  # blanks and backslashes are written so
 _NETWORKED = {
-    "afs", "beegfs", "ceph", "cifs", "gpfs", "lustre", "nfs", "nfs4", "panfs", "pvfs2", "smb3",
+    "afs",
+    "beegfs",
+    "ceph",
+    "cifs",
+    "gpfs",
+    "lustre",
+    "nfs",
+    "nfs4",
+    "panfs",
+    "pvfs2",
+    "smb3",
     "wekafs",
-}  # fmt: skip
+}
 
 
 class LoadRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -305,8 +316,11 @@ def rename_checkpoint(
         return {**each, "holes": {new[name]: hole for name, hole in each["holes"].items()}}
 
     def optimizer(name: str, each: Mapping[str, Any]) -> dict[str, Any]:
-        calls = {called: new.get(f"{name} calls {called}", called)
-                 for group in each["parameters"] for called in group}  # fmt: skip
+        calls = {
+            called: new.get(f"{name} calls {called}", called)
+            for group in each["parameters"]
+            for called in group
+        }
         parameters = [[calls[called] for called in group] for group in each["parameters"]]
         groups, others = skeleton(each["groups"]), skeleton(each["state"])
         return {"groups": groups, "parameters": parameters, "state": others}

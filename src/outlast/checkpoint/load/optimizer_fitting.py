@@ -35,8 +35,9 @@ def fit_optimizer(fit: StateFitting, name: str) -> None:
     known = by_parameter(f"{name}.state.", fit.saved.tensors, {c for g in parameters for c in g})
     ready: list[tuple[torch.Tensor, _Ready]] = []
     unchanged: list[torch.Tensor] = []
-    everything = zip(optimizer.param_groups, parameters, full_names(name, fit.state), groups,
-                     strict=True)  # fmt: skip
+    everything = zip(
+        optimizer.param_groups, parameters, full_names(name, fit.state), groups, strict=True
+    )
     for group, called, fulls, settings in everything:
         for parameter, each, full in zip(group["params"], called, fulls, strict=True):
             prefix = f"{name}.state.{each}"

@@ -109,8 +109,14 @@ def _divide(
     first: dict[object, str] = {}
     for name in names:
         tensor = sources[name]
-        key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.is_conj(),
-               tensor.is_neg())  # fmt: skip
+        key = (
+            tensor.data_ptr(),
+            tensor.shape,
+            tensor.stride(),
+            tensor.dtype,
+            tensor.is_conj(),
+            tensor.is_neg(),
+        )
         if first.setdefault(key, name) != name:
             repeated.add(name)
     if len(first) > 1:

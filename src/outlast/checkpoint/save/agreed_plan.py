@@ -19,7 +19,8 @@ import msgspec
 import torch
 import xxhash
 
-from outlast.checkpoint.save.shard_plan import HeldBox, ShardShare, divide_boxes
+from outlast.checkpoint.save.shard_plan import HeldBox, LocalTensor, ShardShare, divide_boxes
+from outlast.checkpoint.save.staging import ArenaLayout
 from outlast.checkpoint.save.value_samples import SharedHolders, digests_of
 from outlast.errors import GroupError, UsageError
 
@@ -40,6 +41,19 @@ class SavePlan(NamedTuple):
     shares: tuple[ShardShare, ...]
     digest: str
     mates: tuple[SharedHolders, ...] = ()
+
+
+class PlannedSave(NamedTuple):
+    """The present plan, valid as long as the table and the names of values stay the same.
+
+    The `layout` is valid only as long as parameters of these names are `frozen`.
+    """
+
+    table: dict[str, LocalTensor]
+    plan: SavePlan
+    layout: ArenaLayout
+    values: frozenset[str]
+    frozen: frozenset[str]
 
 
 class _SharedBoxes(msgspec.Struct, frozen=True, array_like=True):

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from msgspec import UNSET
@@ -24,49 +24,41 @@ from outlast.checkpoint.format.manifests import (
     CHUNK_BYTES,
     FORMAT,
     FORMAT_FROZEN,
-    Commit,
+    Blob,
     Manifest,
     SavePoint,
-    Tensor,
     ValueSample,
+    pending_commit,
     shard_name,
 )
 from outlast.checkpoint.keeper.keeper_client import KeeperClient
 from outlast.checkpoint.keeper.keeper_disk import DiskFault
 from outlast.checkpoint.keeper.keeper_frames import Outcome, SaveOrder
 from outlast.checkpoint.load.tensor_fill import fill_tensors
-from outlast.checkpoint.save.agreed_plan import VALUES, Exchange, SavePlan, agree, refuse
+from outlast.checkpoint.save.agreed_plan import (
+    VALUES,
+    Exchange,
+    PlannedSave,
+    SavePlan,
+    agree,
+    refuse,
+)
 from outlast.checkpoint.save.arena_slots import ArenaSlots, CudaCopier, only_device
 from outlast.checkpoint.save.shard_plan import (
-    HeldBox,
-    LocalTensor,
     NamedTensors,
     Untrained,
+    changed_names,
     describe,
     divide_boxes,
-    dtype_name,
     frozen_names,
     held_boxes,
+    saved_tensors,
 )
-from outlast.checkpoint.save.staging import BLOCK_BYTES, ArenaLayout, aligned, lay_out
+from outlast.checkpoint.save.staging import BLOCK_BYTES, aligned, lay_out
 from outlast.checkpoint.save.value_samples import digests_of, salt_of, samples_of
 from outlast.errors import CodecError, GroupError, OutlastError, StorageError, UsageError
 
-_NAMES_MAX = 5  # in a message
 _OUTCOMES_MAX = 1024  # unread ones
-
-
-class _Planned(NamedTuple):
-    """The present plan, valid as long as the table and the names of values stay the same.
-
-    The `layout` is valid only as long as parameters of these names are `frozen`.
-    """
-
-    table: dict[str, LocalTensor]
-    plan: SavePlan
-    layout: ArenaLayout
-    values: frozenset[str]
-    frozen: frozenset[str]
 
 
 class SaveEngine:
@@ -104,7 +96,7 @@ class SaveEngine:
         self._owner = owner
         self._read_back, self._untrained = True, Untrained()
         self._saves = 0
-        self._planned: _Planned | None = None
+        self._planned: PlannedSave | None = None
         self._slots = ArenaSlots(keeper, arenas, save_s, when_busy)
         self._cuda: torch.device | None = None
         self._device: CudaCopier | None = None
@@ -170,7 +162,6 @@ class SaveEngine:
         described = self._described(tensors)
         blobs = {"own": own} | ({"shared": shared} if self._rank == 0 else {})
         planned = self._plan(described, apart, values or {}, self._untrained.names(tensors))
-        frozen = planned.layout.frozen_bytes
         samples = self._samples(planned.plan, described, place, values or {})
         blobs_bytes = sum(aligned(len(data), BLOCK_BYTES) for data in blobs.values())
         self._make_slots(blobs_bytes)
@@ -183,19 +174,21 @@ class SaveEngine:
         slot.bind(planned.layout, planned.table)
         laid, size_bytes = slot.fill(described.sources, blobs)
         slot.save = save
-        manifest = Manifest(
-            format=FORMAT_FROZEN if frozen else FORMAT, frozen=frozen or UNSET,
-            job=self._job, place=place, rank=self._rank, world=self._world,
-            shard=shard_name(self._rank), size_bytes=size_bytes, chunk_bytes=CHUNK_BYTES,
-            chunks=(), plan=planned.plan.digest, tensors=planned.layout.tensors,
-            pieces=planned.layout.pieces, blobs=laid, samples=samples,
-        )  # fmt: skip
-        commit = _commit(manifest, origin, parent, base) if to_disk and not self._rank else None
+        manifest = self._manifest(place, planned, laid, size_bytes, samples)
+        has_commit = to_disk and self._rank == 0
+        commit = pending_commit(manifest, origin, parent, base) if has_commit else None
         order = SaveOrder(
-            save=save, arena=slot.number, root=self._root, manifest=manifest, commit=commit,
-            deadline_s=self._save_s, to_disk=to_disk, read_back=self._read_back,
-            owner=self._owner, faults=faults,
-        )  # fmt: skip
+            save=save,
+            arena=slot.number,
+            root=self._root,
+            manifest=manifest,
+            commit=commit,
+            deadline_s=self._save_s,
+            to_disk=to_disk,
+            read_back=self._read_back,
+            owner=self._owner,
+            faults=faults,
+        )
         self._read_back &= not to_disk
         slot.order(
             lambda: self._order(order),
@@ -205,6 +198,33 @@ class SaveEngine:
         if not overlap:
             self.fence()
         return save
+
+    def _manifest(
+        self,
+        place: SavePoint,
+        planned: PlannedSave,
+        blobs: tuple[Blob, ...],
+        size_bytes: int,
+        samples: tuple[ValueSample, ...],
+    ) -> Manifest:
+        frozen = planned.layout.frozen_bytes
+        return Manifest(
+            format=FORMAT_FROZEN if frozen else FORMAT,
+            frozen=frozen or UNSET,
+            job=self._job,
+            place=place,
+            rank=self._rank,
+            world=self._world,
+            shard=shard_name(self._rank),
+            size_bytes=size_bytes,
+            chunk_bytes=CHUNK_BYTES,
+            chunks=(),
+            plan=planned.plan.digest,
+            tensors=planned.layout.tensors,
+            pieces=planned.layout.pieces,
+            blobs=blobs,
+            samples=samples,
+        )
 
     def distrust(self) -> None:
         """Have files read back before the next save links them: a load may have found damage."""
@@ -294,12 +314,12 @@ class SaveEngine:
         apart: Collection[str],
         values: Mapping[str, bytes],
         frozen: frozenset[str],
-    ) -> _Planned:
+    ) -> PlannedSave:
         """Return the plan for these tensors: the last one as long as nothing has changed."""
         known = self._planned
         if known and known.table == described.table and known.values == values.keys():
             if known.frozen != frozen:
-                layout = lay_out(_tensors(held_boxes(known.table)), known.plan.shares, frozen)
+                layout = lay_out(saved_tensors(held_boxes(known.table)), known.plan.shares, frozen)
                 known = self._planned = known._replace(layout=layout, frozen=frozen)
             return known
         try:
@@ -322,14 +342,14 @@ class SaveEngine:
         except GroupError as error:
             if not self._planned:
                 raise
-            names = _changed(self._planned.table, described.table) or "values"
+            names = changed_names(self._planned.table, described.table) or "values"
             raise GroupError(
                 f"{error}; rank {self._rank} wants to because its tensors are not those of the save"
                 f" before ({names}); nothing was saved; let all ranks change theirs at the same"
                 " save"
             ) from error
-        layout = lay_out(_tensors(boxes), plan.shares, frozen)
-        self._planned = _Planned(described.table, plan, layout, frozenset(values), frozen)
+        layout = lay_out(saved_tensors(boxes), plan.shares, frozen)
+        self._planned = PlannedSave(described.table, plan, layout, frozenset(values), frozen)
         return self._planned
 
     def _make_slots(self, blobs_bytes: int) -> None:
@@ -371,29 +391,3 @@ class SaveEngine:
         self._news.append(outcome)
         if len(self._refused) > _OUTCOMES_MAX:
             del self._refused[min(self._refused)]
-
-
-def _tensors(boxes: Iterable[HeldBox]) -> dict[str, Tensor]:
-    return {item.name: Tensor(dtype_name(item.dtype), item.shape) for item in boxes}
-
-
-def _changed(before: Mapping[str, LocalTensor], now: Mapping[str, LocalTensor]) -> str:
-    """Return the names that differ, the first few of many."""
-    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-    more = f" and {len(names) - _NAMES_MAX} more" if names[_NAMES_MAX:] else ""
-    return ", ".join(names[:_NAMES_MAX]) + more
-
-
-def _commit(manifest: Manifest, origin: dict[str, str], parent: str, base: str) -> Commit:
-    return Commit(
-        job=manifest.job,
-        place=manifest.place,
-        world=manifest.world,
-        time_ns=0,
-        plan=manifest.plan,
-        size_bytes=0,
-        manifests=(),
-        origin=origin,
-        parent=parent,
-        base=base,
-    )

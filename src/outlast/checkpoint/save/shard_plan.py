@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from outlast.checkpoint.format.manifests import ITEM_BYTES
+from outlast.checkpoint.format.manifests import ITEM_BYTES, Tensor
 from outlast.checkpoint.format.tensor_boxes import Box, shares
 from outlast.errors import CodecError
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 WHOLE_BYTES = 64 << 10  # boxes below this are written by one of their holders, undivided
 GRAIN_BYTES = 4096  # where larger ones are cut: a multiple of every element's size
+_NAMES_MAX = 5  # in a message
 _CHANGES = 2  # saves before which a parameter had changed, until it is taken for one that does
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
@@ -353,3 +354,15 @@ def _holders(spread: TensorSpread, coordinate: Sequence[int]) -> tuple[int, ...]
         for placement, where in zip(spread.placements, coordinate, strict=True)
     )
     return tuple(sorted(spread.mesh.mesh[at].flatten().tolist()))
+
+
+def changed_names(before: Mapping[str, LocalTensor], now: Mapping[str, LocalTensor]) -> str:
+    """Return the names of tensors that differ, the first few of many."""
+    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    more = f" and {len(names) - _NAMES_MAX} more" if names[_NAMES_MAX:] else ""
+    return ", ".join(names[:_NAMES_MAX]) + more
+
+
+def saved_tensors(boxes: Iterable[HeldBox]) -> dict[str, Tensor]:
+    """Return the dtype and shape of each of these tensors, by name."""
+    return {item.name: Tensor(dtype_name(item.dtype), item.shape) for item in boxes}

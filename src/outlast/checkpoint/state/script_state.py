@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import platform
+import socket
+import sys
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -12,6 +16,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from outlast import __version__
 from outlast.errors import CodecError, UnsupportedError, UsageError
 from outlast.random_state import GENERATOR_TYPES, Generator
 
@@ -136,11 +141,19 @@ class ScriptState:
             n: module_entries(m) for n, m in self.modules.items()
         }
 
+    def names(self) -> set[str]:
+        """Return the names of all parts, this rank's own ones included."""
+        return {*self.given, *self.own, *self.generators}
+
     @property
     def kinds(self) -> dict[str, str]:
         """Return the kind of each shared part: module, optimizer, object or value."""
-        sorts = {"module": self.modules, "optimizer": self.optimizers,
-                 "object": self.objects, "value": self.values}  # fmt: skip
+        sorts = {
+            "module": self.modules,
+            "optimizer": self.optimizers,
+            "object": self.objects,
+            "value": self.values,
+        }
         return {name: kind for kind, parts in sorts.items() for name in parts}
 
     def _place(self, name: str, value: Any) -> None:
@@ -269,3 +282,14 @@ def _expected_moments(optimizer: Optimizer, group: Mapping[str, Any]) -> int:
     if kind in ("Muon", "ASGD"):
         return 1
     return _MOMENTS_BY_CLASS + bool(group.get("amsgrad"))
+
+
+def script_origin() -> dict[str, str]:
+    """Return the versions, host and script that a checkpoint records as its origin."""
+    return {
+        "outlast": __version__,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "host": socket.gethostname(),
+        "script": Path(sys.argv[0]).name,
+    }

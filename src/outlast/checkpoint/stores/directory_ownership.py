@@ -126,9 +126,14 @@ def take_ownership(root: Path, job: str, wait_s: float, patience: IoTimeout) -> 
     """
     boot, namespace = _boot_and_namespace()
     mine = Owner(
-        token=secrets.token_hex(8), job=job, host=socket.gethostname(), boot=boot,
-        namespace=namespace, pid=os.getpid(), started=_start_ticks(os.getpid()),
-    )  # fmt: skip
+        token=secrets.token_hex(8),
+        job=job,
+        host=socket.gethostname(),
+        boot=boot,
+        namespace=namespace,
+        pid=os.getpid(),
+        started=_start_ticks(os.getpid()),
+    )
     begin, lease = time.monotonic(), _Lease()
     while True:
         try:

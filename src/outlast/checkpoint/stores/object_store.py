@@ -195,9 +195,13 @@ class Bucket:
                 obstore.put(self._store, path, b"".join(chunks), use_multipart=False)
             else:
                 obstore.put(
-                    self._store, path, chunks, use_multipart=True,
-                    chunk_size=part_bytes, max_concurrency=_PARTS_AT_ONCE,
-                )  # fmt: skip
+                    self._store,
+                    path,
+                    chunks,
+                    use_multipart=True,
+                    chunk_size=part_bytes,
+                    max_concurrency=_PARTS_AT_ONCE,
+                )
             stored_bytes = obstore.head(self._store, path)["size"]
         if stored_bytes != size_bytes:
             raise StorageError(

@@ -189,8 +189,16 @@ def check_name(name: str) -> str:
 
 GROUP = "outlast.stores"
 _METHODS = (
-    "create", "directories", "files", "get", "point", "put", "read", "remove", "where",
-)  # fmt: skip
+    "create",
+    "directories",
+    "files",
+    "get",
+    "point",
+    "put",
+    "read",
+    "remove",
+    "where",
+)
 
 
 def installed_schemes() -> list[str]:

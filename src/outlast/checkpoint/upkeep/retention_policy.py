@@ -255,11 +255,12 @@ def prune_store(
         whole = next((i for i, one in enumerate(checkpoints) if verified(one)), None)
         known = [_known(one, verified=i == whole) for i, one in enumerate(checkpoints)]
     verdicts = [
-        verdict._replace(keep=True, why="in use") if not verdict.keep and spare(verdict.place)
+        verdict._replace(keep=True, why="in use")
+        if not verdict.keep and spare(verdict.place)
         else verdict
         for verdict in apply_policy(known, keep, now_ns)
         + [RetentionVerdict(place, whole is None, "barred by an audit") for place in unfit]
-    ]  # fmt: skip
+    ]
     if not dry_run:
         for i, verdict in reversed(list(enumerate(verdicts))):
             verdicts[i] = _removed(store, verdict)

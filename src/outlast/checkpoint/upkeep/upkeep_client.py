@@ -98,8 +98,10 @@ class UpkeepClient:
             if self._starts < _STARTS_MAX:
                 self._start()
             else:
-                errors.append(f"it was started {self._starts} times, and is not again: checkpoints"
-                             f" stay in {self._setup.root}, and nowhere else")  # fmt: skip
+                errors.append(
+                    f"it was started {self._starts} times, and is not again: checkpoints"
+                    f" stay in {self._setup.root}, and nowhere else"
+                )
         return errors
 
     def close(self, timeout_s: float) -> list[str]:
@@ -112,8 +114,10 @@ class UpkeepClient:
             errors += self._read()
         if self._process and self._news_fd >= 0:
             self._process.kill()
-            errors.append(f"the process that carries checkpoints on hung, and was killed; what is"
-                         f" missing elsewhere is in {self._setup.root}")  # fmt: skip
+            errors.append(
+                f"the process that carries checkpoints on hung, and was killed; what is"
+                f" missing elsewhere is in {self._setup.root}"
+            )
         self._reap(_GRACE_S)
         self.let_go()
         return errors

@@ -98,9 +98,11 @@ class AttemptGradients:
 
     def _in_buckets(self) -> set[int]:
         return {
-            id(p) for part in self._reducers if part.gradient_as_bucket_view
+            id(p)
+            for part in self._reducers
+            if part.gradient_as_bucket_view
             for p in part.parameters()
-        }  # fmt: skip
+        }
 
     def _skipped(self) -> bool:
         """Return whether a GradScaler skipped its optimizer in this attempt because of infinities:

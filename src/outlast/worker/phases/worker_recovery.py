@@ -258,10 +258,15 @@ class WorkerRecovery:
                 kind = "contract"  # no donor could ever write it
             moment.trouble(
                 Fault(
-                    kind=kind, detail=str(error), seat=self.seat, n=moment.n,
-                    step=moment.step + 1, state=moment.state, t_ns=self._owner.now_ns(),
+                    kind=kind,
+                    detail=str(error),
+                    seat=self.seat,
+                    n=moment.n,
+                    step=moment.step + 1,
+                    state=moment.state,
+                    t_ns=self._owner.now_ns(),
                 )
-            )  # fmt: skip
+            )
             return
         self._owner.send(messages.Joined(generation=body.generation, sent=sent, received=received))
 

@@ -12,22 +12,51 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 _READS = {
-    "LOAD_NAME", "LOAD_GLOBAL", "LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_DEREF", "LOAD_CLASSDEREF",
-    "LOAD_FROM_DICT_OR_GLOBALS", "LOAD_FROM_DICT_OR_DEREF", "LOAD_FAST_LOAD_FAST",
-    "LOAD_FAST_BORROW", "LOAD_FAST_BORROW_LOAD_FAST_BORROW",
-}  # fmt: skip
+    "LOAD_NAME",
+    "LOAD_GLOBAL",
+    "LOAD_FAST",
+    "LOAD_FAST_CHECK",
+    "LOAD_DEREF",
+    "LOAD_CLASSDEREF",
+    "LOAD_FROM_DICT_OR_GLOBALS",
+    "LOAD_FROM_DICT_OR_DEREF",
+    "LOAD_FAST_LOAD_FAST",
+    "LOAD_FAST_BORROW",
+    "LOAD_FAST_BORROW_LOAD_FAST_BORROW",
+}
 _WRITES = {"STORE_NAME", "STORE_GLOBAL", "STORE_FAST", "STORE_DEREF", "STORE_FAST_STORE_FAST"}
 _ENDS = {
-    "RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE", "JUMP_FORWARD", "JUMP_BACKWARD",
+    "RETURN_VALUE",
+    "RETURN_CONST",
+    "RAISE_VARARGS",
+    "RERAISE",
+    "JUMP_FORWARD",
+    "JUMP_BACKWARD",
     "JUMP_BACKWARD_NO_INTERRUPT",
-}  # fmt: skip
+}
 _COMPREHENSIONS = {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}
 _JUMPS = frozenset(dis.hasjrel) | frozenset(dis.hasjabs)
 # Methods of containers, tensors and arrays that change them.
 _MUTATORS = {
-    "add", "append", "appendleft", "clear", "discard", "extend", "extendleft", "insert", "pop",
-    "popitem", "popleft", "remove", "reverse", "rotate", "setdefault", "sort", "subtract", "update",
-}  # fmt: skip
+    "add",
+    "append",
+    "appendleft",
+    "clear",
+    "discard",
+    "extend",
+    "extendleft",
+    "insert",
+    "pop",
+    "popitem",
+    "popleft",
+    "remove",
+    "reverse",
+    "rotate",
+    "setdefault",
+    "sort",
+    "subtract",
+    "update",
+}
 
 
 class CodeNames(NamedTuple):
@@ -72,9 +101,14 @@ def names_of(code: types.CodeType, offsets: frozenset[int] | None = None) -> Cod
             for name in _argument(each):
                 (inner if name in own else outer).add(name)
     return CodeNames(
-        frozenset(stored_globals), frozenset(cells), frozenset(stored), frozenset(outer),
-        frozenset(inner), frozenset(attributes), mutates,
-    )  # fmt: skip
+        frozenset(stored_globals),
+        frozenset(cells),
+        frozenset(stored),
+        frozenset(outer),
+        frozenset(inner),
+        frozenset(attributes),
+        mutates,
+    )
 
 
 def reads_gradients(code: types.CodeType, offsets: frozenset[int] | None = None) -> bool:

@@ -90,9 +90,13 @@ def identities(protected: ProtectedState) -> set[int]:
     found = {id(part) for part in (*protected.tree.parts, *protected.tree.parameters())}
     found |= {id(buffer) for buffer in protected.tree.buffers().values()}
     todo: list[Any] = [
-        *protected.modules.values(), *protected.optimizers.values(), *protected.objects.values(),
-        *protected.generators.values(), *protected.loaders, *protected.own.values(),
-    ]  # fmt: skip
+        *protected.modules.values(),
+        *protected.optimizers.values(),
+        *protected.objects.values(),
+        *protected.generators.values(),
+        *protected.loaders,
+        *protected.own.values(),
+    ]
     while todo:
         value = todo.pop()
         found.add(id(value))
@@ -110,9 +114,11 @@ class ScriptVariables:
     """
 
     def __init__(
-        self, protected: Callable[[], set[int]], on_unrepeatable: Unrepeatable,
+        self,
+        protected: Callable[[], set[int]],
+        on_unrepeatable: Unrepeatable,
         note: Callable[..., None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._protected, self._stop = protected, on_unrepeatable == "stop"
         self._note, self._alone = note, not on_unrepeatable
         self._roots = PathRoots()
@@ -210,8 +216,9 @@ class ScriptVariables:
             self._has_listed = True
             if names := sorted(text(path) for path in self.carried.paths):
                 listed = ", ".join(names[:LISTED_MAX]) + (", ..." if names[LISTED_MAX:] else "")
-                self._note(f"variables of the script that travel with the rank: {listed}",
-                           warning=False)  # fmt: skip
+                self._note(
+                    f"variables of the script that travel with the rank: {listed}", warning=False
+                )
 
     def _look_at(self, loop: TrainingLoop) -> None:
         reach = loop.reach(self._protected())

@@ -35,9 +35,13 @@ Buckets = list[list[int]]  # of each bucket, its parameters by their number in D
 _ProcessGroup: Any = dist.ProcessGroup  # its stubs name other parameters than its C++ does
 _BUILTIN = "BuiltinCommHookType."  # how DDP's logger names a hook that lives in C++
 _NEEDED = (
-    "_get_zeros_like_grad_buckets", "_push_all_rebuilt_params", "_rebuild_buckets",
-    "_remove_autograd_hooks", "_reset_state", "_update_process_group",
-)  # fmt: skip
+    "_get_zeros_like_grad_buckets",
+    "_push_all_rebuilt_params",
+    "_rebuild_buckets",
+    "_remove_autograd_hooks",
+    "_reset_state",
+    "_update_process_group",
+)
 
 
 class BucketState(msgspec.Struct, frozen=True, array_like=True):
@@ -294,7 +298,7 @@ class _NoMemory(TorchDispatchMode):
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         if func is torch.ops.aten.zeros_like.default:
             return torch.empty(0, device="meta")
         return func(*args, **(kwargs or {}))

@@ -207,8 +207,10 @@ class ProtectedState:
             for name, module in self.modules.items()
             for key, t in [*module.named_parameters(), *module.named_buffers()]
         ]
-        lines += [f"{n}: {type(o).__name__} {[len(g['params']) for g in o.param_groups]}"
-                  for n, o in self.optimizers.items()]  # fmt: skip
+        lines += [
+            f"{n}: {type(o).__name__} {[len(g['params']) for g in o.param_groups]}"
+            for n, o in self.optimizers.items()
+        ]
         lines += sorted([*self.objects, *self.generators, *self.own])
         digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
         numbers = sum(p.numel() for m in self.modules.values() for p in m.parameters())
@@ -305,8 +307,10 @@ class ProtectedState:
         """Take over a copy of a donor's `replicated()`, but for what came with the rank's slot.
         Raises ProtectError when the shapes do not fit; then nothing was changed."""
         for what, live in (
-            ("modules", self.modules), ("optimizers", self.optimizers), ("objects", self.objects),
-        ):  # fmt: skip
+            ("modules", self.modules),
+            ("optimizers", self.optimizers),
+            ("objects", self.objects),
+        ):
             if state[what].keys() != live.keys():
                 raise ProtectError(
                     f"the saved {what} are {sorted(state[what])}, the script protects"

@@ -194,16 +194,22 @@ class RankLocalState:
         self._completed = set()
 
     def dispute(
-        self, place: str, replica_set: bytes, exchange: Callable[[bytes], list[bytes]],
+        self,
+        place: str,
+        replica_set: bytes,
+        exchange: Callable[[bytes], list[bytes]],
         tell: Callable[[str], None],
-    ) -> bool:  # fmt: skip
+    ) -> bool:
         """Find out why the ballots of a vote were not the same. Returns False where the ranks do
         not stand at the same place; else all know by now what differs by rank. Raises PhaseError
         where that is too large to be carried."""
         mine = StateStanding(
-            place, replica_set, tuple(sorted(self.differing)), tuple(sorted(self.compared)),
+            place,
+            replica_set,
+            tuple(sorted(self.differing)),
+            tuple(sorted(self.compared)),
             self._digests,
-        )  # fmt: skip
+        )
         answers = exchange(msgspec.msgpack.encode(mine))
         standings = [msgspec.msgpack.decode(each, type=StateStanding) for each in answers]
         if any(each.place != place for each in standings):
