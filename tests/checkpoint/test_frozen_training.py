@@ -155,7 +155,7 @@ def test_an_average_does_not_spoil_what_is_frozen_beside_it(trainer: Trainer) ->
                 tensors["b.base"].copy_(tensors["b.base"].clone())
         if number == 7:
             tensors["b.base"].data.copy_(tensors["b.base"].clone())
-            trainer.engine.distrust()
+            trainer.engine.read_back_next()
         saved = trainer.save(tensors)
         assert equal(saved, tensors)
         inodes.append(inode(saved))
@@ -272,7 +272,7 @@ def test_after_a_load_what_is_linked_is_read_whole(
     monkeypatch.setattr(trainer.keeper, "order", ordered)
     for loads in (False, False, True, False):
         if loads:
-            trainer.engine.distrust()
+            trainer.engine.read_back_next()
         trainer.save({"w": torch.zeros(10)})
     assert asked == [True, False, True, False]
 

@@ -9,9 +9,9 @@ import pytest
 from outlast.controller.recovery.recovery_ladder import (
     Situation,
     choose,
+    failure_identity,
     is_user_error,
-    most_telling,
-    recurring,
+    root_fault,
 )
 from outlast.events import Fault
 
@@ -50,10 +50,10 @@ def test_the_cheapest_rung_that_works(changes: dict[str, Any], rung: str, says: 
 def test_a_traceback_tells_more_than_a_death_than_a_broken_connection() -> None:
     raised = Fault(kind="raised", detail="r", traceback="T")
     transport = Fault(kind="transport", detail="t")
-    assert most_telling((transport, KILLED, raised)) is raised
-    assert most_telling((transport, KILLED)) is KILLED
-    assert most_telling((transport,)) is transport
-    assert most_telling(()) is None
+    assert root_fault((transport, KILLED, raised)) is raised
+    assert root_fault((transport, KILLED)) is KILLED
+    assert root_fault((transport,)) is transport
+    assert root_fault(()) is None
 
 
 @pytest.mark.parametrize(
@@ -71,8 +71,8 @@ def test_a_traceback_tells_more_than_a_death_than_a_broken_connection() -> None:
 )
 def test_only_what_lies_in_the_run_itself_can_recur(fault: Fault, key: str) -> None:
     torn = Fault(kind="torn", detail="cut by another's end", seat=3)
-    assert recurring((torn, fault)) == key
-    assert recurring((torn,)) == "torn at rank 3"
+    assert failure_identity((torn, fault)) == key
+    assert failure_identity((torn,)) == "torn at rank 3"
 
 
 def test_only_the_users_own_code_is_the_users_error() -> None:

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from outlast.controller.save_schedule.save_costs import WINDOW, RunningMedian, SaveCosts
 from outlast.controller.save_schedule.save_intervals import (
     FIRST_S,
     IntervalChoice,
@@ -18,8 +17,11 @@ from outlast.controller.save_schedule.save_intervals import (
     decide,
 )
 from outlast.controller.save_schedule.save_tiers import (
+    WINDOW,
     IntervalBounds,
     Name,
+    RunningMedian,
+    SaveCosts,
     SaveTier,
     ScheduleInputs,
     survival,

@@ -163,13 +163,13 @@ def hosts(state: ControllerState) -> str:
 @pytest.mark.parametrize(("world", "expected"), [(4, "aabb"), (5, "aaabb"), (2, "ab")])
 def test_ranks_are_contiguous_by_host(world: int, expected: str) -> None:
     turn = two_hosts(world)
-    reconfiguration.gather(turn)
+    reconfiguration.gather_members(turn)
     assert hosts(turn.state) == expected
 
 
 def test_a_spare_of_the_same_host_takes_the_seat_first() -> None:
     turn = two_hosts(4)
-    reconfiguration.gather(turn)
+    reconfiguration.gather_members(turn)
     state = turn.state
     hello = messages.WorkerHello(pid=1, fingerprint={}, address="")
     for name, agent in (("s1", "a"), ("s2", "b")):

@@ -23,8 +23,7 @@ from outlast.events import (
 )
 from outlast.telemetry import time_accounting
 from outlast.telemetry.event_store import read_events
-from outlast.telemetry.time_accounting import BUCKET_OF_KIND, TimeAccount, account
-from outlast.telemetry.time_spans import BUCKETS
+from outlast.telemetry.time_accounting import BUCKET_OF_KIND, BUCKETS, TimeAccount, account
 from outlast.testing.synthetic_run import SyntheticRun
 
 TIMES = st.integers(0, 60)

@@ -16,8 +16,7 @@ from outlast.errors import RunDirError, UsageError
 from outlast.telemetry import run_figure
 from outlast.telemetry.event_store import read_events
 from outlast.telemetry.run_figure import COLOUR, COLUMNS, apart, columns, report
-from outlast.telemetry.time_accounting import account
-from outlast.telemetry.time_spans import BUCKETS, Span
+from outlast.telemetry.time_accounting import BUCKETS, Span, account
 from outlast.testing.synthetic_run import SyntheticRun
 
 

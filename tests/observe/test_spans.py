@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outlast.telemetry.time_spans import BUCKETS, Span, Window, carve, merge
+from outlast.telemetry.time_accounting import BUCKETS, Span, Window, carve, merge
 
 TIMES = st.integers(0, 40)
 

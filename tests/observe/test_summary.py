@@ -29,7 +29,7 @@ from outlast.telemetry.event_store import read_events
 from outlast.telemetry.run_summary import NOTES_MAX, RunSummary, summarise, summarise_events
 from outlast.telemetry.segment_files import segment_paths
 from outlast.telemetry.summary_tables import INCIDENTS_MAX, MEANS, STYLE, listed, render
-from outlast.telemetry.time_spans import BUCKETS
+from outlast.telemetry.time_accounting import BUCKETS
 from outlast.testing.synthetic_run import SyntheticRun
 from outlast.text_formatting import duration, size
 

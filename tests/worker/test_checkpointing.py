@@ -54,14 +54,14 @@ def saver(
         snapshot_every=0, audit_every=0, until_step=0, keepers=keepers, faults=(), fault_seed=0,
         clock_anchor_ns=0, limits=Limits(),
     )  # fmt: skip
-    moment = WorkerStatus(Page.create(1 << 16), send, lambda _: None)
-    moment.generation = 1
+    status = WorkerStatus(Page.create(1 << 16), send, lambda _: None)
+    status.generation = 1
     saves = RunCheckpointer(
-        settings=settings, seat=rank, groups=Talking(exchange), moment=moment,
+        settings=settings, seat=rank, groups=Talking(exchange), status=status,
         timeline=WorkerEvents(None, f"w{rank}"), send=send, watch=lambda _: None, shared={},
         stays=lambda _: True,
     )  # fmt: skip
-    return saves, moment
+    return saves, status
 
 
 def model_of(rank: int, step: int, file: Path) -> nn.Module:
@@ -78,9 +78,9 @@ def test_a_rank_without_room_costs_one_save_and_no_training(tmp_path: Path, keep
     said: list[messages.WorkerBody] = []
 
     def one(rank: int, exchange: Exchange) -> None:
-        saves, moment = saver(rank, exchange, tmp_path, keepers, said.append)
+        saves, status = saver(rank, exchange, tmp_path, keepers, said.append)
         for step in (1, 2, 3):
-            moment.n = moment.step = step
+            status.n = status.step = step
             protected = ProtectedState({"model": model_of(rank, step, tmp_path / "big")}, {})
             slot = ProgressSlot(
                 n=step, step=step, saved_step=0, prelude=(), batch=b"", done=(), own=b""
@@ -97,7 +97,7 @@ def test_a_rank_without_room_costs_one_save_and_no_training(tmp_path: Path, keep
 
 def test_memory_for_saves_is_made_beside_the_first_steps(tmp_path: Path, keepers: str) -> None:
     def one(rank: int, exchange: Exchange) -> None:
-        saves, moment = saver(rank, exchange, tmp_path, keepers, lambda _: None)
+        saves, status = saver(rank, exchange, tmp_path, keepers, lambda _: None)
         model = nn.Linear(700, 700)
         for parameter in model.parameters():
             nn.init.ones_(parameter)
@@ -107,7 +107,7 @@ def test_memory_for_saves_is_made_beside_the_first_steps(tmp_path: Path, keepers
         slots = saves._engine._slots
         slots.join()
         ahead = {slot.arena for slot in slots.ahead}
-        moment.n = moment.step = 1
+        status.n = status.step = 1
         slot = ProgressSlot(n=1, step=1, saved_step=0, prelude=(), batch=b"", done=(), own=b"")
         saves.save(protected, slot, to_disk=False, propose=Intervals(1, 1))
         assert {slot.arena for slot in slots} == ahead and len(ahead) == 2

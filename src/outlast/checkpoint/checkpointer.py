@@ -283,7 +283,7 @@ class Checkpointer:
                 wait_for_keeper(self._store.root, self._save_s, IoTimeout(self._answer_s))
             restored = loading.run(None if step is None else step_count(step))
             if self._engine:
-                self._engine.distrust()
+                self._engine.read_back_next()
             if restored:
                 self._loaded = LoadOrigin(restored.place, loading.base)
             if restored and self._claim:

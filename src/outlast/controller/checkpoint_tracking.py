@@ -23,7 +23,7 @@ def request_save(turn: ControllerTurn, reason: str) -> None:
         return
     state.saves.is_requested = True
     if state.mode == "open":
-        incident_response.notice(
+        incident_response.record_fault(
             turn, events.Fault(kind="save", detail=reason, t_ns=turn.now_ns), "report"
         )
 

@@ -109,7 +109,7 @@ def _cannot_be_killed(turn: ControllerTurn, worker: WorkerRecord) -> None:
         detail = f"{worker.name} could not be killed within {2 * state.limits.kill_s:g} s"
         run_ending.stop(turn, "gave_up", turn.blame(worker, "hung", detail), detail)
     turn.change(worker.name, kills=worker.kills + 1)
-    reconfiguration.remind(turn, turn.state.members.workers[worker.name])
+    reconfiguration.repeat_request(turn, turn.state.members.workers[worker.name])
 
 
 def _connect_late(turn: ControllerTurn) -> None:
@@ -121,7 +121,7 @@ def _connect_late(turn: ControllerTurn) -> None:
         f"generation {state.generation} was not connected after"
         f" {reconfiguration.connect_timeout_s(turn):g} s; not heard from: ranks {late}"
     )
-    incident_response.notice(
+    incident_response.record_fault(
         turn, events.Fault(kind=kind, detail=detail, t_ns=turn.now_ns), "deadline"
     )
 

@@ -317,7 +317,7 @@ def on_worker_lost(
     elif progress.first and not retired and not external and starting and state.is_new():
         _died_before_first_step(turn, worker, fault)
     elif not worker.killed_ns or state.mode != "closing":
-        incident_response.notice(turn, fault, how)
+        incident_response.record_fault(turn, fault, how)
 
 
 def _spare_lost(turn: ControllerTurn, worker: WorkerRecord, fault: events.Fault) -> None:
@@ -377,7 +377,7 @@ def _died_before_its_seat(
     one seat, it is a failed start like any other, which the bound on restarts ends."""
     state = turn.state
     if state.budgets.count_early_death(worker.seat, state.limits.attempts_max):
-        incident_response.notice(turn, fault, how)
+        incident_response.record_fault(turn, fault, how)
         return
     turn.note(
         f"rank {worker.seat} was lost before init() ({fault.kind}: {fault.detail}); another worker"

@@ -110,9 +110,9 @@ def _advance(turn: ControllerTurn) -> None:
     while before != (state.mode, state.generation):
         before = (state.mode, state.generation)
         if state.mode == "awaiting":
-            run_start.decide_when_met(turn)
+            run_start.decide_when_agents_reported(turn)
         elif state.mode == "gathering":
-            reconfiguration.gather(turn)
+            reconfiguration.gather_members(turn)
         elif state.mode == "connecting":
             reconfiguration.open_when_joined(turn)
         elif state.mode == "open":
@@ -150,7 +150,7 @@ def _received(turn: ControllerTurn, envelope: messages.MessageEnvelope) -> None:
     elif greeting:
         assert isinstance(envelope.body, messages.AgentHello)
         for worker in membership.on_offered(turn, envelope, envelope.body):
-            reconfiguration.remind(turn, worker)
+            reconfiguration.repeat_request(turn, worker)
     elif agent is not None and agent.lapsed:
         turn.drop(envelope, "its agent's lease is out")
     elif agent is not None:
@@ -180,14 +180,14 @@ def _from_agent(
             worker = state.members.workers.get(body.worker)
             if worker is not None and worker.agent == agent.name:
                 membership.on_worker_lost(turn, worker, body)
-            elif not run_start.left_behind(turn, body):
+            elif not run_start.adopt_abandoned_slots(turn, body):
                 turn.drop(envelope, f"{body.worker} is not of this run any more")
         case messages.Suspect():
             worker = state.members.workers.get(body.worker)
             if worker is not None:
                 incident_response.give_up(turn, worker, body.fault, "heartbeat")
             elif not body.worker and state.mode == "open":
-                incident_response.notice(turn, body.fault, "heartbeat")
+                incident_response.record_fault(turn, body.fault, "heartbeat")
             else:
                 turn.drop(envelope, f"{body.worker or 'nobody'} cannot be suspected now")
         case messages.NodeChecked():

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from outlast import events
 from outlast.controller.inputs import DecisionMade, EndRun, FindingKey
 from outlast.controller.modes import Mode
-from outlast.controller.save_schedule.save_costs import RunMeasurements
 from outlast.controller.save_schedule.save_intervals import Schedule
+from outlast.controller.save_schedule.save_tiers import RunMeasurements
 from outlast.transport import messages
 
 CAUSES_MAX = 64  # faults of generations without progress

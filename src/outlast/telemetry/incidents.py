@@ -12,7 +12,7 @@ from typing import Literal, get_args
 
 import msgspec
 
-from outlast.controller.recovery.recovery_ladder import FROM_A_COPY, most_telling
+from outlast.controller.recovery.recovery_ladder import FROM_A_COPY, root_fault
 from outlast.events import (
     AnyEvent,
     CheckpointSaved,
@@ -114,7 +114,7 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def cause(self) -> Fault:
         """The fault that explains the others, chosen as by the controller."""
-        return most_telling(self.faults) or self.faults[0]
+        return root_fault(self.faults) or self.faults[0]
 
     @property
     def is_drain(self) -> bool:
@@ -283,7 +283,7 @@ class _Course:
         )
 
     def _cause(self) -> Fault:
-        return most_telling(tuple(self.faults)) or self.faults[0]
+        return root_fault(tuple(self.faults)) or self.faults[0]
 
     def _where(self, step: int) -> str:
         if not self.is_managed:

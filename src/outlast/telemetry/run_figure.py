@@ -21,8 +21,7 @@ from outlast.events import AnyEvent, Metrics, WorkerSeated
 from outlast.figure_style import RC
 from outlast.telemetry.event_store import read_events
 from outlast.telemetry.incidents import Incident, incidents
-from outlast.telemetry.time_accounting import TimeAccount, account
-from outlast.telemetry.time_spans import BUCKETS, Bucket, Span, merge
+from outlast.telemetry.time_accounting import BUCKETS, Bucket, Span, TimeAccount, account, merge
 from outlast.text_formatting import duration, fault_text, percentage, plural, rank_and_host
 
 WIDTH_INCH = 7.2

@@ -33,11 +33,9 @@ from outlast.events import (
 )
 from outlast.telemetry.event_store import Life, life_of, read_events
 from outlast.telemetry.incidents import PHASES, Incident, Phase, incidents
-from outlast.telemetry.job_progress import CommittedProgress
-from outlast.telemetry.replica_agreement import ReplicaAgreement, replica_agreement
+from outlast.telemetry.job_progress import CommittedProgress, ReplicaAgreement, replica_agreement
 from outlast.telemetry.segment_files import SegmentDamage
-from outlast.telemetry.time_accounting import LauncherTerm, account, split_terms
-from outlast.telemetry.time_spans import Bucket
+from outlast.telemetry.time_accounting import Bucket, LauncherTerm, account, split_terms
 from outlast.text_formatting import duration, fault_text, plural, rank_and_host
 
 NOTES_MAX = 20

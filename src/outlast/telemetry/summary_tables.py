@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from outlast.telemetry.run_summary import IncidentLine, RunSummary
-from outlast.telemetry.time_spans import BUCKETS, Bucket
+from outlast.telemetry.time_accounting import BUCKETS, Bucket
 from outlast.terminal_tables import layout_grid, number_column, table, text_column
 from outlast.text_formatting import (
     detail_beyond,

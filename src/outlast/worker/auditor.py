@@ -64,14 +64,14 @@ class Auditor:
 
     def __init__(
         self,
-        moment: WorkerStatus,
+        status: WorkerStatus,
         groups: GroupRegistry,
         owner: AuditOwner,
         *,
         every: int,
         patience_s: float,
     ) -> None:
-        self._moment, self._groups, self._owner = moment, groups, owner
+        self._status, self._groups, self._owner = status, groups, owner
         self._every, self._patience_s = every, patience_s
         self._generation = 0  # whose first step has been audited
         self._whole_n = -1  # the newest phase after which all of the state was reported
@@ -92,22 +92,22 @@ class Auditor:
 
     def completed(self, kind: str) -> None:
         """A phase is complete on this rank; report digests where they are due."""
-        moment = self._moment
+        status = self._status
         self._pending = None
         if kind == "step":
             self._owner.reach("committed")
-        if self._groups.world < 2 or not moment.is_open:
+        if self._groups.world < 2 or not status.is_open:
             return
-        if kind == "eval" and self._is_behind_loop and self._generation != moment.opened:
-            self._generation = moment.opened
+        if kind == "eval" and self._is_behind_loop and self._generation != status.opened:
+            self._generation = status.opened
             self._report(WHOLE)
         if kind != "step":
             return
-        if self._generation != moment.opened:
-            self._generation = moment.opened
+        if self._generation != status.opened:
+            self._generation = status.opened
             self._report(WHOLE)
-        elif self._every and moment.step % self._every == 0:
-            self._report(AuditedPart(moment.step // self._every % PARTS, PARTS))
+        elif self._every and status.step % self._every == 0:
+            self._report(AuditedPart(status.step // self._every % PARTS, PARTS))
 
     def loop_ended(self, stands: bool) -> None:
         """Report what the loop's last step left, unless that has been reported.
@@ -115,15 +115,15 @@ class Auditor:
         Nothing where this rank walks by and does not stand there: then the step is not known to be
         complete on all ranks.
         """
-        moment, self._is_behind_loop = self._moment, True
+        status, self._is_behind_loop = self._status, True
         if (
             not stands
             or self._groups.world < 2
-            or not moment.is_open
-            or self._generation != moment.opened
+            or not status.is_open
+            or self._generation != status.opened
         ):
             return
-        if self._whole_n != moment.n:
+        if self._whole_n != status.n:
             self._report(WHOLE)
 
     def finish(self) -> None:
@@ -140,11 +140,11 @@ class Auditor:
     def _overdue(self) -> messages.Audited | None:
         """Wait for an answer, and return the report that has none in time."""
         report = self._pending
-        if report is None or report.generation != self._moment.opened:
+        if report is None or report.generation != self._status.opened:
             return None
         until_s = time.monotonic() + self._patience_s
         while not self._answered.wait(AGAIN_S):
-            if not self._moment.is_open:
+            if not self._status.is_open:
                 return None  # the vote will be refused
             if time.monotonic() > until_s:
                 return report
@@ -170,23 +170,23 @@ class Auditor:
         self._answered.set()
 
     def _report(self, part: AuditedPart) -> None:
-        moment, protected = self._moment, self._owner.protected_state()
+        status, protected = self._status, self._owner.protected_state()
         self._set = self._set or replica_set(protected)
         mine = self._set if protected.local.has_replicas else f"rank {self._groups.seat}".encode()
         names = digest_names(collect(protected), part)
         self._names = {n: self._names[n] for n in sorted(self._names)[1 - _KEPT :]}
-        self._names[moment.n] = names
+        self._names[status.n] = names
         report = messages.Audited(
-            generation=moment.opened,
-            n=moment.n,
-            step=moment.step,
+            generation=status.opened,
+            n=status.n,
+            step=status.step,
             replica_set=mine,
             kinds=digest_kinds(names),
             part=part.number,
             parts=part.parts,
         )
         if part == WHOLE:
-            self._whole_n = moment.n
+            self._whole_n = status.n
             self._answered.clear()
             self._pending = report
         self._owner.try_send(report)

@@ -32,14 +32,14 @@ class BatchLoop:
         *,
         phases: PhaseRunner,
         place: ScriptProgress,
-        moment: WorkerStatus,
+        status: WorkerStatus,
         groups: GroupRegistry,
         timeline: WorkerEvents,
         saver: SaveTimer,
         script: ScriptVariables,
         auditor: Auditor,
     ) -> None:
-        self._phases, self._place, self._moment = phases, place, moment
+        self._phases, self._place, self._status = phases, place, status
         self._joining = phases.joining
         self._groups, self._timeline = groups, timeline
         self._saver, self._script, self._auditor = saver, script, auditor
@@ -90,7 +90,7 @@ class BatchLoop:
             epoch, resumed, again = batch["epoch"], True, True
             source.start_epoch(epoch, batch["length"])
             source.seek(batch["position"])
-            self._moment.step = batch["step"]
+            self._status.step = batch["step"]
             length = batch["length"]
             if walk.slot.at_draw:
                 self._joining.restore_walked()
@@ -99,14 +99,14 @@ class BatchLoop:
                 protected_state.restore(batch["random"], self._phases.generators())
         while epochs is None or epoch < epochs:
             if not resumed:
-                if until is not None and self._moment.step >= until:
+                if until is not None and self._status.step >= until:
                     return
                 length = self._agree_on_length(source, epoch)
                 source.start_epoch(epoch, length)
             resumed = False
             yield from self._batches(source, epoch, length, until, again)
             again = False
-            if until is not None and self._moment.step >= until:
+            if until is not None and self._status.step >= until:
                 return
             epoch += 1
 
@@ -114,10 +114,10 @@ class BatchLoop:
         self, source: BatchSource, epoch: int, length: int | None, until: int | None, again: bool
     ) -> Iterator[Any]:
         """One epoch's batches. `again`: the first one is drawn a second time, by a joiner."""
-        while again or until is None or self._moment.step < until:
+        while again or until is None or self._status.step < until:
             place = self._describe(source, epoch, length)
             if not again:
-                self._saver.boundary(place)
+                self._saver.end_step(place)
             again = False
             self._place.draw(place)
             try:
@@ -139,7 +139,7 @@ class BatchLoop:
             {
                 "epoch": epoch,
                 "length": length,
-                "step": self._moment.step,
+                "step": self._status.step,
                 "position": source.position(),
                 "random": protected_state.capture(self._phases.generators()),
                 "own": self._joining.at_draw(),

@@ -12,7 +12,7 @@ import msgspec
 from outlast.checkpoint.save.arena_slots import collector_paused
 from outlast.config import AUTO, WorkerSettings
 from outlast.controller.fault_spec import Where
-from outlast.controller.save_schedule.save_costs import RunningMedian
+from outlast.controller.save_schedule.save_tiers import RunningMedian
 from outlast.errors import EXIT_DONE, EXIT_INTERRUPTED
 from outlast.worker.phases.phase_runner import PhaseRunner
 from outlast.worker.phases.script_progress import Intervals, ScriptProgress
@@ -32,18 +32,18 @@ class SaveTimer:
         self,
         phases: PhaseRunner,
         place: ScriptProgress,
-        moment: WorkerStatus,
+        status: WorkerStatus,
         watch: Callable[[Where], None],
         *,
         until_step: int,
         need: Callable[[], ProtectedState],
     ) -> None:
-        self._phases, self._place, self._moment = phases, place, moment
+        self._phases, self._place, self._status = phases, place, status
         self._until_step, self._watch, self._need = until_step, watch, need
         self.checkpointer: RunCheckpointer | None = None
         self.proposal: Intervals | None = None  # the controller's, for the next save
 
-    def boundary(self, next_batch: bytes) -> None:
+    def end_step(self, next_batch: bytes) -> None:
         """Between two steps; `next_batch` says how to draw the batch that comes. A run that goes
         to a step only ends there, with a checkpoint."""
         self._watch("between")
@@ -51,7 +51,7 @@ class SaveTimer:
         if checkpointer is not None:
             checkpointer.rhythm.end(time.monotonic(), writing=checkpointer.flushing)
             checkpointer.poll()
-        step = self._moment.step
+        step = self._status.step
         ends = 0 < step == self._until_step
         due = "disk" if ends else self._place.every.due(step) if step else ""
         if due and step != self._place.saved_step:
@@ -70,20 +70,20 @@ class SaveTimer:
 
     def on_request(self) -> None:
         """A checkpoint where the script stands; after a drain's the script ends."""
-        request = self._moment.ask
+        request = self._status.requested
         self._phases.aside = True
         try:
             self._save()
         finally:
             self._phases.aside = False
-        self._moment.ask = ""
+        self._status.requested = ""
         if request == "drain":
             raise SystemExit(EXIT_INTERRUPTED)
 
-    def settle(self, timeout_s: float) -> None:
+    def wait_durable(self, timeout_s: float) -> None:
         """Let what is being written become durable, and tell of it."""
         if self.checkpointer is not None:
-            self._moment.enter("checkpoint")
+            self._status.enter("checkpoint")
             self.checkpointer.settle(timeout_s)
 
     def _save(self, next_batch: bytes = b"", *, to_disk: bool = True) -> Intervals:
@@ -95,8 +95,8 @@ class SaveTimer:
 
         def save() -> tuple[int, int]:
             own = protected.own_state(protected.own_choices())
-            slot = self._place.slot(self._moment.n, self._moment.step, own)
-            slot = msgspec.structs.replace(slot, saved_step=self._moment.step)
+            slot = self._place.slot(self._status.n, self._status.step, own)
+            slot = msgspec.structs.replace(slot, saved_step=self._status.step)
             if next_batch:
                 slot = msgspec.structs.replace(
                     slot, batch=next_batch, done=(), between=(), at_draw=True

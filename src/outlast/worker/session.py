@@ -102,7 +102,7 @@ class Session:
     @property
     def step_index(self) -> int:
         """Committed steps so far; inside a step's phase, the steps before it."""
-        return self._worker.moment.step
+        return self._worker.status.step
 
     def protect(self, **named: Any) -> None:
         """Name everything that must survive: modules, optimizers, schedulers, GradScaler,

@@ -51,7 +51,7 @@ class _SaveProposal(msgspec.Struct, frozen=True, array_like=True):
     base: str
 
 
-class _Copied(NamedTuple):
+class _CopiedSave(NamedTuple):
     place: SavePoint
     begin_s: float
     prepared: bool  # something was made or compared as well, which no later save does
@@ -66,7 +66,7 @@ class RunCheckpointer:
         settings: WorkerSettings,
         seat: int,
         groups: GroupRegistry,
-        moment: WorkerStatus,
+        status: WorkerStatus,
         timeline: WorkerEvents,
         send: Callable[[messages.WorkerBody], None],
         watch: Callable[[Where], None],
@@ -80,13 +80,13 @@ class RunCheckpointer:
         self._lineage: Lineage | None = None
         self._settings, self._seat = settings, seat
         self._root = Path(settings.run_dir) / "checkpoints"
-        self._groups, self._moment, self._timeline = groups, moment, timeline
+        self._groups, self._status, self._timeline = groups, status, timeline
         self._send, self._watch = send, watch
         self._engine: SaveEngine | None = None
         self._reserved = False
         self._author: dict[str, str] = {}
         self._generation = 0  # in which the ranks last compared what they hold
-        self._copied: _Copied | None = None
+        self._copied: _CopiedSave | None = None
         self._pending: set[int] = set()
         self._void: set[SavePoint] = set()
         self._telling = threading.Lock()
@@ -102,12 +102,12 @@ class RunCheckpointer:
         """Inside a phase. A disk that fails costs this checkpoint and nothing else: it is said,
         older checkpoints stay, and training goes on. A copy in memory is left out where a rank has
         no room for it yet. Returns when to save from here on, as rank 0 proposes."""
-        moment = self._moment
+        status = self._status
         if self._copied:  # that attempt was refused: nobody waits for what becomes of it
             self._void.add(self._copied.place)
             self._flushing.pop(self._copied.place, None)
         self._copied = None
-        place = SavePoint(moment.step, moment.n, f"t{self._settings.term}g{moment.generation}")
+        place = SavePoint(status.step, status.n, f"t{self._settings.term}g{status.generation}")
         parent = base = ""
         begin_s, failure, faults = time.monotonic(), "", self._disk_faults(to_disk)
         state = protected.content()
@@ -129,7 +129,7 @@ class RunCheckpointer:
         ]
         every = answers[0].every
         # All compare again once one could not prepare: it would else wait for them alone.
-        self._generation = 0 if failures else moment.generation
+        self._generation = 0 if failures else status.generation
         if failures:
             self._failed(place, "; ".join(failures))
         elif to_disk or all(each.ready for each in answers):
@@ -154,7 +154,7 @@ class RunCheckpointer:
                 faults=faults,
             )
             self._pending.add(save)
-            self._copied = _Copied(place, begin_s, prepared)
+            self._copied = _CopiedSave(place, begin_s, prepared)
         return every
 
     def reserve(self, protected: ProtectedState) -> None:
@@ -177,7 +177,7 @@ class RunCheckpointer:
     def _prepare(self, content: StateContent, apart: Collection[str]) -> bool:
         """Everything that can fail on one rank alone, before the ranks agree to copy; whether
         there was more to do than usual."""
-        anew = self._moment.generation != self._generation
+        anew = self._status.generation != self._generation
         try:
             first = not self._author
             engine = self._engine or self._start()
@@ -187,7 +187,7 @@ class RunCheckpointer:
             agreed_plan.refuse(str(error), self._groups.gather_bytes)  # the others wait to compare
             raise
         if anew:
-            engine.compare_again()  # somebody may be new, and has not compared anything yet
+            engine.agree_anew()  # somebody may be new, and has not compared anything yet
         engine.prepare(content.tensors, len(content.shared) + OWN_BYTES, apart)
         return anew
 

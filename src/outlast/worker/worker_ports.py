@@ -37,9 +37,9 @@ class WorkerPorts:
     auditor: Auditor
     faults: InjectedFaults
     groups: GroupRegistry
-    healer: WorkerRecovery
+    recovery: WorkerRecovery
     link: ControllerLink | StandaloneControl
-    moment: WorkerStatus
+    status: WorkerStatus
     phases: PhaseRunner
     timeline: WorkerEvents
 
@@ -65,7 +65,7 @@ class WorkerPorts:
 
     def report_trouble(self, error: BaseException) -> None:
         """Report an error of the transport; this generation is over."""
-        self.moment.trouble(self.fault("transport", str(error)[:2000]))
+        self.status.report_fault(self.fault("transport", str(error)[:2000]))
 
     def protected_state(self) -> ProtectedState:
         """Return the protected state. Raises PhaseError where there is none yet."""
@@ -96,7 +96,7 @@ class WorkerPorts:
 
     def progress(self) -> tuple[int, int]:
         """Return the complete phases and steps of this worker."""
-        return self.moment.n, self.moment.step
+        return self.status.n, self.status.step
 
     def is_real(self) -> bool:
         """Return whether this is neither a dry run nor a rehearsal."""
@@ -116,7 +116,7 @@ class WorkerPorts:
 
     def collective_started(self, _name: str) -> None:
         """Take note of a collective of the script; may raise StepRefused."""
-        self.moment.collective()
+        self.status.collective()
 
     def identities(self) -> set[int]:
         """Return the identities of all protected objects."""
@@ -124,4 +124,4 @@ class WorkerPorts:
 
     def fault(self, kind: FaultKind, detail: str, trace: str = "") -> Fault:
         """Return a fault of this worker, at its place and time."""
-        return self.moment.fault(kind, detail, trace, self.healer.seat, self.timeline.now_ns())
+        return self.status.fault(kind, detail, trace, self.recovery.seat, self.timeline.now_ns())

@@ -82,7 +82,7 @@ class WorkerProcess(WorkerPorts):
             copy_s=self.limits.transfer_s,
             interface=gloo_interface(),
         )
-        self.moment = WorkerStatus(self.page, self.try_send, self.groups.sever)
+        self.status = WorkerStatus(self.page, self.try_send, self.groups.sever)
         self.pulse = PulseThread(self.page, self.groups.is_waiting, self.limits.hang_floor_s)
         self.shared_values = SharedValueClient(self.send, self.limits)
         self.link = (
@@ -92,14 +92,14 @@ class WorkerProcess(WorkerPorts):
         )
         specs = [fault_language.parse(text) for text in settings.faults] if settings else []
         self.faults = InjectedFaults(specs, (run_dir or Path()) / "faults", self.timeline, self)
-        self.healer = WorkerRecovery(self.moment, self.groups, self.limits, self)
+        self.recovery = WorkerRecovery(self.status, self.groups, self.limits, self)
         self.script = ScriptVariables(
             self.identities, settings.on_unrepeatable if settings else "", self.note
         )
         self.phases = PhaseRunner(
-            moment=self.moment,
+            status=self.status,
             groups=self.groups,
-            healer=self.healer,
+            recovery=self.recovery,
             timeline=self.timeline,
             place=self.place,
             page=self.page,
@@ -112,12 +112,12 @@ class WorkerProcess(WorkerPorts):
 
     def _follow_phases(self, settings: WorkerSettings | None) -> None:
         every, patience_s = settings.audit_every if settings else 0, self.limits.status_s
-        self.auditor = Auditor(self.moment, self.groups, self, every=every, patience_s=patience_s)
+        self.auditor = Auditor(self.status, self.groups, self, every=every, patience_s=patience_s)
         self.phases.before_vote, self.phases.on_complete = self.auditor.hooks
         self.saver = SaveTimer(
             self.phases,
             self.place,
-            self.moment,
+            self.status,
             self.reach,
             until_step=settings.until_step if settings else 0,
             need=self.protected_state,
@@ -126,7 +126,7 @@ class WorkerProcess(WorkerPorts):
         self.loop = BatchLoop(
             phases=self.phases,
             place=self.place,
-            moment=self.moment,
+            status=self.status,
             groups=self.groups,
             timeline=self.timeline,
             saver=self.saver,
@@ -136,7 +136,7 @@ class WorkerProcess(WorkerPorts):
 
     def take_seat(self) -> None:
         """Block until the controller gives this worker a seat, then make the process group."""
-        self.moment.enter("waiting")
+        self.status.enter("waiting")
         if self._settings and self._settings.seat < 0:
             # The first optimizer step imports it, for most of a second: a spare has time now.
             importlib.import_module("torch._dynamo")
@@ -156,10 +156,10 @@ class WorkerProcess(WorkerPorts):
         body = self._wait_for_seat()
         self._seat_body = body
         self.seat, self.world = body.seat, body.world
-        self.healer.seat = self.timeline.seat = self.faults.seat = body.seat
-        self.moment.generation = max(self.moment.generation, body.generation)
-        self.moment.n = body.n
-        self.moment.joining = not body.first
+        self.recovery.seat = self.timeline.seat = self.faults.seat = body.seat
+        self.status.generation = max(self.status.generation, body.generation)
+        self.status.n = body.n
+        self.status.joining = not body.first
         if body.local_rank not in (-1, self.local_rank):
             self.local_rank = body.local_rank
             self.device = device_of(self.local_rank)
@@ -170,13 +170,13 @@ class WorkerProcess(WorkerPorts):
             self._prepare_restore(body.seat, body.n, body.checkpoint)
         self.groups.take_seat(body.seat, body.world, dry=not body.first)
         if body.first:
-            self.healer.heal()
-            self.timeline.generation = self.moment.opened
+            self.recovery.recover()
+            self.timeline.generation = self.status.opened
         register(self.groups)
         dist.init_process_group(
             "outlast", store=self.groups.job_store(), rank=body.seat, world_size=body.world
         )
-        self.moment.enter("setup")
+        self.status.enter("setup")
         self.faults.reach("setup")
         if self._settings:
             self._prepare_saves(self._settings, first=body.first)
@@ -200,7 +200,7 @@ class WorkerProcess(WorkerPorts):
             settings=settings,
             seat=self.seat,
             groups=self.groups,
-            moment=self.moment,
+            status=self.status,
             timeline=self.timeline,
             send=self.link.send,
             watch=self.faults.reach,
@@ -213,7 +213,7 @@ class WorkerProcess(WorkerPorts):
     def _wait_for_seat(self) -> messages.Seat:
         while True:  # a spare waits as long as the run lasts; the link's end ends it
             try:
-                body = self.moment.inbox.get(timeout=60.0)
+                body = self.status.inbox.get(timeout=60.0)
             except queue.Empty:
                 continue
             if isinstance(body, messages.Seat):
@@ -231,7 +231,7 @@ class WorkerProcess(WorkerPorts):
             raise GaveUpError(f"seat {self.seat} has no state for the place before phase {n + 1}")
         self.phases.joining.walk = walk
         self.place.saved_step, self.place.every = walk.slot.saved_step, walk.slot.every
-        self.moment.step = 0 if walk.slot.batch else walk.slot.step
+        self.status.step = 0 if walk.slot.batch else walk.slot.step
 
     # --- the script's calls ---
 
@@ -256,7 +256,7 @@ class WorkerProcess(WorkerPorts):
             self.restorer.restore(protected)
             self.restorer = None
             # The script's code between walked phases will change it again.
-            self.healer.staged = deep_copy(protected.replicated(), "cpu")
+            self.recovery.staged = deep_copy(protected.replicated(), "cpu")
 
     def _applied(self) -> None:
         if self.phases.attempt is not None:
@@ -287,8 +287,8 @@ class WorkerProcess(WorkerPorts):
             return
         joining = self.phases.joining
         if joining.walk is None or (joining.walk.after and not joining.result_lost):
-            self.moment.loss = values.get("loss", self.moment.loss)
-            self.timeline.metrics(self.moment.step, values)
+            self.status.loss = values.get("loss", self.status.loss)
+            self.timeline.metrics(self.status.step, values)
 
     def shared(self, name: str, make: Callable[[], Any]) -> Any:
         """Return a value that one rank makes for all."""
@@ -303,7 +303,7 @@ class WorkerProcess(WorkerPorts):
     def _on_message(self, body: messages.AnyBody) -> None:
         match body:
             case messages.Close():
-                self.moment.close(body)
+                self.status.close(body)
                 self.auditor.wake()
                 look = threading.Timer(STUCK_S, self._look_for_stuck, [body.generation])
                 look.daemon = True
@@ -314,7 +314,7 @@ class WorkerProcess(WorkerPorts):
                 self.shared_values.deliver(body)
             case messages.Trace() if self._settings is not None:
                 place = flight_recorder_dump.DumpPlace(
-                    Path(self._settings.run_dir), self.healer.seat
+                    Path(self._settings.run_dir), self.recovery.seat
                 )
                 flight_recorder_dump.answer(body, place, self.groups.members(), self.link.try_send)
             case messages.AuditRequest() | messages.AuditAgreed():
@@ -328,11 +328,11 @@ class WorkerProcess(WorkerPorts):
                 | messages.Open()
                 | messages.Stop()
             ):
-                self.moment.inbox.put(body)
+                self.status.inbox.put(body)
 
     def _look_for_stuck(self, generation: int) -> None:
         if stuck := self.groups.stuck(generation):
-            self.moment.lost(
+            self.status.report_loss(
                 "broken",
                 self.fault(
                     "transport",
@@ -344,15 +344,15 @@ class WorkerProcess(WorkerPorts):
 
     def finish(self) -> None:
         """At interpreter exit: stay a donor until everybody has ended."""
-        if not self._failed and self.moment.opened:
+        if not self._failed and self.status.opened:
             with suppress(SystemExit, GaveUpError):
                 if self.phases.joining.walk is not None:
                     self.phases.joining.join()
-                self.saver.settle(self.limits.save_s)
+                self.saver.wait_durable(self.limits.save_s)
                 self.auditor.finish()
-                self.moment.enter("finished")
-                self.link.send(messages.Finished(n=self.moment.n, step=self.moment.step))
-                self.healer.linger()
+                self.status.enter("finished")
+                self.link.send(messages.Finished(n=self.status.n, step=self.status.step))
+                self.recovery.stay_as_donor()
         self.phases.gate.close()
         self.link.close()
         self.pulse.close()
@@ -370,4 +370,4 @@ class WorkerProcess(WorkerPorts):
         cause: FaultKind = "contract" if isinstance(error, UsageError) else "raised"
         if cause == "raised" and is_caused_by_transport(error):
             cause, text = "transport", ""  # the script could not go on without its peer
-        self.moment.trouble(self.fault(cause, f"{type(error).__name__}: {error}"[:2000], text))
+        self.status.report_fault(self.fault(cause, f"{type(error).__name__}: {error}"[:2000], text))

@@ -26,7 +26,7 @@ from outlast.events import Fault, FaultKind
 from outlast.transport import messages, worker_page
 from outlast.transport.worker_page import KEYS, Page, Pulse, State
 
-RESULT_BYTES_SAID = 4096
+RESULT_BYTES_MAX = 4096
 APPLIED_S = 0.25  # for a won phase to be complete before its answer goes out without a result
 _UNDECIDED: tuple[State, ...] = ("voting", "applying")
 
@@ -47,10 +47,10 @@ class WorkerStatus:
         self.step = 0
         self.state: State = "starting"
         self._step_won = 0  # steps committed once the won phase is complete
-        self.ask: Literal["", "save", "drain"] = ""  # the checkpoint that comes first
+        self.requested: Literal["", "save", "drain"] = ""  # the checkpoint that comes first
         self.joining = False  # has not taken over the seat's state yet: cannot be a donor
         self.rehearsing = False  # a live rehearsal cut short leaves DDP half-way on some ranks
-        self._owes_status = False
+        self._is_answer_due = False
         self._answered = 0  # the newest generation whose end this worker has spoken about
         self._collectives = 0
         self._t_state_ns = self._t_attempt_ns = time.monotonic_ns()
@@ -77,8 +77,8 @@ class WorkerStatus:
             self.state = state
             self._t_state_ns = time.monotonic_ns()
             self._beat()
-            if self._owes_status and state not in _UNDECIDED:
-                self._answer(self._word(), None)
+            if self._is_answer_due and state not in _UNDECIDED:
+                self._answer(self._reported_state(), None)
 
     def enter_attempt(self, state: State, name: str = "") -> None:
         """Like `enter`, but raises StepRefused when the generation is over. `name`, where the
@@ -105,13 +105,13 @@ class WorkerStatus:
         with self._lock:
             self._step_won = step
             self.enter("applying")
-            if self._owes_status:
-                self._answer_soon()
+            if self._is_answer_due:
+                self._answer_after_grace()
 
     def completed(self, *, step: int, result: bytes, shared: bool) -> None:
         """Phase n+1 is complete on this worker."""
         with self._lock:
-            self.result = result if len(result) <= RESULT_BYTES_SAID else b""
+            self.result = result if len(result) <= RESULT_BYTES_MAX else b""
             self.shared = shared
             self.n += 1
             self.step = step
@@ -127,19 +127,19 @@ class WorkerStatus:
         self._collectives += 1
         self._beat()
 
-    def prepared(self, fault: Fault) -> None:
+    def report_prepared(self, fault: Fault) -> None:
         """The vote was answered by an error: say what was voted, now or as the first notice."""
         with self._lock:
             self._answer("prepared", fault)
 
-    def trouble(self, fault: Fault) -> None:
+    def report_fault(self, fault: Fault) -> None:
         """First word about a failure that this worker sees. It is also this worker's answer, so
         while a vote is undecided nothing is said: the vote will fail by itself."""
         with self._lock:
             if self.generation > self._answered and self.state not in _UNDECIDED:
-                self._answer(self._word(), fault)
+                self._answer(self._reported_state(), fault)
 
-    def lost(self, state: str, fault: Fault) -> None:
+    def report_loss(self, state: str, fault: Fault) -> None:
         """This process is "torn" or "broken": whatever it said before, it must be replaced."""
         with self._lock:
             self._answer(state, fault)
@@ -157,7 +157,7 @@ class WorkerStatus:
             t_ns=t_ns,
         )
 
-    def take(self, timeout_s: float) -> messages.ControllerBody:
+    def next_message(self, timeout_s: float) -> messages.ControllerBody:
         """The controller's next word. Raises GaveUpError after `timeout_s`."""
         try:
             return self.inbox.get(timeout=timeout_s)
@@ -177,27 +177,27 @@ class WorkerStatus:
             self.closed = max(self.closed, body.generation)
             if body.generation > self._answered:
                 if self.state in _UNDECIDED:
-                    self._owes_status = True
+                    self._is_answer_due = True
                     if self.state == "applying":
-                        self._answer_soon()
+                        self._answer_after_grace()
                 else:
-                    self._answer(self._word(), None)
+                    self._answer(self._reported_state(), None)
         self._sever(body.generation)
 
     def answer_if_won(self) -> None:
         """Pay an owed answer whose content is known though the script is not done."""
         with self._lock:
-            if self._owes_status and self.state == "applying":
+            if self._is_answer_due and self.state == "applying":
                 self._answer("applying", None)
 
-    def _answer_soon(self) -> None:
+    def _answer_after_grace(self) -> None:
         timer = threading.Timer(APPLIED_S, self.answer_if_won)  # the script has the main thread
         timer.daemon = True
         timer.start()
 
     # --- both, under the lock ---
 
-    def _word(self) -> str:
+    def _reported_state(self) -> str:
         if self.state == "setup" and self.opened:
             return "broken"  # set-up collectives were cut: the script cannot be put back there
         if self.state in ("running", "checkpoint", "dry"):
@@ -207,7 +207,7 @@ class WorkerStatus:
         return "finished" if self.state == "finished" else "idle"
 
     def _answer(self, state: str, fault: Fault | None) -> None:
-        self._owes_status = False
+        self._is_answer_due = False
         self._answered = self.generation
         news = fault if self.generation > self.closed or state in ("torn", "broken") else None
         applying = state == "applying"  # what the phase returns is not known yet

@@ -28,9 +28,8 @@ from torch.distributed.checkpoint.state_dict import (
 from outlast.checkpoint.checkpointer import Checkpointer
 from outlast.checkpoint.format import codec
 from outlast.checkpoint.format.manifests import SavePoint, Tensor
-from outlast.checkpoint.interop import dcp_export
-from outlast.checkpoint.interop.dcp_export import write_dcp
-from outlast.checkpoint.interop.dcp_import import read_dcp, read_layout
+from outlast.checkpoint.interop import dcp_conversion
+from outlast.checkpoint.interop.dcp_conversion import read_dcp, read_layout, write_dcp
 from outlast.checkpoint.interop.dcp_storage import OutlastReader, OutlastWriter
 from outlast.checkpoint.interop.foreign_entries import values_of
 from outlast.checkpoint.interop.foreign_layouts import TensorNaming
@@ -92,7 +91,9 @@ def test_large_tensors_are_written_in_blocks(
     assert [b.box.size for b in blocks_of("w", Tensor("float32", (2, 3, 4)), 20)] == [
         (1, 1, 4),
     ] * 6
-    monkeypatch.setattr(dcp_export, "blocks_of", lambda name, tensor: blocks_of(name, tensor, 128))
+    monkeypatch.setattr(
+        dcp_conversion, "blocks_of", lambda name, tensor: blocks_of(name, tensor, 128)
+    )
     write_dcp(reader_of(tmp_path / "ours"), tmp_path / "theirs", TensorNaming(add="x."))
     about = FileSystemReader(tmp_path / "theirs").read_metadata().state_dict_metadata["x.w"]
     assert isinstance(about, TensorStorageMetadata) and len(about.chunks) == 4

@@ -25,8 +25,8 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.storage import WriteResult
 
-from outlast.checkpoint.interop import dcp_import
-from outlast.checkpoint.interop.dcp_import import read_dcp, read_layout
+from outlast.checkpoint.interop import dcp_conversion
+from outlast.checkpoint.interop.dcp_conversion import read_dcp, read_layout
 from outlast.checkpoint.interop.foreign_layouts import TensorNaming
 from outlast.checkpoint.stores.folder_store import Folder
 from outlast.errors import CodecError, CorruptionError
@@ -127,7 +127,7 @@ def test_names_of_tuples_in_tuples_do_not_end_the_process(tmp_path: Path) -> Non
 
 
 def test_objects_have_a_limit_in_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dcp_import, "_OBJECTS_BYTES_MAX", 1000)
+    monkeypatch.setattr(dcp_conversion, "_OBJECTS_BYTES_MAX", 1000)
     dcp.save({"w": torch.ones(2), "a": "x" * 600, "b": "y" * 600}, checkpoint_id=tmp_path / "t")
     found = read_dcp(tmp_path / "t", Folder(tmp_path / "ours"), TensorNaming(), step=1, job="j")
     assert found.objects == ("a",) and "more bytes" in found.skipped["b"]

@@ -169,7 +169,7 @@ class SaveEngine:
         save = self._saves
         slot = self._slots.free(planned.layout.size_bytes, blobs_bytes, self._device)
         if slot is None:
-            self._pass_over(save, place)
+            self._skip_save(save, place)
             return save
         slot.bind(planned.layout, planned.table)
         laid, size_bytes = slot.fill(described.sources, blobs)
@@ -226,12 +226,12 @@ class SaveEngine:
             samples=samples,
         )
 
-    def distrust(self) -> None:
+    def read_back_next(self) -> None:
         """Have files read back before the next save links them: a load may have found damage."""
         self._read_back = True
         self._untrained.loaded()
 
-    def compare_again(self) -> None:
+    def agree_anew(self) -> None:
         """Make all ranks compare tables at the next save, as a new rank does. All call it."""
         self._planned = None
 
@@ -373,7 +373,7 @@ class SaveEngine:
         except OutlastError as error:  # training continues, and gets the error
             self._refuse(order.save, order.manifest.place, "failed", str(error))
 
-    def _pass_over(self, save: int, place: SavePoint) -> None:
+    def _skip_save(self, save: int, place: SavePoint) -> None:
         arenas = self._slots.arenas
         what = f"step {place.step} of rank {self._rank}: all {arenas} arenas are being written"
         if self._when_busy == "skip":

@@ -114,7 +114,9 @@ def import_(
     if chosen == "safetensors":
         imported = read_safetensors(source, store, naming, step=step, job=job)
     else:
-        from outlast.checkpoint.interop.dcp_import import read_dcp  # needs torch, for its values
+        from outlast.checkpoint.interop.dcp_conversion import (
+            read_dcp,  # needs torch, for its values
+        )
 
         imported = read_dcp(source, store, naming, step=step, job=job)
     where = f"{store.where}/{imported.place.directory}"
@@ -211,7 +213,7 @@ def export(
     if form == "safetensors":
         write_safetensors(reader, dest, naming, shard_bytes=shard_bytes, tied=ties)
     else:
-        from outlast.checkpoint.interop.dcp_export import write_dcp  # starts much of torch
+        from outlast.checkpoint.interop.dcp_conversion import write_dcp  # starts much of torch
 
         write_dcp(reader, dest, naming)
     files = {path.name: path.stat().st_size for path in sorted(dest.iterdir())}

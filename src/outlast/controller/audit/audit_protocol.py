@@ -205,7 +205,7 @@ def _part(turn: ControllerTurn, one: AuditRound, verdict: AuditVerdict) -> None:
     ranks = _ranks(verdict.majority + verdict.minority)
     detail = f"{ranks} hold different bytes of {_tensors(verdict)} after step {one.step}; {why}"
     fault = events.Fault(kind="diverged", detail=detail, n=one.n, step=one.step, t_ns=turn.now_ns)
-    incident_response.notice(turn, fault, "audit")
+    incident_response.record_fault(turn, fault, "audit")
 
 
 def _bar(turn: ControllerTurn, one: AuditRound) -> None:

@@ -46,7 +46,7 @@ def on_checkpoint_found(turn: ControllerTurn, event: CheckpointFound) -> None:
     in_memory = found is not None and found.tier == "memory"
     if found is None and state.audit.undecided:
         detail = "replicas differ, and no copy from before the last agreement is whole"
-        cause = recovery_ladder.most_telling(state.incident.faults)
+        cause = recovery_ladder.root_fault(state.incident.faults)
         run_ending.stop(turn, "gave_up", cause, detail)
         return
     if hoped is not None and (n, in_memory) < (hoped.n, hoped.tier == "memory"):

@@ -65,7 +65,7 @@ def on_stop_requested(turn: ControllerTurn, reason: str) -> None:
         # opens with the word to drain.
         if state.mode == "open":
             fault = events.Fault(kind="requested", detail=reason, t_ns=turn.now_ns)
-            incident_response.notice(turn, fault, "report")
+            incident_response.record_fault(turn, fault, "report")
 
 
 def excuse(turn: ControllerTurn, gap_ns: int) -> None:

@@ -51,7 +51,7 @@ def _start(turn: ControllerTurn) -> None:
     reconfiguration.start_over(turn, n, step)
 
 
-def left_behind(turn: ControllerTurn, body: messages.WorkerLostReport) -> bool:
+def adopt_abandoned_slots(turn: ControllerTurn, body: messages.WorkerLostReport) -> bool:
     """Take over what a worker left that died while no controller lived. Return False if it had no
     seat."""
     state = turn.state
@@ -67,7 +67,7 @@ def end_takeover(turn: ControllerTurn) -> None:
     turn.state.term.old_seats = ()
 
 
-def decide_when_met(turn: ControllerTurn) -> None:
+def decide_when_agents_reported(turn: ControllerTurn) -> None:
     """Once every agent of the old generation has spoken, it is known who is left of it."""
     state = turn.state
     if state.term.fence_wait and all(

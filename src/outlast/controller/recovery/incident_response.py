@@ -11,7 +11,7 @@ from outlast.transport import messages
 _FAULTS_MAX = 64
 
 
-def notice(turn: ControllerTurn, fault: events.Fault, how: str) -> None:
+def record_fault(turn: ControllerTurn, fault: events.Fault, how: str) -> None:
     """Take a fault into the open incident, or begin one; close the generation if it is alive."""
     state = turn.state
     if state.mode not in ("gathering", "connecting", "open", "closing"):
@@ -104,7 +104,7 @@ def on_answer(turn: ControllerTurn, worker: WorkerRecord, body: messages.Status)
     if fault is None and state.mode != "closing":
         fault = turn.blame(worker, "transport", f"rank {worker.seat} left the generation")
     if fault is not None:
-        notice(turn, fault, "peer" if fault.kind == "transport" else "report")
+        record_fault(turn, fault, "peer" if fault.kind == "transport" else "report")
     if state.mode != "closing":
         return
     _report(turn, worker, body)
@@ -143,7 +143,7 @@ def give_up(turn: ControllerTurn, worker: WorkerRecord, fault: events.Fault, how
         turn.state.progress.first and turn.state.mode == "gathering"
     )  # then Lost says the rest
     if fresh and worker.seat >= 0 and not starting:
-        notice(turn, fault, how)
+        record_fault(turn, fault, how)
 
 
 def _complete(turn: ControllerTurn, worker: WorkerRecord, fault: events.Fault) -> events.Fault:

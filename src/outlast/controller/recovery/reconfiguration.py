@@ -25,7 +25,7 @@ def start_over(turn: ControllerTurn, n: int, step: int) -> None:
     turn.enter("gathering")
 
 
-def gather(turn: ControllerTurn) -> None:
+def gather_members(turn: ControllerTurn) -> None:
     """Fill the seats, tell the new members, and connect once all stand before phase n+1."""
     state = turn.state
     progress = state.progress
@@ -290,7 +290,7 @@ def _arrived(
     return True
 
 
-def remind(turn: ControllerTurn, worker: WorkerRecord) -> None:
+def repeat_request(turn: ControllerTurn, worker: WorkerRecord) -> None:
     """Repeat to a worker, whose agent was away, what it was last asked; answers may repeat too."""
     state = turn.state
     if worker.killed_ns:

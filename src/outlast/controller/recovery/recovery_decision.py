@@ -22,13 +22,13 @@ def decide_when_answered(turn: ControllerTurn) -> None:
     n, step = _place(turn, survivors)
     strange = [w for w in survivors if not _possible(w, n)]
     if strange:
-        _contradiction(turn, strange, n)
+        _stop_contradicting(turn, strange, n)
         return
-    if _unfit_joiners(turn, members, survivors, n):
+    if _give_up_unfit_joiners(turn, members, survivors, n):
         return
     _release_fenced(turn)
     _count_attempt(turn, survivors, n)
-    situation = _situation(turn, survivors, n)
+    situation = _recovery_situation(turn, survivors, n)
     choice = recovery_ladder.choose(situation)
     begins_again = choice.rung in recovery_ladder.FROM_A_COPY
     if state.ending.drain_ns and begins_again:
@@ -40,7 +40,7 @@ def decide_when_answered(turn: ControllerTurn) -> None:
         _announce(turn, choice, "redo", point.n if point else 0, point.step if point else 0)
         restart.begin_restart(turn, choice.reason)
     else:
-        _go_on(turn, survivors, n, step, choice)
+        _continue_with_survivors(turn, survivors, n, step, choice)
 
 
 def is_silent(turn: ControllerTurn, worker: WorkerRecord) -> bool:
@@ -67,7 +67,7 @@ def _possible(worker: WorkerRecord, n: int) -> bool:
     return status.n == n or (status.n == n - 1 and status.state == "prepared")
 
 
-def _contradiction(turn: ControllerTurn, strange: list[WorkerRecord], n: int) -> None:
+def _stop_contradicting(turn: ControllerTurn, strange: list[WorkerRecord], n: int) -> None:
     answers = ", ".join(
         f"rank {w.seat} {w.status.state} at phase {w.status.n}" for w in strange if w.status
     )
@@ -80,7 +80,7 @@ def _contradiction(turn: ControllerTurn, strange: list[WorkerRecord], n: int) ->
     run_ending.stop(turn, "gave_up", fault, detail)
 
 
-def _unfit_joiners(
+def _give_up_unfit_joiners(
     turn: ControllerTurn, members: list[WorkerRecord], survivors: list[WorkerRecord], n: int
 ) -> bool:
     """A joiner may try again from where it was told to stand, and from nowhere else."""
@@ -121,10 +121,10 @@ def _count_attempt(turn: ControllerTurn, survivors: list[WorkerRecord], n: int) 
     if state.progress.opened and n > state.progress.n:
         state.budgets.end_attempts(state.incident.faults)
     else:
-        state.budgets.count_attempt(recovery_ladder.recurring(newest), state.incident.faults)
+        state.budgets.count_attempt(recovery_ladder.failure_identity(newest), state.incident.faults)
 
 
-def _situation(turn: ControllerTurn, survivors: list[WorkerRecord], n: int) -> Situation:
+def _recovery_situation(turn: ControllerTurn, survivors: list[WorkerRecord], n: int) -> Situation:
     state = turn.state
     keys = reconfiguration.slot_keys(n)[:2]
     lost, stateless = [], []
@@ -140,12 +140,14 @@ def _situation(turn: ControllerTurn, survivors: list[WorkerRecord], n: int) -> S
     inner = {key: count for key, count in state.budgets.attempts.items() if key}
     worst = max(inner, key=lambda key: inner[key], default="")
     same = tuple(
-        fault for fault in state.budgets.causes if recovery_ladder.recurring((fault,)) == worst
+        fault
+        for fault in state.budgets.causes
+        if recovery_ladder.failure_identity((fault,)) == worst
     )
     again = inner.get(worst, 0) >= state.limits.attempts_max
     moved = {name for name, _ in state.findings.moves.values()}
     return Situation(
-        cause=recovery_ladder.most_telling(same if again and same else state.budgets.causes),
+        cause=recovery_ladder.root_fault(same if again and same else state.budgets.causes),
         lost=tuple(lost),
         planned=tuple(fault.seat for fault in state.incident.faults if fault.worker in moved),
         stateless=tuple(stateless),
@@ -165,7 +167,7 @@ def _situation(turn: ControllerTurn, survivors: list[WorkerRecord], n: int) -> S
     )
 
 
-def _go_on(
+def _continue_with_survivors(
     turn: ControllerTurn, survivors: list[WorkerRecord], n: int, step: int, choice: RecoveryChoice
 ) -> None:
     """Survivors keep what they hold; empty seats are filled; the decision is durable first."""

@@ -64,13 +64,13 @@ def _give_up(situation: Situation, _: str) -> tuple[str, bool]:
     if situation.attempts >= situation.attempts_max:
         return (
             f"{situation.attempts} generations ended in the same fault, and no phase was completed"
-            f" between them{_because(situation)}",
+            f" between them{_cause_suffix(situation)}",
             True,
         )
     if situation.attempts_all >= _KINDS_OF_TROUBLE * situation.attempts_max:
         return (
             f"{situation.attempts_all} generations failed, each in its own way, and no phase was"
-            f" completed between them{_because(situation)}",
+            f" completed between them{_cause_suffix(situation)}",
             True,
         )
     return "", False
@@ -78,12 +78,12 @@ def _give_up(situation: Situation, _: str) -> tuple[str, bool]:
 
 def _retry(situation: Situation, _: str) -> tuple[str, bool]:
     if situation.diverged:
-        return f"nobody is known to hold the right state{_because(situation)}", False
+        return f"nobody is known to hold the right state{_cause_suffix(situation)}", False
     if not situation.donors:
         return "no worker is left that holds the whole state", False
     if situation.lost:
         return "", False
-    return f"every worker is alive{_because(situation)}: the phase is tried again", True
+    return f"every worker is alive{_cause_suffix(situation)}: the phase is tried again", True
 
 
 def _migrate(situation: Situation, _: str) -> tuple[str, bool]:
@@ -92,7 +92,7 @@ def _migrate(situation: Situation, _: str) -> tuple[str, bool]:
     if not lost or not possible or not set(lost) <= set(situation.planned):
         return "", False
     to = "a warm spare" if len(lost) == 1 else "warm spares"
-    return f"{_ranks(lost)} moved to {to}{_because(situation)}", True
+    return f"{_ranks(lost)} moved to {to}{_cause_suffix(situation)}", True
 
 
 def _replace(situation: Situation, why_not: str) -> tuple[str, bool]:
@@ -101,12 +101,12 @@ def _replace(situation: Situation, why_not: str) -> tuple[str, bool]:
         return why_not, False
     if situation.stateless:
         ranks = _ranks(situation.stateless)
-        return f"nothing is left of the own state of {ranks}{_because(situation)}", False
+        return f"nothing is left of the own state of {ranks}{_cause_suffix(situation)}", False
     if len(lost) > situation.spares + situation.cold:
         return "", False
     starting = len(lost) - situation.spares
     which = "warm spares take over" if starting <= 0 else "spares that are starting take over"
-    return f"{_ranks(lost)} lost{_because(situation)}: {which}", True
+    return f"{_ranks(lost)} lost{_cause_suffix(situation)}: {which}", True
 
 
 def _respawn(situation: Situation, why_not: str) -> tuple[str, bool]:
@@ -116,8 +116,8 @@ def _respawn(situation: Situation, why_not: str) -> tuple[str, bool]:
     if missing > situation.respawns:
         return _no_budget(missing, situation), False
     return (
-        f"{_ranks(situation.lost)} lost{_because(situation)}: {situation.spares} warm spare(s),"
-        f" {situation.cold} starting, so {missing} worker(s) are started anew",
+        f"{_ranks(situation.lost)} lost{_cause_suffix(situation)}: {situation.spares} warm"
+        f" spare(s), {situation.cold} starting, so {missing} worker(s) are started anew",
         True,
     )
 
@@ -138,7 +138,7 @@ def _begin_again(situation: Situation, why_not: str) -> tuple[str, bool]:
     if situation.restarts >= situation.attempts_max:
         return (
             f"{situation.restarts} restarts in a row did not get beyond the same place"
-            f"{_because(situation)}",
+            f"{_cause_suffix(situation)}",
             False,
         )
     origin = "the beginning (there is no checkpoint)"
@@ -177,28 +177,28 @@ _TELLING = (
 )  # fmt: skip
 
 
-def most_telling(faults: tuple[Fault, ...]) -> Fault | None:
+def root_fault(faults: tuple[Fault, ...]) -> Fault | None:
     """The fault that explains the others: a traceback first, a broken connection last."""
     order = [fault for fault in faults if fault.kind == "contract"]
     order += [fault for fault in faults if fault.kind == "diverged" and fault.seat < 0]
     order += [fault for fault in faults if fault.traceback and fault.kind in ("raised", "exited")]
     if order:
         return order[0]
-    return min(faults, key=_telling, default=None)
+    return min(faults, key=_causal_order, default=None)
 
 
-def _telling(fault: Fault) -> float:
+def _causal_order(fault: Fault) -> float:
     """A seat that was moved on purpose explains the connections that its worker's end broke."""
     moved = fault.kind == "requested" and fault.seat >= 0
     return _TELLING.index("transfer") - 0.5 if moved else _TELLING.index(fault.kind)
 
 
-def recurring(faults: tuple[Fault, ...]) -> str:
+def failure_identity(faults: tuple[Fault, ...]) -> str:
     """Return the identity of a generation's failure, equal when it recurs; "" for a failure from
     outside, which predicts nothing about the next attempt and is bounded by the budget of
     respawns."""
     roots = tuple(fault for fault in faults if fault.kind != "torn")  # a rank cut by another's end
-    fault = most_telling(roots or faults)
+    fault = root_fault(roots or faults)
     if fault is None or fault.kind in ("requested", "save") or is_accident(fault):
         return ""
     lines = fault.traceback.strip().splitlines()
@@ -226,7 +226,7 @@ def is_user_error(cause: Fault | None) -> bool:
     )
 
 
-def _because(situation: Situation) -> str:
+def _cause_suffix(situation: Situation) -> str:
     return f" ({situation.cause.kind}: {situation.cause.detail})" if situation.cause else ""
 
 

@@ -11,11 +11,12 @@ from msgspec.structs import replace
 from outlast import events
 from outlast.config import AUTO
 from outlast.controller.controller_state import S_NS, ControllerState, ControllerTurn
-from outlast.controller.save_schedule.save_costs import RunMeasurements, SaveCosts
 from outlast.controller.save_schedule.save_intervals import NEVER_S, Schedule, decide
 from outlast.controller.save_schedule.save_tiers import (
     IntervalBounds,
     Name,
+    RunMeasurements,
+    SaveCosts,
     SavePolicy,
     SaveTier,
     ScheduleInputs,

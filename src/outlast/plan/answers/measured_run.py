@@ -31,8 +31,7 @@ from outlast.telemetry.event_store import life_of, read_events
 from outlast.telemetry.run_costs import run_costs
 from outlast.telemetry.run_summary import RunSummary, summarise_events
 from outlast.telemetry.segment_files import SegmentDamage
-from outlast.telemetry.time_accounting import TimeAccount, account
-from outlast.telemetry.time_spans import Bucket
+from outlast.telemetry.time_accounting import Bucket, TimeAccount, account
 from outlast.theory import failures, special_functions, strategies
 
 Verdict = Literal["within", "more", "less"]

@@ -157,9 +157,9 @@ class CatchUp:
     def __init__(
         self,
         *,
-        moment: WorkerStatus,
+        status: WorkerStatus,
         groups: GroupRegistry,
-        healer: WorkerRecovery,
+        recovery: WorkerRecovery,
         timeline: WorkerEvents,
         place: ScriptProgress,
         protected: Callable[[], ProtectedState],
@@ -169,7 +169,7 @@ class CatchUp:
     ) -> None:
         """`retire` reports this process as broken and does not return: another one replaces it.
         With `kind="unknown"` no other could know more, and the job goes back to a copy."""
-        self._moment, self._groups, self._healer = moment, groups, healer
+        self._status, self._groups, self._recovery = status, groups, recovery
         self._timeline, self._place, self._protected = timeline, place, protected
         self._dry_attempt, self._trouble, self._retire = dry_attempt, trouble, retire
         self.walk: ReplayWalk | None = None
@@ -183,15 +183,15 @@ class CatchUp:
 
     def stand(self) -> None:
         """Return inside an open generation, with the job's state."""
-        while not self._moment.is_open:
-            self._healer.heal()
+        while not self._status.is_open:
+            self._recovery.recover()
             self.reduced = False
-            self._timeline.generation = self._moment.opened
+            self._timeline.generation = self._status.opened
 
     def arrive(self, call: Callable[[], Any], key: str) -> None:
         """Stand before the next phase, with its dry steps taken."""
         self.stand()
-        if not self._moment.ask:
+        if not self._status.requested:
             self._settle(call, key, joins=True)
             if key in self.settled and not self._protected().reducers.is_ready:
                 self._retire(
@@ -208,8 +208,8 @@ class CatchUp:
         walk = self.walk
         if walk is None:
             return
-        self._healer.take_over()
-        self._healer.staged = None
+        self._recovery.adopt_staged_state()
+        self._recovery.staged = None
         if not walk.after and not walk.slot.at_draw:
             self.restore_walked()
         self.walk, self.result_lost = None, False
@@ -281,10 +281,10 @@ class CatchUp:
             self.restore_drawn(own)
             protected_state.restore(codec.decode(own)["random"], self._protected().generators)
         self._place.add(kept, own)
-        self._moment.step += kind == "step"
+        self._status.step += kind == "step"
         if last and walk.after:
             self.restore_walked()
-            self._timeline.metrics(self._moment.step, walk.slot.reports)
+            self._timeline.metrics(self._status.step, walk.slot.reports)
         return (value,)
 
     def _use_of(self, key: str) -> Callable[[], NoReturn]:
@@ -310,7 +310,7 @@ class CatchUp:
             return None
         result = self._dry(call, key, joins=joins)
         self.settled.add(key)
-        if self._moment.opened and self.reduced and self._protected().reducers.is_static:
+        if self._status.opened and self.reduced and self._protected().reducers.is_static:
             detail = f"{key} steps too: with its dry steps taken, all ranks begin it alike"
             self._trouble(detail, "unsettled")
         return result
@@ -322,9 +322,9 @@ class CatchUp:
         begin_ns, result = self._timeline.now_ns(), None
         kept, local = None, self._protected().local
         came_with_the_slot = local.kept
-        if self._moment.opened and (self._healer.staged is None or came_with_the_slot):
+        if self._status.opened and (self._recovery.staged is None or came_with_the_slot):
             kept = deep_copy(self._protected().replicated(), "cpu")
-        self._moment.enter("dry")
+        self._status.enter("dry")
         try:
             with self._dry_attempt(key), self._groups.phase(), self._groups.dry():
                 result = call()
@@ -336,9 +336,9 @@ class CatchUp:
                 self._protected().adopt(kept)
                 local.kept = came_with_the_slot
             elif not joins:
-                self._healer.take_over()
+                self._recovery.adopt_staged_state()
         reducers = self._protected().reducers
-        if self._moment.opened and not (self.reduced and reducers.is_static):
+        if self._status.opened and not (self.reduced and reducers.is_static):
             reducers.restore()
         self._timeline.dry_steps(key, begin_ns)
         return result

@@ -48,9 +48,9 @@ class PhaseRunner:
     def __init__(
         self,
         *,
-        moment: WorkerStatus,
+        status: WorkerStatus,
         groups: GroupRegistry,
-        healer: WorkerRecovery,
+        recovery: WorkerRecovery,
         timeline: WorkerEvents,
         place: ScriptProgress,
         page: Page,
@@ -58,16 +58,16 @@ class PhaseRunner:
         script: ScriptVariables,
         alone: bool,
     ) -> None:
-        self._moment, self._groups, self._healer = moment, groups, healer
+        self._status, self._groups, self._recovery = status, groups, recovery
         self._timeline, self._place = timeline, place
-        self._slots = ProgressSlots(page, place, moment, self._need_protected, self._note_once)
+        self._slots = ProgressSlots(page, place, status, self._need_protected, self._note_once)
         self._watch, self.script, self._alone = watch, script, alone
         self.protected: ProtectedState | None = None
         self.gate = commit_gate.CommitGate(self._is_protected)
         self.joining = CatchUp(
-            moment=moment, groups=groups, healer=healer, timeline=timeline, place=place,
+            status=status, groups=groups, recovery=recovery, timeline=timeline, place=place,
             protected=self._need_protected, dry_attempt=self._dry_attempt,
-            trouble=lambda detail, kind: moment.trouble(self._fault(detail, kind)),
+            trouble=lambda detail, kind: status.report_fault(self._fault(detail, kind)),
             retire=lambda error, kind="": self._retire(error, "broken", kind),
         )  # fmt: skip
         self.on_record: Callable[[], None] = lambda: None
@@ -90,7 +90,7 @@ class PhaseRunner:
     @property
     def is_real(self) -> bool:
         """False in dry runs and rehearsals."""
-        return not (self._moment.rehearsing or (self.attempt is not None and self.attempt.dry))
+        return not (self._status.rehearsing or (self.attempt is not None and self.attempt.dry))
 
     def generators(self) -> dict[str, Generator]:
         """Return the generators that a phase may draw from."""
@@ -120,7 +120,7 @@ class PhaseRunner:
             return replayed[0]
         while True:
             self.joining.arrive(call, key)
-            if self._moment.ask and kind != "checkpoint":
+            if self._status.requested and kind != "checkpoint":
                 self.save_as_asked()
                 continue  # to take the dry steps that a successor put off, and look again
             try:
@@ -134,19 +134,19 @@ class PhaseRunner:
         attempt = PhaseAttempt(kind, key, kept, self._timeline.now_ns(), has_copy=undo)
         if not undo:
             new = not protected.knows(key)
-            attempt.weights = WrittenWeights(protected, everything=new, turn=self._moment.n)
+            attempt.weights = WrittenWeights(protected, everything=new, turn=self._status.n)
         return attempt
 
     def _try(self, call: Callable[[], Any], key: str, kind: Kind, undo: bool) -> Any:
-        moment, attempt = self._moment, self._begin(key, kind, undo)
+        status, attempt = self._status, self._begin(key, kind, undo)
         self._slots.write_before(attempt.undo.own_bytes)
-        moment.rehearsing = not self._alone and self._is_rehearsal(attempt)
+        status.rehearsing = not self._alone and self._is_rehearsal(attempt)
         name = f"{kind} {key}" if kind in ("step", "eval") else kind
         try:
             if kind == "checkpoint":
-                moment.enter_attempt("checkpoint", name)
+                status.enter_attempt("checkpoint", name)
             else:
-                moment.enter_attempt("dry" if moment.rehearsing else "running", name)
+                status.enter_attempt("dry" if status.rehearsing else "running", name)
         except StepRefused:
             raise AttemptUndone from None
         try:
@@ -162,7 +162,7 @@ class PhaseRunner:
             self._failed(attempt, error)
             raise AttemptUndone from None
         finally:
-            moment.rehearsing = False
+            status.rehearsing = False
         self._watch("done")
         self._complete(attempt, result)
         return result
@@ -212,7 +212,7 @@ class PhaseRunner:
 
     def _rehearse(self, attempt: PhaseAttempt) -> None:
         """Raises StepRefused in a function's first attempts, which are compared with each other."""
-        key, place = attempt.key, (self._moment.opened, self._moment.n)
+        key, place = attempt.key, (self._status.opened, self._status.n)
         is_new = not self._alone and key not in self.joining.settled
         if is_new or self._leftovers.is_due(key, place):
             self._rehearsals[key] = self._rehearsals.get(key, 0) + 1
@@ -229,7 +229,7 @@ class PhaseRunner:
         """Hold what the attempt has computed against the attempt before it."""
         protected, key, kept = self._need_protected(), attempt.key, self._repetitions
         choices, named = protected.own_choices(), protected.tree.named_parameters()
-        now = repetitions.look(self._moment.opened, choices, attempt.reports, named)
+        now = repetitions.look(self._status.opened, choices, attempt.reports, named)
         found = kept.rehearsed(key, now) if attempt.rehearsed else kept.first_step(key, now)
         if found is not None:
             self.script.differs(key, found, zeroed=self._rehearsals[key] > REHEARSALS)
@@ -246,7 +246,7 @@ class PhaseRunner:
         protected, local = self._need_protected(), self._need_protected().local
         commit_gate.must_have_waited(self._groups.unfinished(), attempt)
         self.before_vote()
-        moment, n = self._moment, self._moment.n + 1
+        status, n = self._status, self._status.n + 1
         attempt.choices = protected.own_choices()
         attempt.is_gated = gated
         attempt.waits = local.must_wait(attempt.key) if gated else bool(local.differing)
@@ -254,7 +254,7 @@ class PhaseRunner:
         place = f"{n} {attempt.kind} {attempt.key}"
         compares = gated or attempt.has_copy
         ballot = f"{place} {local.ballot()}" if compares else place
-        moment.enter_attempt("voting")
+        status.enter_attempt("voting")
         try:
             self._watch("vote")
             agreed = self._groups.vote(ballot)
@@ -262,12 +262,12 @@ class PhaseRunner:
             self._undecided(error)
         else:
             if not agreed:
-                moment.enter("running")
+                status.enter("running")
                 self._dispute(attempt, place)
         if compares:
             local.won()
         attempt.vote_ns = self._timeline.now_ns()
-        moment.won(self._step_after(attempt))
+        status.won(self._step_after(attempt))
         self._groups.seal()
         protected.reducers.commit()
         protected.buffers.mark_vote()
@@ -281,7 +281,7 @@ class PhaseRunner:
         ):
             raise PhaseError(
                 f"the ranks do not stand in the same phase: this one votes on phase"
-                f" {self._moment.n + 1} ({attempt.key}, {attempt.kind}); every rank must make the"
+                f" {self._status.n + 1} ({attempt.key}, {attempt.kind}); every rank must make the"
                 " same calls of session.run in the same order"
             )
         attempt.disputed = True
@@ -293,9 +293,9 @@ class PhaseRunner:
         if self._alone:
             raise error
         is_cut = isinstance(error, (GroupError, StepRefused)) or is_transport_error(error)
-        self._moment.prepared(self._fault(error, "transport" if is_cut else "raised"))
-        if self._healer.verdict() == "redo":
-            self._moment.enter("running")
+        self._status.report_prepared(self._fault(error, "transport" if is_cut else "raised"))
+        if self._recovery.vote_outcome() == "redo":
+            self._status.enter("running")
             raise StepRefused("the vote's answer was lost and nobody has applied")
 
     def _after_vote(self, attempt: PhaseAttempt) -> None:
@@ -307,10 +307,10 @@ class PhaseRunner:
         commit_gate.must_have_waited(self._groups.unfinished(), attempt)
 
     def _step_after(self, attempt: PhaseAttempt) -> int:
-        return self._moment.step + (attempt.kind == "step")
+        return self._status.step + (attempt.kind == "step")
 
     def _complete(self, attempt: PhaseAttempt, result: Any) -> None:
-        moment, n, step = self._moment, self._moment.n + 1, self._step_after(attempt)
+        status, n, step = self._status, self._status.n + 1, self._step_after(attempt)
         self.joining.reduced = self.joining.reduced or attempt.key in self.joining.settled
         kept = keep_result(result)
         if kept == LOST:
@@ -324,17 +324,17 @@ class PhaseRunner:
             self.joining.completed(kept)
         self._timeline.phase(n, step, attempt.kind, attempt.begin_ns, attempt.vote_ns)
         self._timeline.metrics(step, attempt.reports)
-        moment.loss = attempt.reports.get("loss", moment.loss)
+        status.loss = attempt.reports.get("loss", status.loss)
         shared = attempt.kind in ("epoch", "draw", "checkpoint")
         known = kept if shared or is_evidence(result) else LOST
-        moment.completed(step=step, result=known, shared=shared)
+        status.completed(step=step, result=known, shared=shared)
         self.on_complete(attempt.kind)
 
     # --- what did not work ---
 
     def _refused(self, attempt: PhaseAttempt, reason: str) -> None:
         self._timeline.refused(
-            self._moment.n + 1, self._step_after(attempt), attempt.kind, attempt.begin_ns, reason
+            self._status.n + 1, self._step_after(attempt), attempt.kind, attempt.begin_ns, reason
         )
         if attempt.vote_ns:
             self._retire(GroupError(reason), "torn")
@@ -348,19 +348,19 @@ class PhaseRunner:
         if self._rehearsals.get(key) == REHEARSALS and key not in settled:
             settled.add(key)
             self.on_record()
-        self._moment.enter("idle")
+        self._status.enter("idle")
 
     def _failed(self, attempt: PhaseAttempt, error: Exception) -> None:
         if self._alone:
             raise error
         if attempt.vote_ns:
             self._retire(error, "torn")
-        self._moment.enter("running")  # an error before the vote was cast: nothing is undecided
-        if self._moment.is_open:
+        self._status.enter("running")  # an error before the vote was cast: nothing is undecided
+        if self._status.is_open:
             kind = "transport" if is_transport_error(error) else "raised"
             if isinstance(error, UsageError) and kind == "raised":
                 kind = "contract"
-            self._moment.trouble(self._fault(error, kind))
+            self._status.report_fault(self._fault(error, kind))
         self._refused(attempt, f"{type(error).__name__}: {error}"[:500])
 
     def _retire(self, error: BaseException, state: str, kind: str = "") -> NoReturn:
@@ -368,17 +368,17 @@ class PhaseRunner:
         if self._alone:
             raise error
         kind = kind or ("contract" if isinstance(error, UsageError) else "torn")
-        self._moment.lost(state, self._fault(error, kind))
+        self._status.report_loss(state, self._fault(error, kind))
         while True:  # the controller has us killed; its deadline bounds this wait
-            self._moment.take(self._healer.patience_s)
+            self._status.next_message(self._recovery.patience_s)
 
     def _fault(self, error: BaseException | str, kind: Any) -> Fault:
         detail, text = error, ""
         if isinstance(error, BaseException):
             detail = f"{type(error).__name__}: {error}"
             text = "".join(traceback.format_exception(error)) if kind != "transport" else ""
-        return self._moment.fault(
-            kind, str(detail), text, self._healer.seat, self._timeline.now_ns()
+        return self._status.fault(
+            kind, str(detail), text, self._recovery.seat, self._timeline.now_ns()
         )
 
     # --- a successor's way in ---

@@ -178,20 +178,20 @@ class ProgressSlots:
         self,
         page: Page,
         place: ScriptProgress,
-        moment: WorkerStatus,
+        status: WorkerStatus,
         protected: Callable[[], ProtectedState],
         note_once: Callable[[str, str], None],
     ) -> None:
-        self._page, self._place, self._moment = page, place, moment
+        self._page, self._place, self._status = page, place, status
         self._protected, self._note_once = protected, note_once
         self._before_n = -1
 
     def write_before(self, own: bytes) -> None:
         """The state that the next phase begins with, once."""
-        n = self._moment.n
+        n = self._status.n
         if self._before_n == n:
             return
-        slot = self._place.slot(n, self._moment.step, own).pack()
+        slot = self._place.slot(n, self._status.step, own).pack()
         if len(slot) > POSITION_BYTES_NOTED:
             self._note_once(
                 f"this rank's own state and data position take more than 1 MiB ({len(slot)} bytes"
@@ -207,7 +207,7 @@ class ProgressSlots:
 
     def write_after(self, attempt: PhaseAttempt, *, aside: bool) -> None:
         """Write what is known before the vote of phase n+1: the slot, where that is all."""
-        protected, n = self._protected(), self._moment.n + 1
+        protected, n = self._protected(), self._status.n + 1
         own = protected.own_state(attempt.choices, whole=not attempt.is_gated)
         if not attempt.waits:
             self._put_after(attempt, own, aside=aside)
@@ -218,7 +218,7 @@ class ProgressSlots:
     def write_end(self, attempt: PhaseAttempt, result: bytes | None, *, aside: bool) -> None:
         """Write what phase n+1 has returned, None where nobody can write it down, and what
         waited."""
-        protected, n = self._protected(), self._moment.n + 1
+        protected, n = self._protected(), self._status.n + 1
         if result is not None:
             self._page.put("result", n, result)
         if attempt.is_gated:
@@ -228,7 +228,7 @@ class ProgressSlots:
             self._put_after(attempt, protected.own_state(attempt.choices), aside=aside)
 
     def _put_after(self, attempt: PhaseAttempt, own: bytes, *, aside: bool) -> None:
-        n, step = self._moment.n + 1, self._moment.step + (attempt.kind == "step")
+        n, step = self._status.n + 1, self._status.step + (attempt.kind == "step")
         slot = self._place.slot(n, step, own, reports=attempt.reports, aside=aside)
         self._page.put("after", n, slot.pack())
 

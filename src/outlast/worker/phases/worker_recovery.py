@@ -165,9 +165,9 @@ class WorkerRecovery:
     """
 
     def __init__(
-        self, moment: WorkerStatus, groups: GroupRegistry, limits: Limits, owner: RecoveryOwner
+        self, status: WorkerStatus, groups: GroupRegistry, limits: Limits, owner: RecoveryOwner
     ) -> None:
-        self._moment, self._groups, self._owner = moment, groups, owner
+        self._status, self._groups, self._owner = status, groups, owner
         # The controller has deadlines for each part; this one only bounds a controller that is
         # itself gone without the agent noticing.
         self.patience_s = 2 * (limits.ready_s + limits.status_s + limits.transfer_s)
@@ -175,51 +175,51 @@ class WorkerRecovery:
         self.staged: Any = None  # the job's state at n, until the walk to n is over
         self.seat = -1
 
-    def verdict(self) -> str:
+    def vote_outcome(self) -> str:
         """Wait, with a yes cast and its answer lost, for the decision: "commit" or "redo"."""
         while True:
-            body = self._moment.take(self.patience_s)
+            body = self._status.next_message(self.patience_s)
             if isinstance(body, messages.Decide):
                 self._note(body)
-                return "commit" if body.n > self._moment.n else "redo"
+                return "commit" if body.n > self._status.n else "redo"
             self._stop(body)
 
-    def heal(self) -> None:
+    def recover(self) -> None:
         """Return when a generation is open and this worker stands in it before phase n+1."""
-        moment = self._moment
-        moment.enter("healing")
+        status = self._status
+        status.enter("healing")
         self._owner.reach("heal")
-        self.take_over()
+        self.adopt_staged_state()
         self._groups.reap()
-        if self._decided is not None or moment.opened == 0:
+        if self._decided is not None or status.opened == 0:
             self._ready()
         while True:
-            body = moment.take(self.patience_s)
+            body = status.next_message(self.patience_s)
             match body:
                 case messages.Decide():
                     self._note(body)
                     self._ready()
-                case messages.Connect() if body.generation > moment.closed:
+                case messages.Connect() if body.generation > status.closed:
                     self._connect(body)
-                case messages.Open() if body.generation > moment.closed:
+                case messages.Open() if body.generation > status.closed:
                     self._open(body)
                     return
                 case _:
                     self._stop(body)
 
-    def take_over(self) -> None:
+    def adopt_staged_state(self) -> None:
         """Be where the staged state is, once a generation with it was open. More than once,
         because the script's code between walked phases is run again (a scheduler's step)."""
-        if self.staged is not None and self._moment.opened:
+        if self.staged is not None and self._status.opened:
             self._owner.adopt(self.staged)
 
-    def linger(self) -> None:
+    def stay_as_donor(self) -> None:
         """After the script's end: stay a possible donor until the run is over."""
         while True:
-            if not self._moment.is_open:
-                self.heal()
-                self._moment.enter("finished")
-            body = self._moment.take(float(1 << 30) / 1000)
+            if not self._status.is_open:
+                self.recover()
+                self._status.enter("finished")
+            body = self._status.next_message(float(1 << 30) / 1000)
             if isinstance(body, messages.Stop):
                 return
             if isinstance(body, messages.Decide):
@@ -227,14 +227,14 @@ class WorkerRecovery:
 
     def _note(self, body: messages.Decide) -> None:
         self._decided = body
-        self._moment.generation = max(self._moment.generation, body.generation)
+        self._status.generation = max(self._status.generation, body.generation)
 
     def _ready(self) -> None:
-        self._owner.send(messages.WorkerReady(generation=self._moment.generation, n=self._moment.n))
+        self._owner.send(messages.WorkerReady(generation=self._status.generation, n=self._status.n))
 
     def _connect(self, body: messages.Connect) -> None:
-        moment = self._moment
-        moment.generation = max(moment.generation, body.generation)
+        status = self._status
+        status.generation = max(status.generation, body.generation)
         sent: dict[int, Ticket] = {}
         received: dict[int, Ticket] = {}
         try:
@@ -256,14 +256,14 @@ class WorkerRecovery:
             kind: FaultKind = "transfer" if isinstance(error, CorruptionError) else "transport"
             if isinstance(error, CodecError):
                 kind = "contract"  # no donor could ever write it
-            moment.trouble(
+            status.report_fault(
                 Fault(
                     kind=kind,
                     detail=str(error),
                     seat=self.seat,
-                    n=moment.n,
-                    step=moment.step + 1,
-                    state=moment.state,
+                    n=status.n,
+                    step=status.step + 1,
+                    state=status.state,
                     t_ns=self._owner.now_ns(),
                 )
             )
@@ -282,9 +282,9 @@ class WorkerRecovery:
             self._owner.adopt(self.staged)
         self._owner.generation_opened()
         self._decided = None
-        self._moment.joining = False
-        self._moment.ask = body.ask
-        self._moment.opened = body.generation
+        self._status.joining = False
+        self._status.requested = body.ask
+        self._status.opened = body.generation
 
     def _stop(self, body: messages.ControllerBody) -> None:
         if isinstance(body, messages.Stop):
