@@ -9,8 +9,7 @@ import pytest
 
 from outlast.checkpoint.load.checkpoint_diff import TensorDifference
 from outlast.cli.output_stream import Printer
-from outlast.cli.replay_report import Original, ReplayReport, Verdict, headline, judge, show
-from outlast.cli.run_comparison import (
+from outlast.cli.replay_comparison import (
     DifferingValue,
     FirstDifference,
     NumberDifference,
@@ -20,6 +19,7 @@ from outlast.cli.run_comparison import (
     origin_differences,
     parting,
 )
+from outlast.cli.replay_report import Original, ReplayReport, Verdict, headline, judge, show
 
 SAME = RunPair(
     numbers=4, parting=None, states=StateComparison(compared=3, ranks=2, tensors=[], values=[])

@@ -19,16 +19,9 @@ from outlast.checkpoint.stores.folder_store import Folder
 from outlast.cli.ckpt.ckpt_output import progress
 from outlast.cli.ckpt.target_argument import open_target
 from outlast.cli.output_stream import Printer, print_json
+from outlast.cli.replay_comparison import UNKEPT, RunPair, hints, origin_differences, sides
 from outlast.cli.replay_report import Original, ReplayReport, judge, show
-from outlast.cli.run_comparison import (
-    UNKEPT,
-    Losses,
-    RunPair,
-    hints,
-    losses,
-    origin_differences,
-    sides,
-)
+from outlast.cli.run_comparison import Losses, losses
 from outlast.errors import (
     EXIT_DONE,
     EXIT_USER_ERROR,

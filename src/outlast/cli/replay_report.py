@@ -10,7 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
 from rich.text import Text
 
-from outlast.cli.run_comparison import NumberDifference, RunPair, StateComparison
+from outlast.cli.replay_comparison import NumberDifference, RunPair, StateComparison
 from outlast.terminal_tables import number_column, table, text_column
 from outlast.text_formatting import duration, plural
 

@@ -1,4 +1,7 @@
-"""`outlast ckpt import` and `outlast ckpt export`."""
+"""`outlast ckpt import` and `outlast ckpt export`.
+
+Only import, and DCP, need torch: each command imports its own readers and writers.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,6 @@ from cyclopts import Parameter
 
 from outlast import quantities
 from outlast.checkpoint.interop.foreign_layouts import TensorNaming
-from outlast.checkpoint.interop.safetensors_export import write_safetensors
-from outlast.checkpoint.interop.safetensors_import import read_safetensors
 from outlast.checkpoint.load.checkpoint_reader import CheckpointReader
 from outlast.cli.ckpt.target_argument import check_room, open_destination, open_target
 from outlast.cli.output_stream import echo, print_json
@@ -112,11 +113,11 @@ def import_(
     store = open_destination(dest)
     check_room(store, _size_bytes(source))
     if chosen == "safetensors":
+        from outlast.checkpoint.interop.safetensors_import import read_safetensors
+
         imported = read_safetensors(source, store, naming, step=step, job=job)
     else:
-        from outlast.checkpoint.interop.dcp_conversion import (
-            read_dcp,  # needs torch, for its values
-        )
+        from outlast.checkpoint.interop.dcp_conversion import read_dcp
 
         imported = read_dcp(source, store, naming, step=step, job=job)
     where = f"{store.where}/{imported.place.directory}"
@@ -211,9 +212,11 @@ def export(
     checkpoint = open_target(target).open(step)
     reader = CheckpointReader(checkpoint)
     if form == "safetensors":
+        from outlast.checkpoint.interop.safetensors_export import write_safetensors
+
         write_safetensors(reader, dest, naming, shard_bytes=shard_bytes, tied=ties)
     else:
-        from outlast.checkpoint.interop.dcp_conversion import write_dcp  # starts much of torch
+        from outlast.checkpoint.interop.dcp_conversion import write_dcp
 
         write_dcp(reader, dest, naming)
     files = {path.name: path.stat().st_size for path in sorted(dest.iterdir())}

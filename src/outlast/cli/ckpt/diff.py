@@ -21,7 +21,7 @@ from outlast.checkpoint.stores.catalog import Checkpoint
 from outlast.cli.ckpt.ckpt_output import progress
 from outlast.cli.ckpt.target_argument import open_target
 from outlast.cli.output_stream import echo, print_json
-from outlast.cli.run_comparison import DifferingValue
+from outlast.cli.replay_comparison import DifferingValue
 from outlast.errors import (
     EXIT_DONE,
     EXIT_USER_ERROR,

@@ -21,16 +21,15 @@ from outlast.plan.model.answer_values import answer, format_count, format_quanti
 from outlast.plan.model.ladder_costs import Strategy, matters
 from outlast.plan.model.scenario import Scenario, scenario_of
 from outlast.plan.model.strategy_prediction import predict
-from outlast.plan.narrate.narrator import NarratedRun, narrate
 from outlast.plan.simulate import result_tables
 from outlast.plan.simulate.part_executors import PartExecutor, interruption
-from outlast.plan.simulate.simulated_job import bound_failures, job_of
 from outlast.terminal_tables import number_column, table, text_column
 
 if TYPE_CHECKING:
     import numpy as np
 
     from outlast.plan.answers.run_distribution import RunDistribution
+    from outlast.plan.narrate.narrator import NarratedRun
     from outlast.plan.simulate.tallies import Tally
 
 REPLICATIONS_MAX = 1_000_000_000
@@ -180,6 +179,9 @@ def story(
     replication
         Which run of that seed.
     """
+    from outlast.plan.narrate.narrator import narrate  # NumPy, which no help text needs
+    from outlast.plan.simulate.simulated_job import bound_failures, job_of
+
     if replication < 0:
         raise UsageError(f"--replication {replication}: 0 is the first")
     if strategy == "drop":
