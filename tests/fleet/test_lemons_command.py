@@ -43,7 +43,7 @@ def test_the_lemon_and_its_evidence(lake: Path, capsys: pytest.CaptureFixture[st
     assert main(["fleet", "lemons", str(lake)]) == EXIT_DONE
     out = capsys.readouterr().out
     assert "1 lemon among 60 nodes" in out
-    (line,) = [line for line in out.splitlines() if line.startswith(" n7 ")]
+    (line,) = [line for line in out.splitlines() if line.startswith("n7 ")]
     assert line.split()[:3] == ["n7", "lemon", "10"]
     (besides,) = [line for line in out.splitlines() if line.startswith("n7: ")]
     assert "excluded by 28 jobs" in besides and "10 single-node failures" in besides

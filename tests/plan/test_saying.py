@@ -58,7 +58,8 @@ def test_a_full_disk_behind_stdout_is_said(how: list[str]) -> None:
 
 
 def test_a_character_that_the_terminal_lacks_is_escaped() -> None:
-    words = [sys.executable, "-m", "outlast.cli.main", "plan", "reproduce"]
+    code = "from outlast.cli.output_stream import echo; echo('and so on\\u2026')"
+    words = [sys.executable, "-c", code]
     plain = os.environ | {"PYTHONIOENCODING": "latin-1", "COLUMNS": "40"}
     done = subprocess.run(words, capture_output=True, env=plain, check=False)
     assert done.returncode == 0 and rb"\u2026" in done.stdout
