@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 import msgspec
@@ -95,8 +96,8 @@ def test_the_table_shows_what_the_twin_had(
         wall_s=1.0,
     )
     demo._show(report, Console())
-    lines = [line.split("│") for line in capsys.readouterr().out.splitlines()]
-    rows = {cells[0].strip(): [cell.strip() for cell in cells[1:]] for cells in lines}
+    lines = [re.split(r"\s{2,}", line) for line in capsys.readouterr().out.splitlines()]
+    rows = {cells[0]: cells[1:] for cells in lines}
     assert rows["faults that struck"][:2] == ["2", "7"]
     assert rows["committed steps lost"][:2] == ["0", "5"]
 

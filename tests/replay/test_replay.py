@@ -108,7 +108,7 @@ def test_what_cannot_be_replayed_is_refused_before_anything_starts(
     with pytest.raises(UsageError, match=r"was changed since.*--edited"):
         replay(run)
     script.unlink()
-    with pytest.raises(UsageError, match="is gone"):
+    with pytest.raises(UsageError, match="does not exist"):
         replay(run)
     script.write_text(text)
     shard = next(run.glob("checkpoints/step-000000008-*/shard-00001"))
@@ -118,7 +118,7 @@ def test_what_cannot_be_replayed_is_refused_before_anything_starts(
         replay(run)
     shard.write_bytes(whole)
     assert contents(run) == before
-    with pytest.raises(RunDirError, match="how this run was started is not known"):
+    with pytest.raises(RunDirError, match="command of this run is unknown"):
         replay(tmp_path)
 
 

@@ -59,9 +59,9 @@ class WorkerPorts:
         """Return the time of the run's clock."""
         return self.timeline.now_ns()
 
-    def note(self, text: str) -> None:
-        """Add a note for the user to the run's events."""
-        self.timeline.note(text)
+    def note(self, text: str, *, warning: bool = True) -> None:
+        """Add a note for the user to the run's events; one that is no warning is not displayed."""
+        self.timeline.note(text, warning=warning)
 
     def report_trouble(self, error: BaseException) -> None:
         """Report an error of the transport; this generation is over."""

@@ -11,7 +11,7 @@ import gc
 import multiprocessing
 import types
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from torch.utils.data import DataLoader
 
@@ -106,6 +106,14 @@ def identities(protected: ProtectedState) -> set[int]:
     return found
 
 
+class WriteNote(Protocol):
+    """A function that adds a note to the run's events."""
+
+    def __call__(self, text: str, *, warning: bool = True) -> None:
+        """Write `text`; a note that is no warning is not displayed."""
+        ...
+
+
 class ScriptVariables:
     """Finds what phases and the code between them change without having protected it.
 
@@ -117,7 +125,7 @@ class ScriptVariables:
         self,
         protected: Callable[[], set[int]],
         on_unrepeatable: Unrepeatable,
-        note: Callable[..., None],
+        note: WriteNote,
     ) -> None:
         self._protected, self._stop = protected, on_unrepeatable == "stop"
         self._note, self._alone = note, not on_unrepeatable
