@@ -63,7 +63,7 @@ def open_draft(target: Path, *, new: bool = False, durable: bool = True) -> Iter
         if new:
             refuse_existing(target)
         draft.replace(target)
-    except BaseException:
+    except BaseException:  # Ctrl-C as well: no draft stays
         _remove(draft)
         raise
     if durable:

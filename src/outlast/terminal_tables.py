@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rich import box
+from rich.console import OverflowMethod
 from rich.table import Column, Table
 
 
@@ -14,13 +15,14 @@ def text_column(
     ratio: int | None = None,
     width_max: int | None = None,
 ) -> Column:
-    """Return a column of text, aligned to the left; long words are folded, never cut.
+    """Return a column of text, aligned to the left.
 
+    A text that is too long is folded; with `wrap` false it is cut, and ends in an ellipsis.
     `ratio`: its part of the width of an expanded table. `width_max`: in characters.
     """
     return Column(
         title,
-        overflow="fold",
+        overflow=_overflow(wrap=wrap),
         no_wrap=not wrap,
         style=style,
         ratio=ratio,
@@ -31,15 +33,23 @@ def text_column(
 def number_column(
     title: str = "", *, wrap: bool = True, style: str = "", width_max: int | None = None
 ) -> Column:
-    """Return a column of figures, aligned to the right. `width_max`: in characters."""
+    """Return a column of figures, aligned to the right. `width_max`: in characters.
+
+    A figure that is too long is folded; with `wrap` false it is cut, and ends in an ellipsis.
+    """
     return Column(
         title,
         justify="right",
-        overflow="fold",
+        overflow=_overflow(wrap=wrap),
         no_wrap=not wrap,
         style=style,
         max_width=width_max,
     )
+
+
+def _overflow(*, wrap: bool) -> OverflowMethod:
+    # Without wrapping, rich would crop a folded text: 1,234,567 would read 1,234.
+    return "fold" if wrap else "ellipsis"
 
 
 def table(*columns: Column, title: str = "", expand: bool = False) -> Table:
