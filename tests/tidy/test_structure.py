@@ -18,7 +18,7 @@ CEILINGS = {
     "fmt: skip": 35,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 91910,
+    "lines": 91839,
     "functions of more than 70 lines": 0,
 }
 

@@ -151,10 +151,7 @@ def _number(number: NumberDifference, a: str, b: str) -> str:
 def _counts(found: RunPair) -> str:
     parts = [plural(found.numbers, "number")]
     if states := found.states:
-        parts += [
-            plural(states.compared, "tensor"),
-            f"own state of {plural(states.ranks, 'rank')}",
-        ]
+        parts += [plural(states.compared, "tensor"), f"own state of {plural(states.ranks, 'rank')}"]
     return ", ".join(parts)
 
 

@@ -113,13 +113,7 @@ def _newest(
 def _at(n: int, tier: str, mark: str) -> messages.Checkpointed:
     """Return a checkpoint with typical times, as seat 0 reports it."""
     return messages.Checkpointed(
-        n=n,
-        step=n,
-        path=f"{tier} n{n} {mark}",
-        tier=tier,
-        blocking_s=0.01,
-        flush_s=0.2,
-        step_s=0.2,
+        n=n, step=n, path=f"{tier} n{n} {mark}", tier=tier, blocking_s=0.01, flush_s=0.2, step_s=0.2
     )
 
 

@@ -51,11 +51,7 @@ class InjectedFaults:
     """The faults of this run, and whether each has fired already, in any worker of its life."""
 
     def __init__(
-        self,
-        specs: list[FaultSpec],
-        markers: Path,
-        timeline: WorkerEvents,
-        target: FaultTarget,
+        self, specs: list[FaultSpec], markers: Path, timeline: WorkerEvents, target: FaultTarget
     ) -> None:
         self._specs, self._markers, self._timeline = specs, markers, timeline
         self._target = target

@@ -58,11 +58,7 @@ class WorkerEvents:
         """Write that a joiner's dry steps are done."""
         self._emit(
             events.DrySteps(
-                t_ns=self.now_ns(),
-                worker=self.worker,
-                seat=self.seat,
-                key=key,
-                t_begin_ns=begin_ns,
+                t_ns=self.now_ns(), worker=self.worker, seat=self.seat, key=key, t_begin_ns=begin_ns
             )
         )
 

@@ -347,13 +347,7 @@ def read_dcp(
             except CodecError as error:
                 skipped[name] = str(error)
     return import_items(
-        store,
-        items,
-        objects,
-        step=step,
-        job=job,
-        by=f"import of {source.name}",
-        skipped=skipped,
+        store, items, objects, step=step, job=job, by=f"import of {source.name}", skipped=skipped
     )
 
 

@@ -104,10 +104,7 @@ class SaveEngine:
         self._news: deque[Outcome] = deque(maxlen=_OUTCOMES_MAX)  # unread ones
 
     def prepare(
-        self,
-        tensors: Mapping[str, torch.Tensor],
-        blobs_bytes: int = 0,
-        apart: Collection[str] = (),
+        self, tensors: Mapping[str, torch.Tensor], blobs_bytes: int = 0, apart: Collection[str] = ()
     ) -> None:
         """Plan and create arenas before the first save; all ranks call it. Raises as `save`."""
         self._plan(self._described(tensors), apart, {}, frozen_names(tensors))

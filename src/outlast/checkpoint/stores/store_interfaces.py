@@ -188,17 +188,7 @@ def check_name(name: str) -> str:
 
 
 GROUP = "outlast.stores"
-_METHODS = (
-    "create",
-    "directories",
-    "files",
-    "get",
-    "point",
-    "put",
-    "read",
-    "remove",
-    "where",
-)
+_METHODS = ("create", "directories", "files", "get", "point", "put", "read", "remove", "where")
 
 
 def installed_schemes() -> list[str]:

@@ -15,13 +15,7 @@ from outlast.checkpoint.stores.store_interfaces import Store
 from outlast.cli.ckpt.ckpt_output import progress
 from outlast.cli.ckpt.target_argument import open_target
 from outlast.cli.output_stream import echo, print_json
-from outlast.errors import (
-    EXIT_DONE,
-    EXIT_USER_ERROR,
-    CorruptionError,
-    StorageError,
-    UsageError,
-)
+from outlast.errors import EXIT_DONE, EXIT_USER_ERROR, CorruptionError, StorageError, UsageError
 from outlast.text_formatting import duration, plural, size
 
 _NAMED_MAX = 8

@@ -130,12 +130,7 @@ def _copies_table(rows: Sequence[CopiesRow]) -> Table:
 
 
 def spares(
-    file: File = None,
-    /,
-    *,
-    json: Json = False,
-    figure: Path | None = None,
-    **fields: Fields,
+    file: File = None, /, *, json: Json = False, figure: Path | None = None, **fields: Fields
 ) -> int:
     """Compute the number of spare nodes that costs least.
 

@@ -300,9 +300,7 @@ def merge_simultaneous(blame: pl.LazyFrame, same_s: float = SIMULTANEOUS_S) -> p
         .with_columns(event=new.fill_null(value=True).cum_sum())
         .group_by("event")
         .agg(
-            pl.col("cluster", "node", "t_ns").first(),
-            pl.col("weight").max(),
-            pl.col("named").any(),
+            pl.col("cluster", "node", "t_ns").first(), pl.col("weight").max(), pl.col("named").any()
         )
         .drop("event")
     )

@@ -330,9 +330,7 @@ def failure_outcomes(
     )
     narrow = large.select(KEY).join(wide, on=KEY, how="anti")
     return FailureOutcomes(
-        failures=len(large),
-        went_on=len(narrow.join(taken, on=KEY, how="anti")),
-        wide=len(wide),
+        failures=len(large), went_on=len(narrow.join(taken, on=KEY, how="anti")), wide=len(wide)
     )
 
 

@@ -245,11 +245,7 @@ def read_slurm_events(path: Path, given: mapped_logs.MappedLogContext) -> LogRea
         ours: names[theirs] for ours, theirs in COLUMNS.items() if theirs in names
     }
     mapping = ColumnMapping(
-        rows="outages",
-        columns=columns,
-        delimiter="|",
-        quotes=False,
-        constants={"symptom": "other"},
+        rows="outages", columns=columns, delimiter="|", quotes=False, constants={"symptom": "other"}
     )
     given = given._replace(passed_over=(names["nodename"], OF_CLUSTER))
     return mapped_logs.read_mapped(path, mapping, given)

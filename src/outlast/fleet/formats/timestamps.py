@@ -116,8 +116,7 @@ def _formatted(frame: pl.DataFrame, format_: str) -> pl.DataFrame:
         aware = text.str.to_datetime(format_, strict=False, time_unit="us", time_zone="UTC")
         return frame.select(ns=aware.dt.timestamp("us") * 1000, local=_NEVER)
     return frame.select(
-        ns=pl.lit(None, pl.Int64),
-        local=text.str.to_datetime(format_, strict=False, time_unit="us"),
+        ns=pl.lit(None, pl.Int64), local=text.str.to_datetime(format_, strict=False, time_unit="us")
     )
 
 

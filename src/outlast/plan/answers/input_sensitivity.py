@@ -15,11 +15,7 @@ from outlast.plan.answers.strategy_price import price_strategy
 from outlast.plan.model.answer_values import Unit
 from outlast.plan.model.ladder_costs import STRATEGIES, Strategy, matters
 from outlast.plan.model.scenario import NEVER_S, Scenario
-from outlast.plan.model.strategy_prediction import (
-    Prediction,
-    predict,
-    reason_impossible,
-)
+from outlast.plan.model.strategy_prediction import Prediction, predict, reason_impossible
 from outlast.theory import dollars
 
 TIE = 1e-3  # of the price: closer than that, the simpler strategy is taken

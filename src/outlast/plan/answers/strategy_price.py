@@ -11,12 +11,7 @@ from msgspec.structs import replace
 
 from outlast.plan.model.ladder_costs import Strategy, mtbf_s, sources
 from outlast.plan.model.scenario import Scenario
-from outlast.plan.model.strategy_prediction import (
-    GOODPUT_MIN,
-    Prediction,
-    cost_usd,
-    predict,
-)
+from outlast.plan.model.strategy_prediction import GOODPUT_MIN, Prediction, cost_usd, predict
 from outlast.theory import intervals
 from outlast.theory.strategies import RecoveryOutcome
 

@@ -104,9 +104,7 @@ def _chunks(tensors: list[torch.Tensor]) -> Iterator[torch.Tensor]:
         yield parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _landing(
-    tensors: list[torch.Tensor],
-) -> Iterator[tuple[torch.Tensor, list[torch.Tensor]]]:
+def _landing(tensors: list[torch.Tensor]) -> Iterator[tuple[torch.Tensor, list[torch.Tensor]]]:
     flats = [_raw(t) for t in tensors]  # freshly allocated and contiguous: these are views
     for pieces in _pieces([f.numel() for f in flats]):
         views = [flats[index][start:stop] for index, start, stop in pieces]

@@ -67,10 +67,7 @@ class ReachableValues:
         self.spots: dict[Path, ValueSpot] = {}
 
     def add_code(
-        self,
-        code: types.CodeType,
-        space: dict[str, Any],
-        offsets: frozenset[int] | None = None,
+        self, code: types.CodeType, space: dict[str, Any], offsets: frozenset[int] | None = None
     ) -> None:
         """Count in code that may run (its instructions at `offsets`), and what it names."""
         self._add_one(code, space, names_of(code, offsets))

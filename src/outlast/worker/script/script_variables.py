@@ -122,10 +122,7 @@ class ScriptVariables:
     """
 
     def __init__(
-        self,
-        protected: Callable[[], set[int]],
-        on_unrepeatable: Unrepeatable,
-        note: WriteNote,
+        self, protected: Callable[[], set[int]], on_unrepeatable: Unrepeatable, note: WriteNote
     ) -> None:
         self._protected, self._stop = protected, on_unrepeatable == "stop"
         self._note, self._alone = note, not on_unrepeatable
