@@ -23,6 +23,7 @@ from outlast.checkpoint.keeper.keeper_launch import ServedKeeper
 from outlast.checkpoint.load.checkpoint_reader import CheckpointReader
 from outlast.checkpoint.replicas.memory_copies import MemoryCopies
 from outlast.checkpoint.save.save_engine import SaveEngine
+from outlast.checkpoint.save.save_request import SaveRequest, SaveSettings
 from outlast.checkpoint.stores.catalog import newest_checkpoint
 from outlast.checkpoint.stores.folder_store import Folder
 from outlast.checkpoint.stores.store_interfaces import StoreSource
@@ -74,11 +75,10 @@ def roll_back(root: Path, held: state.State, rounds: int, found: Loading) -> Non
     address, token = f"@outlast-bench-{os.getpid()}", secrets.token_hex(16)
     served = ServedKeeper(address, token, "the benchmark")
     folder = root / "returned"
-    engine = SaveEngine(
-        folder, rank=0, world=1, job="", exchange=lambda message: [message], arenas=1,
-        keeper=KeeperClient.connect(address, token), save_s=ENDS_S,
-    )  # fmt: skip
-    save = engine.save(SavePoint(1, 1, "a"), held.tensors(), shared=b"", own=b"", origin={})
+    settings = SaveSettings(root=folder, rank=0, world=1, job="", arenas=1, save_s=ENDS_S)
+    keeper = KeeperClient.connect(address, token)
+    engine = SaveEngine(settings, lambda message: [message], keeper)
+    save = engine.save(SaveRequest(SavePoint(1, 1, "a"), held.tensors()))
     assert engine.wait(save, ENDS_S).kind == "committed"
     engine.close(ENDS_S)
     expected, into = state.values(held), held

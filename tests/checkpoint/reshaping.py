@@ -33,6 +33,7 @@ from outlast.checkpoint.format.manifests import SavePoint
 from outlast.checkpoint.keeper.keeper_client import KeeperClient
 from outlast.checkpoint.load.checkpoint_reader import CheckpointReader
 from outlast.checkpoint.save.save_engine import SaveEngine
+from outlast.checkpoint.save.save_request import SaveRequest, SaveSettings
 from outlast.checkpoint.stores.catalog import newest_checkpoint
 from outlast.checkpoint.stores.folder_store import Folder
 
@@ -133,20 +134,18 @@ class Saver:
         """Into a directory of its own; returns once it is committed."""
         exchange = partial(gathered, group=self.groups[world], world=world)
         keeper = KeeperClient.start(f"rank {self.rank}")
-        engine = SaveEngine(
-            self.root / name,
+        settings = SaveSettings(
+            root=self.root / name,
             rank=self.rank,
             world=world,
             job="reshape",
-            exchange=exchange,
-            keeper=keeper,
             arenas=1,
             save_s=DEADLINE_S,
         )
+        engine = SaveEngine(settings, exchange, keeper)
         own, origin = f"own of {self.rank}".encode(), {"layout": name}
-        number = engine.save(
-            SavePoint(1, 1, "a"), tensors, shared=b"shared", own=own, origin=origin
-        )
+        request = SaveRequest(SavePoint(1, 1, "a"), tensors, b"shared", own, origin)
+        number = engine.save(request)
         outcome = engine.wait(number, DEADLINE_S)
         engine.close(DEADLINE_S)
         assert outcome.kind == ("written" if self.rank else "committed"), outcome

@@ -189,7 +189,8 @@ def save_and_fail(root: Path, state: dict[str, Any]) -> None:
         saves.wait()
         with full_disk():
             saves.save(5, state)
-            saves._engine.wait(2, 20)
+            assert saves._driver
+            saves._driver.engine.wait(2, 20)
         raise KeyError
 
 
@@ -307,8 +308,8 @@ def test_the_first_save_finds_its_memory_made(tmp_path: Path) -> None:
     state = {"model": model, "optimizer": optimizer}
     with Checkpointer(tmp_path) as saves:
         saves.prepare(state)
-        assert saves._engine
-        slots = saves._engine._slots
+        assert saves._driver
+        slots = saves._driver.engine._slots
         slots.join()
         ahead = {slot.arena for slot in slots.ahead}
         model(torch.ones(600)).sum().backward()

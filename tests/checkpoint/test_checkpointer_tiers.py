@@ -176,7 +176,7 @@ state = {"large": torch.ones(4 << 20)}
 saves.save(1, state)
 while not list(Path(sys.argv[2]).glob("*/commit.json")):
     saves.wait()
-keeper = saves._engine._keeper._end.process.pid
+keeper = saves._driver.keeper._end.process.pid
 os.kill(keeper, signal.SIGSTOP)  # it writes later than this lives
 saves.save(2, state)
 print(keeper, flush=True)

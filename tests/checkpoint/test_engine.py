@@ -22,6 +22,7 @@ from outlast.checkpoint.keeper.keeper_launch import ServedKeeper
 from outlast.checkpoint.load.checkpoint_reader import CheckpointReader
 from outlast.checkpoint.save.arena_slots import only_device
 from outlast.checkpoint.save.save_engine import SaveEngine
+from outlast.checkpoint.save.save_request import SaveRequest
 from outlast.checkpoint.stores.catalog import open_checkpoint
 from outlast.checkpoint.stores.folder_store import Folder
 from outlast.errors import CodecError, OutlastError, StorageError, UsageError
@@ -190,9 +191,8 @@ def ranks_that_save(
     def one(rank: int, exchange: Exchange) -> str:
         trainer = Trainer(root, exchange=exchange, rank=rank, world=world)
         try:
-            number = trainer.engine.save(
-                place, tensors[rank], shared=b"all", own=b"%d" % rank, origin={}
-            )
+            request = SaveRequest(place, tensors[rank], shared=b"all", own=b"%d" % rank)
+            number = trainer.engine.save(request)
             return trainer.engine.wait(number, DEADLINE_S).kind
         finally:
             trainer.engine.close(DEADLINE_S)
@@ -262,7 +262,7 @@ def test_a_rank_has_one_device() -> None:
 def test_a_device_is_copied_beside_what_it_computes(trainer: Trainer) -> None:
     weight = torch.ones(1 << 24, device="cuda")
     place = SavePoint(next(steps), 0, "a")
-    number = trainer.engine.save(place, {"w": weight}, shared=b"", own=b"", origin={}, overlap=True)
+    number = trainer.engine.save(SaveRequest(place, {"w": weight}, overlap=True))
     trainer.engine.fence()
     weight.zero_()
     assert trainer.engine.wait(number, DEADLINE_S).kind == "committed"

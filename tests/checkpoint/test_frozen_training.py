@@ -33,6 +33,7 @@ from outlast.checkpoint.load.checkpoint_reader import CheckpointReader
 from outlast.checkpoint.replicas.group_parity import HeldPart
 from outlast.checkpoint.replicas.memory_copies import MemoryCopies
 from outlast.checkpoint.save.save_engine import SaveEngine
+from outlast.checkpoint.save.save_request import SaveRequest, SaveSettings
 from outlast.checkpoint.save.shard_plan import frozen_names
 from outlast.checkpoint.stores.catalog import open_checkpoint, verify
 from outlast.checkpoint.stores.folder_store import Folder
@@ -179,16 +180,15 @@ def test_two_ranks_share_the_frozen_bytes_and_link_their_own(tmp_path: Path) -> 
 
     def one(rank: int, exchange: Exchange) -> list[SavePoint]:
         keeper = KeeperClient.start(f"rank {rank}")
-        engine = SaveEngine(
-            tmp_path, rank=rank, world=2, job="job", exchange=exchange, keeper=keeper
-        )
+        settings = SaveSettings(root=tmp_path, rank=rank, world=2, job="job")
+        engine = SaveEngine(settings, exchange, keeper)
         base = nn.Parameter(whole.clone(), requires_grad=False)
         places = [SavePoint(step, step, "a") for step in range(1, 6)]
         for place in places:
             if place.step == 5 and rank == 1:
                 base.requires_grad_()
             tensors = {"base": base, "adapter": nn.Parameter(adapter * place.step)}
-            number = engine.save(place, tensors, shared=b"s", own=b"o", origin={})
+            number = engine.save(SaveRequest(place, tensors, shared=b"s", own=b"o"))
             exchange(b"")
             assert engine.wait(number, DEADLINE_S).kind == ("written" if rank else "committed")
             exchange(b"")

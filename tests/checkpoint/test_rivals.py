@@ -21,6 +21,7 @@ from outlast.checkpoint.format.manifests import SavePoint
 from outlast.checkpoint.keeper.keeper_client import KeeperClient
 from outlast.checkpoint.load.checkpoint_reader import CheckpointReader
 from outlast.checkpoint.save.save_engine import SaveEngine
+from outlast.checkpoint.save.save_request import SaveRequest, SaveSettings
 from outlast.checkpoint.stores.catalog import checkpoint_places, open_checkpoint
 from outlast.checkpoint.stores.folder_store import Folder
 from outlast.errors import CorruptionError
@@ -32,10 +33,8 @@ SOAK = Path(__file__).parents[1] / "soak" / "kills.py"
 
 def engine_at(root: Path, arenas: int = 2) -> tuple[SaveEngine, KeeperClient]:
     keeper = KeeperClient.start("the test")
-    engine = SaveEngine(
-        root, rank=0, world=1, job="job", exchange=lambda message: [message], keeper=keeper,
-        arenas=arenas,
-    )  # fmt: skip
+    settings = SaveSettings(root=root, rank=0, world=1, job="job", arenas=arenas)
+    engine = SaveEngine(settings, lambda message: [message], keeper)
     return engine, keeper
 
 
@@ -43,7 +42,7 @@ def save(
     engine: SaveEngine, step: int, tensors: dict[str, torch.Tensor], attempt: str = "a"
 ) -> int:
     place = SavePoint(step, step, attempt)
-    return engine.save(place, tensors, shared=b"", own=b"", origin={})
+    return engine.save(SaveRequest(place, tensors))
 
 
 def values(root: Path, step: int) -> set[float]:

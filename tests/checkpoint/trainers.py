@@ -17,6 +17,7 @@ from outlast.checkpoint.format.manifests import SavePoint
 from outlast.checkpoint.keeper.keeper_client import KeeperClient
 from outlast.checkpoint.load.checkpoint_reader import CheckpointReader
 from outlast.checkpoint.save.save_engine import SaveEngine
+from outlast.checkpoint.save.save_request import SaveRequest, SaveSettings
 from outlast.checkpoint.stores.catalog import open_checkpoint
 from outlast.checkpoint.stores.folder_store import Folder
 
@@ -30,15 +31,17 @@ class Trainer:
     def __init__(self, root: Path, **how: Any) -> None:
         self.root = root
         self.keeper: KeeperClient = how.pop("keeper", None) or KeeperClient.start("the test")
-        how = {"exchange": alone, "rank": 0, "world": 1} | how
-        self.engine = SaveEngine(root, job="job", keeper=self.keeper, **how)
+        exchange = how.pop("exchange", alone)
+        settings = SaveSettings(**{"root": root, "job": "job", "rank": 0, "world": 1} | how)
+        self.engine = SaveEngine(settings, exchange, self.keeper)
 
     def order(
         self, tensors: Mapping[str, torch.Tensor], shared: bytes = b"s"
     ) -> tuple[int, SavePoint]:
         place = SavePoint(next(steps), 0, "a")
         origin = {"by": "test"}
-        return self.engine.save(place, tensors, shared=shared, own=b"o", origin=origin), place
+        request = SaveRequest(place, tensors, shared=shared, own=b"o", origin=origin)
+        return self.engine.save(request), place
 
     def save(self, tensors: Mapping[str, torch.Tensor], shared: bytes = b"s") -> CheckpointReader:
         """What reads the save back, once it is committed."""

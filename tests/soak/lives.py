@@ -22,6 +22,7 @@ import torch
 from outlast.checkpoint.format.manifests import SavePoint
 from outlast.checkpoint.keeper.keeper_client import KeeperClient
 from outlast.checkpoint.save.save_engine import SaveEngine
+from outlast.checkpoint.save.save_request import SaveRequest, SaveSettings
 
 WORLD = 2
 EVERY = 3  # steps between saves to the disk
@@ -145,18 +146,17 @@ def _be_rank(rank: int, job: Job, link: socket.socket, told_fd: int) -> None:
         link.settimeout(SAVE_S)
         name = f"rank {rank}"
         reach = job.addresses and KeeperClient.connect(job.addresses[rank], job.token, name)
-        engine = SaveEngine(
-            job.root, rank=rank, world=WORLD, job="soak", exchange=exchange,
-            keeper=reach or KeeperClient.start(name), save_s=SAVE_S,
-        )  # fmt: skip
+        settings = SaveSettings(root=job.root, rank=rank, world=WORLD, job="soak", save_s=SAVE_S)
+        engine = SaveEngine(settings, exchange, reach or KeeperClient.start(name))
         step = job.begun
         while True:
             step += 1
             place = SavePoint(step, step, f"l{job.life}")
-            engine.save(
+            request = SaveRequest(
                 place, content(place, rank, job.elements), shared=place.directory.encode(),
-                own=f"{rank} {place.directory}".encode(), origin={}, to_disk=step % EVERY == 0,
+                own=f"{rank} {place.directory}".encode(), to_disk=step % EVERY == 0,
             )  # fmt: skip
+            engine.save(request)
             exchange(b"a step, in which ranks meet")
             for outcome in engine.outcomes():
                 if outcome.kind == "committed":

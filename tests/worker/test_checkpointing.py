@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from outlast.worker.phases.script_progress import Intervals, ProgressSlot
 from outlast.worker.state.protected_state import ProtectedState
 from outlast.worker.worker_checkpointing import RunCheckpointer
 from outlast.worker.worker_events import WorkerEvents
+from outlast.worker.worker_ports import WorkerPorts
 from outlast.worker.worker_status import WorkerStatus
 
 pytestmark = pytest.mark.process
@@ -56,11 +58,11 @@ def saver(
     )  # fmt: skip
     status = WorkerStatus(Page.create(1 << 16), send, lambda _: None)
     status.generation = 1
-    saves = RunCheckpointer(
-        settings=settings, seat=rank, groups=Talking(exchange), status=status,
-        timeline=WorkerEvents(None, f"w{rank}"), send=send, watch=lambda _: None, shared={},
-        stays=lambda _: True,
-    )  # fmt: skip
+    ports = WorkerPorts()
+    ports.timeline, ports.status = WorkerEvents(None, f"w{rank}"), status
+    ports.link = SimpleNamespace(send=send)
+    ports.faults = SimpleNamespace(reach=lambda _: None)
+    saves = RunCheckpointer(settings, rank, Talking(exchange), status, ports, {}, joins=True)
     return saves, status
 
 
@@ -103,8 +105,8 @@ def test_memory_for_saves_is_made_beside_the_first_steps(tmp_path: Path, keepers
             nn.init.ones_(parameter)
         protected = ProtectedState({"model": model}, {})
         saves.reserve(protected)
-        assert saves._engine
-        slots = saves._engine._slots
+        assert saves._driver
+        slots = saves._driver.engine._slots
         slots.join()
         ahead = {slot.arena for slot in slots.ahead}
         status.n = status.step = 1

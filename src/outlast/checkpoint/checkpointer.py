@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import secrets
-import time
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeAlias
@@ -17,13 +17,13 @@ from torch import distributed as dist
 
 from outlast.checkpoint.format.manifests import SavePoint, manifest_name, step_count
 from outlast.checkpoint.keeper.keeper_client import KeeperClient
-from outlast.checkpoint.keeper.keeper_frames import Outcome
 from outlast.checkpoint.keeper.part_files import failure_path
 from outlast.checkpoint.load.checkpoint_load import CheckpointLoad, Restored
 from outlast.checkpoint.rank_group import RankGroup
 from outlast.checkpoint.save import agreed_plan
 from outlast.checkpoint.save.arena_slots import collector_paused
-from outlast.checkpoint.save.save_engine import SaveEngine
+from outlast.checkpoint.save.save_driver import OutcomeQueue, SaveDriver
+from outlast.checkpoint.save.save_request import SaveRequest, SaveSettings, WhenBusy
 from outlast.checkpoint.state import state_content as rank_own
 from outlast.checkpoint.state.script_state import (
     ScriptState,
@@ -39,7 +39,6 @@ from outlast.checkpoint.upkeep.upkeep_client import UpkeepClient
 from outlast.errors import CorruptionError, OutlastError, StorageError, UsageError
 
 OnFailure: TypeAlias = Literal["warn", "raise"]
-WhenBusy: TypeAlias = Literal["wait", "skip"]
 OnUnreadable: TypeAlias = Literal["raise", "older"]
 _OWN_BYTES = 64 << 10  # estimated size of a rank's own part
 
@@ -99,21 +98,29 @@ class Checkpointer:
         self._tiers = Tiers(root, keep, durable, answer_s)
         self._store = self._tiers.root
         self._ranks = RankGroup(group, save_s)
-        self._job, self._complete, self._branch = job, complete, branch
-        self._answer_s, self._older = answer_s, on_unreadable == "older"
+        self._settings = SaveSettings(
+            root=self._store.root,
+            rank=self._ranks.rank,
+            world=self._ranks.world,
+            job=job,
+            save_s=save_s,
+            arenas=arenas,
+            when_busy=when_busy,
+        )
+        self._complete = complete
+        self._branch = branch
+        self._answer_s = answer_s
+        self._older = on_unreadable == "older"
         self._on_failure: OnFailure = on_failure
-        self._when_busy: WhenBusy = when_busy
-        self._arenas, self._save_s = arenas, save_s
         self._attempt = self._begin()
         self._attempts = 0
         self._loaded: LoadOrigin | None = None
         self._claim: Claim | None = None
-        self._engine: SaveEngine | None = None
-        self._keeper: KeeperClient | None = None
+        self._driver: SaveDriver | None = None
         self._upkeep: UpkeepClient | None = None
         self._closed = False
         self._parts: frozenset[str] = frozenset()
-        self._pending: dict[int, int] = {}  # steps, by save
+        self._outcomes = OutcomeQueue()
 
     def _begin(self) -> str:
         """Return the prefix of the names of all ranks' attempts.
@@ -123,7 +130,7 @@ class Checkpointer:
         statement = _Begun()
         if self._ranks.rank == 0:
             try:
-                silent = self._tiers.check(self._job)
+                silent = self._tiers.check(self._settings.job)
                 statement = _Begun(attempt=secrets.token_hex(6), silent=silent)
             except OutlastError as error:
                 statement = _Begun(error=f"{error}; nothing was started")
@@ -158,13 +165,13 @@ class Checkpointer:
             self._check_open()
             script_state = ScriptState(state, own)
             self._check_parts(script_state)
-            engine = self._engine or self._start(self._claim or self._make_claim())
+            driver = self._driver or self._start(self._claim or self._make_claim())
             content = flatten_state(script_state)
             tensors = content.tensors | expected_state(script_state)
             mine = xxhash.xxh3_128_digest(repr([(n, t.shape) for n, t in tensors.items()]).encode())
             alike = self._ranks.exchange(mine)
             replicas = [rank for rank, each in enumerate(alike) if each == mine]
-            engine.reserve(tensors, len(content.shared) + _OWN_BYTES, replicas)
+            driver.engine.reserve(tensors, len(content.shared) + _OWN_BYTES, replicas)
 
     def save(
         self, step: int, state: Mapping[str, Any], own: Mapping[str, Any] | None = None
@@ -196,8 +203,8 @@ class Checkpointer:
             self._store,
             self._tiers.sources(),
             self._ranks,
-            job=self._job,
-            save_s=self._save_s,
+            job=self._settings.job,
+            save_s=self._settings.save_s,
             answer_s=self._answer_s,
         )
         self._claim = claiming.make(self._loaded, self._branch)
@@ -207,7 +214,7 @@ class Checkpointer:
         self, claim: Claim, place: SavePoint, parent: str, base: str, state: ScriptState
     ) -> int:
         try:
-            engine = self._engine or self._start(claim)
+            driver = self._driver or self._start(claim)
             self._check_parts(state)
             content = flatten_state(state)
             own_bytes = rank_own.capture_rank_state(state, content.rest, self._ranks.world)
@@ -215,23 +222,24 @@ class Checkpointer:
             if not self._parts:  # first save: all other ranks wait for this one
                 agreed_plan.refuse(str(error), self._ranks.exchange)
             raise
-        if self._upkeep and self._keeper:
-            self._upkeep.saving(self._keeper.pid)
-        if claim.owned and self._keeper:
-            claim.owned.keeper_is(self._keeper.pid)
-        save = engine.save(
-            place,
-            content.tensors,
-            shared=content.shared,
-            own=own_bytes,
-            origin=script_origin(),
-            parent=parent,
-            base=base,
-            apart=rank_own.rank_buffers(state),
-            values=content.digests,
+        if self._upkeep:
+            self._upkeep.saving(driver.keeper.pid)
+        if claim.owned:
+            claim.owned.keeper_is(driver.keeper.pid)
+        save = driver.save(
+            SaveRequest(
+                place,
+                content.tensors,
+                shared=content.shared,
+                own=own_bytes,
+                origin=script_origin(),
+                parent=parent,
+                base=base,
+                apart=rank_own.rank_buffers(state),
+                values=content.digests,
+            )
         )
         self._parts = frozenset(state.names())
-        self._pending[save] = place.step
         return save
 
     def _refuse(self, place: SavePoint, why: str) -> None:
@@ -273,17 +281,17 @@ class Checkpointer:
                 self._tiers.sources(),
                 self._ranks,
                 ScriptState(state, own),
-                job=self._job,
+                job=self._settings.job,
                 complete=self._complete,
                 older=self._older,
                 matching=NameMatching(strict, cast, tuple(skip), dict(rename or {})),
                 share=share,
             )
             if self._ranks.rank == 0:
-                wait_for_keeper(self._store.root, self._save_s, IoTimeout(self._answer_s))
+                wait_for_keeper(self._store.root, self._settings.save_s, IoTimeout(self._answer_s))
             restored = loading.run(None if step is None else step_count(step))
-            if self._engine:
-                self._engine.read_back_next()
+            if self._driver:
+                self._driver.engine.read_back_next()
             if restored:
                 self._loaded = LoadOrigin(restored.place, loading.base)
             if restored and self._claim:
@@ -302,10 +310,10 @@ class Checkpointer:
         Ended means committed on rank 0, written on other ranks. Reports failures as `save` does;
         raises StorageError when a save is still in progress after `timeout_s` (default: `save_s`).
         """
-        deadline = time.monotonic() + (self._save_s if timeout_s is None else timeout_s)
-        if self._engine:
-            for save in list(self._pending):
-                self._engine.wait(save, max(0.0, deadline - time.monotonic()))
+        if self._driver:
+            late = self._driver.wait(self._settings.save_s if timeout_s is None else timeout_s)
+            if late:
+                raise StorageError("; ".join(late))
             self._tell(self._on_failure)
 
     def close(self) -> None:
@@ -314,19 +322,19 @@ class Checkpointer:
 
     def _close(self, on_failure: OnFailure, *, in_peace: bool) -> None:
         self._closed = True
-        engine, self._engine = self._engine, None
+        driver, self._driver = self._driver, None
         failures: list[str] = []
-        if engine:
+        if driver:
             try:
-                engine.close(self._save_s)
+                driver.close(self._settings.save_s)
             except StorageError as error:
                 failures.append(str(error))
-            failures += self._failures(engine.outcomes())
+            failures += self._take_failures()
         if self._claim and self._claim.owned:
             self._claim.owned.close()
         upkeep, self._upkeep = self._upkeep, None
         if upkeep and in_peace:
-            failures += upkeep.close(self._save_s)
+            failures += upkeep.close(self._settings.save_s)
         elif upkeep:
             upkeep.let_go()  # it finishes alone, without delaying the exception
         self._report(failures, on_failure)
@@ -345,51 +353,40 @@ class Checkpointer:
                 " on from it; nothing was saved; give the same parts at every save"
             )
 
-    def _start(self, claim: Claim) -> SaveEngine:
+    def _start(self, claim: Claim) -> SaveDriver:
         fds = claim.owned.fds if claim.owned else ()
-        self._keeper = KeeperClient.start(f"rank {self._ranks.rank}", fds)
-        self._engine = SaveEngine(
-            self._store.root,
-            rank=self._ranks.rank,
-            world=self._ranks.world,
-            job=self._job,
-            exchange=self._ranks.exchange,
-            keeper=self._keeper,
-            arenas=self._arenas,
-            save_s=self._save_s,
-            when_busy=self._when_busy,
-            owner=claim.token,
-        )
+        keeper = KeeperClient.start(f"rank {self._ranks.rank}", fds)
+        settings = replace(self._settings, owner=claim.token)
+        self._driver = SaveDriver(settings, self._ranks.exchange, keeper, self._outcomes)
         if self._ranks.rank == 0 and not self._tiers.plain:
             self._look_after()
-        return self._engine
+        return self._driver
 
     def _look_after(self) -> UpkeepClient:
         """Return the client of the upkeep process; start the process if there is none."""
         if self._upkeep is None:
-            setup = self._tiers.setup(self._save_s)
+            setup = self._tiers.setup(self._settings.save_s)
             self._upkeep = UpkeepClient(setup, f"rank {self._ranks.rank}")
         return self._upkeep
 
     def _tell(self, on_failure: OnFailure) -> None:
-        if self._engine:
-            failures = self._failures(self._engine.outcomes())
+        if self._driver:
+            self._driver.poll()
+            failures = self._take_failures()
             self._report(failures + (self._upkeep.failures() if self._upkeep else []), on_failure)
 
-    def _failures(self, outcomes: list[Outcome]) -> list[str]:
-        failures: list[str] = []
-        for outcome in outcomes:
-            if outcome.kind == "written" and outcome.error:
-                warnings.warn(outcome.error, CheckpointWarning, stacklevel=5)
-            if outcome.kind == "written" and self._ranks.rank == 0:
-                continue  # its commit is still to come
-            self._pending.pop(outcome.save, None)
-            if outcome.kind == "committed" and self._upkeep:
-                self._upkeep.committed()
-            if outcome.kind in ("failed", "skipped"):
-                rank, what = self._ranks.rank, f"step {outcome.place.step} {outcome.kind}"
-                failures.append(f"the save of {what} on rank {rank}: {outcome.error}")
-        return failures
+    def _take_failures(self) -> list[str]:
+        damage, ended = self._outcomes.take()
+        for text in damage:
+            warnings.warn(text, CheckpointWarning, stacklevel=4)
+        if self._upkeep and any(outcome.kind == "committed" for outcome in ended):
+            self._upkeep.committed()
+        return [
+            f"the save of step {outcome.place.step} {outcome.kind} on rank {self._ranks.rank}:"
+            f" {outcome.error}"
+            for outcome in ended
+            if outcome.kind in ("failed", "skipped")
+        ]
 
     def _report(self, failures: list[str], on_failure: OnFailure) -> None:
         if failures and on_failure == "raise":

@@ -1,16 +1,15 @@
-"""Checkpoints of a whole job between steps: copied in a phase, written by keepers."""
+"""Saves of one rank under `outlast run`: copied in a phase, written by keepers."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
-import torch
 
 from outlast import events
 from outlast.checkpoint.format.manifests import Lineage, SavePoint
@@ -18,7 +17,8 @@ from outlast.checkpoint.keeper.keeper_client import KeeperClient
 from outlast.checkpoint.keeper.keeper_disk import DiskFault
 from outlast.checkpoint.keeper.keeper_frames import Outcome
 from outlast.checkpoint.save import agreed_plan
-from outlast.checkpoint.save.save_engine import SaveEngine
+from outlast.checkpoint.save.save_driver import SaveDriver
+from outlast.checkpoint.save.save_request import SaveRequest, SaveSettings
 from outlast.checkpoint.state.state_content import StateContent, flatten_state, rank_buffers
 from outlast.checkpoint.stores.catalog import lineage_of
 from outlast.checkpoint.stores.folder_store import Folder
@@ -32,16 +32,18 @@ from outlast.worker.groups import GroupRegistry
 from outlast.worker.phases.script_progress import Intervals, ProgressSlot, RankPart
 from outlast.worker.save_timing import StepRhythm
 from outlast.worker.state.protected_state import ProtectedState
-from outlast.worker.worker_events import WorkerEvents
 from outlast.worker.worker_status import WorkerStatus
 
-NEWS_S = 1.0
-OWN_BYTES = 64 << 10  # about what a seat's part takes at first
+_NEWS_S = 1.0
+_RANK_BYTES = 64 << 10  # estimated size of a rank's part
 
 
 class _SaveProposal(msgspec.Struct, frozen=True, array_like=True):
-    """Message of a rank before a save: why it cannot, whether it has room to copy at once, when it
-    would save next, and where this save stands. Of the last two rank 0's word counts."""
+    """One rank's message before a save.
+
+    `failure`: why this rank cannot save. `ready`: it has room to copy at once. `every`: the next
+    intervals. `place`, `parent` and `base` of the save. Of the last four rank 0's count.
+    """
 
     failure: str
     ready: bool
@@ -52,67 +54,101 @@ class _SaveProposal(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _CopiedSave(NamedTuple):
+    """A save whose phase is not complete yet.
+
+    `prepared`: memory was allocated or tables compared, which later saves do not repeat.
+    """
+
     place: SavePoint
     begin_s: float
-    prepared: bool  # something was made or compared as well, which no later save does
+    prepared: bool
+
+
+class CheckpointOwner(Protocol):
+    """A worker's methods that its saves need."""
+
+    def send(self, body: messages.WorkerBody) -> None:
+        """Send a message to the controller. Raises WireError."""
+
+    def reach(self, where: Where) -> None:
+        """Fire injected faults that are due at `where`."""
+
+    def now_ns(self) -> int:
+        """Return the time of the run's clock."""
+        ...
+
+    def note(self, text: str, *, warning: bool = True) -> None:
+        """Add a note for the user to the run's events."""
+
+    def record(self, event: events.AnyEvent) -> None:
+        """Add an event to the run's events."""
 
 
 class RunCheckpointer:
-    """One rank's saves: all ranks copy in one phase, and each one's keeper writes on its own."""
+    """One rank's saves under `outlast run`.
+
+    All ranks copy in one phase; each rank's keeper writes its copy alone.
+    """
 
     def __init__(
         self,
-        *,
         settings: WorkerSettings,
         seat: int,
         groups: GroupRegistry,
         status: WorkerStatus,
-        timeline: WorkerEvents,
-        send: Callable[[messages.WorkerBody], None],
-        watch: Callable[[Where], None],
+        owner: CheckpointOwner,
         shared: Mapping[str, bytes],
-        stays: Callable[[SavePoint | None], bool],
-        origin: SavePoint | None = None,
+        *,
+        joins: bool = False,
+        begun_at: SavePoint | None = None,
     ) -> None:
-        """`stays`: which versions of this seat's workers before this one are of use, until a save
-        of this one's is complete. `origin`: what this worker began again from, if anything."""
-        self._shared, self._stays, self._origin = shared, stays, origin
+        """Create the checkpointer of one rank.
+
+        `shared`: values that all ranks share. `joins`: this worker replaces another in a running
+        generation. `begun_at`: the checkpoint that this worker was restored from, if any.
+        """
+        self._settings = settings
+        self._seat = seat
+        self._groups = groups
+        self._status = status
+        self._owner = owner
+        self._shared = shared
+        self._joins = joins
+        self._begun_at = begun_at
         self._lineage: Lineage | None = None
-        self._settings, self._seat = settings, seat
         self._root = Path(settings.run_dir) / "checkpoints"
-        self._groups, self._status, self._timeline = groups, status, timeline
-        self._send, self._watch = send, watch
-        self._engine: SaveEngine | None = None
+        self._driver: SaveDriver | None = None
         self._reserved = False
-        self._author: dict[str, str] = {}
-        self._generation = 0  # in which the ranks last compared what they hold
+        self._origin: dict[str, str] = {}
+        self._generation = 0  # of the last comparison of tables
         self._copied: _CopiedSave | None = None
-        self._pending: set[int] = set()
-        self._void: set[SavePoint] = set()
-        self._telling = threading.Lock()
-        self._flushing: dict[
-            SavePoint, float
-        ] = {}  # those on their way to the disk: what they blocked
-        self._fewer = False  # peers held the last version than were asked to
+        self._refused: set[SavePoint] = set()
+        self._outcomes = threading.Lock()  # around polls, and `_flushing`
+        self._flushing: dict[SavePoint, float] = {}  # saves that are being written: seconds blocked
+        self._lacks_copies = False
         self.rhythm = StepRhythm()
 
     def save(
         self, protected: ProtectedState, slot: ProgressSlot, *, to_disk: bool, propose: Intervals
     ) -> Intervals:
-        """Inside a phase. A disk that fails costs this checkpoint and nothing else: it is said,
-        older checkpoints stay, and training goes on. A copy in memory is left out where a rank has
-        no room for it yet. Returns when to save from here on, as rank 0 proposes."""
+        """Copy the state and order its write, inside a phase; return the next intervals.
+
+        A disk that fails costs this checkpoint alone: the failure is reported, older checkpoints
+        stay, and training continues. A copy in memory is left out where a rank has no room for it.
+        Rank 0 proposes the intervals.
+        """
         status = self._status
-        if self._copied:  # that attempt was refused: nobody waits for what becomes of it
-            self._void.add(self._copied.place)
+        if self._copied:  # the vote refused that attempt: its outcome is not reported
+            self._refused.add(self._copied.place)
             self._flushing.pop(self._copied.place, None)
         self._copied = None
+        begin_s = time.monotonic()
         place = SavePoint(status.step, status.n, f"t{self._settings.term}g{status.generation}")
-        parent = base = ""
-        begin_s, failure, faults = time.monotonic(), "", self._disk_faults(to_disk)
+        parent = base = failure = ""
+        faults = self._disk_faults(to_disk)
         state = protected.content()
         content = flatten_state(state)
-        # What is a rank's own is in its slot: small buffers, or all where weights differ by rank.
+        # A rank's own tensors are in its slot: small buffers, or all where weights differ by rank.
         apart = rank_buffers(state) if protected.local.has_replicas else content.tensors
         prepared = True
         try:
@@ -121,80 +157,86 @@ class RunCheckpointer:
                 place, parent, base = self._next(place)
         except (CorruptionError, StorageError, UsageError) as error:
             failure = str(error)
-        ready = self._engine is not None and self._engine.ready
+        ready = self._driver is not None and self._driver.engine.ready
         answers = self._agree(_SaveProposal(failure, ready, propose, place, parent, base))
         place = answers[0].place
         failures = [
             f"rank {rank}: {each.failure}" for rank, each in enumerate(answers) if each.failure
         ]
         every = answers[0].every
-        # All compare again once one could not prepare: it would else wait for them alone.
+        # After a failure all ranks compare again: one that could not prepare would wait alone.
         self._generation = 0 if failures else status.generation
         if failures:
-            self._failed(place, "; ".join(failures))
+            self._report_failure(place, "; ".join(failures))
         elif to_disk or all(each.ready for each in answers):
-            assert self._engine is not None
+            assert self._driver is not None
             part = RankPart(
                 msgspec.structs.replace(slot, every=every).pack(),
                 protected.reducers.states(),
                 dict(self._shared),
             )
             if to_disk:
-                self._flushing[place] = 0.0  # before it can be told that this has ended
-            save = self._engine.save(
-                place,
-                content.tensors,
-                shared=content.shared,
-                own=part.pack(),
-                origin=self._author,
-                parent=parent,
-                base=base,
-                apart=apart,
-                to_disk=to_disk,
-                faults=faults,
+                self._flushing[place] = 0.0  # before its outcome can arrive
+            self._driver.save(
+                SaveRequest(
+                    place,
+                    content.tensors,
+                    shared=content.shared,
+                    own=part.pack(),
+                    origin=self._origin,
+                    parent=parent,
+                    base=base,
+                    apart=apart,
+                    to_disk=to_disk,
+                    faults=faults,
+                )
             )
-            self._pending.add(save)
             self._copied = _CopiedSave(place, begin_s, prepared)
         return every
 
     def reserve(self, protected: ProtectedState) -> None:
-        """Have the memory for saves made beside the steps before the first one. Nothing is said to
-        other ranks; what fails here is tried again, and told, at the first save."""
-        if self._engine or self._reserved:
+        """Allocate the memory for saves in the background, before the first one.
+
+        Ranks do not communicate. An error here is dropped: the first save tries again, and
+        reports it.
+        """
+        if self._driver or self._reserved:
             return
         self._reserved = True
+        ranks = range(self._settings.world)
         with suppress(OutlastError):
-            self._start().reserve(_tensors(protected), 2 * OWN_BYTES, range(self._settings.world))
+            self._start().engine.reserve(protected.tensors(), 2 * _RANK_BYTES, ranks)
 
     def _disk_faults(self, to_disk: bool) -> tuple[DiskFault, ...]:
         try:
             if to_disk:
-                self._watch("checkpoint")
-        except OSError:  # `--fault full`: it is the keeper's disk that is to be full
+                self._owner.reach("checkpoint")
+        except OSError:  # `--fault full`: the keeper's disk is to be full
             return (DiskFault("ENOSPC", step="write"),)
         return ()
 
     def _prepare(self, content: StateContent, apart: Collection[str]) -> bool:
-        """Everything that can fail on one rank alone, before the ranks agree to copy; whether
-        there was more to do than usual."""
+        """Do what can fail on one rank alone, before the ranks agree to copy.
+
+        Returns whether this took more than it usually does.
+        """
         anew = self._status.generation != self._generation
         try:
-            first = not self._author
-            engine = self._engine or self._start()
-            if first:
-                self._author = author()  # the script has set by now what it sets
+            driver = self._driver or self._start()
+            if not self._origin:
+                self._origin = author()  # by the first save the script has set up everything
         except StorageError as error:
-            agreed_plan.refuse(str(error), self._groups.gather_bytes)  # the others wait to compare
+            agreed_plan.refuse(str(error), self._groups.gather_bytes)  # others wait to compare
             raise
         if anew:
-            engine.agree_anew()  # somebody may be new, and has not compared anything yet
-        engine.prepare(content.tensors, len(content.shared) + OWN_BYTES, apart)
+            driver.engine.agree_anew()  # a new rank has not compared its table yet
+        driver.engine.prepare(content.tensors, len(content.shared) + _RANK_BYTES, apart)
         return anew
 
     def _next(self, place: SavePoint) -> tuple[SavePoint, str, str]:
         """Return this save's place among those of the directory, its parent and its base."""
         if self._lineage is None:
-            self._lineage = lineage_of(Folder(self._root), self._origin)
+            self._lineage = lineage_of(Folder(self._root), None if self._joins else self._begun_at)
         return self._lineage.go_on(place.step, place.n, place.attempt)
 
     def _agree(self, mine: _SaveProposal) -> list[_SaveProposal]:
@@ -202,93 +244,117 @@ class RunCheckpointer:
         return [msgspec.msgpack.decode(each, type=_SaveProposal) for each in answers]
 
     def complete(self) -> None:
-        """The phase is complete: every rank has copied its part."""
+        """Report a copy in memory: the phase is complete, and every rank has copied its part."""
         copied, self._copied = self._copied, None
-        if copied and self._engine:
-            self._engine.complete()
-        if copied and self._seat == 0:
-            blocked_s = 0.0 if copied.prepared else time.monotonic() - copied.begin_s
-            place = copied.place
-            with self._telling:
-                if place in self._flushing:
-                    self._flushing[place] = blocked_s
-            self._send(
-                messages.Checkpointed(
-                    n=place.n,
-                    step=place.step,
-                    path=place.directory,
-                    tier="memory",
-                    blocking_s=blocked_s,
-                    step_s=self.rhythm.step_s,
-                )
+        if not copied or not self._driver:
+            return
+        self._driver.engine.complete()
+        if self._seat != 0:
+            return
+        blocked_s = 0.0 if copied.prepared else time.monotonic() - copied.begin_s
+        place = copied.place
+        with self._outcomes:
+            if place in self._flushing:
+                self._flushing[place] = blocked_s
+        self._owner.send(
+            messages.Checkpointed(
+                n=place.n,
+                step=place.step,
+                path=place.directory,
+                tier="memory",
+                blocking_s=blocked_s,
+                step_s=self.rhythm.step_s,
             )
+        )
 
     @property
     def flushing(self) -> bool:
-        """Return whether a checkpoint is on its way to the disk, as far as this rank knows."""
+        """Return whether a checkpoint is being written, as far as this rank can tell."""
         return bool(self._flushing)
 
     def poll(self) -> None:
-        """Tell what has become of saves."""
-        with self._telling:
-            for outcome in self._engine.outcomes() if self._engine else ():
-                if outcome.kind == "copied":
-                    self._copied_to_peers(outcome)
-                    continue
-                if outcome.kind == "written" and outcome.error:
-                    self._timeline.note(outcome.error)
-                if outcome.kind == "written" and self._seat == 0:
-                    continue  # its commit is still to come
-                self._pending.discard(outcome.save)
-                if self._seat != 0:
-                    self._flushing.pop(outcome.place, None)
-                if outcome.kind == "committed":
-                    self._saved(outcome.place, outcome)
-                elif outcome.kind in ("failed", "skipped"):
-                    self._failed(outcome.place, outcome.error)
+        """Report outcomes of saves."""
+        with self._outcomes:
+            if self._driver:
+                self._driver.poll()
 
-    def _report(self) -> None:
-        """On a thread of its own: a save's end is told when it is known, however long the script's
-        step takes."""
-        assert self._engine
+    def _report_outcomes(self, driver: SaveDriver) -> None:
+        """Report outcomes as they arrive, on a thread: a step may take long."""
         while True:
-            if self._engine.wait_news(NEWS_S):
+            if driver.engine.wait_news(_NEWS_S):
                 self.poll()
 
     def settle(self, timeout_s: float) -> None:
-        """Wait until this rank's saves have ended, at most so long, and tell of them. What has not
-        ended by then its keeper goes on with."""
-        until_s = time.monotonic() + timeout_s
-        for save in list(self._pending):
-            try:
-                assert self._engine
-                self._engine.wait(save, max(0.0, until_s - time.monotonic()))
-            except StorageError as error:
-                self._timeline.note(str(error))
+        """Wait until this rank's saves have ended, and report their outcomes.
+
+        After `timeout_s` the keeper continues with the rest.
+        """
+        for late in self._driver.wait(timeout_s) if self._driver else []:
+            self._owner.note(late)
         self.poll()
 
-    def _start(self) -> SaveEngine:
+    def _start(self) -> SaveDriver:
         settings = self._settings
         keeper = KeeperClient.connect(
             keeper_address(settings, self._seat), settings.token, f"rank {self._seat}"
         )
-        keeper.forget(self._stays)
-        self._engine = SaveEngine(
-            self._root,
-            rank=self._seat,
-            world=settings.world,
-            job=settings.run,
-            exchange=self._groups.gather_bytes,
-            keeper=keeper,
-            save_s=settings.limits.save_s,
+        keeper.forget(self._is_needed)
+        self._driver = driver = SaveDriver(
+            SaveSettings(
+                root=self._root,
+                rank=self._seat,
+                world=settings.world,
+                job=settings.run,
+                save_s=settings.limits.save_s,
+            ),
+            self._groups.gather_bytes,
+            keeper,
+            self,
         )
         if self._seat == 0:
-            threading.Thread(target=self._report, name="outlast-saves", daemon=True).start()
-        return self._engine
+            threading.Thread(
+                target=self._report_outcomes, args=(driver,), name="outlast-saves", daemon=True
+            ).start()
+        return driver
 
-    def _saved(self, place: SavePoint, outcome: Outcome) -> None:
+    def _is_needed(self, place: SavePoint | None) -> bool:
+        """Return whether a version of an earlier worker of this rank must stay in memory.
+
+        This holds until a save of this worker is complete.
+        """
+        # One that joins does not know which versions the others still need.
+        return self._joins or (place is not None and place == self._begun_at)
+
+    def save_warned(self, text: str) -> None:
+        """Note damage that a save found in an older file."""
+        self._owner.note(text)
+
+    def save_copied(self, outcome: Outcome) -> None:
+        """Note missing copies in memory once, until all copies are there again."""
+        if outcome.error and not self._lacks_copies:
+            lacking = (
+                f"{outcome.copies} of {outcome.strips} strips are in the parity of its group"
+                if outcome.strips
+                else f"fewer copies in memory than asked ({outcome.copies} beside this rank's own"
+                " keeper's)"
+            )
+            self._owner.note(
+                f"step {outcome.place.step}: {lacking}: {outcome.error}; training goes on, and the"
+                " next version is sent to all of them again"
+            )
+        self._lacks_copies = bool(outcome.error)
+
+    def save_ended(self, outcome: Outcome) -> None:
+        """Report a save's last outcome to the controller; rank 0 reports for all."""
+        place = outcome.place
+        if self._seat != 0:
+            self._flushing.pop(place, None)
+        if outcome.kind in ("failed", "skipped"):
+            self._report_failure(place, outcome.error)
+        if outcome.kind != "committed":
+            return
         path = str(self._root / place.directory)
-        self._send(
+        self._owner.send(
             messages.Checkpointed(
                 n=place.n,
                 step=place.step,
@@ -299,9 +365,9 @@ class RunCheckpointer:
                 step_s=self.rhythm.step_s,
             )
         )
-        self._timeline.emit(
+        self._owner.record(
             events.CheckpointSaved(
-                t_ns=self._timeline.now_ns(),
+                t_ns=self._owner.now_ns(),
                 n=place.n,
                 step=place.step,
                 path=path,
@@ -310,49 +376,17 @@ class RunCheckpointer:
             )
         )
 
-    def _copied_to_peers(self, outcome: Outcome) -> None:
-        """Fewer copies than asked are said once, until all are there again."""
-        if outcome.error and not self._fewer:
-            lacking = (
-                f"{outcome.copies} of {outcome.strips} strips are in the parity of its group"
-                if outcome.strips
-                else f"fewer copies in memory than asked ({outcome.copies} beside this rank's own"
-                " keeper's)"
-            )
-            self._timeline.note(
-                f"step {outcome.place.step}: {lacking}: {outcome.error}; training goes on, and the"
-                " next version is sent to all of them again"
-            )
-        self._fewer = bool(outcome.error)
-
-    def _failed(self, place: SavePoint, error: str) -> None:
-        if self._seat != 0 or place in self._void:
-            return  # one rank speaks for all
+    def _report_failure(self, place: SavePoint, error: str) -> None:
+        if self._seat != 0 or place in self._refused:
+            return
         self._flushing.pop(place, None)
-        self._send(messages.SaveFailed(n=place.n, step=place.step, error=error))
-        self._timeline.emit(
+        self._owner.send(messages.SaveFailed(n=place.n, step=place.step, error=error))
+        self._owner.record(
             events.CheckpointFailed(
-                t_ns=self._timeline.now_ns(),
+                t_ns=self._owner.now_ns(),
                 n=place.n,
                 step=place.step,
                 path=str(self._root / place.directory),
                 error=error,
             )
         )
-
-
-def _tensors(protected: ProtectedState) -> dict[str, torch.Tensor]:
-    """Almost what a save holds, under names of no meaning; no code of the script's runs."""
-    found: dict[str, torch.Tensor] = {}
-    for name, module in protected.modules.items():
-        tensors = [*module.named_parameters(), *module.named_buffers()]
-        found |= {f"{name}.{inside}": tensor for inside, tensor in tensors}
-    for name, optimizer in protected.optimizers.items():
-        states = [each for each in optimizer.state.values() if isinstance(each, Mapping)]
-        found |= {
-            f"{name}.state.{number}.{key}": value
-            for number, state in enumerate(states)
-            for key, value in state.items()
-            if isinstance(value, torch.Tensor)
-        }
-    return found

@@ -5,6 +5,7 @@
 | `RecoveryOwner` | `phases/worker_recovery.py` | `WorkerRecovery` |
 | `FaultTarget` | `injected_faults.py` | `InjectedFaults` |
 | `AuditOwner` | `auditor.py` | `Auditor` |
+| `CheckpointOwner` | `worker_checkpointing.py` | `RunCheckpointer` |
 
 The parts are built one after the other and refer to each other, so each gets the worker as its port
 and finds the other parts there when it calls.
@@ -17,7 +18,7 @@ from typing import Any
 
 from outlast.controller.fault_spec import Where
 from outlast.errors import PhaseError
-from outlast.events import Fault, FaultKind
+from outlast.events import AnyEvent, Fault, FaultKind
 from outlast.transport import messages
 from outlast.worker.auditor import Auditor
 from outlast.worker.controller_link import ControllerLink, StandaloneControl
@@ -62,6 +63,10 @@ class WorkerPorts:
     def note(self, text: str, *, warning: bool = True) -> None:
         """Add a note for the user to the run's events; one that is no warning is not displayed."""
         self.timeline.note(text, warning=warning)
+
+    def record(self, event: AnyEvent) -> None:
+        """Add an event to the run's events."""
+        self.timeline.emit(event)
 
     def report_trouble(self, error: BaseException) -> None:
         """Report an error of the transport; this generation is over."""

@@ -197,17 +197,14 @@ class WorkerProcess(WorkerPorts):
         if first:  # what this start was told, whatever an earlier one was
             self.place.every = first_intervals(settings)
         self.saver.checkpointer = RunCheckpointer(
-            settings=settings,
-            seat=self.seat,
-            groups=self.groups,
-            status=self.status,
-            timeline=self.timeline,
-            send=self.link.send,
-            watch=self.faults.reach,
-            shared=self.shared_values.known,
-            origin=begun_at if first else None,
-            # One that joins does not know what the others still need.
-            stays=lambda place: not first or (place is not None and place == begun_at),
+            settings,
+            self.seat,
+            self.groups,
+            self.status,
+            self,
+            self.shared_values.known,
+            joins=not first,
+            begun_at=begun_at,
         )
 
     def _wait_for_seat(self) -> messages.Seat:

@@ -1,7 +1,7 @@
 """Saves from inside training: a copy into an arena, and an order to the keeper.
 
-    engine = SaveEngine(root, rank=rank, world=world, job=job, exchange=exchange, keeper=keeper)
-    number = engine.save(place, tensors, shared=shared, own=own, origin=origin)
+    engine = SaveEngine(SaveSettings(root=root, rank=rank, world=world, job=job), exchange, keeper)
+    number = engine.save(SaveRequest(place, tensors, shared=shared, own=own, origin=origin))
     ...
     for outcome in engine.outcomes(): ...        # of earlier saves
 
@@ -14,7 +14,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import Literal
 
 import torch
@@ -32,7 +31,6 @@ from outlast.checkpoint.format.manifests import (
     shard_name,
 )
 from outlast.checkpoint.keeper.keeper_client import KeeperClient
-from outlast.checkpoint.keeper.keeper_disk import DiskFault
 from outlast.checkpoint.keeper.keeper_frames import Outcome, SaveOrder
 from outlast.checkpoint.load.tensor_fill import fill_tensors
 from outlast.checkpoint.save.agreed_plan import (
@@ -44,6 +42,7 @@ from outlast.checkpoint.save.agreed_plan import (
     refuse,
 )
 from outlast.checkpoint.save.arena_slots import ArenaSlots, CudaCopier, only_device
+from outlast.checkpoint.save.save_request import SaveRequest, SaveSettings
 from outlast.checkpoint.save.shard_plan import (
     NamedTensors,
     Untrained,
@@ -66,38 +65,21 @@ class SaveEngine:
 
     read = staticmethod(fill_tensors)
 
-    def __init__(
-        self,
-        root: Path,
-        *,
-        rank: int,
-        world: int,
-        job: str,
-        exchange: Exchange,
-        keeper: KeeperClient,
-        arenas: int = 2,
-        save_s: float = 1800.0,
-        when_busy: Literal["wait", "skip"] = "wait",
-        owner: str = "",
-    ) -> None:
+    def __init__(self, settings: SaveSettings, exchange: Exchange, keeper: KeeperClient) -> None:
         """Create the engine.
 
-        `root`: the directory of checkpoints. `exchange` returns every rank's message, in order of
-        rank, and has a deadline. `save_s`: deadline of a save in seconds. `when_busy`: policy for a
-        save while all arenas are being written. `owner`: the token of `root`'s owner, "" where the
-        caller checks that.
+        `exchange` returns every rank's message, in order of rank, and has a deadline.
         """
-        self._root = str(root.absolute())
-        self._rank, self._world, self._job = rank, world, job
+        self._settings = settings
+        self._root = str(settings.root.absolute())
+        self._rank = settings.rank
         self._exchange = exchange
         self._keeper = keeper
-        self._save_s = save_s
-        self._when_busy = when_busy
-        self._owner = owner
-        self._read_back, self._untrained = True, Untrained()
+        self._read_back = True
+        self._untrained = Untrained()
         self._saves = 0
         self._planned: PlannedSave | None = None
-        self._slots = ArenaSlots(keeper, arenas, save_s, when_busy)
+        self._slots = ArenaSlots(keeper, settings.arenas, settings.save_s, settings.when_busy)
         self._cuda: torch.device | None = None
         self._device: CudaCopier | None = None
         self._refused: dict[int, Outcome] = {}  # of saves that were never sent to the keeper
@@ -128,38 +110,23 @@ class SaveEngine:
         layout = lay_out({}, shares, frozen_names(tensors))
         self._slots.reserve(layout.size_bytes, blobs_bytes, self._device_of(cuda))
 
-    def save(
-        self,
-        place: SavePoint,
-        tensors: Mapping[str, torch.Tensor],
-        *,
-        shared: bytes,
-        own: bytes,
-        origin: dict[str, str],
-        parent: str = "",
-        base: str = "",
-        apart: Collection[str] = (),
-        values: Mapping[str, bytes] | None = None,
-        to_disk: bool = True,
-        overlap: bool = False,
-        faults: tuple[DiskFault, ...] = (),
-    ) -> int:
+    def save(self, request: SaveRequest) -> int:
         """Copy the state and order its write; return the save's number.
 
         `outcomes` and `wait` report its outcome: "skipped" and "failed" there, never by an
-        exception here. `shared`, `origin`, `parent` and `base` count on rank 0; `apart` and
-        `values` as in `agree`; `faults` strike the keeper's disk. When this returns, the state may
-        change again; with `overlap` not before `fence` was called: a device's copies continue
-        meanwhile.
+        exception here. When this returns, the state may change again; with `request.overlap` not
+        before `fence` was called: a device's copies continue meanwhile.
 
         Raises CodecError for tensors that cannot be saved, UsageError on all ranks when they
         contradict each other, errors of `exchange` where a rank does not come, and StorageError
         when there is no memory for the arenas.
         """
-        described = self._described(tensors)
-        blobs = {"own": own} | ({"shared": shared} if self._rank == 0 else {})
-        planned = self._plan(described, apart, values or {}, self._untrained.names(tensors))
-        samples = self._samples(planned.plan, described, place, values or {})
+        place = request.place
+        described = self._described(request.tensors)
+        blobs = {"own": request.own} | ({"shared": request.shared} if self._rank == 0 else {})
+        frozen = self._untrained.names(request.tensors)
+        planned = self._plan(described, request.apart, request.values, frozen)
+        samples = self._samples(planned.plan, described, place, request.values)
         blobs_bytes = sum(aligned(len(data), BLOCK_BYTES) for data in blobs.values())
         self._make_slots(blobs_bytes)
         self._saves += 1
@@ -172,29 +139,35 @@ class SaveEngine:
         laid, size_bytes = slot.fill(described.sources, blobs)
         slot.save = save
         manifest = self._manifest(place, planned, laid, size_bytes, samples)
-        has_commit = to_disk and self._rank == 0
-        commit = pending_commit(manifest, origin, parent, base) if has_commit else None
-        order = SaveOrder(
-            save=save,
-            arena=slot.number,
-            root=self._root,
-            manifest=manifest,
-            commit=commit,
-            deadline_s=self._save_s,
-            to_disk=to_disk,
-            read_back=self._read_back,
-            owner=self._owner,
-            faults=faults,
-        )
-        self._read_back &= not to_disk
+        order = self._make_order(request, save, slot.number, manifest)
+        self._read_back &= not request.to_disk
         slot.order(
             lambda: self._order(order),
             lambda error: self._refuse(save, place, "failed", error),
             described.sources,
         )
-        if not overlap:
+        if not request.overlap:
             self.fence()
         return save
+
+    def _make_order(
+        self, request: SaveRequest, save: int, arena: int, manifest: Manifest
+    ) -> SaveOrder:
+        commit = None
+        if request.to_disk and self._rank == 0:
+            commit = pending_commit(manifest, request.origin, request.parent, request.base)
+        return SaveOrder(
+            save=save,
+            arena=arena,
+            root=self._root,
+            manifest=manifest,
+            commit=commit,
+            deadline_s=self._settings.save_s,
+            to_disk=request.to_disk,
+            read_back=self._read_back,
+            owner=self._settings.owner,
+            faults=request.faults,
+        )
 
     def _manifest(
         self,
@@ -208,10 +181,10 @@ class SaveEngine:
         return Manifest(
             format=FORMAT_FROZEN if frozen else FORMAT,
             frozen=frozen or UNSET,
-            job=self._job,
+            job=self._settings.job,
             place=place,
             rank=self._rank,
-            world=self._world,
+            world=self._settings.world,
             shard=shard_name(self._rank),
             size_bytes=size_bytes,
             chunk_bytes=CHUNK_BYTES,
@@ -331,7 +304,7 @@ class SaveEngine:
                 boxes,
                 described.sources,
                 rank=self._rank,
-                world=self._world,
+                world=self._settings.world,
                 exchange=self._exchange,
                 apart=apart,
                 values=values,
@@ -373,11 +346,12 @@ class SaveEngine:
     def _skip_save(self, save: int, place: SavePoint) -> None:
         arenas = self._slots.arenas
         what = f"step {place.step} of rank {self._rank}: all {arenas} arenas are being written"
-        if self._when_busy == "skip":
+        if self._settings.when_busy == "skip":
             error = f"{what}; nothing was copied; save less often, or use more arenas"
             self._refuse(save, place, "skipped", error)
         else:
-            error = f"{what} after {self._save_s:g} s; nothing was copied; look at the storage"
+            late_s = self._settings.save_s
+            error = f"{what} after {late_s:g} s; nothing was copied; look at the storage"
             self._refuse(save, place, "failed", error)
 
     def _refuse(

@@ -282,6 +282,25 @@ class ProtectedState:
 
     # --- replicated ---
 
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return nearly the tensors of a save, under arbitrary names; runs no code of the script.
+
+        Covers parameters, buffers and tensors of the optimizers' states.
+        """
+        tensors: dict[str, torch.Tensor] = {}
+        for name, module in self.modules.items():
+            named = [*module.named_parameters(), *module.named_buffers()]
+            tensors |= {f"{name}.{inner}": tensor for inner, tensor in named}
+        for name, optimizer in self.optimizers.items():
+            states = [each for each in optimizer.state.values() if isinstance(each, Mapping)]
+            tensors |= {
+                f"{name}.state.{number}.{key}": value
+                for number, state in enumerate(states)
+                for key, value in state.items()
+                if isinstance(value, torch.Tensor)
+            }
+        return tensors
+
     def content(self) -> ScriptState:
         """The same, as a checkpoint holds it: under names that do not depend on the wrapping."""
         return ScriptState({**self.modules, **self.optimizers, **self.objects})
