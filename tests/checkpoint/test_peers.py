@@ -110,7 +110,8 @@ def test_the_peer_dies_in_the_middle(pair: tuple[Seat, Seat], network: Network) 
     network.pause_after(SIZE_BYTES // 2, second.served.process.kill)
     first.order(2)
     assert network.paused.wait(TIMEOUT_S)
-    assert first.keeper.copying and not first.keeper.busy(0)
+    until(lambda: not first.keeper.busy(0), "the keeper holds its own version")
+    assert first.keeper.copying
     network.go.set()
     told = first.copied(2)
     assert told.copies == 0 and told.error and not first.keeper.copying
