@@ -81,7 +81,8 @@ def rows(of: FleetReport, key: str) -> list[dict[str, Any]]:
 def test_failures_that_cost_no_gpu_time(more: dict[str, Any]) -> None:
     found = cluster(job(state="NODE_FAIL", **more))
     drawn = more in ({"hours": 0.0}, {"start_ns": None})
-    (cost,) = [one for one in said(found, drawn=drawn).headlines if "lost to failures" in one.said]
+    headlines = said(found, drawn=drawn).headlines
+    (cost,) = [one for one in headlines if "lost to failures" in one.description]
     assert (cost.figure, cost.rests_on) == ("0", "the attempts that they ended held no GPUs")
 
 

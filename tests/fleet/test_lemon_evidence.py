@@ -123,7 +123,7 @@ def test_no_gpu_time_is_not_0_percent_of_it() -> None:
     whole, _ = _report(of(*bare))
     (ended,) = [one for one in whole.headlines if one.key == "ended"]
     assert (ended.figure, ended.value) == ("50 %", 0.5)
-    assert ended.said.startswith("of attempts") and "no attempt held GPUs" in ended.rests_on
+    assert ended.description.startswith("of attempts") and "no attempt held GPUs" in ended.rests_on
 
 
 def test_a_few_hours_lost_are_not_0() -> None:

@@ -48,7 +48,7 @@ def test_lemons_are_told_by_outages(told: dict[str, DrawnSection]) -> None:
 def test_what_is_read_first_is_outages(trace: Tables) -> None:
     """It was that no node is bad, of those that ran jobs."""
     rate, lemons = build_report(trace, "a trace").report.headlines
-    assert (rate.figure, rate.said) == ("37.56", "outages in 1000 node-days")
+    assert (rate.figure, rate.description) == ("37.56", "outages in 1000 node-days")
     assert rate.rests_on.endswith("; 45 outages of 20 nodes")
     assert (lemons.figure, lemons.rests_on) == ("1", "n7")
 

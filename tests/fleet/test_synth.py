@@ -130,11 +130,11 @@ def test_each_failed_attempt_has_its_cause_and_its_findings(small: Seen) -> None
             & (pl.col("severity") == "now")
             & pl.col("t_ns").is_between(one.t_ns - 600 * 10**9, one.t_ns + 300 * 10**9)
         )
-        unseen += not one.seen
+        unseen += not one.detected
         ends_with_it = one.t_ns + 300 * 10**9 < small.truth.until_ns
-        if one.seen and ends_with_it:
+        if one.detected and ends_with_it:
             assert one.cause in near["symptom"].to_list()
-        if not one.seen:
+        if not one.detected:
             assert one.cause not in near["symptom"].to_list()
     assert 0 < unseen < len(small.truth.failed) / 2
 
@@ -148,7 +148,7 @@ def test_a_new_check_sees_nothing_before_it_is_there(whole: Seen) -> None:
     before = [
         one for one in whole.truth.failed if one.cause == "services" and one.t_ns < added["t_ns"]
     ]
-    assert not any(one.seen for one in before)
+    assert not any(one.detected for one in before)
     hidden = [one for one in before if one.state == "FAILED"]
     assert not any(one.counted for one in hidden)
 
@@ -162,8 +162,8 @@ def test_causes_ebb_and_flow() -> None:
     spike = sum(15 <= day < 17 for day in links)
     assert spike > 2 * (len(links) - spike) / 9  # two days of twenty, six times as many
     mounts = [one for one in truth.failed if one.cause == "filesystem"]
-    assert {one.seen for one in mounts if one.t_ns < truth.since_ns + 7 * 86400e9} == {False}
-    assert {one.seen for one in mounts if one.t_ns > truth.since_ns + 7 * 86400e9} == {True}
+    assert {one.detected for one in mounts if one.t_ns < truth.since_ns + 7 * 86400e9} == {False}
+    assert {one.detected for one in mounts if one.t_ns > truth.since_ns + 7 * 86400e9} == {True}
 
 
 def test_cascades_are_preemptions_by_what_failed_before(whole: Seen) -> None:

@@ -69,7 +69,7 @@ def test_a_reboot_ends_it() -> None:
     _, memory = looked(CheckMemory(boot="b"), 0, log((-2, XID79)))
     found, memory = looked(memory, 600, log((500, "quiet"), boot="later"))
     assert told(found) == [("healthy", "")]
-    assert memory.boot == "later" and memory.held == {}
+    assert memory.boot == "later" and memory.findings == {}
 
 
 def test_a_server_that_answers_ends_it() -> None:

@@ -124,7 +124,7 @@ def test_a_finding_of_an_event_holds_until_quiet_and_ends_with_a_boot() -> None:
     assert still_holding(memory, [finding(5)], at(1000), 1800) == [], "it is found anew"
     assert still_holding(memory, [], at(1800), 1800) == []
     later = updated_memory(memory, boot="b", counts={}, events=[], now_ns=at(9), rule=RULE)
-    assert later.held == {} and later.boot == "b"
+    assert later.findings == {} and later.boot == "b"
 
 
 def test_a_held_finding_ends_where_it_is_well_again() -> None:
@@ -151,7 +151,7 @@ def test_memory_is_bounded() -> None:
     events = [finding(k, device=str(k)) for k in range(KEYS_MAX + 50)]
     rule = RULE._replace(recovery_s=1e8)
     memory = updated_memory(memory, boot="", counts={}, events=events, now_ns=at(1e4), rule=rule)
-    assert len(memory.held) == KEYS_MAX and finding(0).device not in memory.held
+    assert len(memory.findings) == KEYS_MAX and finding(0).device not in memory.findings
 
 
 def test_a_clock_that_was_set_back_ends_no_flap_and_keeps_none_for_ever() -> None:

@@ -77,7 +77,7 @@ class CheckMemory(msgspec.Struct, frozen=True, kw_only=True):
     boot: str = ""
     counters: dict[str, tuple[Point, ...]] = {}
     flaps: dict[str, Flap] = {}
-    held: dict[str, HeldFinding] = {}
+    findings: dict[str, HeldFinding] = msgspec.field(default_factory=dict, name="held")
     stuck: dict[str, StuckProcess] = {}
 
 
@@ -133,7 +133,7 @@ def still_holding(
     quiet_ns = round(recovery_s * SECOND_NS)
     return [
         earlier
-        for key, earlier in memory.held.items()
+        for key, earlier in memory.findings.items()
         if key not in now and now_ns - earlier.last_ns < quiet_ns
     ]
 
@@ -154,7 +154,7 @@ def updated_memory(
     """
     active = {
         key: replace(one, last_ns=min(one.last_ns, now_ns))  # where the clock was set back
-        for key, one in (memory.held if boot == memory.boot else {}).items()
+        for key, one in (memory.findings if boot == memory.boot else {}).items()
         if now_ns - one.last_ns < round(rule.recovery_s * SECOND_NS)
     }
     for one in events:
@@ -176,7 +176,7 @@ def updated_memory(
         memory,
         boot=boot,
         counters=_newest(counters, lambda points: points[-1][0]),
-        held=_newest(active, lambda one: one.last_ns),
+        findings=_newest(active, lambda one: one.last_ns),
         flaps={key: one for key, one in flaps.items() if one.events or one.flapping},
     )
 

@@ -91,12 +91,12 @@ def _show(found: FittedRates, out: Path) -> None:
         f" {rate.weight_failures:.3g} such failures"
     )
     for key, one in found.measured.items():
-        as_said = duration if key in SECONDS else _plain
+        format_value = duration if key in SECONDS else _plain
         band = ""
         if one.low is not None and one.high is not None:
-            band = f"{as_said(one.low)} to {as_said(one.high)} with 90 %"
-        echo(Text.assemble((f"{key:<12}", "bold"), f"  {as_said(one.value):<12}", f"  {band}"))
-        echo(Padding(Text(f"{one.said}; counted: {one.count:,}", "dim"), (0, 0, 0, 14)))
+            band = f"{format_value(one.low)} to {format_value(one.high)} with 90 %"
+        echo(Text.assemble((f"{key:<12}", "bold"), f"  {format_value(one.value):<12}", f"  {band}"))
+        echo(Padding(Text(f"{one.description}; counted: {one.count:,}", "dim"), (0, 0, 0, 14)))
     for note in found.notes:
         echo(Text(f"note: {note}", "yellow"))
     echo(f"written to {out}; next: outlast plan advise --gpus 16384 --rates {out}")

@@ -176,7 +176,7 @@ def _write(found: DrawnReport, figures: dict[str, str], out: Path) -> None:
 
 def _show(found: FleetReport, out: Path) -> None:
     for one in found.headlines:
-        echo(Text.assemble((f"{one.figure:>10}", "bold"), f"  {one.said}"))
+        echo(Text.assemble((f"{one.figure:>10}", "bold"), f"  {one.description}"))
         echo(Padding(Text(one.rests_on, "dim"), (0, 0, 0, 12)))
     for note in found.notes:
         echo(Text(f"note: {note}", "yellow"))

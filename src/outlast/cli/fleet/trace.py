@@ -100,7 +100,7 @@ def _print(report: HangReport) -> None:
     if others:
         echo("Also stuck, because of that or after it:")
     for stuck in others[:_OTHERS]:
-        echo(f"  {sentence(stuck.said)}")
+        echo(f"  {sentence(stuck.description)}")
     if rest := others[_OTHERS:]:
         echo(f"  and {len(rest)} more (--json has them)")
     read = f"{len(report.read)} of {report.world} ranks have a dump that can be read"

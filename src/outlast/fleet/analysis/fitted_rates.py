@@ -67,14 +67,14 @@ class FittedRate(msgspec.Struct, frozen=True, kw_only=True):
 class MeasuredValue(msgspec.Struct, frozen=True, kw_only=True):
     """Measured value in SI units, with its 90 % interval and the number of observations.
 
-    `said`: description for people.
+    `description`: for people.
     """
 
     value: float
     low: float | None
     high: float | None
     count: int
-    said: str
+    description: str = msgspec.field(name="said")
 
 
 class CauseShare(msgspec.Struct, frozen=True):
@@ -153,7 +153,7 @@ def _durations(tables: Tables) -> dict[str, MeasuredValue]:
             low=mean.low_s,
             high=mean.high_s,
             count=int(ours["many"].sum()),
-            said=DESCRIPTIONS[what],
+            description=DESCRIPTIONS[what],
         )
     if "pause" in found:
         found["window"] = MeasuredValue(
@@ -161,7 +161,7 @@ def _durations(tables: Tables) -> dict[str, MeasuredValue]:
             low=None,
             high=None,
             count=found["pause"].count,
-            said="a replica is whole again when its state has moved, which the pause contains",
+            description="the pause includes the transfer that makes the replica whole again",
         )
     return found
 
@@ -257,7 +257,7 @@ def _repair(tables: Tables, notes: list[str]) -> dict[str, MeasuredValue]:
             low=found.low_s,
             high=found.high_s,
             count=found.ended,
-            said=description,
+            description=description,
         )
     }
 
@@ -295,7 +295,9 @@ def _shares(
         ),
     }
     return {
-        key: MeasuredValue(**estimate_share(count, failures)._asdict(), count=count, said=text)
+        key: MeasuredValue(
+            **estimate_share(count, failures)._asdict(), count=count, description=text
+        )
         for key, (count, text) in shares.items()
     }
 
@@ -325,14 +327,14 @@ def _lemons(
             low=bounds.low,
             high=bounds.high,
             count=len(bad),
-            said="share of nodes that fail more often than chance explains",
+            description="share of nodes that fail more often than chance explains",
         ),
         "lemon-factor": MeasuredValue(
             value=min(failed / expected, FACTOR_MOST),
             low=low,
             high=high,
             count=round(failed),
-            said="how many times as often as the others; those found are the worst ones",
+            description="how many times as often as the others; those found are the worst ones",
         ),
     }
 
@@ -353,7 +355,7 @@ def _queue(tables: Tables, found: AttributedFailures) -> dict[str, MeasuredValue
     mean = float(waits.to_numpy().mean())
     return {
         "queue": MeasuredValue(
-            value=mean, low=ends[0], high=ends[2], count=len(waits), said=description
+            value=mean, low=ends[0], high=ends[2], count=len(waits), description=description
         )
     }
 

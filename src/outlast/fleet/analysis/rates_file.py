@@ -50,7 +50,7 @@ def format_rates(found: FittedRates, source: RatesSource) -> str:
     lines += _table("scenario", found.scenario)
     for key, one in found.measured.items():
         values = {"value": one.value, "low": one.low, "high": one.high, "count": one.count}
-        lines += _table(f"measured.{key}", {**values, "said": one.said})
+        lines += _table(f"measured.{key}", {**values, "said": one.description})
     lines += _table("causes", {one.cause: round(one.share, 6) for one in found.causes})
     lines += _table("provenance", _provenance(found, source, span))
     return "\n".join([*lines, ""])

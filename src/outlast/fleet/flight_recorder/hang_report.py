@@ -99,9 +99,9 @@ def describe_verdict(
             " entered, the same on all, and nothing shows that it did not end."
         )
     root = found[0]
-    sentences = [sentence(root.said)]
+    sentences = [sentence(root.description)]
     if circle:
-        others = "; ".join(one.said for one in found[1:4])
+        others = "; ".join(one.description for one in found[1:4])
         sentences.append(f"It is a circle, in which nobody is first: {others}.")
     if root.since_ns:
         since = datetime.fromtimestamp(root.since_ns / 1e9, tz=UTC)

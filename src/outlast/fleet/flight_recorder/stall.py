@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 StallKind = Literal[
     "absent",  # some ranks entered it, others did not
@@ -21,7 +21,7 @@ _SHOWN = 16
 class Stall(Struct, frozen=True, kw_only=True):
     """Operation of a group that did not complete.
 
-    `waiting`: ranks inside of it. `said`: description.
+    `waiting`: ranks inside of it.
     """
 
     kind: StallKind
@@ -33,7 +33,7 @@ class Stall(Struct, frozen=True, kw_only=True):
     waiting: tuple[int, ...]
     since_ns: int | None  # time that the first waiting rank entered it; None: not recorded
     confidence: Confidence
-    said: str
+    description: str = field(name="said")
     where: str = ""  # the script's line at which the others wait
 
 

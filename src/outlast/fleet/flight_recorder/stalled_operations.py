@@ -149,7 +149,7 @@ class _Site(NamedTuple):
             waiting=tuple(sorted(waiting)),
             since_ns=min((op.t_ns for op in waits), default=None),
             confidence=confidence,
-            said=detail,
+            description=detail,
             where=next((op.where for op in waits if op.where), ""),
         )
 
@@ -353,6 +353,6 @@ def _pair_stall(
         waiting=waiting,
         since_ns=op.t_ns,
         confidence="likely",
-        said=detail,
+        description=detail,
         where=op.where,
     )

@@ -26,24 +26,24 @@ ROWS_MAX = 1000  # of a table in a report; more are noted
 class ReportColumn(msgspec.Struct, frozen=True):
     """Column of a table.
 
-    `key`: in the rows; `said`: heading.
+    `key`: in the rows.
     """
 
     key: str
-    said: str
+    heading: str = msgspec.field(name="said")
     unit: Unit = ""
 
 
 class ReportSection(msgspec.Struct, frozen=True, kw_only=True):
     """One table of a report.
 
-    `said`: its meaning and how it is counted; rows have the keys of `columns`. `notes`: caveats of
-    these data.
+    `description`: its meaning and how it is counted; rows have the keys of `columns`. `notes`:
+    caveats of these data.
     """
 
     key: str
     title: str
-    said: str
+    description: str = msgspec.field(name="said")
     columns: list[ReportColumn]
     rows: list[dict[str, Any]]
     notes: list[str]
@@ -99,7 +99,7 @@ def make_section(
     return ReportSection(
         key=key,
         title=title,
-        said=description,
+        description=description,
         columns=columns,
         rows=rows,
         notes=all_notes,
@@ -121,7 +121,7 @@ class Headline(msgspec.Struct, frozen=True, kw_only=True):
 
     key: str
     figure: str
-    said: str
+    description: str = msgspec.field(name="said")
     rests_on: str
     value: float | None
     low: float | None = None
@@ -154,7 +154,7 @@ def _rate(rate: failure_rates.FailureRate) -> Iterator[Headline]:
     yield Headline(
         key="r_f",
         figure=figure,
-        said=description,
+        description=description,
         rests_on=rests_on,
         value=rate.per_1000_node_days,
         low=rate.low,
@@ -174,7 +174,7 @@ def _outages(facts: ReportFacts) -> Iterator[Headline]:
             low=rate.low,
             high=rate.high,
             figure=f"{rate.per_1000_node_days:.2f}",
-            said="outages in 1000 node-days",
+            description="outages in 1000 node-days",
             rests_on=f"{rate.low:.2f} to {rate.high:.2f} with 90 %; "
             f"{plural(rate.outages, 'outage')} of {plural(rate.nodes, 'node')}",
         )
@@ -190,7 +190,7 @@ def _ended(states: Rows) -> Iterator[Headline]:
         yield Headline(
             key="ended",
             figure=f"{100 * jobs:.3g} %",
-            said="of attempts were ended by infrastructure",
+            description="of attempts were ended by infrastructure",
             rests_on="no attempt held GPUs for any time",
             value=jobs,
         )
@@ -199,7 +199,7 @@ def _ended(states: Rows) -> Iterator[Headline]:
         key="ended",
         value=share,
         figure=f"{100 * share:.3g} %",
-        said="of GPU time was in attempts that infrastructure ended",
+        description="of GPU time was in attempts that infrastructure ended",
         rests_on=f"{100 * jobs:.3g} % of attempts",
     )
 
@@ -217,7 +217,7 @@ def _ettr(sizes: Rows) -> Iterator[Headline]:
         low=low,
         high=high,
         figure=f"{100 * largest['ettr']:.3g} %",
-        said=f"ETTR of the largest job runs (up to {largest['bucket']:,} GPUs)",
+        description=f"ETTR of the largest job runs (up to {largest['bucket']:,} GPUs)",
         rests_on=f"{band}{plural(largest['runs'], 'run')}, checkpoints every hour assumed",
     )
 
@@ -232,7 +232,9 @@ def _lost(sizes: Rows) -> Iterator[Headline]:
     description = "GPU hours of work lost to failures"
     lost = first + second
     figure = f"{lost:,.0f}" if lost >= 10 or not lost else f"{lost:.2g}"
-    yield Headline(key="lost", figure=figure, said=description, rests_on=rests_on, value=lost)
+    yield Headline(
+        key="lost", figure=figure, description=description, rests_on=rests_on, value=lost
+    )
 
 
 def _lemons(nodes: Rows, facts: ReportFacts) -> Iterator[Headline]:
@@ -243,5 +245,9 @@ def _lemons(nodes: Rows, facts: ReportFacts) -> Iterator[Headline]:
     description = "nodes that fail more often than chance explains"
     many = len(found)
     yield Headline(
-        key="lemons", figure=f"{many:,}", said=description, rests_on=rests_on, value=float(many)
+        key="lemons",
+        figure=f"{many:,}",
+        description=description,
+        rests_on=rests_on,
+        value=float(many),
     )

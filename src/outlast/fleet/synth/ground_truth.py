@@ -106,8 +106,8 @@ LOST_S = 1800.0  # of work per failure, with hourly checkpoints
 class TrueFailure(msgspec.Struct, frozen=True):
     """Attempt that hardware ended.
 
-    `seen`: a check has a finding of it; `counted`: the paper's definition includes it (`seen`, or
-    its state is NODE_FAIL).
+    `detected`: a check has a finding of it; `counted`: the paper's definition includes it
+    (`detected`, or its state is NODE_FAIL).
     """
 
     job: str
@@ -117,7 +117,7 @@ class TrueFailure(msgspec.Struct, frozen=True):
     cause: str  # a symptom
     state: str
     gpus: int
-    seen: bool
+    detected: bool = msgspec.field(name="seen")
     counted: bool
 
 

@@ -59,7 +59,7 @@ class SmartSample(Sample, frozen=True):
     temperature_c: float | None = None
     reallocated: int | None = None
     pending: int | None = None
-    said: str = ""
+    messages: str = msgspec.field(default="", name="said")  # smartctl's
 
 
 def judge(sample: DrivesSample, about: JudgeContext) -> Iterator[Observation]:
@@ -87,7 +87,7 @@ def judge_smart(sample: SmartSample, about: JudgeContext) -> Iterator[Observatio
     at = sample.name
     found = []
     if sample.passed is False:
-        found.append(Observation("drain", "says of itself that it fails", at))
+        found.append(Observation("drain", "S.M.A.R.T. self-assessment: failed", at))
     if sample.critical_warning:
         found.append(Observation("drain", f"critical warning 0x{sample.critical_warning:02x}", at))
     for what, value in (("media errors", sample.media_errors), ("pending sectors", sample.pending)):
@@ -106,8 +106,8 @@ def judge_smart(sample: SmartSample, about: JudgeContext) -> Iterator[Observatio
     if sample.temperature_c is not None and sample.temperature_c >= HOT_C:
         found.append(Observation("warn", f"{sample.temperature_c:g} C", at, symptom="thermal"))
     if sample.passed is None and not found:
-        found.append(Observation("unknown", f"it says nothing of its health: {sample.said}", at))
-    yield from found or [Observation("healthy", "well by its own account", at)]
+        found.append(Observation("unknown", f"S.M.A.R.T. reports no health: {sample.messages}", at))
+    yield from found or [Observation("healthy", "S.M.A.R.T. self-assessment: passed", at)]
 
 
 def _probes(settings: CheckSettings) -> Iterable[Probe[DrivesSample]]:
@@ -225,7 +225,7 @@ def parse_smart(name: str, answer: str) -> SmartSample:
         temperature_c=report.number("temperature", "current"),
         reallocated=_count(raw.get(REALLOCATED)),
         pending=_count(raw.get(PENDING)),
-        said="; ".join(words)[:300],
+        messages="; ".join(words)[:300],
     )
 
 
