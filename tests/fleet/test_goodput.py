@@ -11,6 +11,7 @@ from tests.fleet.attempts import attempt, failed, of
 
 from outlast.errors import UsageError
 from outlast.fleet.analysis.goodput_loss import (
+    PreemptionRule,
     loss_by_size,
     lost_goodput,
     preemption_cascades,
@@ -98,10 +99,11 @@ def test_a_qos_can_rank_above_a_priority() -> None:
     made = of(*cascade(victim("a", priority=1000, qos="low")))
     rank = {"low": 0, "high": 1}
     assert len(lost_goodput(made, node_fails(made))) == 1
-    assert len(lost_goodput(made, node_fails(made), qos_rank=rank)) == 2
-    assert len(lost_goodput(made, node_fails(made), qos_rank={"low": 1, "high": 0})) == 1
+    assert len(lost_goodput(made, node_fails(made), rule=PreemptionRule(qos_rank=rank))) == 2
+    rule = PreemptionRule(qos_rank={"low": 1, "high": 0})
+    assert len(lost_goodput(made, node_fails(made), rule=rule)) == 1
     assert (
-        len(lost_goodput(made, node_fails(made), qos_rank={"low": 0})) == 1
+        len(lost_goodput(made, node_fails(made), rule=PreemptionRule(qos_rank={"low": 0}))) == 1
     )  # "high" is not ranked
 
 
@@ -136,7 +138,7 @@ def test_nothing_lost_has_no_share() -> None:
 
 def test_impossible_windows_are_refused() -> None:
     with pytest.raises(UsageError, match="before_s"):
-        lost_goodput(of(), failed(), before_s=-1)
+        lost_goodput(of(), failed(), rule=PreemptionRule(before_s=-1))
     with pytest.raises(UsageError, match="interval_s"):
         lost_goodput(of(), failed(), interval_s=0)
 

@@ -6,7 +6,7 @@ import json
 
 from outlast.log_records import Finding
 from outlast.node_logs.kernel_log import findings
-from outlast.node_logs.log_readings import Reading, UnreadText
+from outlast.node_logs.log_readings import LogClock, Reading, UnreadText
 
 BOOT_NS = 1_700_000_000 * 10**9
 READ_NS = 1_740_400_000 * 10**9  # 2025-02-24 12:26:40 UTC
@@ -14,9 +14,8 @@ XID_NS = 1_740_327_858 * 10**9  # 2025-02-23 16:24:18 UTC
 XID = "NVRM: Xid (PCI:0000:9b:00): 79, pid=1234, name=python3, GPU has fallen off the bus."
 
 
-def read(text: str, **more: int | str) -> list[Reading]:
-    given = {"cluster": "c", "node": "n", "boot_ns": BOOT_NS, "read_ns": READ_NS, **more}
-    return list(findings(text, **given))  # type: ignore[arg-type]
+def read(text: str, node: str = "n", bare_ns: int | None = None) -> list[Reading]:
+    return list(findings(text, cluster="c", node=node, clock=LogClock(BOOT_NS, READ_NS, bare_ns)))
 
 
 def found(readings: list[Reading]) -> list[Finding]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.symptoms.samples import SEL, SMALL, XID
 
 from outlast.node_logs import dcgm, ipmi_events, kernel_log, nvidia_smi
-from outlast.node_logs.log_readings import Reading, UnreadText, fold_storms
+from outlast.node_logs.log_readings import LogClock, Reading, UnreadText, fold_storms
 
 HEADS = ("[ 1.5] ", "4,1,2,-;", "[Sun Feb 23 16:24:18 2025] ", "Feb 29 24:60:61 h kernel: ",
          "2025-99-99T00:00:00Z h kernel: ", "Sun 2025-02-23 16:24:18 +xx h kernel: ",
@@ -34,7 +34,7 @@ def spoilt(draw: st.DrawFn) -> str:
 TEXTS = st.one_of(spoilt(), PIECES.map("".join))
 WHO: dict[str, Any] = {"cluster": "c", "node": "n"}
 READERS: tuple[Callable[[str], Iterable[Reading]], ...] = (
-    lambda text: kernel_log.findings(text, **WHO, boot_ns=0, read_ns=10**18, bare_ns=0),
+    lambda text: kernel_log.findings(text, **WHO, clock=LogClock(0, 10**18, 0)),
     lambda text: dcgm.findings(text, **WHO, t_ns=0, level=3),
     lambda text: nvidia_smi.findings(text, **WHO, t_ns=0),
     lambda text: nvidia_smi.link_findings(text, **WHO, t_ns=0),

@@ -10,6 +10,7 @@ from tests.symptoms.samples import BOOT_NS, READ_NS, XID, XID_NS, found, read, u
 
 from outlast.node_logs.kernel_log import findings
 from outlast.node_logs.log_envelopes import has_known_time
+from outlast.node_logs.log_readings import LogClock
 
 
 def journal(**more: object) -> str:
@@ -76,7 +77,9 @@ def test_a_line_without_time_goes_where_the_caller_says() -> None:
 
 def test_the_zone_of_the_machine_is_the_callers_to_say() -> None:
     west = timezone(timedelta(hours=-8))
-    (one,) = findings(f"[Sun Feb 23 08:24:18 2025] {XID}", cluster="c", node="n", zone=west)
+    (one,) = findings(
+        f"[Sun Feb 23 08:24:18 2025] {XID}", cluster="c", node="n", clock=LogClock(zone=west)
+    )
     assert one in found([one]) and one.t_ns == XID_NS  # type: ignore[union-attr]
 
 

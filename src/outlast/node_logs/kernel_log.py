@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
-from datetime import UTC, tzinfo
+from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import chain
 from typing import NamedTuple
@@ -232,6 +231,7 @@ def _open(message: str) -> Iterator[KernelRule]:
     return chain.from_iterable(rules for word, rules in rules_by_word().items() if word in message)
 
 
+NO_CLOCK = LogClock()
 LINE_MAX = 2048  # characters; the kernel writes no longer ones
 FABRIC_WORDS = ("[ERROR]", "[CRITICAL]", "[FATAL]", "detected NVSwitch")
 
@@ -241,21 +241,13 @@ def findings(
     *,
     cluster: str,
     node: str,
-    boot_ns: int | None = None,
-    read_ns: int | None = None,
-    bare_ns: int | None = None,
-    zone: tzinfo = UTC,
+    clock: LogClock = NO_CLOCK,
     policy: XidPolicy | None = None,
-    on_twice: Callable[[], None] = lambda: None,
 ) -> Iterator[Reading]:
     """Yield findings in the order of the lines; ordinary lines yield nothing.
 
-    `node`: "" takes the host of each line. `boot_ns`: for times in seconds since boot; `read_ns`:
-    when the log was read, for times without a year; `bare_ns`: for lines without a time; `zone`:
-    for times without one; `on_twice` is called for each finding whose time is ambiguous in the
-    zone. A relevant line without a usable time yields UnreadText.
+    `node`: "" takes the host of each line. A relevant line without a usable time yields UnreadText.
     """
-    clock = LogClock(boot_ns, read_ns, bare_ns, zone, on_twice)
     words = (*WORDS, *FABRIC_WORDS, *rules_by_word())
     uuids: dict[str, str] = {}
     reported: set[tuple[str, str, str]] = set()  # switch errors

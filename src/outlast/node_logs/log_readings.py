@@ -31,8 +31,9 @@ class UnplacedError(Exception):
 class LogClock(NamedTuple):
     """Context of a log's times.
 
-    `boot_ns`: the machine's boot; `read_ns`: when the log was read; `bare_ns`: for lines without a
-    time; `on_twice` is called for each time that is ambiguous in `zone`, of which the first is
+    `boot_ns`: the machine's boot, for times in seconds since boot; `read_ns`: when the log was
+    read, for times without a year; `bare_ns`: for lines without a time; `zone`: for times without
+    one; `on_twice` is called for each time that is ambiguous in `zone`, of which the first is
     taken.
     """
 

@@ -7,6 +7,7 @@ min(its runtime, tau/2) x its GPUs: half an hour at a site that saves hourly.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import polars as pl
@@ -18,8 +19,6 @@ from outlast.fleet.host_lists import explode_hosts
 from outlast.fleet.record_tables import Tables
 from outlast.theory.argument_checks import check_not_negative, check_positive
 
-BEFORE_S = 300.0
-AFTER_S = 60.0
 START_COLUMNS = [*KEY, "qos", "priority", "start_ns", "t_ns", "gpus", "hosts"]
 BY = ["by_job", "by_attempt"]
 ORDER = {
@@ -31,56 +30,66 @@ ORDER = {
 }
 
 
+@dataclass(frozen=True)
+class PreemptionRule:
+    """Conditions under which a start is the cause of a preemption.
+
+    The preempted attempt ended from `before_s` before the start until `after_s` after it.
+    `qos_rank`: QOS to rank; priorities decide for a QOS that it does not have.
+    """
+
+    before_s: float = 300.0
+    after_s: float = 60.0
+    qos_rank: Mapping[str, int] | None = None
+
+
+DEFAULT_RULE = PreemptionRule()
+
+
 def preemption_cascades(
-    tables: Tables,
-    starters: pl.LazyFrame,
-    *,
-    before_s: float = BEFORE_S,
-    after_s: float = AFTER_S,
-    qos_rank: Mapping[str, int] | None = None,
+    tables: Tables, starters: pl.LazyFrame, rule: PreemptionRule = DEFAULT_RULE
 ) -> pl.DataFrame:
     """Return the attempts that were preempted for a start of one of `starters`.
 
     `starters`: cluster, job, attempt. A start preempted another attempt if the two share a node,
-    the other ended from `before_s` before the start until `after_s` after it, and the start ranks
-    above it: by `qos_rank` if that has both QOS, else by priority, if the source has any. Every
-    start in the cluster is a candidate, and a preemption has one cause at most: the start with the
-    most nodes in common, then the nearest in time, then the highest priority, then by job and
-    attempt.
+    the other ended within the time of `rule`, and the start ranks above it: by `qos_rank` if that
+    has both QOS, else by priority, if the source has any. Every start in the cluster is a
+    candidate, and a preemption has one cause at most: the start with the most nodes in common, then
+    the nearest in time, then the highest priority, then by job and attempt.
 
     Columns: KEY, gpus, t_ns and runtime_s of the preempted, by_job and by_attempt, and the number
     of shared nodes.
     """
-    check_not_negative("before_s", before_s)
-    check_not_negative("after_s", after_s)
-    slot_ns = max(1, round((before_s + after_s) * SECOND_NS))
+    check_not_negative("before_s", rule.before_s)
+    check_not_negative("after_s", rule.after_s)
+    slot_ns = max(1, round((rule.before_s + rule.after_s) * SECOND_NS))
     wanted = starters.select(KEY).unique().collect().lazy()
     jobs = tables.jobs.select(*START_COLUMNS, "state").filter(
         pl.col("start_ns").is_not_null() & (pl.col("hosts") != "")
     )
     starting = jobs.join(wanted, on=KEY, how="semi").drop("state")
     preempted = jobs.filter(pl.col("state") == "PREEMPTED")
-    ended = _ended(preempted, slot_ns, before_s, after_s).collect().lazy()
+    ended = _ended(preempted, slot_ns, rule).collect().lazy()
     slots = ended.select("cluster", "slot").unique()
     started = _started(starting, slot_ns).join(slots, on=["cluster", "slot"], how="semi")
     started = started.collect().lazy()
     near = ended.join(started, on=["cluster", "slot"], how="semi")
-    ours = _pairs(near, started, before_s, after_s, qos_rank).collect().lazy()
-    touched = ours.select(KEY).unique().collect().lazy()
+    pairs = _pairs(near, started, rule).collect().lazy()
+    touched = pairs.select(KEY).unique().collect().lazy()
     ended = ended.join(touched, on=KEY, how="semi").collect().lazy()  # in all their slots
     slots = ended.select("cluster", "slot").unique()
-    rivals = (
+    other_starts = (
         _started(jobs, slot_ns)
         .join(slots, on=["cluster", "slot"], how="semi")
         .join(started, on=["cluster", *BY], how="anti")
     )
     chosen = (
-        pl.concat([ours, _pairs(ended, rivals, before_s, after_s, qos_rank)])
+        pl.concat([pairs, _pairs(ended, other_starts, rule)])
         .sort(*KEY, *ORDER, descending=[False] * len(KEY) + list(ORDER.values()))
         .unique(KEY, keep="first", maintain_order=True)
     )
-    found = chosen.join(started, on=["cluster", *BY], how="semi")
-    return found.drop("apart_ns", "by_priority").sort(KEY).collect()
+    cascades = chosen.join(started, on=["cluster", *BY], how="semi")
+    return cascades.drop("apart_ns", "by_priority").sort(KEY).collect()
 
 
 def _started(jobs: pl.LazyFrame, slot_ns: int) -> pl.LazyFrame:
@@ -96,12 +105,11 @@ def _started(jobs: pl.LazyFrame, slot_ns: int) -> pl.LazyFrame:
     )
 
 
-def _ended(jobs: pl.LazyFrame, slot_ns: int, before_s: float, after_s: float) -> pl.LazyFrame:
+def _ended(jobs: pl.LazyFrame, slot_ns: int, rule: PreemptionRule) -> pl.LazyFrame:
     """Return each attempt once per slot in which a start lies near its end: one or two."""
     at = pl.col("t_ns")
-    first = (at - round(after_s * SECOND_NS)) // slot_ns
-    last = (at + round(before_s * SECOND_NS)) // slot_ns
-    runtime_s = ((at - pl.col("start_ns")) / SECOND_NS).clip(lower_bound=0)
+    first = (at - round(rule.after_s * SECOND_NS)) // slot_ns
+    last = (at + round(rule.before_s * SECOND_NS)) // slot_ns
     return jobs.select(
         *KEY,
         "hosts",
@@ -109,28 +117,22 @@ def _ended(jobs: pl.LazyFrame, slot_ns: int, before_s: float, after_s: float) ->
         "t_ns",
         "qos",
         "priority",
-        runtime_s=runtime_s,
+        runtime_s=_runtime_s(),
         slot=pl.concat_list(first, last).list.unique(),
     ).explode("slot", empty_as_null=False)
 
 
-def _pairs(
-    ended: pl.LazyFrame,
-    started: pl.LazyFrame,
-    before_s: float,
-    after_s: float,
-    qos_rank: Mapping[str, int] | None,
-) -> pl.LazyFrame:
+def _pairs(ended: pl.LazyFrame, started: pl.LazyFrame, rule: PreemptionRule) -> pl.LazyFrame:
     """Return each preempted attempt with each start that may be its cause."""
-    before_ns = round(before_s * SECOND_NS)
-    after_ns = round(after_s * SECOND_NS)
+    before_ns = round(rule.before_s * SECOND_NS)
+    after_ns = round(rule.after_s * SECOND_NS)
     ahead_ns = pl.col("start_ns") - pl.col("t_ns")
     other = (pl.col("by_job") != pl.col("job")) | (pl.col("by_attempt") != pl.col("attempt"))
     victim = [*KEY, "gpus", "t_ns", "runtime_s"]
     return (
         explode_hosts(ended)
         .join(explode_hosts(started), on=["cluster", "slot", "node"])
-        .filter(other & ahead_ns.is_between(-after_ns, before_ns) & _above(qos_rank))
+        .filter(other & ahead_ns.is_between(-after_ns, before_ns) & _above(rule.qos_rank))
         .group_by(*victim, *BY, "by_priority")
         .agg(shared=pl.col("node").n_unique().cast(pl.Int64), apart_ns=ahead_ns.abs().min())
     )
@@ -141,8 +143,8 @@ def _above(qos_rank: Mapping[str, int] | None) -> pl.Expr:
 
     A source without priorities excludes none: the state PREEMPTED implies a higher rank.
     """
-    unsaid = (pl.col("by_priority") == 0) & (pl.col("priority") == 0)
-    by_priority = unsaid | (pl.col("by_priority") > pl.col("priority"))
+    no_priorities = (pl.col("by_priority") == 0) & (pl.col("priority") == 0)
+    by_priority = no_priorities | (pl.col("by_priority") > pl.col("priority"))
     if not qos_rank:
         return by_priority
     names = list(qos_rank)
@@ -178,17 +180,15 @@ def lost_goodput(
     infra: pl.LazyFrame,
     *,
     interval_s: float = INTERVAL_S,
-    before_s: float = BEFORE_S,
-    after_s: float = AFTER_S,
-    qos_rank: Mapping[str, int] | None = None,
+    rule: PreemptionRule = DEFAULT_RULE,
     preempted: pl.DataFrame | None = None,
 ) -> pl.DataFrame:
     """Return each attempt that lost work to a failure: min(runtime, `interval_s`/2) x GPUs.
 
     `order` 1: infrastructure ended it (`infra`: cluster, job, attempt); 2: it was preempted when
-    such a job restarted (`preemption_cascades`, which takes the other parameters), which `by_job`
-    and `by_attempt` name. `bucket`: its own size. `preempted`: result of `preemption_cascades` for
-    a superset of `restarted_attempts`, if known.
+    such a job restarted (`preemption_cascades`, by `rule`), which `by_job` and `by_attempt` name.
+    `bucket`: its own size. `preempted`: result of `preemption_cascades` for a superset of
+    `restarted_attempts`, if known.
     """
     check_positive("interval_s", interval_s)
     first = (
@@ -204,14 +204,12 @@ def lost_goodput(
         )
         .collect()
     )
-    again = restarted_attempts(tables, infra).collect()
+    restarted = restarted_attempts(tables, infra).collect()
     if preempted is None:
-        preempted = preemption_cascades(
-            tables, again.lazy(), before_s=before_s, after_s=after_s, qos_rank=qos_rank
-        )
-    ours = again.select("cluster", by_job="job", by_attempt="attempt")
+        preempted = preemption_cascades(tables, restarted.lazy(), rule)
+    causes = restarted.select("cluster", by_job="job", by_attempt="attempt")
     second = (
-        preempted.join(ours, on=["cluster", "by_job", "by_attempt"], how="semi")
+        preempted.join(causes, on=["cluster", "by_job", "by_attempt"], how="semi")
         .join(first, on=KEY, how="anti")
         .with_columns(order=pl.lit(SECOND, pl.Int64))
     )
@@ -219,7 +217,7 @@ def lost_goodput(
         pl.concat([first, second.select(first.columns)])
         .with_columns(
             size_bucket(),
-            lost_gpu_s=pl.min_horizontal("runtime_s", pl.lit(interval_s / 2)) * pl.col("gpus"),
+            lost_gpu_s=_lost_gpu_s(interval_s),
         )
         .sort("t_ns", *KEY)
     )
@@ -284,9 +282,7 @@ def find_crash_loops(
     times: int = TIMES,
     window_s: float = WINDOW_S,
     interval_s: float = INTERVAL_S,
-    before_s: float = BEFORE_S,
-    after_s: float = AFTER_S,
-    qos_rank: Mapping[str, int] | None = None,
+    rule: PreemptionRule = DEFAULT_RULE,
     preempted: pl.DataFrame | None = None,
 ) -> pl.DataFrame:
     """Return the stretches in which a job failed and restarted at least `times` times.
@@ -295,17 +291,15 @@ def find_crash_loops(
     that another attempt of the same id followed; `infra` counts those that infrastructure ended
     (`infra`: cluster, job, attempt). `since_ns` to `until_ns`: first to last failure; `lost_gpu_s`:
     min(runtime, `interval_s`/2) x GPUs of each, as in `goodput_loss`. Cost of the restarts to other
-    jobs (`preemption_cascades`, which takes the other parameters): `preempted` attempts,
-    `preempted_gpus`, `preempted_gpu_s` by the same rule. Most failures first. `preempted`: result
-    of `preemption_cascades` for a superset of `restarted_attempts`, if known.
+    jobs (`preemption_cascades`, by `rule`): `preempted` attempts, `preempted_gpus`,
+    `preempted_gpu_s`, lost likewise. Most failures first. `preempted`: result of
+    `preemption_cascades` for a superset of `restarted_attempts`, if known.
     """
     check_positive("interval_s", interval_s)
     failures = _failures(tables, infra, times, window_s)
     starters = failures.select(*JOB, attempt=pl.col("next_attempt"), loop="loop")
     if preempted is None:
-        preempted = preemption_cascades(
-            tables, starters.lazy(), before_s=before_s, after_s=after_s, qos_rank=qos_rank
-        )
+        preempted = preemption_cascades(tables, starters.lazy(), rule)
     cost = (
         preempted.join(
             starters.rename({"job": "by_job", "attempt": "by_attempt"}),
@@ -365,11 +359,10 @@ def _failures(tables: Tables, infra: pl.LazyFrame, times: int, window_s: float) 
         .join(failed, on=KEY, how="left", maintain_order="left")
         .collect()
     )
-    runtime_ns = (pl.col("t_ns") - pl.col("start_ns")).clip(lower_bound=0)
     new_job = pl.any_horizontal(pl.col(name).ne_missing(pl.col(name).shift(1)) for name in JOB)
     found = found.with_columns(
         pl.col("infra").fill_null(value=False),
-        runtime_s=runtime_ns / SECOND_NS,
+        runtime_s=_runtime_s(),
         of=new_job.cum_sum(),
     )
     found = found.with_columns(

@@ -32,7 +32,7 @@ from outlast.fleet.formats.timestamps import EARLIEST_S, LATEST_S
 from outlast.fleet.record_tables import table
 from outlast.log_records import Finding
 from outlast.node_logs import dcgm, ipmi_events, kernel_log, log_envelopes, nvidia_smi
-from outlast.node_logs.log_readings import NO_BOOT, Reading
+from outlast.node_logs.log_readings import NO_BOOT, LogClock, Reading
 from outlast.node_logs.xid_policy import XidPolicy
 
 BYTES_MAX = 256 << 20  # of an answer that is read at once
@@ -65,6 +65,12 @@ class HardwareLogContext(NamedTuple):
 def read_kernel_log(path: Path, context: HardwareLogContext) -> LogReading:
     """Read dmesg, a journal, a syslog or the fabric manager's log, line by line."""
     twice: Counter[str] = Counter()
+    clock = LogClock(
+        boot_ns=context.boot_ns,
+        read_ns=context.taken_ns,
+        zone=context.zone,
+        on_twice=lambda: twice.update([TWICE]),
+    )
     return _log_lines(
         path,
         "kernel",
@@ -72,11 +78,8 @@ def read_kernel_log(path: Path, context: HardwareLogContext) -> LogReading:
             lines,
             cluster=context.cluster,
             node=context.node,
-            boot_ns=context.boot_ns,
-            read_ns=context.taken_ns,
-            zone=context.zone,
+            clock=clock,
             policy=context.policy,
-            on_twice=lambda: twice.update([TWICE]),
         ),
         naive=None if context.zone_said else log_envelopes.lacks_zone,
         known=log_envelopes.has_known_time,

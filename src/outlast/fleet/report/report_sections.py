@@ -229,12 +229,10 @@ def _lost(sizes: Rows) -> Iterator[Headline]:
     rests_on = "the attempts that they ended held no GPUs"
     if first + second:
         rests_on = f"{100 * second / (first + second):.3g} % of it by preemptions that they caused"
-    description = "GPU hours of work lost to failures"
     lost = first + second
     figure = f"{lost:,.0f}" if lost >= 10 or not lost else f"{lost:.2g}"
-    yield Headline(
-        key="lost", figure=figure, description=description, rests_on=rests_on, value=lost
-    )
+    text = "GPU hours of work lost to failures"
+    yield Headline(key="lost", figure=figure, description=text, rests_on=rests_on, value=lost)
 
 
 def _lemons(nodes: Rows, facts: ReportFacts) -> Iterator[Headline]:
@@ -242,12 +240,7 @@ def _lemons(nodes: Rows, facts: ReportFacts) -> Iterator[Headline]:
     rests_on = "of those that ran jobs" if facts.by == "jobs" else "of those that were there"
     if found:
         rests_on = ", ".join(found[:NAMES]) + (" and others" if len(found) > NAMES else "")
-    description = "nodes that fail more often than chance explains"
-    many = len(found)
-    yield Headline(
-        key="lemons",
-        figure=f"{many:,}",
-        description=description,
-        rests_on=rests_on,
-        value=float(many),
-    )
+    text = "nodes that fail more often than chance explains"
+    value = float(len(found))
+    figure = f"{len(found):,}"
+    yield Headline(key="lemons", figure=figure, description=text, rests_on=rests_on, value=value)

@@ -195,6 +195,24 @@ DAY_S = 86400.0
 AWAY_DAYS = 0.38  # mean time of an outage after a failure (synthetic_jobs.draw_absence)
 
 
+class ClusterWindow(NamedTuple):
+    """Window of a synthetic cluster's records; times in it are seconds from its begin.
+
+    `nodes`: their names.
+    """
+
+    shape: ClusterShape
+    days: float
+    seed: int
+    nodes: list[str]
+    since_ns: int
+
+    @property
+    def until_ns(self) -> int:
+        """End of the window."""
+        return self.since_ns + round(self.days * DAY_S) * 10**9
+
+
 class FailureProcess:
     """Poisson process of node failures at `rates` per second of running jobs, with episodes.
 

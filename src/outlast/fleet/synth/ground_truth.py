@@ -5,7 +5,13 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from outlast.fleet.synth.cluster_shapes import DAY_S, GPUS, ClusterShape, FailureProcess
+from outlast.fleet.synth.cluster_shapes import (
+    DAY_S,
+    GPUS,
+    ClusterShape,
+    ClusterWindow,
+    FailureProcess,
+)
 from outlast.fleet.synth.synthetic_attempts import Attempts
 from outlast.fleet.synth.synthetic_jobs import CODE, QOS, SchedulerResult
 from outlast.fleet.synth.synthetic_tables import is_detected, job_number
@@ -168,19 +174,16 @@ class GroundTruth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ground_truth(
-    shape: ClusterShape,
-    seed: int,
-    days: float,
+    window: ClusterWindow,
     attempts: Attempts,
     ran: SchedulerResult,
     pace: FailureProcess,
     lemons: dict[int, float],
-    named: list[str],
-    since_ns: int,
 ) -> GroundTruth:
     """Return the ground truth of the attempts in the table."""
+    shape = window.shape
     struck = np.flatnonzero(attempts.failure >= 0)
-    failed = [_failed(shape, days, attempts, ran, named, since_ns, int(row)) for row in struck]
+    failed = [_failed(window, attempts, ran, int(row)) for row in struck]
     large = attempts.gpus > LARGE_GPUS
     expected, node_days = _exposure(attempts, ran, pace)
     hidden = _hidden_share(shape)
@@ -196,11 +199,11 @@ def ground_truth(
     gpu_hours = float(node_days.sum()) * 24 * GPUS
     return GroundTruth(
         shape=shape.name,
-        seed=seed,
+        seed=window.seed,
         nodes=shape.nodes,
-        days=days,
-        since_ns=since_ns,
-        until_ns=since_ns + round(days * DAY_S) * 10**9,
+        days=window.days,
+        since_ns=window.since_ns,
+        until_ns=window.until_ns,
         r_f=rate,
         r_f_counted=rate * (1 - hidden),
         r_f_asked=shape.r_f,
@@ -214,7 +217,7 @@ def ground_truth(
             cause.symptom: float(expected.sum() * cause.share / max(1e-9, gpu_hours))
             for cause in shape.causes
         },
-        lemons={named[node]: factor for node, factor in lemons.items()},
+        lemons={window.nodes[node]: factor for node, factor in lemons.items()},
         plain_rate=float(pace.rates.min() * DAY_S),
         first_order_gpu_hours=first_hours,
         second_order_gpu_hours=second_hours,
@@ -238,27 +241,21 @@ def ground_truth(
 
 
 def _failed(
-    shape: ClusterShape,
-    days: float,
-    attempts: Attempts,
-    ran: SchedulerResult,
-    named: list[str],
-    since_ns: int,
-    row: int,
+    window: ClusterWindow, attempts: Attempts, ran: SchedulerResult, row: int
 ) -> TrueFailure:
     failure = ran.failures[attempts.failure[row]]
-    visible = is_detected(shape, days, failure.cause, failure.t_s)
+    detected = is_detected(window.shape, window.days, failure.cause, failure.t_s)
     state = JOB_STATES[attempts.state[row]]
     return TrueFailure(
         job_number(int(attempts.job[row])),
         int(attempts.attempt[row]),
-        since_ns + round(attempts.end_s[row]) * 10**9,
-        named[failure.node],
-        shape.causes[failure.cause].symptom,
+        window.since_ns + round(attempts.end_s[row]) * 10**9,
+        window.nodes[failure.node],
+        window.shape.causes[failure.cause].symptom,
         state,
         int(attempts.gpus[row]),
-        visible,
-        visible or state == "NODE_FAIL",
+        detected,
+        detected or state == "NODE_FAIL",
     )
 
 

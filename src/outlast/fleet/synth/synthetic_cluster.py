@@ -37,6 +37,7 @@ from outlast.fleet.synth.cluster_shapes import (
     RSC2,
     SHAPES,
     ClusterShape,
+    ClusterWindow,
     FailureProcess,
     check_shape,
     choose_lemons,
@@ -86,20 +87,19 @@ def make_cluster(
     drained = draw_drains(shape, days, since_s, bad, streams[2])
     ran = Scheduler(shape, jobs, pace, bad, seed).run(since_s, until_s, drained, tell)
     clipped = clip_attempts(attempts(ran, small_jobs(shape, ran, streams[3])), ran, 0.0)
-    named = node_names(shape.name, shape.nodes)
-    until_ns = SINCE_NS + int(until_s) * 10**9
+    window = ClusterWindow(shape, days, seed, node_names(shape.name, shape.nodes), SINCE_NS)
     found = make_findings(shape, days, ran, drained, streams[4])
-    rest = make_node_tables(shape, days, ran, found, named, SINCE_NS, streams[4])
-    table = make_jobs_table(shape, clipped, ran, named, SINCE_NS, until_ns, streams[5])
+    rest = make_node_tables(window, ran, found, streams[4])
+    table = make_jobs_table(window, clipped, ran, streams[5])
     tables = Tables(
         table.lazy(),
         *(frame.lazy() for frame in rest),
         interruptions=pl.LazyFrame(schema=schema(Interruption)),
         costs=pl.LazyFrame(schema=schema(Cost)),
         since_ns=SINCE_NS,
-        until_ns=until_ns,
+        until_ns=window.until_ns,
     )
-    return tables, ground_truth(shape, seed, days, clipped, ran, pace, bad, named, SINCE_NS)
+    return tables, ground_truth(window, clipped, ran, pace, bad)
 
 
 def _shape(shape: str | ClusterShape, days: float, seed: int, nodes: int | None) -> ClusterShape:

@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 
 from outlast.fleet.record_tables import schema
-from outlast.fleet.synth.cluster_shapes import GPUS, ClusterShape
+from outlast.fleet.synth.cluster_shapes import GPUS, ClusterShape, ClusterWindow
 from outlast.fleet.synth.synthetic_attempts import Attempts
 from outlast.fleet.synth.synthetic_jobs import CODE, QOS, SchedulerResult
 from outlast.log_records import (
@@ -194,25 +194,23 @@ class NodeTables(NamedTuple):
 
 
 def make_node_tables(
-    shape: ClusterShape,
-    days: float,
+    window: ClusterWindow,
     ran: SchedulerResult,
     found: list[SyntheticFinding],
-    named: list[str],
-    since_ns: int,
     rng: np.random.Generator,
 ) -> NodeTables:
     """Return the tables of findings, outages, repairs, nodes and checks."""
-    end_s = days * 86400.0
+    shape = window.shape
+    end_s = window.days * 86400.0
 
     def ns(t_s: float) -> int:
-        return since_ns + round(t_s * 1000) * 10**6
+        return window.since_ns + round(t_s * 1000) * 10**6
 
     findings = [
         (
             ns(one.t_s),
             shape.name,
-            named[one.node],
+            window.nodes[one.node],
             one.check,
             one.symptom,
             one.severity,
@@ -230,7 +228,7 @@ def make_node_tables(
         symptom = shape.causes[absence.cause].symptom
         until_ns = ns(absence.until_s) if absence.until_s < end_s else None
         detail = "rebooted" if not absence.part else "in repair"
-        node = named[absence.node]
+        node = window.nodes[absence.node]
         outages.append((ns(absence.since_s), shape.name, node, until_ns, symptom, detail))
         ticket_s = absence.since_s + round(rng.uniform(60, 1800))
         if absence.part and 0 <= ticket_s < end_s:
@@ -238,8 +236,8 @@ def make_node_tables(
         if absence.part not in ("", "?") and until_ns is not None:
             repairs.append((until_ns, shape.name, node, "swap", absence.part, "exchanged"))
     nodes = [
-        (since_ns, shape.name, name, "dgx-a100", GPUS, *rack_and_pod(at))
-        for at, name in enumerate(named)
+        (window.since_ns, shape.name, name, "dgx-a100", GPUS, *rack_and_pod(at))
+        for at, name in enumerate(window.nodes)
     ]
     checks = [
         (ns(share * end_s), shape.name, cause.check, symptom)
@@ -283,15 +281,11 @@ _SIGNALS[[CODE["CANCELLED"], CODE["PREEMPTED"]]] = 15
 
 
 def make_jobs_table(
-    shape: ClusterShape,
-    attempts: Attempts,
-    ran: SchedulerResult,
-    named: list[str],
-    since_ns: int,
-    until_ns: int,
-    rng: np.random.Generator,
+    window: ClusterWindow, attempts: Attempts, ran: SchedulerResult, rng: np.random.Generator
 ) -> pl.DataFrame:
     """Return the table of jobs, by end time."""
+    named = window.nodes
+    since_ns = window.since_ns
     many = len(attempts.job)
     jobs = int(attempts.job.max(initial=-1)) + 1
     user = np.minimum(rng.zipf(1.5, jobs), _USERS) - 1  # a few have most of the jobs
@@ -300,7 +294,7 @@ def make_jobs_table(
     odd = rng.random(jobs) < 0.001
 
     def of(column: np.ndarray) -> np.ndarray:
-        return column[attempts.run]  # what goes on under another number keeps its name and its user
+        return column[attempts.run]  # a resubmitted job keeps its name and its user
 
     def texts(options: list[str] | tuple[str, ...], at: np.ndarray) -> pl.Series:
         return pl.Series(options, dtype=pl.String).gather(at)
@@ -322,7 +316,7 @@ def make_jobs_table(
     frame = pl.DataFrame(
         {
             "t_ns": _ns(attempts.end_s, since_ns),
-            "cluster": pl.repeat(shape.name, many, eager=True),
+            "cluster": pl.repeat(window.shape.name, many, eager=True),
             "job": pl.Series(attempts.job + FIRST_JOB).cast(pl.String),
             "attempt": attempts.attempt,
             "name": texts(_WORDS, of(word)) + "-" + trials + suffixes,
@@ -345,7 +339,7 @@ def make_jobs_table(
             "restarts": attempts.restarts,
         }
     )
-    frame = frame.with_columns(pl.col("t_ns").clip(upper_bound=until_ns))
+    frame = frame.with_columns(pl.col("t_ns").clip(upper_bound=window.until_ns))
     types = schema(JobEnded)
     return frame.cast(types).select(types.names()).sort("t_ns", maintain_order=True)
 

@@ -30,7 +30,7 @@ from outlast.health.check_memory import key_of
 from outlast.health.check_settings import CheckSettings
 from outlast.log_records import SEVERITIES, Finding
 from outlast.node_logs.kernel_log import findings
-from outlast.node_logs.log_readings import UnreadText, fold_storms
+from outlast.node_logs.log_readings import LogClock, UnreadText, fold_storms
 
 LINKS = {"ib-link", "ethlink"}
 """Symptoms whose recovery leaves a warning. Flaps are judged by counters: in a log every link goes
@@ -134,8 +134,7 @@ def _read(
         lines,
         cluster=about.cluster,
         node=about.node,
-        boot_ns=sample.boot_ns,
-        read_ns=about.t_ns,
+        clock=LogClock(boot_ns=sample.boot_ns, read_ns=about.t_ns),
         policy=about.policy,
     )
     relevant: list[Finding] = []
