@@ -19,7 +19,7 @@ from harness import median, table, verdict
 from outlast.checkpoint.format.manifests import CHUNK_BYTES, Blob, Manifest, SavePoint, shard_name
 from outlast.checkpoint.keeper.arena import Arena
 from outlast.checkpoint.keeper.keeper_client import KeeperClient
-from outlast.checkpoint.keeper.keeper_frames import PeerKeeper, SaveOrder
+from outlast.checkpoint.keeper.keeper_frames import KeeperSetup, PeerKeeper, SaveOrder
 from outlast.checkpoint.keeper.keeper_launch import ServedKeeper, address_of, open_door
 from outlast.checkpoint.replicas.keeper_links import SLICE_BYTES
 
@@ -36,8 +36,8 @@ class Keepers:
         name = f"@outlast-benchmark-{os.getpid()}"
         to = PeerKeeper(name="the other", address=address_of(door))
         self._served = [
-            ServedKeeper(f"{name}-1", "token", "the other", door=door),
-            ServedKeeper(f"{name}-0", "token", "the one", peers=(to,)),
+            ServedKeeper(f"{name}-1", "the other", KeeperSetup(token="token"), door=door),
+            ServedKeeper(f"{name}-0", "the one", KeeperSetup(token="token", peers=(to,))),
         ]
         door.close()
         self._keeper = KeeperClient.connect(f"{name}-0", "token")

@@ -19,6 +19,7 @@ from checkpointing.engines import DcpTwoFiles, Outlast, forget
 
 from outlast.checkpoint.format.manifests import SavePoint
 from outlast.checkpoint.keeper.keeper_client import KeeperClient
+from outlast.checkpoint.keeper.keeper_frames import KeeperSetup
 from outlast.checkpoint.keeper.keeper_launch import ServedKeeper
 from outlast.checkpoint.load.checkpoint_reader import CheckpointReader
 from outlast.checkpoint.replicas.memory_copies import MemoryCopies
@@ -73,7 +74,7 @@ def roll_back(root: Path, held: state.State, rounds: int, found: Loading) -> Non
     """The same version out of a keeper's memory, as a job does whose processes are gone, and from
     the disk: the same reader for both."""
     address, token = f"@outlast-bench-{os.getpid()}", secrets.token_hex(16)
-    served = ServedKeeper(address, token, "the benchmark")
+    served = ServedKeeper(address, "the benchmark", KeeperSetup(token=token))
     folder = root / "returned"
     settings = SaveSettings(root=folder, rank=0, world=1, job="", arenas=1, save_s=ENDS_S)
     keeper = KeeperClient.connect(address, token)

@@ -176,11 +176,11 @@ def save_here(disk: KeeperDisk, root: Path, arena: Arena) -> None:
     """One save of step 1, by the keeper's own hands but in this process."""
     manifest = manifest_of(1)
     due = time.monotonic() + TIMEOUT_S
-    PartFiles(disk, root, manifest, due).write(arena.view[: manifest.size_bytes], again=False)
+    PartFiles(disk, root, manifest, due).write(arena.view[: manifest.size_bytes], is_retry=False)
     gathering = CommitGathering(disk, root, commit_of(1))
-    assert gathering.look()
+    assert gathering.read_new_parts()
     gathering.commit()
-    gathering.point()
+    gathering.move_latest()
 
 
 def steps_of_a_save(root: Path) -> list[tuple[str, str]]:

@@ -15,7 +15,7 @@ from keeping import SIZE_BYTES, TIMEOUT_S, filled, manifest_of, order_of, until
 
 from outlast.checkpoint.keeper.arena import Arena
 from outlast.checkpoint.keeper.keeper_client import KeeperClient
-from outlast.checkpoint.keeper.keeper_frames import Outcome, PeerKeeper
+from outlast.checkpoint.keeper.keeper_frames import KeeperSetup, Outcome, PeerKeeper
 from outlast.checkpoint.keeper.keeper_launch import ServedKeeper, address_of, open_door
 from outlast.checkpoint.replicas.memory_copies import MemoryCopies
 from outlast.checkpoint.stores import catalog
@@ -58,10 +58,11 @@ class Seat:
 
     def _serve(self) -> ServedKeeper:
         name = f"rank {self.rank}"
-        return ServedKeeper(
-            self.address, TOKEN, name, door=self.door, peers=self._peers, rank=self.rank,
-            group=self.group, peers_bytes_per_s=self._bytes_per_s,
+        setup = KeeperSetup(
+            token=TOKEN, peers=self._peers, rank=self.rank, group=self.group,
+            peers_bytes_per_s=self._bytes_per_s,
         )  # fmt: skip
+        return ServedKeeper(self.address, name, setup, door=self.door)
 
     def save(self, step: int, root: Path | None = None) -> Outcome:
         """In memory, or on the disk as well; what became of its copies."""

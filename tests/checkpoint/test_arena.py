@@ -92,7 +92,7 @@ def test_memory_outlives_the_arena_where_it_is_looked_at(arena: Arena) -> None:
 
 
 def test_too_much_is_refused_with_the_arithmetic() -> None:
-    with pytest.raises(StorageError, match=r"an arena of 1126 TB: 1126 TB are wanted; .* left"):
+    with pytest.raises(StorageError, match=r"an arena of 1126 TB: 1126 TB are needed; .* free"):
         Arena.create(1 << 50)
 
 
@@ -113,9 +113,9 @@ def test_a_containers_limit_counts(tmp_path: Path) -> None:
     with pytest.raises(StorageError) as caught:
         check_memory(3_200_000_000, "arenas 2 x 1.6 GB", *where)
     assert str(caught.value) == (
-        "no room for arenas 2 x 1.6 GB: 3.2 GB are wanted; the memory of the control group"
-        f" {tmp_path}/cgroup is 4 GB, of which 2.9 GB are in use and 1.1 GB are left; nothing was"
-        " taken; raise the limit, use fewer arenas, or divide the state among more ranks"
+        "not enough memory for arenas 2 x 1.6 GB: 3.2 GB are needed; the memory of the control"
+        f" group {tmp_path}/cgroup is 4 GB, of which 2.9 GB are in use and 1.1 GB are free; nothing"
+        " was allocated; raise the limit, use fewer arenas, or divide the state among more ranks"
     )
 
 

@@ -16,7 +16,12 @@ from outlast.checkpoint.stores.folder_store import Folder
 from outlast.checkpoint.stores.object_store import open_store
 from outlast.checkpoint.stores.store_interfaces import Store
 from outlast.checkpoint.upkeep.checkpoint_copy import copy_checkpoint
-from outlast.checkpoint.upkeep.drain_to_target import StoreDrainer, drain_store, lacking_checkpoints
+from outlast.checkpoint.upkeep.drain_to_target import (
+    DrainRule,
+    StoreDrainer,
+    drain_store,
+    lacking_checkpoints,
+)
 from outlast.checkpoint.upkeep.durable_targets import SaveInterval
 from outlast.checkpoint.upkeep.retention_policy import Keep, prune_store
 from outlast.errors import OutlastError
@@ -95,10 +100,10 @@ def test_what_would_be_pruned_there_is_not_brought(source: Folder, target: Folde
     keep = Keep(last=2, every=3)
     wanted = [place(step) for step in (8, 7, 6, 3)]
     assert lacking_checkpoints(source, target) == [place(step) for step in range(8, 0, -1)]
-    list(drain_store(source, target, keep=keep, on_error=fail))
+    list(drain_store(source, target, DrainRule(keep), on_error=fail))
     assert checkpoint_places(target) == wanted
     assert all(verdict.keep for verdict in prune_store(target, keep, time.time_ns()))
-    assert list(drain_store(source, target, keep=keep, on_error=fail)) == []
+    assert list(drain_store(source, target, DrainRule(keep), on_error=fail)) == []
 
 
 def test_of_a_span_the_next_one_comes_where_the_first_is_damaged(
@@ -110,11 +115,11 @@ def test_of_a_span_the_next_one_comes_where_the_first_is_damaged(
     errors: list[SavePoint] = []
     every = SaveInterval(steps=10)
     copied = drain_store(
-        source, target, every=every, on_error=lambda place, _: errors.append(place)
+        source, target, DrainRule(every=every), on_error=lambda place, _: errors.append(place)
     )
     assert [one.place for one in copied] == [place(20), place(11)]
     assert errors == [place(10)]
-    assert list(drain_store(source, target, every=every, on_error=fail)) == []
+    assert list(drain_store(source, target, DrainRule(every=every), on_error=fail)) == []
 
 
 def test_what_is_read_back_before_others_go_keeps_to_the_rate(
@@ -124,7 +129,7 @@ def test_what_is_read_back_before_others_go_keeps_to_the_rate(
         checkpoint(target.root, step, size=300_000, world=1)
     begin = time.monotonic()
     drainer = StoreDrainer(
-        source, target, keep=Keep(last=1), limit_bytes_per_s=400_000, on_error=pytest.fail
+        source, target, DrainRule(Keep(last=1), rate_bytes_per_s=400_000), on_error=pytest.fail
     )
     assert drainer.finish(DEADLINE_S)
     assert checkpoint_places(target) == [place(2)]
@@ -178,7 +183,7 @@ def test_a_drainer_in_the_background(source: Folder, server: BucketServer, addre
     arrived = threading.Semaphore(0)
     bucket = open_store(address)
     with StoreDrainer(
-        source, bucket, keep=Keep(last=1), poll_s=60,
+        source, bucket, DrainRule(Keep(last=1)), poll_s=60,
         on_copied=lambda _: arrived.release(), on_error=pytest.fail,
     ) as drainer:  # fmt: skip
         for step in (2, 3):
@@ -217,7 +222,8 @@ def test_a_drainer_tells_what_fails_and_goes_on(source: Folder, tmp_path: Path) 
 
 def test_a_drainer_ends_in_the_middle_of_a_copy(source: Folder, target: Folder) -> None:
     checkpoint(source.root)
-    drainer = StoreDrainer(source, target, limit_bytes_per_s=1000, on_error=pytest.fail)
+    rule = DrainRule(rate_bytes_per_s=1000)
+    drainer = StoreDrainer(source, target, rule, on_error=pytest.fail)
     deadline, pause = time.monotonic() + DEADLINE_S, threading.Event()
     while not drainer.uses(place(1)) and time.monotonic() < deadline:
         pause.wait(0.01)
@@ -237,7 +243,7 @@ def test_what_a_killed_drainer_had_begun_goes_once_nobody_can_finish_it(
         (target.root / place(step).directory / COMMIT).unlink()
     (target.root / place(9).directory).mkdir()  # a later one: somebody may be at it
     source.remove(place(1).directory)
-    with StoreDrainer(source, target, keep=Keep(last=2), on_error=pytest.fail) as drainer:
+    with StoreDrainer(source, target, DrainRule(Keep(last=2)), on_error=pytest.fail) as drainer:
         assert drainer.finish(DEADLINE_S)
     left = {path.name for path in target.root.glob("step-*")}
     assert left == {place(step).directory for step in (2, 3, 5, 9)}
@@ -303,7 +309,8 @@ def test_what_an_audit_has_barred_counts_for_nothing(source: Folder, target: Fol
     def barred(where: SavePoint) -> bool:
         return where in (place(3), place(4))
 
-    copied = [one.place for one in drain_store(source, target, barred=barred, on_error=fail)]
+    rule = DrainRule(barred=barred)
+    copied = [one.place for one in drain_store(source, target, rule, on_error=fail)]
     assert copied == [place(2), place(1)]
     verdicts = prune_store(source, Keep(last=2), time.time_ns(), barred=barred)
     assert {v.place: v.keep for v in verdicts} == {

@@ -17,7 +17,7 @@ from tests.checkpoint.trainers import DEADLINE_S, Trainer, steps, trainer
 
 from outlast.checkpoint.format.manifests import SavePoint
 from outlast.checkpoint.keeper.keeper_client import KeeperClient
-from outlast.checkpoint.keeper.keeper_frames import Outcome
+from outlast.checkpoint.keeper.keeper_frames import KeeperSetup, Outcome
 from outlast.checkpoint.keeper.keeper_launch import ServedKeeper
 from outlast.checkpoint.load.checkpoint_reader import CheckpointReader
 from outlast.checkpoint.save.arena_slots import only_device
@@ -57,7 +57,7 @@ def test_the_last_two_versions_stay_in_memory(trainer: Trainer) -> None:
 def test_a_trainer_after_another_takes_no_more_memory(tmp_path: Path) -> None:
     """It has one arena until the version that it began from is behind a whole one of its own."""
     address = f"@outlast-test-{os.getpid()}-engine"
-    served = ServedKeeper(address, "token", "the test")
+    served = ServedKeeper(address, "the test", KeeperSetup(token="token"))
     saved: list[SavePoint] = []
     for _ in range(3):
         trainer = Trainer(tmp_path, keeper=KeeperClient.connect(address, "token"))
@@ -65,7 +65,7 @@ def test_a_trainer_after_another_takes_no_more_memory(tmp_path: Path) -> None:
         for _ in range(2):
             saved.append(trainer.save({"a": torch.arange(10)}).checkpoint.place)
             lying = trainer.keeper.contents()
-            held = [each.manifest.place for each in lying.held]
+            held = [each.manifest.place for each in lying.versions]
             assert sorted(held, key=lambda place: place.position) == saved[-2:]
             assert len(lying.arenas) <= 2
             trainer.engine.complete()
@@ -165,7 +165,7 @@ def test_a_save_that_fails_is_heard_and_the_next_one_is_not_touched(trainer: Tra
 
 def test_arenas_without_room_are_refused_with_the_arithmetic(trainer: Trainer) -> None:
     huge = torch.zeros(1).expand(1 << 44)
-    with pytest.raises(StorageError, match=r"2 arenas of 70\.4 TB.*nothing was taken"):
+    with pytest.raises(StorageError, match=r"2 arenas of 70\.4 TB.*nothing was allocated"):
         trainer.order({"huge": huge})
 
 

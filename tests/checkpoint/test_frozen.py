@@ -61,9 +61,9 @@ class Saves:
             self.arena.view[FROZEN_BYTES:SIZE_BYTES] = os.urandom(SIZE_BYTES - FROZEN_BYTES)
             manifest, due = frozen_manifest(step), time.monotonic() + TIMEOUT_S
             part = PartFiles(disk or KeeperDisk(), self.root, manifest, due, self.files)
-            part.write(self.arena.view[:SIZE_BYTES], again=False)
+            part.write(self.arena.view[:SIZE_BYTES], is_retry=False)
             gathering = CommitGathering(KeeperDisk(), self.root, commit_of(step))
-            assert gathering.look()
+            assert gathering.read_new_parts()
             gathering.commit()
 
     def change(self) -> None:
@@ -279,7 +279,7 @@ def test_a_rivals_file_is_not_replaced(saves: Saves) -> None:
             super().link(path, to)
 
     saves.save(1, 2)
-    with pytest.raises(StorageError, match="is there already"):
+    with pytest.raises(StorageError, match="exists already"):
         saves.save(3, disk=Beaten())
     assert saves.path(3).read_bytes() == b"theirs" and saves.whole(1)
 

@@ -200,7 +200,7 @@ def test_saves(tmp_path: Path) -> None:
         for step, desk in desks.items():
             outcome = desk.keepers[0].wait(2, TIMEOUT_S)
             assert outcome.kind == "failed" and gates[step].held, (step, outcome)
-            assert "did not finish within 0.5 s" in outcome.error, outcome
+            assert "neither finished nor answered within 0.5 s" in outcome.error, outcome
             assert newest(desk.root) == 1
             until(lambda keeper=desk.keepers[0]: not keeper.busy(0), "the hung keeper is dead")
             gates[step].release()

@@ -72,7 +72,7 @@ def test_four_ranks_make_one_checkpoint(desk: Desk) -> None:
     for rank in (0, 3, 1):
         keepers[rank].order(order_of(1, desk.root, rank=rank, world=4))
     assert [keepers[rank].wait(1, TIMEOUT_S).kind for rank in (1, 3)] == ["written"] * 2
-    with pytest.raises(StorageError, match=r"step 1 has not ended within 0.1 s; it goes on"):
+    with pytest.raises(StorageError, match=r"step 1 has not ended within 0.1 s; it continues"):
         keepers[0].wait(1, 0.1)
     assert newest(desk.root) is None and not keepers[0].busy(0)
     keepers[2].order(order_of(1, desk.root, rank=2, world=4))
@@ -120,7 +120,7 @@ def test_a_run_that_has_gone_back_saves_the_same_steps_again(desk: Desk) -> None
     other.order(orders[1])
     assert first.wait(9, TIMEOUT_S).kind == "committed"
     first.order(again[0])
-    with pytest.raises(StorageError, match=r"step 3 has not ended within 0.3 s; it goes on"):
+    with pytest.raises(StorageError, match=r"step 3 has not ended within 0.3 s; it continues"):
         first.wait(10, 0.3)
     other.order(again[1])
     assert first.wait(10, TIMEOUT_S).kind == "committed" and complete(desk.root, 3, world=2)
@@ -133,9 +133,9 @@ def test_an_arena_is_busy_until_it_was_read(desk: Desk, monkeypatch: pytest.Monk
     keeper.order(order_of(2, desk.root, DiskFault("hang", "sync", "shard"), deadline_s=0.5))
     assert keeper.busy(0)
     for forbidden in (keeper.drop, keeper.reuse):
-        with pytest.raises(UsageError, match="arena 0 is still being written from"):
+        with pytest.raises(UsageError, match="arena 0 is still being read by a save"):
             forbidden(0)
-    with pytest.raises(UsageError, match="arena 0 is still being written from"):
+    with pytest.raises(UsageError, match="arena 0 is still being read by a save"):
         keeper.order(order_of(3, desk.root))
     until(lambda: not keeper.busy(0), "the stuck keeper is replaced")
 
@@ -143,7 +143,7 @@ def test_an_arena_is_busy_until_it_was_read(desk: Desk, monkeypatch: pytest.Monk
 def test_orders_that_cannot_be_taken(desk: Desk) -> None:
     keeper = desk.keeper()
     desk.save(keeper, 1)
-    with pytest.raises(UsageError, match="save 1 was ordered before"):
+    with pytest.raises(UsageError, match="save number 1 was used before"):
         keeper.order(order_of(1, desk.root))
     with pytest.raises(UsageError, match="arena 7 was not lent"):
         keeper.order(order_of(2, desk.root, arena=7))
@@ -152,7 +152,7 @@ def test_orders_that_cannot_be_taken(desk: Desk) -> None:
     too_large = order_of(3, desk.root, manifest=manifest_of(3, size_bytes=1 << 30))
     keeper.order(too_large)
     outcome = keeper.wait(3, TIMEOUT_S)
-    assert outcome.kind == "failed" and "arena 0 is not here, or small" in outcome.error
+    assert outcome.kind == "failed" and "arena 0 is missing or too small" in outcome.error
     keeper.close(TIMEOUT_S)
     with pytest.raises(UsageError, match="is closed"):
         keeper.order(order_of(4, desk.root))
@@ -271,7 +271,7 @@ def test_a_directory_that_vanishes(desk: Desk) -> None:
     until(lambda: not keeper.busy(0), "its part is written")
     directory(desk.root, 1).rename(desk.root / "elsewhere")
     outcome = keeper.wait(1, TIMEOUT_S)
-    assert outcome.kind == "failed" and "somebody removed it" in outcome.error
+    assert outcome.kind == "failed" and "it was removed meanwhile" in outcome.error
 
 
 @pytest.mark.parametrize("left", ["shard-00000", "shard-00000.part", "rank-00000.json"])
@@ -280,7 +280,7 @@ def test_a_place_is_never_written_twice(desk: Desk, left: str) -> None:
     directory(desk.root, 1).mkdir(parents=True)
     (directory(desk.root, 1) / left).write_text("of somebody else")
     outcome = desk.save(keeper, 1)
-    assert outcome.kind == "failed" and "is there already" in outcome.error
+    assert outcome.kind == "failed" and "exists already" in outcome.error
     assert names(directory(desk.root, 1)) == [left]
     assert (directory(desk.root, 1) / left).read_text() == "of somebody else"
 
@@ -289,7 +289,7 @@ def test_a_committed_place_is_never_written_twice(desk: Desk) -> None:
     one, two = desk.keeper(), desk.keeper()
     desk.save(one, 1)
     outcome = desk.save(two, 1)
-    assert outcome.kind == "failed" and "is there already" in outcome.error
+    assert outcome.kind == "failed" and "exists already" in outcome.error
     assert newest(desk.root) == 1 and holds(desk.root, 1, desk.arenas[0])
 
 
@@ -329,7 +329,7 @@ def test_a_keeper_that_is_stopped(desk: Desk, monkeypatch: pytest.MonkeyPatch) -
     assert keeper.busy(0)
     outcome = keeper.wait(2, TIMEOUT_S)
     assert outcome.kind == "failed"
-    assert "did not finish within 0.5 s, and does not answer" in outcome.error
+    assert "neither finished nor answered within 0.5 s" in outcome.error
     until(lambda: not keeper.busy(0), "the arena is free once nobody can read it")
     assert gone(pid) and newest(desk.root) == 1
     assert desk.save(keeper, 3).kind == "committed" and pid_of(keeper) != pid

@@ -18,6 +18,7 @@ from keeping import TIMEOUT_S, Desk, filled, gone, holds, manifest_of, newest, o
 from outlast.checkpoint.keeper import keeper_client
 from outlast.checkpoint.keeper.keeper_client import KeeperClient
 from outlast.checkpoint.keeper.keeper_disk import DiskFault
+from outlast.checkpoint.keeper.keeper_frames import KeeperSetup
 from outlast.checkpoint.keeper.keeper_launch import ServedKeeper
 from outlast.errors import StorageError
 
@@ -57,7 +58,7 @@ def test_the_launchers_keeper_does_not_hear(
 ) -> None:
     """It is not ours to kill; nor is its answer waited for."""
     address = f"@outlast-test-{os.getpid()}-{tmp_path.name}"
-    served = ServedKeeper(address, "a token", "a launcher")
+    served = ServedKeeper(address, "a launcher", KeeperSetup(token="a token"))
     keeper = KeeperClient.connect(address, "a token")
     monkeypatch.setattr(keeper_client, "ANSWER_S", 0.3)
     os.kill(served.process.pid, signal.SIGSTOP)

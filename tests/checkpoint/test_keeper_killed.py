@@ -32,7 +32,7 @@ from outlast.checkpoint.keeper import keeper_launch
 from outlast.checkpoint.keeper.arena import Arena
 from outlast.checkpoint.keeper.keeper_client import ANSWER_S, KeeperClient
 from outlast.checkpoint.keeper.keeper_disk import DiskFault
-from outlast.checkpoint.keeper.keeper_frames import Lend, Outcome, SaveOrder, Write
+from outlast.checkpoint.keeper.keeper_frames import KeeperSetup, Lend, Outcome, SaveOrder, Write
 from outlast.checkpoint.keeper.keeper_launch import ServedKeeper, TrainerEnd
 from outlast.checkpoint.keeper.order_ledger import RESTARTS_MAX
 from outlast.errors import CorruptionError, StorageError, UsageError
@@ -83,7 +83,7 @@ def test_killed_at_every_step(tmp_path: Path) -> None:
         first = keeper_launch.start_keeper("the first")
         give(first, arena, order, attempt=0)
         before = heard(first, None)
-        assert first.lost(TIMEOUT_S) == "was killed by signal 9"
+        assert first.close_and_reap(TIMEOUT_S) == "was killed by signal 9"
         at_death = newest(root)
         committed.append(at_death or 0)
         assert at_death == 1 or not any(told.kind == "committed" for told in before)
@@ -91,7 +91,7 @@ def test_killed_at_every_step(tmp_path: Path) -> None:
         written = any(told.kind == "written" for told in before)
         give(second, arena, order, attempt=1, written=written)
         assert heard(second, "committed")[-1].kind == "committed"
-        second.lost(TIMEOUT_S)
+        second.close_and_reap(TIMEOUT_S)
         assert newest(root) == 1 and complete(root, 1) and holds(root, 1, arena)
     assert committed == sorted(committed) and set(committed) == {0, 1}
     arena.close()
@@ -112,7 +112,7 @@ def test_the_budget_of_replacements(desk: Desk) -> None:
     desk.save(keeper, 1)
     outcome = desk.save(keeper, 2, DiskFault("kill", "sync", "shard", attempts=99))
     assert outcome.kind == "failed" and newest(desk.root) == 1 and not keeper.busy(0)
-    assert "so did 3 that were started in its place; the last one was killed by" in outcome.error
+    assert "so did 3 successors; the last one was killed by" in outcome.error
     assert desk.save(keeper, 3).kind == "committed"
 
 
@@ -215,7 +215,7 @@ def test_ctrl_c_and_hang_ups_are_for_the_trainer(desk: Desk) -> None:
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[tuple[ServedKeeper, str]]:
     address = f"@outlast-test-{os.getpid()}-{tmp_path.name}"
-    served = ServedKeeper(address, TOKEN, "a launcher")
+    served = ServedKeeper(address, "a launcher", KeeperSetup(token=TOKEN))
     yield served, address
     with contextlib.suppress(OSError):
         served.close(TIMEOUT_S)
@@ -236,7 +236,7 @@ def test_a_trainers_memory_outlives_it(served: tuple[ServedKeeper, str], tmp_pat
     assert data == copy
     with pytest.raises(CorruptionError, match="ends before"):
         memory.read(len(data) - 1, memoryview(bytearray(2)))
-    with pytest.raises(UsageError, match="told of no arena"):
+    with pytest.raises(UsageError, match="has not listed an arena"):
         keeper.take(held.arena)
     other = keeper.lend(filled())
     assert other != held.arena
@@ -254,13 +254,13 @@ def test_half_a_copy_is_no_version(served: tuple[ServedKeeper, str], tmp_path: P
     keeper = KeeperClient.connect(served[1], TOKEN)
     assert keeper.held_versions() == []
     keeper.drop(0)
-    with pytest.raises(UsageError, match="told of no arena 0"):
+    with pytest.raises(UsageError, match="has not listed an arena 0"):
         keeper.take(0)
     keeper.close(TIMEOUT_S)
 
 
 def test_a_wrong_token_is_turned_away(served: tuple[ServedKeeper, str]) -> None:
-    with pytest.raises(StorageError, match="does not know this token"):
+    with pytest.raises(StorageError, match="refuses this token"):
         KeeperClient.connect(served[1], "another token")
     KeeperClient.connect(served[1], TOKEN).close(TIMEOUT_S)
 
@@ -288,7 +288,9 @@ def test_whoever_only_asks_waits_for_no_save_of_another(
     lying = asker.contents(TIMEOUT_S)
     asker.close(TIMEOUT_S)
     assert time.monotonic() - begin_s < ANSWER_S / 2
-    assert [held.arena for held in lying.held] == [lent] == [number for number, _ in lying.arenas]
+    assert (
+        [held.arena for held in lying.versions] == [lent] == [number for number, _ in lying.arenas]
+    )
 
 
 COMES_AS_THE_LAUNCHER_GOES = """
@@ -315,7 +317,7 @@ def test_a_trainer_that_comes_as_the_launcher_goes(tmp_path: Path) -> None:
 
 def test_it_ends_with_its_launcher(tmp_path: Path) -> None:
     address = str(tmp_path / "socket")
-    served = ServedKeeper(address, TOKEN, "a launcher")
+    served = ServedKeeper(address, "a launcher", KeeperSetup(token=TOKEN))
     keeper = KeeperClient.connect(address, TOKEN)
     number = keeper.lend(filled())
     keeper.order(order_of(1, tmp_path / "root", arena=number))

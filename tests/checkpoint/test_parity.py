@@ -383,10 +383,10 @@ def test_no_room_is_told_with_the_arithmetic() -> None:
     parities = HeldParities(0, (0, 1, 2, 3))
     (one,) = places(1)
     said = (
-        r"no room for parity of the parts of ranks 1, 2, 3, 2 strips of 36029 TB: each 1/3 of the"
-        r" memory of a part of 108086 TB: 72058 TB are wanted; the memory .* left"
+        r"not enough memory for parity of the parts of ranks 1, 2, 3, 2 strips of 36029 TB:"
+        r" each 1/3 of the memory of a part of 108086 TB: 72058 TB are needed; the memory .* free"
     )
     with pytest.raises(StorageError, match=said):
         parities.begin(offer(1, one, 1 << 55))
-    with pytest.raises(WireError, match=r"void: the strip of rank 1 broke off .no room"):
+    with pytest.raises(WireError, match=r"void: the strip of rank 1 broke off .not enough memory"):
         parities.begin(offer(2, one))

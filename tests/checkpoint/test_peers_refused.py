@@ -60,7 +60,10 @@ OFFER = Offer(copy="a", lanes=1, rank=0, size_bytes=4096, chunk_bytes=4096, aren
 
 
 OFFERS = [
-    (msgspec.structs.replace(OFFER, arena_bytes=1 << 55), "no room for an arena of 36029 TB"),
+    (
+        msgspec.structs.replace(OFFER, arena_bytes=1 << 55),
+        "not enough memory for an arena of 36029 TB",
+    ),
     (msgspec.structs.replace(OFFER, size_bytes=1 << 40), "contradicts itself"),
     (msgspec.structs.replace(OFFER, chunk_bytes=1), "contradicts itself"),
     (msgspec.structs.replace(OFFER, lanes=99), "contradicts itself"),

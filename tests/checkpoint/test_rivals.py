@@ -118,7 +118,7 @@ def test_the_same_place_twice_leaves_the_first_as_it_was(tmp_path: Path) -> None
     before = files(tmp_path / SavePoint(1, 1, "a").directory)
     fill(state, 2)
     outcome = engine.wait(save(engine, 1, state), DEADLINE_S)
-    assert outcome.kind == "failed" and "saved before; nothing of it was changed" in outcome.error
+    assert outcome.kind == "failed" and "saved before; its files were not changed" in outcome.error
     assert files(tmp_path / SavePoint(1, 1, "a").directory) == before
     assert engine.wait(save(engine, 1, state, "b"), DEADLINE_S).kind == "committed"
     engine.close(DEADLINE_S)

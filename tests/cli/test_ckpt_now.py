@@ -15,7 +15,7 @@ import pytest
 from tests.cli.making_ckpts import Ckpt
 
 from outlast.errors import EXIT_USER_ERROR
-from outlast.launch import run_directory, save_signal
+from outlast.launch import run_directory
 
 pytestmark = pytest.mark.process
 JOB = Path(__file__).parents[1] / "survive" / "job.py"
@@ -24,7 +24,7 @@ LAUNCHER = """
 import os, signal, sys, time
 from pathlib import Path
 from outlast import events
-from outlast.launch import save_signal as asking, run_directory as rundir
+from outlast.launch import run_directory as rundir
 from outlast.telemetry.event_store import EventWriter
 
 path, answer = Path(sys.argv[1]), sys.argv[2]
@@ -52,7 +52,7 @@ def asked(*_):
     elif answer == "fails":
         say(events.CheckpointFailed, n=6, step=6, path="p", error="No space left on device")
     elif answer == "refuses":
-        say(events.Note, worker="", seat=-1, text=asking.REFUSED)
+        say(events.Note, worker="", seat=-1, text=rundir.SAVE_REFUSED)
     elif answer == "ends":
         say(events.RunEnded, outcome="interrupted", exit_code=4, n=5, step=5)
     elif answer == "dies":
@@ -61,7 +61,7 @@ def asked(*_):
 done(5)
 done(6, kind="checkpoint")
 if answer != "takes none":
-    signal.signal(asking.SIGNAL, asked)
+    signal.signal(rundir.SAVE_SIGNAL, asked)
     run_dir.tell_saves(True)
 print("ready", flush=True)
 while True:
@@ -135,10 +135,10 @@ def test_the_lock_says_who_and_whether(tmp_path: Path) -> None:
         holder = run_directory.holder(tmp_path)
         assert holder is not None and (holder.pid, holder.saves) == (os.getpid(), saves)
     run_dir.release()
-    assert save_signal.SIGNAL == signal.SIGUSR1
-    with save_signal.ignored():  # a launcher that starts, or ends
-        os.kill(os.getpid(), save_signal.SIGNAL)
-    assert signal.getsignal(save_signal.SIGNAL) is signal.SIG_DFL
+    assert run_directory.SAVE_SIGNAL == signal.SIGUSR1
+    with run_directory.ignore_save_signal():  # a launcher that starts, or ends
+        os.kill(os.getpid(), run_directory.SAVE_SIGNAL)
+    assert signal.getsignal(run_directory.SAVE_SIGNAL) is signal.SIG_DFL
 
 
 def eventually(condition: Callable[[], Any], what: str) -> None:

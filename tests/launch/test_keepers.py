@@ -12,7 +12,7 @@ import pytest
 
 from outlast.controller.replica_placement import ReplicaSpot
 from outlast.launch.host import keeper_pool
-from outlast.launch.host.keeper_pool import KeeperPool
+from outlast.launch.host.keeper_pool import KeeperPool, ReplicaPlan
 
 pytestmark = pytest.mark.process
 
@@ -23,8 +23,8 @@ async def killed(times: int, lock_fd: int) -> list[str]:
     pids: set[int] = set()
     prefix = f"@outlast-test-{secrets.token_hex(8)}-"
     held = KeeperPool(
-        prefix, secrets.token_hex(16), lock_fd, pids, notes.put_nowait, spots=[ReplicaSpot("here")],
-        copies=1, parity=0, peer_rate_bytes_per_s=None,
+        prefix, secrets.token_hex(16), lock_fd, pids, notes.put_nowait,
+        ReplicaPlan([ReplicaSpot("here")]),
     )  # fmt: skip
     held.start(0)
     said: list[str] = []

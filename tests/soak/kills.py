@@ -31,6 +31,7 @@ import torch
 from lives import WORLD, Job, Life, content
 
 from outlast.checkpoint.format.manifests import SavePoint
+from outlast.checkpoint.keeper.keeper_frames import KeeperSetup
 from outlast.checkpoint.keeper.keeper_launch import ServedKeeper
 from outlast.checkpoint.load.checkpoint_reader import CheckpointReader
 from outlast.checkpoint.replicas.memory_copies import MemoryCopies
@@ -134,7 +135,7 @@ class Soak:
                 shutil.rmtree(self.root / name, ignore_errors=True)
 
     def _serve(self, rank: int) -> ServedKeeper:
-        return ServedKeeper(_address(rank), self.token, f"rank {rank}")
+        return ServedKeeper(_address(rank), f"rank {rank}", KeeperSetup(token=self.token))
 
 
 def check(checkpoint: Checkpoint, elements: int) -> None:

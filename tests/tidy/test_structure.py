@@ -9,16 +9,16 @@ from pathlib import Path
 # fmt: skip 40, cycles 3, undocumented 5 %, lines 86,681. A ceiling is only ever lowered;
 # lines were raised once, by 2,200, when the formatter got all code but tables of data.
 CEILINGS = {
-    "modules": 444,
+    "modules": 441,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 1,
     "docstrings that begin with a question": 0,
-    "banned names": 16,
+    "banned names": 14,
     "fmt: skip": 35,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 92045,
+    "lines": 92039,
     "functions of more than 70 lines": 0,
 }
 

@@ -12,6 +12,7 @@ import torch
 from tests.checkpoint.ranks import Exchange, all_ranks
 from torch import nn
 
+from outlast.checkpoint.keeper.keeper_frames import KeeperSetup
 from outlast.checkpoint.keeper.keeper_launch import ServedKeeper
 from outlast.checkpoint.stores.catalog import checkpoint_places
 from outlast.checkpoint.stores.folder_store import Folder
@@ -40,7 +41,8 @@ class Talking:
 @pytest.fixture
 def keepers() -> Iterator[str]:
     base = f"@outlast-test-saves-{os.getpid()}-"
-    served = [ServedKeeper(f"{base}{rank}", TOKEN, f"rank {rank}") for rank in range(2)]
+    setup = KeeperSetup(token=TOKEN)
+    served = [ServedKeeper(f"{base}{rank}", f"rank {rank}", setup) for rank in range(2)]
     yield base
     for each in served:
         each.close(DEADLINE_S)
@@ -93,7 +95,7 @@ def test_a_rank_without_room_costs_one_save_and_no_training(tmp_path: Path, keep
 
     assert all_ranks(2, one) == [None, None]
     (failed,) = [each for each in said if isinstance(each, messages.SaveFailed)]
-    assert failed.step == 1 and "rank 1: no room for 2 arenas" in failed.error
+    assert failed.step == 1 and "rank 1: not enough memory for 2 arenas" in failed.error
     assert [place.step for place in checkpoint_places(Folder(tmp_path / "checkpoints"))] == [3, 2]
 
 

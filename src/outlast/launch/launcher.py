@@ -16,7 +16,7 @@ from outlast.checkpoint.format.manifests import SavePoint
 from outlast.checkpoint.upkeep.durable_targets import DurableTarget
 from outlast.controller.inputs import EndRun
 from outlast.errors import EXIT_GAVE_UP, EXIT_INTERRUPTED, OutlastError, RunDirError, StorageError
-from outlast.launch import preflight, run_directory, save_signal, start_point, torchrun_arguments
+from outlast.launch import preflight, run_directory, start_point, torchrun_arguments
 from outlast.launch.checkpoint_upkeep import CheckpointUpkeep
 from outlast.launch.controller_shell import ControllerShell
 from outlast.launch.host.agent import Agent
@@ -25,7 +25,7 @@ from outlast.launch.host.hang_monitor import StandstillMonitor
 from outlast.launch.host.unmanaged_group import UnmanagedGroup
 from outlast.launch.host.worker_family import become_subreaper
 from outlast.launch.host.worker_pool import WorkerHandle, WorkerPool
-from outlast.launch.run_directory import RunDir
+from outlast.launch.run_directory import SAVE_SIGNAL, RunDir
 from outlast.launch.run_display import Console, Display, DisplayRecord
 from outlast.launch.run_journal import bars_of
 from outlast.launch.start_point import CheckpointSearch
@@ -44,7 +44,7 @@ def launch(plan: RunPlan, show: Callable[[Path], Display]) -> tuple[EndRun, Path
     Raises ConfigError, RunDirError and StorageError before anything was started. What breaks the
     launcher or its controller later is the cause of a run that gave up; no process is left alive.
     """
-    with save_signal.ignored():
+    with run_directory.ignore_save_signal():
         return _launch(plan, show)
 
 
@@ -262,25 +262,25 @@ class _Launcher:
         ]
         for number in numbers:
             loop.add_signal_handler(number, self._on_request, number)
-        saves = save_signal.SIGNAL not in numbers  # torchrun's flags may want it for something else
+        saves = SAVE_SIGNAL not in numbers  # torchrun's flags may use it as a stop signal
         if saves:
-            loop.add_signal_handler(save_signal.SIGNAL, self._asked_to_save)
+            loop.add_signal_handler(SAVE_SIGNAL, self._asked_to_save)
             self._run_dir.tell_saves(True)
         try:
             yield
         finally:
             self._run_dir.tell_saves(False)
-            for number in (*numbers, *([save_signal.SIGNAL] if saves else [])):
+            for number in (*numbers, *([SAVE_SIGNAL] if saves else [])):
                 loop.remove_signal_handler(number)
             if saves:
-                signal.signal(save_signal.SIGNAL, signal.SIG_IGN)  # as it was before the loop
+                signal.signal(SAVE_SIGNAL, signal.SIG_IGN)  # as it was before the loop
 
     def _asked_to_save(self) -> None:
         """A scheduler gives notice, or `outlast ckpt now`: a checkpoint at once."""
         if self._unmanaged is None and self._agent.said_hello:
             self._controller.save("SIGUSR1 to the launcher")
         else:
-            self._record.note(save_signal.REFUSED)
+            self._record.note(run_directory.SAVE_REFUSED)
 
     def _on_request(self, number: signal.Signals) -> None:
         """First: drain and end resumable. Second: end now. Third: without the controller."""

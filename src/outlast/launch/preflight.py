@@ -68,7 +68,7 @@ def _check_memory(workers: int) -> None:
     if available.free_bytes < needed_bytes:
         raise ConfigError(
             f"the pages of {workers} workers need {needed_bytes} bytes of memory, and only"
-            f" {available.free_bytes} of {available.whose} are free; nothing was started; free"
+            f" {available.free_bytes} of {available.scope} are free; nothing was started; free"
             " memory, or raise the container's limit"
         )
 

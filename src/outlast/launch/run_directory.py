@@ -19,7 +19,9 @@ import fcntl
 import os
 import secrets
 import shutil
+import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -302,3 +304,54 @@ def _identify(
             f" instead of {' '.join(old.args) or '(none)'}",
         )
     return msgspec.structs.replace(old, term=old.term + 1, args=args), notes
+
+
+SAVE_SIGNAL = signal.SIGUSR1
+SAVE_REFUSED = "SIGUSR1: nothing here could be saved yet"  # the launcher's answer, as a note
+
+
+@contextlib.contextmanager
+def ignore_save_signal() -> Iterator[None]:
+    """Ignore the signal within: a scheduler may send it while a launcher starts or ends."""
+    before = signal.getsignal(SAVE_SIGNAL)
+    if before is signal.SIG_DFL:
+        signal.signal(SAVE_SIGNAL, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(SAVE_SIGNAL, before)
+
+
+def request_save_by_signal(run_dir: Path) -> int:
+    """Signal the launcher that holds `run_dir`, and return its pid. Its events have the result.
+
+    Never sent to a process that would die of it. Raises RunDirError where there is no launcher.
+    """
+    launcher = holder(run_dir)
+    if launcher is None:
+        raise RunDirError(
+            f"{run_dir}: its launcher does not run on this host, so that no checkpoint can be"
+            " requested; the same `outlast run` command resumes the run"
+        )
+    if not launcher.saves:
+        raise RunDirError(
+            f"{run_dir}: its launcher (pid {launcher.pid}) accepts no requests: it is starting or"
+            " ending, or SIGUSR1 is one of its --signals-to-handle; no checkpoint was requested"
+        )
+    try:
+        process = os.pidfd_open(launcher.pid)
+        try:
+            now = read_process_stat(launcher.pid)
+            if now is None or now.started != launcher.started:
+                raise ProcessLookupError
+            signal.pidfd_send_signal(process, SAVE_SIGNAL)
+        finally:
+            os.close(process)
+    except ProcessLookupError as error:
+        raise RunDirError(f"{run_dir}: its launcher (pid {launcher.pid}) has just ended") from error
+    except PermissionError as error:
+        raise RunDirError(
+            f"{run_dir}: its launcher (pid {launcher.pid}) belongs to another user; no checkpoint"
+            " was requested; repeat as that user"
+        ) from error
+    return launcher.pid

@@ -33,7 +33,7 @@ from outlast.checkpoint.interop.dcp_conversion import read_dcp, read_layout, wri
 from outlast.checkpoint.interop.dcp_storage import OutlastReader, OutlastWriter
 from outlast.checkpoint.interop.foreign_entries import values_of
 from outlast.checkpoint.interop.foreign_layouts import TensorNaming
-from outlast.checkpoint.interop.safetensors_export import write_safetensors
+from outlast.checkpoint.interop.safetensors_files import write_safetensors
 from outlast.checkpoint.load.checkpoint_reader import CheckpointReader, blocks_of
 from outlast.checkpoint.stores.catalog import newest_checkpoint, open_checkpoint, verify
 from outlast.checkpoint.stores.folder_store import Folder

@@ -21,8 +21,12 @@ from safetensors.torch import load_file, save_file
 from outlast.checkpoint.checkpointer import Checkpointer
 from outlast.checkpoint.format.manifests import ITEM_BYTES, SavePoint
 from outlast.checkpoint.interop.foreign_layouts import TensorNaming
-from outlast.checkpoint.interop.safetensors_export import KINDS, write_safetensors
-from outlast.checkpoint.interop.safetensors_import import find_safetensors, read_safetensors
+from outlast.checkpoint.interop.safetensors_files import (
+    KINDS,
+    find_safetensors,
+    read_safetensors,
+    write_safetensors,
+)
 from outlast.checkpoint.load.checkpoint_reader import CheckpointReader
 from outlast.checkpoint.load.tensor_fill import fill_tensors
 from outlast.checkpoint.stores.catalog import newest_checkpoint, verify
@@ -263,8 +267,6 @@ def test_a_file_that_shrinks_meanwhile_leaves_nothing(tmp_path: Path) -> None:
 @pytest.mark.process
 def test_exporting_takes_no_torch() -> None:
     """A machine that only serves a model may have none."""
-    code = (
-        "import sys, outlast.checkpoint.interop.safetensors_export; print('torch' in sys.modules)"
-    )
+    code = "import sys, outlast.checkpoint.interop.safetensors_files; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout == "False\n", done.stderr

@@ -5,8 +5,8 @@ from pathlib import Path
 
 
 def _main() -> int:
-    # The very Outlast that this file is of, wherever the trainer found it; never by way of the
-    # working directory, where a script of the user's may have the name of a standard module.
+    # Import the same installation as the trainer, and nothing from the working directory: a
+    # script there may have the name of a standard module.
     sys.path.append(str(Path(__file__).parents[3]))
     from outlast.checkpoint.keeper.keeper_process import main
 

@@ -35,7 +35,7 @@ class MemoryHeadroom(NamedTuple):
     """One limit of memory. `used_bytes` excludes memory that the kernel can reclaim."""
 
     free_bytes: int
-    whose: str
+    scope: str
     limit_bytes: int
     used_bytes: int
 
@@ -45,10 +45,10 @@ def check_memory(wanted_bytes: int, what: str, proc: Path = PROC, cgroups: Path 
     room = tightest_limit(proc, cgroups)
     if wanted_bytes > room.free_bytes:
         raise StorageError(
-            f"no room for {what}: {as_size(wanted_bytes)} are wanted; the memory {room.whose} is"
-            f" {as_size(room.limit_bytes)}, of which {as_size(room.used_bytes)} are in use and"
-            f" {as_size(room.free_bytes)} are left; nothing was taken; raise the limit, use fewer"
-            " arenas, or divide the state among more ranks"
+            f"not enough memory for {what}: {as_size(wanted_bytes)} are needed; the memory"
+            f" {room.scope} is {as_size(room.limit_bytes)}, of which {as_size(room.used_bytes)} are"
+            f" in use and {as_size(room.free_bytes)} are free; nothing was allocated; raise the"
+            " limit, use fewer arenas, or divide the state among more ranks"
         )
 
 
@@ -59,8 +59,8 @@ def tightest_limit(proc: Path = PROC, cgroups: Path = CGROUPS) -> MemoryHeadroom
     if "MemAvailable:" in host:
         free, total = (int(host.get(key, "0")) << 10 for key in ("MemAvailable:", "MemTotal:"))
         limits.append(MemoryHeadroom(free, "of this host", total, max(0, total - free)))
-    nobody = MemoryHeadroom(1 << 63, "that nobody limits", 1 << 63, 0)
-    return min(limits, default=nobody, key=lambda room: room.free_bytes)
+    unlimited = MemoryHeadroom(1 << 63, "without a limit", 1 << 63, 0)
+    return min(limits, default=unlimited, key=lambda room: room.free_bytes)
 
 
 def as_size(size_bytes: int) -> str:
@@ -81,8 +81,8 @@ def _control_groups(proc: Path, cgroups: Path) -> list[MemoryHeadroom]:
         if controllers not in ("", "memory"):
             continue
         version, mount = (1, cgroups / "memory") if controllers else (2, cgroups)
-        # In a namespace of its own a group's name does not lead anywhere from the mount, and the
-        # mount itself is the group; outside, every group above sets a limit of its own.
+        # In a cgroup namespace the group's path does not exist below the mount, and the mount
+        # itself is the group. Outside, every parent group has a limit of its own.
         group = mount / name.strip("/")
         for path in (group, *group.parents):
             if room := _headroom_of(path, version):
@@ -114,7 +114,7 @@ def _lines(path: Path) -> list[str]:
 ALIGN_BYTES = 2 << 20
 PAGE_BYTES = 4096
 _POPULATE_READ, _POPULATE_WRITE = 22, 23  # MADV_*: Linux 5.14, and not in Python's mmap
-_STEP_BYTES = 8 << 20  # the kernel lets no other thread map memory meanwhile
+_STEP_BYTES = 8 << 20  # no other thread can map memory during a step
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _STAMP = struct.Struct("<q")
 _LIBC = ctypes.CDLL(None, use_errno=True)  # mmap.madvise holds the interpreter's lock
@@ -155,7 +155,7 @@ class Arena:
             if fd >= 0:
                 os.close(fd)
             raise StorageError(
-                f"no room for {what}: the system says {error.strerror}; nothing was taken; free"
+                f"not enough memory for {what}: {error.strerror}; nothing was allocated; free"
                 " memory, or raise the container's limit"
             ) from error
         return cls(fd, size_bytes, mapping)
@@ -166,7 +166,7 @@ class Arena:
 
         Raises StorageError when that is no sealed memory of this size; `fd` is closed then.
         """
-        with _taking_over(fd, size_bytes):
+        with _checked_descriptor(fd, size_bytes):
             mapping = mmap.mmap(fd, size_bytes + PAGE_BYTES)
             _populate(mapping, _POPULATE_READ)
         return cls(fd, size_bytes, mapping)
@@ -198,8 +198,8 @@ class Unmapped:
     """
 
     def __init__(self, fd: int, size_bytes: int) -> None:
-        """Take `fd` over. Raises StorageError, and closes it, when it is no such memory."""
-        with _taking_over(fd, size_bytes):
+        """Take ownership of `fd`. Closes it and raises StorageError when it is no arena."""
+        with _checked_descriptor(fd, size_bytes):
             self.fd = fd
             self.size_bytes = size_bytes
 
@@ -220,7 +220,7 @@ class Unmapped:
 
 
 @contextlib.contextmanager
-def _taking_over(fd: int, size_bytes: int) -> Iterator[None]:
+def _checked_descriptor(fd: int, size_bytes: int) -> Iterator[None]:
     """Close a received descriptor where it is no arena of this size; raise StorageError."""
     try:
         sealed = fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS == _SEALS
@@ -248,7 +248,7 @@ def _populate(mapping: mmap.mmap, how: int, wanted: Callable[[], bool] = lambda:
         code = ctypes.get_errno()
         if code != errno.EINVAL:
             raise OSError(code, os.strerror(code))
-        # A kernel older than 5.14: a write to each page does it, a read is left to the first user.
+        # Before Linux 5.14: write to each page; pages to read are populated on first use.
         if how == _POPULATE_WRITE:
             pages = memoryview(mapping)[at : at + size_bytes : PAGE_BYTES]
             pages[:] = bytes(len(pages))

@@ -29,7 +29,7 @@ from outlast.checkpoint.keeper.keeper_disk import KeeperDisk, write_file
 from outlast.checkpoint.keeper.part_files import PART, failure_path
 from outlast.errors import CorruptionError, StorageError
 
-_OURS = re.compile(
+_SAVE_FILE = re.compile(
     rf"((?:shard|frozen)-\d{{5,}}|rank-\d{{5,}}\.json|{re.escape(COMMIT)})({re.escape(PART)})?"
     r"|rank-\d{5,}\.failed"
 )
@@ -38,7 +38,7 @@ _NAMED_MAX = 8
 
 
 class CommitGathering:
-    """One checkpoint whose parts arrive. Call `look` repeatedly, then `commit` or `clear`."""
+    """One incomplete checkpoint. Call `read_new_parts` repeatedly, then `commit` or `clear`."""
 
     def __init__(self, disk: KeeperDisk, root: Path, commit: Commit) -> None:
         self.disk = disk
@@ -62,44 +62,43 @@ class CommitGathering:
             if rank not in self._entries and rank not in self._failed
         ]
 
-    def give_up(self, rank: int, why: str) -> None:
-        """Expect no part of a rank that failed: its disk may refuse even the failure's file."""
+    def record_failure(self, rank: int, why: str) -> None:
+        """Expect no part of this rank. Its disk may refuse even the failure file."""
         self._failed[rank] = why
 
-    def look(self) -> bool:
+    def read_new_parts(self) -> bool:
         """Read new parts; return whether all parts of this checkpoint are complete.
 
-        Raises StorageError or CorruptionError naming ranks, once they can never be.
+        Raises StorageError or CorruptionError naming ranks, once it can never be complete.
         """
         names = {path.name for path in self.directory.iterdir()}
         wrong: dict[int, str] = {}
         for rank in self.missing:
             record = self.directory / manifest_name(rank)
             if record.name in names:
-                wrong.update(self._take(rank, record))
+                wrong.update(self._record_manifest(rank, record))
             elif failure_path(record).name in names:
                 why = failure_path(record).read_text(encoding="utf-8", errors="replace")
                 self._failed[rank] = why or "its part failed"
         if wrong:
             self._failed.update(wrong)
-            reasons = "; ".join(f"rank {rank}: {why}" for rank, why in _first(wrong))
+            reasons = "; ".join(f"rank {rank}: {why}" for rank, why in _named(wrong))
             raise CorruptionError(
-                f"{self.directory} cannot be committed, parts do not belong together: {reasons}"
+                f"{self.directory} cannot be committed, its parts do not match: {reasons}"
             )
         if self._failed:
-            reasons = "; ".join(f"rank {rank}: {why}" for rank, why in _first(self._failed))
+            reasons = "; ".join(f"rank {rank}: {why}" for rank, why in _named(self._failed))
             raise StorageError(f"{self.directory} cannot be committed: {reasons}")
         if not self.missing and (mixed := find_disagreements(self._samples)):
             raise CorruptionError(
-                f"{self.directory} cannot be committed, what ranks hold in common is no longer"
-                f" equal: {'; '.join(mixed[:_NAMED_MAX])}; each wrote a part of it, and a mixture"
-                " would be restored; let them be equal before a save, or save what differs as the"
-                " ranks' own"
+                f"{self.directory} cannot be committed, values that ranks hold in common differ:"
+                f" {'; '.join(mixed[:_NAMED_MAX])}; each wrote a part of it, and a mixture would be"
+                " restored; make them equal before a save, or save them as the ranks' own"
             )
         return not self.missing
 
     def commit(self) -> Commit:
-        """Make the checkpoint exist, once. Returns when it is durable."""
+        """Write the commit record, at most once. Returns when it is durable."""
         entries = tuple(self._entries[rank] for rank in range(self._commit.world))
         record = msgspec.structs.replace(
             self._commit,
@@ -112,13 +111,13 @@ class CommitGathering:
         try:
             self._create(path, seal(record))
         except FileExistsError:
-            record = self._same(path, record)
+            record = self._existing_record(path, record)
         self._linked = True
         self.disk.sync_directory(self.directory)
         self.disk.sync_directory(self.root)
         return record
 
-    def point(self) -> None:
+    def move_latest(self) -> None:
         """Move `latest` to this checkpoint."""
         latest = self.root / LATEST
         aside = self.root / f"{LATEST}-{self._commit.place.attempt}{PART}"
@@ -128,32 +127,32 @@ class CommitGathering:
         self.disk.sync_directory(self.root)
 
     def clear(self) -> None:
-        """Remove the files of the directory, the commit record first, as far as possible.
+        """Remove the files of the directory, the commit record first; ignore errors.
 
-        Nothing is touched where the commit record belongs to another attempt.
+        No-op where the commit record belongs to another attempt.
         """
         with contextlib.suppress(OSError):
             if not self._linked and (self.directory / COMMIT).exists():
                 return
             self.disk.remove(self.directory / COMMIT)
             names = [path.name for path in self.directory.iterdir()]
-            for name in filter(_OURS.fullmatch, names):
+            for name in filter(_SAVE_FILE.fullmatch, names):
                 self.disk.remove(self.directory / name)
             self.disk.remove_directory(self.directory)
             self.disk.sync_directory(self.root)
 
     def _now_ns(self) -> int:
-        """Return a time after earlier commits at this position, even if the clock went back."""
+        """Return a time after all commits at this position, even if the clock was set back."""
         place, now_ns = self._commit.place, time.time_ns()
         for other in self.root.iterdir():
             known = SavePoint.parse(other.name)
             if known and known.position == place.position:
-                with contextlib.suppress(OSError, CorruptionError):  # then it is passed over
+                with contextlib.suppress(OSError, CorruptionError):  # no readable commit
                     record = unseal((other / COMMIT).read_bytes(), Commit, str(other))
                     now_ns = max(now_ns, record.time_ns + 1)
         return now_ns
 
-    def _take(self, rank: int, record: Path) -> dict[int, str]:
+    def _record_manifest(self, rank: int, record: Path) -> dict[int, str]:
         """Check and record one manifest; return its faults by rank."""
         data = record.read_bytes()
         try:
@@ -164,7 +163,7 @@ class CommitGathering:
         for name, wanted in manifest.files.items():
             size_bytes = _size_bytes(self.directory / name)
             if size_bytes != wanted:
-                faults.append(f"tells of {wanted} bytes where {name} has {size_bytes}")
+                faults.append(f"gives {wanted} bytes for {name}, which has {size_bytes}")
         for name, tensor in manifest.tensors.items():
             other, known = self._tensors.setdefault(name, (rank, tensor))
             if known != tensor:
@@ -186,30 +185,30 @@ class CommitGathering:
         Raises FileExistsError where there is one.
         """
         part = path.with_name(path.name + PART)
-        self.disk.remove(part)  # of a keeper that died here
+        self.disk.remove(part)  # left by a keeper that died here
         write_file(self.disk, part, data)
         try:
             self.disk.link(part, path)
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
-            write_file(self.disk, path, data)  # half of it would be no commit record either
+            write_file(self.disk, path, data)  # a partial one is not a valid commit record
         finally:
             self.disk.remove(part)
 
-    def _same(self, path: Path, record: Commit) -> Commit:
-        """Return the existing record if it is this one but for the time.
+    def _existing_record(self, path: Path, record: Commit) -> Commit:
+        """Return the existing record if it differs from `record` in time only.
 
-        That happens when a keeper died between linking the record and reporting it.
+        It exists when a keeper died between linking the record and reporting it.
         """
         try:
             existing = unseal(path.read_bytes(), Commit, str(path))
         except CorruptionError as error:
-            raise StorageError(f"{path} is there already, and damaged: {error}") from error
+            raise StorageError(f"{path} exists already, and is damaged: {error}") from error
         alike = msgspec.structs.replace(record, time_ns=existing.time_ns, digest=existing.digest)
         if existing != alike:
             raise StorageError(
-                f"{path} is there already, of another attempt at this place; it was left as it is"
+                f"{path} exists already, of another attempt at this place; it was not changed"
             )
         return existing
 
@@ -222,11 +221,11 @@ def _size_bytes(path: Path) -> int:
 
 
 def join_ranks(numbers: list[int]) -> str:
-    """Return ranks in words, the first few of many."""
+    """Return the ranks as text, at most the first few."""
     named = ", ".join(str(number) for number in numbers[:_NAMED_MAX])
     more = f" and {len(numbers) - _NAMED_MAX} more" if len(numbers) > _NAMED_MAX else ""
     return f"rank{'s' if len(numbers) > 1 else ''} {named}{more}"
 
 
-def _first(faults: dict[int, str]) -> list[tuple[int, str]]:
+def _named(faults: dict[int, str]) -> list[tuple[int, str]]:
     return sorted(faults.items())[:_NAMED_MAX]

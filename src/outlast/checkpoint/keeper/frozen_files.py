@@ -1,12 +1,12 @@
 """Files of frozen regions: hard links to an earlier checkpoint's where bytes are equal.
 
-memory -- digests --> equal to an earlier manifest's?  no: write
-                           | yes
-                      a file that the checkpoint before does not have?  no: write a second one
-                           | yes
-                      its bytes on the disk are right?  no: another one, or write
-                           | yes
-                      link
+digests of the memory equal an earlier manifest's?     no: write
+        | yes
+a file other than the previous checkpoint's exists?    no: write a second one
+        | yes
+its bytes on disk match the digests?                   no: next file, or write
+        | yes
+link
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from outlast.checkpoint.format.manifests import (
 from outlast.checkpoint.keeper.keeper_disk import KeeperDisk
 from outlast.errors import CorruptionError
 
-READ_BACK = 16  # links after which every byte of a file has been read back once more
-FILES = 2  # with the same bytes: the checkpoints before and after one have the other file
-_LOOKED_AT = 4  # manifests, the newest first
+READ_BACK = 16  # number of links in which every byte of a file is read back once
+FILES = 2  # with the same bytes: consecutive checkpoints use different files
+_MANIFESTS_MAX = 4  # earlier checkpoints that are considered
 _KNOWN_MAX = 64
 
 
@@ -72,34 +72,34 @@ class FrozenFiles:
         Returns its digests, or None where there is no such file, or it cannot be linked. `check`
         raises after the deadline. Raises FileExistsError where the name is taken.
         """
-        known = _earlier(root, manifest)
-        digests, equal = _equal(known, memory, manifest.chunk_bytes, check)
+        known = _earlier_regions(root, manifest)
+        digests, equal = _match_digests(known, memory, manifest.chunk_bytes, check)
         if digests is None:
             return None
         whole = [each for each in equal if each.identity not in self._damaged]
-        useful = [each for each in whole if each.identity != known[0].identity]
+        eligible = [each for each in whole if each.identity != known[0].identity]
         if len(known) == 1 and self._written[0] == digests and self._written[1] >= FILES:
-            useful = whole  # no older checkpoint is kept: another file is useless
+            eligible = whole  # no older checkpoint is kept, which another file could protect
         to = root / manifest.place.directory / frozen_name(manifest.rank)
-        one_each = {each.identity: each for each in reversed(useful)}
-        linked = any(self._link(disk, each, to, check) for each in reversed(one_each.values()))
+        files = {each.identity: each for each in reversed(eligible)}
+        linked = any(self._link(disk, each, to, check) for each in reversed(files.values()))
         return digests if linked else None
 
     def take_damages(self) -> str:
         """Return the damage found since the last call, as a sentence; "" for none."""
         damages, self._damages = self._damages, []
         return (
-            f"{'; '.join(damages)}; it was not linked, and the save has the bytes of the memory;"
+            f"{'; '.join(damages)}; it was not linked, the bytes in memory were saved instead;"
             " older checkpoints with that file are damaged: see 'outlast ckpt verify --all'"
             if damages
             else ""
         )
 
-    def forget(self) -> None:
+    def require_read_back(self) -> None:
         """Make each file be read back completely before it is linked again."""
         self._next.clear()
 
-    def wrote(self, digests: tuple[str, ...]) -> None:
+    def record_written(self, digests: tuple[str, ...]) -> None:
         """Record that a file with these bytes was written."""
         before, count = self._written
         self._written = digests, count + 1 if digests == before else 1
@@ -134,7 +134,7 @@ class FrozenFiles:
     def _read_back(
         self, disk: KeeperDisk, fd: int, file: FrozenFile, check: Callable[[], None]
     ) -> None:
-        """Compare a file's bytes with their digests: all at first, then a part in turn."""
+        """Compare bytes with their digests: all for the first link, later a part in turn."""
         count = len(file.digests)
         assert file.identity
         begin = self._next.get(file.identity)
@@ -155,18 +155,18 @@ class FrozenFiles:
             del self._next[next(iter(self._next))]
 
 
-def _earlier(root: Path, manifest: Manifest) -> list[FrozenFile]:
+def _earlier_regions(root: Path, manifest: Manifest) -> list[FrozenFile]:
     """Return this rank's frozen regions in the newest other directories, newest first."""
     places = [place for path in root.iterdir() if (place := SavePoint.parse(path.name))]
     places.sort(key=lambda place: (place.position, place.attempt), reverse=True)
     regions: list[FrozenFile] = []
     for place in places:
-        if place == manifest.place or len(regions) >= _LOOKED_AT:
+        if place == manifest.place or len(regions) >= _MANIFESTS_MAX:
             continue
         try:
             earlier = _manifest_in(root / place.directory, manifest.rank)
         except (OSError, CorruptionError):
-            continue  # no part of ours, or none that is whole
+            continue  # no valid part of this rank
         regions.append(_file_of(root / place.directory, earlier, manifest))
     return regions
 
@@ -197,7 +197,7 @@ def _identity(status: os.stat_result, size_bytes: int) -> tuple[int, int, int] |
     return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
-def _equal(
+def _match_digests(
     known: Iterable[FrozenFile], memory: memoryview, chunk_bytes: int, check: Callable[[], None]
 ) -> tuple[tuple[str, ...] | None, list[FrozenFile]]:
     """Return the digests of `memory` and the files that have the same; None without any."""

@@ -1,6 +1,6 @@
 """The trainer's handle on its keeper: orders, outcomes, replacement of a dead keeper.
 
-Only `wait`, `held` and `close` ever wait. A thread receives the keeper's frames and supervises it.
+Only `wait`, `contents` and `close` block. A thread receives the keeper's frames and supervises it.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class KeeperClient:
         self._change = threading.Condition(threading.RLock())
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._lent: dict[int, _LentArena] = {}
-        self._offered: dict[int, Unmapped] = {}  # from before this trainer, and not taken yet
+        self._offered: dict[int, Unmapped] = {}  # of earlier trainers, not taken yet
         self._welcome: keeper_frames.Welcome | None = None
-        self._contents: keeper_frames.Lying | None = None
+        self._contents: keeper_frames.KeeperContents | None = None
         self._next_arena = 0
         self._older: dict[int, keeper_frames.OlderVersion] = {}
         self._close_due = math.inf
-        self._end_due = math.inf  # for a keeper that has nothing left to do
+        self._end_due = math.inf  # deadline of an idle keeper to end
         self._ended = False
         self._end: TrainerEnd | None = open_end()
         self._dying: TrainerEnd | None = None
@@ -73,7 +73,7 @@ class KeeperClient:
     ) -> KeeperClient:
         """Connect to the launcher's keeper at its socket's path (or abstract name, with @).
 
-        Raises StorageError when it does not answer, or does not know the token.
+        Raises StorageError when it does not answer, or refuses the token.
         """
         keeper = cls(name, lambda: keeper_launch.reach_keeper(address, token, name, timeout_s))
         with keeper._change:
@@ -84,13 +84,13 @@ class KeeperClient:
                 return keeper
         keeper.close(0)
         raise StorageError(
-            f"the keeper of {name} at {address} did not welcome it within {timeout_s:g} s: it"
-            " serves another trainer, or does not know this token"
+            f"the keeper of {name} at {address} did not answer within {timeout_s:g} s: it serves"
+            " another trainer, or refuses this token"
         )
 
     @property
     def pid(self) -> int:
-        """Return the pid of this trainer's own keeper while it lives; else 0."""
+        """Return the pid of this trainer's own keeper while it is alive; else 0."""
         with self._change:
             return self._end.process.pid if self._end and self._end.process else 0
 
@@ -101,7 +101,7 @@ class KeeperClient:
             self._next_arena += 1
             self._lent[number] = _LentArena(arena, sent=False)
             try:
-                self._push()
+                self._send_unsent()
             except StorageError:
                 del self._lent[number]
                 raise
@@ -120,28 +120,28 @@ class KeeperClient:
     def order(self, order: SaveOrder) -> None:
         """Order the write of a save whose copy in its arena is complete.
 
-        Returns at once; unless the keeper has just died, it has the order by then, and the save
+        Returns at once. Unless the keeper has just died, it has received the order, and the save
         survives the death of this process. Raises UsageError where the arena is busy or not lent,
-        or the save's number was used before; StorageError when too many have not ended.
+        or the save's number was used before; StorageError when too many saves are pending.
         """
         with self._change:
             self._check_idle(order.arena)
             stamp = secrets.randbits(62) + 1
             self._ledger.add(order, stamp, time.monotonic())
             self._lent[order.arena].arena.stamp = stamp
-            self._push()
+            self._send_unsent()
 
     def outcomes(self) -> list[Outcome]:
         """Return the outcomes since the last call, in order; never waits."""
         with self._change:
-            news = list(self._ledger.news)
-            self._ledger.news.clear()
+            news = list(self._ledger.unread)
+            self._ledger.unread.clear()
         return news
 
     def wait_news(self, timeout_s: float) -> bool:
         """Wait at most `timeout_s` for outcomes; return whether there are any."""
         with self._change:
-            return bool(self._change.wait_for(lambda: self._ledger.news, timeout_s))
+            return bool(self._change.wait_for(lambda: self._ledger.unread, timeout_s))
 
     def wait(self, save: int, timeout_s: float) -> Outcome:
         """Wait for a save's last outcome and return it.
@@ -150,57 +150,58 @@ class KeeperClient:
         Raises StorageError after `timeout_s`: the save continues.
         """
         with self._change:
-            order, last = self._ledger.order(save), self._ledger.last
-            if save not in last and not order:
-                raise UsageError(f"save {save} was not ordered, or very long ago")
-            if not self._change.wait_for(lambda: save in last, timeout_s):
+            order = self._ledger.pending_order(save)
+            outcomes = self._ledger.final_outcomes
+            if save not in outcomes and not order:
+                raise UsageError(f"save {save} was not ordered, or its outcome was discarded")
+            if not self._change.wait_for(lambda: save in outcomes, timeout_s):
                 assert order
                 raise StorageError(
                     f"the save of step {order.manifest.place.step} has not ended within"
-                    f" {timeout_s:g} s; it goes on, at most for {order.deadline_s:g} s in all"
+                    f" {timeout_s:g} s; it continues, for at most {order.deadline_s:g} s in all"
                 )
-            return last[save]
+            return outcomes[save]
 
     def busy(self, arena: int) -> bool:
         """Return whether a write may still read the arena, so that it must not change."""
         with self._change:
-            return self._ledger.busy(arena)
+            return self._ledger.is_busy(arena)
 
     @property
     def copying(self) -> bool:
-        """Return whether a version is being sent; if it is copied over, peers keep the last."""
+        """Return whether a version is being sent. Peers keep the last one if it is overwritten."""
         with self._change:
-            return self._ledger.copying(time.monotonic())
+            return self._ledger.is_copying(time.monotonic())
 
     def held_versions(self, timeout_s: float = ANSWER_S) -> list[HeldVersion]:
         """Return the versions in the keeper's memory, of this trainer and of earlier ones.
 
         `take` gives the arena of one. Raises StorageError when the keeper does not answer.
         """
-        return self.contents(timeout_s).held
+        return self.contents(timeout_s).versions
 
-    def contents(self, timeout_s: float = ANSWER_S) -> keeper_frames.Lying:
-        """Return the keeper's contents: versions, and parity of others. Raises as `held`."""
+    def contents(self, timeout_s: float = ANSWER_S) -> keeper_frames.KeeperContents:
+        """Return the keeper's versions and parity. Raises as `held_versions` does."""
         with self._change:
             self._contents = None
             if self._end:
-                self._end.stream.send(keeper_frames.Ask())
+                self._end.stream.send(keeper_frames.ContentsRequest())
                 self._wake()
             if not self._change.wait_for(lambda: self._contents, timeout_s) or not self._contents:
                 raise StorageError(
-                    f"the keeper of {self.name} did not say within {timeout_s:g} s what it holds"
+                    f"the keeper of {self.name} did not list its contents within {timeout_s:g} s"
                 )
             return self._contents
 
     def take(self, arena: int) -> Unmapped:
-        """Return the memory of an arena listed by `held`, for the caller to read and close."""
+        """Return the memory of an arena in `contents`, for the caller to read and close."""
         with self._change:
             if arena not in self._offered:
-                raise UsageError(f"the keeper of {self.name} told of no arena {arena}")
+                raise UsageError(f"the keeper of {self.name} has not listed an arena {arena}")
             return self._offered.pop(arena)
 
     def drop(self, arena: int) -> None:
-        """Release an arena, lent or listed by `held`, and its version. UsageError while busy."""
+        """Release an arena, lent or in `contents`, and its version. UsageError while busy."""
         with self._change:
             self._older.pop(arena, None)
             if offered := self._offered.pop(arena, None):
@@ -221,7 +222,7 @@ class KeeperClient:
     def forget(self, stays: Callable[[SavePoint | None], bool]) -> None:
         """Make the keeper release arenas of earlier trainers.
 
-        Kept are those whose version (None: without one) passes `stays`.
+        It keeps those for whose version (None: without one) `stays` is true.
         """
         with self._change:
             for number in [n for n, each in self._older.items() if not stays(each.place)]:
@@ -248,7 +249,7 @@ class KeeperClient:
         if pending:
             raise StorageError(
                 f"saves {pending} had not ended after {timeout_s:g} s; the keeper of {self.name}"
-                " goes on with them alone, until their deadline"
+                " continues with them, until their deadline"
             )
 
     # --- under the lock ----------------------------------------------------------------------
@@ -261,20 +262,20 @@ class KeeperClient:
 
     def _check_idle(self, arena: int) -> None:
         self._check_lent(arena)
-        if self._ledger.busy(arena):
+        if self._ledger.is_busy(arena):
             raise UsageError(
-                f"arena {arena} is still being written from: wait for its save, or use another"
+                f"arena {arena} is still being read by a save: wait for it, or use another arena"
             )
 
-    def _push(self) -> None:
-        """Send what is new; frames that the socket does not accept now are sent later."""
+    def _send_unsent(self) -> None:
+        """Send new arenas and orders; what the socket does not accept now is sent later."""
         if self._end and not self._end.stream.broken:
             for number, lent in self._lent.items():
                 if not lent.sent:
                     frame = keeper_frames.Lend(arena=number, size_bytes=lent.arena.size_bytes)
                     self._end.stream.send(frame, [lent.arena.fd])
                     lent.sent = True
-            for frame in self._ledger.unsent(time.monotonic()):
+            for frame in self._ledger.take_unsent(time.monotonic()):
                 try:
                     self._end.stream.send(frame)
                 except WireError as error:
@@ -287,14 +288,14 @@ class KeeperClient:
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_write(self._wake_fd, 1)
 
-    def _take_in(self, received: ReceivedFrame) -> None:
+    def _handle_frame(self, received: ReceivedFrame) -> None:
         frame = received.frame
         if isinstance(frame, keeper_frames.Outcome):
-            self._ledger.settle(frame)
+            self._ledger.record(frame)
         elif isinstance(frame, keeper_frames.Welcome):
             self._welcome = frame
             self._ledger.copies = frame.peers > 0
-        elif isinstance(frame, keeper_frames.Lying):
+        elif isinstance(frame, keeper_frames.KeeperContents):
             for (number, size_bytes), fd in zip(frame.arenas, received.fds, strict=True):
                 if number in self._lent or number in self._offered:
                     os.close(fd)
@@ -322,13 +323,13 @@ class KeeperClient:
                 self._sleep([], None)
 
     def _listen(self, end: TrainerEnd, closing: bool) -> None:
-        """Run one round with a keeper that is believed alive."""
+        """Run one round with a keeper that has not failed."""
         with self._change:
             if closing and not end.stream.pending:
                 with contextlib.suppress(OSError):
                     end.stream.sock.shutdown(socket.SHUT_WR)
             waited = [(end.stream.sock.fileno(), end.stream.pending)]
-            due = self._ledger.due()
+            due = self._ledger.next_deadline()
             if closing and due is None:
                 end_due = min(self._close_due, time.monotonic() + ANSWER_S)
                 due = self._end_due = min(self._end_due, end_due)
@@ -338,11 +339,11 @@ class KeeperClient:
             end.stream.flush()
             try:
                 received = end.stream.receive()
-                for one in received or ():
-                    self._take_in(one)
+                for frame in received or ():
+                    self._handle_frame(frame)
             except (WireError, StorageError):
                 received = None
-            stuck = self._ledger.overdue(now)
+            stuck = self._ledger.fail_overdue(now)
             lost = received is None or now > self._end_due
             if lost or (stuck and end.process):
                 self._end, self._dying = None, end
@@ -350,7 +351,7 @@ class KeeperClient:
                 self._change.notify_all()
 
     def _sleep(self, waited: list[tuple[int, bool]], due: float | None) -> None:
-        """Wait for a frame, room to send, or a wake-up, at most until `due`."""
+        """Wait for a frame, for space to send, or for a wake-up, at most until `due`."""
         poll = select.poll()
         poll.register(self._wake_fd, select.POLLIN)
         for fd, writing in waited:
@@ -360,32 +361,32 @@ class KeeperClient:
             os.eventfd_read(self._wake_fd)
 
     def _reap_lost(self, end: TrainerEnd) -> None:
-        """Reap a lost keeper; arenas are free once no process can read them any more."""
-        how = end.lost(_REAP_S)
+        """Reap a lost keeper. Its arenas are free once no process can read them."""
+        how = end.close_and_reap(_REAP_S)
         with self._change:
-            self._ledger.overdue(time.monotonic())
+            self._ledger.fail_overdue(time.monotonic())
             if how is not None:
-                self._ledger.died(how)
+                self._ledger.keeper_died(how)
                 self._dying = None
             self._change.notify_all()
 
     def _replace(self) -> None:
-        """Start another keeper for the saves that the last one left."""
+        """Start a successor for the pending saves of a dead keeper."""
         try:
             end = self._open_end()
         except StorageError as error:
             with self._change:
-                self._ledger.died(f"could not be started: {error}")
+                self._ledger.keeper_died(f"could not be started: {error}")
                 self._change.notify_all()
-            time.sleep(_RETRY_S)  # a host without memory needs a moment, and a budget counts
+            time.sleep(_RETRY_S)  # memory may become free; the number of attempts is limited
             return
         with self._change:
             self._end = end
             for lent in self._lent.values():
                 lent.sent = False
             try:
-                self._push()
-            except StorageError:  # no descriptor is free: a moment later there may be
+                self._send_unsent()
+            except StorageError:  # no descriptor is free; retried with another keeper
                 self._end, self._dying = None, end
 
     def _finish(self) -> None:

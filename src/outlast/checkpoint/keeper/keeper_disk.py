@@ -1,6 +1,6 @@
 """File system steps of the keeper, and faults injected into them by tests.
 
-All file operations of a save go through here, so that a test can observe their order, and end the
+All file operations of a save use this class, so that a test can observe their order, and end the
 process at each of them. Errors are OSError.
 """
 
@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_NOT_HERE = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}  # a file system that cannot do it
+_UNSUPPORTED = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}  # by this file system
 _START, _SETTLE = 2, 7  # sync_file_range: WRITE; WAIT_BEFORE | WRITE | WAIT_AFTER
 _CREATE = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
 
@@ -29,11 +29,11 @@ class KeeperDisk:
 
     def make_directory(self, path: Path) -> None:
         """Create a directory and its missing parents; sync each new name into its parent."""
-        missing = [one for one in (path, *path.parents) if not one.is_dir()]
-        for one in reversed(missing):
-            with contextlib.suppress(FileExistsError):  # of another rank, since we looked
-                one.mkdir()
-            self.sync_directory(one.parent)
+        missing = [parent for parent in (path, *path.parents) if not parent.is_dir()]
+        for directory in reversed(missing):
+            with contextlib.suppress(FileExistsError):  # created by another rank meanwhile
+                directory.mkdir()
+            self.sync_directory(directory.parent)
 
     def create(self, path: Path) -> int:
         """Create a file; return its descriptor. Raises FileExistsError."""
@@ -50,7 +50,7 @@ class KeeperDisk:
             try:
                 count = os.preadv(fd, [into[done:]], at + done)
             except OSError as error:
-                # On a file system that wants another alignment than ours.
+                # On a file system that requires another alignment.
                 if error.errno != errno.EINVAL or self.go_direct(fd, False):
                     raise
                 count = os.preadv(fd, [into[done:]], at + done)
@@ -64,19 +64,19 @@ class KeeperDisk:
         try:
             fcntl.fcntl(fd, fcntl.F_SETFL, flags | (os.O_DIRECT if direct else 0))
         except OSError as error:
-            if error.errno not in _NOT_HERE:
+            if error.errno not in _UNSUPPORTED:
                 raise
             return False
         return direct
 
     def allocate(self, fd: int, size_bytes: int) -> None:
         """Allocate the file's blocks, so that a full disk is detected before the first write."""
-        # Not posix_fallocate: where the file system cannot, the C library would write each block.
+        # Not posix_fallocate: without file system support the C library writes every block.
         offset, size = ctypes.c_int64(0), ctypes.c_int64(size_bytes)
         if _libc.fallocate(fd, 0, offset, size) == 0:
             return
         number = ctypes.get_errno()
-        if number not in _NOT_HERE:
+        if number not in _UNSUPPORTED:
             raise OSError(number, os.strerror(number))
         os.ftruncate(fd, size_bytes)
 
@@ -92,7 +92,7 @@ class KeeperDisk:
         how = ctypes.c_uint(_SETTLE if settle else _START)
         if _libc.sync_file_range(fd, ctypes.c_int64(at), ctypes.c_int64(size_bytes), how) != 0:
             number = ctypes.get_errno()
-            if number not in _NOT_HERE:
+            if number not in _UNSUPPORTED:
                 raise OSError(number, os.strerror(number))
             if settle:
                 os.fdatasync(fd)
@@ -129,7 +129,7 @@ class KeeperDisk:
         try:
             os.fsync(fd)
         except OSError as error:
-            if error.errno not in _NOT_HERE:  # some network file systems keep no such promise
+            if error.errno not in _UNSUPPORTED:  # some network file systems do not support it
                 raise
         finally:
             os.close(fd)
@@ -151,9 +151,9 @@ def write_file(disk: KeeperDisk, path: Path, data: bytes) -> None:
 class DiskFault(msgspec.Struct, frozen=True):
     """A fault for tests: `action` before the `nth` matching step.
 
-    Matching are steps named `step` (any, if empty) on files whose name contains `name`. `action`:
-    "kill", "hang", or the name of an error (ENOSPC). `attempts`: number of successive keepers that
-    it strikes.
+    A step matches if its name is `step` (any, if empty) and the file's name contains `name`.
+    `action`: "kill", "hang", or the name of an error (ENOSPC). `attempts`: number of successive
+    keepers that have the fault.
     """
 
     action: str
@@ -219,7 +219,7 @@ class FaultyDisk(KeeperDisk):
         super().sync_directory(path)
 
 
-class _Script:
+class _FaultPlan:
     """Counts steps, from several threads, and executes the planned faults."""
 
     def __init__(self, faults: tuple[DiskFault, ...], attempt: int) -> None:
@@ -246,4 +246,4 @@ class _Script:
 
 def disk_of(faults: tuple[DiskFault, ...], attempt: int) -> KeeperDisk:
     """Return the disk of an order: with faults, if a test has set any."""
-    return FaultyDisk(_Script(faults, attempt).before) if faults else KeeperDisk()
+    return FaultyDisk(_FaultPlan(faults, attempt).before) if faults else KeeperDisk()

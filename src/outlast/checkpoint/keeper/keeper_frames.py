@@ -1,7 +1,7 @@
 """Frames between trainer and keeper over a Unix socket, with file descriptors.
 
 A frame is `length(4, little endian) | descriptors(1) | payload(length)`, the payload a msgpack
-structure with its type. Both ends are of one installation; Hello has the version all the same.
+structure with its type. Both ends are normally of one installation; Hello has the version as well.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Hello(KeeperFrame, frozen=True, kw_only=True):
 
 
 class Lend(KeeperFrame, frozen=True, kw_only=True):
-    """An arena, with its descriptor. A number lent before now means this memory."""
+    """An arena, with its descriptor. It replaces an arena lent under the same number."""
 
     arena: int
     size_bytes: int
@@ -105,7 +105,7 @@ class Write(KeeperFrame, frozen=True, kw_only=True):
     """Execute this order.
 
     `stamp`: the arena's stamp while it holds this version. `attempt`: number of keepers that died
-    over it; `written`: this rank's part is on the disk, only the commit is missing.
+    during this order; `written`: this rank's part is on the disk, only the commit is missing.
     """
 
     order: SaveOrder
@@ -115,7 +115,7 @@ class Write(KeeperFrame, frozen=True, kw_only=True):
     deadline_s: float
 
 
-class Ask(KeeperFrame, frozen=True, kw_only=True):
+class ContentsRequest(KeeperFrame, frozen=True, kw_only=True, tag="Ask"):
     """Request for the contents of the keeper's memory, answered by Lying."""
 
 
@@ -142,10 +142,10 @@ class Outcome(KeeperFrame, frozen=True, kw_only=True):
     """The outcome of a save.
 
     "committed" only on rank 0, after its own "written"; "skipped" is set by an engine, for saves
-    that it never ordered. "copied" comes once beside all these, where there are peers: `copies` of
-    them hold it, or their strip of it where there are `strips`, and `error` names failures of
-    others. It ends nothing, and no save fails by it. The `error` of "written" names older files
-    that were found damaged.
+    that it never ordered. With peers, one "copied" is sent besides: `copies` of them hold the
+    version, or their strip of it where there are `strips`, and `error` names failures of others;
+    it neither ends nor fails the save. The `error` of "written" names older files that were found
+    damaged.
     """
 
     save: int
@@ -181,18 +181,18 @@ class VersionParity(msgspec.Struct, frozen=True, kw_only=True):
     arena: int
 
 
-class Lying(KeeperFrame, frozen=True, kw_only=True):
+class KeeperContents(KeeperFrame, frozen=True, kw_only=True, tag="Lying"):
     """The keeper's contents.
 
     `arenas`: (number, size_bytes) of each; their descriptors come with it, in this order.
     """
 
-    held: list[HeldVersion]
+    versions: list[HeldVersion] = msgspec.field(name="held")
     parities: list[VersionParity]
     arenas: list[tuple[int, int]]
 
 
-KeeperMessage = Hello | Lend | Drop | Write | Ask | Welcome | Outcome | Lying
+KeeperMessage = Hello | Lend | Drop | Write | ContentsRequest | Welcome | Outcome | KeeperContents
 _decoder = msgspec.msgpack.Decoder(KeeperMessage)
 
 
@@ -204,7 +204,7 @@ class ReceivedFrame(NamedTuple):
 
 
 class KeeperStream:
-    """Frames over a connected Unix stream socket. Nothing here ever blocks."""
+    """Frames over a connected Unix stream socket. No method blocks."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -216,7 +216,7 @@ class KeeperStream:
 
     @property
     def pending(self) -> bool:
-        """Return whether frames wait for room in the socket."""
+        """Return whether frames wait for space in the socket's buffer."""
         return bool(self._out) and not self.broken
 
     def send(self, frame: KeeperMessage, fds: Sequence[int] = ()) -> None:
@@ -232,16 +232,16 @@ class KeeperStream:
         if len(payload) > FRAME_BYTES_MAX:
             raise WireError(f"a frame of {len(payload)} bytes, above {FRAME_BYTES_MAX}: not sent")
         data = _HEADER.pack(len(payload), len(fds)) + payload
-        self._out.append((memoryview(data), _doubled(fds)))
+        self._out.append((memoryview(data), _duplicate(fds)))
         self.flush()
 
     def flush(self) -> None:
-        """Send queued frames as far as the socket accepts them."""
+        """Send as much of the queued frames as the socket accepts."""
         try:
             while self._out and not self.broken:
                 data, fds = self._out[0]
-                beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
-                sent = self.sock.sendmsg([data], beside if fds else [])
+                rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
+                sent = self.sock.sendmsg([data], rights if fds else [])
                 _close(fds)
                 if sent < len(data):
                     self._out[0] = (data[sent:], [])
@@ -260,14 +260,14 @@ class KeeperStream:
         ended = False
         try:
             while not ended:
-                room = socket.CMSG_SPACE(DESCRIPTORS_MAX * 4)
+                space = socket.CMSG_SPACE(DESCRIPTORS_MAX * 4)
                 flags = socket.MSG_CMSG_CLOEXEC
-                data, beside, flags_received, _ = self.sock.recvmsg(_READ_BYTES, room, flags)
-                for level, kind, raw in beside:
+                data, ancillary, flags_received, _ = self.sock.recvmsg(_READ_BYTES, space, flags)
+                for level, kind, raw in ancillary:
                     if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                         self._fds += array.array("i", raw[: len(raw) // 4 * 4])
                 if flags_received & socket.MSG_CTRUNC:
-                    raise WireError("more descriptors came than a frame may carry")
+                    raise WireError("received more descriptors than a frame may carry")
                 self._in += data
                 ended = not data
         except BlockingIOError:
@@ -287,7 +287,8 @@ class KeeperStream:
         self._out.clear()
 
     def _parse(self) -> list[ReceivedFrame]:
-        frames, at = [], 0
+        frames: list[ReceivedFrame] = []
+        at = 0
         while len(self._in) - at >= _HEADER.size:
             length, count = _HEADER.unpack_from(self._in, at)
             if length > FRAME_BYTES_MAX or count > DESCRIPTORS_MAX:
@@ -308,7 +309,7 @@ class KeeperStream:
         return frames
 
 
-def _doubled(fds: Sequence[int]) -> list[int]:
+def _duplicate(fds: Sequence[int]) -> list[int]:
     doubled: list[int] = []
     try:
         for fd in fds:

@@ -1,4 +1,4 @@
-"""Start of a keeper as a child, or connection to the launcher's by its address."""
+"""Start of a keeper as a child process, or connection to the launcher's keeper."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 
 import msgspec
 
-from outlast.checkpoint.keeper.keeper_frames import Hello, KeeperSetup, KeeperStream, PeerKeeper
+from outlast.checkpoint.keeper.keeper_frames import Hello, KeeperSetup, KeeperStream
 from outlast.errors import StorageError
 
 _PROGRAM = Path(__file__).with_name("__main__.py")
-_WORDS_BYTES_MAX = 2000
+_STDERR_BYTES_MAX = 2000
 _PAUSE_S = 0.02
 _BACKLOG = 64
 
@@ -23,8 +23,8 @@ _BACKLOG = 64
 class ChildProcess:
     """A keeper's process, or another `program`, in a session of its own.
 
-    Signals to the trainer's group do not reach it. Its stderr goes to memory: it must keep none of
-    the trainer's files open, or a reader of the trainer's output would wait for the keeper. Raises
+    Signals to the trainer's process group do not reach it. Its stderr is a memory file: with the
+    trainer's own, a reader of the trainer's output would wait for the keeper, too. Raises
     StorageError.
     """
 
@@ -38,18 +38,18 @@ class ChildProcess:
         pass_fds: tuple[int, ...] = (),
         program: Path = _PROGRAM,
     ) -> None:
-        self._words_fd = os.memfd_create("outlast-keeper-words", os.MFD_CLOEXEC)
+        self._stderr_fd = os.memfd_create("outlast-keeper-words", os.MFD_CLOEXEC)
         try:
             self._popen = subprocess.Popen(
                 [sys.executable, "-P", str(program), *arguments, name],
                 stdin=stdin,
                 stdout=stdout,
-                stderr=self._words_fd,
+                stderr=self._stderr_fd,
                 pass_fds=pass_fds,
                 start_new_session=True,
             )
         except OSError as error:
-            os.close(self._words_fd)
+            os.close(self._stderr_fd)
             raise StorageError(
                 f"the {program.parent.name} of {name} cannot be started ({error.strerror}); nothing"
                 " was saved"
@@ -67,15 +67,15 @@ class ChildProcess:
         except subprocess.TimeoutExpired:
             return None
         how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-        size_bytes = os.fstat(self._words_fd).st_size
+        size_bytes = os.fstat(self._stderr_fd).st_size
         words = os.pread(
-            self._words_fd, _WORDS_BYTES_MAX, max(0, size_bytes - _WORDS_BYTES_MAX)
+            self._stderr_fd, _STDERR_BYTES_MAX, max(0, size_bytes - _STDERR_BYTES_MAX)
         ).decode(errors="replace")
         return f"{how}: {words.strip()}" if words.strip() else how
 
     def close(self) -> None:
         """Release its stderr, after `reap`."""
-        os.close(self._words_fd)
+        os.close(self._stderr_fd)
 
 
 class TrainerEnd:
@@ -90,7 +90,7 @@ class TrainerEnd:
         finally:
             os.close(pidfd)
 
-    def lost(self, timeout_s: float) -> str | None:
+    def close_and_reap(self, timeout_s: float) -> str | None:
         """Return why the other end ended, in words, once it cannot read arenas any more.
 
         None when a child process has not died after `timeout_s`.
@@ -138,7 +138,7 @@ def reach_keeper(address: str, token: str, name: str, timeout_s: float) -> Train
                     f"the keeper of {name} at {address} cannot be reached within {timeout_s:g} s"
                     f" ({error.strerror or error}); nothing was saved"
                 ) from error
-            time.sleep(_PAUSE_S)  # the launcher may be starting it: there is nothing to wait on
+            time.sleep(_PAUSE_S)  # the launcher may be starting it
 
 
 def open_door(host: str = "127.0.0.1") -> socket.socket:
@@ -163,37 +163,24 @@ def address_of(door: socket.socket) -> str:
 
 
 class ServedKeeper:
-    """The launcher's handle on a keeper that outlives trainers, and ends with the launcher."""
+    """The launcher's handle on a keeper that outlives its trainers and ends with the launcher."""
 
     def __init__(
         self,
         address: str,
-        token: str,
         name: str,
+        setup: KeeperSetup,
         pass_fds: tuple[int, ...] = (),
-        *,
         door: socket.socket | None = None,
-        peers: tuple[PeerKeeper, ...] = (),
-        peers_bytes_per_s: int | None = None,
-        rank: int = 0,
-        group: tuple[int, ...] = (),
     ) -> None:
         """Start the keeper.
 
-        Trainers connect with `KeeperClient.connect`, other keepers through the `door`; this one
-        sends to `peers`, to all together at most at the given rate, and strips where they are the
-        others of its rank's `group`. Raises StorageError.
+        Trainers connect with `KeeperClient.connect`, other keepers through the `door`. Raises
+        StorageError.
         """
-        door_fd = door.fileno() if door else -1
-        setup = KeeperSetup(
-            token=token,
-            door_fd=door_fd,
-            peers=peers,
-            peers_bytes_per_s=peers_bytes_per_s,
-            rank=rank,
-            group=group,
-        )
-        pass_fds = (*pass_fds, door_fd) if door else pass_fds
+        if door:
+            setup = msgspec.structs.replace(setup, door_fd=door.fileno())
+            pass_fds = (*pass_fds, door.fileno())
         reading, self._control_fd = os.pipe2(os.O_CLOEXEC)
         try:
             self.process = ChildProcess(
@@ -207,7 +194,7 @@ class ServedKeeper:
         os.write(self._control_fd, msgspec.json.encode(setup) + b"\n")
 
     def close(self, timeout_s: float) -> str:
-        """Let it finish pending orders; return its exit in words. Kills it after `timeout_s`."""
+        """Wait for pending orders; return a description of its exit. Kills it after `timeout_s`."""
         os.close(self._control_fd)
         how = self.process.reap(timeout_s)
         if how is None:

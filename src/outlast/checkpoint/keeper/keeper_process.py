@@ -1,4 +1,4 @@
-"""The keeper's process: it takes orders from a trainer and finishes them if the trainer dies."""
+"""The keeper's process, which executes a trainer's orders even if the trainer dies."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from outlast.checkpoint.replicas.replica_receiver import ReplicaReceiver
 from outlast.checkpoint.replicas.replica_sender import ReplicaSender, SentVersion
 from outlast.errors import StorageError, WireError
 
-HELLO_S = 10.0  # a connection that has not shown its token by then is closed
-GRACE_S = 10.0  # beyond the last deadline: then a write that hangs is left behind
+HELLO_S = 10.0  # a connection without a valid Hello after this time is closed
+GRACE_S = 10.0  # after the last deadline the process ends, even if a write hangs
 _FINISHING_S = 0.05
 _SETUP_BYTES_MAX = 1 << 16
 _PRIORITY = 5
@@ -44,7 +44,7 @@ _IO_BEST_EFFORT_LAST = 2 << 13 | 7
 
 class _TrainerLink(msgspec.Struct, eq=False):
     stream: KeeperStream
-    said_hello: bool = False
+    is_authenticated: bool = False
     pidfd: int = -1
     since: float = 0.0
 
@@ -62,10 +62,11 @@ class _KeptVersion(msgspec.Struct, eq=False):
 
 
 class KeeperProcess:
-    """One loop over sockets; two other threads do the saving, and one a peer the sending.
+    """The keeper's main loop, over sockets.
 
-    With a `listener` it waits for the next trainer after each one, until `control` ends; else it
-    ends after the first. Either way all pending orders are finished, or fail, before.
+    Two other threads write and commit saves, and one thread a peer sends copies. With a `listener`
+    it serves one trainer after the other, until `control_fd` reaches its end; else it ends after
+    the first. Before it ends, all pending orders have succeeded or failed.
     """
 
     def __init__(self, listener: socket.socket | None, control_fd: int, setup: KeeperSetup) -> None:
@@ -75,12 +76,12 @@ class KeeperProcess:
         self._selector = selectors.DefaultSelector()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._outcomes: deque[tuple[KeeperStream, Outcome, bool]] = deque()
-        self._pending_ends: Counter[KeeperStream] = Counter()  # orders whose end has not been told
+        self._pending_ends: Counter[KeeperStream] = Counter()  # orders without a final outcome yet
         self._arenas: dict[int, Arena] = {}
-        self._refused: dict[int, str] = {}
+        self._attach_errors: dict[int, str] = {}
         self._versions: dict[int, _KeptVersion] = {}
         self._trainer: _TrainerLink | None = None
-        self._leaving: list[KeeperStream] = []
+        self._detached: list[KeeperStream] = []
         self._finishing = False
         self._last_due = 0.0
         self._committer = CommitThread()
@@ -91,87 +92,87 @@ class KeeperProcess:
         )
         self._parities = HeldParities(setup.rank, setup.group) if setup.group else None
         self._receiver = ReplicaReceiver(setup.token, self._parities)
-        self._door = socket.socket(fileno=setup.door_fd) if setup.door_fd >= 0 else None
-        self._watch(self._wake_fd, self._woken)
-        if self._door:
-            self._watch(self._door, self._admit)
+        self._peer_listener = socket.socket(fileno=setup.door_fd) if setup.door_fd >= 0 else None
+        self._watch(self._wake_fd, self._clear_wake_up)
+        if self._peer_listener:
+            self._watch(self._peer_listener, self._accept_keeper)
         if listener:
-            self._watch(listener, self._accept)
-            self._watch(control_fd, self._released)
+            self._watch(listener, self._accept_trainer)
+            self._watch(control_fd, self._on_control_closed)
 
     def run(self, sock: socket.socket | None = None) -> None:
         """Serve until there are no trainers and no pending work any more."""
         if sock:
-            self._meet(sock)
+            self._serve_trainer(sock)
         while True:
-            # Read before outcomes are sent: all that ended by now is reported below.
+            # Read before outcomes are sent, so that every outcome before `idle` is reported below.
             idle = self._writer.idle and self._committer.idle
-            self._tell()
-            self._see_off()
+            self._send_outcomes()
+            self._close_detached()
             if self._finishing and not self._listener and self._writer.idle:
                 for number in list(self._arenas):  # no reader is left: only commits are pending
                     self._drop(number)
             late = time.monotonic() > self._last_due + GRACE_S
-            if self._finishing and (late or (idle and not self._leaving)):
+            if self._finishing and (late or (idle and not self._detached)):
                 return
             for key, _ in self._selector.select(self._pause_s()):
                 key.data()
-            self._expect_hello()
+            self._check_hello_deadline()
 
-    def _see_off(self) -> None:
+    def _close_detached(self) -> None:
         """Close connections without pending outcomes."""
-        for stream in [each for each in self._leaving if not each.pending]:
+        for stream in [each for each in self._detached if not each.pending]:
             if stream.broken or not self._pending_ends[stream]:
-                self._leaving.remove(stream)
+                self._detached.remove(stream)
                 self._pending_ends.pop(stream, None)
                 stream.close()
 
     def _pause_s(self) -> float | None:
-        if self._finishing or self._leaving:
+        if self._finishing or self._detached:
             return _FINISHING_S
-        return HELLO_S if self._trainer and not self._trainer.said_hello else None
+        return HELLO_S if self._trainer and not self._trainer.is_authenticated else None
 
     # --- connections ------------------------------------------------------------------------
 
-    def _accept(self) -> None:
+    def _accept_trainer(self) -> None:
         assert self._listener
         if self._finishing:
-            return  # it ended in the same moment
+            return  # `control_fd` was closed in the same round
         with contextlib.suppress(OSError):  # the peer closed already
             sock, _ = self._listener.accept()
             peer = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
             _, uid, _ = struct.unpack("3i", peer)
             if uid in (0, os.getuid()):
-                self._meet(sock)
+                self._serve_trainer(sock)
             else:
                 sock.close()
 
-    def _admit(self) -> None:
-        """Accept another keeper, or a stranger: the receiver authenticates it."""
-        assert self._door
+    def _accept_keeper(self) -> None:
+        """Accept a connection to the peers' listener; the receiver authenticates it."""
+        assert self._peer_listener
         with contextlib.suppress(OSError):  # the peer closed already
-            self._receiver.meet(self._door.accept()[0])
+            self._receiver.meet(self._peer_listener.accept()[0])
 
-    def _meet(self, sock: socket.socket) -> None:
-        """Serve one trainer at a time: the next waits in the listener's queue."""
+    def _serve_trainer(self, sock: socket.socket) -> None:
+        """Attach a trainer. The next one waits in the listener's queue until it is detached."""
         stream = KeeperStream(sock)
         self._trainer = _TrainerLink(stream, since=time.monotonic())
         self._watch(sock, self._read_trainer)
         if self._listener:
             self._selector.unregister(self._listener)
 
-    def _expect_hello(self) -> None:
+    def _check_hello_deadline(self) -> None:
         trainer = self._trainer
-        if trainer and not trainer.said_hello and time.monotonic() > trainer.since + HELLO_S:
+        if trainer and not trainer.is_authenticated and time.monotonic() > trainer.since + HELLO_S:
             self._detach_trainer()
 
-    def _died(self) -> None:
-        """Read the last frames of a dead trainer, whose forks may hold the socket open."""
+    def _on_trainer_died(self) -> None:
+        """Read the remaining frames of a dead trainer. Its forks may hold the socket open."""
         self._read_trainer()
         self._detach_trainer()
 
     def _detach_trainer(self) -> None:
-        """Stop reading from the trainer; it may still receive outcomes of its saves."""
+        """Stop reading from the trainer; outcomes of its saves are still sent."""
         trainer, self._trainer = self._trainer, None
         if not trainer:
             return
@@ -179,16 +180,16 @@ class KeeperProcess:
         if trainer.pidfd >= 0:
             self._selector.unregister(trainer.pidfd)
             os.close(trainer.pidfd)
-        self._leaving.append(trainer.stream)
+        self._detached.append(trainer.stream)
         for number in self._arenas.keys() - self._versions.keys():
-            self._drop(number)  # it holds no version, and the next trainer has its own
+            self._drop(number)  # without a version; the next trainer lends its own arenas
         if self._listener and not self._finishing:
-            self._watch(self._listener, self._accept)
+            self._watch(self._listener, self._accept_trainer)
         else:
             self._finish()
 
-    def _released(self) -> None:
-        """Finish after the launcher closed its end, or died: no trainer will come any more."""
+    def _on_control_closed(self) -> None:
+        """Finish after the launcher closed its end, or died: no other trainer can connect."""
         with contextlib.suppress(OSError):
             if os.read(self._control_fd, 1):
                 return
@@ -211,44 +212,44 @@ class KeeperProcess:
         trainer.stream.flush()
         try:
             frames = trainer.stream.receive()
-            for one in frames or ():
-                self._take(trainer, one)
+            for frame in frames or ():
+                self._handle_frame(trainer, frame)
         except WireError as error:
-            sys.stderr.write(f"a trainer is not understood, and cut off: {error}\n")
+            sys.stderr.write(f"invalid frame of a trainer, whose connection is closed: {error}\n")
             frames = None
         if frames is None:
             self._detach_trainer()
 
-    def _take(self, trainer: _TrainerLink, received: ReceivedFrame) -> None:
+    def _handle_frame(self, trainer: _TrainerLink, received: ReceivedFrame) -> None:
         frame, fds = received
         if isinstance(frame, keeper_frames.Hello):
-            if (
-                frame.token != self._token
-                or frame.version != keeper_frames.VERSION
-                or len(fds) != 1
-            ):
-                raise WireError(f"a wrong token, or version {frame.version}")
-            trainer.said_hello, trainer.pidfd = True, fds[0]
-            self._watch(trainer.pidfd, self._died)
+            expected = (self._token, keeper_frames.VERSION, 1)
+            if (frame.token, frame.version, len(fds)) != expected:
+                raise WireError(f"wrong token, or unsupported version {frame.version}")
+            trainer.is_authenticated = True
+            trainer.pidfd = fds[0]
+            self._watch(trainer.pidfd, self._on_trainer_died)
             trainer.stream.send(
-                keeper_frames.Welcome(pid=os.getpid(), peers=self._peers, older=self._older())
+                keeper_frames.Welcome(
+                    pid=os.getpid(), peers=self._peers, older=self._older_versions()
+                )
             )
-        elif not trainer.said_hello:
-            raise WireError("something was said before Hello")
+        elif not trainer.is_authenticated:
+            raise WireError(f"{type(frame).__name__} before Hello")
         elif isinstance(frame, keeper_frames.Lend):
             self._drop(frame.arena)
             try:
                 self._arenas[frame.arena] = Arena.attach(fds[0], frame.size_bytes)
             except StorageError as error:
-                self._refused[frame.arena] = str(error)
+                self._attach_errors[frame.arena] = str(error)
         elif isinstance(frame, keeper_frames.Drop):
             self._drop(frame.arena)
         elif isinstance(frame, keeper_frames.Write):
             self._write(trainer.stream, frame)
-        elif isinstance(frame, keeper_frames.Ask):
-            self._say_held(trainer.stream)
+        elif isinstance(frame, keeper_frames.ContentsRequest):
+            self._send_contents(trainer.stream)
 
-    def _older(self) -> list[keeper_frames.OlderVersion]:
+    def _older_versions(self) -> list[keeper_frames.OlderVersion]:
         places = {number: version.manifest.place for number, version in self._versions.items()}
         return [
             keeper_frames.OlderVersion(number, arena.size_bytes, places.get(number))
@@ -257,9 +258,9 @@ class KeeperProcess:
 
     def _drop(self, arena: int) -> None:
         self._versions.pop(arena, None)
-        self._refused.pop(arena, None)
+        self._attach_errors.pop(arena, None)
         if known := self._arenas.pop(arena, None):
-            known.close()  # a write in progress continues: its view keeps the memory
+            known.close()  # the view of a write in progress keeps the memory mapped
 
     def _write(self, stream: KeeperStream, frame: keeper_frames.Write) -> None:
         order = frame.order
@@ -267,7 +268,7 @@ class KeeperProcess:
         shard = memoryview(b"")
         kept = _KeptVersion(manifest, frame.stamp)
 
-        def tell(outcome: Outcome) -> None:
+        def report(outcome: Outcome) -> None:
             ended = outcome.kind in ("committed", "failed")
             ended |= outcome.kind == "written" and not order.commit
             self._outcomes.append((stream, outcome, ended))
@@ -279,7 +280,9 @@ class KeeperProcess:
         if not frame.written:
             memory = self._arenas.get(order.arena)
             if not memory or manifest.size_bytes > memory.size_bytes:
-                why = self._refused.get(order.arena, f"arena {order.arena} is not here, or small")
+                why = self._attach_errors.get(
+                    order.arena, f"arena {order.arena} is missing or too small"
+                )
                 place = manifest.place
                 stream.send(Outcome(save=order.save, place=place, kind="failed", error=why))
                 if self._peers:
@@ -288,7 +291,7 @@ class KeeperProcess:
             self._versions[order.arena] = kept
             shard = memory.view[: manifest.size_bytes]
             if self._peers:
-                self._sender.add(SentVersion(order, memory, frame.stamp, tell, on_digested))
+                self._sender.add(SentVersion(order, memory, frame.stamp, report, on_digested))
             if not order.to_disk:
                 stream.send(Outcome(save=order.save, place=manifest.place, kind="held"))
                 return
@@ -296,50 +299,51 @@ class KeeperProcess:
         self._last_due = max(self._last_due, due)
         self._pending_ends[stream] += 1
         self._writer.add(
-            SaveWork(order, shard, frame.attempt, frame.written, due, tell, on_digested)
+            SaveWork(order, shard, frame.attempt, frame.written, due, report, on_digested)
         )
 
-    def _say_held(self, stream: KeeperStream) -> None:
+    def _send_contents(self, stream: KeeperStream) -> None:
         versions: list[HeldVersion] = []
         for number, version in self._versions.items():
             arena = self._arenas[number]
             if arena.stamp == version.stamp and not version.full:
-                version.full = _digested(version.manifest, arena)
-            if arena.stamp == version.stamp and version.full:  # else a copy over it has begun
+                version.full = _with_digests(version.manifest, arena)
+            if arena.stamp == version.stamp and version.full:  # else it is being overwritten
                 versions.append(HeldVersion(manifest=version.full, arena=number))
         parities: list[keeper_frames.VersionParity] = []
-        with contextlib.ExitStack() as looking:
-            looking.enter_context(self._receiver.change)
+        with contextlib.ExitStack() as locks:
+            locks.enter_context(self._receiver.change)
             copies = self._receiver.copies
             arenas = self._arenas | {copy.number: copy.arena for copy in copies}
             versions += [
                 HeldVersion(manifest=c.manifest, arena=c.number) for c in copies if c.manifest
             ]
             if self._parities:
-                looking.enter_context(self._parities.change)
+                locks.enter_context(self._parities.change)
                 for parity, arena in self._parities.complete:
                     parities.append(parity)
                     arenas[parity.arena] = arena
             sizes = [(number, arena.size_bytes) for number, arena in arenas.items()]
-            fds = [arena.fd for arena in arenas.values()]
-            stream.send(keeper_frames.Lying(held=versions, parities=parities, arenas=sizes), fds)
+            stream.send(
+                keeper_frames.KeeperContents(versions=versions, parities=parities, arenas=sizes),
+                [arena.fd for arena in arenas.values()],
+            )
 
-    def _tell(self) -> None:
+    def _send_outcomes(self) -> None:
         while self._outcomes:
             stream, outcome, ended = self._outcomes.popleft()
             self._pending_ends[stream] -= ended
             if not stream.broken:
                 stream.send(outcome)
         trainer = self._trainer
-        for stream in [*self._leaving, *([trainer.stream] if trainer else [])]:
+        for stream in [*self._detached, *([trainer.stream] if trainer else [])]:
             stream.flush()
         if trainer:
-            events = selectors.EVENT_WRITE if trainer.stream.pending else 0
-            self._selector.modify(
-                trainer.stream.sock, selectors.EVENT_READ | events, self._read_trainer
-            )
+            events = selectors.EVENT_READ
+            events |= selectors.EVENT_WRITE if trainer.stream.pending else 0
+            self._selector.modify(trainer.stream.sock, events, self._read_trainer)
 
-    def _woken(self) -> None:
+    def _clear_wake_up(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake_fd)
 
@@ -347,7 +351,7 @@ class KeeperProcess:
         self._selector.register(what, selectors.EVENT_READ, call)
 
 
-def _digested(manifest: Manifest, arena: Arena) -> Manifest:
+def _with_digests(manifest: Manifest, arena: Arena) -> Manifest:
     shard = arena.view[: manifest.size_bytes]
     chunks = tuple(
         digest_of(shard[at : at + manifest.chunk_bytes])
@@ -363,7 +367,7 @@ def main(arguments: list[str]) -> int:
     one trainer after the other; the first line of the standard input is the KeeperSetup, and its
     end ends the keeper. An address that begins with @ is in the abstract namespace.
     """
-    step_back()
+    lower_priority()
     how, where, _ = arguments
     if how == "--socket":
         sock = socket.socket(fileno=int(where))
@@ -383,11 +387,11 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def step_back() -> None:
+def lower_priority() -> None:
     """Lower the priority of processor and disk; ignore the terminal's signals."""
     faulthandler.enable()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # They are meant for the trainer; the keeper ends after it, with all saves finished.
+        # These are for the trainer; the keeper ends after it, once its saves have ended.
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + _PRIORITY)

@@ -16,7 +16,7 @@ GRACE_S = 2.0  # after a deadline: the keeper's own error is more precise
 
 @dataclass
 class _Save:
-    """A pending order. `given_up`: its outcome was reported; the keeper may still work on it."""
+    """A pending order. `given_up`: it was reported as failed; the keeper may still execute it."""
 
     order: SaveOrder
     stamp: int
@@ -37,23 +37,23 @@ class OrderLedger:
 
     owner: str
     copies: bool = False
-    news: deque[Outcome] = field(default_factory=lambda: deque(maxlen=OUTCOMES_MAX))
-    last: OrderedDict[int, Outcome] = field(default_factory=OrderedDict)
+    unread: deque[Outcome] = field(default_factory=lambda: deque(maxlen=OUTCOMES_MAX))
+    final_outcomes: OrderedDict[int, Outcome] = field(default_factory=OrderedDict)
     _saves: dict[int, _Save] = field(default_factory=dict)
-    _copying: dict[int, float] = field(default_factory=dict)  # until when at the latest
+    _copying: dict[int, float] = field(default_factory=dict)  # deadline of each transfer
 
     def add(self, order: SaveOrder, stamp: int, now: float) -> None:
         """Add an order. Raises UsageError or StorageError when it cannot be accepted."""
-        if order.save in self._saves or order.save in self.last:
-            raise UsageError(f"save {order.save} was ordered before: count up")
+        if order.save in self._saves or order.save in self.final_outcomes:
+            raise UsageError(f"save number {order.save} was used before; use a higher one")
         if len(self._saves) >= ORDERS_MAX:
             raise StorageError(
                 f"{ORDERS_MAX} saves have not ended yet, from {min(self._saves)} on; nothing of"
-                f" save {order.save} was begun; save less often, or see what they wait for"
+                f" save {order.save} was written; save less often, or check the storage"
             )
         self._saves[order.save] = _Save(order, stamp, now + order.deadline_s)
 
-    def order(self, save: int) -> SaveOrder | None:
+    def pending_order(self, save: int) -> SaveOrder | None:
         """Return the order of a pending save, else None."""
         pending = self._saves.get(save)
         return pending.order if pending else None
@@ -63,16 +63,16 @@ class OrderLedger:
         """Return the pending saves, in order."""
         return sorted(number for number, save in self._saves.items() if not save.given_up)
 
-    def busy(self, arena: int) -> bool:
+    def is_busy(self, arena: int) -> bool:
         """Return whether the keeper may still read the arena."""
         return any(s.order.arena == arena and not s.written for s in self._saves.values())
 
-    def copying(self, now: float) -> bool:
+    def is_copying(self, now: float) -> bool:
         """Return whether a version is still being sent to peers."""
         return any(due > now for due in self._copying.values())
 
-    def unsent(self, now: float) -> list[Write]:
-        """Return the frames of unsent orders; they count as sent from here on."""
+    def take_unsent(self, now: float) -> list[Write]:
+        """Return the frames of unsent orders, and mark these as sent."""
         frames = []
         for number in self.open:
             save = self._saves[number]
@@ -96,11 +96,11 @@ class OrderLedger:
         self._copying.pop(save, None)
         self._fail(self._saves.pop(save), why)
 
-    def settle(self, outcome: Outcome) -> None:
+    def record(self, outcome: Outcome) -> None:
         """Record an outcome reported by the keeper."""
         if outcome.kind == "copied":
             self._copying.pop(outcome.save, None)
-            self.news.append(outcome)
+            self.unread.append(outcome)
             return
         save = self._saves.get(outcome.save)
         if not save:
@@ -111,15 +111,15 @@ class OrderLedger:
         if ended:
             del self._saves[outcome.save]
         if not save.given_up and not repeated:
-            self._tell(outcome, ended)
+            self._report(outcome, ended)
 
-    def due(self) -> float | None:
+    def next_deadline(self) -> float | None:
         """Return the time of the next call of `overdue`; None without pending saves."""
         dues = [self._saves[number].due + GRACE_S for number in self.open]
         return min(dues, default=None)
 
-    def overdue(self, now: float) -> bool:
-        """Fail saves that outlived their deadline; return whether there were any.
+    def fail_overdue(self, now: float) -> bool:
+        """Fail saves whose deadline has passed; return whether there were any.
 
         Their arenas stay busy until the keeper has answered, or is dead.
         """
@@ -128,14 +128,14 @@ class OrderLedger:
             save = self._saves[number]
             self._fail(
                 save,
-                f"{self.owner} did not finish within {save.order.deadline_s:g} s, and does not"
-                " answer: the file system hangs, or the process is stopped",
+                f"{self.owner} neither finished nor answered within {save.order.deadline_s:g} s:"
+                " the file system hangs, or the process is stopped",
             )
             save.given_up = True
         return bool(late)
 
-    def died(self, how: str) -> None:
-        """Record the death of the keeper: pending saves go to the next one.
+    def keeper_died(self, how: str) -> None:
+        """Record the death of the keeper: pending saves are sent to its successor.
 
         A save that was pending at too many deaths fails.
         """
@@ -149,8 +149,8 @@ class OrderLedger:
                 del self._saves[number]
                 self._fail(
                     save,
-                    f"{self.owner} died over it, and so did {RESTARTS_MAX} that were started in its"
-                    f" place; the last one {how}",
+                    f"{self.owner} died while writing it, and so did {RESTARTS_MAX} successors; the"
+                    f" last one {how}",
                 )
 
     def _fail(self, save: _Save, why: str) -> None:
@@ -159,13 +159,13 @@ class OrderLedger:
             f"the save of step {place.step} in {save.order.root} failed: {why}; the training and"
             " older checkpoints are untouched"
         )
-        self._tell(
+        self._report(
             Outcome(save=save.order.save, place=place, kind="failed", error=error), ended=True
         )
 
-    def _tell(self, outcome: Outcome, ended: bool) -> None:
-        self.news.append(outcome)
+    def _report(self, outcome: Outcome, ended: bool) -> None:
+        self.unread.append(outcome)
         if ended:
-            self.last[outcome.save] = outcome
-            if len(self.last) > OUTCOMES_MAX:
-                self.last.popitem(last=False)
+            self.final_outcomes[outcome.save] = outcome
+            if len(self.final_outcomes) > OUTCOMES_MAX:
+                self.final_outcomes.popitem(last=False)

@@ -33,8 +33,8 @@ class PartFiles:
     """The files of one rank in one directory.
 
     `write` returns once shard, manifest and their names are durable. If it raises, the files that
-    it created are removed. It never touches a file that it did not create; `again` means that files
-    of this rank come from a keeper that died over this very order.
+    it created are removed. It changes no file that it did not create, except in a retry: then files
+    of this rank are those of a keeper that died during this order.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class PartFiles:
         self._frozen_files = frozen or FrozenFiles()
         self._created: list[Path] = []
 
-    def write(self, memory: memoryview, again: bool) -> Manifest:
+    def write(self, memory: memoryview, is_retry: bool) -> Manifest:
         """Write the part; return the manifest with its chunks.
 
         `memory`: the bytes of the shard, page aligned.
@@ -65,10 +65,10 @@ class PartFiles:
         frozen = self.directory / frozen_name(manifest.rank)
         record = self.directory / manifest_name(manifest.rank)
         self.disk.make_directory(self.directory)
-        if again and (found := self._finished(record)):
+        if is_retry and (finished := self._finished_manifest(record)):
             self.disk.sync_directory(self.directory)
-            return found
-        if again:
+            return finished
+        if is_retry:
             for path in (shard, frozen):
                 self.disk.remove(_part(path))
                 self.disk.remove(path)
@@ -88,8 +88,8 @@ class PartFiles:
             write_file(self.disk, _part(record), seal(full))
             self._rename(_part(record), record)
             self.disk.sync_directory(self.directory)
-        except BaseException:  # after any error the written files' space is needed
-            self.take_back()
+        except BaseException:  # an incomplete part must not use up space
+            self.remove_created()
             raise
         return full
 
@@ -101,7 +101,7 @@ class PartFiles:
         try:
             linked = files.link(self.disk, self._root, self._manifest, memory, self._check_time)
         except FileExistsError as error:
-            raise self._refused(path) from error
+            raise self._taken_error(path) from error
         if linked is not None:
             self._created.append(path)
             return linked
@@ -111,7 +111,7 @@ class PartFiles:
         finally:
             self.disk.close(fd)
         self._rename(_part(path), path)
-        files.wrote(digests)
+        files.record_written(digests)
         return digests
 
     def _fill(self, fd: int, memory: memoryview) -> tuple[str, ...]:
@@ -123,28 +123,28 @@ class PartFiles:
 
     def _check_time(self) -> None:
         if time.monotonic() > self.due:
-            raise StorageError("the deadline passed before the first byte was handed to the disk")
+            raise StorageError("the deadline passed before the first byte was written")
 
-    def take_back(self) -> None:
-        """Remove the files created here, as far as possible."""
+    def remove_created(self) -> None:
+        """Remove the files created here; ignore errors."""
         for path in reversed(self._created):
-            with contextlib.suppress(OSError):  # a disk that refuses the save may refuse this, too
+            with contextlib.suppress(OSError):  # a failing disk may refuse this, too
                 self.disk.remove(path)
         self._created.clear()
 
-    def say_failed(self, why: str) -> None:
+    def announce_failure(self, why: str) -> None:
         """Write a file that announces the failure of this part, so that no rank waits for it."""
         if self.is_taken:
             return
         path = failure_path(self.directory / manifest_name(self._manifest.rank))
-        with contextlib.suppress(OSError):  # rank 0 then finds out by its deadline
+        with contextlib.suppress(OSError):  # else rank 0 waits until its deadline
             path.write_text(why, encoding="utf-8")
 
     def _create(self, path: Path) -> int:
         try:
             fd = self.disk.create(path)
         except FileExistsError as error:
-            raise self._refused(path) from error
+            raise self._taken_error(path) from error
         self._created.append(path)
         return fd
 
@@ -155,19 +155,19 @@ class PartFiles:
     def _refuse_another(self, *paths: Path) -> None:
         """Raise StorageError where files of another save exist.
 
-        Only valid after the part's name was claimed: of two concurrent keepers one fails here.
+        Call it after creating the part's file: of two concurrent keepers one fails here.
         """
         for path in (*paths, self.directory / COMMIT):
             if path.exists():
-                raise self._refused(path)
+                raise self._taken_error(path)
 
-    def _refused(self, path: Path) -> StorageError:
+    def _taken_error(self, path: Path) -> StorageError:
         self.is_taken = True
         return StorageError(
-            f"{path} is there already: this place was saved before; nothing of it was changed"
+            f"{path} exists already: this place was saved before; its files were not changed"
         )
 
-    def _finished(self, record: Path) -> Manifest | None:
+    def _finished_manifest(self, record: Path) -> Manifest | None:
         """Return this rank's manifest, where an earlier keeper has finished the part."""
         try:
             manifest = unseal(record.read_bytes(), Manifest, str(record))
@@ -192,7 +192,10 @@ class _Chunks:
     def __init__(
         self, disk: KeeperDisk, fd: int, memory: memoryview, chunk_bytes: int, due: float
     ) -> None:
-        self._disk, self._fd, self._memory, self._due = disk, fd, memory, due
+        self._disk = disk
+        self._fd = fd
+        self._memory = memory
+        self._due = due
         self._chunk_bytes = chunk_bytes
         self._digests = [""] * -(-len(memory) // chunk_bytes)
         self._lock = threading.Lock()
@@ -240,7 +243,7 @@ class _Chunks:
                 return
             if time.monotonic() > self._due:
                 raise StorageError(
-                    f"the deadline passed with {at} of {len(self._memory)} bytes handed to the disk"
+                    f"the deadline passed with {at} of {len(self._memory)} bytes written"
                 )
             yield at
 
@@ -251,7 +254,7 @@ class _Chunks:
             try:
                 done += self._disk.write(self._fd, piece[done:], at + done)
             except OSError as error:
-                # After a short write, or on a file system that wants another alignment than ours.
+                # After a short write, or on a file system that requires another alignment.
                 if error.errno != errno.EINVAL or not direct:
                     raise
                 self._direct = self._disk.go_direct(self._fd, False)

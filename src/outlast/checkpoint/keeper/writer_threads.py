@@ -27,21 +27,21 @@ _ADVICE = {
     errno.EDQUOT: "free space there, or raise the quota",
     errno.EROFS: "mount it for writing, or choose another directory",
     errno.EACCES: "give this user the right to write, or choose another directory",
-    errno.ENOENT: "somebody removed it, or rank 0 gave the save up",
-    errno.EIO: "the disk is failing: look into the kernel's log",
+    errno.ENOENT: "it was removed meanwhile, or rank 0 gave the save up",
+    errno.EIO: "the disk is failing: read the kernel's log",
 }
 PAUSE_S, PAUSE_MAX_S = 0.002, 0.1
 
 
 class SaveWork(msgspec.Struct, eq=False):
-    """One order in progress. `shard`: the memory that it reads; `tell`: receives its outcomes."""
+    """One order in progress. `shard`: the memory to write; `report`: receives its outcomes."""
 
     order: SaveOrder
     shard: memoryview
     attempt: int
     written: bool
     due: float
-    tell: Callable[[Outcome], None]
+    report: Callable[[Outcome], None]
     on_written: Callable[[Manifest], None]
     begun: float = msgspec.field(default_factory=time.monotonic)
 
@@ -50,7 +50,7 @@ class SaveWork(msgspec.Struct, eq=False):
     ) -> None:
         """Report an outcome."""
         order = self.order
-        self.tell(
+        self.report(
             Outcome(
                 save=order.save,
                 place=order.manifest.place,
@@ -68,7 +68,7 @@ class SaveWork(msgspec.Struct, eq=False):
         where = f"rank {order.manifest.rank} on {socket.gethostname()}"
         why = (
             f"the save of step {order.manifest.place.step} failed on {where} in {order.root}:"
-            f" {description}; what it had written is removed where the disk allows it; the"
+            f" {description}; its files are removed where the disk allows it; the"
             " training and older checkpoints are untouched"
         )
         self.end("failed", error=why)
@@ -106,9 +106,9 @@ class PartWriter:
                 self._change.wait_for(lambda: self._queue)
                 work = self._queue.popleft()
                 self._busy = True
-            self._do(work)
+            self._execute(work)
 
-    def _do(self, work: SaveWork) -> None:
+    def _execute(self, work: SaveWork) -> None:
         order, manifest = work.order, work.order.manifest
         disk = disk_of(order.faults, work.attempt)
         part = PartFiles(disk, Path(order.root), manifest, work.due, self._frozen)
@@ -117,19 +117,19 @@ class PartWriter:
             try:
                 directory_ownership.check(Path(order.root), order.owner)
                 if order.read_back:
-                    self._frozen.forget()
-                full = part.write(work.shard, again=work.attempt > 0)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the trainer must hear of it, and other saves go on
+                    self._frozen.require_read_back()
+                full = part.write(work.shard, is_retry=work.attempt > 0)
+            except Exception as error:  # noqa: BLE001 - any error is reported to the trainer, and other saves continue
                 failed = work.fail(error)
-                part.say_failed(failed)
+                part.announce_failure(failed)
             else:
                 work.on_written(full)
                 work.end("written", manifest.size_bytes, self._frozen.take_damages())
-        work.shard = memoryview(b"")  # a commit may take long, and needs no memory
+        work.shard = memoryview(b"")  # release it: a commit may take long and does not read it
         if order.commit and not part.is_taken:
             gathering = CommitGathering(disk, Path(order.root), order.commit)
             if failed:
-                gathering.give_up(manifest.rank, failed)
+                gathering.record_failure(manifest.rank, failed)
             self._committer.add(work, gathering, bool(failed))
 
 
@@ -141,18 +141,18 @@ class _Pending(msgspec.Struct, eq=False):
 
 
 class CommitThread:
-    """A thread that waits for checkpoints whose other parts are still being written.
+    """A thread that waits for the other ranks' parts of checkpoints, and commits them.
 
-    They are checked in turn, so that one which never completes delays no other. The directory of a
-    failed one is removed once no rank writes into it any more, at its deadline at last.
+    It checks all pending ones in turn, so that one which never completes delays no other. The
+    directory of a failed one is removed once all ranks have finished, or at its deadline.
     """
 
     def __init__(self) -> None:
         self._pending: list[_Pending] = []
         self._change = threading.Condition()
-        self._hurry = False
+        self._give_up_failed = False
         self._count = 0
-        self._complete = (0, 0)  # number and step of the one ordered last of those that are
+        self._complete = (0, 0)  # number and step of the complete one that was ordered last
         self._newest = (-1, -1, -1)
         self._thread = threading.Thread(target=self._run, name="committer", daemon=True)
         self._thread.start()
@@ -167,7 +167,7 @@ class CommitThread:
     def hurry(self) -> None:
         """Remove failed checkpoints without further waiting."""
         with self._change:
-            self._hurry = True
+            self._give_up_failed = True
             self._change.notify_all()
 
     @property
@@ -183,23 +183,23 @@ class CommitThread:
                 if not self._pending:
                     self._change.wait_for(lambda: self._pending)
                     pause_s = PAUSE_S
-                looked_at = list(self._pending)
+                checked = list(self._pending)
             begun = time.monotonic()
-            done = [pending for pending in looked_at if self._turn(pending)]
+            done = [pending for pending in checked if self._advance(pending)]
             took_s = time.monotonic() - begun
             with self._change:
                 self._pending = [pending for pending in self._pending if pending not in done]
-                # Many ranks make a look expensive: it may take a tenth of the time at most.
+                # With many ranks a check is expensive: at most a tenth of the time is spent on it.
                 if self._pending and not done:
                     self._change.wait(max(pause_s, 10 * took_s))
                     pause_s = min(2 * pause_s, PAUSE_MAX_S)
 
-    def _turn(self, pending: _Pending) -> bool:
+    def _advance(self, pending: _Pending) -> bool:
         """Check one checkpoint; return whether it is done."""
         work, gathering = pending.work, pending.gathering
         if not pending.failed:
             try:
-                if not gathering.look():
+                if not gathering.read_new_parts():
                     self._check_overtaken(pending)
                     self._check_deadline(work, gathering)
                     return False
@@ -207,16 +207,16 @@ class CommitThread:
                     raise StorageError("the deadline passed before the commit")
                 directory_ownership.check(Path(work.order.root), work.order.owner)
                 gathering.commit()
-            except Exception as error:  # noqa: BLE001 - whatever it is, the trainer must hear of it, and other saves go on
+            except Exception as error:  # noqa: BLE001 - any error is reported to the trainer, and other saves continue
                 work.fail(error)
                 pending.failed = True
             else:
                 step = work.order.manifest.place.step
                 self._complete = max(self._complete, (pending.number, step))
-                work.end("committed", gathering.size_bytes, self._point(work, gathering))
+                work.end("committed", gathering.size_bytes, self._move_latest(work, gathering))
                 return True
-        if gathering.missing and not self._hurry and time.monotonic() <= work.due:
-            self._look_on(gathering)
+        if gathering.missing and not self._give_up_failed and time.monotonic() <= work.due:
+            self._read_finished(gathering)
             if gathering.missing:
                 return False
         gathering.clear()
@@ -225,9 +225,9 @@ class CommitThread:
     def _check_overtaken(self, pending: _Pending) -> None:
         """Raise StorageError where a later save is complete and this one lacks parts.
 
-        Ranks write in the order of their saves, so that it will always lack them (a rank died
-        before its copy, and all tried again). Its step may be lower: a run that went back saves
-        steps again.
+        Ranks write in the order of their saves, so that these parts will never be written (a rank
+        died before its copy, and all ranks tried again). The later save may be of a lower step: a
+        run that went back saves steps again.
         """
         number, step = self._complete
         if pending.number < number:
@@ -243,24 +243,24 @@ class CommitThread:
                 f" {join_ranks(gathering.missing)}"
             )
 
-    def _point(self, work: SaveWork, gathering: CommitGathering) -> str:
-        """Move `latest`, forwards only; return the error, which does not fail the save."""
+    def _move_latest(self, work: SaveWork, gathering: CommitGathering) -> str:
+        """Move `latest`, never backwards; return the error, which does not fail the save."""
         place = work.order.manifest.place
         if place.position < self._newest:
             return ""
         self._newest = place.position
         try:
-            gathering.point()
+            gathering.move_latest()
         except OSError as error:
             return f"`latest` could not be moved: {_describe_error(error)}"
         return ""
 
-    def _look_on(self, gathering: CommitGathering) -> None:
+    def _read_finished(self, gathering: CommitGathering) -> None:
         """Check which other ranks have finished with a failed checkpoint."""
         try:
-            gathering.look()
+            gathering.read_new_parts()
         except (OSError, OutlastError):
-            return  # the save has failed already; only finished ranks matter
+            return  # the save has failed already
 
 
 def _describe_error(error: BaseException) -> str:

@@ -176,7 +176,7 @@ class _KeeperContents:
             on_silent(str(error))
             return contents
         else:
-            for version in frame.held:
+            for version in frame.versions:
                 memory = contents.memories[version.arena] = keeper.take(version.arena)
                 contents.parts.append(HeldPart(version.manifest, memory))
             for parity in frame.parities:

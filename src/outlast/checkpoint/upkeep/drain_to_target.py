@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Self
 
 from outlast.checkpoint.format.manifests import COMMIT, SavePoint
@@ -37,6 +38,23 @@ _PAUSE_MAX_S = 600.0
 _NICE = 10
 
 
+@dataclass(frozen=True)
+class DrainRule:
+    """The checkpoints that a target receives, and the rate at which they are sent.
+
+    `keep`: retention policy of the target; what it would prune is not copied. `every`: least
+    distance between two copies. `barred`: checkpoints that are never copied.
+    """
+
+    keep: Keep | None = None
+    every: SaveInterval | None = None
+    barred: Callable[[SavePoint], bool] = lambda _: False
+    rate_bytes_per_s: float | None = None
+
+
+_COPY_ALL = DrainRule()
+
+
 def lacking_checkpoints(source: Store, target: Store) -> list[SavePoint]:
     """Return the places that a target lacks of a source, newest first.
 
@@ -49,19 +67,17 @@ def lacking_checkpoints(source: Store, target: Store) -> list[SavePoint]:
 def drain_store(
     source: Store,
     target: Store,
+    rule: DrainRule = _COPY_ALL,
     *,
-    keep: Keep | None = None,
-    barred: Callable[[SavePoint], bool] = lambda _: False,
-    every: SaveInterval | None = None,
     last: bool = False,
     now_ns: Callable[[], int] = time.time_ns,
     on_error: Callable[[SavePoint, OutlastError], None],
     on_start: Callable[[SavePoint], None] = lambda _: None,
-    limit_bytes_per_s: float | None = None,
     stop: threading.Event | None = None,
 ) -> Iterator[CopyResult]:
-    """Copy, verified, all wanted checkpoints; yield each copy once it is committed.
+    """Copy and verify all wanted checkpoints; yield each copy once it is committed.
 
+    `last`: the newest checkpoint is copied even if it is not due.
     A copy that fails is reported to `on_error`, unless its source was deleted meanwhile, and the
     pass continues with the next checkpoint of the same span, if there is any. Raises StorageError
     when a store cannot be listed, before or between copies.
@@ -71,12 +87,16 @@ def drain_store(
     offered = {
         known.place: known._replace(linked=())  # the target may not share the same files
         for known in known_checkpoints(source)
-        if known.place not in present and not barred(known.place)
+        if known.place not in present and not rule.barred(known.place)
     }
     while not ended.is_set():
-        known_there = list(present.values())
         wanted = wanted_checkpoints(
-            list(offered.values()), known_there, keep, every, now_ns(), last=last
+            list(offered.values()),
+            list(present.values()),
+            rule.keep,
+            rule.every,
+            now_ns(),
+            last=last,
         )
         if not wanted:
             return
@@ -85,57 +105,51 @@ def drain_store(
         on_start(place)
         try:
             copied = copy_checkpoint(
-                source, place, target, limit_bytes_per_s=limit_bytes_per_s, stop=ended
+                source, place, target, limit_bytes_per_s=rule.rate_bytes_per_s, stop=ended
             )
         except OutlastError as error:
             if COMMIT not in source.files(place.directory):
-                continue  # pruned since it was listed: no error
+                continue  # pruned since it was listed, which is no error
             if not ended.is_set():
                 on_error(place, error)
-                target.directories()  # a dead store ends the pass; it need not fail for each copy
+                target.directories()  # raises, and ends the pass, where the store does not answer
             continue
         present[place] = known
         yield copied
 
 
 class StoreDrainer:
-    """Drains in a thread of its own until it is closed: at once, after `nudge`, every `poll_s`.
+    """A thread that copies new checkpoints to a target: at once, after `nudge`, every `poll_s`.
 
-    A pass without anything new in the source does not access the target. With `every`, only due
-    checkpoints are copied; with `keep`, the target is pruned after each pass. Errors are reported
-    to `on_error` and lengthen the pause; they end nothing. Callbacks run in the thread, which has a
-    low priority.
+    A pass without anything new in the source does not access the target. With a retention policy
+    the target is pruned after each pass. Errors are reported to `on_error` and lengthen the pause;
+    the thread continues. Callbacks run in the thread, which has a low priority.
     """
 
     def __init__(
         self,
         source: Store,
         target: Store,
+        rule: DrainRule = _COPY_ALL,
         *,
-        keep: Keep | None = None,
-        barred: Callable[[SavePoint], bool] = lambda _: False,
-        every: SaveInterval | None = None,
         poll_s: float = 30.0,
-        limit_bytes_per_s: float | None = None,
         on_copied: Callable[[CopyResult], None] = lambda _: None,
         on_error: Callable[[str], None],
     ) -> None:
         self._source = source
         self._target = target
-        self._keep, self._barred = keep, barred
-        self._every = every
+        self._rule = rule
         self._poll_s = poll_s
         self._now_ns = CheckpointClock().now_ns
-        self._limit = limit_bytes_per_s
         self._on_copied = on_copied
         self._on_error = on_error
         self._copying: SavePoint | None = None
-        self._drained: list[SavePoint] | None = None
+        self._drained: list[SavePoint] | None = None  # of the source, at the last complete pass
         self._read_back = set[SavePoint]()
         self._stop = threading.Event()
-        self._last = threading.Event()  # one more pass, and no other
-        self._newest = False  # that pass brings the newest, whether it is due or not
-        self._went_well = False
+        self._last = threading.Event()  # one more pass, then the thread ends
+        self._newest = False  # that pass copies the newest one even if it is not due
+        self._has_succeeded = False
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="drainer", daemon=True)
         self._thread.start()
@@ -167,13 +181,13 @@ class StoreDrainer:
         """Call `hurry` and wait; return whether all copies succeeded in time."""
         self.hurry()
         self._thread.join(timeout_s)
-        return self.close(0.0) and self._went_well
+        return self.close(0.0) and self._has_succeeded
 
     def close(self, timeout_s: float = 30.0) -> bool:
         """End after the current chunk; return whether the thread ended in time.
 
-        The next drainer uses the bytes already sent. A thread that hangs in a store keeps no
-        process alive.
+        The next drainer uses the bytes already sent. A thread that hangs in a store does not keep
+        the process alive.
         """
         self._stop.set()
         self._wake.set()
@@ -186,19 +200,19 @@ class StoreDrainer:
         while not self._stop.is_set():
             self._wake.clear()
             last = self._last.is_set()
-            self._went_well = self._passed(last=last and self._newest)
+            self._has_succeeded = self._make_pass(last=last and self._newest)
             if last:
                 return
-            failures = 0 if self._went_well else failures + 1
+            failures = 0 if self._has_succeeded else failures + 1
             pause_s = min(self._poll_s * 2**failures, max(_PAUSE_MAX_S, self._poll_s))
-            # Two drainers that got into each other's way must not meet again at the same time.
+            # Random, so that two drainers that collided do not collide again.
             self._wake.wait(pause_s * random.uniform(0.5, 1.0))
 
-    def _passed(self, *, last: bool) -> bool:
+    def _make_pass(self, *, last: bool) -> bool:
         """Make one pass, if there is anything new; return whether all of it succeeded."""
         failed = False
 
-        def tell(error: str) -> None:
+        def report(error: str) -> None:
             nonlocal failed
             failed = True
             self._on_error(error)
@@ -206,41 +220,38 @@ class StoreDrainer:
         try:
             offered = checkpoint_places(self._source)
             if offered == self._drained and not last:
-                return True  # to look at a bucket costs money
+                return True  # requests to a bucket cost money
             for copied in drain_store(
                 self._source,
                 self._target,
-                keep=self._keep,
-                barred=self._barred,
-                every=self._every,
+                self._rule,
                 last=last,
                 now_ns=self._now_ns,
-                on_error=lambda place, error: tell(f"{place.directory}: {error}"),
-                on_start=self._starts,
-                limit_bytes_per_s=self._limit,
+                on_error=lambda place, error: report(f"{place.directory}: {error}"),
+                on_start=self._set_copying,
                 stop=self._stop,
             ):
                 self._read_back.add(copied.place)
                 self._on_copied(copied)
-            if self._keep and not self._stop.is_set():
+            if self._rule.keep and not self._stop.is_set():
                 prune_store(
                     self._target,
-                    self._keep,
+                    self._rule.keep,
                     self._now_ns(),
                     verified=self._is_whole,
-                    barred=self._barred,
+                    barred=self._rule.barred,
                 )
-                self._clear(offered)
-        except Exception as error:  # noqa: BLE001 - it must be heard, and must not end all draining
-            if not self._stop.is_set():  # else we have broken it off ourselves
-                tell(str(error) or type(error).__name__)
+                self._remove_incomplete(offered)
+        except Exception as error:  # noqa: BLE001 - any error is reported, and later passes are made
+            if not self._stop.is_set():  # else `close` interrupted the pass
+                report(str(error) or type(error).__name__)
         else:
             self._drained = None if failed else offered
         finally:
             self._copying = None
         return not failed and not self._stop.is_set()
 
-    def _clear(self, offered: list[SavePoint]) -> None:
+    def _remove_incomplete(self, offered: list[SavePoint]) -> None:
         """Remove incomplete copies of killed launchers that cannot be completed any more.
 
         Their source is deleted, and the target has a newer checkpoint.
@@ -250,14 +261,14 @@ class StoreDrainer:
             if newest and place.position < newest[0].position and place not in offered:
                 self._target.remove(place.directory)
 
-    def _starts(self, place: SavePoint) -> None:
+    def _set_copying(self, place: SavePoint) -> None:
         self._copying = place
 
     def _is_whole(self, checkpoint: Checkpoint) -> bool:
         """Return whether a copy is undamaged: copies of this drainer were read back before."""
         if checkpoint.place in self._read_back:
             return True
-        pace, before_bytes = RateLimiter(self._limit, self._stop), 0
+        pace, before_bytes = RateLimiter(self._rule.rate_bytes_per_s, self._stop), 0
 
         def spend(done_bytes: int, _: int) -> None:
             nonlocal before_bytes

@@ -15,11 +15,11 @@ from typing import Protocol
 import msgspec
 
 from outlast.checkpoint.format.manifests import SavePoint
-from outlast.checkpoint.keeper.keeper_process import step_back
+from outlast.checkpoint.keeper.keeper_process import lower_priority
 from outlast.checkpoint.stores.folder_store import Folder
 from outlast.checkpoint.stores.store_interfaces import Store
 from outlast.checkpoint.upkeep.checkpoint_copy import CopyResult, copy_checkpoint
-from outlast.checkpoint.upkeep.drain_to_target import CheckpointClock, StoreDrainer
+from outlast.checkpoint.upkeep.drain_to_target import CheckpointClock, DrainRule, StoreDrainer
 from outlast.checkpoint.upkeep.durable_targets import DurableTarget, open_target
 from outlast.checkpoint.upkeep.retention_policy import Keep, RetentionVerdict, prune_store
 from outlast.checkpoint.upkeep.upkeep_client import (
@@ -98,7 +98,7 @@ class UpkeepThreads:
         for where, drainer in self._drainers.items():
             if drainer.finish(max(0.0, until_s - time.monotonic())):
                 self.behind.remove(where)
-        self._ending = True  # only now is nothing in use any more
+        self._ending = True  # no drainer uses a checkpoint from here on
         self._wake.set()
         self._pruner.join(max(0.0, until_s - time.monotonic()))
 
@@ -107,10 +107,7 @@ class UpkeepThreads:
         return StoreDrainer(
             self._local,
             store,
-            keep=rule.keep or self._keep,
-            every=rule.every,
-            limit_bytes_per_s=rule.rate_bytes_per_s,
-            barred=self._barred,
+            DrainRule(rule.keep or self._keep, rule.every, self._barred, rule.rate_bytes_per_s),
             on_copied=lambda copied: self._listener.copied(copied, store.where),
             on_error=lambda error: self._listener.not_copied(error, store.where),
         )
@@ -177,7 +174,7 @@ def main() -> int:
 
     Orders come by the standard input. Its end without a Finish means that the trainer died.
     """
-    step_back()
+    lower_priority()
     os.set_blocking(sys.stdout.fileno(), False)
     lines = _lines(sys.stdin.fileno())
     setup = msgspec.json.decode(next(lines) or b"", type=UpkeepSetup)

@@ -113,7 +113,7 @@ def import_(
     store = open_destination(dest)
     check_room(store, _size_bytes(source))
     if chosen == "safetensors":
-        from outlast.checkpoint.interop.safetensors_import import read_safetensors
+        from outlast.checkpoint.interop.safetensors_files import read_safetensors
 
         imported = read_safetensors(source, store, naming, step=step, job=job)
     else:
@@ -212,7 +212,7 @@ def export(
     checkpoint = open_target(target).open(step)
     reader = CheckpointReader(checkpoint)
     if form == "safetensors":
-        from outlast.checkpoint.interop.safetensors_export import write_safetensors
+        from outlast.checkpoint.interop.safetensors_files import write_safetensors
 
         write_safetensors(reader, dest, naming, shard_bytes=shard_bytes, tied=ties)
     else:

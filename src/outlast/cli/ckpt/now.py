@@ -22,7 +22,7 @@ from outlast.events import (
     PhaseDone,
     RunEnded,
 )
-from outlast.launch import run_directory, save_signal
+from outlast.launch import run_directory
 from outlast.telemetry.event_store import POLL_S, EventReader
 from outlast.text_formatting import duration, size
 
@@ -64,7 +64,7 @@ def now(
     reader = EventReader(run_dir)
     wait = _Wait(run_dir, reader.poll())
     began = time.monotonic()
-    pid = save_signal.request_save_by_signal(run_dir)
+    pid = run_directory.request_save_by_signal(run_dir)
     pause = threading.Event()
     while True:
         is_dead = (
@@ -113,7 +113,7 @@ class _Wait:
                 f"the checkpoint of step {event.step} failed: {event.error}; the run continues, and"
                 " older checkpoints are untouched"
             )
-        elif isinstance(event, Note) and event.text == save_signal.REFUSED:
+        elif isinstance(event, Note) and event.text == run_directory.SAVE_REFUSED:
             raise RunDirError(
                 f"{self._run_dir}: nothing could be saved: the script has not called outlast.init()"
                 " yet, or never does"

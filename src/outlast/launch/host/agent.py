@@ -15,8 +15,7 @@ from outlast.errors import ConfigError
 from outlast.events import Fault
 from outlast.launch.host.agent_link import AgentLink
 from outlast.launch.host.check_runner import CheckRunner
-from outlast.launch.host.hang_monitor import HangMonitor
-from outlast.launch.host.trace_collection import TraceCollection
+from outlast.launch.host.hang_monitor import HangMonitor, TraceCollection
 from outlast.launch.host.worker_pool import WorkerHandle, WorkerPool, WorkerPost, worker_fault
 from outlast.transport import messages
 

@@ -10,8 +10,9 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from outlast.checkpoint.keeper.keeper_frames import PeerKeeper
+from outlast.checkpoint.keeper.keeper_frames import KeeperSetup, PeerKeeper
 from outlast.checkpoint.keeper.keeper_launch import ServedKeeper, address_of, open_door
 from outlast.controller.replica_placement import ReplicaSpot, group, place
 from outlast.errors import StorageError
@@ -21,14 +22,27 @@ YOUNG_S = 600.0
 REAP_S = 5.0
 
 
+@dataclass(frozen=True)
+class ReplicaPlan:
+    """The protection of saves in memory.
+
+    `spots`: the place of each seat. `copies`: number of keepers that hold a rank's save, its own
+    included. `parity`: number of ranks in a parity group; 0 for copies. `rate_bytes_per_s`: limit
+    of what all keepers together send to each other; None for no limit.
+    """
+
+    spots: Sequence[ReplicaSpot]
+    copies: int = 1
+    parity: int = 0
+    rate_bytes_per_s: int | None = None
+
+
 class KeeperPool:
     """Keepers by seat, started with the seat's first worker.
 
-    A keeper that dies is restarted, and its worker shares the same memory with it again. `spots`:
-    the place of each seat; `copies`: number of keepers that hold a rank's save, its own included;
-    `parity`: number of ranks in a parity group.
-    `peer_rate_bytes_per_s`: what all of them send to others, together. `note` hears of what goes
-    wrong."""
+    A keeper that dies is restarted, and its worker shares the same memory with it again. `note`
+    receives failures, in words.
+    """
 
     def __init__(
         self,
@@ -37,24 +51,28 @@ class KeeperPool:
         lock_fd: int,
         leaders: set[int],
         note: Callable[[str], None],
-        *,
-        spots: Sequence[ReplicaSpot],
-        copies: int,
-        parity: int,
-        peer_rate_bytes_per_s: int | None,
+        replicas: ReplicaPlan,
     ) -> None:
-        self._prefix, self._token, self._lock_fd = prefix, token, lock_fd
-        self._leaders, self._note = leaders, note
+        spots = replicas.spots
+        rate_bytes_per_s = replicas.rate_bytes_per_s
+        self._prefix = prefix
+        self._token = token
+        self._lock_fd = lock_fd
+        self._leaders = leaders
+        self._note = note
         self._served: dict[int, ServedKeeper] = {}
         self._pidfds: dict[int, int] = {}
         self._starts: dict[int, int] = {}
         self._started_s: dict[int, float] = {}
         self._loop = asyncio.get_running_loop()
         self._doors: list[socket.socket] = []
-        self._rate_bytes_per_s = peer_rate_bytes_per_s and peer_rate_bytes_per_s // len(spots)
-        self._placed = group(spots, parity) if parity else place(spots, copies)
-        self._parity = parity > 0
-        if parity or copies > 1:
+        self._rate_bytes_per_s = rate_bytes_per_s and rate_bytes_per_s // len(spots)
+        self._parity = replicas.parity > 0
+        if self._parity:
+            self._placement = group(spots, replicas.parity)
+        else:
+            self._placement = place(spots, replicas.copies)
+        if self._parity or replicas.copies > 1:
             self._open_doors(len(spots))
 
     def _open_doors(self, world: int) -> None:
@@ -66,7 +84,7 @@ class KeeperPool:
             self._note(str(error))
             self._close_doors()
             return
-        for text in self._placed.notes:
+        for text in self._placement.notes:
             self._note(text)
 
     def _close_doors(self) -> None:
@@ -76,14 +94,14 @@ class KeeperPool:
     def _peers(self, seat: int) -> tuple[PeerKeeper, ...]:
         return tuple(
             PeerKeeper(name=f"the keeper of rank {peer}", address=address_of(self._doors[peer]))
-            for peer in self._placed.peers[seat]
+            for peer in self._placement.peers[seat]
         )
 
     def _group(self, seat: int) -> tuple[int, ...]:
-        return tuple(sorted((seat, *self._placed.peers[seat]))) if self._parity else ()
+        return tuple(sorted((seat, *self._placement.peers[seat]))) if self._parity else ()
 
     def addresses(self, world: int) -> list[str]:
-        """Return the addresses of the keepers of seats below `world`, running or not."""
+        """Return the addresses of the keepers of seats below `world`, alive or dead."""
         return [f"{self._prefix}{seat}" for seat in range(world)]
 
     def start(self, seat: int) -> None:
@@ -103,14 +121,10 @@ class KeeperPool:
             # It inherits the run's lock: no launcher may take the directory before its writes.
             served = ServedKeeper(
                 f"{self._prefix}{seat}",
-                self._token,
                 f"rank {seat}",
+                self._setup(seat),
                 (self._lock_fd,),
-                door=self._doors[seat] if self._doors else None,
-                peers=self._peers(seat) if self._doors else (),
-                peers_bytes_per_s=self._rate_bytes_per_s,
-                rank=seat,
-                group=self._group(seat) if self._doors else (),
+                self._doors[seat] if self._doors else None,
             )
         except (StorageError, OSError) as error:
             self._note(f"rank {seat} has no keeper, and cannot be saved: {error}")
@@ -120,6 +134,15 @@ class KeeperPool:
         self._served[seat] = served
         self._pidfds[seat] = os.pidfd_open(pid)
         self._loop.add_reader(self._pidfds[seat], self._died, seat)
+
+    def _setup(self, seat: int) -> KeeperSetup:
+        return KeeperSetup(
+            token=self._token,
+            peers=self._peers(seat) if self._doors else (),
+            peers_bytes_per_s=self._rate_bytes_per_s,
+            rank=seat,
+            group=self._group(seat) if self._doors else (),
+        )
 
     def _died(self, seat: int) -> None:
         how = self._forget(seat).close(REAP_S)

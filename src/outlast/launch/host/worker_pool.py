@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 from outlast import config
 from outlast.controller.replica_placement import ReplicaSpot
 from outlast.events import Fault
-from outlast.launch.host.keeper_pool import KeeperPool
+from outlast.launch.host.keeper_pool import KeeperPool, ReplicaPlan
 from outlast.launch.host.worker_environment import (
     ERROR_FILE_NAME,
     ErrorFile,
@@ -113,10 +113,12 @@ class WorkerPool:
             run_dir.lock_fd,
             self.leaders,
             note,
-            spots=[ReplicaSpot(host)] * plan.world,
-            copies=plan.copies,
-            parity=plan.parity,
-            peer_rate_bytes_per_s=plan.peer_rate_bytes_per_s,
+            ReplicaPlan(
+                [ReplicaSpot(host)] * plan.world,
+                plan.copies,
+                plan.parity,
+                plan.peer_rate_bytes_per_s,
+            ),
         )
 
     def start(self, post: WorkerPost) -> WorkerHandle:
