@@ -127,8 +127,8 @@ def test_bad_rows_are_kept_with_their_reason(
         (HEADER, ("--nodes", "4"), 2, "--nodes goes with faults, not with sacct"),
         (HEADER, ("--zone", "Europe/Pariss"), 2, "did you mean Europe/Paris?"),
         (HEADER, ("--as", "events"), 2, "unknown columns"),
-        (XID, ("--at", "noon"), 2, "--at noon: say a date"),
-        (XID, (), 1, "which node it is of"),
+        (XID, ("--at", "noon"), 2, "--at noon: not a date"),
+        (XID, (), 1, "does not name its node"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_read_is_said_and_the_lake_is_as_it_was(

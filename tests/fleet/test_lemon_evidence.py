@@ -99,7 +99,7 @@ def test_a_lemon_of_earlier_days_of_the_window_is_in_the_report() -> None:
     (node,) = [one for one in early["lemons"].rows if one["called"]]
     assert (node["node"], node["called"], node["failures"]) == ("n7", "earlier", 0)
     assert node["past_failures"] == 10
-    assert any("1 node failed so before" in note for note in early["lemons"].notes)
+    assert any("1 node failed as often before" in note for note in early["lemons"].notes)
     assert early["parts"].rows[0]["part"] == UNKNOWN
     _, late = _report(of(*_fleet(200, range(190, 200)), days=200))
     assert [one["called"] for one in late["lemons"].rows if one["called"]] == ["lemon"]

@@ -173,7 +173,7 @@ def test_every_kind_of_record_can_be_mapped(tmp_path: Path) -> None:
         (EVENTS.replace("values.symptom", "values.simptom"), "simptom; did you mean symptom"),
         (EVENTS + "[times]\nzones = 'UTC'", "zones; did you mean zone"),
         (EVENTS + "[times]\nzone = 'Mars/Port'", "no time zone 'Mars/Port'"),
-        (EVENTS + "[times]\nformat = 'iso'", "format 'iso' is none"),
+        (EVENTS + "[times]\nformat = 'iso'", "format 'iso' is unknown"),
         (EVENTS.replace("/nv-?link.*/", "/nv(/"), "pattern /nv"),
         (EVENTS.replace('node = "host"', ""), "needs node"),
         (EVENTS + 'node = "n1"\n', "no|nothing"),

@@ -102,10 +102,10 @@ def test_an_answer_in_which_nothing_is_wrong_is_counted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("       JobID    JobName  Partition      State\n------- ---\n", "is for the eye"),
+        ("       JobID    JobName  Partition      State\n------- ---\n", "is a table for display"),
         ("  JOBID PARTITION     NAME     USER ST\n", "is of squeue"),
         ("PARTITION AVAIL  TIMELIMIT  NODES  STATE NODELIST\n", "is of sinfo"),
-        (ROW.replace("1|", "1|a|b|", 1), "say with --columns which it has"),
+        (ROW.replace("1|", "1|a|b|", 1), "list its columns in their order"),
         ("JobID|Status|Start|End\n" + ROW, "has no column State"),
         (("JobID|State|Start|End\n" + ROW).encode("utf-16"), "is UTF-16"),
         (b"BZh91AY", "is compressed with bzip2"),

@@ -235,7 +235,7 @@ def test_who_draws_may_be_dead_before_it_is_given_more(whole: DrawnReport) -> No
             EXIT_USAGE,
             "--since 2030-01-01 is not before --until 2024-06-07",
         ),
-        (["--json", "--since", "yesterday"], EXIT_USAGE, "say a date or a time"),
+        (["--json", "--since", "yesterday"], EXIT_USAGE, "not a date or time"),
     ],
 )
 def test_what_cannot_be_asked(

@@ -42,7 +42,7 @@ def test_lemons_are_told_by_outages(told: dict[str, DrawnSection]) -> None:
     """The page once said that no node of such a cluster is bad."""
     section = told["lemons"].section
     assert [row["node"] for row in section.rows if row["called"]] == ["n7"]
-    assert section.notes == ["1 lemon among 20 nodes that were there"]
+    assert section.notes == ["1 lemon among 20 nodes of the cluster"]
 
 
 def test_what_is_read_first_is_outages(trace: Tables) -> None:
@@ -89,8 +89,8 @@ def test_who_can_have_caused_a_failure() -> None:
         "unattributed": "", "all": "",
     }  # fmt: skip
     assert causes.notes == [
-        "for 1 failure nothing was found on the nodes",
-        "what was found leaves, of 3 failures, as cause: 1 of more than one at once, 1 of hardware,"
+        "for 1 failure the nodes have no finding",
+        "possible origins by the findings of 3 failures: 1 of more than one at once, 1 of hardware,"
         " 1 of user or system or hardware",
     ]
 

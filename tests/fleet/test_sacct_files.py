@@ -80,7 +80,7 @@ def test_a_message_above_the_header_is_a_reject(tmp_path: Path) -> None:
         (b'"JobID","State","Start","End"\n"1","FAILED","",""\n', "quotes around its fields"),
         (b"JobID|State\n1|FAILED\n", "no column Start, End"),
         (b"JobName|State|Start|End\n", "no column JobID"),
-        (b"JobID     JobName   State      Start     End\n------\n", "is for the eye"),
+        (b"JobID     JobName   State      Start     End\n------\n", "is a table for display"),
         (b"\xff\xfeJ\0o\0", "UTF-16"),
         (b"PAR1....", "Parquet"),
         (b"\x28\xb5\x2f\xfd....", "zstd"),

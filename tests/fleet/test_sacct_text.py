@@ -261,7 +261,7 @@ def test_what_is_hidden_without_a_column_is_said(tmp_path: Path) -> None:
     (note,) = totals.notes
     assert note.startswith("no column says ") and "; which node failed (FailedNode); " in note
     _, totals = read(tmp_path, "State|JobID|End|Start\nFAILED|1|None|2024-05-17T10:00:00\n")
-    assert any("nothing can be said of a node" in note for note in totals.notes)
+    assert any("no figure of a node is possible" in note for note in totals.notes)
     assert any("how many GPUs" in note for note in totals.notes)
 
 

@@ -176,7 +176,7 @@ def test_who_did_not_leave_what_others_left_is_looked_at() -> None:
 def test_a_finished_job_stands_nowhere() -> None:
     report = _three(*[_entered(state="completed")] * 3)
     assert (report.stuck, report.ranks, report.confidence) == ((), (), "")
-    assert report.verdict.startswith("Nothing stands still")
+    assert report.verdict.startswith("No operation is stalled")
 
 
 def test_ranks_that_wait_for_each_other_in_a_circle() -> None:

@@ -138,7 +138,7 @@ def test_what_other_settings_expect_and_nobody_looked_at_is_unknown(
     capsys.readouterr()
     main(["check", "--replay", str(record), "--settings", str(settings), "--json"])
     report = msgspec.json.decode(capsys.readouterr().out, type=NodeReport)
-    unseen = {(one.check, one.device) for one in report.findings if "not looked at" in one.detail}
+    unseen = {(one.check, one.device) for one in report.findings if "not probed" in one.detail}
     assert unseen == {("service", ""), ("mount", "/none")} and report.not_applicable == ()
     assert {one.severity for one in report.findings if one.check == "service"} == {"unknown"}
     assert main(["check", "--replay", str(record)]) == 0

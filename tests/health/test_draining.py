@@ -112,7 +112,7 @@ def test_a_bad_node_is_drained_with_our_reason(slurm: Slurm) -> None:
         "outlast: kernel.xid 0000:3b:00.0 XID 79 GPU has fallen off the bus"
     )
     second = drain_node(report(), DrainSettings())
-    assert not second.drained and "away already (outlast: kernel.xid" in second.why
+    assert not second.drained and "out of service (outlast: kernel.xid" in second.why
     assert sum(call.startswith("update") for call in slurm.calls) == 1
 
 
@@ -134,7 +134,7 @@ def test_another_cluster_of_the_environment_is_not_spoken_to(
 def test_what_an_administrator_sent_away_is_not_touched(slurm: Slurm, state: str) -> None:
     slurm.has(n1=(state, "bad fan, ticket 7", ago(60)))
     outcome = drain_node(report(), DrainSettings())
-    assert not outcome.drained and "away already (bad fan, ticket 7)" in outcome.why
+    assert not outcome.drained and "out of service (bad fan, ticket 7)" in outcome.why
     assert slurm.node("n1") == (state, "bad fan, ticket 7")
     assert [call.split()[0] for call in slurm.calls] == ["show"]
 
@@ -211,7 +211,7 @@ def test_the_shared_ledger_lets_no_more_go_than_may(slurm: Slurm, tmp_path: Path
     slurm.has(n1=("IDLE", "", "Unknown"))
     shared = tmp_path / "shared"
     settings = DrainSettings(percent=2, shared=str(shared), deadline_s=20)
-    assert "could not be asked (FileNotFoundError" in drain_node(report(), settings).why
+    assert "could not be queried (FileNotFoundError" in drain_node(report(), settings).why
     shared.mkdir()
     for name in ("a", "b"):
         assert take_slot(shared, name, 2, NOW_NS, 3600).granted
@@ -253,7 +253,7 @@ def test_a_ledger_that_others_could_have_laid_lets_nobody_go(slurm: Slurm, tmp_p
     shared.mkdir()
     asked = DrainSettings(shared=str(shared), deadline_s=20)
     (shared / LEDGER).symlink_to(target)
-    assert "could not be asked" in drain_node(report(), asked).why
+    assert "could not be queried" in drain_node(report(), asked).why
     assert not target.exists()
     (shared / LEDGER).unlink()
     target.write_text("")
@@ -261,7 +261,7 @@ def test_a_ledger_that_others_could_have_laid_lets_nobody_go(slurm: Slurm, tmp_p
     assert "no file of its own" in drain_node(report(), asked).why
     (shared / LEDGER).unlink()
     shared.chmod(0o777)
-    assert "everybody can write" in drain_node(report(), asked).why
+    assert "any user can write" in drain_node(report(), asked).why
     assert slurm.node("n1")[0] == "IDLE" and target.read_text() == ""
     shared.chmod(0o755)
     assert drain_node(report(), asked).drained

@@ -116,7 +116,9 @@ def test_processes_of_no_gpu_are_unknown() -> None:
 
 
 def test_without_a_driver_nothing_is_healthy() -> None:
-    silent = GpusSample(on_bus=8, trouble="the NVIDIA driver could not be asked: Driver Not Loaded")
+    silent = GpusSample(
+        on_bus=8, trouble="the NVIDIA driver could not be queried: Driver Not Loaded"
+    )
     assert severities(CHECK, silent, about(gpus={"count": 8})) == ["unknown"]
     assert severities(CHECK, silent, about(gpus={"count": 9})) == ["now", "unknown"]
 
@@ -173,7 +175,7 @@ def test_gpus_on_the_bus(tmp_path: Path) -> None:
 def test_a_node_without_gpus_has_nothing_to_check(tmp_path: Path) -> None:
     with pytest.raises(AbsentError, match="none is expected"):
         take(0, tmp_path)
-    with pytest.raises(FileNotFoundError, match="cannot be told"):
+    with pytest.raises(FileNotFoundError, match="are unknown"):
         take(None, tmp_path)
     (tmp_path / "sys/bus").mkdir(parents=True)
     with pytest.raises(AbsentError, match="the settings expect none"):

@@ -119,7 +119,7 @@ def test_a_directory_that_others_could_write_to_is_not_used(tmp_path: Path) -> N
     with pytest.raises(StorageError, match="is a link"):
         check_memory.read_memory(tmp_path / "link")
     tmp_path.chmod(0o777)
-    with pytest.raises(StorageError, match="everybody can put another"):
+    with pytest.raises(StorageError, match="any user can replace"):
         check_memory.read_memory(place)
     assert sorted(each.name for each in place.iterdir()) == [check_memory.FILE, check_memory.LOCK]
 

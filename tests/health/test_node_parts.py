@@ -105,7 +105,7 @@ def test_drives_are_whole_ones_with_a_device(tmp_path: Path) -> None:
     assert disk_probe.take(counted=False, root=root).drives == (
         Drive(name="nvme0n1", model="Fast", size_bytes=512_000, state="live"),
     )
-    with pytest.raises(FileNotFoundError, match="cannot be told"):
+    with pytest.raises(FileNotFoundError, match="are unknown"):
         disk_probe.take(counted=True, root=tmp_path / "none")
     (tmp_path / "none/sys/block").mkdir(parents=True)
     with pytest.raises(AbsentError):
@@ -116,7 +116,7 @@ def test_drives_are_whole_ones_with_a_device(tmp_path: Path) -> None:
 def test_drives_are_judged() -> None:
     assert severities(disk_check.CHECK, DrivesSample(drives=()), about()) == ["unknown"]
     two = DrivesSample(drives=(Drive(name="a", state="live"), Drive(name="b", state="offline")))
-    assert said(disk_check.CHECK, two, about()) == [("now", "b", "the kernel says it is offline")]
+    assert said(disk_check.CHECK, two, about()) == [("now", "b", "state in the kernel: offline")]
     assert severities(disk_check.CHECK, two, about(disks={"count": 3})) == ["drain", "now"]
     assert severities(disk_check.CHECK, DrivesSample(drives=two.drives[:1]), about()) == ["healthy"]
 
@@ -136,8 +136,8 @@ def smart(answer: str) -> list[tuple[str, str, str]]:
 @pytest.mark.parametrize(
     ("values", "severity", "word"),
     [
-        ((0, "true", 0, 3, 0), "healthy", "well"),
-        ((8, "false", 0, 3, 0), "drain", "fails"),
+        ((0, "true", 0, 3, 0), "healthy", "passed"),
+        ((8, "false", 0, 3, 0), "drain", "failed"),
         ((0, "true", 4, 3, 0), "drain", "0x04"),
         ((0, "true", 0, 96, 0), "warn", "96 %"),
         ((0, "true", 0, 3, 7), "drain", "7 media errors"),

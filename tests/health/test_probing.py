@@ -228,7 +228,7 @@ def test_a_probe_that_cannot_be_killed_is_left_behind() -> None:
         late, well = taken(freeze, Seen, deadline_s=1.0)
         if late.stuck is None:
             pytest.skip("this kernel kills frozen processes")
-        assert late.late.endswith("cannot be killed, and was left behind")
+        assert late.late.endswith("cannot be killed, and was abandoned")
         assert is_alive(late.stuck) and sample(well) == Seen()
         (again,) = run_probes(
             [ProbeRequest(CHECK, Probe("0", Seen))], within_s=9, stuck={"seen|0": late.stuck}

@@ -39,7 +39,7 @@ def test_csv_troubles() -> None:
 
 def test_what_must_be_said_and_is_not_is_unknown() -> None:
     told = found(read(SMI_CSV, must=["pcie_width", "fabric"]))
-    missing = [one for one in told if one.detail.endswith("not said")]
+    missing = [one for one in told if one.detail.endswith("not reported")]
     assert len(missing) == 4 and {one.severity for one in missing} == {"unknown"}
 
 

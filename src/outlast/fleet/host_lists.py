@@ -156,7 +156,7 @@ def _ranges(lists: pl.DataFrame, column: str) -> pl.DataFrame:
     found = _parts(lists, column)
     wrong = found.group_by(column).agg(*_SIZES).filter(_WRONG)
     for text in wrong[column]:
-        expand(text)  # raises, and says why
+        expand(text)  # raises an error with the reason
     assert wrong.is_empty()
     number = pl.col("number").cast(pl.String).str.zfill(pl.col("first").str.len_bytes())
     bracket = pl.concat_str("front", number, "rear")

@@ -195,5 +195,5 @@ def run_tool(
         raise AbsentError(f"{command[0]} is not installed") from error
     if codes is not None and done.returncode not in codes:
         why = (done.stderr or done.stdout).decode("utf-8", "replace").strip()
-        raise ToolError(f"{command[0]} ended with {done.returncode}: {why[:300] or 'no word'}")
+        raise ToolError(f"{command[0]} ended with {done.returncode}: {why[:300] or 'no message'}")
     return done.stdout[:TEXT_MAX].decode("utf-8", "replace")

@@ -275,10 +275,12 @@ def read_memory(directory: Path) -> StoredMemory:
         memory = msgspec.json.decode(data, type=CheckMemory)
     except (ValueError, RecursionError) as error:
         return StoredMemory(
-            CheckMemory(), f"{path} is damaged ({error}): what it knew is lost, and begun anew"
+            CheckMemory(), f"{path} is damaged ({error}): its content is lost; a new state begins"
         )
     if memory.version != CheckMemory().version:
-        return StoredMemory(CheckMemory(), f"{path} is of version {memory.version}, and begun anew")
+        return StoredMemory(
+            CheckMemory(), f"{path} is of version {memory.version}, not read; a new state begins"
+        )
     return StoredMemory(memory)
 
 
@@ -296,7 +298,7 @@ def refuse_shared_directory(directory: Path) -> None:
     elif found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         why = "can be written by others: chmod go-w"
     elif open_ := [str(each) for each in directory.absolute().parents if _is_open(each)]:
-        why = f"lies in {open_[0]}, where everybody can put another in its place"
+        why = f"lies in {open_[0]}, where any user can replace it"
     if why:
         raise StorageError(f"the state directory {directory} {why}; it was not used")
 

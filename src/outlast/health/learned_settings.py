@@ -79,7 +79,7 @@ def settings_of_samples(samples: Iterable[Sample]) -> tuple[Table, list[str]]:
                 mounts[one.path] = {"type": one.type, "writable": "ro" not in one.options}
         elif isinstance(one, MemorySample):
             if not one.total_bytes:
-                notes.append("memory: the kernel does not say how much there is")
+                notes.append("memory: the kernel does not report its size")
                 continue
             found["memory"] = {"total_gib": round(one.total_bytes / GIB, 1)}
             if one.hugepages:
@@ -90,7 +90,7 @@ def settings_of_samples(samples: Iterable[Sample]) -> tuple[Table, list[str]]:
             if one.source:
                 found["clock"] = {"source": one.source}
             else:
-                notes.append("clock: the kernel does not say which source it uses")
+                notes.append("clock: the kernel reports no clock source")
     if mounts:
         found["mounts"] = {"expected": mounts}
     return found, notes

@@ -27,7 +27,7 @@ REASON_MAX = 200  # characters
 
 
 class DrainedNode(NamedTuple):
-    """Node whose drain reason begins with our prefix.
+    """Node with a drain reason that begins with our prefix.
 
     `since_ns`: None if Slurm does not report the time.
     """
@@ -117,12 +117,12 @@ def read_node(name: str, within_s: float) -> SlurmNode:
     answer = _answer(["scontrol", "show", "node", _checked_name(name), "-o"], within_s)
     found = re.search(r"\bState=(\S+)", answer)
     if not found:
-        raise SlurmError(f"scontrol says nothing of the state of {name}; nothing was drained")
+        raise SlurmError(f"scontrol printed no state of {name}; nothing was drained")
     marks = {"*": "NOT_RESPONDING", "~": "POWERED_DOWN", "#": "POWERING_UP"}
-    words = {word for word in re.split(r"[+*~#!%$@^-]", found[1].upper()) if word}
-    words |= {name for mark, name in marks.items() if mark in found[1]}
+    states = {state for state in re.split(r"[+*~#!%$@^-]", found[1].upper()) if state}
+    states |= {name for mark, name in marks.items() if mark in found[1]}
     reason = re.search(r"\bReason=(.*?)(?: \[\S+@\S+\])?\s*$", answer)
-    return SlurmNode(frozenset(words), reason[1] if reason else "")
+    return SlurmNode(frozenset(states), reason[1] if reason else "")
 
 
 def read_fleet(within_s: float) -> SlurmFleet:
@@ -258,7 +258,7 @@ def drain_node(report: NodeReport, settings: DrainSettings) -> DrainOutcome:
             states = "+".join(sorted(here.states))
             return DrainOutcome(False, f"{name} is {states}: Slurm does not have it yet")
         if here.is_away:
-            return DrainOutcome(False, f"{name} is away already ({here.reason or 'no reason'})")
+            return DrainOutcome(False, f"{name} is out of service ({here.reason or 'no reason'})")
         fleet = read_fleet(within_s)
         most = drain_allowance(fleet.nodes, settings.percent)
         recent = recently_drained(fleet.drained, report.t_ns, settings.window_s)
@@ -277,12 +277,12 @@ def _refused(name: str, settings: DrainSettings, drained: int, most: int, now_ns
     """Return why the budget refuses a drain, or ""."""
     window = f"within {settings.window_s:g} s"
     if drained >= most:
-        return f"{drained} nodes were drained {window}, at most {most} may be: look at them first"
+        return f"{drained} nodes were drained {window}, at most {most} may be: inspect them first"
     if not settings.shared:
         return ""
     slot = _slot(Path(settings.shared), name, settings, most, now_ns)
     if isinstance(slot, str):
-        return f"the ledger in {settings.shared} could not be asked ({slot}): nothing was drained"
+        return f"the ledger in {settings.shared} could not be queried ({slot}): nothing was drained"
     if not slot.granted:
         return f"{slot.taken} nodes were drained {window} by the ledger, at most {most} may be"
     return ""
@@ -296,12 +296,12 @@ def _slot(
     Runs in a process of its own: the file server of the shared directory may be dead.
     """
 
-    def ask() -> DrainSlot:
+    def request() -> DrainSlot:
         return take_slot(shared, name, most, now_ns, settings.window_s)
 
     check = Check("ledger", "other", DrainSlot, lambda _: (), lambda _sample, _about: ())
     (taken,) = run_probes(
-        [ProbeRequest(check, Probe("", ask, settings.deadline_s))], within_s=settings.deadline_s
+        [ProbeRequest(check, Probe("", request, settings.deadline_s))], within_s=settings.deadline_s
     )
     if taken.failed or taken.late:
         return taken.failed or taken.late
@@ -316,7 +316,7 @@ def take_slot(shared: Path, name: str, most: int, now_ns: int, window_s: float) 
     ledger.
     """
     if stat.S_IMODE(shared.stat().st_mode) & stat.S_IWOTH:
-        raise StorageError(f"everybody can write to {shared}: chmod o-w")
+        raise StorageError(f"any user can write to {shared}: chmod o-w")
     how = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     file = os.open(shared / LEDGER, how, 0o600)
     try:

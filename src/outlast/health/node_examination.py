@@ -328,7 +328,7 @@ EXPECTED_BY = {
     "matmul": "compute",
 }
 """The part of the settings by which each check's probe decides that a device may be absent."""
-_NOT_SEEN = "it was not looked at when this was recorded"
+_NOT_SEEN = "not probed when this was recorded"
 
 
 def apply_settings(

@@ -77,7 +77,7 @@ def judge_samples(
             found.absent.append(NotApplicable(one.check, one.device, one.absent))
         else:
             found = found._replace(boot=_one(one, check, about, found) or found.boot)
-    if found.boot in {"", about.memory.boot}:  # a reboot ends what was held
+    if found.boot in {"", about.memory.boot}:  # a reboot ends held findings
         earlier = still_holding(
             about.memory, found.findings, about.t_ns, about.settings.flaps.recovery_s
         )
@@ -92,17 +92,17 @@ def _one(taken: TakenSample, check: AnyCheck, about: JudgeContext, found: Judged
         found.findings.append(_unknown(taken, check, about, sample))
         return ""
     try:
-        mine = list(check.findings(sample, about))
+        findings = list(check.findings(sample, about))
         counts = {each.key: (each.value, each.flaps) for each in check.counts(sample)}
     except Exception as error:  # noqa: BLE001 - a check of one's own must not end all others
         why = f"the check failed: {type(error).__name__}: {error}"
         found.findings.append(_unknown(taken, check, about, why))
         return ""
-    if not mine:
-        mine = [_unknown(taken, check, about, "the check said nothing of its sample")]
-    found.findings.extend(mine)
+    if not findings:
+        findings = [_unknown(taken, check, about, "the check returned no finding")]
+    found.findings.extend(findings)
     if check.lasting:
-        found.events.extend(mine)
+        found.events.extend(findings)
     found.counts.update(counts)
     return getattr(sample, "boot", "")
 

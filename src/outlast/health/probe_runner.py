@@ -1,6 +1,6 @@
 """Runner of probes: child processes, all at once, each with a deadline.
 
-A system call may wait for a dead file server for ever, and then not even SIGKILL ends it. So
+A system call may wait for a dead file server without end, and even SIGKILL does not end it. So
 blocking calls run only in child processes, and a child that cannot be killed is abandoned.
 """
 
@@ -63,7 +63,8 @@ class ProbeRequest(NamedTuple):
 class _Child:
     """Child process of a probe.
 
-    `out`: pipe of its answer. `life`: the child dies when this pipe is closed, also by our death.
+    `out`: pipe of its answer. `life`: the child ends when this pipe closes, also if the
+    parent dies.
     """
 
     def __init__(
@@ -107,12 +108,12 @@ def run_probes(
                 one, 0.0, failed=f"no process for the probe: {error.strerror}"
             )
     try:
-        while waiting := [child for child in waiting if not _settled(child, done)]:
+        while waiting := [child for child in waiting if not _has_ended(child, done)]:
             _wait(waiting)
     except BaseException:
         for child in waiting:
             if child.request.key not in done:
-                _ended(child)
+                _kill(child)
         raise
     return [done[key] for key in order]
 
@@ -130,30 +131,30 @@ def _start_child(one: ProbeRequest, until: float) -> _Child:
     """Fork a child. Raises OSError if no process or file descriptor is available."""
     began = time.monotonic()
     deadline = min(began + one.probe.deadline_s, until)
-    ours, theirs = os.pipe()
+    answer, childs_answer = os.pipe()
     try:
-        # Another pipe than that of the answer: of one that is read, each reading is an event.
+        # A separate pipe: each read of the answer's pipe would raise SIGIO.
         life, childs_end = os.pipe()
     except OSError:
-        os.close(ours)
-        os.close(theirs)
+        os.close(answer)
+        os.close(childs_answer)
         raise
-    os.set_blocking(ours, False)
+    os.set_blocking(answer, False)
     try:
         with warnings.catch_warnings():
-            # Python 3.12 warns where the caller has threads: whatever one of them holds in the
-            # child, the deadline ends it.
+            # Python 3.12 warns if the caller has threads. A lock that one of them holds may block
+            # the child, which the deadline ends.
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
     except OSError:
-        for end in (ours, theirs, life, childs_end):
+        for end in (answer, childs_answer, life, childs_end):
             os.close(end)
         raise
     if pid == 0:
-        _answer(one.probe, theirs, childs_end, deadline - began + GRACE_S)
-    os.close(theirs)
+        _answer(one.probe, childs_answer, childs_end, deadline - began + GRACE_S)
+    os.close(childs_answer)
     os.close(childs_end)
-    return _Child(one, pid, ours, life, began, deadline)
+    return _Child(one, pid, answer, life, began, deadline)
 
 
 def _answer(probe: Probe, out: int, life: int, alarm_s: float) -> NoReturn:
@@ -165,7 +166,7 @@ def _answer(probe: Probe, out: int, life: int, alarm_s: float) -> NoReturn:
         os.setsid()
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, max(alarm_s, 0.1))
-        _die_with_reader(life)
+        _end_with_parent(life)
         null = os.open(os.devnull, os.O_RDWR)
         for stream in range(3):
             os.dup2(null, stream)
@@ -178,7 +179,7 @@ def _answer(probe: Probe, out: int, life: int, alarm_s: float) -> NoReturn:
         os._exit(0)
 
 
-def _die_with_reader(life: int) -> None:
+def _end_with_parent(life: int) -> None:
     """Arrange that SIGIO ends the process group when the other end of the pipe is closed.
 
     That happens when the parent is killed. (prctl would need ctypes, whose import takes longer than
@@ -194,7 +195,7 @@ def _run_probe(probe: Probe) -> bytes:
         return SAMPLE + msgspec.json.encode(probe.take())
     except AbsentError as error:
         return ABSENT + str(error).encode("utf-8", "replace")
-    except Exception as error:  # noqa: BLE001 - whatever a probe raises, it could not tell
+    except Exception as error:  # noqa: BLE001 - any error of a probe is its outcome
         reason = f"{type(error).__name__}: {error}"
         return FAILED + reason.encode("utf-8", "replace")[:2000]
 
@@ -205,7 +206,7 @@ def _write(out: int, data: bytes) -> None:
         view = view[os.write(out, view) :]
 
 
-def _settled(child: _Child, done: dict[str, TakenSample]) -> bool:
+def _has_ended(child: _Child, done: dict[str, TakenSample]) -> bool:
     took_s = time.monotonic() - child.began
     try:
         while chunk := os.read(child.out, 1 << 20):
@@ -215,17 +216,17 @@ def _settled(child: _Child, done: dict[str, TakenSample]) -> bool:
     except BlockingIOError:
         if time.monotonic() < child.deadline:
             return False
-        stuck = _ended(child)
-        abandoned = f"; process {stuck.pid} cannot be killed, and was left behind" if stuck else ""
+        stuck = _kill(child)
+        abandoned = f"; process {stuck.pid} cannot be killed, and was abandoned" if stuck else ""
         late = f"no answer within {child.deadline - child.began:.1f} s{abandoned}"
         done[child.request.key] = _sample_of(child.request, took_s, late=late, stuck=stuck)
         return True
-    _ended(child)
-    done[child.request.key] = _decoded(child.request, bytes(child.data), took_s)
+    _kill(child)
+    done[child.request.key] = _decode_answer(child.request, bytes(child.data), took_s)
     return True
 
 
-def _decoded(request: ProbeRequest, data: bytes, took_s: float) -> TakenSample:
+def _decode_answer(request: ProbeRequest, data: bytes, took_s: float) -> TakenSample:
     kind = data[:1]
     body = data[1:]
     if len(data) > ANSWER_BYTES_MAX:
@@ -248,7 +249,7 @@ def _sample_of(request: ProbeRequest, took_s: float, **what: Any) -> TakenSample
     )
 
 
-def _ended(child: _Child) -> StuckProcess | None:
+def _kill(child: _Child) -> StuckProcess | None:
     """Kill the child and its group; return it as stuck if it does not die."""
     os.close(child.out)
     os.close(child.life)

@@ -110,7 +110,7 @@ def troubles(sample: GpuSample, limits: GpuLimits) -> Iterator[Trouble]:
         yield "gpu-unavailable", "now" if lost else "unknown", f"{field}: {answer}"
     for field in limits.must:
         if field in sample.silent or getattr(sample, field, None) in (None, ""):
-            yield "other", "unknown", f"{field}: not said"
+            yield "other", "unknown", f"{field}: not reported"
     for field, trouble in FLAGS.items():
         if getattr(sample, field):
             yield trouble
@@ -122,7 +122,7 @@ def troubles(sample: GpuSample, limits: GpuLimits) -> Iterator[Trouble]:
     yield from _links(sample)
     if sample.recovery and RECOVERIES.get(sample.recovery.lower(), "unknown") != "healthy":
         severity = RECOVERIES.get(sample.recovery.lower(), "unknown")
-        yield "gpu-unavailable", severity, f"the driver asks for: {sample.recovery}"
+        yield "gpu-unavailable", severity, f"the driver requests: {sample.recovery}"
 
 
 def _beyond(sample: GpuSample, limits: GpuLimits) -> Iterator[Trouble]:

@@ -33,7 +33,7 @@ FABRIC = "fabricmanager"
 NETWORK = "networkd"
 NO_SPEAKER = ""  # an entry without a program
 NO_ENTRY = "a JSON object that is no entry of a journal: name its columns with --mapping"
-NO_WRITER = "it does not say who wrote it: run journalctl without --output-fields"
+NO_WRITER = "the line does not name its writer: run journalctl without --output-fields"
 LEFT_OUT = "a message that journalctl left out as too long: run it with --all"
 
 
@@ -65,13 +65,13 @@ class JournaldEntry(msgspec.Struct):
 
 
 _CLOCK = r"\d\d:\d\d:\d\d"
-_HOST_AND_MESSAGE = r"(?P<host>\S+) (?P<who>[^\s\[\]:]+)(?:\[\d+\])?: ?(?P<message>.*)"
+_HOST_AND_MESSAGE = r"(?P<host>\S+) (?P<speaker>[^\s\[\]:]+)(?:\[\d+\])?: ?(?P<message>.*)"
 _LEVEL = r"(?:<\d{1,3}>|\w+ *:\w+ *: ?)?"
 _CALLER = r"(?:\[ *[TC]\d+\] ?)?"
 SHAPES: dict[str, str] = {
     "kmsg": r"\d{1,4},\d+,(?P<micros>\d{1,18}),[^;]*;(?P<message>.*)",
     "monotonic": r"\[ *(?P<s>\d+\.\d+)\] (?P<host>[^\s:\[\]]+) "
-    r"(?P<who>kernel(?=:)|[^\s\[\]:]+(?=\[\d+\]:))(?:\[\d+\])?: ?(?P<message>.*)",
+    r"(?P<speaker>kernel(?=:)|[^\s\[\]:]+(?=\[\d+\]:))(?:\[\d+\])?: ?(?P<message>.*)",
     "boot": _LEVEL + r"\[ *(?P<s>\d+\.\d+)\] ?" + _CALLER + r"(?P<message>.*)",
     "ctime": _LEVEL
     + rf"\[\w{{3}} (?P<m>\w{{3}}) +(?P<d>\d\d?) (?P<t>{_CLOCK}) (?P<y>\d{{4}})\] ?"
@@ -82,7 +82,7 @@ SHAPES: dict[str, str] = {
     "iso": rf"(?P<day>\d{{4}}-\d\d-\d\d)[T ](?P<t>{_CLOCK}(?:\.\d+)?)"
     r"(?P<zone>Z|[+-]\d\d:?\d\d)? " + _HOST_AND_MESSAGE,
     "rfc5424": rf"<\d{{1,3}}>1 (?P<day>\d{{4}}-\d\d-\d\d)T(?P<t>{_CLOCK}(?:\.\d+)?)"
-    r"(?P<zone>Z|[+-]\d\d:\d\d) (?P<host>\S+) (?P<who>\S+) \S+ \S+ "
+    r"(?P<zone>Z|[+-]\d\d:\d\d) (?P<host>\S+) (?P<speaker>\S+) \S+ \S+ "
     r"(?:-|(?:\[(?:[^\]\\]|\\.)*\])+)(?: (?P<message>.*))?",
     "full": rf"\w{{3}} (?P<day>\d{{4}}-\d\d-\d\d) (?P<t>{_CLOCK}(?:\.\d+)?) (?P<zone>\S+) "
     + _HOST_AND_MESSAGE,
@@ -166,13 +166,13 @@ def _of_journal(line: str) -> LogEnvelope:
     if micros is None and message is None:
         raise UnplacedError(NO_ENTRY)
     programs = found.program if isinstance(found.program, list) else [found.program]
-    who = KERNEL if found.transport == "kernel" else _speaker(programs[0] if programs else "")
-    if found.transport not in {"", "kernel"} and who in (KERNEL, NO_SPEAKER):
-        who = "another"  # a program that claims to be the kernel
-    if who == KERNEL and message is None:
+    speaker = KERNEL if found.transport == "kernel" else _speaker(programs[0] if programs else "")
+    if found.transport not in {"", "kernel"} and speaker in (KERNEL, NO_SPEAKER):
+        speaker = "another"  # a program that claims to be the kernel
+    if speaker == KERNEL and message is None:
         raise UnplacedError(LEFT_OUT)
     when = _bare if micros is None else lambda _: checked_ns(micros * 1000)
-    return _inner(LogEnvelope(when, who, message or "", found.host))
+    return _inner(LogEnvelope(when, speaker, message or "", found.host))
 
 
 def _speaker(program: str) -> str:
@@ -191,7 +191,8 @@ def _inner(outer: LogEnvelope) -> LogEnvelope:
 
 
 def _relayed(found: re.Match[str], when: Callable[[LogClock], int]) -> LogEnvelope:
-    return _inner(LogEnvelope(when, _speaker(found["who"]), found["message"] or "", found["host"]))
+    speaker = _speaker(found["speaker"])
+    return _inner(LogEnvelope(when, speaker, found["message"] or "", found["host"]))
 
 
 def _kmsg(found: re.Match[str]) -> LogEnvelope:

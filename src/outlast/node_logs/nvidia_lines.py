@@ -94,7 +94,7 @@ def _coded(kind: Kind, pattern: str, message: str, policy: XidPolicy | None) -> 
     rest = found["rest"].strip()
     judged = (policy or shipped_policy()).judge(kind, int(found["code"]), rest)
     groups = found.groupdict()
-    who = ", ".join(
+    process = ", ".join(
         f"{key} {groups[key].strip()}"
         for key in ("pid", "name")
         if groups.get(key) and "<unknown>" not in groups[key]
@@ -106,14 +106,14 @@ def _coded(kind: Kind, pattern: str, message: str, policy: XidPolicy | None) -> 
         judged.severity,
         f"{name} {int(found['code'])}",
         device_address(found["dev"] or ""),
-        f"{detail} ({who})" if who else detail,
+        f"{detail} ({process})" if process else detail,
     )
 
 
 def parse_fabric_message(message: str, level: str, policy: XidPolicy | None) -> LineFinding | None:
     """Return the finding of a fabric manager message; None for an ordinary one.
 
-    An error that is not a switch's has severity unknown: the line does not tell whether the fabric
+    An error that is not a switch's has severity unknown: the line does not show whether the fabric
     works.
     """
     found = _compiled(SWITCH).search(message)

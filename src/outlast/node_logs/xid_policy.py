@@ -36,7 +36,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 CODE_DIGITS_MAX = 9
 
 LEAVES = {"ignore", "pass", "restart_app", "warn", "warning"}
-DEPENDS = ("check_", "workflow_", "xid_")  # prefixes of recommendations that say neither
+DEPENDS = ("check_", "workflow_", "xid_")  # prefixes of recommendations that are neither
 
 
 class PolicyWords(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

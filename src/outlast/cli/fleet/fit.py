@@ -20,7 +20,7 @@ from outlast.fleet.store.lake_selection import load_window
 from outlast.log_records import COST_NAMES
 from outlast.text_formatting import duration
 
-SECONDS = ("repair", "queue", "window", *COST_NAMES)  # of what is measured
+SECONDS = ("repair", "queue", "window", *COST_NAMES)  # of measured values
 
 
 def fit(

@@ -50,7 +50,7 @@ class LemonsReport(msgspec.Struct, frozen=True, kw_only=True):
     drain: list[str]
     not_drained: list[str]
     unsafe: list[str]
-    notes: list[str]  # what was left out or joined
+    notes: list[str]  # records that were excluded or joined
     # `outlast.fleet.analysis.lemons.RankingScore`; None without truth
     score: dict[str, float | int | None] | None
 

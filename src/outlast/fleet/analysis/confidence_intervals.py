@@ -121,7 +121,7 @@ def cluster_of_attempt(tables: Tables, clusters: str) -> pl.Expr:
 def bootstrap_interval(
     failures: np.ndarray, exposure: np.ndarray, *, seed: int = 0
 ) -> BootstrapInterval:
-    """Return the interval of a ratio whose failures and exposure are given by cluster.
+    """Return the interval of a ratio of failures to exposure, both given by cluster.
 
     Clusters are drawn with replacement (Efron and Tibshirani 1993, 6 and 8.6); the interval is from
     the 5 % to the 95 % quantile of the ratios. With few failing clusters it is too short; a Gamma

@@ -226,27 +226,27 @@ def attribute_to_nodes(tables: Tables, infra: pl.LazyFrame) -> pl.LazyFrame:
     """
     has_node = "node" in infra.collect_schema().names()
     reported_node = pl.col("node") if has_node else pl.lit("")
-    named = infra.select(*KEY, said=reported_node.fill_null("").cast(pl.String)).unique()
-    reported_nodes = named.group_by(KEY).agg(pl.col("said").filter(pl.col("said") != ""))
+    named = infra.select(*KEY, reported=reported_node.fill_null("").cast(pl.String)).unique()
+    reported_nodes = named.group_by(KEY).agg(pl.col("reported").filter(pl.col("reported") != ""))
     failures = (
         tables.jobs.select(*KEY, "t_ns", "nodes", "hosts", "failed_node")
         .join(reported_nodes, on=KEY, how="inner")
         .with_columns(failed_node=_failed_node())
         .with_columns(
-            said=pl.when(pl.col("said").list.len() > 0)
-            .then("said")
+            reported=pl.when(pl.col("reported").list.len() > 0)
+            .then("reported")
             .when(pl.col("failed_node") != "")
             .then(pl.concat_list("failed_node"))
         )
     )
     columns = [*KEY, "t_ns", "nodes", "node"]
     reported = (
-        failures.filter(pl.col("said").is_not_null())
-        .explode("said", empty_as_null=False)
-        .rename({"said": "node"})
+        failures.filter(pl.col("reported").is_not_null())
+        .explode("reported", empty_as_null=False)
+        .rename({"reported": "node"})
         .select(columns)
     )
-    unreported = explode_hosts(failures.filter(pl.col("said").is_null())).select(columns)
+    unreported = explode_hosts(failures.filter(pl.col("reported").is_null())).select(columns)
     weight = 1 / pl.len().over(KEY).cast(pl.Float64)
     return (
         pl.concat([reported, unreported])

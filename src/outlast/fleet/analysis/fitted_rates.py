@@ -203,8 +203,8 @@ def _rate(
         return rate, above
     away = outage_rate(tables)
     if away.per_1000_node_days is None or not away.outages:
-        raise LakeError("no job ran on GPUs and no node went away in that time: nothing to measure")
-    notes.append("no job failed: the rate is of nodes that went away, whether a job ran or not")
+        raise LakeError("no job ran on GPUs and no node had an outage then: nothing to measure")
+    notes.append("no job failed: the rate counts outages of nodes, with and without jobs")
     widest = max(away.per_node_variance or 1.0, away.per_day_variance or 1.0)
     gpu_days = away.node_days * node_gpus
     rate = _measured(OUTAGES, away.outages, away.node_days, gpu_days, widest, away.sure_as)
@@ -281,10 +281,10 @@ def _shares(
         fatal = fatal + outcomes.wide
         failures += outcomes.failures
     elif not failures:
-        notes.append("no outages are known: whether failures take a node cannot be told")
+        notes.append("no outages are known: the share of failures that take a node is unknown")
         return {}
     if not failures:
-        notes.append("no failures of jobs: whether they take a node cannot be told")
+        notes.append("no job failed: the share of failures that take a node is unknown")
         return {}
     shares = {
         "transient": (transient, "share of failures after which no blamed node was away"),
@@ -313,7 +313,7 @@ def _lemons(
     nodes = rank_lemons(tables, worst_nodes(found), days=days, history_days=days, by=by)
     bad = nodes.filter("lemon")
     if len(bad) and float(nodes["failures"].sum()) - float(bad["failures"].sum()) < 1:
-        notes.append("only lemons failed: how many times as often as others cannot be told")
+        notes.append("only lemons failed: their factor over the rate of other nodes is unknown")
         return {}
     failed = float(bad["failures"].sum())
     expected = float(bad["expected"].sum())
@@ -334,7 +334,7 @@ def _lemons(
             low=low,
             high=high,
             count=round(failed),
-            description="how many times as often as the others; those found are the worst ones",
+            description="factor over the rate of other nodes; too high, as the worst are found",
         ),
     }
 

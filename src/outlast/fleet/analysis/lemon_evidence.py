@@ -148,13 +148,13 @@ def _row(
 def _most(frame: pl.DataFrame, column: str) -> tuple[str, int]:
     """Return the most frequent text of a column and its count; "" without any."""
     counts = (
-        frame.select(said=pl.col(column).cast(pl.String))
-        .filter(pl.col("said") != "")
-        .group_by("said")
+        frame.select(value=pl.col(column).cast(pl.String))
+        .filter(pl.col("value") != "")
+        .group_by("value")
         .len()
-        .sort(["len", "said"], descending=[True, False])
+        .sort(["len", "value"], descending=[True, False])
     )
-    return (str(counts["said"][0]), int(counts["len"][0])) if len(counts) else ("", 0)
+    return (str(counts["value"][0]), int(counts["len"][0])) if len(counts) else ("", 0)
 
 
 def _part(repairs: pl.DataFrame, symptom: str) -> tuple[str, bool]:

@@ -83,9 +83,9 @@ def _reached(start: int, waits: dict[int, set[int]]) -> set[int]:
 
 
 SURE = {
-    "sure": "the dumps leave no other reading",
-    "likely": "likely: the dumps do not show all of it",
-    "unsure": "uncertain: the dumps do not decide it",
+    "sure": "the dumps allow no other conclusion",
+    "likely": "likely: the dumps are incomplete",
+    "unsure": "uncertain: the dumps are not conclusive",
 }
 
 
@@ -95,14 +95,14 @@ def describe_verdict(
     """Return the verdict as one paragraph. `last`: the culprit's last operation, as a sentence."""
     if not found:
         return (
-            "Nothing stands still in these dumps: whatever their ranks entered, all of them"
-            " entered, the same on all, and nothing shows that it did not end."
+            "No operation is stalled in these dumps: all ranks entered the same operations, and no"
+            " record shows one that did not complete."
         )
     root = found[0]
     sentences = [sentence(root.description)]
     if circle:
         others = "; ".join(one.description for one in found[1:4])
-        sentences.append(f"It is a circle, in which nobody is first: {others}.")
+        sentences.append(f"The stalls wait for each other in a circle; none is first: {others}.")
     if root.since_ns:
         since = datetime.fromtimestamp(root.since_ns / 1e9, tz=UTC)
         at = f", at {root.where}" if root.where else ""
@@ -229,8 +229,7 @@ def _world(read: DumpCollection, stated: int | None, notes: list[str]) -> int:
     least = max(max(named_ranks) + 1, minimum_world_size(read.dumps) or 0)
     if stated is None and minimum_world_size(read.dumps) is None:
         notes.append(
-            f"the dumps do not say how many ranks there were: {least} by their names (--world says"
-            " it)"
+            f"the dumps do not contain the number of ranks: {least} by their names (pass --world)"
         )
     if stated is not None and stated < least:
         notes.append(f"--world {stated} is fewer than the dumps have: {least}")
@@ -276,31 +275,29 @@ def _health_findings(
 ) -> list[RankFinding]:
     ranks = root.ranks or root.waiting
     if root.since_ns is None:
-        notes.append("the time of the hang is not in the dumps: health was not looked at")
+        notes.append("the time of the hang is not in the dumps: health findings were not searched")
         return []
     if unknown := [rank for rank in ranks if rank not in hosts]:
         notes.append(
-            f"the host of {format_ranks(unknown)} is not known, and its health was not looked"
-            " at (--hosts"
-            " FILE says it: a rank and a host a line)"
+            f"the host of {format_ranks(unknown)} is unknown: its health findings were not searched"
+            " (pass --hosts FILE: a rank and a host on each line)"
         )
     known = findings(root.since_ns)
     notes.extend(known.notes)
     found = findings_of_ranks(known.findings, ranks, hosts, root.since_ns)
     if not found and len(unknown) < len(ranks):
         notes.append(
-            f"nothing is known to have been wrong with the nodes of {format_ranks(ranks)} from"
-            " 10 minutes"
-            " before to 5 minutes after"
+            f"no health findings on the nodes of {format_ranks(ranks)} from 10 minutes before to 5"
+            " minutes after"
         )
     return found
 
 
 def _note(all_groups: list[RecordedGroup], notes: list[str]) -> None:
-    unsaid = [group for group in all_groups if not group.known]
-    if unsaid:
-        called = ", ".join(group.called for group in unsaid[:4])
+    unknown = [group for group in all_groups if not group.known]
+    if unknown:
+        called = ", ".join(group.called for group in unknown[:4])
         notes.append(
-            f"the dumps do not say who the members of {len(unsaid)} group(s) are ({called}): those"
-            " who used them are taken for them"
+            f"the dumps do not contain the members of {len(unknown)} group(s) ({called}): the ranks"
+            " that used them are taken for the members"
         )

@@ -66,8 +66,7 @@ def from_lake(lake: Path, t_ns: int, cluster: str | None = None) -> NearbyFindin
         return NearbyFindings(
             table(Finding, ()),
             (
-                f"{lake} says nothing of that time: its records are from"
-                f" {format_time(opened.since_ns)}"
+                f"{lake} has no records of that time: they are from {format_time(opened.since_ns)}"
                 f" until {format_time(opened.until_ns)}",
             ),
         )

@@ -11,7 +11,7 @@ StallKind = Literal[
     "absent",  # some ranks entered it, others did not
     "mismatch",  # all entered, with different operations
     "unfinished",  # all entered the same, and it did not complete
-    "no-dump",  # whoever has a dump entered; a rank without one may not have
+    "no-dump",  # all ranks with a dump entered; a rank without one may not have
     "undecided",  # the decisive records have been overwritten
 ]
 Confidence = Literal["sure", "likely", "unsure"]

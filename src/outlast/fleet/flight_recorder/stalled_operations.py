@@ -44,17 +44,17 @@ class CollectiveMismatch(NamedTuple):
     description: str
 
 
-def find_mismatch(ops: Mapping[int, RecordedOp], *, everybody: bool) -> CollectiveMismatch | None:
+def find_mismatch(ops: Mapping[int, RecordedOp], *, is_complete: bool) -> CollectiveMismatch | None:
     """Return the first mismatch of these ranks' operations of one number.
 
-    `everybody`: all members are among them, which the check of an exchange needs.
+    `is_complete`: all members are among them, which the check of an exchange needs.
     """
     for what, of in (("kind", _kind), ("size", _size), ("dtype", _dtype)):
         values = {rank: of(op) for rank, op in ops.items()}
         if len(set(values.values())) > 1:
-            return _apart(what, values, ops, _words[what])
+            return _find_minority(what, values, ops, _words[what])
     exchanged = [op for op in ops.values() if op.kind in _EXCHANGE]
-    if everybody and len(exchanged) == len(ops):
+    if is_complete and len(exchanged) == len(ops):
         given = sum(sum(op.sizes[0]) for op in exchanged)
         taken = sum(sum(op.sizes[1]) for op in exchanged)
         if given != taken:
@@ -79,11 +79,11 @@ def _dtype(op: RecordedOp) -> Hashable:
     return None if op.kind in _ROOTED or not op.dtypes else op.dtypes
 
 
-def _apart(
+def _find_minority(
     what: str,
     values: Mapping[int, Hashable],
     ops: Mapping[int, RecordedOp],
-    say: Callable[[RecordedOp], str],
+    describe: Callable[[RecordedOp], str],
 ) -> CollectiveMismatch:
     counts = Counter(values.values())
     (usual, most), (_, second) = counts.most_common(2)
@@ -91,13 +91,13 @@ def _apart(
         few = tuple(values)
         detail = "; ".join(
             f"{format_ranks([rank for rank, one in values.items() if one == value])}: "
-            + say(ops[next(rank for rank, one in values.items() if one == value)])
+            + describe(ops[next(rank for rank, one in values.items() if one == value)])
             for value in list(counts)[:4]
         )
         return CollectiveMismatch(what, few, detail)
     few = tuple(rank for rank, value in values.items() if value != usual)
     others = next(op for rank, op in ops.items() if values[rank] == usual)
-    return CollectiveMismatch(what, few, f"{say(ops[few[0]])} instead of {say(others)}")
+    return CollectiveMismatch(what, few, f"{describe(ops[few[0]])} instead of {describe(others)}")
 
 
 def _elements(op: RecordedOp) -> str:
@@ -130,7 +130,7 @@ class _Site(NamedTuple):
     def called(self) -> str:
         return f"{self.kind} {self.seq} of {self.group.called}"
 
-    def stuck(
+    def stall(
         self,
         kind: StallKind,
         ranks: Sequence[int],
@@ -167,8 +167,8 @@ def find_collective_stall(group: RecordedGroup) -> Stall | None:
             return found
     if met < highest:
         # Not met + 1: after a reset of the recorder the numbers continue.
-        return _absent(_site(group, min(seq for seq in seqs if seq > met)), lasts)
-    return _silent(_site(group, met), lasts) if blind and highest else None
+        return _absent_stall(_site(group, min(seq for seq in seqs if seq > met)), lasts)
+    return _unrecorded_stall(_site(group, met), lasts) if blind and highest else None
 
 
 def _site(group: RecordedGroup, seq: int) -> _Site:
@@ -176,59 +176,58 @@ def _site(group: RecordedGroup, seq: int) -> _Site:
     return _Site(group, seq, ops)
 
 
-def _through(group: RecordedGroup, rank: int, seq: int) -> bool:
+def _has_completed(group: RecordedGroup, rank: int, seq: int) -> bool:
     """Return whether a rank completed it: known so, or ended with later ones entered."""
     track = group.tracks[rank]
-    went_on = track.ops[seq].progress == "ended" and (track.last or 0) > seq
-    return went_on or track.left_to >= seq
+    was_followed = track.ops[seq].progress == "ended" and (track.last or 0) > seq
+    return was_followed or track.left_to >= seq
 
 
 def _mismatch_or_hang(site: _Site, *, blind: bool) -> Stall | None:
     """Return the stall of a collective that all judged ranks entered, if there is one."""
     group = site.group
     ops = site.ops
-    inside = [rank for rank in ops if not _through(group, rank, site.seq)]
+    inside = [rank for rank in ops if not _has_completed(group, rank, site.seq)]
     if not inside:
         return None
-    if apart := find_mismatch(ops, everybody=len(ops) == len(group.members)):
-        who = f"{format_ranks(apart.ranks)} entered " if len(apart.ranks) < len(ops) else ""
+    if apart := find_mismatch(ops, is_complete=len(ops) == len(group.members)):
+        subject = f"{format_ranks(apart.ranks)} entered " if len(apart.ranks) < len(ops) else ""
         detail = (
-            f"in {site.called} the ranks do not mean the same {apart.what}:"
-            f" {who}{apart.description}"
+            f"in {site.called} the ranks do not have the same {apart.what}:"
+            f" {subject}{apart.description}"
         )
         sure = len(apart.ranks) < len(ops)
-        return site.stuck("mismatch", apart.ranks, inside, "sure" if sure else "likely", detail)
+        return site.stall("mismatch", apart.ranks, inside, "sure" if sure else "likely", detail)
     inside = [rank for rank in inside if ops[rank].progress in UNDER_WAY]
-    return None if blind or not inside else _unfinished(site, inside)
+    return None if blind or not inside else _unfinished_stall(site, inside)
 
 
-def _unfinished(site: _Site, inside: list[int]) -> Stall:
+def _unfinished_stall(site: _Site, inside: list[int]) -> Stall:
     queued = [rank for rank in inside if site.ops[rank].progress == "queued"]
     running = [rank for rank in inside if site.ops[rank].progress == "running"]
     done = [rank for rank in site.ops if rank not in inside]
     entered = f"all ranks entered {site.called}"
     if queued and running:
         detail = (
-            f"{entered}; the GPUs of {format_ranks(queued)} have not come to it (something"
-            " before it on"
-            f" their stream does not end), and {format_ranks(running)} wait in it"
+            f"{entered}; the GPUs of {format_ranks(queued)} have not started it (an earlier"
+            f" operation on their stream does not end), and {format_ranks(running)} wait in it"
         )
-        return site.stuck("unfinished", queued, running, "likely", detail)
+        return site.stall("unfinished", queued, running, "likely", detail)
     if done:
-        detail = f"{entered}; {format_ranks(done)} left it, {format_ranks(inside)} did not"
-        return site.stuck("unfinished", inside, inside, "likely", detail)
+        detail = f"{entered}; {format_ranks(done)} completed it, {format_ranks(inside)} did not"
+        return site.stall("unfinished", inside, inside, "likely", detail)
     if queued:
-        detail = f"{entered}, and no GPU has come to it: something before it does not end"
-        return site.stuck("unfinished", (), queued, "unsure", detail)
-    detail = f"{entered}, the same on all of them, and nobody left it: the network between them, or"
+        detail = f"{entered}, and no GPU has started it: an earlier operation does not end"
+        return site.stall("unfinished", (), queued, "unsure", detail)
+    detail = f"{entered}, the same on all, and none completed it: the network between them, or"
     if not site.group.known:
-        detail += " a member that has never used the group, which its dump does not tell"
-        return site.stuck("unfinished", (), inside, "unsure", detail)
+        detail += " a member that never used the group, which the dumps cannot show"
+        return site.stall("unfinished", (), inside, "unsure", detail)
     detail += " a kernel that does not end"
-    return site.stuck("unfinished", (), inside, "likely", detail)
+    return site.stall("unfinished", (), inside, "likely", detail)
 
 
-def _absent(site: _Site, lasts: Mapping[int, int]) -> Stall:
+def _absent_stall(site: _Site, lasts: Mapping[int, int]) -> Stall:
     """Return the stall of a collective that some ranks entered and others did not."""
     group = site.group
     absent = [rank for rank, last in lasts.items() if last < site.seq]
@@ -240,14 +239,14 @@ def _absent(site: _Site, lasts: Mapping[int, int]) -> Stall:
         never = f"entered nothing of {group.called}, and so not {site.kind} {site.seq}"
     detail = f"{format_ranks(absent)} {never}, which {format_ranks(entered)} entered"
     if all(group.tracks[rank].left_to >= site.seq for rank in entered):
-        detail += " and left: these dumps may be of different moments"
+        detail += " and completed: these dumps may be from different times"
         confidence = "unsure"
     if others:
-        detail += f"; of {format_ranks(others)} it is not known"
-    return site.stuck("absent", absent, entered, confidence, detail)
+        detail += f"; for {format_ranks(others)} it is unknown"
+    return site.stall("absent", absent, entered, confidence, detail)
 
 
-def _silent(site: _Site, lasts: Mapping[int, int]) -> Stall | None:
+def _unrecorded_stall(site: _Site, lasts: Mapping[int, int]) -> Stall | None:
     """Return the stall of the last collective if ranks without records may not have entered it."""
     group = site.group
     ops = site.ops
@@ -256,15 +255,13 @@ def _silent(site: _Site, lasts: Mapping[int, int]) -> Stall | None:
         return None
     unknown = [rank for rank in group.members if rank not in lasts]
     without = [rank for rank in unknown if rank not in group.tracks]
-    detail = f"the last that {format_ranks(lasts)} entered is {site.called}"
+    detail = f"the last collective that {format_ranks(lasts)} entered is {site.called}"
     if without:
-        detail += (
-            f"; {format_ranks(without)} left no dump that can be read, and may not have entered it"
-        )
+        detail += f"; {format_ranks(without)} left no readable dump, and may not have entered it"
         waits = any(ops[rank].progress in UNDER_WAY for rank in inside)
-        return site.stuck("no-dump", without, inside, "likely" if waits else "unsure", detail)
-    detail += f"; the records of {format_ranks(unknown)} in that group have been written over"
-    return site.stuck("undecided", unknown, inside, "unsure", detail)
+        return site.stall("no-dump", without, inside, "likely" if waits else "unsure", detail)
+    detail += f"; the records of {format_ranks(unknown)} in that group have been overwritten"
+    return site.stall("undecided", unknown, inside, "unsure", detail)
 
 
 def find_pair_stalls(group: RecordedGroup) -> list[Stall]:
@@ -272,7 +269,7 @@ def find_pair_stalls(group: RecordedGroup) -> list[Stall]:
     found = [
         stuck
         for source, target in _pairs(group)
-        if (stuck := _between(group, source, target)) is not None
+        if (stuck := _find_pair_stall(group, source, target)) is not None
     ]
     return sorted(found, key=lambda one: one.since_ns or 0)
 
@@ -290,11 +287,11 @@ def _pairs(group: RecordedGroup) -> list[tuple[int, int]]:
     )
 
 
-def _between(group: RecordedGroup, source: int, target: int) -> Stall | None:
+def _find_pair_stall(group: RecordedGroup, source: int, target: int) -> Stall | None:
     sender = group.members[source]
     receiver = group.members[target]
-    sends = list(_of(group, sender, "send", source, target))
-    receives = list(_of(group, receiver, "recv", source, target))
+    sends = list(_matching_ops(group, sender, "send", source, target))
+    receives = list(_matching_ops(group, receiver, "recv", source, target))
     complete = all(group.tracks[rank].whole for rank in (sender, receiver) if rank in group.tracks)
     waiting_sends = [op for op in sends if op.progress in UNDER_WAY]
     waiting_receives = [op for op in receives if op.progress in UNDER_WAY]
@@ -304,19 +301,19 @@ def _between(group: RecordedGroup, source: int, target: int) -> Stall | None:
     if not waiting_sends and not waiting_receives:
         return None
     if counted[0] > counted[1]:
-        return _alone(group, waiting_sends or sends[-1:], sender, receiver, "send")
+        return _unmatched_stall(group, waiting_sends or sends[-1:], sender, receiver, "send")
     if counted[1] > counted[0]:
-        return _alone(group, waiting_receives or receives[-1:], receiver, sender, "recv")
+        return _unmatched_stall(group, waiting_receives or receives[-1:], receiver, sender, "recv")
     first = min(waiting_sends + waiting_receives, key=lambda op: op.t_ns)
     detail = (
         f"rank {sender} sends to rank {receiver} in {group.called}, both have entered it, and it"
-        " does not end: the network between them, or sizes that differ"
+        " does not complete: the network between them, or different sizes"
     )
     ranks = (sender, receiver)
     return _pair_stall(group, first, "unfinished", (), ranks, detail)
 
 
-def _of(
+def _matching_ops(
     group: RecordedGroup, rank: int, kind: str, source: int, target: int
 ) -> Iterator[RecordedOp]:
     if rank in group.tracks:
@@ -325,11 +322,13 @@ def _of(
                 yield op
 
 
-def _alone(group: RecordedGroup, ops: list[RecordedOp], here: int, there: int, kind: str) -> Stall:
+def _unmatched_stall(
+    group: RecordedGroup, ops: list[RecordedOp], here: int, there: int, kind: str
+) -> Stall:
     verb, other = ("sends to", "receive") if kind == "send" else ("waits to receive from", "send")
     detail = f"rank {here} {verb} rank {there} in {group.called}, and "
     if there not in group.tracks:
-        detail += f"{format_ranks([there])} left no dump that can be read"
+        detail += f"{format_ranks([there])} left no readable dump"
         return _pair_stall(group, ops[0], "no-dump", (there,), (here,), detail)
     detail += f"rank {there} has not entered that {other}"
     return _pair_stall(group, ops[0], "absent", (there,), (here,), detail)

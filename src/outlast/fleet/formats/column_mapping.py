@@ -173,8 +173,8 @@ def _check(path: Path, mapping: ColumnMapping) -> None:
         mapping.times.format in UNITS or "%" in mapping.times.format
     ):
         raise UsageError(
-            f"mapping {path}: format {mapping.times.format!r} is none: say {', '.join(UNITS)}, or"
-            " one as in %Y-%m-%d %H:%M:%S"
+            f"mapping {path}: format {mapping.times.format!r} is unknown: use {', '.join(UNITS)}"
+            " or a format as in %Y-%m-%d %H:%M:%S"
         )
     _zone(path, mapping.times.zone)
     for key in ("epoch", "earliest"):
@@ -195,7 +195,7 @@ def parse_moment(path: Path, key: str, text: str | None) -> int | None:
         return round(known.timestamp()) * 10**9
     except (ValueError, OverflowError) as error:
         raise UsageError(
-            f"mapping {path}: {key} {text!r}: say a date or a time from 1970 on, as in 2020-03-01"
+            f"mapping {path}: {key} {text!r} is not a date or time from 1970 on, as in 2020-03-01"
         ) from error
 
 
@@ -216,8 +216,8 @@ def _pattern(path: Path, theirs: str) -> None:
     except pl.exceptions.ComputeError as error:
         why = str(error).strip().splitlines()[-1]
         raise UsageError(
-            f"mapping {path}: pattern {theirs[:80]}: {why} (look-around and references back are not"
-            " known: they could take for ever)"
+            f"mapping {path}: pattern {theirs[:80]}: {why} (look-around and back-references are not"
+            " supported: their time is not bounded)"
         ) from error
 
 

@@ -85,7 +85,7 @@ class LogOptions(NamedTuple):
             return ZoneInfo(self.zone or "UTC")
         except (ZoneInfoNotFoundError, ValueError, OSError) as error:
             close = difflib.get_close_matches(self.zone, available_timezones(), n=1)
-            hint = f"did you mean {close[0]}?" if close else "say one as in Europe/Paris"
+            hint = f"did you mean {close[0]}?" if close else "use a name as in Europe/Paris"
             raise UsageError(f"--zone {self.zone}: there is no such time zone; {hint}") from error
 
 
@@ -151,7 +151,7 @@ def _head(path: Path) -> str:
 def _faults(path: Path, options: LogOptions) -> LogReading:
     if not options.epoch:
         raise UsageError(
-            f"{path} counts days from a day 0 that it does not name: say it, as in"
+            f"{path} counts days from a day 0 that it does not contain: pass it, as in"
             " --epoch 2024-03-30"
         )
     for flag, many, most in (
@@ -181,7 +181,7 @@ def _moment(flag: str, text: str, options: LogOptions) -> int:
             raise ValueError("not between 2000 and 2100")
     except (ValueError, OverflowError) as error:
         raise UsageError(
-            f"{flag} {text}: say a date or a time between 2000 and 2100, as in 2024-03-30 or"
+            f"{flag} {text}: not a date or time between 2000 and 2100, as in 2024-03-30 or"
             " 2024-03-30T12:00:00+01:00"
         ) from error
     return found_s * 10**9
@@ -208,7 +208,7 @@ def _mapped(path: Path, options: LogOptions) -> LogReading:
     if options.format in ("events", "jobs") and (mapping.rows == "jobs") != (
         options.format == "jobs"
     ):
-        raise UsageError(f"--as {options.format}: {file} says rows = {mapping.rows!r}")
+        raise UsageError(f"--as {options.format}: {file} has rows = {mapping.rows!r}")
     return mapped_logs.read_mapped(path, mapping, _mapped_context(path, options))
 
 
@@ -227,7 +227,7 @@ def _sacct(path: Path, settings: LogOptions) -> LogReading:
         raise UsageError(f"--delimiter {settings.delimiter}: {error}; nothing was read") from error
     options = sacct.SacctOptions(
         zone=settings.zone_info.key,
-        zone_said=bool(settings.zone),
+        is_zone_given=bool(settings.zone),
         cluster=settings.cluster,
         delimiter=delimiter,
         columns=tuple(filter(None, settings.columns.split(","))),
@@ -248,7 +248,7 @@ def _hardware_context(path: Path, options: LogOptions) -> hardware_logs.Hardware
         taken_ns=_moment("--at", options.at, options) if options.at else path.stat().st_mtime_ns,
         boot_ns=_moment("--boot", options.boot, options) if options.boot else None,
         policy=xid_policy.load_policy(options.policy) if options.policy else None,
-        zone_said=bool(options.zone),
+        is_zone_given=bool(options.zone),
     )
 
 

@@ -38,11 +38,11 @@ from outlast.node_logs.xid_policy import XidPolicy
 BYTES_MAX = 256 << 20  # of an answer that is read at once
 _HINTS = {NO_BOOT: f"{NO_BOOT}: pass it with --boot"}
 NO_SHAPE = (
-    "none of its first lines has the shape of a kernel's log, a journal or syslog, and no line says"
-    " anything of trouble: is it such a log?"
+    "none of its first lines has the format of a kernel log, a journal or syslog, and no line has a"
+    " finding: is it such a log?"
 )
 NO_CLOCK = "a time before 2000: the machine's clock was not set"
-UNKNOWN_NODE = "it does not say which node it is of: name it with --node"
+UNKNOWN_NODE = "it does not name its node: pass --node"
 _PART = 50_000
 _HEAD_LINES = 50
 
@@ -59,7 +59,7 @@ class HardwareLogContext(NamedTuple):
     taken_ns: int
     boot_ns: int | None = None
     policy: XidPolicy | None = None  # of XIDs; None: the shipped one
-    zone_said: bool = True  # False: it is assumed, and a note tells so
+    is_zone_given: bool = True  # False: it is assumed, and noted
 
 
 def read_kernel_log(path: Path, context: HardwareLogContext) -> LogReading:
@@ -81,7 +81,7 @@ def read_kernel_log(path: Path, context: HardwareLogContext) -> LogReading:
             clock=clock,
             policy=context.policy,
         ),
-        naive=None if context.zone_said else log_envelopes.lacks_zone,
+        naive=None if context.is_zone_given else log_envelopes.lacks_zone,
         known=log_envelopes.has_known_time,
         odd=twice,
     )
@@ -95,7 +95,7 @@ def read_event_log(path: Path, context: HardwareLogContext) -> LogReading:
         lambda lines: ipmi_events.findings(
             lines, cluster=context.cluster, node=context.node, zone=context.zone
         ),
-        naive=None if context.zone_said else ipmi_events.lacks_zone,
+        naive=None if context.is_zone_given else ipmi_events.lacks_zone,
     )
 
 
@@ -148,28 +148,28 @@ def _log_lines(
                     for line in bounded_lines(file):
                         totals.rows += 1
                         if naive and totals.rows <= _HEAD_LINES and naive(line.rstrip("\r\n")):
-                            unsaid.append(totals.rows)
+                            without_zone.append(totals.rows)
                         if known and totals.rows <= _HEAD_LINES and known(line.rstrip("\r\n")):
                             shaped.append(totals.rows)
                         yield line
             except (OSError, EOFError) as error:
                 raise unreadable_error(path, error) from error
 
-        unsaid: list[int] = []
+        without_zone: list[int] = []
         shaped: list[int] = []
         readings = read(counted())
         reported = 0
         done = False
         while not done:
-            some = list(islice(readings, _PART))
-            done = len(some) < _PART
-            reported += len(some)
+            part = list(islice(readings, _PART))
+            done = len(part) < _PART
+            reported += len(part)
             if done:
                 totals.skipped["ordinary lines"] += totals.rows - reported
-                totals.notes += [ZONE_ASSUMED] if unsaid and reported else []
+                totals.notes += [ZONE_ASSUMED] if without_zone and reported else []
                 totals.notes += [NO_SHAPE] if known and not shaped and not reported else []
                 totals.odd += odd or Counter()
-            yield _log_part(path, some)
+            yield _log_part(path, part)
 
     return LogReading(str(path), format_, parts)
 

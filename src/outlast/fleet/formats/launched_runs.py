@@ -84,7 +84,7 @@ def _parts(run_dir: Path, cluster: str, totals: ReadTotals) -> Iterator[RecordBa
         raise SourceError(str(error)) from error
     totals.rows += len(events)
     if not running and terms[-1].ended is None and life_of(run_dir, events) == "unknown":
-        totals.notes.append("whether the run goes on cannot be told here; it counts as ended")
+        totals.notes.append("it is unknown here whether the run continues; it counts as ended")
     records: list[Record] = []
     for number, term in enumerate(terms):
         going_on = running and number == len(terms) - 1

@@ -134,7 +134,7 @@ class LogReading:
 def number_attempts(jobs: pl.DataFrame) -> pl.DataFrame:
     """Number `attempt` by start among each job's records in this table."""
     key = jobs["job"].hash()
-    if key.n_unique() == jobs.height:  # as in most parts: nobody was requeued
+    if key.n_unique() == jobs.height:  # as in most parts: without a requeued job
         return jobs.with_columns(attempt=pl.lit(0, pl.Int64))
     began = pl.coalesce("start_ns", "submit_ns", "t_ns")
     order = began.rank("ordinal").over("cluster", "job").cast(pl.Int64) - 1

@@ -48,7 +48,7 @@ def parse_json_path(path: str) -> tuple[JsonPathStep, ...]:
         match = _STEP.match(path, at)
         if match is None or match.end() == at or len(steps) == STEPS_MAX:
             raise UsageError(
-                f"{path!r} is no path: say one as status.containers[0].name,"
+                f"{path!r} is no path: use one as status.containers[0].name,"
                 ' conditions[type=Failed].time or labels."nvidia.com/gpu"'
             )
         steps.append(_step(match))
@@ -189,7 +189,7 @@ def _csv(path: Path, file: TextIO, mapping: ColumnMapping) -> Iterator[LogRows]:
     if twice := sorted(name for name in wanted if header.count(name) > 1):
         raise SourceError(
             f"{path} has {header.count(twice[0])} columns {twice[0]!r}, and the mapping names it:"
-            " which is meant cannot be told; rename one in the header; nothing was read"
+            " the name is ambiguous; rename one in the header; nothing was read"
         )
     read.width = len(header)
     places = {name: header.index(name) for name in wanted}

@@ -62,7 +62,7 @@ UNCLEAR = (
 WORDS_SHOWN = 8
 NO_GPUS = "jobs that say no number of GPUs, where others do: they count as on none"
 GPUS_UNSAID = "the mapping names no `gpus`: all its jobs count as on none"
-NO_DURATION = 'no duration: it is a number, whose unit [times] says (duration = "min")'
+NO_DURATION = 'no duration: it is a number in the unit of [times] (duration = "min")'
 OPEN_ENDS = "jobs that run and say an end: the end counts; is it the last time seen?"
 NO_START = "a job that runs and did not start"
 NEVER_BEGAN = "jobs that ended well or failed and say no start: they count for no time"

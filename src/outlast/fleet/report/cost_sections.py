@@ -56,12 +56,12 @@ def ettr_section(of: TrainingRuns) -> DrawnSection:
         " more" + (f" in the highest QOS ({top})" if top else "") + ". A checkpoint every"
         f" {measured_ettr.INTERVAL_S / 60:g} minutes and {measured_ettr.INIT_S / 60:g} for a"
         " start are assumed, since"
-        " accounting knows neither; every end but the last counts as an interruption. Beside it,"
-        " what the failure rate lets expect."
+        " accounting has neither; every end but the last counts as an interruption. The columns"
+        " beside it are expected by the failure rate."
     )
     notes = [] if len(found) else ["no job run held GPUs for a day"]
     measured = make_section(
-        "ettr", "How much of it was training", description, columns, found, notes
+        "ettr", "Effective training time ratio", description, columns, found, notes
     )
     return DrawnSection(measured, partial(report_figures.draw_ettr, found) if len(found) else None)
 
@@ -89,7 +89,7 @@ def counterfactual_section(
             f" Without the lemons, nodes fail {remaining:.3g} times as often, all jobs taken"
             " together: large ones are taken to lie on lemons as often as others do."
         )
-    return DrawnSection(make_section("whatif", "What less would give", description, columns, wide))
+    return DrawnSection(make_section("whatif", "Improved ETTR", description, columns, wide))
 
 
 def goodput_section(facts: ReportFacts) -> DrawnSection:
@@ -108,10 +108,10 @@ def goodput_section(facts: ReportFacts) -> DrawnSection:
         ReportColumn("share", "share", "share"),
     ]
     description = (
-        "Work that failures undid: half a checkpoint interval"
+        "Work lost to failures: half a checkpoint interval"
         f" ({goodput_loss.INTERVAL_S / 120:g} minutes), or the attempt if it was shorter, times its"
-        " GPUs. First order: of what infrastructure ended. Second order: of jobs that were"
-        " preempted when one of these began again."
+        " GPUs. First order: attempts that infrastructure ended. Second order: jobs that were"
+        " preempted when one of these restarted."
     )
     notes = []
     if summed.second_share is not None:
@@ -120,7 +120,7 @@ def goodput_section(facts: ReportFacts) -> DrawnSection:
             f"{lost / GPU_HOUR:,.0f} GPU hours of {summed.held_gpu_s / GPU_HOUR:,.0f},"
             f" {100 * summed.second_share:.3g} % of them second order"
         ]
-    section = make_section("goodput", "What failures cost", description, columns, found, notes)
+    section = make_section("goodput", "Cost of failures", description, columns, found, notes)
     return DrawnSection(
         section, partial(report_figures.draw_goodput, found) if found["share"].sum() else None
     )
@@ -147,7 +147,7 @@ def crash_loops_section(facts: ReportFacts) -> DrawnSection:
         ReportColumn("preempted_gpu_s", "GPU hours lost by these", "GPU hours"),
     ]
     description = (
-        f"Jobs that failed and began again at least {goodput_loss.TIMES} times within"
+        f"Jobs that failed and restarted at least {goodput_loss.TIMES} times within"
         f" {goodput_loss.WINDOW_S / 3600:g} hours, infrastructure being the cause at least once."
     )
     return DrawnSection(make_section("loops", "Crash loops", description, columns, found))

@@ -34,13 +34,13 @@ def outage_causes_section(facts: ReportFacts) -> DrawnSection:
         ReportColumn("per_1000_node_days", "in 1000 node-days", "rate"),
         ReportColumn("per_1000_node_days_low", "90 % from", "rate"),
         ReportColumn("per_1000_node_days_high", "to", "rate"),
-        ReportColumn("median_h", "half are back after, h", "hours"),
+        ReportColumn("median_h", "median duration, h", "hours"),
     ]
     text = (
-        "Of what nodes went away, as no job is known: outages that began, in 1000 days of a node"
-        " being up. Intervals are those of independent outages (Gamma)."
+        "Causes of outages, as no job is known: outages that began, in 1000 days of a node being"
+        " up. Intervals are those of independent outages (Gamma)."
     )
-    return DrawnSection(make_section("causes", "What failures are of", text, columns, found))
+    return DrawnSection(make_section("causes", "Causes of failures", text, columns, found))
 
 
 def outage_history_section(facts: ReportFacts, days: int) -> DrawnSection:
@@ -120,16 +120,16 @@ def causes_section(facts: ReportFacts) -> DrawnSection:
     ]
     found = found.with_columns(domains=pl.col("cause").replace_strict(_DOMAINS, default=""))
     text = (
-        "What was found on the nodes of attempts that infrastructure ended. One with several causes"
-        " counts for each of them, and in the shares by parts. Intervals are those of independent"
-        " failures (Gamma). Users, system software and hardware can cause what Table I of the paper"
-        " says."
+        "Findings on the nodes of attempts that infrastructure ended. An attempt with several"
+        " causes counts for each, and by parts in the shares. Intervals are those of independent"
+        " failures (Gamma). The possible origins (user, system software, hardware) are those of"
+        " Table I of the paper."
     )
     alone = int(found.filter(pl.col("cause") == failure_attribution.UNATTRIBUTED)["failures"].sum())
-    notes = [f"for {plural(alone, 'failure')} nothing was found on the nodes"] if alone else []
+    notes = [f"for {plural(alone, 'failure')} the nodes have no finding"] if alone else []
     notes += [*_diagnosis(facts.found.failures), *_strangers(facts)]
     drawn = found.drop_nulls("per_gpu_hour")
-    section = make_section("causes", "What failures are of", text, columns, found, notes)
+    section = make_section("causes", "Causes of failures", text, columns, found, notes)
     return DrawnSection(
         section, partial(report_figures.draw_causes, found) if len(drawn) > 1 else None
     )
@@ -148,7 +148,7 @@ def _diagnosis(failures: pl.DataFrame) -> list[str]:
         for domains, count in counts.iter_rows()
     ]
     many = plural(len(diagnosed), "failure")
-    return [f"what was found leaves, of {many}, as cause: {', '.join(parts)}"]
+    return [f"possible origins by the findings of {many}: {', '.join(parts)}"]
 
 
 def _strangers(facts: ReportFacts) -> list[str]:
@@ -169,7 +169,7 @@ def _strangers(facts: ReportFacts) -> list[str]:
     theirs, ours = (set(each["cluster"]) for each in (found, ran))
     if "" not in theirs | ours and not theirs & ours:
         return [
-            f"findings are of cluster {min(theirs)}, jobs of {min(ours)}: none is told of a job;"
+            f"findings are of cluster {min(theirs)}, jobs of {min(ours)}: none matches a job;"
             " --cluster names the cluster of a log"
         ]
     return []
@@ -186,7 +186,7 @@ def cooccurrence_section(facts: ReportFacts) -> DrawnSection:
         ReportColumn("share", "share", "share"),
     ]
     text = "Symptoms that were found for the same failure: two names, perhaps one fault."
-    return DrawnSection(make_section("together", "What is found together", text, columns, found))
+    return DrawnSection(make_section("together", "Symptoms found together", text, columns, found))
 
 
 def rate_history_section(facts: ReportFacts) -> DrawnSection:
@@ -207,8 +207,8 @@ def rate_history_section(facts: ReportFacts) -> DrawnSection:
     swing = failure_rates.swing(found)
     text = (
         "Failures in 1000 node-days of jobs on GPUs (of all, where none has one), over the"
-        f" {days} days up to each day. A new check makes failures visible that were there before:"
-        " the table has what it finds, before and after it came."
+        f" {days} days up to each day. A new check makes earlier failures visible: the table"
+        " has the rate of its symptom before and after it was added."
     )
     notes = [f"the highest rate is {swing:.1f} times the lowest"] if swing else []
     section = make_section("rolling", "How rates change", text, columns, new, notes, series=found)
@@ -248,14 +248,14 @@ def mttf_section(facts: ReportFacts) -> DrawnSection:
         ReportColumn("boot_high_h", "to", "hours"),
         ReportColumn("clusters", "by"),
         ReportColumn("dispersion", "dispersion", "times"),
-        ReportColumn("projected_h", "1/N says, h", "hours"),
+        ReportColumn("projected_h", "1/N, h", "hours"),
     ]
     rate = facts.rate
     text = (
         "Running time over failures by infrastructure, by size in whole nodes. Two 90 % intervals:"
         " of independent failures (Gamma, failures + 1/2), and by drawing days or job runs anew,"
-        " which is the wider the more failures come in bursts (dispersion above 1). 1/N: what the"
-        f" failure rate of jobs above {rate.above_gpus:,} GPUs says of each size."
+        " which is the wider the more failures come in bursts (dispersion above 1). 1/N: the"
+        f" projection of the failure rate of jobs above {rate.above_gpus:,} GPUs to each size."
     )
     notes = [_of_large(rate)] if rate.boot_low is not None and rate.boot_high is not None else []
     if rate.failures < FEW:
@@ -291,11 +291,11 @@ def survived_failures_section(facts: ReportFacts) -> DrawnSection:
         ReportColumn("pause_s", "pause, s", "times"),
     ]
     text = (
-        "Failures that runs of `outlast run` survived. The attempt went on, so that accounting does"
-        " not show them. The pause lasts until every rank has committed the interrupted step."
+        "Failures that runs of `outlast run` survived. The attempt continued: accounting does not"
+        " show them. The pause lasts until every rank has committed the interrupted step."
     )
     notes = uncounted_failures_notes(facts)
-    return DrawnSection(make_section("survived", "What jobs survived", text, columns, found, notes))
+    return DrawnSection(make_section("survived", "Survived failures", text, columns, found, notes))
 
 
 def uncounted_failures_notes(facts: ReportFacts) -> list[str]:
@@ -327,7 +327,7 @@ def outages_section(facts: ReportFacts) -> DrawnSection:
                 " node were as likely)"
             )
         if back.mean_s is not None:
-            notes.append(f"a node is away for {back.mean_s / 3600:.1f} hours on the average")
+            notes.append(f"the mean outage takes {back.mean_s / 3600:.1f} hours")
     columns = [
         ReportColumn("part", "part"),
         ReportColumn("swaps", "exchanged", "count"),
@@ -336,9 +336,9 @@ def outages_section(facts: ReportFacts) -> DrawnSection:
         ReportColumn("per_1000_node_days_low", "90 % from", "rate"),
         ReportColumn("per_1000_node_days_high", "to", "rate"),
     ]
-    text = "Times in which no job could have a node, and parts that were exchanged."
+    text = "Outages of nodes, and replaced parts."
     return DrawnSection(
-        make_section("repairs", "Nodes away, parts exchanged", text, columns, swapped, notes)
+        make_section("repairs", "Outages and replaced parts", text, columns, swapped, notes)
     )
 
 
@@ -346,12 +346,12 @@ REMEDIES: dict[Action, str] = {
     "restart-app": "a restart of the program",
     "reset-gpu": "a reset of the GPU",
     "reboot": "a reboot",
-    "inspect": "somebody has to look",
-    "replace": "another part",
-    "contact": "ask the vendor",
+    "inspect": "an inspection",
+    "replace": "a replacement of the part",
+    "contact": "a request to the vendor",
     "update": "an update of driver or firmware",
-    "ignore": "nothing is to be done",
-    "workflow": "depends on what else the log says",
+    "ignore": "none is needed",
+    "workflow": "depends on other lines of the log",
 }
 SCHEMA = {
     "code": pl.String, "name": pl.String, "failures": pl.Int64, "nodes": pl.Int64,
@@ -376,20 +376,20 @@ def error_codes_section(facts: ReportFacts) -> DrawnSection:
             rows.append((*row, *_disagreements(code, entry)))
     columns = [
         ReportColumn("code", "code"),
-        ReportColumn("name", "is"),
+        ReportColumn("name", "name"),
         ReportColumn("failures", "of failures", "count"),
         ReportColumn("nodes", "on nodes", "count"),
-        ReportColumn("mends", "what mends it"),
-        ReportColumn("takes", "would take the node"),
-        ReportColumn("leaves", "would leave it"),
+        ReportColumn("mends", "remedy"),
+        ReportColumn("takes", "would drain the node"),
+        ReportColumn("leaves", "would keep it"),
     ]
     text = (
         "Codes that NVIDIA's driver logged on the nodes of attempts that infrastructure ended, and"
-        " what mends them. Where published policies disagree on whether the node should go, the"
-        f" last columns say whose says what (policy {shipped_policy().version})."
+        " their remedies. Where published policies disagree on draining the node, the last columns"
+        f" name the sources of both (policy {shipped_policy().version})."
     )
     found = pl.DataFrame(rows, schema=SCHEMA, orient="row")
-    return DrawnSection(make_section("codes", "What XIDs ask for", text, columns, found))
+    return DrawnSection(make_section("codes", "Remedies of XIDs", text, columns, found))
 
 
 def _disagreements(code: str, entry: PolicyEntry) -> tuple[str, str]:

@@ -176,13 +176,12 @@ def _sparse_data_notes(facts: ReportFacts, records: dict[str, int]) -> list[str]
     notes = []
     days = (tables.until_ns - tables.since_ns) / DAY_NS
     if not records["jobs"]:
-        notes.append("no job is in this window: what is said of jobs is empty, not well")
+        notes.append("no job is in this window: figures of jobs are empty")
     if days < SHORT_DAYS:
         notes.append(f"{days:.1f} days: too short for rates that change from week to week")
     if records["jobs"] and facts.rate.failures < failure_sections.FEW:
         notes.append(
-            f"r_f rests on {plural(facts.rate.failures, 'failure')}: its interval says how little"
-            " that is"
+            f"r_f rests on {plural(facts.rate.failures, 'failure')}: see the width of its interval"
         )
     notes += failure_sections.uncounted_failures_notes(facts)
     notes += exposure.dominant_attempts(tables)
@@ -190,8 +189,8 @@ def _sparse_data_notes(facts: ReportFacts, records: dict[str, int]) -> list[str]
         notes += exposure.inventory_notes(tables)
     if records["jobs"] and not records["findings"]:
         notes.append(
-            "no health findings are in this window: only NODE_FAIL is known to be"
-            " infrastructure's, and causes are not known at all"
+            "no health findings are in this window: only NODE_FAIL counts as a failure of"
+            " infrastructure, and causes are unknown"
         )
     return notes + _uncovered(tables)
 
@@ -215,7 +214,7 @@ def _uncovered(tables: Tables) -> list[str]:
         return []
     return [
         f"health findings are known from {format_time(first)} to {format_time(last)} only: failures"
-        " outside of that time are fewer than there were, unless nothing was found then"
+        " outside of that time are undercounted, unless there was no finding"
     ]
 
 

@@ -53,29 +53,29 @@ def _ranked(facts: ReportFacts, ranking: pl.DataFrame, found: pl.DataFrame) -> D
         ReportColumn("why", "why"),
         ReportColumn("xid_cnt", "XIDs", "count"),
         ReportColumn("tickets", "tickets", "count"),
-        ReportColumn("out_count", "times away", "count"),
+        ReportColumn("out_count", "outages", "count"),
         ReportColumn("excl_jobid_count", "excluded by jobs", "count"),
     ]
     ran = "that ran jobs"
     how = "their failures are"
     up = "they ran"
     if facts.by == "outages":
-        ran = "that were there"
-        how = "it is that they went away so often"
+        ran = "of the cluster"
+        how = "their outages are"
         up = "they were up"
     days = (facts.tables.until_ns - facts.tables.since_ns) / DAY_NS
     description = (
         f"Nodes {ran} in the last {min(days, lemons.DAYS):.3g} days, by how unlikely {how} by"
         f" chance, given how long {up} and the rate of their kind, in these days or in all"
         f" {days:.3g} of the window. A lemon is one that this does not explain, with"
-        f" {100 * lemons.FDR:g} % false alarms taken; one of which all was earlier than these days"
-        " is called so."
+        f" {100 * lemons.FDR:g} % of false alarms; `earlier` are lemons that did not fail in these"
+        " days."
     )
     many = int(ranking["lemon"].sum())
     earlier = int(ranking["earlier"].sum())
     notes = [f"{plural(many, 'lemon')} among {plural(len(ranking), 'node')} {ran}"]
     if earlier:
-        notes.append(f"{plural(earlier, 'node')} failed so before, and not in these days")
+        notes.append(f"{plural(earlier, 'node')} failed as often before these days only")
     section = make_section("lemons", "Bad nodes", description, columns, found, notes)
     return DrawnSection(
         section, partial(report_figures.draw_lemons, ranking) if len(found) else None
@@ -93,11 +93,10 @@ def _parts(bad: pl.DataFrame) -> DrawnSection:
         ReportColumn("paper", "RSC-1 and RSC-2", "share"),
     ]
     description = (
-        "The part that is the likely cause of each bad node: what was exchanged, else what a"
-        " ticket names, else what the symptom of most of its failures suggests. Beside it Table II"
-        " of the paper."
+        "The likely faulty part of each bad node: the replaced part, else that of a ticket, else"
+        " that suggested by its most frequent symptom. The last column is Table II of the paper."
     )
-    section = make_section("parts", "What is wrong with bad nodes", description, columns, found)
+    section = make_section("parts", "Faulty parts of bad nodes", description, columns, found)
     return DrawnSection(section, partial(report_figures.draw_parts, found) if len(found) else None)
 
 
@@ -149,12 +148,12 @@ def _signals(ranking: pl.DataFrame) -> DrawnSection:
     )
     description = (
         "The paper's seven signals of a lemon, over all nodes, in the same days as the ranking: a"
-        " signal that most lemons and few other nodes have tells them apart."
+        " useful signal is one of most lemons and few other nodes."
     )
     drawn = pl.concat(steps) if steps else None
     found = pl.DataFrame(rows, schema=schema, orient="row")
     section = make_section(
-        "signals", "What tells them apart", description, columns, found, series=drawn
+        "signals", "Signals of lemons", description, columns, found, series=drawn
     )
     return DrawnSection(
         section, None if drawn is None else partial(report_figures.draw_signals, drawn)

@@ -197,7 +197,7 @@ def draw_goodput(found: pl.DataFrame, figure: Figure) -> None:
         label="preempted for these (second order)",
     )
     axes.set_xticks(places, [f"{one:,}" for one in found["bucket"]])
-    axes.set_xlabel("GPUs of who lost it, rounded up to a power of two")
+    axes.set_xlabel("GPUs of the job that lost it, rounded up to a power of two")
     axes.set_ylabel("GPU hours lost")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.6g}")
     axes.legend()

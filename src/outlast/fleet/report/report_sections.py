@@ -237,7 +237,7 @@ def _lost(sizes: Rows) -> Iterator[Headline]:
 
 def _lemons(nodes: Rows, facts: ReportFacts) -> Iterator[Headline]:
     found = [one["node"] for one in nodes if one["called"] == LEMON]
-    rests_on = "of those that ran jobs" if facts.by == "jobs" else "of those that were there"
+    rests_on = "of those that ran jobs" if facts.by == "jobs" else "of the cluster"
     if found:
         rests_on = ", ".join(found[:NAMES]) + (" and others" if len(found) > NAMES else "")
     text = "nodes that fail more often than chance explains"

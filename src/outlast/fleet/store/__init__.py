@@ -1,1 +1,1 @@
-"""The lake: records of a cluster on disk, how they get there and what is selected."""
+"""The lake: records of a cluster on disk, their ingestion and selection."""

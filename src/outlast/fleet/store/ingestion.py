@@ -237,8 +237,8 @@ def _refuse_noise(log: _Log, reading: LogReading) -> None:
         ((reason, rows),) = totals.rejects.most_common(1)
         raise SourceError(
             f"{log.path} was taken for {reading.format}, and of its first {bad + good:,} rows"
-            f" {bad:,} could not be read; of {rows:,}: {reason}. Nothing was changed; say what it"
-            " is with --as"
+            f" {bad:,} could not be read; of {rows:,}: {reason}. Nothing was changed; name its"
+            " format with --as"
         )
 
 
@@ -251,7 +251,7 @@ def _refuse_unreadable(log: _Log, reading: LogReading, examples: dict[str, list[
         raise SourceError(
             f"{log.path} was taken for {reading.format}, and none of its {totals.rows:,} rows could"
             f" be read; of {rows:,}: {reason} (line {one.line}: {one.text[:100]!r}). Nothing was"
-            " changed; say what it is with --as"
+            " changed; name its format with --as"
         )
     size = log.path.stat().st_size if log.path.is_file() else log.size_bytes
     if size != log.size_bytes:

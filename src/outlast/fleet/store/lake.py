@@ -199,7 +199,7 @@ def read_manifest(path: Path) -> LakeManifest | None:
         version = msgspec.json.decode(data, type=_Versioned).version
         if version > VERSION:
             raise LakeError(
-                f"{path} is a lake of version {version}, and this Outlast knows version {VERSION}:"
+                f"{path} is a lake of version {version}, and this Outlast reads version {VERSION}:"
                 " nothing was touched; use the Outlast that wrote it, or a newer one"
             )
         return msgspec.json.decode(data, type=LakeManifest)

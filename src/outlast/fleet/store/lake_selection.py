@@ -44,7 +44,7 @@ def resolve_cluster(lake: Lake, cluster: str | None) -> str:
         return cluster
     if several:
         raise UsageError(
-            f"{lake.path} holds several clusters, which are not computed together: say --cluster"
+            f"{lake.path} holds several clusters, which cannot be analysed together: pass --cluster"
             f" with one of {_listed(known)}"
         )
     return named[0] if named else ""
@@ -230,7 +230,7 @@ def parse_flag_time(flag: str, text: str) -> int:
         since_1970 = at - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
     except (ValueError, OverflowError) as error:
         raise UsageError(
-            f"{flag} {text}: say a date or a time, as in 2024-05-01 or 2024-05-01T12:00+02:00"
+            f"{flag} {text}: not a date or time, as in 2024-05-01 or 2024-05-01T12:00+02:00"
         ) from error
     return since_1970 // dt.timedelta(microseconds=1) * 1000
 

@@ -33,7 +33,7 @@ _DEVICE = re.compile(
     r"(?:[/:]\d{1,3})?",
     re.IGNORECASE,
 )
-# The kind of name in each column that can identify somebody.
+# The kind of name in each column that can identify a person, project or machine.
 _COLUMNS: dict[Name, dict[str, str]] = {
     "jobs": {
         "cluster": "cluster", "job": "job", "name": "name", "user": "user", "account": "account",
@@ -124,7 +124,7 @@ def load_pseudonyms(key_file: Path, lake: Path) -> Pseudonyms:
     """
     if key_file.resolve().is_relative_to(lake.resolve()):
         raise UsageError(
-            f"{key_file} lies in the lake: whoever gets that could tell the names again; keep the"
+            f"{key_file} lies in the lake: a reader of the lake could recover the names; keep the"
             " key elsewhere"
         )
     try:

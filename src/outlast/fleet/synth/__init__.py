@@ -1,1 +1,1 @@
-"""Synthetic clusters whose ground truth is known, shaped like RSC-1 and RSC-2."""
+"""Synthetic clusters with known ground truth, shaped like RSC-1 and RSC-2."""

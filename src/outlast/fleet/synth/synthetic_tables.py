@@ -121,7 +121,7 @@ def draw_drains(
     """Draw findings that drain a node after its job: time, node, cause."""
     span_days = days - since_s / 86400
     rates = np.full(shape.nodes, shape.drains_per_day * span_days)
-    rates[list(lemons)] *= 5  # lemons do not only fail
+    rates[list(lemons)] *= 5  # lemons are also drained more often
     nodes = np.repeat(np.arange(shape.nodes), rng.poisson(rates))
     times = np.floor(rng.uniform(since_s, days * 86400.0, len(nodes)))
     able = [number for number, cause in enumerate(shape.causes) if cause.check]

@@ -57,7 +57,7 @@ def judge(sample: ClockSample, about: JudgeContext) -> Iterator[Observation]:
 
 def _source(sample: ClockSample, wanted: str) -> Iterator[Observation]:
     if not sample.source:
-        yield Observation("unknown", "the kernel does not say which source it uses")
+        yield Observation("unknown", "the kernel reports no clock source")
     elif wanted and sample.source != wanted:
         yield Observation("drain", f"the source is {sample.source}, and should be {wanted}")
     elif not wanted and sample.available and sample.source != sample.available[0]:

@@ -71,12 +71,12 @@ def judge(sample: DrivesSample, about: JudgeContext) -> Iterator[Observation]:
             Observation("drain", f"{len(sample.drives)} drives, {wanted.count} are expected")
         )
     found += [
-        Observation("now", f"the kernel says it is {drive.state}", drive.name)
+        Observation("now", f"state in the kernel: {drive.state}", drive.name)
         for drive in sample.drives
         if drive.state not in ALIVE
     ]
     if not sample.drives and not found:
-        found.append(Observation("unknown", "the kernel knows no drive"))
+        found.append(Observation("unknown", "the kernel has no drive"))
     yield from found
     if not found:
         yield Observation("healthy", f"{len(sample.drives)} drives, as the kernel sees them")
@@ -143,7 +143,7 @@ def take(counted: bool, root: Path = Path("/")) -> DrivesSample:
     """
     place = root / BLOCK
     if not place.is_dir():
-        raise FileNotFoundError(f"/{BLOCK} is not there: which drives there are cannot be told")
+        raise FileNotFoundError(f"/{BLOCK} does not exist: the drives are unknown")
     found = tuple(
         Drive(
             name=name,
@@ -154,7 +154,7 @@ def take(counted: bool, root: Path = Path("/")) -> DrivesSample:
         for name in _drives(root)
     )
     if not found and not counted:
-        raise AbsentError("the kernel knows no drive, and the settings count none")
+        raise AbsentError("the kernel has no drive, and the settings count none")
     return DrivesSample(drives=found)
 
 

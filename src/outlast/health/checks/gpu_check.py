@@ -191,10 +191,10 @@ def judge_leftovers(sample: LeftoversSample, about: JudgeContext) -> Iterator[Ob
         others = [one for one in processes if one.name not in about.settings.gpus.allowed]
         if others:
             found = True
-            who = ", ".join(f"{one.name or '?'} ({one.pid})" for one in others[:5])
-            yield Observation("drain", f"{len(others)} processes are left over: {who}", gpu)
+            names = ", ".join(f"{one.name or '?'} ({one.pid})" for one in others[:5])
+            yield Observation("drain", f"{len(others)} processes are left over: {names}", gpu)
     if not sample.on:
-        yield Observation("unknown", "no GPU could be asked for its processes")
+        yield Observation("unknown", "no GPU could be queried for its processes")
     elif not found:
         yield Observation("healthy", f"no process on {len(sample.on)} GPUs")
 

@@ -166,7 +166,7 @@ def _refuse_none(count: int | None, devices: int, root: Path) -> None:
     if count is None and any(re.fullmatch(r"nvidia\d+", name) for name in list_names(root / "dev")):
         return  # a container or a virtual machine may hide the bus
     if count is None and not (root / "sys/bus").is_dir():
-        raise FileNotFoundError("/sys/bus is not there: whether there is a GPU cannot be told")
+        raise FileNotFoundError("/sys/bus does not exist: the GPUs are unknown")
     expected = "and none is expected" if count == 0 else "and the settings expect none"
     raise AbsentError(f"no NVIDIA GPU is on the PCI bus, {expected}")
 
@@ -184,7 +184,7 @@ def _driver() -> Iterator[Any]:
         nvml.nvmlInit()
         yield nvml
     except nvml.NVMLError as error:
-        raise ToolError(f"the NVIDIA driver could not be asked: {error}") from error
+        raise ToolError(f"the NVIDIA driver could not be queried: {error}") from error
 
 
 def _gpu(nvml: Any, index: int) -> Gpu:

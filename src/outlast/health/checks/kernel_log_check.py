@@ -107,8 +107,8 @@ def _lost(sample: KernelLogSample, after: int | None, begin_ns: int) -> str:
         if _oldest_ns(sample) <= begin_ns:
             return ""
         return (
-            "the log does not go back as far as it should be read: it was overwritten (--state"
-            " reads only what is new; a larger log_buf_len keeps more)"
+            "the beginning of the period to be read was overwritten in the log (--state reads only"
+            " new lines; a larger log_buf_len keeps more)"
         )
     if sample.source == "kmsg":
         many = sample.first - after - 1
@@ -187,7 +187,7 @@ KMSG = Path("/dev/kmsg")
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 RECORD_MAX = 8192
 LINES_MAX = 200_000
-JOURNAL_MAX = 30_000  # lines; what is asked of each is some 400 bytes
+JOURNAL_MAX = 30_000  # lines; the fields requested of each take some 400 bytes
 FIELDS = "MESSAGE,_HOSTNAME,SYSLOG_IDENTIFIER,_TRANSPORT"
 JOURNAL = [
     "journalctl",
@@ -277,7 +277,7 @@ def _journal(before: OSError) -> tuple[list[tuple[int, str]], bool]:
             found.append((int(decoder.decode(line).micros), line))
         except ValueError:
             continue  # an entry that is cut off has no time, and the reader could not place it
-    if not found:  # a kernel says something in every boot: this journal is not of it
+    if not found:  # every boot logs lines: the journal is not of this boot
         raise PermissionError(
             f"{KMSG}: {before.strerror}; and the journal has no line of this boot"
         )

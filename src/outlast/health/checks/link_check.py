@@ -119,7 +119,7 @@ def _state(port: LinkPort, expected: Expected | None) -> Iterator[Observation]:
         if expected.up:
             yield Observation(DOWN[port.kind], detail)
     elif port.kind == "ib" and port.physical not in {"Disabled", "Polling", "Sleep"}:
-        yield Observation("warn", f"{detail}; the settings do not say whether it should be up")
+        yield Observation("warn", f"{detail}; the settings do not contain whether it should be up")
 
 
 def _missed(port: LinkPort, sample: LinksSample, about: JudgeContext) -> Iterator[Observation]:

@@ -76,7 +76,7 @@ def judge(sample: MemorySample, about: JudgeContext) -> Iterator[Observation]:
 def _sizes(sample: MemorySample, about: JudgeContext) -> Iterator[Observation]:
     wanted = about.settings.memory
     if sample.total_bytes is None or sample.total_bytes <= 0:
-        yield Observation("unknown", "the kernel does not say how much memory there is")
+        yield Observation("unknown", "the kernel does not report the size of the memory")
         return
     total = sample.total_bytes / GIB
     if wanted.total_gib is not None and total < ENOUGH * wanted.total_gib:
@@ -84,7 +84,7 @@ def _sizes(sample: MemorySample, about: JudgeContext) -> Iterator[Observation]:
     if wanted.hugepages is not None and (sample.hugepages or 0) < wanted.hugepages:
         yield Observation("drain", f"{sample.hugepages or 0} huge pages of {wanted.hugepages}")
     if wanted.available_percent and sample.available_bytes is None:
-        yield Observation("unknown", "the kernel does not say how much memory is available")
+        yield Observation("unknown", "the kernel does not report the available memory")
     elif wanted.available_percent and sample.available_bytes is not None:
         percent = 100 * sample.available_bytes / max(sample.total_bytes, 1)
         if percent < wanted.available_percent:

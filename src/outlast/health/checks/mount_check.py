@@ -168,7 +168,7 @@ def take(path: str, line: MountLine | None) -> MountSample:
     try:
         figures = os.statvfs(path)
         Path(path).stat()
-        if line.type == "autofs":  # it is mounted by being asked
+        if line.type == "autofs":  # a query mounts it
             line = _newest(parse_mounts(TABLE.read_text("utf-8", "surrogateescape")), path) or line
     except OSError as error:
         return MountSample(

@@ -140,7 +140,7 @@ def judge(sample: PairsSample, about: JudgeContext) -> Iterator[Observation]:
     best = max(mine.values(), default=0.0) / GB
     if found.unclear or not mine:
         yield Observation(
-            "unknown", f"no pair of {world} nodes was fast: nothing can be told apart"
+            "unknown", f"no pair of {world} nodes was fast: no slow node can be identified"
         )
         return
     if me in found.nodes:
@@ -179,7 +179,7 @@ def take(ring: RingSettings) -> PairsSample:
     Raises AbsentError if no ring is configured, ToolError if torch is not installed.
     """
     if not ring.address:
-        raise AbsentError("no ring of neighbours was asked for (--ring)")
+        raise AbsentError("no ring of neighbours was requested (--ring)")
     if find_spec("torch") is None:
         raise ToolError("torch is not installed")
     settings = msgspec.json.encode(ring).decode()

@@ -61,8 +61,8 @@ def convert_rows(rows: pl.DataFrame, known: Set[str], zone: str, cluster: str) -
     ]
     new += [_counts(rows[name]).fill_null(0) for name in ("priority", "restarts")]
     texts = [pl.col(name).fill_null(cluster if name == "cluster" else "") for name in _TEXTS]
-    nobody = pl.col("failed_node").replace(dict.fromkeys(sacct_values.NOTHING, ""))
-    rows = rows.with_columns(texts).with_columns(nobody).with_columns(new)
+    failed_node = pl.col("failed_node").replace(dict.fromkeys(sacct_values.NOTHING, ""))
+    rows = rows.with_columns(texts).with_columns(failed_node).with_columns(new)
     return TypedRows(rows, odd, forms)
 
 
@@ -160,8 +160,8 @@ def _plausible(
 def _hosts(rows: pl.DataFrame, odd: Counter[str]) -> tuple[pl.Series, pl.Series]:
     """Return the valid host lists, "" for others, and how many hosts each names, or null."""
     lists = rows["hosts"].fill_null("")
-    nobody = lists.is_in(host_lists.NOBODY)
-    lists = lists.set(nobody, "") if nobody.any() else lists
+    missing = lists.is_in(host_lists.NOBODY)
+    lists = lists.set(missing, "") if missing.any() else lists
     named = pl.Series("named", [1], pl.Int64).new_from_index(0, len(lists)).set(lists == "", None)
     several = lists.str.contains(r"[,\[\]\s]")
     if not several.any():
@@ -224,7 +224,7 @@ class SacctOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of reading a log. Raises UsageError for invalid ones."""
 
     zone: str = "UTC"  # of times without one: that of the machine sacct ran on
-    zone_said: bool = True  # False: it is assumed, and a note tells so
+    is_zone_given: bool = True  # False: it is assumed, and noted
     cluster: str = ""  # if no column has it
     delimiter: str = ""  # "": from the header
     columns: tuple[str, ...] = ()  # of a log without a header, in sacct's names
@@ -236,7 +236,7 @@ class SacctOptions(msgspec.Struct, frozen=True, kw_only=True):
             zoneinfo.ZoneInfo(self.zone)
         except (zoneinfo.ZoneInfoNotFoundError, ValueError) as error:
             raise UsageError(
-                f"{self.zone!r} is no time zone; say one as in Europe/Berlin"
+                f"{self.zone!r} is no time zone; use a name as in Europe/Berlin"
             ) from error
         if "\n" in self.delimiter or self.delimiter.isalnum():
             raise UsageError(f"{self.delimiter!r} cannot separate fields")
@@ -299,7 +299,7 @@ HIDDEN = {  # information that is missing without a column
     "qos": "who may preempt whom (QOS)",
     "partition": "which nodes a job could have had (Partition)",
     "exit": "how a job's program ended (ExitCode)",
-    "hosts": "on which nodes a job ran (NodeList): nothing can be said of a node",
+    "hosts": "on which nodes a job ran (NodeList): no figure of a node is possible",
     "failed_node": "which node failed (FailedNode)",
     "priority": "in which order jobs waited (Priority)",
     "restarts": "how often a job was requeued (Restarts)",
@@ -356,7 +356,7 @@ def parse_header(line: str, source: str, options: SacctOptions) -> SacctHeader |
         return None
     if for_the_eye:
         raise SourceError(
-            f"{source} is for the eye: its columns are cut to a width and what was cut is lost; run"
+            f"{source} is a table for display, with columns cut to a width; run"
             f" sacct --parsable2 --duplicates --allusers --format={USUAL}"
         )
     return _usable(delimiter, names, source)
@@ -383,14 +383,14 @@ def _usable(delimiter: str, names: tuple[str, ...], source: str) -> SacctHeader:
     lost += [] if timed else ["Start", "End"]
     if lost:
         raise SourceError(
-            f"{source} has no column {', '.join(lost)}, and nothing can be said without; run sacct"
+            f"{source} has no column {', '.join(lost)}, which is required; run sacct"
             f" --parsable2 --duplicates --allusers --format={USUAL}"
         )
     return SacctHeader(delimiter, names, at)
 
 
 def _delimiter(text: str) -> str:
-    """Return the text between the first two column names that sacct knows."""
+    """Return the text between the first two known column names."""
     match = re.match(r"([A-Za-z]+)([^A-Za-z]+)(?=[A-Za-z])", text)
     if match is None or match[1].lower() not in KNOWN:
         return ""

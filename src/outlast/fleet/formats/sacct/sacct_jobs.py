@@ -157,14 +157,14 @@ class JobConverter:
         """Return the jobs that were running when the log ended, and add the notes about the log."""
         if len(self._forms) > 1:
             self._totals.notes.append(f"times are written {' and '.join(sorted(self._forms))}")
-        if NAIVE in self._forms and not self._options.zone_said:
+        if NAIVE in self._forms and not self._options.is_zone_given:
             self._totals.notes.append(ZONE_ASSUMED)
         tables = []
         if self._open:
             running = pl.concat(self._open)
             self._open.clear()
             self._totals.notes.append(
-                f"{running.height:,} running jobs do not say how long they have run: taken as"
+                f"{running.height:,} running jobs have no elapsed time: taken as"
                 " running until the last moment that the log speaks of"
             )
             until = pl.max_horizontal(pl.lit(self._last_ns, pl.Int64), "start_ns")

@@ -133,7 +133,7 @@ def _start(source: str, head: bytes, options: SacctOptions) -> _Start:
         )
     raise SourceError(
         f"{source} has no header of sacct in its first {HEAD_LINES} lines (the first is {shown!r});"
-        " run sacct without --noheader, or say with --columns which it has, in their order"
+        " run sacct without --noheader, or list its columns in their order with --columns"
     )
 
 

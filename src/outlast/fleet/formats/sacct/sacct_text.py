@@ -228,7 +228,7 @@ def read_blocks(
                 continue
             data, endless = data[end:], False
             line += 1
-        if len(data) <= NOISE_BYTES and not data.strip():  # no record goes on behind so little
+        if len(data) <= NOISE_BYTES and not data.strip():  # too short for the rest of a record
             if pending:
                 yield _block((pending,), delimiter, header, line)
             line += pending.count(b"\n") + data.count(b"\n")
