@@ -16,6 +16,7 @@ import pytest
 from tests.fleet.attempts import put
 from tests.fleet.jobs_of import DAY_NS, HOUR, T0, S, cluster, finding, job
 
+from outlast.cli.fleet.fit import RatesSource, format_rates
 from outlast.cli.main import main
 from outlast.errors import LakeError, UsageError
 from outlast.figure_style import svg
@@ -25,7 +26,6 @@ from outlast.fleet.analysis.failure_rates import rolling_rates
 from outlast.fleet.analysis.fitted_rates import fit_rates
 from outlast.fleet.analysis.lemons import rank_lemons
 from outlast.fleet.analysis.outages import failure_outcomes, outage_rate, part_replacements
-from outlast.fleet.analysis.rates_file import RatesSource, format_rates
 from outlast.fleet.record_tables import Tables
 from outlast.fleet.report.fleet_report import FleetReport, build_report
 from outlast.fleet.store.lake import Lake

@@ -15,11 +15,11 @@ from tests.fleet.jobs_of import DAY_NS, HOUR, T0, cluster, finding, job
 from tests.fleet.poisson_jobs import poisson_jobs
 
 from outlast.atomic_files import write_new
+from outlast.cli.fleet.fit import RatesSource, format_rates
 from outlast.cli.main import main
 from outlast.errors import LakeError, UsageError
 from outlast.fleet.analysis.confidence_intervals import estimate_share
 from outlast.fleet.analysis.fitted_rates import CauseShare, FittedRates, fit_rates
-from outlast.fleet.analysis.rates_file import RatesSource, format_rates
 from outlast.fleet.store.lake import Lake
 from outlast.fleet.store.lake_selection import load_window, parse_flag_time
 from outlast.fleet.synth import synthetic_cluster

@@ -12,7 +12,7 @@ from outlast.health.check_memory import CheckMemory
 from outlast.health.checks import kernel_log_check as probe
 from outlast.health.checks.kernel_log_check import CHECK, KernelLogSample
 from outlast.node_logs.log_readings import finding_count
-from outlast.node_logs.xid_policy import shipped_policy
+from outlast.node_logs.nvidia_errors import shipped_policy
 
 BOOT_NS = T0_NS - 10_000 * SECOND_NS
 XID79 = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python, GPU has fallen off the bus."

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from outlast.errors import ConfigError
-from outlast.node_logs.xid_policy import XidPolicy, disagreements, load_policy, shipped_policy
+from outlast.node_logs.nvidia_errors import XidPolicy, disagreements, load_policy, shipped_policy
 
 
 def written(tmp_path: Path, text: str) -> Path:

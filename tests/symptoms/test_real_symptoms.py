@@ -12,7 +12,7 @@ from tests.symptoms.samples import found, read, unread
 from outlast.node_logs import dcgm, nvidia_smi
 from outlast.node_logs.log_envelopes import has_known_time
 from outlast.node_logs.log_readings import Reading, finding_count, fold_storms
-from outlast.node_logs.xid_policy import disagreements, shipped_policy
+from outlast.node_logs.nvidia_errors import disagreements, shipped_policy
 
 
 @pytest.fixture(scope="module")

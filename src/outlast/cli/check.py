@@ -26,7 +26,7 @@ from outlast.health.node_examination import (
     examine_recording,
 )
 from outlast.health.node_report import NodeReport, exit_code, nagios, report_lines
-from outlast.node_logs import xid_policy as policies
+from outlast.node_logs import nvidia_errors as policies
 
 NAGIOS_UNKNOWN = 3
 PROFILE: Profile = "periodic"  # the default

@@ -18,7 +18,7 @@ from outlast.config import child_environment
 from outlast.health.check_memory import CheckMemory, FlapRule, counter_rise, flap_after
 from outlast.health.check_settings import CheckSettings
 from outlast.log_records import Finding, Severity, Symptom
-from outlast.node_logs.xid_policy import XidPolicy
+from outlast.node_logs.nvidia_errors import XidPolicy
 
 SECOND_NS = 10**9
 

@@ -41,7 +41,7 @@ from outlast.health.node_report import (
 )
 from outlast.health.probe_runner import ProbeRequest, TakenSample, run_probes, stuck_processes
 from outlast.log_records import Finding
-from outlast.node_logs.xid_policy import XidPolicy
+from outlast.node_logs.nvidia_errors import XidPolicy
 
 SHIPPED: tuple[AnyCheck, ...] = (
     kernel_log_check.CHECK,

@@ -27,15 +27,15 @@ from outlast.node_logs.log_readings import (
     cut_text,
     device_address,
 )
-from outlast.node_logs.nvidia_lines import (
+from outlast.node_logs.nvidia_errors import (
     WORDS,
     LineFinding,
     NoCodeError,
+    XidPolicy,
     parse_fabric_message,
     parse_kernel_message,
     uuid_of,
 )
-from outlast.node_logs.xid_policy import XidPolicy
 
 Row = tuple[str, Severity, str]
 

@@ -2,23 +2,135 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
+import xxhash
 from msgspec.structs import replace
 from rich.padding import Padding
 from rich.text import Text
 
+from outlast import __version__
 from outlast.atomic_files import write_new
 from outlast.cli.output_stream import Printer, echo, print_json, write
-from outlast.errors import EXIT_DONE
+from outlast.errors import EXIT_DONE, LakeError
 from outlast.fleet.analysis import exposure
-from outlast.fleet.analysis.fitted_rates import FittedRates
+from outlast.fleet.analysis.confidence_intervals import CONVENTION
+from outlast.fleet.analysis.failure_attribution import AFTER_S, BEFORE_S
+from outlast.fleet.analysis.fitted_rates import OUTAGES, FittedRates
 from outlast.fleet.analysis.fitted_rates import fit_rates as fitted
-from outlast.fleet.analysis.rates_file import RatesSource, format_rates, lake_digest
-from outlast.fleet.store.lake import Lake
+from outlast.fleet.store.lake import MANIFEST, Lake, format_time
 from outlast.fleet.store.lake_selection import load_window
 from outlast.log_records import COST_NAMES
-from outlast.text_formatting import duration
+from outlast.text_formatting import duration, plural
+
+FORMAT = "outlast-rates"
+VERSION = 1
+Value = str | int | float
+
+
+COMMENT = (
+    "# Measured by `outlast fleet fit`; `outlast plan ... --rates FILE` takes [failures] and",
+    "# [scenario], and what is said to it goes before them. The rest is for people.",
+)
+
+
+class RatesSource(NamedTuple):
+    """Origin of the figures.
+
+    `digest`: of the lake's list of files.
+    """
+
+    lake: str
+    digest: str
+
+
+def format_rates(found: FittedRates, source: RatesSource) -> str:
+    """Return the whole file."""
+    span = f"{format_time(found.since_ns)} to {format_time(found.until_ns)}"
+    name = Path(source.lake).name or "here"
+    lines = [*COMMENT, *_lines({"format": FORMAT, "version": VERSION, "name": name})]
+    lines += _table("failures", _failures(found, span))
+    lines += _table("scenario", found.scenario)
+    for key, one in found.measured.items():
+        values = {"value": one.value, "low": one.low, "high": one.high, "count": one.count}
+        lines += _table(f"measured.{key}", {**values, "said": one.description})
+    lines += _table("causes", {one.cause: round(one.share, 6) for one in found.causes})
+    lines += _table("provenance", _provenance(found, source, span))
+    return "\n".join([*lines, ""])
+
+
+def _failures(found: FittedRates, span: str) -> dict[str, Value | None]:
+    rate = found.rate
+    return {
+        "per_gpu_second": rate.per_gpu_second,
+        "low_per_gpu_second": rate.low_per_gpu_second,
+        "high_per_gpu_second": rate.high_per_gpu_second,
+        "per_1000_node_days": rate.per_1000_node_days,
+        "weight_failures": rate.weight_failures,
+        "failures": rate.failures,
+        "node_days": rate.node_days,
+        "dispersion": rate.dispersion,
+        "source": f"{plural(rate.failures, 'failure')} in {rate.node_days:,.0f} node-days of"
+        f" {rate.basis}, {span}",
+    }
+
+
+def _provenance(found: FittedRates, source: RatesSource, span: str) -> dict[str, Value | None]:
+    return {
+        "lake": source.lake,
+        "digest": source.digest,
+        "window": span,
+        "outlast": __version__,
+        "failure": "an outage that began, as no job failed"
+        if found.rate.basis == OUTAGES
+        else "NODE_FAIL; FAILED or REQUEUED with a finding of severity now on a node of the job"
+        f" from {BEFORE_S} s before its end to {AFTER_S} s after it",
+        "interval": f"90 %, of {CONVENTION}",
+        "weight_failures": "failures over dispersion, the larger one by job runs or by days",
+        "notes": "; ".join(found.notes),
+    }
+
+
+def _table(name: str, values: Mapping[str, Value | None]) -> Iterator[str]:
+    yield ""
+    yield f"[{name}]"
+    yield from _lines(values)
+
+
+def _lines(values: Mapping[str, Value | None]) -> Iterator[str]:
+    for key, value in values.items():
+        if value is not None:
+            name = (
+                key if key.replace("-", "").replace("_", "").isalnum() and key.isascii() else None
+            )
+            yield f"{name or _quoted(key)} = {_value(value)}"
+
+
+def _value(value: Value) -> str:
+    if isinstance(value, str):
+        return _quoted(value)
+    return repr(value)
+
+
+def _quoted(value: str) -> str:
+    """Return a basic string of TOML: a JSON string with DEL escaped."""
+    printed = value.encode(errors="replace").decode()  # a path may hold what no text does
+    return json.dumps(printed, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def lake_digest(lake: Path) -> str:
+    """Return the digest of the lake's list of files, which identifies its content.
+
+    Raises LakeError.
+    """
+    try:
+        return xxhash.xxh3_128_hexdigest((lake / MANIFEST).read_bytes())
+    except OSError as error:
+        raise LakeError(f"{lake / MANIFEST} cannot be read: {error.strerror}") from error
+
 
 SECONDS = ("repair", "queue", "window", *COST_NAMES)  # of measured values
 

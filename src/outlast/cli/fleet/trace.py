@@ -88,7 +88,7 @@ def _source(
 
 def _print(report: HangReport) -> None:
     from outlast.fleet.flight_recorder.hang_report import describe_health, sentence
-    from outlast.fleet.flight_recorder.stall import format_ranks
+    from outlast.fleet.flight_recorder.recorded_operations import format_ranks
 
     echo(report.verdict)
     for rank in report.ranks[:_OTHERS]:

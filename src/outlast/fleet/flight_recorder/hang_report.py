@@ -18,6 +18,7 @@ from outlast.fleet.flight_recorder.recorded_operations import (
     OWN_CALLED,
     RecordedGroup,
     collect_groups,
+    format_ranks,
     frame_of,
     is_complete,
     minimum_world_size,
@@ -29,7 +30,7 @@ from outlast.fleet.flight_recorder.recorder_dumps import (
     RecorderEntry,
     UnusedDump,
 )
-from outlast.fleet.flight_recorder.stall import Stall, format_ranks
+from outlast.fleet.flight_recorder.stalled_operations import Stall
 
 
 class OrderedStalls(NamedTuple):

@@ -37,6 +37,7 @@ _ENDS = {"coalesced", "ALLGATHER_coalesced", "REDUCE_SCATTER_coalesced"}  # of a
 BATCHED = " + "
 _SIGNATURES_MAX = 4096  # cached
 _SHOWN = 200  # characters of a name
+_RANGES_SHOWN = 16
 _PAIR = re.compile(r"(send|recv) ([0-9]{1,8})(->|<-)([0-9]{1,8})")
 
 
@@ -338,3 +339,23 @@ def _ranks(config: GroupConfig) -> tuple[int, ...]:
     if len(ranks) > _RANKS_MAX or not all(0 <= rank < _RANKS_MAX for rank in ranks):
         return ()
     return ranks
+
+
+def format_ranges(ranks: Iterable[int]) -> str:
+    """Return 0-3, 7, 9-11: at most sixteen ranges."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    shown = [f"{a}-{b}" if b > a else f"{a}" for a, b in runs[:_RANGES_SHOWN]]
+    if rest := runs[_RANGES_SHOWN:]:
+        shown.append(f"and {sum(b - a + 1 for a, b in rest)} more")
+    return ", ".join(shown)
+
+
+def format_ranks(ranks: Iterable[int]) -> str:
+    """Return `rank 2` or `ranks 0-3`."""
+    known = sorted(ranks)
+    return f"rank{'s' if len(known) != 1 else ''} {format_ranges(known)}"

@@ -10,15 +10,46 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+from msgspec import Struct, field
 
 from outlast.fleet.flight_recorder.recorded_operations import (
     BATCHED,
     UNDER_WAY,
     RecordedGroup,
     RecordedOp,
+    format_ranks,
 )
-from outlast.fleet.flight_recorder.stall import Confidence, Stall, StallKind, format_ranks
+
+StallKind = Literal[
+    "absent",  # some ranks entered it, others did not
+    "mismatch",  # all entered, with different operations
+    "unfinished",  # all entered the same, and it did not complete
+    "no-dump",  # all ranks with a dump entered; a rank without one may not have
+    "undecided",  # the decisive records have been overwritten
+]
+Confidence = Literal["sure", "likely", "unsure"]
+
+
+class Stall(Struct, frozen=True, kw_only=True):
+    """Operation of a group that did not complete.
+
+    `waiting`: ranks inside of it.
+    """
+
+    kind: StallKind
+    group: str
+    members: tuple[int, ...]
+    op: str
+    seq: int
+    ranks: tuple[int, ...]
+    waiting: tuple[int, ...]
+    since_ns: int | None  # time that the first waiting rank entered it; None: not recorded
+    confidence: Confidence
+    description: str = field(name="said")
+    where: str = ""  # the script's line at which the others wait
+
 
 # Equal on all ranks: elements going in, coming out. Others are compared by kind only.
 _BOTH = {

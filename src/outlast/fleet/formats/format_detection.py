@@ -28,7 +28,7 @@ from outlast.fleet.formats.log_reading import (
 from outlast.fleet.formats.sacct.sacct_reader import explain_unreadable, is_text
 from outlast.fleet.formats.timestamps import EARLIEST_S, LATEST_S
 from outlast.fleet.host_lists import HOSTS_MAX
-from outlast.node_logs import dcgm, xid_policy
+from outlast.node_logs import dcgm, nvidia_errors
 from outlast.node_logs.log_envelopes import has_known_time
 
 Format = Literal[
@@ -247,7 +247,7 @@ def _hardware_context(path: Path, options: LogOptions) -> hardware_logs.Hardware
         zone=options.zone_info,
         taken_ns=_moment("--at", options.at, options) if options.at else path.stat().st_mtime_ns,
         boot_ns=_moment("--boot", options.boot, options) if options.boot else None,
-        policy=xid_policy.load_policy(options.policy) if options.policy else None,
+        policy=nvidia_errors.load_policy(options.policy) if options.policy else None,
         is_zone_given=bool(options.zone),
     )
 

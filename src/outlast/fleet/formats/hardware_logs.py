@@ -33,7 +33,7 @@ from outlast.fleet.record_tables import table
 from outlast.log_records import Finding
 from outlast.node_logs import dcgm, ipmi_events, kernel_log, log_envelopes, nvidia_smi
 from outlast.node_logs.log_readings import NO_BOOT, LogClock, Reading
-from outlast.node_logs.xid_policy import XidPolicy
+from outlast.node_logs.nvidia_errors import XidPolicy
 
 BYTES_MAX = 256 << 20  # of an answer that is read at once
 _HINTS = {NO_BOOT: f"{NO_BOOT}: pass it with --boot"}

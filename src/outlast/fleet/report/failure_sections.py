@@ -19,8 +19,8 @@ from outlast.fleet.report.report_sections import (
     ReportFacts,
     make_section,
 )
+from outlast.node_logs.nvidia_errors import Action, PolicyEntry, shipped_policy
 from outlast.node_logs.taxonomy import DOMAINS, TABLE
-from outlast.node_logs.xid_policy import Action, PolicyEntry, shipped_policy
 from outlast.text_formatting import plural
 
 

@@ -22,9 +22,8 @@ from outlast.fleet.formats.format_detection import (
 )
 from outlast.fleet.formats.log_reading import LogReading, RecordBatch, Reject, refuse_special_file
 from outlast.fleet.record_tables import Name
-from outlast.fleet.store.double_booked_nodes import DoubleBooking
 from outlast.fleet.store.lake import LakeSource, format_time
-from outlast.fleet.store.lake_writer import AddedRecords, LakeWriter, open_writer
+from outlast.fleet.store.lake_writer import AddedRecords, DoubleBooking, LakeWriter, open_writer
 from outlast.fleet.store.pseudonyms import Pseudonyms
 
 AHEAD = "records of a time that is still to come, which only --until reaches: is the zone right?"
