@@ -17,6 +17,8 @@ BANNED = re.compile(
     r"_?(said|told|asked|held|seen|gone|left|made|known_by|of_what|otherwise|again_and_again|heard"
     r"|graveyard|bury|Remains|Grave|Said|Told|Held|Asked)"
 )
+PARAMETERS_MAX = 8
+MANY_PARAMETERS = {"Checkpointer.__init__"}  # settings of users, by keyword, all with defaults
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
@@ -46,6 +48,9 @@ def figures() -> dict[str, int]:
         "public names without docstring, %": _undocumented_percent(trees),
         "lines": sum(text.count("\n") for text in texts.values()),
         "functions of more than 70 lines": sum(map(_long_functions, trees.values())),
+        "functions of more than 8 parameters": sum(
+            map(_wide_functions, (trees[name] for name in trees if ".cli." not in f".{name}."))
+        ),
     }
 
 
@@ -121,6 +126,20 @@ def _long_functions(tree: ast.Module) -> int:
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     )
+
+
+def _wide_functions(tree: ast.Module) -> int:
+    wide = 0
+    for scope in ast.walk(tree):
+        if not isinstance(scope, Definition | ast.Module):
+            continue
+        for node in scope.body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                parameters = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+                count = sum(each.arg not in ("self", "cls") for each in parameters)
+                name = f"{getattr(scope, 'name', '')}.{node.name}"
+                wide += count > PARAMETERS_MAX and name not in MANY_PARAMETERS
+    return wide
 
 
 def cycles(trees: dict[str, ast.Module]) -> list[set[str]]:
