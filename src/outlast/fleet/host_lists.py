@@ -201,11 +201,11 @@ def _items(text: str) -> Iterator[str]:
     at = 0
     for match in _ITEM.finditer(text):
         if text[at : match.start()] != ("," if at else ""):
-            raise _no_list(text)
+            raise _invalid_list_error(text)
         yield match[0]
         at = match.end()
     if text[at:] not in ("", ",") or text == ",":
-        raise _no_list(text)
+        raise _invalid_list_error(text)
 
 
 def _names(piece: re.Match[str], text: str) -> list[str]:
@@ -227,13 +227,13 @@ def _bracket_ranges(piece: re.Match[str], text: str) -> Iterator[tuple[int, int,
     for part in piece[1].split(","):
         match = _RANGE.fullmatch(part)
         if match is None:
-            raise _no_list(text)
+            raise _invalid_list_error(text)
         first = match[1]
         last = match[2] or match[1]
         low = int(first)
         high = int(last)
         if high < low:
-            raise _no_list(text)
+            raise _invalid_list_error(text)
         yield low, high, len(first)
 
 
@@ -253,7 +253,7 @@ def _bound(hosts: int, text: str) -> None:
         raise UsageError(f"{text[:80]!r} names over {HOSTS_MAX:,} hosts, which no cluster has")
 
 
-def _no_list(text: str) -> UsageError:
+def _invalid_list_error(text: str) -> UsageError:
     return UsageError(f"{text[:80]!r} is no host list, as node[01-04,07],gpu3 is one")
 
 
@@ -274,11 +274,11 @@ def to_slurm_list(text: str) -> str | None:
     for separator, shape in (("+", _PBS), (",", _COUNTED), (":", _LSF)):
         found = [shape.fullmatch(part) for part in text.split(separator)]
         if all(found):
-            return _once([next(filter(None, one.groups())) for one in found if one])
+            return _join_distinct([next(filter(None, one.groups())) for one in found if one])
     if _FOREIGN.search(text):
         return None
-    return _once(text.split(","))
+    return _join_distinct(text.split(","))
 
 
-def _once(names: list[str]) -> str:
+def _join_distinct(names: list[str]) -> str:
     return ",".join(dict.fromkeys(names))

@@ -171,7 +171,7 @@ def updated_memory(
     for key, (value, is_event) in counts.items():
         if is_event:
             flaps[key] = flap_after(memory, key, value, now_ns, rule)
-        counters[key] = _thinned((*memory.counters.get(key, ()), (now_ns, value)), now_ns - keep_ns)
+        counters[key] = _thin((*memory.counters.get(key, ()), (now_ns, value)), now_ns - keep_ns)
     return replace(
         memory,
         boot=boot,
@@ -181,7 +181,7 @@ def updated_memory(
     )
 
 
-def _thinned(points: tuple[Point, ...], begin_ns: int) -> tuple[Point, ...]:
+def _thin(points: tuple[Point, ...], begin_ns: int) -> tuple[Point, ...]:
     """Drop points before the last one at or before `begin_ns`.
 
     If more than POINTS_MAX remain, drop every other point of the older half.

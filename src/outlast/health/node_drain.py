@@ -114,7 +114,7 @@ def read_node(name: str, within_s: float) -> SlurmNode:
 
     Raises SlurmError, also if slurmctld does not know the node.
     """
-    answer = _answer(["scontrol", "show", "node", _checked_name(name), "-o"], within_s)
+    answer = _run_slurm(["scontrol", "show", "node", _checked_name(name), "-o"], within_s)
     found = re.search(r"\bState=(\S+)", answer)
     if not found:
         raise SlurmError(f"scontrol printed no state of {name}; nothing was drained")
@@ -127,7 +127,7 @@ def read_node(name: str, within_s: float) -> SlurmNode:
 
 def read_fleet(within_s: float) -> SlurmFleet:
     """Return the number of nodes and those that we drained. Raises SlurmError."""
-    answer = _answer(["sinfo", "-h", "-N", "-o", "%N|%H|%E"], within_s)
+    answer = _run_slurm(["sinfo", "-h", "-N", "-o", "%N|%H|%E"], within_s)
     names: set[str] = set()
     drained: dict[str, DrainedNode] = {}
     for line in answer.splitlines():
@@ -145,7 +145,7 @@ def read_fleet(within_s: float) -> SlurmFleet:
 
 def request_drain(name: str, reason: str, within_s: float) -> None:
     """Set a node to DRAIN. Raises SlurmError."""
-    _answer(
+    _run_slurm(
         [
             "scontrol",
             "update",
@@ -183,7 +183,7 @@ def _environment() -> dict[str, str]:
     return found
 
 
-def _answer(command: list[str], within_s: float) -> str:
+def _run_slurm(command: list[str], within_s: float) -> str:
     try:
         done = subprocess.run(
             command,
@@ -262,7 +262,7 @@ def drain_node(report: NodeReport, settings: DrainSettings) -> DrainOutcome:
         fleet = read_fleet(within_s)
         most = drain_allowance(fleet.nodes, settings.percent)
         recent = recently_drained(fleet.drained, report.t_ns, settings.window_s)
-        refused = _refused(name, settings, len(recent), most, report.t_ns)
+        refused = _refusal(name, settings, len(recent), most, report.t_ns)
         if refused:
             return DrainOutcome(False, refused)
         first = worst[0]
@@ -273,14 +273,14 @@ def drain_node(report: NodeReport, settings: DrainSettings) -> DrainOutcome:
     return DrainOutcome(True, f"{name} was drained: {drain_reason(detail)}")
 
 
-def _refused(name: str, settings: DrainSettings, drained: int, most: int, now_ns: int) -> str:
+def _refusal(name: str, settings: DrainSettings, drained: int, most: int, now_ns: int) -> str:
     """Return why the budget refuses a drain, or ""."""
     window = f"within {settings.window_s:g} s"
     if drained >= most:
         return f"{drained} nodes were drained {window}, at most {most} may be: inspect them first"
     if not settings.shared:
         return ""
-    slot = _slot(Path(settings.shared), name, settings, most, now_ns)
+    slot = _request_slot(Path(settings.shared), name, settings, most, now_ns)
     if isinstance(slot, str):
         return f"the ledger in {settings.shared} could not be queried ({slot}): nothing was drained"
     if not slot.granted:
@@ -288,7 +288,7 @@ def _refused(name: str, settings: DrainSettings, drained: int, most: int, now_ns
     return ""
 
 
-def _slot(
+def _request_slot(
     shared: Path, name: str, settings: DrainSettings, most: int, now_ns: int
 ) -> DrainSlot | str:
     """Request a slot of the shared ledger; a text is an error.
@@ -329,7 +329,7 @@ def take_slot(shared: Path, name: str, most: int, now_ns: int, window_s: float) 
                 break
             except BlockingIOError:
                 time.sleep(TRY_S)  # until the deadline of this process
-        past = _entries(os.pread(file, LEDGER_BYTES_MAX + 1, 0), shared)
+        past = _parse_ledger(os.pread(file, LEDGER_BYTES_MAX + 1, 0), shared)
         drained = recently_drained(past, now_ns, window_s) - {name}
         if len(drained) >= most:
             return DrainSlot(granted=False, taken=len(drained))
@@ -340,7 +340,7 @@ def take_slot(shared: Path, name: str, most: int, now_ns: int, window_s: float) 
         os.close(file)
 
 
-def _entries(data: bytes, shared: Path) -> list[DrainedNode]:
+def _parse_ledger(data: bytes, shared: Path) -> list[DrainedNode]:
     """Parse the ledger.
 
     Raises StorageError if it is damaged: then no node is drained.

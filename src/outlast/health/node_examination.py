@@ -37,10 +37,10 @@ from outlast.health.node_report import (
     judge_samples,
     memory_after,
     sorted_by_severity,
+    unknown_finding,
     worst_severity,
 )
 from outlast.health.probe_runner import ProbeRequest, TakenSample, run_probes, stuck_processes
-from outlast.log_records import Finding
 from outlast.node_logs.nvidia_errors import XidPolicy
 
 SHIPPED: tuple[AnyCheck, ...] = (
@@ -84,7 +84,7 @@ def all_checks(settings: CheckSettings) -> dict[str, AnyCheck]:
     """Return the shipped checks and the site's own by name. Raises ConfigError."""
     found = {check.name: check for check in SHIPPED}
     for where in settings.own:
-        for check in _own(where):
+        for check in _own_checks(where):
             if check.name in found:
                 raise ConfigError(f"own: {where}: there is a check {check.name!r} already")
             found[check.name] = check
@@ -110,7 +110,7 @@ def checks_of_profile(
     return [checks[name] for name in dict.fromkeys(names)]
 
 
-def _own(where: str) -> tuple[AnyCheck, ...]:
+def _own_checks(where: str) -> tuple[AnyCheck, ...]:
     module, _, name = where.partition(":")
     try:
         found = getattr(import_module(module), name or "CHECKS")
@@ -168,7 +168,7 @@ def examine(
                 stored = check_memory.read_memory(
                     state
                 )  # again: another check may have written meanwhile
-                about = _about(subject, t_ns, stored.memory, remembers=True)
+                about = _context(subject, t_ns, stored.memory, remembers=True)
                 found = judge_samples(taken, own, about)
                 stuck = {key: one for key, one in stored.memory.stuck.items() if key not in keys}
                 after = memory_after(stored.memory, found, about, stuck | stuck_processes(taken))
@@ -177,22 +177,24 @@ def examine(
             return Examined(_report(subject, found, about, began, notes), taken, stored.memory)
         except StorageError as error:
             trouble = str(error)
-    about = _about(subject, t_ns, CheckMemory(), remembers=False)
+    about = _context(subject, t_ns, CheckMemory(), remembers=False)
     found = judge_samples(taken, own, about)
     if trouble:
-        found.findings.append(_unusable(about, trouble))
+        found.findings.append(unknown_finding(about, "state", "disk", trouble))
     return Examined(_report(subject, found, about, began, [NO_STATE]), taken, CheckMemory())
 
 
 def _probe_requests(check: AnyCheck, settings: CheckSettings) -> list[ProbeRequest]:
     try:
         found = [ProbeRequest(check, probe) for probe in check.probes(settings)]
-        return found or [ProbeRequest(check, Probe("", partial(_raise, AbsentError(NOTHING_HERE))))]
+        return found or [
+            ProbeRequest(check, Probe("", partial(_raise_error, AbsentError(NOTHING_HERE))))
+        ]
     except Exception as error:  # noqa: BLE001 - a check of one's own must not end all others
-        return [ProbeRequest(check, Probe("", partial(_raise, error)))]
+        return [ProbeRequest(check, Probe("", partial(_raise_error, error)))]
 
 
-def _raise(error: Exception) -> Sample:
+def _raise_error(error: Exception) -> Sample:
     raise error
 
 
@@ -204,20 +206,6 @@ def _read_memory(state: Path | None) -> tuple[CheckMemory, str]:
         return CheckMemory(), str(error)
 
 
-def _unusable(about: JudgeContext, trouble: str) -> Finding:
-    return Finding(
-        t_ns=about.t_ns,
-        cluster=about.cluster,
-        node=about.node,
-        check="state",
-        symptom="disk",
-        severity="unknown",
-        code="",
-        device="",
-        detail=trouble,
-    )
-
-
 def examine_recording(
     subject: Subject,
     taken: Iterable[TakenSample],
@@ -227,11 +215,11 @@ def examine_recording(
 ) -> NodeReport:
     """Judge a recording, with its own settings or with other ones."""
     began = time.monotonic()
-    about = _about(subject, t_ns, before, remembers=True)
+    about = _context(subject, t_ns, before, remembers=True)
     return _report(subject, judge_samples(taken, own, about), about, began, ["replayed"])
 
 
-def _about(subject: Subject, t_ns: int, memory: CheckMemory, *, remembers: bool) -> JudgeContext:
+def _context(subject: Subject, t_ns: int, memory: CheckMemory, *, remembers: bool) -> JudgeContext:
     return JudgeContext(
         subject.cluster, subject.node, t_ns, subject.settings, memory, remembers, subject.policy
     )
@@ -341,25 +329,25 @@ def apply_settings(
     """
     if now == before:
         return list(taken)
-    known = [_expected(one, now, before) for one in taken]
+    known = [_as_expected(one, now, before) for one in taken]
     mounts = [one for one in known if one.check == "mount"]
     if mounts:
         recorded = {one.device for one in mounts}
         known += [
-            replace(mounts[0], device=path, **_failed(_NOT_SEEN))
+            replace(mounts[0], device=path, **_failed_fields(_NOT_SEEN))
             for path in now.mounts.expected
             if path not in recorded and path not in now.mounts.ignore
         ]
     return known
 
 
-def _expected(one: TakenSample, now: CheckSettings, before: CheckSettings) -> TakenSample:
+def _as_expected(one: TakenSample, now: CheckSettings, before: CheckSettings) -> TakenSample:
     part = EXPECTED_BY.get(one.check)
     if not one.absent or part is None or getattr(now, part) == getattr(before, part):
         return one
-    return replace(one, **_failed(f"{_NOT_SEEN}: {one.absent}"))
+    return replace(one, **_failed_fields(f"{_NOT_SEEN}: {one.absent}"))
 
 
-def _failed(why: str) -> dict[str, Any]:
+def _failed_fields(why: str) -> dict[str, Any]:
     bare = TakenSample(check="", device="", t_ns=0, took_s=0.0, failed=why)
     return {name: getattr(bare, name) for name in ("sample", "absent", "failed", "late", "stuck")}

@@ -18,11 +18,13 @@ from outlast.health.check_memory import (
     updated_memory,
 )
 from outlast.health.probe_runner import NOTHING, TakenSample
-from outlast.log_records import Finding, Severity
+from outlast.log_records import Finding, Severity, Symptom
 
 WORST_FIRST: tuple[Severity, ...] = ("now", "drain", "unknown", "warn", "healthy")
 """Order for a whole node: an unknown outweighs a warning. (log_records.SEVERITIES orders single
 findings by their effect on a job.)"""
+
+FOREIGN = "a recorded sample of a check that is not known here: name it in `own`"
 
 
 class NotApplicable(msgspec.Struct, frozen=True):
@@ -72,34 +74,36 @@ def judge_samples(
     for one in taken:
         check = checks.get(one.check)
         if check is None:
-            found.findings.append(_foreign(one, about))
+            found.findings.append(unknown_finding(about, one.check, "other", FOREIGN, one.device))
         elif one.absent:
             found.absent.append(NotApplicable(one.check, one.device, one.absent))
         else:
-            found = found._replace(boot=_one(one, check, about, found) or found.boot)
+            found = found._replace(boot=_judge_sample(one, check, about, found) or found.boot)
     if found.boot in {"", about.memory.boot}:  # a reboot ends held findings
         earlier = still_holding(
             about.memory, found.findings, about.t_ns, about.settings.flaps.recovery_s
         )
-        found.findings.extend(_held_findings(each, about) for each in earlier)
+        found.findings.extend(_held_finding(each, about) for each in earlier)
     return found
 
 
-def _one(taken: TakenSample, check: AnyCheck, about: JudgeContext, found: JudgedSamples) -> str:
+def _judge_sample(
+    taken: TakenSample, check: AnyCheck, about: JudgeContext, found: JudgedSamples
+) -> str:
     """Add the result of one sample; return its boot id, or "" if it has none."""
-    sample = _sample(taken, check)
+    sample = _decode_sample(taken, check)
     if isinstance(sample, str):
-        found.findings.append(_unknown(taken, check, about, sample))
+        found.findings.append(_unknown_finding(taken, check, about, sample))
         return ""
     try:
         findings = list(check.findings(sample, about))
         counts = {each.key: (each.value, each.flaps) for each in check.counts(sample)}
     except Exception as error:  # noqa: BLE001 - a check of one's own must not end all others
         why = f"the check failed: {type(error).__name__}: {error}"
-        found.findings.append(_unknown(taken, check, about, why))
+        found.findings.append(_unknown_finding(taken, check, about, why))
         return ""
     if not findings:
-        findings = [_unknown(taken, check, about, "the check returned no finding")]
+        findings = [_unknown_finding(taken, check, about, "the check returned no finding")]
     found.findings.extend(findings)
     if check.lasting:
         found.events.extend(findings)
@@ -107,7 +111,7 @@ def _one(taken: TakenSample, check: AnyCheck, about: JudgeContext, found: Judged
     return getattr(sample, "boot", "")
 
 
-def _sample(taken: TakenSample, check: AnyCheck) -> Sample | str:
+def _decode_sample(taken: TakenSample, check: AnyCheck) -> Sample | str:
     """Return the sample, or the reason that there is none."""
     if bytes(taken.sample) == bytes(NOTHING):
         return taken.late or taken.failed or "nothing was recorded"
@@ -117,36 +121,28 @@ def _sample(taken: TakenSample, check: AnyCheck) -> Sample | str:
         return f"a sample that cannot be read: {error}"
 
 
-def _unknown(taken: TakenSample, check: AnyCheck, about: JudgeContext, why: str) -> Finding:
+def _unknown_finding(taken: TakenSample, check: AnyCheck, about: JudgeContext, why: str) -> Finding:
+    return unknown_finding(about, check.name, check.symptom, why, taken.device)
+
+
+def unknown_finding(
+    about: JudgeContext, check: str, symptom: Symptom, detail: str, device: str = ""
+) -> Finding:
+    """Return a finding of severity unknown."""
     return Finding(
         t_ns=about.t_ns,
         cluster=about.cluster,
         node=about.node,
-        check=check.name,
-        symptom=check.symptom,
+        check=check,
+        symptom=symptom,
         severity="unknown",
         code="",
-        device=taken.device,
-        detail=why,
+        device=device,
+        detail=detail,
     )
 
 
-def _foreign(taken: TakenSample, about: JudgeContext) -> Finding:
-    """Return an unknown finding for the sample of a site's check that the settings do not name."""
-    return Finding(
-        t_ns=about.t_ns,
-        cluster=about.cluster,
-        node=about.node,
-        check=taken.check,
-        symptom="other",
-        severity="unknown",
-        code="",
-        device=taken.device,
-        detail="a recorded sample of a check that is not known here: name it in `own`",
-    )
-
-
-def _held_findings(earlier: HeldFinding, about: JudgeContext) -> Finding:
+def _held_finding(earlier: HeldFinding, about: JudgeContext) -> Finding:
     ago_s = max(0, about.t_ns - earlier.last_ns) / 1e9
     quiet_s = about.settings.flaps.recovery_s
     detail = f"{earlier.finding.detail} ({ago_s:.0f} s ago; said until quiet for {quiet_s:.0f} s)"

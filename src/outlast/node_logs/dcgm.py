@@ -99,7 +99,7 @@ def findings(
             detail=cut_text(one.detail),
         )
 
-    answer = _decoded(text)
+    answer = _decode(text)
     if isinstance(answer, UnreadText):
         yield answer
         yield found(CHECK, "other", DcgmResult("", "", "unknown", answer.reason))
@@ -109,7 +109,7 @@ def findings(
         return
     tested, odd = _tests(answer)
     yield from (UnreadText(0, reason, "") for reason in odd)
-    tested += _missing(tested, level)
+    tested += _missing_tests(tested, level)
     spared = {canonical_name(name) for name in without}
     tested = [one for one in tested if one.severity != "unknown" or one.test not in spared]
     if not tested:
@@ -123,7 +123,7 @@ def findings(
         )
 
 
-def _decoded(text: str) -> dict[str, Any] | UnreadText:
+def _decode(text: str) -> dict[str, Any] | UnreadText:
     """Decode an answer of a diagnostic or a health check.
 
     Some versions print lines before the JSON object.
@@ -213,7 +213,7 @@ def canonical_name(title: str) -> str:
     return OTHER_NAMES.get(name, name)
 
 
-def _missing(tested: list[DcgmResult], level: int | None) -> list[DcgmResult]:
+def _missing_tests(tested: list[DcgmResult], level: int | None) -> list[DcgmResult]:
     if level is None:
         return []
     ran = {one.test for one in tested}

@@ -118,14 +118,14 @@ def troubles(sample: GpuSample, limits: GpuLimits) -> Iterator[Trouble]:
         yield "gpu-memory", "now", f"{sample.uncorrected:.0f} uncorrected memory errors"
     if sample.ecc_on is False:
         yield "gpu-memory", "warn", "memory errors are not corrected: ECC is off"
-    yield from _beyond(sample, limits)
+    yield from _beyond_limits(sample, limits)
     yield from _links(sample)
     if sample.recovery and RECOVERIES.get(sample.recovery.lower(), "unknown") != "healthy":
         severity = RECOVERIES.get(sample.recovery.lower(), "unknown")
         yield "gpu-unavailable", severity, f"the driver requests: {sample.recovery}"
 
 
-def _beyond(sample: GpuSample, limits: GpuLimits) -> Iterator[Trouble]:
+def _beyond_limits(sample: GpuSample, limits: GpuLimits) -> Iterator[Trouble]:
     watched: tuple[tuple[Symptom, str, float | None, float | None], ...] = (
         ("thermal", "temperature_c", sample.temperature_c, limits.temperature_c),
         (

@@ -220,14 +220,14 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 def rule_of(message: str) -> tuple[KernelRule, str] | None:
     """Return the rule for a kernel message, and the device; None for an ordinary message."""
-    for rule in _open(message):
+    for rule in _candidate_rules(message):
         found = _compiled(rule.pattern).search(message)
         if found:
             return rule, found.groupdict().get("dev") or ""
     return None
 
 
-def _open(message: str) -> Iterator[KernelRule]:
+def _candidate_rules(message: str) -> Iterator[KernelRule]:
     return chain.from_iterable(rules for word, rules in rules_by_word().items() if word in message)
 
 
@@ -263,7 +263,7 @@ def findings(
                 uuids[uuid[0]] = uuid[1]
                 continue
             found = _line_finding(envelope, policy)
-            if found is None or _only_details(found, envelope.host, reported):
+            if found is None or _is_detail(found, envelope.host, reported):
                 continue
             t_ns = envelope.when(clock)
         except (UnplacedError, NoCodeError) as error:
@@ -305,7 +305,7 @@ def _line_finding(envelope: LogEnvelope, policy: XidPolicy | None) -> LineFindin
     return LineFinding(rule.check, rule.symptom, rule.severity, "", device_address(where), message)
 
 
-def _only_details(found: LineFinding, host: str, reported: set[tuple[str, str, str]]) -> bool:
+def _is_detail(found: LineFinding, host: str, reported: set[tuple[str, str, str]]) -> bool:
     """Return whether a line only details a switch error that was found already.
 
     A switch logs an error in three lines; the second and third (severity as a number, registers)

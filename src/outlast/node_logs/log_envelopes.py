@@ -101,7 +101,7 @@ def _shape(name: str) -> re.Pattern[str]:
 
 
 @cache
-def _within() -> re.Pattern[str]:
+def _inner_pattern() -> re.Pattern[str]:
     return re.compile(WITHIN, re.ASCII)
 
 
@@ -172,7 +172,7 @@ def _of_journal(line: str) -> LogEnvelope:
     if speaker == KERNEL and message is None:
         raise UnplacedError(LEFT_OUT)
     when = _bare if micros is None else lambda _: checked_ns(micros * 1000)
-    return _inner(LogEnvelope(when, speaker, message or "", found.host))
+    return _unwrap(LogEnvelope(when, speaker, message or "", found.host))
 
 
 def _speaker(program: str) -> str:
@@ -181,18 +181,18 @@ def _speaker(program: str) -> str:
     return FABRIC
 
 
-def _inner(outer: LogEnvelope) -> LogEnvelope:
+def _unwrap(outer: LogEnvelope) -> LogEnvelope:
     """Strip the prefix that a program's own log repeats before the message."""
     if outer.speaker == FABRIC:
         found = _shape("fabric").fullmatch(outer.message)
         return outer._replace(message=found["message"], level=found["level"]) if found else outer
-    found = _within().match(outer.message)
+    found = _inner_pattern().match(outer.message)
     return outer._replace(message=outer.message[found.end() :]) if found else outer
 
 
 def _relayed(found: re.Match[str], when: Callable[[LogClock], int]) -> LogEnvelope:
     speaker = _speaker(found["speaker"])
-    return _inner(LogEnvelope(when, speaker, found["message"] or "", found["host"]))
+    return _unwrap(LogEnvelope(when, speaker, found["message"] or "", found["host"]))
 
 
 def _kmsg(found: re.Match[str]) -> LogEnvelope:

@@ -228,17 +228,17 @@ def fold_storms(readings: Iterable[Reading], window_s: float) -> Iterator[Readin
             found[2] += finding_count(one)
             continue
         if found:
-            yield _folded(firsts.pop(key), open_.pop(key))
+            yield _fold(firsts.pop(key), open_.pop(key))
         elif len(open_) >= OPEN_MAX:
             for old in list(islice(open_, OPEN_MAX // 10)):
-                yield _folded(firsts.pop(old), open_.pop(old))
+                yield _fold(firsts.pop(old), open_.pop(old))
         open_[key] = [one.t_ns, last_ns(one), finding_count(one)]
         firsts[key] = one
     for key, found in open_.items():
-        yield _folded(firsts[key], found)
+        yield _fold(firsts[key], found)
 
 
-def _folded(first: Finding, found: list[int]) -> Finding:
+def _fold(first: Finding, found: list[int]) -> Finding:
     since_ns, until_ns, many = found
     if many == 1:
         return first

@@ -232,6 +232,7 @@ LOST = r"NVRM: GPU(?: at)? (?P<dev>[0-9a-fA-FPCI:.]+): .*fallen off the bus"
 NO_START = r"(?:RmInitAdapter failed|rm_init_adapter failed)"
 NO_START_OF = r"NVRM: GPU(?: at)? (?P<dev>(?:PCI:)?[0-9a-fA-F]+:[0-9a-fA-F:.]+\w)"
 GSP = r"NVRM: Rate limiting GSP RPC error prints for GPU at (?P<dev>PCI:[0-9a-fA-F:.]+)"
+DRIVER_ERRORS: dict[str, Symptom] = {LOST: "gpu-unavailable", GSP: "gpu-driver"}
 SWITCH = (
     r"detected NVSwitch (?P<fatal>non-fatal|fatal) error (?P<code>\d{1,9})\b"
     r"(?:.*?pci bus id (?P<dev>[0-9a-fA-F:.]+))?"
@@ -257,27 +258,21 @@ def parse_kernel_message(message: str, policy: XidPolicy | None) -> LineFinding 
     `policy`: None takes the shipped one, loaded when a code occurs. Raises NoCodeError.
     """
     if "SXid" in message:
-        return _coded("sxid", SXID, message, policy)
+        return _code_finding("sxid", SXID, message, policy)
     if "NVRM: Xid" in message:
-        return _coded("xid", XID, message, policy)
+        return _code_finding("xid", XID, message, policy)
     if _compiled(NO_START).search(message):
         where = _compiled(NO_START_OF).search(message)
-        at = device_address(where["dev"]) if where else ""
-        return LineFinding("kernel.nvrm", "gpu-unavailable", "now", "", at, message)
-    found = _compiled(LOST).search(message)
-    if found:
-        return LineFinding(
-            "kernel.nvrm", "gpu-unavailable", "now", "", device_address(found["dev"]), message
-        )
-    found = _compiled(GSP).search(message)
-    if found:
-        return LineFinding(
-            "kernel.nvrm", "gpu-driver", "now", "", device_address(found["dev"]), message
-        )
+        device = device_address(where["dev"]) if where else ""
+        return LineFinding("kernel.nvrm", "gpu-unavailable", "now", "", device, message)
+    for pattern, symptom in DRIVER_ERRORS.items():
+        if found := _compiled(pattern).search(message):
+            device = device_address(found["dev"])
+            return LineFinding("kernel.nvrm", symptom, "now", "", device, message)
     return None
 
 
-def _coded(kind: Kind, pattern: str, message: str, policy: XidPolicy | None) -> LineFinding:
+def _code_finding(kind: Kind, pattern: str, message: str, policy: XidPolicy | None) -> LineFinding:
     found = _compiled(pattern).search(message)
     name = kind.upper()
     if not found:

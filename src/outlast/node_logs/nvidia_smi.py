@@ -73,7 +73,7 @@ def xml_samples(
 
 
 def _gpu_of_element(number: int, gpu: Element, t_ns: int, driver: dict[str, str]) -> GpuSample:
-    values = dict(_flat(gpu))
+    values = dict(_flat_values(gpu))
     values.setdefault("pci/pci_bus_id", gpu.get("id", ""))
     fields = dict(PATHS)
     for field, text in zip(ECC_FIELDS, _errors(values), strict=True):
@@ -84,7 +84,7 @@ def _gpu_of_element(number: int, gpu: Element, t_ns: int, driver: dict[str, str]
     return make_sample(known, fields, t_ns, {"index": number, **driver})
 
 
-def _flat(gpu: Element) -> list[tuple[str, str]]:
+def _flat_values(gpu: Element) -> list[tuple[str, str]]:
     """Return the leaves of the tree by path."""
     found: list[tuple[str, str]] = []
     stack: list[tuple[str, Element, int]] = [(child.tag, child, 1) for child in gpu]
@@ -167,7 +167,7 @@ def read_samples(text: str, *, t_ns: int, zone: tzinfo = UTC) -> SmiSamples:
     before, root, _ = text.partition("<nvidia_smi_log")
     if not root:
         return _csv(text, t_ns, zone)
-    failures = [failure for failure in map(_failure, before.split("\n")) if failure]
+    failures = [failure for failure in map(_failure_finding, before.split("\n")) if failure]
     samples, unread = xml_samples(text, t_ns, zone)
     return SmiSamples(samples, failures, unread)
 
@@ -207,7 +207,7 @@ def findings(
     )
 
 
-def _failure(line: str) -> tuple[Symptom, str] | None:
+def _failure_finding(line: str) -> tuple[Symptom, str] | None:
     """Return the symptom and line of an error message of nvidia-smi; None for other lines."""
     for words, symptom in FAILURES.items():
         if words in line:
@@ -224,7 +224,7 @@ def _csv(text: str, t_ns: int, zone: tzinfo) -> SmiSamples:
         cells = [cell.strip() for cell in line.split(",")]
         if not line.strip():
             continue
-        failure = _failure(line)
+        failure = _failure_finding(line)
         if failure and len(cells) != len(header):
             failures.append(failure)
             continue

@@ -115,8 +115,8 @@ def lemons(
         raise UsageError(f"--top {top}: 1 or more")
     share_max = quantities.share(f"--at-once {at_once}", at_once)
     rate = quantities.share(f"--fdr {fdr}", fdr)
-    true = None if truth is None else _true(truth)
-    opened = _opened(lake, drain)
+    true = None if truth is None else _true_lemons(truth)
+    opened = _open_lake(lake, drain)
     limits = _LemonLimits(days, history_days, rate, times)
     found, listed = _rank(opened, limits, until, cluster, share_max, true)
     if json:
@@ -128,7 +128,7 @@ def lemons(
     return EXIT_DONE
 
 
-def _opened(lake: Path, drain: bool) -> Lake:
+def _open_lake(lake: Path, drain: bool) -> Lake:
     """Open a lake. Raises UsageError where nodes should be drained and their names are replaced."""
     opened = Lake.open(lake)
     if drain and opened.manifest.anonymous:
@@ -237,7 +237,7 @@ def _with_evidence(ranking: pl.DataFrame, why: pl.DataFrame) -> list[dict[str, A
     return whole.to_dicts()
 
 
-def _true(path: Path) -> list[str]:
+def _true_lemons(path: Path) -> list[str]:
     from outlast.fleet.formats.log_reading import read_bounded
 
     try:
@@ -287,13 +287,13 @@ def _show(found: LemonsReport, top: int) -> None:
     echo(grid)
     for one in suspects:
         if one["lemon"]:
-            besides = "; ".join(filter(None, (_evidence_text(one), one["why"], _likely(one))))
+            besides = "; ".join(filter(None, (_evidence_text(one), one["why"], _likely_text(one))))
             echo(f"{one['node']}: {besides}")
     hidden = found.lemons - sum(one["lemon"] for one in suspects)
     if hidden:
         echo(f"{plural(hidden, 'more lemon')}: --top {found.lemons} shows all of them")
     if found.score:
-        echo(_scored(found.score))
+        echo(_format_score(found.score))
     if found.without_node:
         echo(
             f"note: of {found.failures:,} failures {found.without_node:,} cannot be blamed on one"
@@ -301,7 +301,7 @@ def _show(found: LemonsReport, top: int) -> None:
         )
 
 
-def _scored(score: dict[str, float | int | None]) -> str:
+def _format_score(score: dict[str, float | int | None]) -> str:
     shares = (
         f"{name} {100 * share:.3g} %"
         for name in ("precision", "recall")
@@ -314,7 +314,7 @@ def _scored(score: dict[str, float | int | None]) -> str:
     )
 
 
-def _likely(one: dict[str, Any]) -> str:
+def _likely_text(one: dict[str, Any]) -> str:
     """Return the likely faulty part, where the evidence names one."""
     from outlast.fleet.analysis.lemon_evidence import UNKNOWN
 

@@ -59,7 +59,7 @@ def report(
     if out is None and not json:
         raise UsageError("give --out report.html, or --json")
     if out is not None:
-        _free(out)
+        _check_output(out)
     opened = Lake.open(lake)
     notes: list[str] = []
     tables = load_window(opened, since, until, cluster=cluster, notes=notes)
@@ -89,7 +89,7 @@ def report(
     return EXIT_DONE
 
 
-def _free(out: Path) -> None:
+def _check_output(out: Path) -> None:
     """Check, before an hour's work, that figures can be drawn and the page written."""
     if find_spec("matplotlib") is None:
         raise ModuleNotFoundError("No module named 'matplotlib'", name="matplotlib")
@@ -109,7 +109,7 @@ class Drawer:
     def __init__(self) -> None:
         self._pool = ProcessPool(1)
         self._figures: dict[str, Future[str]] = {}
-        self._pool.submit(_begin)
+        self._pool.submit(_import_drawing)
 
     def __enter__(self) -> Drawer:
         return self
@@ -145,15 +145,15 @@ def _drawer_alive() -> Iterator[None]:
         ) from error
 
 
-def _begin() -> None:
+def _import_drawing() -> None:
     """Import the drawing modules (about 0.5 s) while there is nothing to draw yet."""
     from outlast import figure_style
     from outlast.fleet.report import report_figures  # noqa: F401
 
-    figure_style.svg(_nothing, "")
+    figure_style.svg(_draw_nothing, "")
 
 
-def _nothing(figure: Figure) -> None:
+def _draw_nothing(figure: Figure) -> None:
     figure.subplots().set_title("0")
 
 

@@ -68,7 +68,7 @@ def synth(
         echo_error(f"outlast: interrupted: nothing was written to {directory}")
         return EXIT_INTERRUPTED
     jobs, findings = tables.jobs.collect().height, tables.findings.collect().height
-    _show(SynthReport(str(directory), files, jobs, findings, _short(truth)), json=json)
+    _show(SynthReport(str(directory), files, jobs, findings, _summary(truth)), json=json)
     return EXIT_DONE
 
 
@@ -84,7 +84,7 @@ def _progress() -> Iterator[Callable[[str, float], None]]:
         yield lambda what, share: bar.update(task, description=what, completed=share)
 
 
-def _short(truth: GroundTruth) -> dict[str, float | int | str | None]:
+def _summary(truth: GroundTruth) -> dict[str, float | int | str | None]:
     found = msgspec.to_builtins(truth)
     counts = {name: len(each) for name, each in found.items() if isinstance(each, list | dict)}
     return {name: counts.get(name, each) for name, each in found.items()}

@@ -185,7 +185,7 @@ def node_days_by_day(intervals: pl.LazyFrame, tables: Tables) -> pl.DataFrame:
     first = tables.since_ns // DAY_NS
     last = (tables.until_ns - 1) // DAY_NS
     days = pl.DataFrame({"day": range(first, last + 1)}, schema={"day": pl.Int64})
-    so_far = _since(intervals, "begin_ns", days) - _since(intervals, "end_ns", days)
+    so_far = _days_since(intervals, "begin_ns", days) - _days_since(intervals, "end_ns", days)
     return days.with_columns(spent=(so_far - so_far.shift(1, fill_value=0.0)).clip(lower_bound=0))
 
 
@@ -202,7 +202,7 @@ def per_1000(failures: str, node_days: str) -> pl.Expr:
     return pl.when(spent_days > 1e-6).then(1000 * pl.col(failures) / spent_days)
 
 
-def _since(intervals: pl.LazyFrame, moment: str, days: pl.DataFrame) -> pl.Series:
+def _days_since(intervals: pl.LazyFrame, moment: str, days: pl.DataFrame) -> pl.Series:
     """Return the node-days from the moments on, up to the end of each day."""
     origin_ns = int(days["day"][0]) * DAY_NS
     on = (pl.col(moment) - origin_ns) / (SECOND_NS * DAY_S)
@@ -286,7 +286,7 @@ def node_inventory(tables: Tables) -> pl.DataFrame:
     too high (see `inventory_notes`).
     """
     return (
-        pl.concat([_listed_from(tables), *_mentioned_nodes(tables), _gaps(tables)])
+        pl.concat([_listed_nodes(tables), *_mentioned_nodes(tables), _inventory_gaps(tables)])
         .group_by(NODE)
         .agg(begin_ns=pl.col("t_ns").min().clip(lower_bound=tables.since_ns))
         .with_columns(days=(tables.until_ns - pl.col("begin_ns")) / DAY_NS)
@@ -297,12 +297,12 @@ def node_inventory(tables: Tables) -> pl.DataFrame:
 
 def inventory_notes(tables: Tables) -> list[str]:
     """Return a note if the window's records only name nodes with problems."""
-    if _listed(tables):
+    if _has_inventory(tables):
         return []
     named = pl.concat(_mentioned_nodes(tables)).select(pl.struct(NODE).n_unique()).collect().item()
     if not named:
         return []
-    added = _gaps(tables).select(pl.len()).collect().item()
+    added = _inventory_gaps(tables).select(pl.len()).collect().item()
     how = f"{plural(named, 'node')} named by outages, findings and repairs"
     if added:
         how += f", and {added:,} in the gaps of their numbers"
@@ -312,7 +312,7 @@ def inventory_notes(tables: Tables) -> list[str]:
     ]
 
 
-def _listed(tables: Tables) -> bool:
+def _has_inventory(tables: Tables) -> bool:
     """Return whether a NodeSeen or a job names nodes, not only problems of nodes."""
     ran = pl.col("start_ns").is_not_null() & (pl.col("hosts") != "")
     return bool(
@@ -321,7 +321,7 @@ def _listed(tables: Tables) -> bool:
     )
 
 
-def _listed_from(tables: Tables) -> pl.LazyFrame:
+def _listed_nodes(tables: Tables) -> pl.LazyFrame:
     return tables.nodes.filter(pl.col("t_ns") < tables.until_ns).select(*NODE, "t_ns")
 
 
@@ -339,10 +339,10 @@ def _mentioned_nodes(tables: Tables) -> list[pl.LazyFrame]:
     ]
 
 
-def _gaps(tables: Tables) -> pl.LazyFrame:
+def _inventory_gaps(tables: Tables) -> pl.LazyFrame:
     """Return the nodes in the gaps of numberings of which at least DENSE is named."""
     none = pl.LazyFrame(schema={"cluster": pl.String, "node": pl.String, "t_ns": pl.Int64})
-    if _listed(tables):
+    if _has_inventory(tables):
         return none
     number = pl.col("node").str.extract(r"(\d{1,9})$")
     found = (

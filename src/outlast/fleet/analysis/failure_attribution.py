@@ -60,10 +60,10 @@ def attribute_failures(
     before_ns = round(before_s * SECOND_NS)
     after_ns = round(after_s * SECOND_NS)
     slot_ns = before_ns + after_ns
-    signs = _signs(tables, slot_ns)
+    signs = _unhealthy_findings(tables, slot_ns)
     begin = (pl.col("t_ns") - before_ns) // slot_ns
     end = (pl.col("t_ns") + after_ns) // slot_ns
-    failed = _failed(tables, signs["slot"], begin, end)
+    failed = _failed_rows(tables, signs["slot"], begin, end)
     causes = _causes(failed, signs, before_ns, after_ns)
     can_end = pl.col("severity").is_in(CAUSES)
     users = pl.col("symptom").is_in(USERS)
@@ -126,7 +126,7 @@ def cooccurring_causes(found: AttributedFailures, by: CauseGrouping = "symptom")
     )
 
 
-def _signs(tables: Tables, slot_ns: int) -> pl.DataFrame:
+def _unhealthy_findings(tables: Tables, slot_ns: int) -> pl.DataFrame:
     """Return the findings that are not healthy. `slot`: intervals as long as the window."""
     return (
         tables.findings.filter(pl.col("severity") != "healthy")
@@ -136,7 +136,7 @@ def _signs(tables: Tables, slot_ns: int) -> pl.DataFrame:
     )
 
 
-def _failed(tables: Tables, slots: pl.Series, begin: pl.Expr, end: pl.Expr) -> pl.DataFrame:
+def _failed_rows(tables: Tables, slots: pl.Series, begin: pl.Expr, end: pl.Expr) -> pl.DataFrame:
     """Return the attempts in BY_NODE, and those in PERHAPS with any finding around their end.
 
     This drops most user errors early. A window overlaps at most two slots.

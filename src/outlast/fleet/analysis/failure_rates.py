@@ -113,8 +113,8 @@ def rates_of_new_checks(
     causes = label_failures(found).filter(ours).select("cause", day=pl.col("t_ns") // DAY_NS)
     rows = [
         {"check": check, "symptom": symptom, "day": at_ns // DAY_NS}
-        | _around("before", symptom, at_ns // DAY_NS - days, days, calendar, causes)
-        | _around("after", symptom, at_ns // DAY_NS, days, calendar, causes)
+        | _rates_around("before", symptom, at_ns // DAY_NS - days, days, calendar, causes)
+        | _rates_around("after", symptom, at_ns // DAY_NS, days, calendar, causes)
         for check, symptom, at_ns in tables.checks.filter(
             pl.col("t_ns").is_between(tables.since_ns, tables.until_ns, closed="left")
         )
@@ -143,7 +143,7 @@ def swing(rates: pl.DataFrame) -> float | None:
     return float(found.to_numpy().max() / found.to_numpy().min())
 
 
-def _around(
+def _rates_around(
     name: str, symptom: str, first: int, days: int, calendar: pl.DataFrame, causes: pl.DataFrame
 ) -> dict[str, float | int | None]:
     inside = pl.col("day").is_between(first, first + days - 1)
@@ -189,12 +189,12 @@ def failure_rate(
 
 
 def _rate(counted: dict[str, pl.DataFrame], above_gpus: int) -> FailureRate:
-    ours = {name: _summed(frame.filter("large"), name) for name, frame in counted.items()}
+    ours = {name: _sum_by(frame.filter("large"), name) for name, frame in counted.items()}
     large = ours["runs"]
     failures = int(large["failures"].sum())
     node_days = float(large["node_days"].sum())
     clusters, interval = widest_interval(
-        {name: _spread(frame, "node_days") for name, frame in ours.items()}
+        {name: _bootstrap(frame, "node_days") for name, frame in ours.items()}
     )
     per = 1000 / node_days if node_days else None
     ends = jeffreys(failures)
@@ -242,12 +242,12 @@ def mttf(
     counted = _count_by_size(tables, found, size, above_gpus)
     intervals = {
         clusters: {
-            key[0]: _spread(frame, "hours")
-            for key, frame in _summed(by, "size", clusters).group_by("size", maintain_order=True)
+            key[0]: _bootstrap(frame, "hours")
+            for key, frame in _sum_by(by, "size", clusters).group_by("size", maintain_order=True)
         }
         for clusters, by in counted.items()
     }
-    sums = _summed(counted["runs"], "size").drop("node_days")
+    sums = _sum_by(counted["runs"], "size").drop("node_days")
     chosen = [
         widest_interval({name: intervals[name][size] for name in CLUSTERS}) for size in sums["size"]
     ]
@@ -305,16 +305,16 @@ def _count_by_size(
         )
         .collect()
     )
-    return {name: _summed(attempts, "size", "large", name) for name in CLUSTERS}
+    return {name: _sum_by(attempts, "size", "large", name) for name in CLUSTERS}
 
 
-def _summed(frame: pl.DataFrame, *by: str) -> pl.DataFrame:
+def _sum_by(frame: pl.DataFrame, *by: str) -> pl.DataFrame:
     """Return sums by group, sorted so that resampling is reproducible."""
     sums = pl.col("attempts", "failures", "hours", "node_days", "gpu_hours").sum()
     return frame.group_by(by).agg(sums).sort(by)
 
 
-def _spread(frame: pl.DataFrame, exposure: str) -> BootstrapInterval:
+def _bootstrap(frame: pl.DataFrame, exposure: str) -> BootstrapInterval:
     return bootstrap_interval(
         frame["failures"].to_numpy().astype(float), frame[exposure].to_numpy()
     )

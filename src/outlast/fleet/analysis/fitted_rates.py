@@ -117,7 +117,7 @@ def fit_rates(tables: Tables, *, above_gpus: int = LARGE_GPUS) -> FittedRates:
     measured |= _durations(tables)
     scenario: dict[str, str | int | float] = {"gpus-per-node": node_gpus}
     for key, one in measured.items():
-        scenario[key] = _described(key, one.value)
+        scenario[key] = _scenario_value(key, one.value)
     return FittedRates(
         since_ns=tables.since_ns,
         until_ns=tables.until_ns,
@@ -130,7 +130,7 @@ def fit_rates(tables: Tables, *, above_gpus: int = LARGE_GPUS) -> FittedRates:
     )
 
 
-def _described(key: str, value: float) -> str | float:
+def _scenario_value(key: str, value: float) -> str | float:
     """Return a value in the form of a scenario."""
     if key == "repair":
         return f"{max(1, round(value))}s"
@@ -199,7 +199,7 @@ def _rate(
         if survived:
             basis += f", {survived:,} of which they survived"
         weight = one.sure_as + survived / max(1.0, one.dispersion or 1.0)
-        rate = _measured(basis, failures, one.node_days, one.gpu_days, one.dispersion, weight)
+        rate = _make_rate(basis, failures, one.node_days, one.gpu_days, one.dispersion, weight)
         return rate, above
     away = outage_rate(tables)
     if away.per_1000_node_days is None or not away.outages:
@@ -207,11 +207,11 @@ def _rate(
     notes.append("no job failed: the rate counts outages of nodes, with and without jobs")
     widest = max(away.per_node_variance or 1.0, away.per_day_variance or 1.0)
     gpu_days = away.node_days * node_gpus
-    rate = _measured(OUTAGES, away.outages, away.node_days, gpu_days, widest, away.sure_as)
+    rate = _make_rate(OUTAGES, away.outages, away.node_days, gpu_days, widest, away.sure_as)
     return rate, above
 
 
-def _measured(
+def _make_rate(
     basis: str,
     failures: int,
     node_days: float,

@@ -69,9 +69,9 @@ def preemption_cascades(
     )
     starting = jobs.join(wanted, on=KEY, how="semi").drop("state")
     preempted = jobs.filter(pl.col("state") == "PREEMPTED")
-    ended = _ended(preempted, slot_ns, rule).collect().lazy()
+    ended = _ends_by_slot(preempted, slot_ns, rule).collect().lazy()
     slots = ended.select("cluster", "slot").unique()
-    started = _started(starting, slot_ns).join(slots, on=["cluster", "slot"], how="semi")
+    started = _starts_by_slot(starting, slot_ns).join(slots, on=["cluster", "slot"], how="semi")
     started = started.collect().lazy()
     near = ended.join(started, on=["cluster", "slot"], how="semi")
     pairs = _pairs(near, started, rule).collect().lazy()
@@ -79,7 +79,7 @@ def preemption_cascades(
     ended = ended.join(touched, on=KEY, how="semi").collect().lazy()  # in all their slots
     slots = ended.select("cluster", "slot").unique()
     other_starts = (
-        _started(jobs, slot_ns)
+        _starts_by_slot(jobs, slot_ns)
         .join(slots, on=["cluster", "slot"], how="semi")
         .join(started, on=["cluster", *BY], how="anti")
     )
@@ -92,7 +92,7 @@ def preemption_cascades(
     return cascades.drop("apart_ns", "by_priority").sort(KEY).collect()
 
 
-def _started(jobs: pl.LazyFrame, slot_ns: int) -> pl.LazyFrame:
+def _starts_by_slot(jobs: pl.LazyFrame, slot_ns: int) -> pl.LazyFrame:
     return jobs.select(
         "cluster",
         "hosts",
@@ -105,7 +105,7 @@ def _started(jobs: pl.LazyFrame, slot_ns: int) -> pl.LazyFrame:
     )
 
 
-def _ended(jobs: pl.LazyFrame, slot_ns: int, rule: PreemptionRule) -> pl.LazyFrame:
+def _ends_by_slot(jobs: pl.LazyFrame, slot_ns: int, rule: PreemptionRule) -> pl.LazyFrame:
     """Return each attempt once per slot in which a start lies near its end: one or two."""
     at = pl.col("t_ns")
     first = (at - round(rule.after_s * SECOND_NS)) // slot_ns
@@ -132,13 +132,13 @@ def _pairs(ended: pl.LazyFrame, started: pl.LazyFrame, rule: PreemptionRule) -> 
     return (
         explode_hosts(ended)
         .join(explode_hosts(started), on=["cluster", "slot", "node"])
-        .filter(other & ahead_ns.is_between(-after_ns, before_ns) & _above(rule.qos_rank))
+        .filter(other & ahead_ns.is_between(-after_ns, before_ns) & _ranks_above(rule.qos_rank))
         .group_by(*victim, *BY, "by_priority")
         .agg(shared=pl.col("node").n_unique().cast(pl.Int64), apart_ns=ahead_ns.abs().min())
     )
 
 
-def _above(qos_rank: Mapping[str, int] | None) -> pl.Expr:
+def _ranks_above(qos_rank: Mapping[str, int] | None) -> pl.Expr:
     """Return whether the start ranks above the preempted attempt.
 
     A source without priorities excludes none: the state PREEMPTED implies a higher rank.
@@ -215,10 +215,7 @@ def lost_goodput(
     )
     return (
         pl.concat([first, second.select(first.columns)])
-        .with_columns(
-            size_bucket(),
-            lost_gpu_s=_lost_gpu_s(interval_s),
-        )
+        .with_columns(size_bucket(), lost_gpu_s=_lost_gpu_s(interval_s))
         .sort("t_ns", *KEY)
     )
 
@@ -296,7 +293,7 @@ def find_crash_loops(
     `preemption_cascades` for a superset of `restarted_attempts`, if known.
     """
     check_positive("interval_s", interval_s)
-    failures = _failures(tables, infra, times, window_s)
+    failures = _find_loops(tables, infra, times, window_s)
     starters = failures.select(*JOB, attempt=pl.col("next_attempt"), loop="loop")
     if preempted is None:
         preempted = preemption_cascades(tables, starters.lazy(), rule)
@@ -333,11 +330,11 @@ def attempts_in_loops(
     tables: Tables, infra: pl.LazyFrame, *, times: int = TIMES, window_s: float = WINDOW_S
 ) -> pl.LazyFrame:
     """Return KEY of the attempts that began after a failure of a loop."""
-    found = _failures(tables, infra, times, window_s)
+    found = _find_loops(tables, infra, times, window_s)
     return found.lazy().select(*JOB, attempt="next_attempt")
 
 
-def _failures(tables: Tables, infra: pl.LazyFrame, times: int, window_s: float) -> pl.DataFrame:
+def _find_loops(tables: Tables, infra: pl.LazyFrame, times: int, window_s: float) -> pl.DataFrame:
     """Return the failures that are in a loop, with the number of the loop."""
     if times < 2:
         raise UsageError(f"times must be 2 or more, not {times!r}: one failure is no loop")
@@ -361,22 +358,20 @@ def _failures(tables: Tables, infra: pl.LazyFrame, times: int, window_s: float) 
     )
     new_job = pl.any_horizontal(pl.col(name).ne_missing(pl.col(name).shift(1)) for name in JOB)
     found = found.with_columns(
-        pl.col("infra").fill_null(value=False),
-        runtime_s=_runtime_s(),
-        of=new_job.cum_sum(),
+        pl.col("infra").fill_null(value=False), runtime_s=_runtime_s(), of=new_job.cum_sum()
     )
     found = found.with_columns(
-        closes=_same(times - 1, pl.col("t_ns") <= pl.col("t_ns").shift(times - 1) + window_ns)
+        closes=_within_job(times - 1, pl.col("t_ns") <= pl.col("t_ns").shift(times - 1) + window_ns)
     )
     # The window that a later failure closes holds this one and, but for the last, the one before.
-    closing = [_same(-ahead, pl.col("closes").shift(-ahead)) for ahead in range(times)]
+    closing = [_within_job(-ahead, pl.col("closes").shift(-ahead)) for ahead in range(times)]
     linked = pl.any_horizontal(closing[:-1])
     return found.with_columns(loop=(~linked).cum_sum(), within=linked | closing[-1]).filter(
         "within"
     )
 
 
-def _same(rows: int, what: pl.Expr) -> pl.Expr:
+def _within_job(rows: int, what: pl.Expr) -> pl.Expr:
     """Return `what` if the row so many rows ago (below 0: ahead) is of the same job."""
     return (what & (pl.col("of") == pl.col("of").shift(rows))).fill_null(value=False)
 

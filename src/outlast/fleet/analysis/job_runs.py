@@ -76,11 +76,11 @@ def attempts_of_runs(
         pl.col(name) != pl.col(name).shift(1) for name in ("id", "cluster", "job")
     )
     found = found.with_columns(run=changed.fill_null(value=False).cum_sum().cast(pl.Int64))
-    unknown = (pl.col("restarts") - _nth()).clip(lower_bound=0)
-    found = found.with_columns(hidden=pl.when(_last()).then(unknown).otherwise(0))
+    unknown = (pl.col("restarts") - _nth_attempt()).clip(lower_bound=0)
+    found = found.with_columns(hidden=pl.when(_last_attempt()).then(unknown).otherwise(0))
     if across_s is not None:
-        found = _across(found, across_s)
-    return _timed(found).drop("id", "ready_ns")
+        found = _join_across_ids(found, across_s)
+    return _with_times(found).drop("id", "ready_ns")
 
 
 def job_runs(tables: Tables, infra: pl.LazyFrame, *, across_s: float | None = None) -> pl.DataFrame:
@@ -124,27 +124,27 @@ def size_bucket(gpus: str = "gpus") -> pl.Expr:
     return pl.when(pl.col(gpus) > 0).then(2**power).otherwise(0).cast(pl.Int64).alias("bucket")
 
 
-def _timed(found: pl.DataFrame) -> pl.DataFrame:
+def _with_times(found: pl.DataFrame) -> pl.DataFrame:
     """Add the order and the durations of attempts that are sorted by run."""
     new = pl.col("run") != pl.col("run").shift(1)
     before_ns = pl.when(~new).then(pl.col("t_ns").shift(1))
     ready_ns = pl.max_horizontal(pl.col("ready_ns"), before_ns)
     begun_ns = pl.coalesce("start_ns", "t_ns")
     return found.with_columns(
-        nth=_nth(),
-        last=_last(),
+        nth=_nth_attempt(),
+        last=_last_attempt(),
         wait_s=_seconds(begun_ns - ready_ns),
         runtime_s=_seconds(pl.col("t_ns") - pl.col("start_ns")),
     )
 
 
-def _nth() -> pl.Expr:
+def _nth_attempt() -> pl.Expr:
     row = pl.int_range(pl.len(), dtype=pl.Int64)
     new = pl.col("run").ne_missing(pl.col("run").shift(1))
     return row - pl.when(new).then(row).forward_fill()
 
 
-def _last() -> pl.Expr:
+def _last_attempt() -> pl.Expr:
     return pl.col("run").ne_missing(pl.col("run").shift(-1))
 
 
@@ -152,7 +152,7 @@ def _seconds(span_ns: pl.Expr) -> pl.Expr:
     return (span_ns / NS_PER_SECOND).clip(lower_bound=0).fill_null(0.0)
 
 
-def _across(found: pl.DataFrame, across_s: float) -> pl.DataFrame:
+def _join_across_ids(found: pl.DataFrame, across_s: float) -> pl.DataFrame:
     """Merge the `run` of ids that continue each other, and sort the attempts by it."""
     if not 0 <= across_s < float("inf"):
         raise UsageError(f"across_s must be 0 or above and finite, not {across_s!r}")

@@ -113,15 +113,15 @@ def _row(
     cluster: str, node: str, causes: pl.DataFrame, findings: pl.DataFrame, repairs: pl.DataFrame
 ) -> tuple[str, str, str, str, str, str, bool, str]:
     failures = causes.select(KEY).n_unique() if len(causes) else 0
-    symptom, many = _most(causes.unique([*KEY, "symptom"]), "symptom")
+    symptom, many = _most_frequent(causes.unique([*KEY, "symptom"]), "symptom")
     if not symptom:
-        symptom, _ = _most(findings, "symptom")
+        symptom, _ = _most_frequent(findings, "symptom")
     same = pl.col("symptom").cast(pl.String) == symptom
-    code, _ = _most(causes.filter(same).unique([*KEY, "code"]), "code")
+    code, _ = _most_frequent(causes.filter(same).unique([*KEY, "code"]), "code")
     if not code:
-        code, _ = _most(findings.filter(same), "code")
+        code, _ = _most_frequent(findings.filter(same), "code")
     alike = findings.filter(same, pl.col("code") == code if code else pl.lit(value=True))
-    device, on_device = _most(alike, "device")
+    device, on_device = _most_frequent(alike, "device")
     part, exchanged = _part(repairs, symptom)
     facts = [
         f"{symptom}{f' ({code})' if code else ''} at {many} of {plural(failures, 'failure')} with"
@@ -145,7 +145,7 @@ def _row(
     return (cluster, node, symptom, code, device, part, exchanged, "; ".join(facts))
 
 
-def _most(frame: pl.DataFrame, column: str) -> tuple[str, int]:
+def _most_frequent(frame: pl.DataFrame, column: str) -> tuple[str, int]:
     """Return the most frequent text of a column and its count; "" without any."""
     counts = (
         frame.select(value=pl.col(column).cast(pl.String))
@@ -160,7 +160,7 @@ def _most(frame: pl.DataFrame, column: str) -> tuple[str, int]:
 def _part(repairs: pl.DataFrame, symptom: str) -> tuple[str, bool]:
     for kind in ("swap", "ticket"):
         known = ~pl.col("part").str.to_lowercase().is_in(["?", "unknown"])
-        named, many = _most(repairs.filter(pl.col("kind") == kind, known), "part")
+        named, many = _most_frequent(repairs.filter(pl.col("kind") == kind, known), "part")
         if many:
             return named.lower(), kind == "swap"
     suggested = {str(key): part for key, part in PARTS.items()}

@@ -71,8 +71,8 @@ def node_signals(
         window.findings.filter(pl.col("code").str.starts_with("XID"))
         .group_by(NODE)
         .agg(xid_cnt=pl.col("code").n_unique().cast(pl.Int64)),
-        window.repairs.filter(pl.col("kind") == "ticket").group_by(NODE).agg(tickets=_many()),
-        window.outages.group_by(NODE).agg(out_count=_many()),
+        window.repairs.filter(pl.col("kind") == "ticket").group_by(NODE).agg(tickets=_row_count()),
+        window.outages.group_by(NODE).agg(out_count=_row_count()),
     ]
     found = window.nodes.select(NODE).unique()
     for part in parts:
@@ -172,7 +172,7 @@ def _excluded(tables: Tables) -> pl.LazyFrame:
     )
 
 
-def _many() -> pl.Expr:
+def _row_count() -> pl.Expr:
     return pl.len().cast(pl.Int64)
 
 
@@ -258,9 +258,9 @@ def rank_lemons(
         evidence = there.with_columns(pl.col(counts).fill_null(0))
         exposure = node_days_up(past)
         evidence = evidence.with_columns(pl.col("kind").fill_null(""))
-    before = exposure.join(_counts(past, blame, same_s), on=NODE, how="full", coalesce=True)
+    before = exposure.join(_failure_counts(past, blame, same_s), on=NODE, how="full", coalesce=True)
     found = (
-        evidence.join(_counts(now, blame, same_s), on=NODE, how="left")
+        evidence.join(_failure_counts(now, blame, same_s), on=NODE, how="left")
         .join(before, on=NODE, how="left", suffix=PAST)
         .collect()
         .rename(lambda name: "past_" + name.removesuffix(PAST) if name.endswith(PAST) else name)
@@ -268,7 +268,7 @@ def rank_lemons(
         .filter(pl.col("node_days") > 0)
     )
     longer = past.since_ns < now.since_ns
-    return _selected(found, fdr, times_min, longer=longer)
+    return _select_lemons(found, fdr, times_min, longer=longer)
 
 
 def failure_basis(tables: Tables) -> FailureBasis:
@@ -312,7 +312,7 @@ def benjamini_hochberg(p: Sequence[float]) -> list[float]:
     return q
 
 
-def _counts(window: Tables, blame: pl.LazyFrame, same_s: float) -> pl.LazyFrame:
+def _failure_counts(window: Tables, blame: pl.LazyFrame, same_s: float) -> pl.LazyFrame:
     inside = pl.col("t_ns").is_between(window.since_ns, window.until_ns, closed="left")
     return (
         merge_simultaneous(blame.filter(inside), same_s)
@@ -325,12 +325,14 @@ def _counts(window: Tables, blame: pl.LazyFrame, same_s: float) -> pl.LazyFrame:
     )
 
 
-def _selected(found: pl.DataFrame, fdr: float, times_min: float, *, longer: bool) -> pl.DataFrame:
+def _select_lemons(
+    found: pl.DataFrame, fdr: float, times_min: float, *, longer: bool
+) -> pl.DataFrame:
     found = found.with_columns(lemon=pl.lit(value=False))
     for _ in range(ROUNDS_MAX):
         before = found["lemon"]
-        found = _expected(_expected(found, ""), "past_")
-        now, past = (_tail(found, prefix) for prefix in ("", "past_"))
+        found = _add_expected(_add_expected(found, ""), "past_")
+        now, past = (_tail_probabilities(found, prefix) for prefix in ("", "past_"))
         p = [min(1.0, 2 * min(pair)) for pair in zip(now, past, strict=True)] if longer else now
         q = benjamini_hochberg(p)
         often = pl.max_horizontal("times", "past_times") >= times_min
@@ -365,7 +367,7 @@ def _selected(found: pl.DataFrame, fdr: float, times_min: float, *, longer: bool
     )
 
 
-def _expected(found: pl.DataFrame, prefix: str) -> pl.DataFrame:
+def _add_expected(found: pl.DataFrame, prefix: str) -> pl.DataFrame:
     """Add the failures expected by the rate of each node's kind, which excludes lemons."""
     failures, days = (
         pl.when(~pl.col("lemon")).then(pl.col(prefix + name)).otherwise(0.0)
@@ -390,7 +392,7 @@ def _expected(found: pl.DataFrame, prefix: str) -> pl.DataFrame:
     )
 
 
-def _tail(found: pl.DataFrame, prefix: str) -> list[float]:
+def _tail_probabilities(found: pl.DataFrame, prefix: str) -> list[float]:
     pairs = found.select(prefix + "failures", prefix + "expected").iter_rows()
     return [
         1.0 if count <= 0 else (special_functions.gamma_lower(count, mean) if mean > 0 else 0.0)

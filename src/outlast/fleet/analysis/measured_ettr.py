@@ -55,10 +55,10 @@ def measured_ettr(
     chosen = tables.jobs
     if qos is not None:
         chosen = chosen.filter(pl.col("qos").is_in(list(qos)))
-    chosen = _long(chosen, least_s, None if across_s is None else infra)
+    chosen = _long_runs(chosen, least_s, None if across_s is None else infra)
     found = job_runs.attempts_of_runs(tables._replace(jobs=chosen), infra, across_s=across_s)
     runs = job_runs.runs_of(found).join(
-        _productive(found, interval_s, init_s), on="run", maintain_order="left"
+        _productive_time(found, interval_s, init_s), on="run", maintain_order="left"
     )
     wanted = (pl.col("scheduled_s") >= least_s) & (pl.col("scheduled_s") > 0)
     if priority_min is not None:
@@ -93,7 +93,7 @@ def ettr_by_size(
     start as q. `in_regime`: first order holds. `hidden`: the share of runs with missing attempts,
     whose ETTR is too high.
     """
-    return _with_expected(_means(runs, ["bucket"]), node_rate_per_s, interval_s, init_s)
+    return _add_expected(_mean_by_size(runs, ["bucket"]), node_rate_per_s, interval_s, init_s)
 
 
 def overall_ettr(
@@ -104,7 +104,7 @@ def overall_ettr(
     init_s: float = INIT_S,
 ) -> pl.DataFrame:
     """Return the row of `ettr_by_size` for all runs together; none without runs."""
-    return _with_expected(_means(runs, []), node_rate_per_s, interval_s, init_s)
+    return _add_expected(_mean_by_size(runs, []), node_rate_per_s, interval_s, init_s)
 
 
 def t_95(freedom: float) -> float:
@@ -126,7 +126,7 @@ def t_95(freedom: float) -> float:
     return z + first / freedom + second / freedom**2 + third / freedom**3
 
 
-def _long(jobs: pl.LazyFrame, least_s: float, infra: pl.LazyFrame | None) -> pl.LazyFrame:
+def _long_runs(jobs: pl.LazyFrame, least_s: float, infra: pl.LazyFrame | None) -> pl.LazyFrame:
     """Return the attempts of ids that held nodes for `least_s`, before the expensive sort.
 
     With `infra`, also those that may continue an id that infrastructure ended.
@@ -152,7 +152,7 @@ def _long(jobs: pl.LazyFrame, least_s: float, infra: pl.LazyFrame | None) -> pl.
     )
 
 
-def _productive(found: pl.DataFrame, interval_s: float, init_s: float) -> pl.DataFrame:
+def _productive_time(found: pl.DataFrame, interval_s: float, init_s: float) -> pl.DataFrame:
     held_s = pl.col("runtime_s")
     worked_s = (held_s - init_s).clip(lower_bound=0)
     saved_s = (worked_s / interval_s).floor() * interval_s
@@ -171,7 +171,7 @@ def _productive(found: pl.DataFrame, interval_s: float, init_s: float) -> pl.Dat
     )
 
 
-def _means(runs: pl.DataFrame, by: list[str]) -> pl.DataFrame:
+def _mean_by_size(runs: pl.DataFrame, by: list[str]) -> pl.DataFrame:
     starts = pl.col("attempts").sum()
     columns = {
         "runs": pl.len().cast(pl.Int64),
@@ -202,7 +202,7 @@ def _means(runs: pl.DataFrame, by: list[str]) -> pl.DataFrame:
     )
 
 
-def _with_expected(
+def _add_expected(
     means: pl.DataFrame, node_rate_per_s: float, interval_s: float, init_s: float
 ) -> pl.DataFrame:
     check_not_negative("node_rate_per_s", node_rate_per_s)

@@ -314,7 +314,7 @@ def failure_outcomes(
     """
     large = found.failures.filter(pl.col("gpus") > above_gpus)
     chosen = AttributedFailures(large, found.causes)
-    wide = _wide(tables, chosen)
+    wide = _wide_failures(tables, chosen)
     away = tables.outages.select(
         *NODE, begun_ns="t_ns", back_ns=pl.col("until_ns").fill_null(2**62)
     )
@@ -334,7 +334,7 @@ def failure_outcomes(
     )
 
 
-def _wide(tables: Tables, found: AttributedFailures) -> pl.DataFrame:
+def _wide_failures(tables: Tables, found: AttributedFailures) -> pl.DataFrame:
     """Return KEY of the failures that took half of the nodes or more."""
     near = (pl.col("begun_ns") - pl.col("t_ns")).is_between(
         -BEFORE_S * SECOND_NS, AFTER_S * SECOND_NS

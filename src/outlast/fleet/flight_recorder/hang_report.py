@@ -49,31 +49,31 @@ def order_stalls(found: Sequence[Stall]) -> OrderedStalls:
         at: {
             other
             for other, elsewhere in enumerate(found)
-            if other != at and _behind(stuck, elsewhere)
+            if other != at and _may_wait_for(stuck, elsewhere)
         }
         for at, stuck in enumerate(found)
     }
     roots = [at for at, behind in waits.items() if not behind]
     circle = bool(found) and not roots
     if circle:  # stalls that only wait for the circle are not part of it
-        roots = [at for at in waits if at in _reached(at, waits)]
-    first = sorted(roots, key=lambda at: _when(found[at]))
-    rest = sorted(set(waits) - set(roots), key=lambda at: _when(found[at]))
+        roots = [at for at in waits if at in _reachable(at, waits)]
+    first = sorted(roots, key=lambda at: _order_key(found[at]))
+    rest = sorted(set(waits) - set(roots), key=lambda at: _order_key(found[at]))
     return OrderedStalls([found[at] for at in first + rest], circle)
 
 
-def _behind(stuck: Stall, other: Stall) -> bool:
+def _may_wait_for(stuck: Stall, other: Stall) -> bool:
     """Return whether the ranks of `stuck` may only be delayed by `other`."""
     step_was_left = other.group == OWN_CALLED != stuck.group
     return not step_was_left and bool(set(stuck.ranks) & set(other.waiting))
 
 
-def _when(stuck: Stall) -> tuple[bool, int]:
+def _order_key(stuck: Stall) -> tuple[bool, int]:
     """Return a sort key: uncertain stalls last, then by time, unknown times last."""
     return stuck.confidence == "unsure", stuck.since_ns if stuck.since_ns is not None else 1 << 63
 
 
-def _reached(start: int, waits: dict[int, set[int]]) -> set[int]:
+def _reachable(start: int, waits: dict[int, set[int]]) -> set[int]:
     reached: set[int] = set()
     open_ = [start]
     while open_:
@@ -127,7 +127,7 @@ def describe_health(near: RankFinding) -> str:
     side = "before" if near.before_s >= 0 else "after"
     return (
         f"The node of {format_ranks(near.ranks)}, {near.node}, had {what} ({detail})"
-        f" {_span(near)} {side}."
+        f" {_format_span(near)} {side}."
     )
 
 
@@ -136,7 +136,7 @@ def sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}."
 
 
-def _span(near: RankFinding) -> str:
+def _format_span(near: RankFinding) -> str:
     apart_s = abs(near.before_s)
     return f"{apart_s / 60:.1f} minutes" if apart_s >= 120 else f"{apart_s:.1f} seconds"
 
@@ -192,18 +192,22 @@ def analyse_dumps(
         notes.append(
             f"of several dumps of {format_ranks(read.second)} the one that goes furthest is used"
         )
-    size = _world(read, world, notes)
+    size = _world_size(read, world, notes)
     all_groups = collect_groups(dumps, size)
     found = [stuck for group in all_groups for stuck in _find_stalls(group)]
     at = order_stalls(found)
     root = at.found[0] if at.found else None
     ranks = root.ranks if root else ()
     where = {**read.hosts, **(hosts or {})}
-    last = {rank: entry for rank in ranks if (entry := _last(dumps.get(rank))) is not None}
+    last = {
+        rank: entry for rank in ranks if (entry := _last_operation(dumps.get(rank))) is not None
+    }
     near = _health_findings(root, where, findings, notes) if root and findings else []
-    _note(all_groups, notes)
+    _note_unknown_members(all_groups, notes)
     return HangReport(
-        verdict=describe_verdict(at.found, circle=at.circle, last=_did(root, last), near=near),
+        verdict=describe_verdict(
+            at.found, circle=at.circle, last=_describe_last(root, last), near=near
+        ),
         confidence=root.confidence if root else "",
         circle=at.circle,
         ranks=ranks,
@@ -225,7 +229,7 @@ def _find_stalls(group: RecordedGroup) -> list[Stall]:
     return [*([found] if found else []), *stalled_operations.find_pair_stalls(group)]
 
 
-def _world(read: DumpCollection, stated: int | None, notes: list[str]) -> int:
+def _world_size(read: DumpCollection, stated: int | None, notes: list[str]) -> int:
     named_ranks = [*read.dumps, *(one.rank for one in read.unread if one.rank is not None)]
     least = max(max(named_ranks) + 1, minimum_world_size(read.dumps) or 0)
     if stated is None and minimum_world_size(read.dumps) is None:
@@ -237,7 +241,7 @@ def _world(read: DumpCollection, stated: int | None, notes: list[str]) -> int:
     return max(stated or 0, least)
 
 
-def _last(dump: RecorderDump | None) -> LastSeen | None:
+def _last_operation(dump: RecorderDump | None) -> LastSeen | None:
     if dump is None or not dump.entries:
         return None
     entry = dump.entries[-1]
@@ -254,7 +258,7 @@ def _group_of(entry: RecorderEntry) -> str:
     return RecordedGroup(*named_of(entry), backend="", members=(), known=False, tracks={}).called
 
 
-def _did(root: Stall | None, last: Mapping[int, LastSeen]) -> str:
+def _describe_last(root: Stall | None, last: Mapping[int, LastSeen]) -> str:
     """Return a sentence about the last operation of the first suspect rank, or ""."""
     if root is None or root.kind not in ("absent", "undecided") or not last:
         return ""
@@ -294,7 +298,7 @@ def _health_findings(
     return found
 
 
-def _note(all_groups: list[RecordedGroup], notes: list[str]) -> None:
+def _note_unknown_members(all_groups: list[RecordedGroup], notes: list[str]) -> None:
     unknown = [group for group in all_groups if not group.known]
     if unknown:
         called = ", ".join(group.called for group in unknown[:4])

@@ -86,7 +86,7 @@ def from_lines(path: Path, t_ns: int) -> NearbyFindings:
     """
     try:
         with path.open("rb") as file:
-            found, bad = _lines(iter(lambda: file.readline(_LINE_MAX), b""))
+            found, bad = _parse_lines(iter(lambda: file.readline(_LINE_MAX), b""))
     except OSError as error:
         raise UsageError(f"--findings {path}: {error.strerror}") from error
     if bad and not found:
@@ -97,7 +97,7 @@ def from_lines(path: Path, t_ns: int) -> NearbyFindings:
     return NearbyFindings(findings_around(table(Finding, found).lazy(), t_ns).collect(), notes)
 
 
-def _lines(lines: Iterator[bytes]) -> tuple[list[Finding], list[str]]:
+def _parse_lines(lines: Iterator[bytes]) -> tuple[list[Finding], list[str]]:
     found: list[Finding] = []
     bad: list[str] = []
     for number, line in enumerate(lines, 1):
@@ -136,7 +136,7 @@ def findings_of_ranks(
     found = [
         (one, there)
         for host, there in by_host.items()
-        for one in sorted(_of(findings, host), key=lambda one: _order(one, t_ns))[:SHOWN]
+        for one in sorted(_findings_of(findings, host), key=lambda one: _order(one, t_ns))[:SHOWN]
     ]
     found.sort(key=lambda pair: _order(pair[0], t_ns))
     return [
@@ -155,7 +155,7 @@ def findings_of_ranks(
     ]
 
 
-def _of(findings: pl.DataFrame, host: str) -> Iterator[Finding]:
+def _findings_of(findings: pl.DataFrame, host: str) -> Iterator[Finding]:
     short = host.partition(".")[0]
     node = pl.col("node")
     same = (node == host) | (

@@ -123,7 +123,7 @@ def decode_dump(data: bytes, where: str, alike: dict[Any, Any] | None = None) ->
     if len(data) > BYTES_MAX:
         raise CodecError(f"{where}: larger than any dump ({len(data) >> 20} MiB)")
     try:
-        dump = _decoded(data, where)
+        dump = _decode(data, where)
     except msgspec.ValidationError as error:
         raise CodecError(f"{where}: no flight-recorder dump ({error})") from error
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
@@ -148,18 +148,18 @@ def _share(entries: Iterable[RecorderEntry], alike: dict[Any, Any]) -> None:
             msgspec.structs.force_setattr(entry, name, alike.setdefault(value, value))
 
 
-def _decoded(data: bytes, where: str) -> RecorderDump:
+def _decode(data: bytes, where: str) -> RecorderDump:
     if data.lstrip()[:1] == b"{":
         return msgspec.json.decode(data, type=RecorderDump, strict=False)
     if data[:1] != _PICKLE:
         raise CodecError(f"{where}: neither JSON nor a pickle")
     value = pickle_reader.read_pickle(data, {}, where, opcodes_max=OPCODES_MAX, keys=(str,))
-    if _written_out(value, {}, 0) > VALUES_MAX:
+    if _count_values(value, {}, 0) > VALUES_MAX:
         raise CodecError(f"{where}: its pickle refers to itself more often than data needs")
     return msgspec.convert(value, type=RecorderDump, strict=False)
 
 
-def _written_out(value: Any, known: dict[int, int], depth: int) -> int:
+def _count_values(value: Any, known: dict[int, int], depth: int) -> int:
     """Return the number of values with nothing shared. `known`: counts by object id."""
     if not isinstance(value, dict | list | tuple | set | frozenset):
         return 1
@@ -169,7 +169,7 @@ def _written_out(value: Any, known: dict[int, int], depth: int) -> int:
         return known[id(value)]
     known[id(value)] = VALUES_MAX + 1  # a reference to itself never ends
     inner = [*value, *value.values()] if isinstance(value, dict) else value
-    count = 1 + sum(_written_out(one, known, depth + 1) for one in inner)
+    count = 1 + sum(_count_values(one, known, depth + 1) for one in inner)
     known[id(value)] = count
     return count
 
@@ -228,15 +228,15 @@ def identify_dump(path: Path) -> NamedDump:
 
 
 def read_dumps(
-    paths: Sequence[Path], tell: Callable[[int, int], None] = lambda *_: None
+    paths: Sequence[Path], report: Callable[[int, int], None] = lambda *_: None
 ) -> DumpCollection:
     """Read all dumps in these files and directories.
 
-    Subdirectories are read as well and name the hosts. `tell` is called with the number of dumps
+    Subdirectories are read as well and name the hosts. `report` is called with the number of dumps
     read and their total. Raises UsageError without any file, StorageError if a directory cannot be
     listed, and CorruptionError if no file is a dump.
     """
-    found = [one for path in paths for one in _found(path)]
+    found = [one for path in paths for one in _find_dumps(path)]
     if not found:
         raise UsageError(
             f"{', '.join(map(str, paths))}: there is no file; torch writes one dump for each rank"
@@ -245,40 +245,40 @@ def read_dumps(
     all_read = DumpCollection({}, {}, [], {}, set())
     alike: dict[Any, Any] = {}
     for count, one in enumerate(found):
-        tell(count, len(found))
-        _take(one, all_read, alike)
-    tell(len(found), len(found))
+        report(count, len(found))
+        _add_dump(one, all_read, alike)
+    report(len(found), len(found))
     if not all_read.dumps:
         reasons = "; ".join(unread.reason for unread in all_read.unread[:5])
         raise CorruptionError(f"none of {len(found)} file(s) is a dump that can be read: {reasons}")
     return all_read
 
 
-def _found(path: Path) -> Iterator[NamedDump]:
+def _find_dumps(path: Path) -> Iterator[NamedDump]:
     if path.is_file():
         yield identify_dump(path)
         return
     if not path.is_dir():
         raise UsageError(f"{path}: no such file or directory")
     if (path / "run.json").is_file():  # of `outlast run`
-        path = _only(path)
+        path = _single_folder(path)
     folders = []
-    for entry in _listed(path):
+    for entry in _list_directory(path):
         if entry.is_file(follow_symlinks=False):
             yield identify_dump(Path(entry.path))
         elif entry.is_dir(follow_symlinks=False):
             folders.append(entry)
     for folder in folders:
-        for entry in _listed(Path(folder.path)):
+        for entry in _list_directory(Path(folder.path)):
             if entry.is_file(follow_symlinks=False):
                 one = identify_dump(Path(entry.path))
                 yield one if one.host else one._replace(host=folder.name)
 
 
-def _only(run_dir: Path) -> Path:
+def _single_folder(run_dir: Path) -> Path:
     """Return the only traces directory of a run. Raises UsageError for none or several."""
     room = run_dir / "traces"
-    times = [entry.name for entry in _listed(room)] if room.is_dir() else []
+    times = [entry.name for entry in _list_directory(room)] if room.is_dir() else []
     if len(times) == 1:
         return room / times[0]
     if not times:
@@ -289,7 +289,7 @@ def _only(run_dir: Path) -> Path:
     )
 
 
-def _listed(path: Path) -> list[os.DirEntry[str]]:
+def _list_directory(path: Path) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(path) as entries:
             return sorted(entries, key=lambda entry: entry.name)
@@ -297,7 +297,7 @@ def _listed(path: Path) -> list[os.DirEntry[str]]:
         raise StorageError(f"{path} cannot be listed: {error.strerror}") from error
 
 
-def _take(one: NamedDump, into: DumpCollection, alike: dict[Any, Any]) -> None:
+def _add_dump(one: NamedDump, into: DumpCollection, alike: dict[Any, Any]) -> None:
     where = str(one.path)
     try:
         data = _bytes(one.path)
@@ -320,7 +320,7 @@ def _take(one: NamedDump, into: DumpCollection, alike: dict[Any, Any]) -> None:
         )
     if known is not None:
         into.second.add(one.rank)
-    if known is None or _reach(dump) > _reach(known):
+    if known is None or _last_record(dump) > _last_record(known):
         into.dumps[one.rank] = dump
         into.folders[one.rank] = one.path.parent
     if one.host:
@@ -335,7 +335,7 @@ def _bytes(path: Path) -> bytes:
         raise StorageError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def _reach(dump: RecorderDump) -> tuple[int, bool]:
+def _last_record(dump: RecorderDump) -> tuple[int, bool]:
     """Return a sort key: the last record, then whether it has stacks."""
     if not dump.entries:
         return -1, False

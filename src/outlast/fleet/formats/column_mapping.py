@@ -142,11 +142,11 @@ def load_mapping(path: Path) -> ColumnMapping:
         mapping = msgspec.convert(content, ColumnMapping)
     except msgspec.ValidationError as error:
         raise UsageError(f"mapping {path}: {error}") from error
-    _check(path, mapping)
+    _check_mapping(path, mapping)
     return mapping
 
 
-def _check(path: Path, mapping: ColumnMapping) -> None:
+def _check_mapping(path: Path, mapping: ColumnMapping) -> None:
     fields = field_names(mapping.kind)
     for where in ("columns", "constants"):
         _refuse_typos(path, f"name in [{where}]", getattr(mapping, where), fields)
@@ -155,7 +155,7 @@ def _check(path: Path, mapping: ColumnMapping) -> None:
     for field, table in mapping.values.items():
         for theirs, word in table.items():
             _refuse_typos(path, f"value of {theirs!r} in [values.{field}]", [word], words[field])
-            _pattern(path, theirs)
+            _check_pattern(path, theirs)
     for field, constant in mapping.constants.items():
         if field in words:
             _refuse_typos(path, f"{field} in [constants]", [str(constant)], words[field])
@@ -176,7 +176,7 @@ def _check(path: Path, mapping: ColumnMapping) -> None:
             f"mapping {path}: format {mapping.times.format!r} is unknown: use {', '.join(UNITS)}"
             " or a format as in %Y-%m-%d %H:%M:%S"
         )
-    _zone(path, mapping.times.zone)
+    _check_zone(path, mapping.times.zone)
     for key in ("epoch", "earliest"):
         parse_moment(path, key, getattr(mapping.times, key))
     if mapping.times.epoch and mapping.times.format not in (None, *UNITS):
@@ -199,14 +199,14 @@ def parse_moment(path: Path, key: str, text: str | None) -> int | None:
         ) from error
 
 
-def _zone(path: Path, zone: str | None) -> None:
+def _check_zone(path: Path, zone: str | None) -> None:
     try:
         ZoneInfo(zone or "UTC")
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:
         raise UsageError(f"mapping {path}: there is no time zone {zone!r}") from error
 
 
-def _pattern(path: Path, theirs: str) -> None:
+def _check_pattern(path: Path, theirs: str) -> None:
     pattern = pattern_of(theirs)
     if pattern is None:
         return

@@ -111,7 +111,7 @@ def detect_format(path: Path, options: LogOptions) -> Format:
         return options.format
     if options.columns:  # only accounting without a header needs them
         return "sacct"
-    beside = _mapping_of(path, options)
+    beside = _find_mapping(path, options)
     if options.mapping is None:
         for format_, fits in _FITS.items():
             # Other schedulers' exports have a list of jobs as well.
@@ -148,7 +148,7 @@ def _head(path: Path) -> str:
     return head.decode(errors="replace").removeprefix("\ufeff").lstrip()
 
 
-def _faults(path: Path, options: LogOptions) -> LogReading:
+def _read_faults(path: Path, options: LogOptions) -> LogReading:
     if not options.epoch:
         raise UsageError(
             f"{path} counts days from a day 0 that it does not contain: pass it, as in"
@@ -187,7 +187,7 @@ def _moment(flag: str, text: str, options: LogOptions) -> int:
     return found_s * 10**9
 
 
-def _mapping_of(path: Path, options: LogOptions) -> Path | None:
+def _find_mapping(path: Path, options: LogOptions) -> Path | None:
     """Return the given mapping, or the one beside the log under its name."""
     if options.mapping:
         return options.mapping
@@ -198,8 +198,8 @@ def _mapping_of(path: Path, options: LogOptions) -> Path | None:
     return None
 
 
-def _mapped(path: Path, options: LogOptions) -> LogReading:
-    file = _mapping_of(path, options)
+def _read_mapped(path: Path, options: LogOptions) -> LogReading:
+    file = _find_mapping(path, options)
     if file is None:
         raise UsageError(
             f"{path}: unknown columns; pass a mapping with --mapping FILE (see docs/fleet.md)"
@@ -218,7 +218,7 @@ def _mapped_context(path: Path, options: LogOptions) -> mapped_logs.MappedLogCon
     return mapped_logs.MappedLogContext(zone, options.cluster, taken_ns)
 
 
-def _sacct(path: Path, settings: LogOptions) -> LogReading:
+def _read_sacct(path: Path, settings: LogOptions) -> LogReading:
     try:
         escaped = settings.delimiter.encode("latin-1", "backslashreplace")
         delimiter = escaped.decode("unicode_escape")
@@ -269,7 +269,7 @@ _FITS: dict[Format, Callable[[str], bool]] = {
     "sacct": lambda head: is_text(head.encode()),
 }
 _READERS: dict[Format, Callable[[Path, LogOptions], LogReading]] = {
-    "faults": _faults,
+    "faults": _read_faults,
     "kernel": lambda path, options: hardware_logs.read_kernel_log(
         path, _hardware_context(path, options)
     ),
@@ -284,10 +284,10 @@ _READERS: dict[Format, Callable[[Path, LogOptions], LogReading]] = {
     "slurm-events": lambda path, options: outage_logs.read_slurm_events(
         path, _mapped_context(path, options)
     ),
-    "events": _mapped,
-    "jobs": _mapped,
-    "sacct": _sacct,
-    "sacct-json": _sacct,
+    "events": _read_mapped,
+    "jobs": _read_mapped,
+    "sacct": _read_sacct,
+    "sacct-json": _read_sacct,
     "run": lambda path, options: launched_runs.read_run(path, options.cluster),
 }
 # Formats that each option applies to; it is refused for others.

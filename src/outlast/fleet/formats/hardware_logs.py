@@ -71,7 +71,7 @@ def read_kernel_log(path: Path, context: HardwareLogContext) -> LogReading:
         zone=context.zone,
         on_twice=lambda: twice.update([TWICE]),
     )
-    return _log_lines(
+    return _read_log_lines(
         path,
         "kernel",
         lambda lines: kernel_log.findings(
@@ -89,7 +89,7 @@ def read_kernel_log(path: Path, context: HardwareLogContext) -> LogReading:
 
 def read_event_log(path: Path, context: HardwareLogContext) -> LogReading:
     """Read `ipmitool sel list`, line by line."""
-    return _log_lines(
+    return _read_log_lines(
         path,
         "ipmi",
         lambda lines: ipmi_events.findings(
@@ -101,7 +101,7 @@ def read_event_log(path: Path, context: HardwareLogContext) -> LogReading:
 
 def read_dcgm(path: Path, context: HardwareLogContext) -> LogReading:
     """Read the answer of one `dcgmi diag -j`."""
-    return _whole_text(
+    return _read_answer(
         path,
         "dcgm",
         lambda text: dcgm.findings(
@@ -112,7 +112,7 @@ def read_dcgm(path: Path, context: HardwareLogContext) -> LogReading:
 
 def read_nvidia_smi(path: Path, context: HardwareLogContext) -> LogReading:
     """Read the answer of one `nvidia-smi`, as CSV or XML."""
-    return _whole_text(
+    return _read_answer(
         path,
         "nvidia-smi",
         lambda text: nvidia_smi.findings(
@@ -125,7 +125,7 @@ def read_nvidia_smi(path: Path, context: HardwareLogContext) -> LogReading:
     )
 
 
-def _log_lines(
+def _read_log_lines(
     path: Path,
     format_: str,
     read: Callable[[Iterable[str]], Iterator[Reading]],
@@ -169,12 +169,12 @@ def _log_lines(
                 totals.notes += [ZONE_ASSUMED] if without_zone and reported else []
                 totals.notes += [NO_SHAPE] if known and not shaped and not reported else []
                 totals.odd += odd or Counter()
-            yield _log_part(path, part)
+            yield _make_batch(path, part)
 
     return LogReading(str(path), format_, parts)
 
 
-def _whole_text(path: Path, format_: str, read: Callable[[str], Iterator[Reading]]) -> LogReading:
+def _read_answer(path: Path, format_: str, read: Callable[[str], Iterator[Reading]]) -> LogReading:
     """Read a text of which every finding is a row; one without any is skipped."""
 
     def parts(totals: ReadTotals) -> Iterator[RecordBatch]:
@@ -183,12 +183,12 @@ def _whole_text(path: Path, format_: str, read: Callable[[str], Iterator[Reading
         totals.rows += max(1, len(some))
         if not some:
             totals.skipped["answer in which nothing is wrong"] += 1
-        yield _log_part(path, some)
+        yield _make_batch(path, some)
 
     return LogReading(str(path), format_, parts)
 
 
-def _log_part(path: Path, readings: Iterable[Reading]) -> RecordBatch:
+def _make_batch(path: Path, readings: Iterable[Reading]) -> RecordBatch:
     findings: list[Finding] = []
     rejects: list[Reject] = []
     for one in readings:
@@ -242,8 +242,8 @@ def read_check_reports(path: Path, cluster: str = "") -> LogReading:
 def _parts(path: Path, cluster: str, totals: ReadTotals) -> Iterator[RecordBatch]:
     found: list[Finding] = []
     rejects: list[Reject] = []
-    for line, text in _texts(path):
-        _report(str(path), line, text, cluster, totals, found, rejects)
+    for line, text in _report_texts(path):
+        _add_report(str(path), line, text, cluster, totals, found, rejects)
         if len(found) + len(rejects) >= AT_ONCE:
             yield RecordBatch({"findings": table(Finding, found)}, rejects)
             found = []
@@ -251,12 +251,12 @@ def _parts(path: Path, cluster: str, totals: ReadTotals) -> Iterator[RecordBatch
     yield RecordBatch({"findings": table(Finding, found)}, rejects)
 
 
-def _texts(path: Path) -> Iterator[tuple[int, str]]:
+def _report_texts(path: Path) -> Iterator[tuple[int, str]]:
     """Yield each report and its line."""
     try:
         with open_unpacked(path) as packed:
             head = packed.read(LINE_CHARS_MAX)
-        if b"\n" in head.strip() and not _whole_report(head.strip().partition(b"\n")[0]):
+        if b"\n" in head.strip() and not _is_whole_report(head.strip().partition(b"\n")[0]):
             yield 1, head.decode(errors="replace")  # as jq prints one
             return
         with open_text(path) as file:
@@ -267,7 +267,7 @@ def _texts(path: Path) -> Iterator[tuple[int, str]]:
         raise unreadable_error(path, error) from error
 
 
-def _whole_report(text: bytes) -> bool:
+def _is_whole_report(text: bytes) -> bool:
     try:
         msgspec.json.decode(text, type=msgspec.Raw)
     except (ValueError, RecursionError):
@@ -275,7 +275,7 @@ def _whole_report(text: bytes) -> bool:
     return True
 
 
-def _report(
+def _add_report(
     source: str,
     line: int,
     text: str,

@@ -196,7 +196,7 @@ def _findings(term: LauncherTerm, cluster: str) -> list[Finding]:
     found: list[Finding] = []
     for event in term.events:
         if isinstance(event, Warned):
-            found.append(_warned(event, cluster))
+            found.append(_warning_finding(event, cluster))
         if not isinstance(event, WorkerLost | Noticed) or event.fault.kind in REQUESTS:
             continue
         fault = event.fault
@@ -220,7 +220,7 @@ def _findings(term: LauncherTerm, cluster: str) -> list[Finding]:
     return found
 
 
-def _warned(event: Warned, cluster: str) -> Finding:
+def _warning_finding(event: Warned, cluster: str) -> Finding:
     symptom = event.symptom
     severity = event.severity
     return Finding(

@@ -163,7 +163,7 @@ def read_rows(path: Path, mapping: ColumnMapping, notes: list[str]) -> Iterator[
             start = file.read(HEAD_CHARS).lstrip()[:1]
         with log_reading.open_text(path, newline="") as file:
             if start == "[":
-                yield from _objects(mapping, enumerate(_listed(path), 1), notes)
+                yield from _objects(mapping, enumerate(_list_rows(path), 1), notes)
             elif start == "{":
                 yield from _objects(mapping, _documents(path, file), notes)
             else:
@@ -196,7 +196,7 @@ def _csv(path: Path, file: TextIO, mapping: ColumnMapping) -> Iterator[LogRows]:
     while True:
         good: list[tuple[int, list[str]]] = []
         torn: list[tuple[int, str, str]] = []
-        done = _some(reader, read, good, torn)
+        done = _next_rows(reader, read, good, torn)
         if good or torn:
             yield LogRows(
                 {name: [row[at] for _, row in good] for name, at in places.items()},
@@ -235,7 +235,7 @@ class _Lines:
         return self.many > 1 and self.many == self.whole and self.width > 1
 
 
-def _some(
+def _next_rows(
     reader: Any, read: _Lines, good: list[tuple[int, list[str]]], torn: list[tuple[int, str, str]]
 ) -> bool:
     """Read the next rows; return whether they are the last."""
@@ -326,7 +326,7 @@ def _documents(path: Path, file: TextIO) -> Iterable[tuple[int, str | msgspec.Ra
     return enumerate(log_reading.bounded_lines(file), 1)
 
 
-def _listed(path: Path) -> list[msgspec.Raw]:
+def _list_rows(path: Path) -> list[msgspec.Raw]:
     data = log_reading.read_bounded(
         path, LIST_BYTES_MAX, "write an object a line, as `jq -c .[]` does"
     )

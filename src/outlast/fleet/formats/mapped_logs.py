@@ -97,10 +97,10 @@ def read_mapped(path: Path, mapping: ColumnMapping, given: MappedLogContext) -> 
             totals.rows += len(some.lines) + len(some.torn)
             frame = _frame(some)
             if mapping.rows == "jobs":
-                some, frame = _without_rows(some, frame, _queued(mapping), QUEUED_REASON, totals)
+                some, frame = _drop_rows(some, frame, _is_queued(mapping), QUEUED_REASON, totals)
             if given.passed_over is not None:
                 column, what = given.passed_over
-                some, frame = _without_rows(some, frame, pl.col(column) == "", what, totals)
+                some, frame = _drop_rows(some, frame, pl.col(column) == "", what, totals)
             work = _Work(frame, mapping, given)
             yield _part(source, some, work, mapping, totals)
             naive += work.naive
@@ -120,7 +120,7 @@ def read_mapped(path: Path, mapping: ColumnMapping, given: MappedLogContext) -> 
     return LogReading(source, mapping.rows, parts)
 
 
-def _garbled(frame: pl.DataFrame) -> pl.Series:
+def _has_invalid_utf8(frame: pl.DataFrame) -> pl.Series:
     """Return which rows have invalid UTF-8 in a column that the mapping names."""
     some = (
         pl.any_horizontal(pl.all().str.contains("\ufffd")) if frame.width else pl.lit(value=False)
@@ -128,7 +128,7 @@ def _garbled(frame: pl.DataFrame) -> pl.Series:
     return frame.select(some.alias("garbled")).to_series()
 
 
-def _queued(mapping: ColumnMapping) -> pl.Expr:
+def _is_queued(mapping: ColumnMapping) -> pl.Expr:
     """Return which rows are jobs that never held nodes.
 
     A state that the mapping translates does not count as queued.
@@ -146,7 +146,7 @@ def _queued(mapping: ColumnMapping) -> pl.Expr:
     )
 
 
-def _without_rows(
+def _drop_rows(
     some: LogRows, frame: pl.DataFrame, without: pl.Expr, what: str, totals: ReadTotals
 ) -> tuple[LogRows, pl.DataFrame]:
     """Drop rows and count them as skipped."""
@@ -175,7 +175,7 @@ def _part(
     if mapping.rows == "jobs":
         found = work.whole_jobs(found)
     if some.lines and work.frame.width:
-        work.mark_odd(NO_UTF8, _garbled(work.frame))
+        work.mark_odd(NO_UTF8, _has_invalid_utf8(work.frame))
     records = pl.DataFrame(
         {
             field: found.get(field, pl.zeros(len(some.lines), pl.Int64, eager=True))
@@ -363,7 +363,7 @@ class _Work:
         """Translate every distinct text once."""
         table = self._mapping.values.get(field, {})
         distinct = texts.unique()
-        known = _translated(distinct, table, field, self._words[field])
+        known = _translate_words(distinct, table, field, self._words[field])
         found = texts.replace_strict(distinct, known, return_dtype=pl.String)
         unknown = texts.filter(found.is_null()).unique().sort()
         if len(unknown):
@@ -372,7 +372,7 @@ class _Work:
         return found.cast(pl.Enum(self._words[field]))
 
 
-def _translated(
+def _translate_words(
     texts: pl.Series, table: dict[str, str], field: str, words: Iterable[str]
 ) -> list[str | None]:
     """Translate by the table's words, its patterns in order, our words, or its default."""

@@ -53,10 +53,10 @@ def parse_timestamps(
             ns=_number(text, UNITS[format_]), local=pl.lit(None, pl.Datetime("us"))
         )
     elif format_ is not None:
-        found = _formatted(frame, format_)
+        found = _parse_formatted(frame, format_)
     else:
-        found = _guessed(frame)
-    ns, twice = _placed(found["ns"], found["local"], zone)
+        found = _guess_format(frame)
+    ns, twice = _localise(found["ns"], found["local"], zone)
     if epoch_ns is not None:
         ns = ns + epoch_ns
     inside = (ns >= earliest_ns) & (ns < LATEST_S * 10**9)
@@ -78,7 +78,7 @@ def _number(text: pl.Expr, digits: int) -> pl.Expr:
     return pl.when(text.str.contains(NUMBER) & fits).then(integer * 10**digits + fraction)
 
 
-def _guessed(frame: pl.DataFrame) -> pl.DataFrame:
+def _guess_format(frame: pl.DataFrame) -> pl.DataFrame:
     text = pl.col("text")
     length = text.str.extract(r"^(\d+)", 1).str.len_chars()
     number = (
@@ -110,7 +110,7 @@ def _offset_ns(offset: pl.Expr) -> pl.Expr:
     return sign * (hours * 3600 + minutes * 60) * 10**9
 
 
-def _formatted(frame: pl.DataFrame, format_: str) -> pl.DataFrame:
+def _parse_formatted(frame: pl.DataFrame, format_: str) -> pl.DataFrame:
     text = pl.col("text")
     if "%z" in format_ or "%:z" in format_:
         aware = text.str.to_datetime(format_, strict=False, time_unit="us", time_zone="UTC")
@@ -120,7 +120,7 @@ def _formatted(frame: pl.DataFrame, format_: str) -> pl.DataFrame:
     )
 
 
-def _placed(ns: pl.Series, local: pl.Series, zone: str) -> tuple[pl.Series, int]:
+def _localise(ns: pl.Series, local: pl.Series, zone: str) -> tuple[pl.Series, int]:
     """Return local times in the zone, null for skipped ones, and the number of ambiguous ones."""
     first, last = (
         local.dt.replace_time_zone(zone, ambiguous=which, non_existent="null").dt.timestamp("us")

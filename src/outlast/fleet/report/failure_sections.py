@@ -127,7 +127,7 @@ def causes_section(facts: ReportFacts) -> DrawnSection:
     )
     alone = int(found.filter(pl.col("cause") == failure_attribution.UNATTRIBUTED)["failures"].sum())
     notes = [f"for {plural(alone, 'failure')} the nodes have no finding"] if alone else []
-    notes += [*_diagnosis(facts.found.failures), *_strangers(facts)]
+    notes += [*_diagnosis_notes(facts.found.failures), *_name_mismatch_notes(facts)]
     drawn = found.drop_nulls("per_gpu_hour")
     section = make_section("causes", "Causes of failures", text, columns, found, notes)
     return DrawnSection(
@@ -135,7 +135,7 @@ def causes_section(facts: ReportFacts) -> DrawnSection:
     )
 
 
-def _diagnosis(failures: pl.DataFrame) -> list[str]:
+def _diagnosis_notes(failures: pl.DataFrame) -> list[str]:
     """Return a note on the domains that can have caused all findings of a failure."""
     diagnosed = failures.filter(pl.col("symptoms").list.len() > 0)
     if not len(diagnosed):
@@ -151,7 +151,7 @@ def _diagnosis(failures: pl.DataFrame) -> list[str]:
     return [f"possible origins by the findings of {many}: {', '.join(parts)}"]
 
 
-def _strangers(facts: ReportFacts) -> list[str]:
+def _name_mismatch_notes(facts: ReportFacts) -> list[str]:
     """Return a note if most failures lack a cause since node or cluster names do not match."""
     failures = facts.found.failures
     with_cause = failures.filter(pl.col("symptoms").list.len() > 0).height
@@ -257,7 +257,7 @@ def mttf_section(facts: ReportFacts) -> DrawnSection:
         " which is the wider the more failures come in bursts (dispersion above 1). 1/N: the"
         f" projection of the failure rate of jobs above {rate.above_gpus:,} GPUs to each size."
     )
-    notes = [_of_large(rate)] if rate.boot_low is not None and rate.boot_high is not None else []
+    notes = [_rate_note(rate)] if rate.boot_low is not None and rate.boot_high is not None else []
     if rate.failures < FEW:
         notes.append(
             f"{plural(rate.failures, 'failure')} of jobs above {rate.above_gpus:,} GPUs: too few"
@@ -270,7 +270,7 @@ def mttf_section(facts: ReportFacts) -> DrawnSection:
     )
 
 
-def _of_large(rate: failure_rates.FailureRate) -> str:
+def _rate_note(rate: failure_rates.FailureRate) -> str:
     return (
         f"r_f of jobs above {rate.above_gpus:,} GPUs: {rate.per_1000_node_days:.2f} failures in"
         f" 1000 node-days, {rate.low:.2f} to {rate.high:.2f} if they were independent,"

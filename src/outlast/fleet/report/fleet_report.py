@@ -98,7 +98,7 @@ def build_report(
     `source`: name of the origin of `tables`; `notes`: known limits of the data. `on_section` is
     called with each section as soon as it is ready. All records are read into memory once.
     """
-    tables = _in_memory(tables)
+    tables = _load_tables(tables)
     facts = _facts(tables)
     drawn: list[DrawnSection] = []
     for one in _sections(facts):
@@ -151,7 +151,7 @@ def _sections(facts: ReportFacts) -> Iterator[DrawnSection]:
     yield cost_sections.counterfactual_section(facts, runs, ranking)
 
 
-def _in_memory(tables: Tables) -> Tables:
+def _load_tables(tables: Tables) -> Tables:
     frames = {
         name: frame.collect().lazy()
         for name, frame in tables._asdict().items()
@@ -192,10 +192,10 @@ def _sparse_data_notes(facts: ReportFacts, records: dict[str, int]) -> list[str]
             "no health findings are in this window: only NODE_FAIL counts as a failure of"
             " infrastructure, and causes are unknown"
         )
-    return notes + _uncovered(tables)
+    return notes + _coverage_notes(tables)
 
 
-def _uncovered(tables: Tables) -> list[str]:
+def _coverage_notes(tables: Tables) -> list[str]:
     """Return a note if findings cover only a part of the window.
 
     Failures outside of that part are attributed by findings alone are missed, and rates are too
@@ -227,7 +227,7 @@ def hidden_record_notes(sources: Sequence[LakeSource]) -> list[str]:
             noted[note].append(one.name)
         for what, rows in one.odd.items():
             odd[what] += rows
-    lines = [f"{_logs(names)}: {note}" for note, names in noted.items()]
+    lines = [f"{_describe_logs(names)}: {note}" for note, names in noted.items()]
     lines += [f"{rows:,} records are odd, but kept: {what}" for what, rows in odd.items()]
     rejected = sum(sum(one.rejects.values()) for one in sources)
     if rejected:
@@ -235,7 +235,7 @@ def hidden_record_notes(sources: Sequence[LakeSource]) -> list[str]:
     return lines
 
 
-def _logs(names: list[str]) -> str:
+def _describe_logs(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1:,} more"
 
 
@@ -250,23 +250,23 @@ def render_page(drawn: DrawnReport, figures: dict[str, str]) -> str:
     environment.globals.update(format_cell=format_cell)
     return environment.get_template("report_page.html.j2").render(
         report=drawn.report,
-        extent=_extent(drawn.report),
+        extent=_describe_extent(drawn.report),
         sections=[one.section for one in drawn.sections],
         figures={key: figure for key, figure in figures.items() if figure},
         rows_shown=ROWS_SHOWN,
     )
 
 
-def _extent(report: FleetReport) -> str:
+def _describe_extent(report: FleetReport) -> str:
     """Describe the cluster, the period and the number of records."""
-    since, until = (_when(one) for one in (report.since_ns, report.until_ns))
+    since, until = (_format_minute(one) for one in (report.since_ns, report.until_ns))
     days = (report.until_ns - report.since_ns) / 86_400e9
     of = f"{report.cluster}, " if report.cluster else ""
     counts = ", ".join(plural(n, kind[:-1]) for kind, n in report.records.items() if n)
     return f"{of}{since} to {until} UTC, {days:.1f} days: {counts}"
 
 
-def _when(t_ns: int) -> str:
+def _format_minute(t_ns: int) -> str:
     return f"{dt.datetime.fromtimestamp(t_ns / 1e9, tz=dt.UTC):%Y-%m-%d %H:%M}"
 
 

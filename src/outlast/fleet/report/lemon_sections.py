@@ -32,12 +32,12 @@ def lemon_sections(facts: ReportFacts, ranking: pl.DataFrame) -> Iterator[DrawnS
     suspects = ranking.filter(bad | (pl.col("failures") > 0)).head(SUSPECTS)
     why = lemon_evidence(facts.tables, facts.found, suspects)
     found = suspects.join(why, on=["cluster", "node"], how="left", maintain_order="left")
-    yield _ranked(facts, ranking, found)
-    yield _parts(found.filter(bad))
-    yield _signals(ranking)
+    yield _rank_section(facts, ranking, found)
+    yield _parts_section(found.filter(bad))
+    yield _signals_section(ranking)
 
 
-def _ranked(facts: ReportFacts, ranking: pl.DataFrame, found: pl.DataFrame) -> DrawnSection:
+def _rank_section(facts: ReportFacts, ranking: pl.DataFrame, found: pl.DataFrame) -> DrawnSection:
     called = pl.when("lemon").then(pl.lit("lemon")).when("earlier").then(pl.lit("earlier"))
     found = found.with_columns(called=called.otherwise(pl.lit("")))
     columns = [
@@ -82,7 +82,7 @@ def _ranked(facts: ReportFacts, ranking: pl.DataFrame, found: pl.DataFrame) -> D
     )
 
 
-def _parts(bad: pl.DataFrame) -> DrawnSection:
+def _parts_section(bad: pl.DataFrame) -> DrawnSection:
     """Return the section of suspected parts (Table II)."""
     found = suspected_parts(bad)
     columns = [
@@ -100,7 +100,7 @@ def _parts(bad: pl.DataFrame) -> DrawnSection:
     return DrawnSection(section, partial(report_figures.draw_parts, found) if len(found) else None)
 
 
-def _signals(ranking: pl.DataFrame) -> DrawnSection:
+def _signals_section(ranking: pl.DataFrame) -> DrawnSection:
     """Return the section of the lemon signals (figure 11)."""
     rows = []
     steps = []

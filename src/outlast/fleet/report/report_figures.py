@@ -118,7 +118,7 @@ def draw_sizes(found: pl.DataFrame, figure: Figure) -> None:
     """Draw the shares of attempts and of GPU time by size."""
     axes = figure.subplots()
     places = list(range(len(found)))
-    _pair(axes, places, found, ("jobs_share", "gpu_hours_share"), ("attempts", "GPU time"))
+    _draw_pairs(axes, places, found, ("jobs_share", "gpu_hours_share"), ("attempts", "GPU time"))
     axes.set_xticks(places, [f"{one:,}" for one in found["gpus"]])
     axes.set_xlabel("GPUs, rounded up to a power of two")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
@@ -234,7 +234,7 @@ def draw_parts(found: pl.DataFrame, figure: Figure) -> None:
     axes = figure.subplots()
     places = list(range(len(found)))
     shown = found.with_columns(pl.col("paper").fill_null(0.0))
-    _pair(axes, places, shown, ("paper", "share"), ("RSC-1 and RSC-2 (Table II)", "here"))
+    _draw_pairs(axes, places, shown, ("paper", "share"), ("RSC-1 and RSC-2 (Table II)", "here"))
     axes.set_xticks(places, shown["part"].to_list())
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     axes.set_ylabel("of the lemons")
@@ -263,7 +263,7 @@ def draw_signals(steps: pl.DataFrame, figure: Figure) -> None:
     axes.legend(fontsize=6)
 
 
-def _pair(
+def _draw_pairs(
     axes: Axes,
     places: list[int],
     of: pl.DataFrame,

@@ -132,16 +132,16 @@ def headlines(facts: ReportFacts, sections: list[DrawnSection]) -> list[Headline
     """Return the headline figures of a report's sections."""
     rows = {one.section.key: one.section.rows for one in sections}
     return [
-        *_rate(facts.rate),
-        *_outages(facts),
-        *_ended(rows["states"]),
-        *_ettr(rows["ettr"]),
-        *_lost(rows["goodput"]),
-        *_lemons(rows["lemons"], facts),
+        *_rate_headline(facts.rate),
+        *_outages_headline(facts),
+        *_ended_headline(rows["states"]),
+        *_ettr_headline(rows["ettr"]),
+        *_loss_headline(rows["goodput"]),
+        *_lemons_headline(rows["lemons"], facts),
     ]
 
 
-def _rate(rate: failure_rates.FailureRate) -> Iterator[Headline]:
+def _rate_headline(rate: failure_rates.FailureRate) -> Iterator[Headline]:
     if rate.per_1000_node_days is None:
         return
     figure = f"{rate.per_1000_node_days:.2f}"
@@ -162,7 +162,7 @@ def _rate(rate: failure_rates.FailureRate) -> Iterator[Headline]:
     )
 
 
-def _outages(facts: ReportFacts) -> Iterator[Headline]:
+def _outages_headline(facts: ReportFacts) -> Iterator[Headline]:
     """Yield the rate of outages if no job shows failures."""
     if facts.by == "jobs":
         return
@@ -180,7 +180,7 @@ def _outages(facts: ReportFacts) -> Iterator[Headline]:
         )
 
 
-def _ended(states: Rows) -> Iterator[Headline]:
+def _ended_headline(states: Rows) -> Iterator[Headline]:
     if not states:
         return
     ended = [one for one in states if one["of"] == "infrastructure"]
@@ -204,7 +204,7 @@ def _ended(states: Rows) -> Iterator[Headline]:
     )
 
 
-def _ettr(sizes: Rows) -> Iterator[Headline]:
+def _ettr_headline(sizes: Rows) -> Iterator[Headline]:
     if not sizes:
         return
     largest = sizes[-1]
@@ -222,7 +222,7 @@ def _ettr(sizes: Rows) -> Iterator[Headline]:
     )
 
 
-def _lost(sizes: Rows) -> Iterator[Headline]:
+def _loss_headline(sizes: Rows) -> Iterator[Headline]:
     if not sizes:
         return
     first, second = (sum(one[name] for one in sizes) for name in ("first_gpu_s", "second_gpu_s"))
@@ -235,7 +235,7 @@ def _lost(sizes: Rows) -> Iterator[Headline]:
     yield Headline(key="lost", figure=figure, description=text, rests_on=rests_on, value=lost)
 
 
-def _lemons(nodes: Rows, facts: ReportFacts) -> Iterator[Headline]:
+def _lemons_headline(nodes: Rows, facts: ReportFacts) -> Iterator[Headline]:
     found = [one["node"] for one in nodes if one["called"] == LEMON]
     rests_on = "of those that ran jobs" if facts.by == "jobs" else "of the cluster"
     if found:

@@ -104,17 +104,17 @@ def ingest(
         rows=dict(rows),
         since_ns=min((part.first_ns for part in parts), default=None),
         until_ns=max((part.last_ns for part in parts), default=None),
-        odd=_twice(twice),
+        odd=_double_booking_notes(twice),
     )
 
 
-def _twice(found: list[DoubleBooking]) -> tuple[str, ...]:
+def _double_booking_notes(found: list[DoubleBooking]) -> tuple[str, ...]:
     nodes = {(one.cluster, one.node) for one in found}
     if not nodes:
         return ()
     one = found[0]
     return (
-        f"{len(nodes):,} nodes seem to be in two places at once, as {one.node}: at"
+        f"{len(nodes):,} nodes are double-booked, as {one.node}: at"
         f" {format_time(one.t_ns)} its jobs had {one.gpus} GPUs, and none had over {one.most}"
         " of a node;"
         " do clocks disagree, or are two clusters under one name?",
@@ -166,7 +166,7 @@ def _read(
                 some.append(one)
         stored = names.part(part, name) if names else part
         for kind, records in stored.tables.items():
-            window.see(records)
+            window.add(records)
             writer.add(kind, records)
         writer.reject(identity, stored.rejects)
         _refuse_noise(log, reading)
@@ -214,7 +214,7 @@ class _Window:
         self.until_ns: int | None = None
         self.odd: Counter[str] = Counter()
 
-    def see(self, records: pl.DataFrame) -> None:
+    def add(self, records: pl.DataFrame) -> None:
         if not records.height:
             return
         times = records["t_ns"]

@@ -102,7 +102,7 @@ class Lake:
                 f"{path} holds no records yet; `outlast fleet ingest` reads logs into it"
             )
         for part in manifest.parts:
-            if wrong := _wrong(path / part.file):
+            if wrong := _find_defect(path / part.file):
                 raise LakeError(
                     f"{path / part.file} is {wrong}, which {MANIFEST} names: put it back, or read"
                     " the logs again into a new lake"
@@ -223,7 +223,7 @@ def day_number(name: str) -> int:
     return (dt.date.fromisoformat(name) - dt.date(1970, 1, 1)).days
 
 
-def _wrong(file: Path) -> str:
+def _find_defect(file: Path) -> str:
     """Return the defect of a Parquet file; "" if it is complete."""
     try:
         with file.open("rb") as data:

@@ -40,12 +40,12 @@ def resolve_cluster(lake: Lake, cluster: str | None) -> str:
     known = [*named, ""] if any("" in each for each in of.values()) else named
     if cluster is not None:
         if cluster not in known:
-            raise UsageError(f"--cluster {cluster}: {lake.path} has {_listed(known)}")
+            raise UsageError(f"--cluster {cluster}: {lake.path} has {_format_names(known)}")
         return cluster
     if several:
         raise UsageError(
             f"{lake.path} holds several clusters, which cannot be analysed together: pass --cluster"
-            f" with one of {_listed(known)}"
+            f" with one of {_format_names(known)}"
         )
     return named[0] if named else ""
 
@@ -82,7 +82,7 @@ def select_cluster(tables: Tables, lake: Lake, cluster: str, notes: list[str]) -
     return tables._replace(**chosen)
 
 
-def _listed(known: list[str]) -> str:
+def _format_names(known: list[str]) -> str:
     shown = [name or "'' (no cluster named)" for name in known]
     more = f" and {len(shown) - SHOWN} more" if len(shown) > SHOWN else ""
     return ", ".join(shown[:SHOWN]) + more
@@ -108,7 +108,7 @@ def unify_node_names(tables: Tables, notes: list[str]) -> Tables:
         return tables
     ours = set(nodes_of(lists).select(pl.col("node").unique()).collect()["node"])
     ours = ours or names_of["nodes"] or names_of["outages"]
-    table, unclear = _translation(ours, set[str]().union(*names_of.values()) - ours)
+    table, unclear = _translate_names(ours, set[str]().union(*names_of.values()) - ours)
     if unclear:
         notes.append(
             f"{plural(len(unclear), 'name')} of nodes could be several ({min(unclear)}): their"
@@ -133,17 +133,17 @@ def unify_node_names(tables: Tables, notes: list[str]) -> Tables:
     )
 
 
-def _translation(ours: set[str], others: set[str]) -> tuple[dict[str, str], list[str]]:
+def _translate_names(ours: set[str], others: set[str]) -> tuple[dict[str, str], list[str]]:
     """Return our name for each of the others that is clear, and those that could be several."""
     longer: dict[str, list[str]] = {}
     for name in ours:
-        if (short := _short(name)) != name:
+        if (short := _host_part(name)) != name:
             longer.setdefault(short, []).append(name)
-    begins = Counter(_short(name) for name in others if _short(name) != name)
+    begins = Counter(_host_part(name) for name in others if _host_part(name) != name)
     table: dict[str, str] = {}
     unclear: list[str] = []
     for name in sorted(others):
-        short = _short(name)
+        short = _host_part(name)
         if short == name:
             candidates = longer.get(name, [])
         else:
@@ -155,7 +155,7 @@ def _translation(ours: set[str], others: set[str]) -> tuple[dict[str, str], list
     return table, unclear
 
 
-def _short(name: str) -> str:
+def _host_part(name: str) -> str:
     """Return a name up to its first dot; an address of digits stays whole."""
     first = name.partition(".")[0]
     return name if first.isdecimal() else first
@@ -257,7 +257,7 @@ def _mentioned_days(lake: Lake, cluster: str, notes: list[str]) -> tuple[int, in
     if jobs and not others:
         main = _main_stretch(jobs, notes)
         first = min(one.first_ns for one in main)
-        return min(first, *_runs_begun(lake, first)), max(one.last_ns for one in main) + 1
+        return min(first, *_run_starts(lake, first)), max(one.last_ns for one in main) + 1
     for kinds in (("jobs",), ("outages", "findings", "repairs")) if others else ():
         spans = [
             getattr(lake.tables(), kind)
@@ -278,7 +278,7 @@ def _mentioned_days(lake: Lake, cluster: str, notes: list[str]) -> tuple[int, in
     return min(begun, default=lake.since_ns), lake.until_ns
 
 
-def _runs_begun(lake: Lake, until_ns: int) -> list[int]:
+def _run_starts(lake: Lake, until_ns: int) -> list[int]:
     """Return the begins of `outlast run` runs, if there are no other jobs.
 
     A run is known from its start, which dates its costs.

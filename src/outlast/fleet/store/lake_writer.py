@@ -60,7 +60,7 @@ class DoubleBookingDetector:
         self._later: pl.DataFrame | None = None
         self._found: dict[tuple[str, str], DoubleBooking] = {}
 
-    def see(self, jobs: pl.DataFrame, since_ns: int) -> None:
+    def add(self, jobs: pl.DataFrame, since_ns: int) -> None:
         """Add the jobs that ended on the day that begins at `since_ns`."""
         current = jobs.select(JOB_COLUMNS)
         if self._later is not None:
@@ -161,19 +161,19 @@ class LakeWriter:
         self._buffered.setdefault(kind, []).append(records)
         self._buffered_rows[kind] = self._buffered_rows.get(kind, 0) + records.height
         if self._buffered_rows[kind] >= _BUFFERED_ROWS_MAX:
-            with _io(self.path):
+            with _storage_errors(self.path):
                 self._stage(kind)
 
     def reject(self, identity: str, rows: list[Reject]) -> None:
         """Add rejects of the source with this identity, one JSON object a line. Raises
         StorageError."""
         if rows:
-            with _io(self.path), self._rejects(identity).open("ab") as out:
+            with _storage_errors(self.path), self._rejects(identity).open("ab") as out:
                 out.write(b"".join(msgspec.json.encode(one) + b"\n" for one in rows))
 
     def commit(self, sources: list[LakeSource], anonymous: str) -> dict[Name, AddedRecords]:
         """Commit all added records atomically. Raises StorageError."""
-        with _io(self.path):
+        with _storage_errors(self.path):
             return self._commit(sources, anonymous)
 
     def _commit(self, sources: list[LakeSource], anonymous: str) -> dict[Name, AddedRecords]:
@@ -183,7 +183,7 @@ class LakeWriter:
         added = {}
         for kind in KIND_OF:
             if self._staged[kind]:
-                parts, added[kind] = self._merged(kind, parts)
+                parts, added[kind] = self._merge_days(kind, parts)
         self._place_rejects(sources)
         parts.sort(key=lambda part: (part.kind, part.day))
         manifest = LakeManifest(
@@ -208,19 +208,19 @@ class LakeWriter:
             rows.write_ipc(file, compression="lz4")
             self._staged[kind].setdefault(int(str(day)), []).append(file)
 
-    def _merged(self, kind: Name, parts: list[LakePart]) -> tuple[list[LakePart], AddedRecords]:
+    def _merge_days(self, kind: Name, parts: list[LakePart]) -> tuple[list[LakePart], AddedRecords]:
         """Return the merged parts of all kinds, with the files of `kind` in place."""
         staged = {day_of(day): files for day, files in self._staged[kind].items()}
         old = {part.day: part for part in parts if part.kind == kind}
         stale = partition_merge.find_stale(self.path, kind, list(old.values()), staged)
         touched = sorted({*staged, *stale.days})
         records = again = replaced = 0
-        watch = DoubleBookingDetector()
+        detector = DoubleBookingDetector()
         for day in sorted({*touched, *old}, reverse=True) if kind == "jobs" else touched:
             begin_ns = day_number(day) * DAY_NS
             if day not in touched:
-                if watch.reaches(begin_ns + DAY_NS):
-                    watch.see(
+                if detector.reaches(begin_ns + DAY_NS):
+                    detector.add(
                         scan(self.path, [old[day]], kind).select(JOB_COLUMNS).collect(), begin_ns
                     )
                 continue
@@ -232,10 +232,10 @@ class LakeWriter:
             again += counted.again
             replaced += counted.replaced
             if kind == "jobs":
-                watch.see(frame, begin_ns)
+                detector.add(frame, begin_ns)
             if frame.height:
                 old[day] = self._write(kind, day, frame)
-        self.doubles += watch.found()
+        self.doubles += detector.found()
         others = [part for part in parts if part.kind != kind]
         return [*others, *old.values()], AddedRecords(records, again, replaced)
 
@@ -283,13 +283,13 @@ def open_writer(path: Path, wait_s: float = WAIT_S) -> Iterator[LakeWriter]:
             f"{path} is a file, and a lake is a directory: `outlast fleet ingest LAKE LOG...`;"
             " nothing was written"
         )
-    with _io(path):
+    with _storage_errors(path):
         path.mkdir(parents=True, exist_ok=True)
         _refuse_strange(path)
         _refuse_links(path)
-        lock = _locked(path, wait_s)
+        lock = _lock(path, wait_s)
     try:
-        with _io(path):
+        with _storage_errors(path):
             manifest = read_manifest(path) or LakeManifest()
             remove_leftovers(path, manifest)
             (path / READING).mkdir()
@@ -297,7 +297,7 @@ def open_writer(path: Path, wait_s: float = WAIT_S) -> Iterator[LakeWriter]:
             yield LakeWriter(path, manifest)
         finally:
             shutil.rmtree(path / READING, ignore_errors=True)
-            _leave(path, is_new=is_new)
+            _restore_directory(path, is_new=is_new)
     finally:
         os.close(lock)
 
@@ -315,7 +315,7 @@ def remove_leftovers(path: Path, manifest: LakeManifest) -> None:
                     file.parent.rmdir()
 
 
-def _leave(path: Path, *, is_new: bool) -> None:
+def _restore_directory(path: Path, *, is_new: bool) -> None:
     """Restore a directory in which nothing was committed."""
     if not (path / MANIFEST).exists():
         remove_leftovers(path, LakeManifest())
@@ -350,7 +350,7 @@ def _refuse_links(path: Path) -> None:
             )
 
 
-def _locked(path: Path, wait_s: float) -> int:
+def _lock(path: Path, wait_s: float) -> int:
     """Return the locked file; it must still be the one at this path. Raises LakeError."""
     deadline = time.monotonic() + wait_s
     while True:
@@ -374,7 +374,7 @@ def _locked(path: Path, wait_s: float) -> int:
 
 
 @contextmanager
-def _io(path: Path) -> Iterator[None]:
+def _storage_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, pl.exceptions.ComputeError) as error:

@@ -85,7 +85,7 @@ def merge_partition(
     both = pl.concat([old.with_columns(_new=False), new.with_columns(_new=True)])
     merged = both
     if kind == "jobs":
-        merged = _without(both, stale.rows)
+        merged = _drop_stale(both, stale.rows)
         replaced = old.height - merged.filter(~pl.col("_new")).height
         keyed = _attempts(merged.lazy()).collect()
         merged = keyed.unique([*_ATTEMPT], keep="last", maintain_order=True)
@@ -94,7 +94,7 @@ def merge_partition(
         # An ended outage supersedes an open one.
         order = both.sort(pl.col("until_ns").is_null(), maintain_order=True)
         merged = order.unique(_OUTAGE, keep="first", maintain_order=True)
-        replaced = _opened(old) - _opened(merged.filter(~pl.col("_new")))
+        replaced = _count_open(old) - _count_open(merged.filter(~pl.col("_new")))
     else:
         merged = both.unique(list(schema(KIND_OF[kind])), keep="first", maintain_order=True)
         replaced = 0
@@ -129,7 +129,7 @@ def _attempts(jobs: pl.LazyFrame) -> pl.LazyFrame:
     )
 
 
-def _without(jobs: pl.DataFrame, stale: pl.DataFrame) -> pl.DataFrame:
+def _drop_stale(jobs: pl.DataFrame, stale: pl.DataFrame) -> pl.DataFrame:
     if not stale.height:
         return jobs
     marked = stale.with_columns(_gone=True)
@@ -140,7 +140,7 @@ def _without(jobs: pl.DataFrame, stale: pl.DataFrame) -> pl.DataFrame:
     return current.drop("_began", "_held", "_gone").collect()
 
 
-def _opened(outages: pl.DataFrame) -> int:
+def _count_open(outages: pl.DataFrame) -> int:
     return outages["until_ns"].null_count()
 
 

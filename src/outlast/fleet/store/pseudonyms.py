@@ -69,23 +69,26 @@ class Pseudonyms:
         tables: dict[Name, pl.DataFrame] = {
             kind: self.table(kind, records) for kind, records in part.tables.items()
         }
-        rejects = [Reject(source, one.line, _unquoted(one.reason), "") for one in part.rejects]
+        rejects = [
+            Reject(source, one.line, _without_quotes(one.reason), "") for one in part.rejects
+        ]
         return RecordBatch(tables, rejects)
 
     def table(self, kind: Name, records: pl.DataFrame) -> pl.DataFrame:
         """Return records of one kind with pseudonyms and without free text."""
         return records.with_columns(
-            _each(records[column], self._how(what)) for column, what in _COLUMNS[kind].items()
+            _map_distinct(records[column], self._replacer(what))
+            for column, what in _COLUMNS[kind].items()
         )
 
     def reasons(self, rejects: Mapping[str, int]) -> dict[str, int]:
         """Return the reasons of rejects without quoted content."""
         found: Counter[str] = Counter()
         for reason, rows in rejects.items():
-            found[_unquoted(reason)] += rows
+            found[_without_quotes(reason)] += rows
         return dict(found)
 
-    def _how(self, what: str) -> Callable[[str], str]:
+    def _replacer(self, what: str) -> Callable[[str], str]:
         if what == "text":
             return lambda _text: ""
         if what == "hosts":
@@ -129,7 +132,7 @@ def load_pseudonyms(key_file: Path, lake: Path) -> Pseudonyms:
         )
     try:
         if not key_file.exists():
-            _make(key_file)
+            _create_key(key_file)
         text = key_file.read_text(encoding="ascii").strip()
         key = bytes.fromhex(text)
     except OSError as error:
@@ -144,7 +147,7 @@ def load_pseudonyms(key_file: Path, lake: Path) -> Pseudonyms:
     return Pseudonyms(key)
 
 
-def _make(key_file: Path) -> None:
+def _create_key(key_file: Path) -> None:
     file = os.open(key_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         os.write(file, secrets.token_hex(KEY_BYTES).encode() + b"\n")
@@ -153,7 +156,7 @@ def _make(key_file: Path) -> None:
         os.close(file)
 
 
-def _each(column: pl.Series, how: Callable[[str], str]) -> pl.Series:
+def _map_distinct(column: pl.Series, how: Callable[[str], str]) -> pl.Series:
     """Replace every distinct text once; an empty one stays."""
     distinct = [text for text in column.unique().to_list() if text]
     if not distinct:
@@ -161,5 +164,5 @@ def _each(column: pl.Series, how: Callable[[str], str]) -> pl.Series:
     return column.replace(distinct, [how(text) for text in distinct])
 
 
-def _unquoted(reason: str) -> str:
+def _without_quotes(reason: str) -> str:
     return _QUOTED.sub("...", reason)

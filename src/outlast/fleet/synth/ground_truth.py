@@ -183,12 +183,12 @@ def ground_truth(
     """Return the ground truth of the attempts in the table."""
     shape = window.shape
     struck = np.flatnonzero(attempts.failure >= 0)
-    failed = [_failed(window, attempts, ran, int(row)) for row in struck]
+    failed = [_true_failure(window, attempts, ran, int(row)) for row in struck]
     large = attempts.gpus > LARGE_GPUS
     expected, node_days = _exposure(attempts, ran, pace)
     hidden = _hidden_share(shape)
     lost = attempts.gpus * np.minimum(attempts.end_s - attempts.start_s, LOST_S) / 3600
-    second = _second(attempts)
+    second = _second_order_rows(attempts)
     first_hours = float(lost[struck].sum())
     second_hours = float(lost[second].sum())
     long = true_job_runs(shape, attempts)
@@ -240,7 +240,7 @@ def ground_truth(
     )
 
 
-def _failed(
+def _true_failure(
     window: ClusterWindow, attempts: Attempts, ran: SchedulerResult, row: int
 ) -> TrueFailure:
     failure = ran.failures[attempts.failure[row]]
@@ -293,7 +293,7 @@ def _hidden_share(shape: ClusterShape) -> float:
     )
 
 
-def _second(attempts: Attempts) -> np.ndarray:
+def _second_order_rows(attempts: Attempts) -> np.ndarray:
     """Return the rows preempted by an attempt that restarted after a hardware failure."""
     order = np.lexsort((attempts.start_s, attempts.run))
     before = np.full(len(order), -1)

@@ -79,11 +79,11 @@ class Scheduler:
         since_s: float,
         until_s: float,
         drains: list[tuple[float, int, int]],
-        tell: Callable[[float], None] = lambda _: None,
+        report: Callable[[float], None] = lambda _: None,
     ) -> SchedulerResult:
         """Run from `since_s` to `until_s`.
 
-        `drains`: time, node and cause of each drain. `tell` is called with the share that is done.
+        `drains`: time, node and cause of each drain. `report` is called with the share done.
         """
         for t_s, node, cause in drains:
             self._push(t_s, _DRAIN, (node, cause))
@@ -105,7 +105,7 @@ class Scheduler:
                 thing = arrivals[following]
                 following += 1
                 if not following % TELL_EVERY:
-                    tell((t_s - since_s) / (until_s - since_s))
+                    report((t_s - since_s) / (until_s - since_s))
             self._handle(t_s, kind, thing)
         for attempt in self._running.values():
             if attempt.start_s < until_s:  # else it had not started yet

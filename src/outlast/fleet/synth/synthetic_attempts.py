@@ -62,19 +62,19 @@ def small_jobs(shape: ClusterShape, ran: SchedulerResult, rng: np.random.Generat
         lanes = np.repeat(rows, GPUS // size.gpus)
         mean = mean_s(shape, size)
         chunks = [
-            _filled(shape, ran, lanes[first : first + _CHUNK], _CUT * mean, rng)
+            _fill_lanes(shape, ran, lanes[first : first + _CHUNK], _CUT * mean, rng)
             for first in range(0, len(lanes), _CHUNK)
         ]
         start_s, end_s, state, row, struck = (
             np.concatenate(columns) for columns in zip(*chunks, strict=True)
         )
-        part = _numbered(start_s, end_s, state, row, struck, size.gpus, rng)
+        part = _link_restarts(start_s, end_s, state, row, struck, size.gpus, rng)
         parts.append(part._replace(job=part.job + jobs))
         jobs += len(part.job)
     return SmallJobs(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
 
-def _filled(
+def _fill_lanes(
     shape: ClusterShape,
     ran: SchedulerResult,
     lanes: np.ndarray,
@@ -106,7 +106,7 @@ def _filled(
     return starts[valid], ends[valid], states[valid], rows_of[valid], struck[valid]
 
 
-def _numbered(
+def _link_restarts(
     start_s: np.ndarray,
     end_s: np.ndarray,
     state: np.ndarray,

@@ -70,11 +70,11 @@ def make_cluster(
     days: float,
     seed: int = 0,
     nodes: int | None = None,
-    tell: Callable[[float], None] = lambda _: None,
+    report: Callable[[float], None] = lambda _: None,
 ) -> tuple[Tables, GroundTruth]:
     """Return a cluster's records over `days`, and their ground truth.
 
-    Deterministic. `nodes`: another size, with jobs in proportion. `tell` is called with the share
+    Deterministic. `nodes`: another size, with jobs in proportion. `report` is called with the share
     of the schedule that is done. Raises UsageError for an unknown shape or an invalid size.
     """
     shape = _shape(shape, days, seed, nodes)
@@ -85,7 +85,7 @@ def make_cluster(
     until_s = float(round(days * 86400))
     jobs = whole_node_jobs(shape, since_s, until_s, bad, streams[1])
     drained = draw_drains(shape, days, since_s, bad, streams[2])
-    ran = Scheduler(shape, jobs, pace, bad, seed).run(since_s, until_s, drained, tell)
+    ran = Scheduler(shape, jobs, pace, bad, seed).run(since_s, until_s, drained, report)
     clipped = clip_attempts(attempts(ran, small_jobs(shape, ran, streams[3])), ran, 0.0)
     window = ClusterWindow(shape, days, seed, node_names(shape.name, shape.nodes), SINCE_NS)
     found = make_findings(shape, days, ran, drained, streams[4])
@@ -129,17 +129,17 @@ _STEPS = 200  # one job in so many has rows of its steps
 _FIRST_UID = 5000
 
 
-def write_sacct(jobs: pl.DataFrame, to: IO[bytes], tell: Callable[[float], None]) -> None:
+def write_sacct(jobs: pl.DataFrame, to: IO[bytes], report: Callable[[float], None]) -> None:
     """Write all attempts as `sacct --parsable2`, by job. Raises OSError."""
     ordered = jobs.sort(pl.col("job").cast(pl.Int64), "attempt")
     for first in range(0, max(1, len(ordered)), _ROWS):
         some = ordered[first : first + _ROWS]
-        text = _with_steps(_texts(some))
+        text = _with_steps(_sacct_texts(some))
         text.write_csv(to, include_header=not first, separator="|", quote_style="never")
-        tell(min(1.0, (first + _ROWS) / max(1, len(ordered))))
+        report(min(1.0, (first + _ROWS) / max(1, len(ordered))))
 
 
-def _texts(jobs: pl.DataFrame) -> pl.DataFrame:
+def _sacct_texts(jobs: pl.DataFrame) -> pl.DataFrame:
     running = pl.col("state") == "RUNNING"
     uid = _FIRST_UID + pl.col("user").str.strip_prefix("user").cast(pl.Int64)
     cancelled = pl.format("CANCELLED by {}", uid)
@@ -214,11 +214,14 @@ _THEIRS = {ours: theirs for theirs, ours in KINDS.items()}
 
 
 def write_files(
-    tables: Tables, truth: GroundTruth, target: Path, tell: Callable[[float], None] = lambda _: None
+    tables: Tables,
+    truth: GroundTruth,
+    target: Path,
+    report: Callable[[float], None] = lambda _: None,
 ) -> list[str]:
     """Write the files of a cluster atomically; return their names in `target`.
 
-    `tell` is called with the share that is written. Raises UsageError if `target` exists,
+    `report` is called with the share that is written. Raises UsageError if `target` exists,
     StorageError if it cannot be written.
     """
     refuse_existing(target)
@@ -227,7 +230,7 @@ def write_files(
     try:
         with open_draft(target, new=True) as draft:
             draft.mkdir()
-            _fill(tables, truth, draft, tell)
+            _write_tables(tables, truth, draft, report)
             written = sorted(path.name for path in draft.iterdir())
     except OSError as error:
         why = error.strerror or error
@@ -235,9 +238,11 @@ def write_files(
     return written
 
 
-def _fill(tables: Tables, truth: GroundTruth, into: Path, tell: Callable[[float], None]) -> None:
+def _write_tables(
+    tables: Tables, truth: GroundTruth, into: Path, report: Callable[[float], None]
+) -> None:
     with (into / "sacct.txt").open("wb") as file:
-        write_sacct(tables.jobs.collect(), file, tell)
+        write_sacct(tables.jobs.collect(), file, report)
     findings = tables.findings.collect().select(
         time=_iso("t_ns"),
         cluster="cluster",
@@ -261,7 +266,7 @@ def _fill(tables: Tables, truth: GroundTruth, into: Path, tell: Callable[[float]
         "device": "device",
         "detail": "message",
     }
-    _mapping(into / "health.toml", "events", columns, {"symptom": KINDS, "severity": STATUS})
+    _write_mapping(into / "health.toml", "events", columns, {"symptom": KINDS, "severity": STATUS})
     for name, table in (
         ("nodes", tables.nodes),
         ("repairs", tables.repairs),
@@ -275,7 +280,7 @@ def _fill(tables: Tables, truth: GroundTruth, into: Path, tell: Callable[[float]
         times = [column for column in frame.columns if column.endswith("_ns")]
         plain = frame.with_columns(_iso(column) for column in times).rename(ours)
         plain.write_csv(into / f"{name}.csv")
-        _mapping(into / f"{name}.toml", name, {each: each for each in ours.values()}, {})
+        _write_mapping(into / f"{name}.toml", name, {each: each for each in ours.values()}, {})
     json = msgspec.json.format(msgspec.json.encode(truth), indent=1)
     (into / "truth.json").write_bytes(json + b"\n")
 
@@ -284,7 +289,7 @@ def _iso(column: str) -> pl.Expr:
     return pl.from_epoch(pl.col(column), "ns").dt.strftime("%Y-%m-%dT%H:%M:%S%.3fZ").alias(column)
 
 
-def _mapping(
+def _write_mapping(
     path: Path, rows: str, columns: Mapping[str, str], values: Mapping[str, Mapping[str, str]]
 ) -> None:
     sections: dict[str, Any] = {"columns": columns}

@@ -74,8 +74,8 @@ def judge(sample: GpusSample, about: JudgeContext) -> Iterator[Observation]:
         yield Observation("drain", text, symptom="gpu-driver")
     links = _links_expected(sample, wanted)
     for gpu in sample.gpus:
-        found = [*_one(gpu, about, links)]
-        for observed in found or [Observation("healthy", _well(gpu))]:
+        found = [*_judge_gpu(gpu, about, links)]
+        for observed in found or [Observation("healthy", _describe_healthy(gpu))]:
             yield observed._replace(device=gpu.pci or f"GPU {gpu.index}")
 
 
@@ -87,7 +87,7 @@ def _links_expected(sample: GpusSample, wanted: Wanted) -> int:
     return max(active, key=lambda many: (active[many], many), default=0)
 
 
-def _one(gpu: Gpu, about: JudgeContext, links: int) -> Iterator[Observation]:
+def _judge_gpu(gpu: Gpu, about: JudgeContext, links: int) -> Iterator[Observation]:
     wanted = about.settings.gpus
     if gpu.lost:
         yield Observation("now", "it is lost: it fell off the bus", symptom="gpu-unavailable")
@@ -176,7 +176,7 @@ def _nvlinks(gpu: Gpu, about: JudgeContext, expected: int) -> Iterator[Observati
         yield Observation("now", f"the NVLink fabric failed ({gpu.fabric_status})", symptom=symptom)
 
 
-def _well(gpu: Gpu) -> str:
+def _describe_healthy(gpu: Gpu) -> str:
     heat = "" if gpu.temperature_c is None else f", {gpu.temperature_c} C"
     if gpu.power_w is not None and gpu.power_limit_w is not None:
         heat += f", {gpu.power_w:.0f} of {gpu.power_limit_w:.0f} W"

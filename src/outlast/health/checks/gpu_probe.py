@@ -116,7 +116,7 @@ class _Driver:
         self.unread: dict[str, str] = {}
         self.lost = False
 
-    def ask(self, what: str, call: str, *arguments: Any) -> Any:
+    def query(self, what: str, call: str, *arguments: Any) -> Any:
         nvml = self.nvml
         try:
             return getattr(nvml, call)(*arguments)
@@ -188,21 +188,21 @@ def _driver() -> Iterator[Any]:
 
 
 def _gpu(nvml: Any, index: int) -> Gpu:
-    asker = _Driver(nvml)
-    handle = asker.ask("handle", "nvmlDeviceGetHandleByIndex", index)
+    driver = _Driver(nvml)
+    handle = driver.query("handle", "nvmlDeviceGetHandleByIndex", index)
     if handle is None:
-        return Gpu(index=index, lost=asker.lost, unread=asker.unread)
+        return Gpu(index=index, lost=driver.lost, unread=driver.unread)
 
-    def ask(what: str, call: str, *more: Any) -> Any:
-        return asker.ask(what, call, handle, *more)
+    def query(what: str, call: str, *more: Any) -> Any:
+        return driver.query(what, call, handle, *more)
 
-    pci = ask("PCI address", "nvmlDeviceGetPciInfo")
-    rows = ask("remapped rows", "nvmlDeviceGetRemappedRows")
-    ecc = ask("error correction", "nvmlDeviceGetEccMode")
-    pending = ask("pending pages", "nvmlDeviceGetRetiredPagesPendingStatus")
-    state, status = _fabric(nvml, ask)
+    pci = query("PCI address", "nvmlDeviceGetPciInfo")
+    rows = query("remapped rows", "nvmlDeviceGetRemappedRows")
+    ecc = query("error correction", "nvmlDeviceGetEccMode")
+    pending = query("pending pages", "nvmlDeviceGetRetiredPagesPendingStatus")
+    state, status = _fabric(nvml, query)
     width, width_max, speed, speed_max = (
-        ask(f"PCIe {what}", f"nvmlDeviceGet{call}")
+        query(f"PCIe {what}", f"nvmlDeviceGet{call}")
         for what, call in (
             ("width", "CurrPcieLinkWidth"),
             ("widest", "MaxPcieLinkWidth"),
@@ -213,34 +213,36 @@ def _gpu(nvml: Any, index: int) -> Gpu:
     return Gpu(
         index=index,
         pci=device_address(_text(pci.busId)) if pci else "",
-        uuid=_text(ask("UUID", "nvmlDeviceGetUUID")),
-        name=_text(ask("name", "nvmlDeviceGetName")),
-        temperature_c=ask("temperature", "nvmlDeviceGetTemperature", CORE),
-        memory_c=_memory_c(nvml, ask),
+        uuid=_text(query("UUID", "nvmlDeviceGetUUID")),
+        name=_text(query("name", "nvmlDeviceGetName")),
+        temperature_c=query("temperature", "nvmlDeviceGetTemperature", CORE),
+        memory_c=_memory_c(nvml, query),
         ecc=bool(ecc[0]) if ecc else None,
-        uncorrected=ask("errors", "nvmlDeviceGetTotalEccErrors", UNCORRECTED, VOLATILE),
-        uncorrected_ever=ask("errors ever", "nvmlDeviceGetTotalEccErrors", UNCORRECTED, AGGREGATE),
+        uncorrected=query("errors", "nvmlDeviceGetTotalEccErrors", UNCORRECTED, VOLATILE),
+        uncorrected_ever=query(
+            "errors ever", "nvmlDeviceGetTotalEccErrors", UNCORRECTED, AGGREGATE
+        ),
         remapped=rows[1] if rows else None,
         remap_pending=bool(rows[2]) if rows else None,
         remap_failed=bool(rows[3]) if rows else None,
-        retired_pages=_retired(ask),
+        retired_pages=_retired_pages(query),
         retirement_pending=None if pending is None else bool(pending),
-        held_back=ask("what holds the clocks back", "nvmlDeviceGetCurrentClocksThrottleReasons"),
-        power_w=_watts(ask("power", "nvmlDeviceGetPowerUsage")),
-        power_limit_w=_watts(ask("power limit", "nvmlDeviceGetEnforcedPowerLimit")),
+        held_back=query("clock throttle reasons", "nvmlDeviceGetCurrentClocksThrottleReasons"),
+        power_w=_watts(query("power", "nvmlDeviceGetPowerUsage")),
+        power_limit_w=_watts(query("power limit", "nvmlDeviceGetEnforcedPowerLimit")),
         width=width,
         width_max=width_max,
         speed=speed,
         speed_max=speed_max,
-        nvlinks=tuple(_nvlinks(ask)),
+        nvlinks=tuple(_nvlinks(query)),
         fabric_state=state,
         fabric_status=status,
-        lost=asker.lost,
-        unread=asker.unread,
+        lost=driver.lost,
+        unread=driver.unread,
     )
 
 
-Ask = Callable[..., Any]
+Query = Callable[..., Any]
 
 
 def _text(value: Any) -> str:
@@ -251,35 +253,35 @@ def _watts(milliwatts: int | None) -> float | None:
     return None if milliwatts is None else milliwatts / 1000
 
 
-def _retired(ask: Ask) -> int | None:
-    pages = [ask("retired pages", "nvmlDeviceGetRetiredPages", cause) for cause in CAUSES]
+def _retired_pages(query: Query) -> int | None:
+    pages = [query("retired pages", "nvmlDeviceGetRetiredPages", cause) for cause in CAUSES]
     return None if None in pages else sum(len(each) for each in pages)
 
 
-def _memory_c(nvml: Any, ask: Ask) -> int | None:
-    fields = ask("temperature of memory", "nvmlDeviceGetFieldValues", [MEMORY_TEMPERATURE])
+def _memory_c(nvml: Any, query: Query) -> int | None:
+    fields = query("temperature of memory", "nvmlDeviceGetFieldValues", [MEMORY_TEMPERATURE])
     if not fields or fields[0].nvmlReturn != nvml.NVML_SUCCESS:
         return None
     return int(fields[0].value.uiVal)
 
 
-def _nvlinks(ask: Ask) -> Iterator[NvLink]:
+def _nvlinks(query: Query) -> Iterator[NvLink]:
     """Yield the links up to the first that this GPU does not have."""
     for link in range(NVLINKS_MAX):
-        active = ask("NVLinks", "nvmlDeviceGetNvLinkState", link)
+        active = query("NVLinks", "nvmlDeviceGetNvLinkState", link)
         if active is None:
             return
-        errors = [ask("", "nvmlDeviceGetNvLinkErrorCounter", link, kind) for kind in LINK_ERRORS]
+        errors = [query("", "nvmlDeviceGetNvLinkErrorCounter", link, kind) for kind in LINK_ERRORS]
         known = [each for each in errors if each is not None]
         yield NvLink(number=link, active=bool(active), errors=sum(known) if known else None)
 
 
-def _fabric(nvml: Any, ask: Ask) -> tuple[int | None, int | None]:
+def _fabric(nvml: Any, query: Query) -> tuple[int | None, int | None]:
     """Return state and status of the NVLink fabric; the state is 0 for GPUs without NVSwitch."""
     if not hasattr(nvml, "c_nvmlGpuFabricInfo_t"):
         return None, None
     info = nvml.c_nvmlGpuFabricInfo_t()
-    if ask("NVLink fabric", "nvmlDeviceGetGpuFabricInfo", nvml.byref(info)) is None:
+    if query("NVLink fabric", "nvmlDeviceGetGpuFabricInfo", nvml.byref(info)) is None:
         return None, None
     return int(info.state), int(info.status)
 

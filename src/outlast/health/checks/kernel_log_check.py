@@ -71,7 +71,7 @@ def judge(sample: KernelLogSample, about: JudgeContext) -> Iterator[Observation 
     after = points[-1][1] if points else None
     window_ns = round(about.settings.kernel.window_s * SECOND_NS)
     begin_ns = about.t_ns - window_ns if after is None else 0
-    lost = _empty(sample, after) or _lost(sample, after, begin_ns)
+    lost = _empty(sample, after) or _describe_lost(sample, after, begin_ns)
     if lost:
         yield Observation("unknown", lost)
     new = [line for number, line in sample.lines if after is None or number > after]
@@ -99,7 +99,7 @@ def _empty(sample: KernelLogSample, after: int | None) -> str:
     return ""
 
 
-def _lost(sample: KernelLogSample, after: int | None, begin_ns: int) -> str:
+def _describe_lost(sample: KernelLogSample, after: int | None, begin_ns: int) -> str:
     """Return a message if lines were lost before they were read, or "". `after`: the mark."""
     if not sample.cut or not sample.lines:
         return ""
@@ -150,14 +150,14 @@ def _read(
         if isinstance(one, Finding) and one.severity != "healthy":
             key = key_of(one)
             worst[key] = min(worst.get(key, one), one, key=_rank)
-    return [_ended(worst.get(key), word) for key, word in words.items()], unread
+    return [_with_recovery(worst.get(key), word) for key, word in words.items()], unread
 
 
 def _rank(one: Finding) -> int:
     return SEVERITIES.index(one.severity)
 
 
-def _ended(worst: Finding | None, word: Finding) -> Finding:
+def _with_recovery(worst: Finding | None, word: Finding) -> Finding:
     """Return the worst finding at the time of the last one: it has been quiet since then."""
     if worst is None:
         return word

@@ -89,7 +89,7 @@ def judge(sample: LinksSample, about: JudgeContext) -> Iterator[Observation]:
     for name, expected in wanted.expected.items():
         if expected.up and name not in there:
             yield Observation("now", "is not there", name)
-    yield from _vanished(there, about)
+    yield from _vanished_links(there, about)
     for port in sample.ports:
         if port.name in wanted.ignore:
             continue
@@ -98,8 +98,8 @@ def judge(sample: LinksSample, about: JudgeContext) -> Iterator[Observation]:
             *_counter_findings(port, about, wanted),
         ]
         if port.name not in wanted.expected and not is_up(port) and port.kind == "ib":
-            found = [*_missed(port, sample, about), *found]
-        for observed in found or [Observation("healthy", _well(port, about))]:
+            found = [*_missing(port, sample, about), *found]
+        for observed in found or [Observation("healthy", _describe_healthy(port, about))]:
             yield observed._replace(device=port.name, symptom=SYMPTOMS[port.kind])
     if not sample.ports and not wanted.expected:
         yield Observation("unknown", "no link is there, not even one of an Ethernet")
@@ -122,7 +122,7 @@ def _state(port: LinkPort, expected: Expected | None) -> Iterator[Observation]:
         yield Observation("warn", f"{detail}; the settings do not contain whether it should be up")
 
 
-def _missed(port: LinkPort, sample: LinksSample, about: JudgeContext) -> Iterator[Observation]:
+def _missing(port: LinkPort, sample: LinksSample, about: JudgeContext) -> Iterator[Observation]:
     """Report a port without an entry if it was up before, or if most similar ports are."""
     detail = f"is {port.state} ({port.physical})"
     if was_up(key(port, UP), about):
@@ -149,7 +149,7 @@ def was_up(of: str, about: JudgeContext) -> bool:
     return any(value for _, value in about.memory.counters.get(of, ()))
 
 
-def _vanished(there: dict[str, LinkPort], about: JudgeContext) -> Iterator[Observation]:
+def _vanished_links(there: dict[str, LinkPort], about: JudgeContext) -> Iterator[Observation]:
     """Report InfiniBand ports that were up at an earlier check and no longer exist."""
     wanted = about.settings.links
     for of, points in about.memory.counters.items():
@@ -185,7 +185,7 @@ def _counter_findings(port: LinkPort, about: JudgeContext, wanted: Wanted) -> It
                 yield Observation("warn", f"{name} rose by {new} within the hour, at most {most:g}")
 
 
-def _well(port: LinkPort, about: JudgeContext) -> str:
+def _describe_healthy(port: LinkPort, about: JudgeContext) -> str:
     state = "up" if is_up(port) else f"{port.state}, and not expected up"
     rate = f", {port.rate_gbps:g} Gb/s" if port.rate_gbps is not None else ""
     known = any(key(port, name) in about.memory.counters for name in port.counters)

@@ -115,18 +115,18 @@ def take(root: Path = Path("/")) -> MemorySample:
     return MemorySample(
         total_bytes=_kib(fields.get("MemTotal")),
         available_bytes=_kib(fields.get("MemAvailable")),
-        hugepages=_first(fields.get("HugePages_Total")),
+        hugepages=_first_number(fields.get("HugePages_Total")),
         controllers=_controllers(root),
     )
 
 
-def _first(text: str | None) -> int | None:
+def _first_number(text: str | None) -> int | None:
     words = (text or "").split()
     return int(words[0]) if words and words[0].isdecimal() else None
 
 
 def _kib(text: str | None) -> int | None:
-    found = _first(text)
+    found = _first_number(text)
     return None if found is None else found * KIB
 
 

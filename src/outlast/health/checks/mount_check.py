@@ -74,7 +74,7 @@ def judge(sample: MountSample, about: JudgeContext) -> Iterator[Observation]:
         found.append(Observation("drain", f"is {sample.type}, and should be {wanted.type}", at))
     if wanted.writable and "ro" in sample.options:
         found.append(Observation("now", f"{sample.source} is read-only", at))
-    found += _full(sample, wanted)
+    found += _usage(sample, wanted)
     yield from found
     if not found:
         size = sample.size_bytes / 1e9
@@ -82,7 +82,7 @@ def judge(sample: MountSample, about: JudgeContext) -> Iterator[Observation]:
         yield Observation("healthy", f"{sample.type}, {free:.0f} of {size:.0f} GB free", at)
 
 
-def _full(sample: MountSample, wanted: Expected) -> Iterator[Observation]:
+def _usage(sample: MountSample, wanted: Expected) -> Iterator[Observation]:
     """Judge used space and inodes.
 
     A full network file system is full on every node, so it only warns: a drain repairs nothing.
@@ -147,15 +147,17 @@ def probes(settings: CheckSettings) -> Iterable[Probe[MountSample]]:
     paths = dict.fromkeys([*wanted.expected, *(line.path for line in by_source.values())])
     selected = [path for path in paths if path not in wanted.ignore][:PROBES_MAX]
     for path in selected:
-        yield Probe(_shown(path), partial(take, path, _newest(lines, path)), wanted.deadline_s)
+        yield Probe(
+            _printable(path), partial(take, path, _top_mount(lines, path)), wanted.deadline_s
+        )
 
 
-def _shown(name: str) -> str:
+def _printable(name: str) -> str:
     """Return a mount's name as valid UTF-8; undecodable bytes are escaped."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
-def _newest(lines: list[MountLine], path: str) -> MountLine | None:
+def _top_mount(lines: list[MountLine], path: str) -> MountLine | None:
     """Return the last mount at a path: it covers the earlier ones."""
     place = path.rstrip("/") or "/"
     return next((line for line in reversed(lines) if line.path == place), None)
@@ -164,26 +166,28 @@ def _newest(lines: list[MountLine], path: str) -> MountLine | None:
 def take(path: str, line: MountLine | None) -> MountSample:
     """Query a file system's figures, which may be cached, and then its root directory."""
     if line is None:
-        return MountSample(path=_shown(path))
+        return MountSample(path=_printable(path))
     try:
         figures = os.statvfs(path)
         Path(path).stat()
         if line.type == "autofs":  # a query mounts it
-            line = _newest(parse_mounts(TABLE.read_text("utf-8", "surrogateescape")), path) or line
+            line = (
+                _top_mount(parse_mounts(TABLE.read_text("utf-8", "surrogateescape")), path) or line
+            )
     except OSError as error:
         return MountSample(
-            path=_shown(path),
-            source=_shown(line.source),
+            path=_printable(path),
+            source=_printable(line.source),
             type=line.type,
-            options=tuple(map(_shown, line.options)),
+            options=tuple(map(_printable, line.options)),
             trouble=f"{error.strerror} ({errno.errorcode.get(error.errno or 0, error.errno)})",
             denied=error.errno in {errno.EACCES, errno.EPERM},
         )
     return MountSample(
-        path=_shown(path),
-        source=_shown(line.source),
+        path=_printable(path),
+        source=_printable(line.source),
         type=line.type,
-        options=tuple(map(_shown, line.options)),
+        options=tuple(map(_printable, line.options)),
         size_bytes=figures.f_frsize * (figures.f_blocks - figures.f_bfree + figures.f_bavail),
         free_bytes=figures.f_frsize * figures.f_bavail,
         inodes=figures.f_files,

@@ -210,12 +210,14 @@ def measure(ring: RingSettings) -> PairsSample:
         timeout=step,
     )
     try:
-        return PairsSample(rank=ring.rank, names=names, pairs=_searched(torch, dist, store, ring))
+        return PairsSample(
+            rank=ring.rank, names=names, pairs=_measure_rounds(torch, dist, store, ring)
+        )
     finally:
-        _leave(store, ring)
+        _leave_ring(store, ring)
 
 
-def _searched(
+def _measure_rounds(
     torch: Any, dist: Any, store: Any, ring: RingSettings
 ) -> tuple[tuple[int, int, float], ...]:
     least = None if ring.gbytes_min is None else ring.gbytes_min * 1e9
@@ -223,12 +225,14 @@ def _searched(
     try:
         pairs = next(steps)
         while True:
-            pairs = steps.send(_round(torch, dist, store, ring, pairs))
+            pairs = steps.send(_run_round(torch, dist, store, ring, pairs))
     except StopIteration as end:
         return tuple((a, b, speed) for (a, b), speed in end.value.items())
 
 
-def _round(torch: Any, dist: Any, store: Any, ring: RingSettings, pairs: list[Pair]) -> PairSpeeds:
+def _run_round(
+    torch: Any, dist: Any, store: Any, ring: RingSettings, pairs: list[Pair]
+) -> PairSpeeds:
     """Measure the pairs of a round and return their speeds.
 
     All ranks create each group; the lower rank of a pair publishes its measurement.
@@ -278,7 +282,7 @@ def _speed(torch: Any, dist: Any, group: Any, size_bytes: int) -> float:
     return data.numel() * 4 / best_s
 
 
-def _leave(store: Any, ring: RingSettings) -> None:
+def _leave_ring(store: Any, ring: RingSettings) -> None:
     """Keep rank 0, which hosts the store, until all other ranks have read their results."""
     finished = store.add("left", 1)
     until = time.monotonic() + ring.step_s

@@ -359,7 +359,7 @@ def parse_header(line: str, source: str, options: SacctOptions) -> SacctHeader |
             f"{source} is a table for display, with columns cut to a width; run"
             f" sacct --parsable2 --duplicates --allusers --format={USUAL}"
         )
-    return _usable(delimiter, names, source)
+    return _check_header(delimiter, names, source)
 
 
 def header_of_options(source: str, options: SacctOptions) -> SacctHeader:
@@ -367,10 +367,10 @@ def header_of_options(source: str, options: SacctOptions) -> SacctHeader:
     strange = [name for name in options.columns if name and name.lower() not in KNOWN]
     if strange:
         raise SourceError(f"sacct has no column {strange[0]!r} (of those given for {source})")
-    return _usable(options.delimiter or "|", options.columns, source)
+    return _check_header(options.delimiter or "|", options.columns, source)
 
 
-def _usable(delimiter: str, names: tuple[str, ...], source: str) -> SacctHeader:
+def _check_header(delimiter: str, names: tuple[str, ...], source: str) -> SacctHeader:
     lower = [name.lower() for name in names]
     at = {
         ours: lower.index(next(name for name in theirs if name in lower))

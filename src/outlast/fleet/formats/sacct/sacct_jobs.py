@@ -35,7 +35,7 @@ class HiddenAttempts:
         self._counts = False
         self._requeued: list[pl.DataFrame] = []
 
-    def see(self, jobs: pl.DataFrame, restarts_known: bool) -> None:
+    def add(self, jobs: pl.DataFrame, restarts_known: bool) -> None:
         """Add records of jobs. `restarts_known`: the log has a column of restarts."""
         self.jobs += jobs.height
         self._counts |= restarts_known
@@ -136,14 +136,14 @@ class JobConverter:
         lost = [
             pl.lit(None, pl.String).alias(name) for name in COLUMNS if name not in texts.columns
         ]
-        rows = self._of_jobs(texts.with_columns(lines.alias("at"), *lost).with_row_index("index"))
+        rows = self._job_rows(texts.with_columns(lines.alias("at"), *lost).with_row_index("index"))
         if rows.is_empty():
             return RecordBatch({}, [])
         rows, odd, forms = convert_rows(
             rows, self._known, self._options.zone, self._options.cluster
         )
         self._forms |= forms
-        rows = _accepted(_with_end(rows, self._known, self._options.taken_ns))
+        rows = _accept_rows(_add_end(rows, self._known, self._options.taken_ns))
         bad = rows.filter(pl.col("reason").is_not_null()).select("index", "at", "reason")
         rejects = [
             make_reject(self._source, line, reason, text_of(index))
@@ -168,7 +168,7 @@ class JobConverter:
                 " running until the last moment that the log speaks of"
             )
             until = pl.max_horizontal(pl.lit(self._last_ns, pl.Int64), "start_ns")
-            tables.append(self._finished(running.with_columns(t_ns=until)))
+            tables.append(self._numbered_jobs(running.with_columns(t_ns=until)))
         self._totals.notes += self._hidden.notes()
         if self._totals.skipped[STEP] and not self._hidden.jobs:
             self._totals.notes.append("no row is of a job, only of steps: what ran is not known")
@@ -183,15 +183,15 @@ class JobConverter:
         if waiting.any():
             self._open.append(good.filter(waiting))
             good = good.filter(~waiting)
-        return {"jobs": self._finished(good)} if good.height else {}
+        return {"jobs": self._numbered_jobs(good)} if good.height else {}
 
-    def _finished(self, jobs: pl.DataFrame) -> pl.DataFrame:
+    def _numbered_jobs(self, jobs: pl.DataFrame) -> pl.DataFrame:
         jobs = number_attempts(jobs.with_columns(attempt=pl.lit(0, pl.Int64)))
         jobs = jobs.select(pl.col(name).cast(kind) for name, kind in SCHEMA.items())
-        self._hidden.see(jobs, "restarts" in self._known)
+        self._hidden.add(jobs, "restarts" in self._known)
         return jobs
 
-    def _of_jobs(self, rows: pl.DataFrame) -> pl.DataFrame:
+    def _job_rows(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Return the rows of jobs that held nodes, with `state` in our terms; count the others."""
         job = pl.col("job")
         state = pl.col("state")
@@ -200,14 +200,14 @@ class JobConverter:
             named = job.str.to_lowercase().is_in(COLUMNS["job"])
             again = named & (state.str.to_lowercase() == "state")
             self._refuse_other_header(rows.filter(again.fill_null(value=False)))
-            rows = self._without(rows, again, HEADER)
-            rows = self._without(rows, job.str.contains(_STEP), STEP)
+            rows = self._drop_rows(rows, again, HEADER)
+            rows = self._drop_rows(rows, job.str.contains(_STEP), STEP)
         rows = rows.with_columns(
             sacct_values.map_texts(rows["state"], sacct_values.parse_state, pl.String())
         )
         idle = pl.col("start").is_null() | pl.col("start").is_in(sacct_values.NOTHING)
-        rows = self._without(rows, (state == sacct_values.PENDING), QUEUED)
-        return self._without(rows, job.str.contains(_RANGE) & idle, QUEUED) if odd else rows
+        rows = self._drop_rows(rows, (state == sacct_values.PENDING), QUEUED)
+        return self._drop_rows(rows, job.str.contains(_RANGE) & idle, QUEUED) if odd else rows
 
     def _refuse_other_header(self, rows: pl.DataFrame) -> None:
         """Raise SourceError for a second header with its columns in other places.
@@ -224,7 +224,7 @@ class JobConverter:
                     " own; nothing was changed"
                 )
 
-    def _without(self, rows: pl.DataFrame, which: pl.Expr, what: str) -> pl.DataFrame:
+    def _drop_rows(self, rows: pl.DataFrame, which: pl.Expr, what: str) -> pl.DataFrame:
         mask = rows.select(which.fill_null(value=False).alias("which"))["which"]
         count = int(mask.sum())
         if not count:
@@ -233,7 +233,7 @@ class JobConverter:
         return rows.filter(~mask)
 
 
-def _with_end(rows: pl.DataFrame, known: Set[str], taken_ns: int | None) -> pl.DataFrame:
+def _add_end(rows: pl.DataFrame, known: Set[str], taken_ns: int | None) -> pl.DataFrame:
     """Add `t_ns`, null if unknown, and clear the nodes of jobs that never had any.
 
     Slurm writes the time of a cancellation as both start and end, and the requested nodes.
@@ -243,7 +243,7 @@ def _with_end(rows: pl.DataFrame, known: Set[str], taken_ns: int | None) -> pl.D
     start = pl.col("start_ns")
     end = pl.col("end_ns")
     span = pl.col("span_ns")
-    ends = _ended()
+    ends = _has_ended()
     if "start" not in known:
         rows = rows.with_columns(start_ns=end - span)
     if "hosts" in known:
@@ -258,7 +258,7 @@ def _with_end(rows: pl.DataFrame, known: Set[str], taken_ns: int | None) -> pl.D
     )
 
 
-def _accepted(rows: pl.DataFrame) -> pl.DataFrame:
+def _accept_rows(rows: pl.DataFrame) -> pl.DataFrame:
     """Add the `reason` that a row is no record; null for a record."""
     job = pl.col("job")
     start = pl.col("start_ns")
@@ -273,8 +273,8 @@ def _accepted(rows: pl.DataFrame) -> pl.DataFrame:
         NO_STATE: pl.col("state").is_null(),
         NO_TIME: pl.col("wrong"),
         VANISHED: pl.col("skipped"),
-        NO_START: ~_ended() & start.is_null(),
-        NO_END: _ended() & no_time,
+        NO_START: ~_has_ended() & start.is_null(),
+        NO_END: _has_ended() & no_time,
         ENDS_FIRST: pl.col("t_ns") < start,
         host_lists.TOO_LARGE: host_lists.too_large(pl.col("nodes"), pl.col("gpus")),
     }
@@ -300,5 +300,5 @@ def _oddities(rows: pl.DataFrame, named: bool) -> Counter[str]:
     return Counter({name: count for name, count in odd.row(0, named=True).items() if count})
 
 
-def _ended() -> pl.Expr:
+def _has_ended() -> pl.Expr:
     return ~pl.col("state").is_in(UNFINISHED)

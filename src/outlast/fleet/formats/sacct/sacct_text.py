@@ -93,7 +93,7 @@ def repair_lines(
         if not text.strip():
             at += 1
             continue
-        taken, fields = _joined(lines, at, separator, delimiter, header)
+        taken, fields = _join_lines(lines, at, separator, delimiter, header)
         if fields:
             records.append((number, [field.replace("\n", " ") for field in fields]))
         else:
@@ -104,13 +104,13 @@ def repair_lines(
     return RepairedLines(rest, records, torn)
 
 
-def _joined(
+def _join_lines(
     lines: Sequence[NumberedLine], at: int, separator: str, delimiter: str, header: SacctHeader
 ) -> tuple[int, list[str]]:
     """Return the number of lines from `at` on that make a record, and its fields, or 1 and []."""
     text = lines[at].text
     free = header.free()
-    if not free or not _begins(text.split(separator), header):
+    if not free or not _is_first_line(text.split(separator), header):
         return 1, []
     for count in range(1, min(LINES_MAX, len(lines) - at) + 1):
         if count > 1:
@@ -118,7 +118,7 @@ def _joined(
         fields = text.split(separator)
         if len(fields) > header.width + EXTRA_MAX:
             break
-        if found := _aligned(fields, delimiter, header):
+        if found := _align_fields(fields, delimiter, header):
             return count + _tail(lines, at + count, separator, header), found
         if len(fields) <= free[0]:
             break  # the line ends in a field that cannot have a break
@@ -132,14 +132,14 @@ def _tail(lines: Sequence[NumberedLine], at: int, separator: str, header: SacctH
     count = 0
     for number, (_, text) in enumerate(lines[at:], 1):
         fields = text.split(separator)
-        if _message(text) or (len(fields) > 1 and _begins(fields, header)):
+        if _message(text) or (len(fields) > 1 and _is_first_line(fields, header)):
             break
         if text.strip():  # blank lines at the end are not its own
             count = number
     return count
 
 
-def _aligned(fields: list[str], delimiter: str, header: SacctHeader) -> list[str]:
+def _align_fields(fields: list[str], delimiter: str, header: SacctHeader) -> list[str]:
     """Assign fields to columns so that only free ones have delimiters; [] if it is ambiguous."""
     free = header.free()
     extra = len(fields) - header.width
@@ -159,7 +159,7 @@ def _aligned(fields: list[str], delimiter: str, header: SacctHeader) -> list[str
     return found[0] if len(firm) == 1 else []
 
 
-def _begins(fields: list[str], header: SacctHeader) -> bool:
+def _is_first_line(fields: list[str], header: SacctHeader) -> bool:
     """Return whether these can be a record's first fields, the last of them cut."""
     firm = header.free()[0]  # behind it a delimiter may have moved the fields
     return _fits(fields[:firm] if len(fields) > firm else fields[:-1], header)
@@ -234,7 +234,7 @@ def read_blocks(
             line += pending.count(b"\n") + data.count(b"\n")
             pending = b""
             continue
-        cut = len(data) if last else _cut(data, delimiter, header.width)
+        cut = len(data) if last else _last_record_begin(data, delimiter, header.width)
         lines = pending.count(b"\n") + data.count(b"\n") if cut == 0 else 0
         if lines > HELD_LINES_MAX or (cut == 0 and len(pending) + len(data) > RECORD_BYTES_MAX):
             cut = data.rfind(b"\n") + 1
@@ -243,7 +243,7 @@ def read_blocks(
                 if complete:
                     yield _block((pending[:complete],), delimiter, header, line)
                     line += pending.count(b"\n")
-                yield _endless(line, pending[complete:] + data, delimiter)
+                yield _endless_block(line, pending[complete:] + data, delimiter)
                 pending, endless = b"", True
                 continue
         if cut == 0:
@@ -257,7 +257,7 @@ def read_blocks(
         yield _block((pending,), delimiter, header, line)
 
 
-def _endless(line: int, text: bytes, delimiter: bytes) -> RecordBlock:
+def _endless_block(line: int, text: bytes, delimiter: bytes) -> RecordBlock:
     """Return a block of one line that is no record."""
     shown = text[:SHOWN_BYTES].decode(errors="replace")
     torn = [TornLine(line, TOO_LONG, shown)]
@@ -272,7 +272,7 @@ def _read(file: BinaryIO, size_bytes: int) -> Iterator[tuple[bytes, bool]]:
             yield data[at : at + step], len(data) < size_bytes and at + step >= len(data)
 
 
-def _cut(text: bytes, delimiter: bytes, width: int) -> int:
+def _last_record_begin(text: bytes, delimiter: bytes, width: int) -> int:
     """Return the begin of the last whole record, which later lines may continue; 0 for none."""
     end = text.rfind(b"\n") + 1
     while end > 0:
@@ -289,7 +289,7 @@ def _block(
     separator = delimiter
     if len(delimiter) > 1:
         text = b"".join(parts)
-        separator = _unused(text)
+        separator = _unused_delimiter(text)
         parts = (text.replace(delimiter, separator),)
     names = _names(separator, header.width)
     text = b"".join((names, *parts))
@@ -345,7 +345,7 @@ def _repair(
     keep = fields == header.width
     odd = np.flatnonzero(~keep)
     runs = np.split(odd, np.flatnonzero(np.diff(odd) > 1) + 1)
-    new = _unused(text) if separator == delimiter.encode() else separator
+    new = _unused_delimiter(text) if separator == delimiter.encode() else separator
     pieces: list[bytes] = []
     torn: list[TornLine] = []
     at, count = 0, 0
@@ -373,7 +373,7 @@ def _repair(
     return b"".join(pieces), lines[keep], count, torn, new
 
 
-def _unused(text: bytes) -> bytes:
+def _unused_delimiter(text: bytes) -> bytes:
     """Return a control character that the text does not contain. Raises SourceError."""
     for code in (0x1F, 0x1E, 0x1D, 0x1C, *range(1, 9), *range(14, 28)):
         if code not in text:

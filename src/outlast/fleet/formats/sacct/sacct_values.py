@@ -192,9 +192,9 @@ def parse_times(column: pl.Series, zone: str) -> SacctTimes:
         stripped = others.str.to_datetime(LOCAL, strict=False, time_unit="us")
         local = local.scatter(rest, stripped)
         others = others.set(stripped.is_not_null(), None)
-    us, late_us, skipped = _localised(local, zone)
+    us, late_us, skipped = _localise(local, zone)
     forms = {NAIVE: len(local) - local.null_count()}
-    wrong = none = _none(column)
+    wrong = none = _false(column)
     if others.null_count() < len(others):
         epoch_us = (
             others.cast(pl.Int64, strict=False).clip(-1, LATEST_US // 1_000_000 + 1) * 1_000_000
@@ -219,10 +219,10 @@ def parse_times(column: pl.Series, zone: str) -> SacctTimes:
     return SacctTimes(us * 1000, late_us * 1000, wrong, skipped, early, used)
 
 
-def _localised(local: pl.Series, zone: str) -> tuple[pl.Series, pl.Series, pl.Series]:
+def _localise(local: pl.Series, zone: str) -> tuple[pl.Series, pl.Series, pl.Series]:
     """Return microseconds, the later ones of ambiguous times, and which times do not exist."""
     if zone == "UTC":
-        return local.to_physical(), _none(local).cast(pl.Int64).clear(len(local)), _none(local)
+        return (local.to_physical(), _false(local).cast(pl.Int64).clear(len(local)), _false(local))
     first, last = (
         local.dt.replace_time_zone(zone, ambiguous=which, non_existent="null").to_physical()
         for which in ("earliest", "latest")
@@ -230,6 +230,6 @@ def _localised(local: pl.Series, zone: str) -> tuple[pl.Series, pl.Series, pl.Se
     return first, last.set(first == last, None), local.is_not_null() & first.is_null()
 
 
-def _none(column: pl.Series) -> pl.Series:
+def _false(column: pl.Series) -> pl.Series:
     """Return False for each row."""
     return pl.Series([False]).new_from_index(0, len(column))
