@@ -18,7 +18,7 @@ CEILINGS = {
     "fmt: skip": 35,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 91990,
+    "lines": 91988,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 2,
 }

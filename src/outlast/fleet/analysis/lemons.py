@@ -268,7 +268,7 @@ def rank_lemons(
         .filter(pl.col("node_days") > 0)
     )
     longer = past.since_ns < now.since_ns
-    return _select_lemons(found, fdr, times_min, longer=longer)
+    return _lemons(found, fdr, times_min, longer=longer)
 
 
 def failure_basis(tables: Tables) -> FailureBasis:
@@ -325,9 +325,7 @@ def _failure_counts(window: Tables, blame: pl.LazyFrame, same_s: float) -> pl.La
     )
 
 
-def _select_lemons(
-    found: pl.DataFrame, fdr: float, times_min: float, *, longer: bool
-) -> pl.DataFrame:
+def _lemons(found: pl.DataFrame, fdr: float, times_min: float, *, longer: bool) -> pl.DataFrame:
     found = found.with_columns(lemon=pl.lit(value=False))
     for _ in range(ROUNDS_MAX):
         before = found["lemon"]
