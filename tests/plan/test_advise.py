@@ -26,7 +26,7 @@ from outlast.plan.model.strategy_prediction import predict, reason_impossible
 from outlast.plan.simulate.replications import simulate
 from outlast.plan.simulate.simulated_job import job_of
 from outlast.theory import special_functions
-from outlast.theory.spares import Stalling
+from outlast.theory.spares import StalledShares
 
 
 def told(in_use: Strategy | None = None, **said: str) -> Advice:
@@ -80,7 +80,7 @@ def test_spares_are_those_of_an_independent_computation(gpus: str) -> None:
 
 def _cheapest(rates: list[Scenario]) -> int:
     nodes, most = rates[0].nodes, 2000
-    away = [Stalling(kinds_of(one), one.repair_s, most) for one in rates]
+    away = [StalledShares(kinds_of(one), one.repair_s, most) for one in rates]
     return min(range(most), key=lambda s: sum((nodes + s) / (1 - one.share(s)) for one in away))
 
 

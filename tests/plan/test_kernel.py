@@ -29,7 +29,7 @@ def job(mtbf_s: float = 1e4, **how: object) -> SimulatedJob:
     plain = SimulatedJob(
         work_s=1_000_000.0, interval_s=1000.0, versions=1, step_s=0.0, memory_cost_s=0.0,
         cost_s=100.0, flush_s=0.0, nodes=NODES, spares=4000, replicas=1, copies=0, window_s=0.0,
-        node_rate=1 / mtbf_s / NODES, kept=0.0, lemons=0.0, lemon_factor=1.0, mended=0.0,
+        node_rate=1 / mtbf_s / NODES, stay_share=0.0, lemons=0.0, lemon_factor=1.0, cure_share=0.0,
         software_rate=0.0, rack_rate=0.0, rack_nodes=8, shape=1.0, scale_s=0.0, age_s=0.0,
         repair_s=10.0, repair_shape=1.0, detect_s=60.0, restart_s=(300.0, 300.0, 300.0),
         software_from=STORAGE, node_from=STORAGE, drop=False, failures_max=1_000_000,
@@ -141,8 +141,8 @@ def hard(**how: object) -> SimulatedJob:
     """Everything at once."""
     return job(
         2e4, work_s=300_000.0, interval_s=1000.0, versions=5, step_s=10.0, memory_cost_s=1.0,
-        flush_s=400.0, nodes=64, spares=3, replicas=4, copies=2, window_s=100.0, kept=0.3,
-        lemons=0.1, lemon_factor=20.0, mended=0.5, software_rate=1e-5, rack_rate=1e-6,
+        flush_s=400.0, nodes=64, spares=3, replicas=4, copies=2, window_s=100.0, stay_share=0.3,
+        lemons=0.1, lemon_factor=20.0, cure_share=0.5, software_rate=1e-5, rack_rate=1e-6,
         repair_s=30_000.0, repair_shape=2.0, node_from=LIVE, software_from=MEMORY,
         restart_s=(20.0, 60.0, 300.0), **how,
     )  # fmt: skip

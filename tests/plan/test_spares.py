@@ -14,7 +14,7 @@ from outlast.plan.model.ladder_costs import kinds_of
 from outlast.plan.model.scenario import scenario_of
 from outlast.plan.model.strategy_prediction import predict
 from outlast.theory import scale
-from outlast.theory.spares import Stalling
+from outlast.theory.spares import StalledShares
 
 # 20 failures an hour that each take a node for a day: 480 in repair.
 TRAP = {"gpus": "1M", "failures": "50kh", "transient": "0%", "fatal": "0%"}
@@ -83,7 +83,7 @@ def test_racks_stall_as_simulated(count: int) -> None:
     scenario = scenario_of({**RACKS, "spares": str(count)})
     rows = simulate(job_of(scenario, "checkpoint-restart"), 100, seed=count)
     waited = rows["wait_s"] / rows["wall_s"]
-    right = Stalling(kinds_of(scenario), scenario.repair_s, count).share(count)
+    right = StalledShares(kinds_of(scenario), scenario.repair_s, count).share(count)
     assert abs(waited.mean() - right) < 4 * waited.std() / math.sqrt(len(waited))
 
 

@@ -30,7 +30,7 @@ def job(mtbf_s: float = 1e4, **how: object) -> SimulatedJob:
     plain = SimulatedJob(
         work_s=20 * mtbf_s, interval_s=1000.0, versions=1, step_s=0.0, memory_cost_s=0.0,
         cost_s=100.0, flush_s=0.0, nodes=NODES, spares=12, replicas=1, copies=0, window_s=0.0,
-        node_rate=1 / mtbf_s / NODES, kept=0.0, lemons=0.0, lemon_factor=1.0, mended=0.0,
+        node_rate=1 / mtbf_s / NODES, stay_share=0.0, lemons=0.0, lemon_factor=1.0, cure_share=0.0,
         software_rate=0.0, rack_rate=0.0, rack_nodes=8, shape=1.0, scale_s=0.0, age_s=0.0,
         repair_s=10.0, repair_shape=1.0, detect_s=60.0, restart_s=(20.0, 60.0, 300.0),
         software_from=STORAGE, node_from=STORAGE, drop=False, failures_max=1_000_000,
@@ -40,11 +40,11 @@ def job(mtbf_s: float = 1e4, **how: object) -> SimulatedJob:
 
 LADDER = job(
     4e3, versions=5, memory_cost_s=1.0, step_s=10.0, spares=2, replicas=2, copies=4,
-    window_s=100.0, kept=0.4, repair_s=6e3, repair_shape=2.0, node_from=LIVE, software_from=MEMORY,
-    software_rate=5e-5, work_s=60_000.0,
+    window_s=100.0, stay_share=0.4, repair_s=6e3, repair_shape=2.0, node_from=LIVE,
+    software_from=MEMORY, software_rate=5e-5, work_s=60_000.0,
 )  # fmt: skip
 RACKS = LADDER._replace(
-    nodes=16, rack_nodes=4, rack_rate=1e-5, lemons=0.2, lemon_factor=10.0, mended=0.5,
+    nodes=16, rack_nodes=4, rack_rate=1e-5, lemons=0.2, lemon_factor=10.0, cure_share=0.5,
     repair_shape=0.5, step_s=0.0, flush_s=150.0,
 )  # fmt: skip
 JOBS = {
@@ -136,8 +136,8 @@ def test_a_written_story_is_explained(told: tuple[NarratedRun, Path]) -> None:
     steps_ms = {round(one.phases_ms["redo"]) for one in found if one.kind == "step"}
     assert 1e3 * LADDER.step_s in steps_ms
     for words in (
-        "its node failed and goes to repair",
-        "it crashed; its node goes on",
+        "node failed",
+        "process crashed; node is healthy",
         "warm spares take over",
         "nothing is left of the own state of rank",
         "gave way to",
@@ -160,19 +160,19 @@ def test_with_a_runs_own_limits_it_gives_up_where_a_run_would(tmp_path: Path) ->
     waits = job(spares=0, repair_s=2e4)
     assert narrate(waits, seed=1).outcome == "done"
     story = narrate(waits, seed=1, limits=Limits(), run_dir=tmp_path)
-    assert story.outcome == "gave_up" and "no agent had room" in story.why
+    assert story.outcome == "gave_up" and "no agent had room" in story.reason
     assert story.tallies["wall_s"] == math.inf and story.tallies["done_s"] < waits.work_s
     assert summarise(tmp_path).outcome == "gave_up"
     hopeless = narrate(job(300.0, cost_s=1000.0), seed=1, limits=Limits())
-    assert hopeless.outcome == "gave_up" and "3 restarts in a row" in hopeless.why
+    assert hopeless.outcome == "gave_up" and "3 restarts in a row" in hopeless.reason
     late = narrate(job(restart_s=(0.0, 0.0, 900.0)), seed=1, limits=Limits())
-    assert late.outcome == "gave_up" and "was not ready within 600 s" in late.why
+    assert late.outcome == "gave_up" and "was not ready within 600 s" in late.reason
 
 
 def test_a_run_that_cannot_finish_says_so() -> None:
     hopeless = narrate(job(10.0, work_s=1e5, failures_max=200))
     assert (hopeless.outcome, hopeless.tallies["wall_s"]) == ("interrupted", math.inf)
-    assert "200 failures" in hopeless.why
+    assert "200 failures" in hopeless.reason
     never = narrate(job(spares=0, repair_s=1e30))
     assert (never.outcome, never.tallies["wall_s"]) == ("gave_up", math.inf)
 
@@ -181,7 +181,7 @@ def test_it_stops_where_that_was_enough(tmp_path: Path) -> None:
     """Between two failures, and in a recovery that never ends."""
     asked = iter([False] * 30)
     story = narrate(LADDER, seed=3, run_dir=tmp_path / "a", stopped=lambda: next(asked, True))
-    assert story.outcome == "interrupted" and story.why.startswith("interrupted: ")
+    assert story.outcome == "interrupted" and story.reason.startswith("interrupted: ")
     result = summarise(tmp_path / "a")
     assert (result.outcome, result.wall_s) == ("interrupted", pytest.approx(story.ended_s))
     assert 0 < result.steps < LADDER.work_s / LADDER.step_s

@@ -137,7 +137,7 @@ def test_shares_of_failures_sum_to_all_of_them() -> None:
     by_name = {one.name: one.rate_per_s * mtbf_s(scenario) for one in kinds_of(scenario)}
     assert by_name == pytest.approx({"node": 0, "transient": 0.5, "fatal": 0.5, "rack": 0})
     assert predict(scenario, "checkpoint-restart").spares == 0
-    assert job_of(scenario, "checkpoint-restart").kept == 1
+    assert job_of(scenario, "checkpoint-restart").stay_share == 1
     third = scenario_of({"gpus": "1024", "transient": "30%", "fatal": "20%"})
     rates = [one.rate_per_s * mtbf_s(third) for one in kinds_of(third)]
     assert rates == pytest.approx([0.5, 0.3, 0.2, 0])

@@ -33,10 +33,10 @@ def job(interval_s: float, cost_s: float, work_s: float, **how: object) -> Simul
     plain = SimulatedJob(
         work_s=work_s, interval_s=interval_s, versions=1, step_s=0.0, memory_cost_s=0.0,
         cost_s=cost_s, flush_s=0.0, nodes=NODES, spares=12, replicas=1, copies=0, window_s=0.0,
-        node_rate=0.0, kept=0.0, lemons=0.0, lemon_factor=1.0, mended=0.0, software_rate=0.0,
-        rack_rate=0.0, rack_nodes=8, shape=1.0, scale_s=0.0, age_s=0.0, repair_s=10.0,
-        repair_shape=1.0, detect_s=DETECT_S, restart_s=(0.0, 0.0, 0.0), software_from=STORAGE,
-        node_from=STORAGE, drop=False, failures_max=1_000_000,
+        node_rate=0.0, stay_share=0.0, lemons=0.0, lemon_factor=1.0, cure_share=0.0,
+        software_rate=0.0, rack_rate=0.0, rack_nodes=8, shape=1.0, scale_s=0.0, age_s=0.0,
+        repair_s=10.0, repair_shape=1.0, detect_s=DETECT_S, restart_s=(0.0, 0.0, 0.0),
+        software_from=STORAGE, node_from=STORAGE, drop=False, failures_max=1_000_000,
     )  # fmt: skip
     return plain._replace(**how)  # pyright: ignore[reportArgumentType]
 

@@ -113,7 +113,7 @@ def test_the_best_number_is_best(mean: float, nodes: int, price: float) -> None:
 
 @pytest.mark.parametrize("mean", [0.5, 6.0, 480.0, 2000.0])
 def test_bursts_of_one_stall_as_erlang_has_it(mean: float) -> None:
-    stalling = spares.Stalling(
+    stalling = spares.StalledShares(
         [FailureKind(name="node", rate_per_unit_s=mean)], 1.0, int(2 * mean) + 9
     )
     for s in (0, 1, int(mean), int(mean + 3 * math.sqrt(mean))):
@@ -123,14 +123,16 @@ def test_bursts_of_one_stall_as_erlang_has_it(mean: float) -> None:
 def test_bursts_of_all_stall_as_one_node_would() -> None:
     """A job of one rack without spares is away until the last of its two nodes is back: after 3/2
     repairs on the average."""
-    stalling = spares.Stalling(
+    stalling = spares.StalledShares(
         [FailureKind(name="rack", rate_per_unit_s=0.2, devices_killed=2)], 1.0, 0
     )
     assert stalling.share(0) == pytest.approx(0.3 / 1.3)
 
 
 def test_nothing_in_repair() -> None:
-    assert spares.Stalling([FailureKind(name="none", rate_per_unit_s=0.0)], 1.0, 3).share(2) == 0
+    assert (
+        spares.StalledShares([FailureKind(name="none", rate_per_unit_s=0.0)], 1.0, 3).share(2) == 0
+    )
     assert spares.short_share(0, 0.0) == spares.wait_share(1, 0.0) == 0
     assert spares.wait_share(0, 0.0) == 1  # who has no spare finds none
     assert spares.stalled_share(0, 0.0) == spares.shortage(0, 0.0) == 0

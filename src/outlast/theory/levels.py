@@ -98,15 +98,15 @@ def nested_s(
     check_positive("saves", saves)
     deep_rate = 1 / deep_mtbf_s
     rate = 1 / mtbf_s + deep_rate
-    chunk_s = grown(interval_s + cost_s, rate)
-    save_s = grown(deep_cost_s, rate)
+    chunk_s = completion_s(interval_s + cost_s, rate)
+    save_s = completion_s(deep_cost_s, rate)
     if not deep_rate or math.isinf(chunk_s + save_s):
         return saves * chunk_s + save_s
     grows = saves * math.log1p(deep_rate * chunk_s) + math.log1p(deep_rate * save_s)
-    return grown(grows / deep_rate, deep_rate)
+    return completion_s(grows / deep_rate, deep_rate)
 
 
-def grown(length_s: float, rate_per_s: float) -> float:
+def completion_s(length_s: float, rate_per_s: float) -> float:
     """Return expected seconds until `length_s` pass without a failure: (e^(l L) - 1)/l. Exact;
     infinity above the range of floats."""
     exponent = length_s * rate_per_s

@@ -2,7 +2,7 @@
 
 `in_repair` is the mean number in repair, rate x repair time (`in_repair`); with unlimited crew the
 number is Poisson distributed for any law of repair times (Palm 1943: M/G/infinity), in the long
-run. Bursts that take several nodes at once are in `bursts.py`.
+run. `repair_distribution` treats bursts that take several nodes at once.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ def repair_distribution(kinds: Sequence[FailureKind], repair_s: float) -> InRepa
     return InRepair(_panjer([(size, size * load) for size, load in loads if load], mean))
 
 
-class Stalling:
+class StalledShares:
     """Waiting of a job that needs all its nodes, where nothing fails while it waits.
 
     Each node returns on its own after an exponential time; exact then, in the long run.

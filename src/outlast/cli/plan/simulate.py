@@ -215,8 +215,8 @@ def _must_be_new(to: Path) -> None:
 def _show_story(narrated: NarratedRun, to: Path) -> None:
     tallies = narrated.tallies
     echo(Text(f"{_OUTCOME[narrated.outcome]} {format_quantity(narrated.ended_s, 's')}", "bold"))
-    if narrated.why:
-        echo(narrated.why)
+    if narrated.reason:
+        echo(narrated.reason)
     ways = ", ".join(f"{count} x {rung}" for rung, count in narrated.rungs.items())
     stops = format_count(int(tallies["incidents"]), "stop")
     echo(

@@ -99,8 +99,8 @@ class SpareModel:
         return spares.repair_distribution(self._taking, self._scenario.repair_s)
 
     @cached_property
-    def _stalling(self) -> spares.Stalling:
-        return spares.Stalling(self._taking, self._scenario.repair_s, self.most)
+    def _stalled_shares(self) -> spares.StalledShares:
+        return spares.StalledShares(self._taking, self._scenario.repair_s, self.most)
 
     @cached_property
     def _up(self) -> list[float]:
@@ -112,7 +112,7 @@ class SpareModel:
         """Return the share of time in which a job that needs all its nodes waits."""
         if self._one_by_one:
             return erlang.stalled_share(count, self.mean)  # the same, at once
-        return self._stalling.share(min(count, self.most))
+        return self._stalled_shares.share(min(count, self.most))
 
     def up(self, count: int) -> float:
         """Return the mean share of the replicas at work."""

@@ -229,7 +229,7 @@ def _at_full_speed(
     ladder = rungs(scenario, strategy, memory=job.snapshots > 0)
     if job.spares is None or scenario.rack_mtbf_s == NEVER_S:
         return strategies.recovering(job, ladder)
-    away = spares.Stalling(kinds_of(scenario), scenario.repair_s, job.spares)
+    away = spares.StalledShares(kinds_of(scenario), scenario.repair_s, job.spares)
     stalled = away.share(job.spares)
     unstalled = strategies.recovering(replace(job, spares=None), ladder)
     return lambda one: _stalled(unstalled(one), stalled)

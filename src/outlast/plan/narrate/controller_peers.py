@@ -29,15 +29,15 @@ from outlast.controller.state_machine import handle_all, initial
 from outlast.transport import messages
 
 TERM = 1
-LEASE_S = 1e12  # the simulator says when a host is gone
-_DIGEST: tuple[str, int, float] = ("told", 0, 0.0)  # of a state that moved
+LEASE_S = 1e12  # never expires: the simulator removes hosts
+_STATE_DIGEST: tuple[str, int, float] = ("told", 0, 0.0)  # of a transferred state
 
 
 class ControllerPeers:
     """Simulated peers of the real controller.
 
-    `now_ns`: time of the next actions; `n` and `step`: place of the survivors; `found`: checkpoints
-    for a restart of all.
+    `now_ns`: time of the next actions; `n` and `step`: position of the survivors;
+    `restart_checkpoint`: checkpoint for a restart of all workers.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class ControllerPeers:
         self._emit = emit
         self.now_ns = 0
         self.n = self.step = 0
-        self.found = messages.Checkpointed(n=0, step=0, path="the beginning")
+        self.restart_checkpoint = messages.Checkpointed(n=0, step=0, path="the beginning")
         self.state: ControllerState = initial(nodes, spares, limits, policy)
         self.decided: events.Decided | None = None  # the newest
         self.decisions = 0
@@ -61,120 +61,124 @@ class ControllerPeers:
         self.wake_ns: int | None = None
         self._hosts = {f"node{k}": 1 for k in range(nodes + spares)}  # and their incarnations
         self._inbox: list[messages.MessageEnvelope | Input] = []
-        self._held: dict[
+        self._pending_ready: dict[
             str, tuple[str, messages.WorkerReady]
-        ] = {}  # by worker: its host, what it will say
+        ] = {}  # by worker: host and message
         self._has_state: set[str] = set()
-        self._said = 0
+        self._sent_count = 0
         self._pids = 0
 
-    # --- what happens ---
+    # --- events that the narrator reports ---
 
     def begin(self) -> None:
         """Connect all hosts and start all workers."""
         self._inbox.append(
-            BeginTerm(t_ns=self.now_ns, run=self._run, term=TERM, checkpoint=self.found)
+            BeginTerm(
+                t_ns=self.now_ns, run=self._run, term=TERM, checkpoint=self.restart_checkpoint
+            )
         )
-        self.settle()
+        self.exchange_messages()
         for host in self._hosts:
-            self._greet(host)
-        self.settle()
-        self.ready()
+            self._connect_host(host)
+        self.exchange_messages()
+        self.report_ready()
 
-    def saved(self, checkpoint: messages.Checkpointed) -> None:
+    def report_save(self, checkpoint: messages.Checkpointed) -> None:
         """Report from rank 0 that a checkpoint can be restored."""
         worker = self.state.occupant(0)
         if worker is not None:
-            self._say(worker.agent, worker.name, checkpoint)
+            self._send(worker.agent, worker.name, checkpoint)
 
-    def broken(self, fault: events.Fault) -> bool:
+    def report_broken_connection(self, fault: events.Fault) -> bool:
         """Break a connection between live workers; return False where none can report it."""
         state = self.state
         worker = next(
-            (one for one in state.generation_members() if one.whole and not one.killed_ns), None
+            (each for each in state.generation_members() if each.whole and not each.killed_ns), None
         )
         if worker is None:
             return False
-        self._say(worker.agent, worker.name, self._status(state.generation, worker.name, fault))
+        self._send(
+            worker.agent, worker.name, self._status_report(state.generation, worker.name, fault)
+        )
         return True
 
-    def lose(self, seat: int, fault: events.Fault, *, live: bool) -> str:
+    def lose_seat(self, seat: int, fault: events.Fault, *, live: bool) -> str:
         """Kill the worker in a seat and return its host; `live`: its progress slot survives."""
         worker = self.state.members.workers[self.state.members.seats[seat]]
         slots = {f"before:{self.n}": b"its own"} if live else {}
         lost = messages.WorkerLostReport(
             worker=worker.name, fault=fault, n=self.n, step=self.step, state="running", slots=slots
         )
-        self._say(worker.agent, "", lost)
+        self._send(worker.agent, "", lost)
         return worker.agent
 
-    def take_away(self, host: str) -> None:
+    def remove_host(self, host: str) -> None:
         """Remove a host."""
         self._inbox.append(AgentLost(t_ns=self.now_ns, agent=host, incarnation=self._hosts[host]))
         self._hosts[host] += 1
 
-    def somebody(self) -> int:
+    def seat_to_lose(self) -> int:
         """Return a seat, preferably of a complete worker without a surviving progress slot."""
         slot = f"before:{self.n}"
 
-        def fits(worker: WorkerRecord) -> tuple[bool, bool, int]:
+        def preference(worker: WorkerRecord) -> tuple[bool, bool, int]:
             has_slot = slot in self.state.members.abandoned_slots.get(worker.seat, ())
             return worker.whole, not has_slot, -worker.seat
 
         return max(
-            (one for one in self.state.members.workers.values() if one.seat >= 0), key=fits
+            (each for each in self.state.members.workers.values() if each.seat >= 0), key=preference
         ).seat
 
-    def bring_back(self, host: str) -> None:
+    def add_host(self, host: str) -> None:
         """Add a host again, without any state."""
-        self._greet(host)
+        self._connect_host(host)
 
     def stop(self, reason: str) -> None:
-        """Request the end twice, as a person with Ctrl-C."""
+        """Request the end twice, as two Ctrl-C do."""
         for _ in range(2):
             self._inbox.append(StopRequested(t_ns=self.now_ns, reason=reason))
-            self.settle()
+            self.exchange_messages()
 
     def finish(self) -> None:
         """End every worker's script."""
         for worker in self.state.generation_members():
-            self._say(worker.agent, worker.name, messages.Finished(n=self.n, step=self.step))
-        self.settle()
+            self._send(worker.agent, worker.name, messages.Finished(n=self.n, step=self.step))
+        self.exchange_messages()
 
     def tick(self) -> None:
-        """Advance to the core's next wake-up."""
+        """Send the controller a tick."""
         self._inbox.append(Tick(t_ns=self.now_ns))
-        self.settle()
+        self.exchange_messages()
 
     # --- answers ---
 
-    def settle(self) -> None:
-        """Exchange messages until all peers have nothing to report but Ready.
+    def exchange_messages(self) -> None:
+        """Exchange messages until only Ready reports are pending.
 
         Requests that arrive together are answered together.
         """
         while self._inbox:
             inputs = [
-                Received(t_ns=self.now_ns, envelope=one)
-                if isinstance(one, messages.MessageEnvelope)
-                else one
-                for one in self._inbox
+                Received(t_ns=self.now_ns, envelope=each)
+                if isinstance(each, messages.MessageEnvelope)
+                else each
+                for each in self._inbox
             ]
             self._inbox.clear()
             self.state, actions = handle_all(self.state, inputs)
             for action in actions:
-                self._do(action)
+                self._execute(action)
 
-    def ready(self) -> None:
+    def report_ready(self) -> None:
         """Report every worker ready, so that the generation opens."""
-        waiting = self._held
-        self._held = {}
+        waiting = self._pending_ready
+        self._pending_ready = {}
         for name, (host, body) in waiting.items():
             if name in self.state.members.workers:
-                self._say(host, name, body)
-        self.settle()
+                self._send(host, name, body)
+        self.exchange_messages()
 
-    def _do(self, action: Action) -> None:
+    def _execute(self, action: Action) -> None:
         match action:
             case Send():
                 self._answer(action)
@@ -182,11 +186,13 @@ class ControllerPeers:
                 if isinstance(action.event, events.Decided):
                     self.decided = action.event
                     self.decisions += 1
-                self._tell(action.event)
+                self._emit_event(action.event)
             case Verify():
                 self._inbox.append(
                     CheckpointFound(
-                        t_ns=self.now_ns, generation=action.generation, checkpoint=self.found
+                        t_ns=self.now_ns,
+                        generation=action.generation,
+                        checkpoint=self.restart_checkpoint,
                     )
                 )
             case Wake():
@@ -194,13 +200,13 @@ class ControllerPeers:
             case EndRun():
                 self.end = action
             case _:
-                pass  # the journal: no later term will ask
+                pass  # Journal: there is no later term that would read it
 
-    def _tell(self, event: events.AnyEvent) -> None:
+    def _emit_event(self, event: events.AnyEvent) -> None:
         if isinstance(event, events.Noticed) and event.fault.kind == "agent_lost":
-            # The core hears of what such a worker left, which an agent alone could tell it.
+            # The simulation reports surviving slots, which a lost agent could not.
             event = msgspec.structs.replace(event, how="lease")
-        if not isinstance(event, events.Transferred):  # a job has no size
+        if not isinstance(event, events.Transferred):  # the simulated state has no size
             self._emit(event)
 
     def _answer(self, request: Send) -> None:
@@ -210,57 +216,59 @@ class ControllerPeers:
         match body:
             case messages.Spawn():
                 self._pids += 1
-                self._say(host, "", messages.Spawned(worker=body.worker, pid=self._pids))
+                self._send(host, "", messages.Spawned(worker=body.worker, pid=self._pids))
                 hello = messages.WorkerHello(pid=self._pids, fingerprint={}, address=body.worker)
-                self._say(host, body.worker, hello)
+                self._send(host, body.worker, hello)
             case messages.Kill():
                 fault = events.Fault(kind="requested", detail=body.reason)
-                self._die(host, body.worker, fault)
+                self._lose_worker(host, body.worker, fault)
             case messages.Stop():
-                fault = events.Fault(kind="exited", detail="it was told to stop")
-                self._die(host, name, fault)
+                fault = events.Fault(kind="exited", detail="stopped on request")
+                self._lose_worker(host, name, fault)
             case messages.Close():
-                self._held.pop(name, None)
-                self._say(host, name, self._status(body.generation, name, None))
+                self._pending_ready.pop(name, None)
+                self._send(host, name, self._status_report(body.generation, name, None))
             case messages.Seat() | messages.Decide():
-                self._held[name] = (
+                self._pending_ready[name] = (
                     host,
                     messages.WorkerReady(generation=body.generation, n=body.n),
                 )
             case messages.Connect():
                 seat = body.seats.index(name)
-                sent = {joiner: _DIGEST for donor, joiner in body.transfers if donor == seat}
-                got = {donor: _DIGEST for donor, joiner in body.transfers if joiner == seat}
+                sent = {joiner: _STATE_DIGEST for donor, joiner in body.transfers if donor == seat}
+                got = {donor: _STATE_DIGEST for donor, joiner in body.transfers if joiner == seat}
                 joined = messages.Joined(generation=body.generation, sent=sent, received=got)
-                self._say(host, name, joined)
+                self._send(host, name, joined)
             case messages.Open():
                 self._has_state.add(name)
             case _:
-                pass  # leases, and what a script would want to know
+                pass  # leases and answers to scripts have no effect here
 
-    def _die(self, host: str, name: str, fault: events.Fault) -> None:
-        self._held.pop(name, None)
+    def _lose_worker(self, host: str, name: str, fault: events.Fault) -> None:
+        self._pending_ready.pop(name, None)
         lost = messages.WorkerLostReport(
             worker=name, fault=fault, n=self.n, step=self.step, state="idle"
         )
-        self._say(host, "", lost)
+        self._send(host, "", lost)
 
-    def _status(self, generation: int, name: str, fault: events.Fault | None) -> messages.Status:
-        word = "running" if self.state.progress.opened else "idle"
+    def _status_report(
+        self, generation: int, name: str, fault: events.Fault | None
+    ) -> messages.Status:
+        phase_state = "running" if self.state.progress.opened else "idle"
         return messages.Status(
             generation=generation,
             n=self.n,
             step=self.step,
-            state=word if name in self._has_state else "joining",
+            state=phase_state if name in self._has_state else "joining",
             fault=fault,
         )
 
-    def _greet(self, host: str) -> None:
+    def _connect_host(self, host: str) -> None:
         hello = messages.AgentHello(host=host, address="", capacity=1, lease_s=LEASE_S)
-        self._say(host, "", hello)
+        self._send(host, "", hello)
 
-    def _say(self, host: str, worker: str, body: messages.AnyBody) -> None:
-        self._said += 1
+    def _send(self, host: str, worker: str, body: messages.AnyBody) -> None:
+        self._sent_count += 1
         self._inbox.append(
             messages.MessageEnvelope(
                 run=self._run,
@@ -268,7 +276,7 @@ class ControllerPeers:
                 agent=host,
                 incarnation=self._hosts[host],
                 worker=worker,
-                seq=self._said,
+                seq=self._sent_count,
                 body=body,
             )
         )

@@ -15,11 +15,11 @@ from outlast.telemetry.segment_files import SegmentWriter, segment_paths
 
 Stage = Literal["work", "memory", "durable", "flush", "done"]
 ROUNDING = 1e-9  # of an interval or a step: less work than this is none
-STEP_S = 1.0  # what is counted as a step where the job has none
+STEP_S = 1.0  # length of a step where the job has none
 
 
 class StagePosition(NamedTuple):
-    """Number of durable saves, and of pieces of work since."""
+    """Number of durable saves, and of completed pieces of work since the last one."""
 
     cycle: int
     version: int
@@ -66,48 +66,50 @@ class JobProgress:
         self._step_s = step_s = job.step_s or STEP_S
         self._piece_steps = max(1, math.ceil(self._piece_s / step_s - ROUNDING))
         pieces = math.floor(job.work_s / self._piece_s + ROUNDING)
-        rest = math.ceil((job.work_s - pieces * self._piece_s) / step_s - ROUNDING)
-        self._steps = pieces * self._piece_steps + max(0, rest)
-        self.place = self.copied = self.stored = StagePosition(0, 0)
+        rest_steps = math.ceil((job.work_s - pieces * self._piece_s) / step_s - ROUNDING)
+        self._steps = pieces * self._piece_steps + max(0, rest_steps)
+        self.position = self.copied = self.stored = StagePosition(0, 0)
         self.stage: Stage = "work"
         self._passed_s = 0.0  # of this stage
         self._stretches: tuple[Stretch, ...] = ()  # of this stage
-        self._told = 0  # steps of this piece
-        self._broken_n = -1  # the phase that the last failure broke off
+        self._reported_steps = 0  # steps of this piece
+        self._broken_n = -1  # phase that the last failure interrupted
         self._flushing: tuple[float, StagePosition] | None = None
         self.save_s = self.redo_s = 0.0
 
-    # --- where ---
+    # --- position ---
 
     @property
     def n(self) -> int:
-        """Phases done, as a run counts them: steps and saves."""
-        return self.n_at(self.place) + self._own_steps()
+        """Completed phases, steps and saves, as a run counts them."""
+        return self.n_at(self.position) + self._own_steps()
 
     @property
     def step(self) -> int:
         """Steps done."""
-        return self.step_at(self.place) + self._own_steps()
+        return self.step_at(self.position) + self._own_steps()
 
-    def n_at(self, place: StagePosition) -> int:
+    def n_at(self, position: StagePosition) -> int:
         """Return the phase number at a stage position."""
         in_version = self._piece_steps + 1
-        return place.cycle * (self._job.versions * in_version + 1) + place.version * in_version
+        return (
+            position.cycle * (self._job.versions * in_version + 1) + position.version * in_version
+        )
 
-    def step_at(self, place: StagePosition) -> int:
+    def step_at(self, position: StagePosition) -> int:
         """Return the step at a stage position, at most the run's last."""
-        pieces = place.cycle * self._job.versions + place.version
+        pieces = position.cycle * self._job.versions + position.version
         return min(pieces * self._piece_steps, self._steps)
 
     def _own_steps(self) -> int:
-        """Return the steps of this piece; a step that cannot be lost counts once it has begun."""
+        """Return the steps of this piece; where no step can be lost, a begun step counts."""
         if self.stage != "work":
             return self._piece_steps if self.stage == "memory" else 0
         if not self._job.step_s:
             return math.ceil(self._passed_s / STEP_S)
         return math.floor(self._passed_s / self._job.step_s)
 
-    def _whole_s(self) -> float:
+    def _committed_s(self) -> float:
         """Return the seconds of this piece that are committed while live state survives."""
         return self._own_steps() * self._job.step_s if self._job.step_s else self._passed_s
 
@@ -115,105 +117,115 @@ class JobProgress:
     def work_s(self) -> float:
         """Seconds of work done and not lost so far."""
         own_s = {"work": self._passed_s, "memory": self._piece_s}.get(self.stage, 0.0)
-        return min(self._work_s_at(self.place) + own_s, self._job.work_s)
+        return min(self._work_s_at(self.position) + own_s, self._job.work_s)
 
-    def _work_s_at(self, place: StagePosition) -> float:
-        work_s = place.cycle * self._job.interval_s + place.version * self._piece_s
+    def _work_s_at(self, position: StagePosition) -> float:
+        work_s = position.cycle * self._job.interval_s + position.version * self._piece_s
         return min(work_s, self._job.work_s)
 
-    def _left_s(self, place: StagePosition) -> float:
-        """Return the seconds of work behind a position."""
-        left_s = self._job.work_s - self._work_s_at(place)
+    def _left_s(self, position: StagePosition) -> float:
+        """Return the seconds of work that remain after a position."""
+        left_s = self._job.work_s - self._work_s_at(position)
         return left_s if left_s > ROUNDING * self._job.interval_s else 0.0
 
     # --- running ---
 
-    def run(self, now_s: float, until_s: float, enough: Callable[[], object]) -> float:
-        """Run until `until_s`, the end, or the end of a stage at which `enough`; return when."""
-        while self.stage != "done" and not enough():
+    def run(self, now_s: float, until_s: float, is_over: Callable[[], object]) -> float:
+        """Run until `until_s`, the end, or the end of a stage at which `is_over`; return when."""
+        while self.stage != "done" and not is_over():
             end_s = now_s + self._length_s() - self._passed_s
             reached_s = min(end_s, until_s)
             self._passed_s += reached_s - now_s
             self._stretches += (Stretch(now_s, reached_s),)
             if self.stage != "work":
                 self.save_s += reached_s - now_s
-            self.settle(reached_s)
+            self.complete_flush(reached_s)
             if end_s > until_s:
                 return until_s
             now_s = end_s
-            self._end(now_s)
+            self._end_stage(now_s)
         return now_s
 
     def _length_s(self) -> float:
         if self.stage == "work":
-            return min(self._piece_s, self._left_s(self.place))
+            return min(self._piece_s, self._left_s(self.position))
         job = self._job
         return {"memory": job.memory_cost_s, "durable": job.cost_s, "flush": job.flush_s}[
             self.stage
         ]
 
-    def _end(self, now_s: float) -> None:
+    def _end_stage(self, now_s: float) -> None:
         stage = self.stage
         stretches = self._stretches
         passed_s = self._passed_s
-        reported = self._told
-        at = self.place
-        cycle, version = at
-        if stage == "work" and self._left_s(self.place) >= self._piece_s * (1 - ROUNDING):
-            self._enter("memory")
+        reported = self._reported_steps
+        position_before = self.position
+        cycle, version = position_before
+        if stage == "work" and self._left_s(self.position) >= self._piece_s * (1 - ROUNDING):
+            self._enter_stage("memory")
         elif stage == "work":  # the last piece, cut short by the end: only the durable save follows
-            self.place = StagePosition(cycle, version + 1)
-            self._enter("durable")
+            self.position = StagePosition(cycle, version + 1)
+            self._enter_stage("durable")
         elif stage == "memory":
-            self.place = self.copied = StagePosition(cycle, version + 1)
-            self._enter(self._next())
+            self.position = self.copied = StagePosition(cycle, version + 1)
+            self._enter_stage(self._next_stage())
         elif stage == "durable":
-            self.place = self.copied = StagePosition(cycle + 1, 0)
-            self._flushing = (now_s + self._job.flush_s, self.place)
-            self._enter(self._next())
+            self.position = self.copied = StagePosition(cycle + 1, 0)
+            self._flushing = (now_s + self._job.flush_s, self.position)
+            self._enter_stage(self._next_stage())
         else:
-            self.settle(math.inf)
-            self._enter("done")
-        self.settle(now_s)
-        done = StageResult(stage, stretches, self.n, self.step)
+            self.complete_flush(math.inf)
+            self._enter_stage("done")
+        self.complete_flush(now_s)
+        ended = StageResult(stage, stretches, self.n, self.step)
         if stage == "work":
-            self._tell(at, reported, passed_s, done)
+            self._report_work(position_before, reported, passed_s, ended)
         else:
-            self._on_done(done)
+            self._on_done(ended)
 
-    def _tell(self, at: StagePosition, reported: int, passed_s: float, done: StageResult) -> None:
-        """Report work on the piece behind `at`: `done`, ended `passed_s` into it."""
-        (begin_s, end_s), first_n, first_step = done.stretches[-1], self.n_at(at), self.step_at(at)
-        steps = done.step - first_step
-        cuts = {self._broken_n - first_n - 1, self._broken_n - first_n}
+    def _report_work(
+        self, start: StagePosition, reported: int, passed_s: float, ended: StageResult
+    ) -> None:
+        """Report the steps of the piece that starts at `start`, of which `passed_s` have passed."""
+        begin_s, end_s = ended.stretches[-1]
+        first_n = self.n_at(start)
+        first_step = self.step_at(start)
+        steps = ended.step - first_step
+        cut_steps = {self._broken_n - first_n - 1, self._broken_n - first_n}
         if steps * self._step_s > passed_s + ROUNDING * self._step_s:
-            cuts.add(steps - 1)  # the last one is cut short
-        for cut in sorted(cut for cut in cuts if reported < cut < steps):
-            until_s = min(end_s, max(begin_s, end_s - passed_s + cut * self._step_s))
+            cut_steps.add(steps - 1)  # the last one is cut short
+        for cut_step in sorted(cut_step for cut_step in cut_steps if reported < cut_step < steps):
+            until_s = min(end_s, max(begin_s, end_s - passed_s + cut_step * self._step_s))
             stretch = Stretch(begin_s, until_s)
             self._on_done(
-                StageResult("work", (stretch,), first_n + cut, first_step + cut, cut - reported)
+                StageResult(
+                    "work",
+                    (stretch,),
+                    first_n + cut_step,
+                    first_step + cut_step,
+                    cut_step - reported,
+                )
             )
             begin_s = until_s
-            reported = cut
-        rest = max(1, steps - reported)
-        self._on_done(done._replace(stretches=(Stretch(begin_s, end_s),), steps=rest))
+            reported = cut_step
+        rest_steps = max(1, steps - reported)
+        self._on_done(ended._replace(stretches=(Stretch(begin_s, end_s),), steps=rest_steps))
 
-    def _next(self) -> Stage:
-        if self.place.version == self._job.versions:
+    def _next_stage(self) -> Stage:
+        if self.position.version == self._job.versions:
             return "durable"
-        if self._left_s(self.place):
+        if self._left_s(self.position):
             return "work"
-        return "durable" if self.place.version else "flush"
+        return "durable" if self.position.version else "flush"
 
-    def _enter(self, stage: Stage) -> None:
+    def _enter_stage(self, stage: Stage) -> None:
         self.stage = stage
         self._passed_s = 0.0
         self._stretches = ()
-        self._told = 0
+        self._reported_steps = 0
 
-    def settle(self, now_s: float) -> None:
-        """Make a flush that has ended by now restorable."""
+    def complete_flush(self, now_s: float) -> None:
+        """Make a checkpoint restorable whose flush has ended by now."""
         if self._flushing is not None and self._flushing[0] <= now_s:
             when_s, self.stored = self._flushing
             self._flushing = None
@@ -227,20 +239,20 @@ class JobProgress:
             self._flushing = (self._flushing[0] + waited_s, self._flushing[1])
 
     def stop_flush(self, now_s: float) -> None:
-        """Drop all state but what can be restored by now."""
-        self.settle(now_s)
+        """Abort a flush that has not ended by now."""
+        self.complete_flush(now_s)
         self._flushing = None
 
     def break_off(self) -> StageResult:
         """Interrupt the stage by a failure; completed steps count. Return the interrupted stage."""
         if self.stage == "work" and self._stretches:
             begin_s, end_s = self._stretches[-1]
-            whole_s = max(begin_s, end_s - (self._passed_s - self._whole_s()))
-            if whole_s > begin_s:
-                done = StageResult("work", (Stretch(begin_s, whole_s),), self.n, self.step)
-                self._tell(self.place, self._told, self._whole_s(), done)
-                self._told = self._own_steps()
-            self._stretches = (Stretch(whole_s, end_s),) if whole_s < end_s else ()
+            committed_s = max(begin_s, end_s - (self._passed_s - self._committed_s()))
+            if committed_s > begin_s:
+                ended = StageResult("work", (Stretch(begin_s, committed_s),), self.n, self.step)
+                self._report_work(self.position, self._reported_steps, self._committed_s(), ended)
+                self._reported_steps = self._own_steps()
+            self._stretches = (Stretch(committed_s, end_s),) if committed_s < end_s else ()
         self._broken_n = self.n + 1
         return StageResult(
             self.stage, self._stretches, self._broken_n, self.step + (self.stage == "work")
@@ -251,21 +263,21 @@ class JobProgress:
         before_s = self.work_s
         lost = self._stretches
         if source == MEMORY and self.stage == "flush":
-            lost = ()  # nothing of it was in the workers
+            lost = ()  # a flush does not depend on the workers
         elif source != LIVE:
             if source != MEMORY:
                 self.copied = self.stored
-            self.place = self.copied
-            self._enter(self._next())
+            self.position = self.copied
+            self._enter_stage(self._next_stage())
         elif self.stage == "work":
-            self._passed_s, self._stretches = self._whole_s(), ()
+            self._passed_s, self._stretches = self._committed_s(), ()
         else:
-            lost = ()  # a save goes on
+            lost = ()  # the save continues
         self.redo_s += before_s - self.work_s
         return lost
 
 
-BEGIN_S = 1_767_225_600  # 2026-01-01: the same story is the same bytes
+BEGIN_S = 1_767_225_600  # 2026-01-01; a fixed time, so that equal stories have equal bytes
 EVENTS_MAX = 5_000_000
 SCRIPT = "outlast.plan.story"
 _KINDS: dict[str, events.PhaseKind] = {
@@ -301,7 +313,7 @@ class EventBook:
         expected = job.nodes * job.work_s / job.interval_s * (3 * job.versions + 1)
         if expected > EVENTS_MAX:
             raise UsageError(
-                f"run_dir: this story would have about {expected:.2g} events, above {EVENTS_MAX:g}:"
+                f"run_dir: this story would have about {expected:.2g} events, above {EVENTS_MAX:g};"
                 " take fewer nodes, less work or longer intervals"
             )
         directory = run_dir / DIRECTORY
@@ -325,15 +337,15 @@ class EventBook:
             self._writer.append(events.encoder.encode(event))
         except OSError as error:
             raise StorageError(
-                f"{self._run_dir}: the story cannot be written ({error.strerror}); what was written"
-                " before can be read; make room, and tell it into another directory"
+                f"{self._run_dir}: the story cannot be written ({error.strerror}); events written"
+                " before are readable; free space and use another directory"
             ) from error
 
-    def done(self, what: StageResult, seats: Sequence[str], generation: int) -> None:
-        """Write the end of a stage, on every seat alike."""
-        begin_s = what.stretches[0].begin_s
-        end_s = what.stretches[-1].end_s
-        if self._writer is None or what.stage not in _KINDS or ns(begin_s) == ns(end_s):
+    def write_stage(self, result: StageResult, seats: Sequence[str], generation: int) -> None:
+        """Write the end of a stage for every seat."""
+        begin_s = result.stretches[0].begin_s
+        end_s = result.stretches[-1].end_s
+        if self._writer is None or result.stage not in _KINDS or ns(begin_s) == ns(end_s):
             return
         for seat, worker in enumerate(seats):
             self.emit(
@@ -342,20 +354,22 @@ class EventBook:
                     worker=worker,
                     seat=seat,
                     generation=generation,
-                    n=what.n,
-                    step=what.step,
-                    kind=_KINDS[what.stage],
+                    n=result.n,
+                    step=result.step,
+                    kind=_KINDS[result.stage],
                     t_begin_ns=ns(begin_s),
                     t_vote_ns=ns(end_s),
-                    steps=what.steps,
+                    steps=result.steps,
                 )
             )
 
-    def refused(self, what: StageResult, seats: Sequence[str], generation: int) -> None:
-        """Write a lost attempt at a stage, on every seat alike."""
+    def write_lost_attempt(
+        self, result: StageResult, seats: Sequence[str], generation: int
+    ) -> None:
+        """Write a lost attempt at a stage for every seat."""
         if self._writer is None:
             return
-        for stretch in what.stretches:
+        for stretch in result.stretches:
             for seat, worker in enumerate(seats):
                 self.emit(
                     events.AttemptRefused(
@@ -363,9 +377,9 @@ class EventBook:
                         worker=worker,
                         seat=seat,
                         generation=generation,
-                        n=what.n,
-                        step=what.step,
-                        kind=_KINDS.get(what.stage, "checkpoint"),
+                        n=result.n,
+                        step=result.step,
+                        kind=_KINDS.get(result.stage, "checkpoint"),
                         t_begin_ns=ns(stretch.begin_s),
                         reason="the generation closed",
                     )

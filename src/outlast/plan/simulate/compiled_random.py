@@ -38,7 +38,7 @@ def cached(function: F) -> F:
     options: dict[str, Any] = {"error_model": "numpy", "nogil": True}
     try:
         return cast("F", njit(cache=True, **options)(function))
-    except RuntimeError:  # there is no such place
+    except RuntimeError:  # no cache directory is writable
         return cast("F", njit(**options)(function))
 
 
@@ -48,11 +48,11 @@ def sources() -> str:
 
 
 def is_kept(function: Callable[..., Any]) -> bool:
-    """Return whether any process has compiled a `cached` function since its sources changed."""
+    """Return whether the compiled form of a `cached` function is newer than its sources."""
     folder = getattr(getattr(function, "stats", None), "cache_path", None)
     changed_s = max(path.stat().st_mtime for path in _files())
-    kept = Path(folder).glob("*.nbi") if folder else ()
-    return any(path.stat().st_mtime >= changed_s for path in kept)
+    indexes = Path(folder).glob("*.nbi") if folder else ()
+    return any(path.stat().st_mtime >= changed_s for path in indexes)
 
 
 def _files() -> list[Path]:
@@ -72,9 +72,9 @@ def _bare(_: Any, tables: Any) -> Any:
     return pointers(tables), codegen
 
 
-# A named tuple of arrays as one of pointers to their first elements, which the caller must keep
-# alive: passing on an array costs two atomic instructions, and seven words. To find an index that
-# is wrong, do without it and set NUMBA_BOUNDSCHECK=1.
+# Convert a named tuple of arrays to pointers to their first elements; the caller keeps the arrays
+# alive. Passing an array costs two atomic instructions and seven words. To find an index out of
+# bounds, pass the arrays and set NUMBA_BOUNDSCHECK=1.
 bare = cast("Callable[[Any], Any]", intrinsic(_bare))
 
 
@@ -141,16 +141,16 @@ def gamma(key: np.uint64, event: int, slot: int, shape: float) -> float:
     boost = shape if shape >= 1 else shape + 1
     d = boost - 1 / 3
     c = 1 / math.sqrt(9 * d)
-    found = 1.0
-    for turn in range(64):  # each succeeds with more than 95 %
-        at = slot + 3 * turn
-        radius = math.sqrt(-2 * math.log(uniform(key, event, at)))
-        normal = radius * math.cos(2 * math.pi * uniform(key, event, at + 1))
+    result = 1.0
+    for attempt in range(64):  # each succeeds with more than 95 %
+        slot_at = slot + 3 * attempt
+        radius = math.sqrt(-2 * math.log(uniform(key, event, slot_at)))
+        normal = radius * math.cos(2 * math.pi * uniform(key, event, slot_at + 1))
         v = (1 + c * normal) ** 3
-        u = uniform(key, event, at + 2)
+        u = uniform(key, event, slot_at + 2)
         if v > 0 and math.log(u) < 0.5 * normal * normal + d * (1 - v + math.log(v)):
-            found = d * v
+            result = d * v
             break
     if shape < 1:
-        found *= uniform(key, event, slot + 200) ** (1 / shape)
-    return found / shape
+        result *= uniform(key, event, slot + 200) ** (1 / shape)
+    return result / shape

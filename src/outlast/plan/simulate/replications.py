@@ -39,9 +39,9 @@ COMPILES = (
 )
 ANY_JOB = SimulatedJob(
     work_s=1.0, interval_s=1.0, versions=1, step_s=0.0, memory_cost_s=0.0, cost_s=0.0, flush_s=0.0,
-    nodes=1, spares=0, replicas=1, copies=0, window_s=0.0, node_rate=0.0, kept=0.0, lemons=0.0,
-    lemon_factor=1.0, mended=0.0, software_rate=0.0, rack_rate=0.0, rack_nodes=1, shape=1.0,
-    scale_s=0.0, age_s=0.0, repair_s=0.0, repair_shape=1.0, detect_s=0.0,
+    nodes=1, spares=0, replicas=1, copies=0, window_s=0.0, node_rate=0.0, stay_share=0.0,
+    lemons=0.0, lemon_factor=1.0, cure_share=0.0, software_rate=0.0, rack_rate=0.0, rack_nodes=1,
+    shape=1.0, scale_s=0.0, age_s=0.0, repair_s=0.0, repair_shape=1.0, detect_s=0.0,
     restart_s=(0.0, 0.0, 0.0), software_from=0, node_from=0, drop=False, failures_max=1,
 )  # fmt: skip
 _log = logging.getLogger(__name__)

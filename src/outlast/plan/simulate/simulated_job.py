@@ -27,7 +27,7 @@ from outlast.theory.argument_checks import (
 )
 from outlast.theory.strategies import DEPTHS
 
-# Where a failed job's state comes from.
+# Sources of a failed job's state, best first.
 LIVE = 0
 MEMORY = 1
 STORAGE = 2
@@ -36,9 +36,19 @@ TALLIES = (
     "wall_s", "done_s", "failures", "incidents", "from_live", "from_memory", "from_storage",
     "stalls", "redo_s", "save_s", "detect_s", "restart_s", "wait_s", "slow_s",
 )  # fmt: skip
+# Events and slots of the counter-based random numbers, in the kernel and in a narration.
+LEMON_EVENT = 1
+AGE_EVENT = 2
+KIND_SLOT = 0
+STAY_SLOT = 1
+GAP_SLOT = 2
+NODE_SLOT = 3
+SLOTS_PER_NODE = 512
+CURE_SLOT = 400
+RATE_MIN = 1e-300  # a rate of 0 would lose the gap that was drawn
 RANDOM = -1.0  # `gap_spread` of a Poisson process
 SEED_MAX = 2**63 - 1
-RACK_NODES_MAX = 120  # whose repairs one failure can draw
+RACK_NODES_MAX = 120  # nodes whose repair times fit the slots of one failure
 _NOT_NEGATIVE = (
     "step_s", "memory_cost_s", "cost_s", "flush_s", "window_s", "node_rate", "software_rate",
     "rack_rate", "age_s", "repair_s", "repair_shape", "detect_s",
@@ -50,21 +60,21 @@ class SimulatedJob(NamedTuple):
 
     work_s: float
     interval_s: float  # work from one durable save to the next, at full speed
-    versions: int  # of them in memory, one before each durable save among them
-    step_s: float  # a step that is broken off is done again; 0: nothing of it is lost
+    versions: int  # memory saves per interval, the last of them at the durable save
+    step_s: float  # an interrupted step is repeated; 0: nothing of it is lost
     memory_cost_s: float
     cost_s: float
     flush_s: float  # at most interval_s
     nodes: int
     spares: int
     replicas: int
-    copies: int  # nodes that hold each part of a memory version; 0: nobody does
-    window_s: float  # after a recovery, until everything has its copies again
+    copies: int  # nodes that hold each part of a memory version; 0: no memory versions
+    window_s: float  # from a recovery until all parts have their copies again
     node_rate: float
-    kept: float  # share of node failures after which the node itself goes on
+    stay_share: float  # share of node failures after which the node stays in the job
     lemons: float
-    lemon_factor: float
-    mended: float
+    lemon_factor: float  # failure rate of a lemon over that of a healthy node
+    cure_share: float  # share of repairs that cure a lemon
     software_rate: float
     rack_rate: float
     rack_nodes: int
@@ -79,34 +89,36 @@ class SimulatedJob(NamedTuple):
     node_from: int
     drop: bool
     failures_max: int
-    pace: float = 1.0  # time that a second of work takes, always
-    gap_spread: float = -1.0  # of gaps between failures that are even, over their mean; -1: random
+    pace: float = 1.0  # seconds that a second of work takes without failures
+    gap_spread: float = (
+        -1.0
+    )  # half-width of uniform gaps between failures, over their mean; -1: Poisson
 
 
 Parameters: TypeAlias = Any  # a record of PARAMETERS
 State: TypeAlias = Any  # a record of STATE
-Table: TypeAlias = Any  # an array, or in compiled code where it begins
+Table: TypeAlias = Any  # an array; in compiled code a pointer to its first element
 
 
 class SimulatedFleet(NamedTuple):
     """Assignment of nodes to seats: arrays by seat, and columns that are lists or heaps."""
 
-    seat: Table  # -1: nobody; 0: a healthy node; n > 0: the n-th lemon
-    lemon: Table  # where the n-th lemon sits
+    seat: Table  # -1: empty; 0: a healthy node; n > 0: the n-th lemon
+    lemon: Table  # seat of the n-th lemon
     empty: Table  # seats without a node
-    lost: Table  # by seat: its part; 0: it has it; 2: it is in `recent`
-    recent: Table  # seats that lost theirs, or got a node, since all were protected
+    lost: Table  # by seat: 0: its part is there; 1: lost; 2: lost and listed in `recent`
+    recent: Table  # seats that lost their part or got a node in this window
     live_lost: Table  # by part of a replica: seats that have lost it
     copies_lost: Table  # by part of a memory version
     down: Table  # by replica: its empty seats, if it can be dropped
     spare_lemon: Table  # 0 or 1
     spare_born_s: Table
-    repair_s: Table  # a heap: when a node is back
-    repair_lemon: Table  # and whether it is a lemon then
-    born_s: Table  # by seat, if nodes age; so are the others
-    due_s: Table  # by seat: when its node fails; infinity without one
-    ageing_s: Table  # a heap: when a node fails
-    ageing_seat: Table  # of which seat; not any more, if that is not its due_s
+    repair_s: Table  # heap of the times at which repairs end
+    repair_lemon: Table  # whether the node is a lemon after it
+    born_s: Table  # by seat; this and the following only if nodes age
+    due_s: Table  # by seat: time of its node's failure; infinity without a node
+    ageing_s: Table  # heap of failure times
+    ageing_seat: Table  # its seat; the entry is stale if due_s of the seat differs
 
 
 STATE = np.dtype(
@@ -157,7 +169,7 @@ def check_job(job: SimulatedJob, replications: int = 1) -> None:
     check_whole("replications", replications)
     for name in _NOT_NEGATIVE:
         check_not_negative(name, getattr(job, name))
-    for name in ("kept", "lemons", "mended"):
+    for name in ("stay_share", "lemons", "cure_share"):
         check_share(name, getattr(job, name))
     for length_s in job.restart_s:
         check_not_negative("restart_s", length_s)
@@ -182,7 +194,7 @@ def check_job(job: SimulatedJob, replications: int = 1) -> None:
         if getattr(job, name) not in (LIVE, MEMORY, STORAGE):
             raise UsageError(f"{name} is 0 (live), 1 (memory) or 2 (storage)")
     if job.drop and job.node_from != LIVE:
-        raise UsageError("drop goes on with live replicas: node_from must be 0")
+        raise UsageError("drop continues with live replicas: node_from must be 0")
 
 
 def parameters(job: SimulatedJob) -> Parameters:
@@ -192,7 +204,7 @@ def parameters(job: SimulatedJob) -> Parameters:
 
 def fleet(job: SimulatedJob) -> SimulatedFleet:
     """Allocate memory for the job's nodes, which `begin_fleet` fills."""
-    every = job.nodes + job.spares
+    node_count = job.nodes + job.spares
     ages = job.shape != 1
     ageing, entries = (job.nodes, 2 * job.nodes + 1) if ages else (0, 0)
     return SimulatedFleet(
@@ -204,10 +216,10 @@ def fleet(job: SimulatedJob) -> SimulatedFleet:
         live_lost=np.empty(job.nodes // job.replicas, np.int32),
         copies_lost=np.empty(job.nodes // max(1, job.copies), np.int32),
         down=np.empty(job.replicas, np.int32),
-        spare_lemon=np.empty(every, np.int32),
-        spare_born_s=np.empty(every),
-        repair_s=np.empty(every),
-        repair_lemon=np.empty(every, np.int32),
+        spare_lemon=np.empty(node_count, np.int32),
+        spare_born_s=np.empty(node_count),
+        repair_s=np.empty(node_count),
+        repair_lemon=np.empty(node_count, np.int32),
         born_s=np.empty(ageing),
         due_s=np.empty(ageing),
         ageing_s=np.empty(entries),
@@ -224,7 +236,7 @@ def job_of(scenario: Scenario, strategy: Strategy) -> SimulatedJob:
     """Return the job with the intervals of `predict`. Raises UsageError with the invalid field."""
     saves = tuned_job(scenario, strategy)
     node_rate = node_rate_per_s(scenario)
-    lemonade = 1 + scenario.lemons * (scenario.lemon_factor - 1)
+    lemon_rate_factor = 1 + scenario.lemons * (scenario.lemon_factor - 1)
     racks = scenario.rack_mtbf_s < NEVER_S
     scale_s = 1 / node_rate / math.gamma(1 + 1 / scenario.shape) if node_rate else 0.0
     first = sources(scenario, strategy, memory=saves.snapshots > 0)[0][0]
@@ -242,16 +254,16 @@ def job_of(scenario: Scenario, strategy: Strategy) -> SimulatedJob:
         replicas=scenario.replicas if best == LIVE else 1,
         copies=scenario.copies if saves.snapshots else 0,
         window_s=scenario.window_s,
-        node_rate=node_rate / lemonade,
-        kept=stays_share(scenario),
+        node_rate=node_rate / lemon_rate_factor,
+        stay_share=stays_share(scenario),
         lemons=scenario.lemons,
         lemon_factor=scenario.lemon_factor,
-        mended=0.0,
+        cure_share=0.0,
         software_rate=fatal_rate_per_s(scenario),
         rack_rate=1 / scenario.rack_mtbf_s,
         rack_nodes=min(scenario.rack_nodes, scenario.nodes) if racks else 1,
         shape=scenario.shape if node_rate else 1.0,
-        scale_s=scale_s * lemonade,
+        scale_s=scale_s * lemon_rate_factor,
         age_s=scenario.age_s,
         repair_s=scenario.repair_s,
         repair_shape=1.0,

@@ -1,7 +1,8 @@
 """Compiled kernel: one synchronous job; the only events are failures and repairs.
 
-What is done and saved between two failures is closed form, so that the work of a replication grows
-with its failures, not with nodes or time. docs/plan.md, "The simulated job", is the model.
+Work and saves between two failures are computed in closed form, so that the cost of a replication
+grows with its failures, not with nodes or time. The model: docs/plan.md, "The simulated job".
+In compiled code `p` is the parameters, `f` the fleet's tables, `s` the state.
 """
 
 from __future__ import annotations
@@ -20,13 +21,21 @@ from outlast.plan.simulate.simulated_job import (
     SimulatedFleet,
     State,
 )
-from outlast.plan.simulate.simulated_nodes import begin_fleet, collect, fill, strike, upcoming
+from outlast.plan.simulate.simulated_nodes import (
+    begin_fleet,
+    collect_repaired,
+    fill_seats,
+    next_failure_s,
+    strike,
+)
 
 
-def _entry(of: str) -> Callable[[Parameters, SimulatedFleet, State, int, int, np.ndarray], None]:
+def _compile_entry(
+    of: str,
+) -> Callable[[Parameters, SimulatedFleet, State, int, int, np.ndarray], None]:
     """Compile the function into which all others are inlined.
 
-    It is cached with `of` in the cache's key, because Numba checks only this file for changes.
+    `of` becomes a part of the cache key, because Numba checks only this file for changes.
     """
 
     @cached
@@ -58,7 +67,7 @@ def _simulate(p: Parameters, f: SimulatedFleet, s: State, key: np.uint64) -> Non
     while s.now_s < math.inf:
         begun_s = s.cycle * s.cycle_s + s.version * s.version_s + s.own_s * s.pace + s.saving_s
         end_s = s.now_s + (s.whole_s - begun_s)
-        failure_s = upcoming(p, f, s)
+        failure_s = next_failure_s(p, f, s)
         back_s = max(s.now_s, f.repair_s[0]) if s.missing and s.repairing else math.inf
         if end_s <= min(failure_s, back_s):
             left_s = p.work_s - s.work_s
@@ -67,9 +76,9 @@ def _simulate(p: Parameters, f: SimulatedFleet, s: State, key: np.uint64) -> Non
             s.now_s = end_s
             s.done_s = p.work_s
             return
-        _stop(p, s, min(failure_s, back_s), begun_s)
+        _run_until(p, s, min(failure_s, back_s), begun_s)
         s.incidents += 1
-        source = LIVE if back_s < failure_s else _on_failure(p, f, s)
+        source = LIVE if back_s < failure_s else _apply_failure(p, f, s)
         if p.drop and source == LIVE:
             source = _pause(p, f, s, p.detect_s if failure_s <= back_s else 0.0)
         if not p.drop or source != LIVE:
@@ -89,8 +98,8 @@ def _simulate(p: Parameters, f: SimulatedFleet, s: State, key: np.uint64) -> Non
 def _set_pace(p: Parameters, s: State) -> None:
     """Set the durations for the present number of replicas.
 
-    A second of work, a memory version, a durable save with all before it, and a job that never
-    fails until all is flushed.
+    `pace`: of a second of work; `version_s`: of work and save of a memory version; `cycle_s`: of a
+    durable interval with its saves; `whole_s`: of a job without failures, its last flush included.
     """
     s.pace = p.pace * p.replicas / (p.replicas - s.replicas_lost)
     s.version_s = p.interval_s / p.versions * s.pace + p.memory_cost_s
@@ -105,10 +114,10 @@ def _set_pace(p: Parameters, s: State) -> None:
 
 
 @inlined
-def _stop(p: Parameters, s: State, when_s: float, begun_s: float) -> None:
-    """Run the job from `now_s` until it is stopped at `when_s`; update progress and saves.
+def _run_until(p: Parameters, s: State, when_s: float, begun_s: float) -> None:
+    """Run the job from `now_s` to `when_s`; update progress and saves.
 
-    `begun_s`: the time at which a job that never failed would be at the same place.
+    `begun_s`: time at which a job without failures would have the same progress.
     """
     own_max_s = p.interval_s / p.versions
     run_s = when_s - s.now_s
@@ -134,7 +143,7 @@ def _stop(p: Parameters, s: State, when_s: float, begun_s: float) -> None:
 
 @inlined
 def _flush(p: Parameters, s: State, cycle: int, ended_s: float) -> None:
-    """End save number `cycle`, restorable `flush_s` later, as the one before is now."""
+    """End save number `cycle`, restorable after `flush_s`; the save before is restorable now."""
     if s.flushing and s.flushed_s <= ended_s:
         s.at_storage = s.flushing
     if cycle - 1 > s.cycle:
@@ -144,8 +153,8 @@ def _flush(p: Parameters, s: State, cycle: int, ended_s: float) -> None:
 
 
 @compiled
-def _on_failure(p: Parameters, f: SimulatedFleet, s: State) -> int:
-    """Apply a failure; return the best source left. Storage alone stops a flush."""
+def _apply_failure(p: Parameters, f: SimulatedFleet, s: State) -> int:
+    """Apply a failure; return the best source left. A failure that leaves storage stops a flush."""
     source = strike(p, f, s)
     if source == STORAGE:
         if s.flushing and s.flushed_s <= s.now_s:
@@ -164,16 +173,16 @@ def _recover(p: Parameters, f: SimulatedFleet, s: State, source: int) -> int:
     A failure meanwhile restarts the recovery, and may leave a worse source.
     """
     while True:
-        _fill_seats(p, f, s)
+        _fill_or_wait(p, f, s)
         length_s = p.detect_s + p.restart_s[source]
-        failure_s = upcoming(p, f, s)
+        failure_s = next_failure_s(p, f, s)
         passed_s = min(length_s, failure_s - s.now_s)
         s.detect_s += min(passed_s, p.detect_s)
         s.restart_s += max(0.0, passed_s - p.detect_s)
         s.now_s += passed_s
         if passed_s == length_s or s.now_s == math.inf or s.failures >= p.failures_max:
             break
-        source = max(source, _on_failure(p, f, s))
+        source = max(source, _apply_failure(p, f, s))
     s.exposed_s = s.now_s + p.window_s
     return source
 
@@ -182,18 +191,18 @@ def _recover(p: Parameters, f: SimulatedFleet, s: State, source: int) -> int:
 def _pause(p: Parameters, f: SimulatedFleet, s: State, detect_s: float) -> int:
     """Pause the others while a replica leaves or returns; overlapping pauses end with the last.
 
-    Return a source other than live state where a failure leaves no more.
+    Return another source than LIVE if no live replica is left.
     """
-    quiet_s = s.now_s + detect_s  # until the loss is noticed
+    quiet_s = s.now_s + detect_s  # end of detection
     end_s = quiet_s + p.restart_s[LIVE]
     while True:
-        collect(f, s)
+        collect_repaired(f, s)
         if s.missing and s.free:
-            fill(p, f, s)
+            fill_seats(p, f, s)
             end_s = max(end_s, s.now_s + p.restart_s[LIVE])
         if s.replicas_lost == p.replicas:
             return STORAGE
-        failure_s = upcoming(p, f, s)
+        failure_s = next_failure_s(p, f, s)
         back_s = f.repair_s[0] if s.missing and s.repairing else math.inf
         until_s = min(end_s, failure_s, back_s)
         s.detect_s += max(0.0, min(until_s, quiet_s) - s.now_s)
@@ -204,7 +213,7 @@ def _pause(p: Parameters, f: SimulatedFleet, s: State, detect_s: float) -> int:
         if until_s == failure_s:
             if s.failures >= p.failures_max:
                 return LIVE
-            source = _on_failure(p, f, s)
+            source = _apply_failure(p, f, s)
             if source != LIVE:
                 return source
             quiet_s = s.now_s + p.detect_s
@@ -214,13 +223,13 @@ def _pause(p: Parameters, f: SimulatedFleet, s: State, detect_s: float) -> int:
 
 
 @compiled
-def _fill_seats(p: Parameters, f: SimulatedFleet, s: State) -> None:
-    """Give empty seats to spares, and wait for repairs where there are too few.
+def _fill_or_wait(p: Parameters, f: SimulatedFleet, s: State) -> None:
+    """Give empty seats to spares; wait for repairs if there are too few.
 
     Nothing fails while the job waits.
     """
-    collect(f, s)
-    fill(p, f, s)
+    collect_repaired(f, s)
+    fill_seats(p, f, s)
     if not s.missing or (p.drop and s.replicas_lost < p.replicas):
         return
     s.stalls += 1
@@ -232,8 +241,8 @@ def _fill_seats(p: Parameters, f: SimulatedFleet, s: State) -> None:
         s.flushed_s += waited_s
         if waited_s == math.inf:
             return
-        collect(f, s)
-        fill(p, f, s)
+        collect_repaired(f, s)
+        fill_seats(p, f, s)
 
 
 @inlined
@@ -256,4 +265,4 @@ def _restore(p: Parameters, s: State, source: int) -> None:
 
 
 # Simulates the replications `first`, `first + 1`, ...: one row of TALLIES each in `out`.
-replicate = _entry(sources())
+replicate = _compile_entry(sources())
