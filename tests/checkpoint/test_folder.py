@@ -16,7 +16,7 @@ from outlast.checkpoint.format.manifests import COMMIT, LATEST
 from outlast.checkpoint.stores.folder_store import Folder
 from outlast.checkpoint.stores.store_interfaces import Store
 from outlast.errors import CorruptionError, StorageError
-from outlast.testing.store_contract import PLACE, StoreContract
+from outlast.testing.extension_contracts import PLACE, StoreContract
 
 WRITER = """
 import sys

@@ -19,7 +19,7 @@ from outlast.checkpoint.stores.folder_store import Folder
 from outlast.checkpoint.stores.object_store import Bucket, open_store
 from outlast.checkpoint.stores.store_interfaces import Store
 from outlast.errors import ConfigError, CorruptionError, StorageError
-from outlast.testing.store_contract import OTHER, PLACE, StoreContract
+from outlast.testing.extension_contracts import OTHER, PLACE, StoreContract
 
 pytestmark = pytest.mark.process
 MIB = 1 << 20

@@ -32,7 +32,7 @@ from outlast.health.checks.memory_check import MemoryController, MemorySample
 from outlast.health.checks.neighbour_check import PairsSample
 from outlast.health.checks.service_check import ServicesSample
 from outlast.health.node_examination import SHIPPED
-from outlast.testing.node_check_contract import CheckContract
+from outlast.testing.extension_contracts import CheckContract
 
 BAD_RAM = MemorySample(
     total_bytes=None, available_bytes=None, hugepages=None,

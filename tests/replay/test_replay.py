@@ -11,7 +11,7 @@ import pytest
 
 from outlast.checkpoint.format.manifests import COMMIT, SavePoint
 from outlast.cli.replay import _shortened, _until, replay
-from outlast.cli.replay_report import ReplayReport
+from outlast.cli.replay_comparison import ReplayReport
 from outlast.config import child_environment
 from outlast.errors import CorruptionError, RunDirError, UsageError
 from outlast.events import LoopBegun

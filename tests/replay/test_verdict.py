@@ -13,13 +13,18 @@ from outlast.cli.replay_comparison import (
     DifferingValue,
     FirstDifference,
     NumberDifference,
+    Original,
+    ReplayReport,
     RunPair,
     StateComparison,
+    Verdict,
+    headline,
     hints,
+    judge,
     origin_differences,
     parting,
+    show,
 )
-from outlast.cli.replay_report import Original, ReplayReport, Verdict, headline, judge, show
 
 SAME = RunPair(
     numbers=4, parting=None, states=StateComparison(compared=3, ranks=2, tensors=[], values=[])

@@ -16,11 +16,20 @@ from cyclopts import Parameter
 from outlast.checkpoint.format.manifests import SavePoint, digest_of
 from outlast.checkpoint.stores.catalog import Checkpoint, checkpoint_places, open_checkpoint, verify
 from outlast.checkpoint.stores.folder_store import Folder
-from outlast.cli.ckpt.ckpt_output import progress
 from outlast.cli.ckpt.target_argument import open_target
 from outlast.cli.output_stream import Printer, print_json
-from outlast.cli.replay_comparison import UNKEPT, RunPair, hints, origin_differences, sides
-from outlast.cli.replay_report import Original, ReplayReport, judge, show
+from outlast.cli.progress_bars import byte_progress
+from outlast.cli.replay_comparison import (
+    UNKEPT,
+    Original,
+    ReplayReport,
+    RunPair,
+    hints,
+    judge,
+    origin_differences,
+    show,
+    sides,
+)
 from outlast.cli.run_comparison import Losses, losses
 from outlast.errors import (
     EXIT_DONE,
@@ -190,7 +199,7 @@ def replay(
     notes += _shortened(origin.place, steps, start.until_step)
     for note in notes:
         _noting(console)(note)
-    with progress("reading the checkpoint") as advance:
+    with byte_progress("reading the checkpoint") as advance:
         if damages := verify(origin, advance):
             raise CorruptionError(
                 f"{damages[0].what}; nothing was started; replay from another checkpoint"
@@ -303,7 +312,7 @@ def _held_together(
     """Compare the replays, and the run with the first; add hints."""
     ends = [end_of(each, start.until_step) for each in twins]
     a, b = (_between(losses(each), start) for each in twins)
-    with progress("comparing") as advance:
+    with byte_progress("comparing") as advance:
         found = sides(a, b, ends[0], ends[1], advance)
     here, again = (end.commit.origin if end else {} for end in ends)
     suggestions = hints(found, (here, again))

@@ -1,7 +1,7 @@
 """Contract of a check: a probe that takes a sample, a pure judge of it, and tools for probes.
 
 A site adds checks as `Check` objects in a module that the settings name
-(`own = ["site_checks:CHECKS"]`); `outlast.testing.node_check_contract` has a
+(`own = ["site_checks:CHECKS"]`); `outlast.testing.extension_contracts` has a
 conformance suite for them.
 """
 

@@ -16,12 +16,12 @@ from outlast.testing.run_invariants import SimFailure
 from outlast.testing.simulated_cluster import SimCluster, SimOutcome, run_seed
 
 if TYPE_CHECKING:
-    from outlast.testing.node_check_contract import CheckContract as CheckContract
-    from outlast.testing.store_contract import StoreContract as StoreContract
+    from outlast.testing.extension_contracts import CheckContract as CheckContract
+    from outlast.testing.extension_contracts import StoreContract as StoreContract
 
 _HOMES = {
-    "CheckContract": "outlast.testing.node_check_contract",
-    "StoreContract": "outlast.testing.store_contract",
+    "CheckContract": "outlast.testing.extension_contracts",
+    "StoreContract": "outlast.testing.extension_contracts",
 }
 __all__ = [
     "CheckContract",

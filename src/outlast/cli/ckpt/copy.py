@@ -17,9 +17,9 @@ from outlast.checkpoint.stores.folder_store import Folder
 from outlast.checkpoint.stores.store_interfaces import Store
 from outlast.checkpoint.upkeep.checkpoint_copy import copy_checkpoint as carry
 from outlast.checkpoint.upkeep.drain_to_target import lacking_checkpoints
-from outlast.cli.ckpt.ckpt_output import progress
 from outlast.cli.ckpt.target_argument import check_room, open_destination, open_target
 from outlast.cli.output_stream import echo, echo_error, print_json
+from outlast.cli.progress_bars import byte_progress
 from outlast.errors import (
     EXIT_DONE,
     EXIT_USER_ERROR,
@@ -126,7 +126,7 @@ def _refuse_other_jobs(store: Store, places: list[SavePoint], dest: str) -> None
 
 def _copied(store: Store, place: SavePoint, target: Store, rate: int | None) -> CopyReport:
     began = time.monotonic()
-    with progress(f"step {place.step}") as report_progress:
+    with byte_progress(f"step {place.step}") as report_progress:
         copied = carry(store, place, target, on_progress=report_progress, limit_bytes_per_s=rate)
     return CopyReport(
         directory=place.directory,

@@ -18,9 +18,9 @@ from outlast.checkpoint.load.checkpoint_diff import (
 )
 from outlast.checkpoint.load.checkpoint_reader import CheckpointReader
 from outlast.checkpoint.stores.catalog import Checkpoint
-from outlast.cli.ckpt.ckpt_output import progress
 from outlast.cli.ckpt.target_argument import open_target
 from outlast.cli.output_stream import echo, print_json
+from outlast.cli.progress_bars import byte_progress
 from outlast.cli.replay_comparison import DifferingValue
 from outlast.errors import (
     EXIT_DONE,
@@ -145,7 +145,7 @@ def _compared(
         raise UsageError(f"neither has a tensor that is called {pattern!r}")
     readers = CheckpointReader(one), CheckpointReader(two)
     tensor_names = names & suspect_tensors(one, two)
-    with progress("comparing") as advance:
+    with byte_progress("comparing") as advance:
         found = list(
             compare_tensors(
                 *readers, wanted=tensor_names.__contains__, tolerance=tolerance, on_progress=advance

@@ -12,9 +12,9 @@ from outlast.checkpoint.stores.folder_store import Folder
 from outlast.checkpoint.stores.store_interfaces import Store
 from outlast.checkpoint.upkeep.retention_policy import parse_policy
 from outlast.checkpoint.upkeep.retention_policy import prune_store as delete
-from outlast.cli.ckpt.ckpt_output import progress
 from outlast.cli.ckpt.target_argument import open_target
 from outlast.cli.output_stream import echo, print_json
+from outlast.cli.progress_bars import byte_progress
 from outlast.errors import EXIT_DONE, RunDirError
 from outlast.launch import run_directory
 from outlast.terminal_tables import listing, number_column, text_column
@@ -85,5 +85,5 @@ def _refuse_living(store: Store) -> None:
 
 
 def _is_whole(checkpoint: Checkpoint) -> bool:
-    with progress(f"reading step {checkpoint.place.step}") as advance:
+    with byte_progress(f"reading step {checkpoint.place.step}") as advance:
         return not read_all(checkpoint, advance)

@@ -12,9 +12,9 @@ from outlast.checkpoint.format.manifests import COMMIT, SavePoint
 from outlast.checkpoint.stores.catalog import CheckpointDamage, checkpoint_places, open_checkpoint
 from outlast.checkpoint.stores.catalog import verify as read_all
 from outlast.checkpoint.stores.store_interfaces import Store
-from outlast.cli.ckpt.ckpt_output import progress
 from outlast.cli.ckpt.target_argument import open_target
 from outlast.cli.output_stream import echo, print_json
+from outlast.cli.progress_bars import byte_progress
 from outlast.errors import EXIT_DONE, EXIT_USER_ERROR, CorruptionError, StorageError, UsageError
 from outlast.text_formatting import duration, plural, size
 
@@ -85,7 +85,7 @@ def _verified(store: Store, place: SavePoint) -> VerifyReport:
     try:
         checkpoint = open_checkpoint(store, place)
         size_bytes = checkpoint.size_bytes
-        with progress(f"step {place.step}") as advance:
+        with byte_progress(f"step {place.step}") as advance:
             damages = read_all(checkpoint, advance)
     except (CorruptionError, StorageError) as error:
         damages = [

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from outlast import quantities
 from outlast.cli.output_stream import echo, print_json
-from outlast.cli.simulation_progress import progress
+from outlast.cli.progress_bars import count_progress
 from outlast.errors import EXIT_DONE, UsageError
 from outlast.fleet.store.lake import Lake
 from outlast.terminal_tables import number_column, table, text_column
@@ -193,7 +193,7 @@ def _rank(
         notes += exposure.dominant_attempts(tables)
     else:
         notes += exposure.inventory_notes(tables)
-    with progress("lemons") as advance:
+    with count_progress("lemons") as advance:
         advance(0, 2)
         attributed = attribute_failures(tables)
         infra = worst_nodes(attributed).collect().lazy()

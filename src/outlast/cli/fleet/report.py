@@ -14,7 +14,7 @@ from rich.text import Text
 
 from outlast.atomic_files import refuse_existing, replace_file
 from outlast.cli.output_stream import echo, print_json
-from outlast.cli.simulation_progress import progress
+from outlast.cli.progress_bars import count_progress
 from outlast.errors import EXIT_DONE, OutlastError, StorageError, UsageError
 from outlast.fleet.store.lake import Lake
 from outlast.fleet.store.lake_selection import load_window, resolve_cluster
@@ -63,7 +63,7 @@ def report(
     opened = Lake.open(lake)
     notes: list[str] = []
     tables = load_window(opened, since, until, cluster=cluster, notes=notes)
-    with progress("analyses") as advance, Drawer() if out else nullcontext() as drawer:
+    with count_progress("analyses") as advance, Drawer() if out else nullcontext() as drawer:
         from outlast.fleet.report.fleet_report import (
             build_report as reported,  # while the other process starts
         )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outlast.cli.output_stream import echo, print_json
-from outlast.cli.simulation_progress import progress
+from outlast.cli.progress_bars import count_progress
 from outlast.errors import EXIT_DONE, UsageError
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def trace(
     if cluster is not None and lake is None:
         raise UsageError(f"--cluster {cluster} goes with --lake")
     host_names = read_hosts(hosts) if hosts else None
-    with progress("dumps") as advance:
+    with count_progress("dumps") as advance:
         dumps = read_dumps(paths, advance)
     report = analyse_dumps(
         dumps, world=world, hosts=host_names, findings=_source(lake, findings, cluster)

@@ -12,8 +12,8 @@ from rich.text import Text
 from outlast import quantities
 from outlast.cli.output_stream import echo, print_json
 from outlast.cli.plan.answer_output import band, check_fields, check_picture, remarks
-from outlast.cli.plan.scenario_flags import Dask, Fields, File, Json, Seed, Workers
-from outlast.cli.simulation_progress import execution_place, progress
+from outlast.cli.plan.scenario_flags import Dask, Fields, File, Json, Seed, Workers, execution_place
+from outlast.cli.progress_bars import count_progress
 from outlast.errors import EXIT_DONE, EXIT_INTERRUPTED, UsageError
 from outlast.plan.answers.measured_run import RunComparison, Verdict
 from outlast.plan.answers.strategy_comparison import StrategyComparison
@@ -88,7 +88,7 @@ def compare(
         seed=seed, replications=_several(replications), start=begins, within_s=deadline_s
     )
     failures = expected_simulated_failures(scenario, request.replications)
-    with execution_place(workers, dask, failures) as where, progress("simulated") as advance:
+    with execution_place(workers, dask, failures) as where, count_progress("simulated") as advance:
         found = compared(scenario, request, measured=measured, place=where, on_progress=advance)
     show_comparison(found, json=json)
     if path and found.contenders:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
@@ -12,6 +13,12 @@ from outlast import quantities
 from outlast.errors import UsageError
 from outlast.plan.answers.extra_costs import ExtraInputs
 from outlast.plan.model.scenario import span
+
+if TYPE_CHECKING:
+    from outlast.plan.simulate.part_executors import PartExecutor
+
+WORKERS_MAX = 1024
+FAILURES_HERE = 10_000_000  # some seconds; above, processes are worth their start
 
 File = Annotated[Path | None, Parameter(help="A scenario in TOML.")]
 Fields = Annotated[
@@ -128,3 +135,25 @@ class ExtraFlags:
                 f"--local-survives {self.local_survives}", self.local_survives
             ),
         )
+
+
+def execution_place(
+    workers: int | None, address: str | None, failures: float
+) -> AbstractContextManager[PartExecutor]:
+    """Return the executor for a simulation of so many failures.
+
+    `--workers` and `--dask` decide; without them, this process if it is a matter of seconds. Raises
+    UsageError.
+    """
+    from outlast.plan.simulate.part_executors import dask_executor, local_executor
+    from outlast.process_pool import cores
+
+    if address is not None:
+        if workers is not None:
+            raise UsageError("--workers and --dask exclude each other; give one of them")
+        return dask_executor(address)
+    if workers is None:
+        return local_executor(cores() if failures > FAILURES_HERE else 1)
+    if not 1 <= workers <= WORKERS_MAX:
+        raise UsageError(f"--workers {workers}: from 1 to {WORKERS_MAX:,}")
+    return local_executor(workers)

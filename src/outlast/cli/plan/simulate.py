@@ -13,8 +13,8 @@ from rich.text import Text
 from outlast import quantities
 from outlast.cli.output_stream import echo, print_json
 from outlast.cli.plan.answer_output import check_fields, remarks
-from outlast.cli.plan.scenario_flags import Dask, Fields, File, Json, Seed, Workers
-from outlast.cli.simulation_progress import execution_place, progress
+from outlast.cli.plan.scenario_flags import Dask, Fields, File, Json, Seed, Workers, execution_place
+from outlast.cli.progress_bars import count_progress
 from outlast.controller.save_schedule.schedule_explanation import span
 from outlast.errors import EXIT_DONE, EXIT_INTERRUPTED, UsageError
 from outlast.plan.model.answer_values import answer, format_count, format_quantity
@@ -91,7 +91,7 @@ def _simulated(
     metadata = result_tables.provenance(scenario, strategy=strategy, seed=seed, replications=runs)
     with (
         place(failures) as where,
-        progress("replications") as advance,
+        count_progress("replications") as advance,
         result_rows.write_runs(path, metadata) as write,
     ):
         done = 0

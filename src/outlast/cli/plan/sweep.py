@@ -11,8 +11,8 @@ from rich.text import Text
 from outlast import quantities
 from outlast.cli.output_stream import echo, print_json
 from outlast.cli.plan.answer_output import check_fields, check_picture, remarks
-from outlast.cli.plan.scenario_flags import Dask, Fields, File, Json, Seed, Workers
-from outlast.cli.simulation_progress import execution_place, progress
+from outlast.cli.plan.scenario_flags import Dask, Fields, File, Json, Seed, Workers, execution_place
+from outlast.cli.progress_bars import count_progress
 from outlast.controller.save_schedule.schedule_explanation import span
 from outlast.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USER_ERROR
 from outlast.plan.answers.parameter_sweep import (
@@ -70,7 +70,7 @@ def sweep(
     points = sweep_points(check_fields(fields, sweep), file, over, strategies_of(strategy))
     with (
         execution_place(workers, dask, _failures(points, runs)) as where,
-        progress("runs") as advance,
+        count_progress("runs") as advance,
     ):
         found = swept(
             points,
