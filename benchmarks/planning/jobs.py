@@ -15,9 +15,9 @@ def _job(gpus: int, days: float, source: int) -> SimulatedJob:
         cost_s=5.0, flush_s=0.0, nodes=nodes, spares=8 + int(2 * nodes * NODE_RATE * DAY_S),
         replicas=nodes if source == LIVE else 1, copies=0, window_s=30.0, node_rate=NODE_RATE,
         stay_share=0.0, lemons=0.0, lemon_factor=1.0, cure_share=0.0, software_rate=0.0,
-        rack_rate=0.0, rack_nodes=1, shape=1.0, scale_s=0.0, age_s=0.0, repair_s=DAY_S, repair_shape=1.0,
-        detect_s=60.0, restart_s=(300.0, 300.0, 300.0), software_from=STORAGE, node_from=source,
-        drop=False, failures_max=100_000_000,
+        rack_rate=0.0, rack_nodes=1, shape=1.0, scale_s=0.0, age_s=0.0, repair_s=DAY_S,
+        repair_shape=1.0, detect_s=60.0, restart_s=(300.0, 300.0, 300.0), software_from=STORAGE,
+        node_from=source, drop=False, failures_max=100_000_000,
     )  # fmt: skip
 
 

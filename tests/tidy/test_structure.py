@@ -9,7 +9,7 @@ from pathlib import Path
 # fmt: skip 40, cycles 3, undocumented 5 %, lines 86,681. A ceiling is only ever lowered;
 # lines were raised once, by 2,200, when the formatter got all code but tables of data.
 CEILINGS = {
-    "modules": 437,
+    "modules": 433,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 1,
@@ -18,7 +18,7 @@ CEILINGS = {
     "fmt: skip": 35,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 91988,
+    "lines": 91980,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 2,
 }

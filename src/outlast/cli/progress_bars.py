@@ -28,10 +28,8 @@ def _progress(title: str, *columns: ProgressColumn) -> Iterator[OnProgress]:
         yield lambda _done, _total: None
         return
     text = TextColumn("{task.description}", markup=False)
-    remaining = TimeRemainingColumn()
-    with Progress(
-        text, BarColumn(), *columns, remaining, console=console, transient=True
-    ) as progress:
+    shown = (text, BarColumn(), *columns, TimeRemainingColumn())
+    with Progress(*shown, console=console, transient=True) as progress:
         task = progress.add_task(title, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
 

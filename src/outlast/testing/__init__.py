@@ -19,10 +19,7 @@ if TYPE_CHECKING:
     from outlast.testing.extension_contracts import CheckContract as CheckContract
     from outlast.testing.extension_contracts import StoreContract as StoreContract
 
-_HOMES = {
-    "CheckContract": "outlast.testing.extension_contracts",
-    "StoreContract": "outlast.testing.extension_contracts",
-}
+_CONTRACTS = ("CheckContract", "StoreContract")
 __all__ = [
     "CheckContract",
     "FaultPlan",
@@ -37,6 +34,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+    if name in _CONTRACTS:
+        return getattr(import_module("outlast.testing.extension_contracts"), name)
     raise AttributeError(f"module 'outlast.testing' has no attribute {name!r}")

@@ -6,13 +6,7 @@
             return MyStore(tmp_path)
 
     class TestMyCheck(CheckContract):
-        @pytest.fixture
-        def check(self) -> AnyCheck:
-            return MINE
-
-        @pytest.fixture
-        def samples(self) -> list[Sample]:
-            return [GOOD, BROKEN]
+        ...  # with the fixtures `check` and `samples`
 
 Needs pytest. Each test of a store gets an empty store of its own.
 """

@@ -61,9 +61,7 @@ class ControllerPeers:
         self.wake_ns: int | None = None
         self._hosts = {f"node{k}": 1 for k in range(nodes + spares)}  # and their incarnations
         self._inbox: list[messages.MessageEnvelope | Input] = []
-        self._pending_ready: dict[
-            str, tuple[str, messages.WorkerReady]
-        ] = {}  # by worker: host and message
+        self._pending_ready: dict[str, tuple[str, messages.WorkerReady]] = {}  # by worker
         self._has_state: set[str] = set()
         self._sent_count = 0
         self._pids = 0
@@ -229,10 +227,8 @@ class ControllerPeers:
                 self._pending_ready.pop(name, None)
                 self._send(host, name, self._status_report(body.generation, name, None))
             case messages.Seat() | messages.Decide():
-                self._pending_ready[name] = (
-                    host,
-                    messages.WorkerReady(generation=body.generation, n=body.n),
-                )
+                ready = messages.WorkerReady(generation=body.generation, n=body.n)
+                self._pending_ready[name] = (host, ready)
             case messages.Connect():
                 seat = body.seats.index(name)
                 sent = {joiner: _STATE_DIGEST for donor, joiner in body.transfers if donor == seat}

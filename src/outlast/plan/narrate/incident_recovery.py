@@ -24,10 +24,7 @@ WAIT_MAX_S = 1e10  # 300 years
 
 
 class RecoveryResult(NamedTuple):
-    """Result of one recovery.
-
-    `closed_s`: time of the first report to the controller; infinity if none.
-    """
+    """Result of a recovery. `closed_s`: time of the controller's first report; infinity if none."""
 
     now_s: float
     source: int

@@ -10,21 +10,8 @@ import heapq
 import math
 from typing import NamedTuple
 
-from outlast.plan.simulate.simulated_job import (
-    AGE_EVENT,
-    CURE_SLOT,
-    GAP_SLOT,
-    KIND_SLOT,
-    LEMON_EVENT,
-    LIVE,
-    MEMORY,
-    NODE_SLOT,
-    RATE_MIN,
-    SLOTS_PER_NODE,
-    STAY_SLOT,
-    STORAGE,
-    SimulatedJob,
-)
+from outlast.plan.simulate import simulated_job as kernel
+from outlast.plan.simulate.simulated_job import LIVE, MEMORY, STORAGE, SimulatedJob
 
 SLOTS = 1 << 16
 _MASK = (1 << 64) - 1
@@ -126,7 +113,7 @@ class NarratedNodes:
         self._lemon_seats: list[int] = []  # of seats
         for k in range(round(job.lemons * node_count)):
             self._choose_lemon(
-                int(uniform(self._key ^ _SALT, LEMON_EVENT, k) * node_count), node_count
+                int(uniform(self._key ^ _SALT, kernel.LEMON_EVENT, k) * node_count), node_count
             )
         if job.shape != 1:
             for seat in range(job.nodes):
@@ -169,10 +156,10 @@ class NarratedNodes:
         healthy = job.nodes - len(self.missing) - len(self._lemon_seats)
         others = job.software_rate + job.rack_rate * math.ceil(job.nodes / job.rack_nodes)
         nodes_rate = self._node_rate() * (healthy + len(self._lemon_seats) * job.lemon_factor)
-        return max(RATE_MIN, others + nodes_rate)
+        return max(kernel.RATE_MIN, others + nodes_rate)
 
     def _draw_next_s(self) -> float:
-        drawn = gap(self._key, self.failures, GAP_SLOT, self._job.gap_spread)
+        drawn = gap(self._key, self.failures, kernel.GAP_SLOT, self._job.gap_spread)
         return self.now_s + drawn / self._rate
 
     # --- failures ---
@@ -196,7 +183,7 @@ class NarratedNodes:
         """Draw the failing node among those that do not age, in proportion to their rates."""
         job = self._job
         lemon_seats = self._lemon_seats
-        excess = uniform(self._key, event, KIND_SLOT) * self._rate
+        excess = uniform(self._key, event, kernel.KIND_SLOT) * self._rate
         excess -= self._node_rate() * (job.nodes - len(self.missing) - len(lemon_seats))
         if excess < 0:
             return self._fail_node(self._draw_healthy_seat(event), event)
@@ -227,7 +214,7 @@ class NarratedNodes:
 
     def _fail_node(self, seat: int, event: int) -> NodeStrike:
         source = max(self._job.node_from, self._lose_part(seat))
-        if uniform(self._key, event, STAY_SLOT) >= self._job.stay_share:
+        if uniform(self._key, event, kernel.STAY_SLOT) >= self._job.stay_share:
             return NodeStrike(source, ((seat, self._send_to_repair(seat, event, 0)),))
         if self._job.shape != 1:
             self._schedule_failure(seat)
@@ -257,13 +244,13 @@ class NarratedNodes:
         self._nodes[seat] = -1
         self.missing.append(seat)
         self._due_s.pop(seat, None)
-        slot = NODE_SLOT + number * SLOTS_PER_NODE
+        slot = kernel.NODE_SLOT + number * kernel.SLOTS_PER_NODE
         if node in self._lemons:
             place = self._lemon_seats.index(seat)
             moved = self._lemon_seats.pop()
             if moved != seat:
                 self._lemon_seats[place] = moved
-            if uniform(self._key, event, slot + CURE_SLOT) < job.cure_share:
+            if uniform(self._key, event, slot + kernel.CURE_SLOT) < job.cure_share:
                 self._lemons.discard(node)
         shape = job.repair_shape
         repair_length = gamma(self._key, event, slot, shape) if shape else 1.0
@@ -276,7 +263,7 @@ class NarratedNodes:
         node = self._nodes[seat]
         scale_s = job.scale_s / (job.lemon_factor if node in self._lemons else 1)
         age = (self.now_s - self._born_s[node]) / scale_s
-        drawn = exponential(self._key ^ _SALT, AGE_EVENT + self._drawn, 0)
+        drawn = exponential(self._key ^ _SALT, kernel.AGE_EVENT + self._drawn, 0)
         self._drawn += 1
         left_s = scale_s * ((age**job.shape + drawn) ** (1 / job.shape) - age)
         self._due_s[seat] = self.now_s + left_s

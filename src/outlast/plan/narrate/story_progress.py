@@ -191,23 +191,17 @@ class JobProgress:
         first_n = self.n_at(start)
         first_step = self.step_at(start)
         steps = ended.step - first_step
-        cut_steps = {self._broken_n - first_n - 1, self._broken_n - first_n}
+        cuts = {self._broken_n - first_n - 1, self._broken_n - first_n}
         if steps * self._step_s > passed_s + ROUNDING * self._step_s:
-            cut_steps.add(steps - 1)  # the last one is cut short
-        for cut_step in sorted(cut_step for cut_step in cut_steps if reported < cut_step < steps):
-            until_s = min(end_s, max(begin_s, end_s - passed_s + cut_step * self._step_s))
+            cuts.add(steps - 1)  # the last one is cut short
+        for cut in sorted(cut for cut in cuts if reported < cut < steps):
+            until_s = min(end_s, max(begin_s, end_s - passed_s + cut * self._step_s))
             stretch = Stretch(begin_s, until_s)
             self._on_done(
-                StageResult(
-                    "work",
-                    (stretch,),
-                    first_n + cut_step,
-                    first_step + cut_step,
-                    cut_step - reported,
-                )
+                StageResult("work", (stretch,), first_n + cut, first_step + cut, cut - reported)
             )
             begin_s = until_s
-            reported = cut_step
+            reported = cut
         rest_steps = max(1, steps - reported)
         self._on_done(ended._replace(stretches=(Stretch(begin_s, end_s),), steps=rest_steps))
 
