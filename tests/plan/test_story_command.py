@@ -75,7 +75,7 @@ def test_a_disk_that_fills_up_keeps_what_was_told(plan: Plan, tmp_path: Path) ->
         said = plan("story", *SAID, "--to", str(tmp_path))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert said.code == 1 and "what was written before can be read" in said.err
+    assert said.code == 1 and "events written before are readable" in said.err
     assert summarise(tmp_path).steps > 0
 
 
