@@ -65,7 +65,7 @@ def test_a_target_on_a_command_line(text: str, target: DurableRule) -> None:
         ("", "names no place"),
         ("every=6h", "names no place"),
         ("/disk often=6h", "cannot read 'often=6h' of /disk: known are every, keep and rate"),
-        ("/disk every=6h every=7h", "every is said twice of /disk"),
+        ("/disk every=6h every=7h", "every is given twice for /disk"),
         ("/disk every=0", "'every=0' is no interval"),
         ("/disk every=0.1s", "'every=0.1s' is no interval"),
         ("/disk every=auto", "'every=auto' needs a number and one of ms, s, m, min, h"),

@@ -197,7 +197,7 @@ def test_a_killed_writer_leaves_nothing_and_no_lock(folder: Folder) -> None:
     assert writer.stdin and writer.stdout
     with writer:
         assert writer.stdout.readline() == b"half\n"
-        with pytest.raises(StorageError, match="somebody else is writing it"):
+        with pytest.raises(StorageError, match="another process is writing it"):
             folder.put(PLACE, "shard-00000", [b"mine"], 4)
         assert folder.get(PLACE, "shard-00000") == b"inside"
         writer.send_signal(signal.SIGKILL)

@@ -110,7 +110,7 @@ def test_a_new_head_is_left_as_it_is(trained: tuple[Path, dict[str, Any]]) -> No
             saves.load(state)
         restored = saves.load(state, skip=["model.head"])
     assert restored and restored.missing == restored.unexpected == ()
-    assert restored.notes == ("left as they were, as asked: model.head",)
+    assert restored.notes == ("left as they were, by skip=: model.head",)
     assert torch.equal(state["model"].body.weight, old["model"].body.weight)
     assert torch.equal(_some(moment(state, "body.weight")), _some(moment(old, "body.weight")))
     assert (state["model"].head.weight == 1).all() and moment(state, "head.weight") is None
@@ -162,7 +162,7 @@ def test_types_are_cast_where_that_is_asked(
         with pytest.raises(MismatchError, match="float32 in the checkpoint"):
             saves.load(state)
         restored = saves.load(state, cast=True)
-    assert restored and "tensors were cast, as asked (float32 to " in restored.notes[0]
+    assert restored and "tensors were cast, by cast= (float32 to " in restored.notes[0]
     for name in ("body.weight", "head.bias"):
         live = state["model"].get_parameter(name)
         assert live.dtype is dtype and _some(moment(state, name)).dtype is dtype

@@ -311,8 +311,8 @@ def test_what_was_sent_before_is_not_folded_again() -> None:
     assert parities.begin(offer(1, one)) is None
     folding = parities.begin(offer(2, one))
     assert folding
-    folding.give_up("its sender died")
-    with pytest.raises(WireError, match="has come before, and broke off"):
+    folding.abandon("its sender died")
+    with pytest.raises(WireError, match="an earlier transfer of a strip"):
         parities.begin(offer(2, one))
     with pytest.raises(WireError, match=r"rank 2 broke off .its sender died"):
         folding.keep(manifest(2, one))

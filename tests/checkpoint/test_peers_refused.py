@@ -136,7 +136,7 @@ def test_a_peer_that_stalls_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None
     one, both = Hall(network.here), Hall(network.here, address_of(quick))
     one.add(1)
     for _ in range(LANES):
-        receiver.meet(stalled.accept()[0])
+        receiver.accept(stalled.accept()[0])
     assert network.paused.wait(TIMEOUT_S)
     monkeypatch.setattr(keeper_links, "HELLO_S", 0.5)
     begun = time.monotonic()
@@ -144,7 +144,7 @@ def test_a_peer_that_stalls_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None
         one.add(step)
     both.add(4)
     for _ in range(LANES):
-        receiver.meet(quick.accept()[0])
+        receiver.accept(quick.accept()[0])
     told = one.hears(3)
     assert [told[step].copies for step in (1, 2, 3)] == [0, 0, 0]
     assert told[2].error == "" and "timed out" in told[1].error and told[3].error

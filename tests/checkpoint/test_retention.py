@@ -170,7 +170,7 @@ def test_a_policy_on_a_command_line() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "says what stays"),
+        ("", "lists the checkpoints to keep"),
         ("latest=3", "cannot read 'latest=3'"),
         ("last", "cannot read 'last'"),
         ("last=0", "last=0"),
@@ -181,7 +181,7 @@ def test_a_policy_on_a_command_line() -> None:
         ("age=7q", "needs a number"),
         ("size=10", "needs a number and one of B, kB, MB"),
         ("size=TB", "needs a number"),
-        ("last=1,last=2", "said twice"),
+        ("last=1,last=2", "given twice"),
     ],
 )
 def test_a_policy_that_cannot_be_read(text: str, said: str) -> None:

@@ -57,7 +57,7 @@ def failed_at_the_commit(root: Path, rank: int, state: dict[str, Any], name: str
         if rank:
             saves.wait()
         else:
-            with pytest.raises(StorageError, match=rf"no longer equal: {name} on ranks 0, 1"):
+            with pytest.raises(StorageError, match=rf"hold in common differ: {name} on ranks 0, 1"):
                 saves.wait()
         dist.barrier()
         with torch.no_grad():
@@ -86,7 +86,7 @@ def asked_for_different_loads(root: Path, rank: int) -> None:
         for what, there, here in asked:
             with pytest.raises(UsageError, match=f"{what} differs between ranks"):
                 saves.load(fresh, **{what: here if rank else there})
-        with pytest.raises(UsageError, match=r"model\.b: rank 1 was asked to skip it, and rank 0"):
+        with pytest.raises(UsageError, match=r"model\.b: rank 1 is to skip it, and rank 0"):
             saves.load(fresh, skip=["model.b"] if rank else [])
         with pytest.raises(UsageError, match=r"rank 0: prepare, rank 1: load"):
             _ = saves.load(fresh) if rank else saves.prepare(fresh)
@@ -136,16 +136,16 @@ def main() -> None:
         values["seen"]["loss"] += rank
         saves.save(2, values)
         if rank == 0:
-            with pytest.raises(StorageError, match="no longer equal: seen on ranks 0, 1"):
+            with pytest.raises(StorageError, match="hold in common differ: seen on ranks 0, 1"):
                 saves.wait()
     # From the first save on.
     state = make() | {"best": float(rank)}
-    refused(root / "best", state, r"differ by rank, and rank 0's would be everybody's: best;")
+    refused(root / "best", state, r"differ by rank, and only rank 0's would be saved: best;")
     small = {"average": torch.full((3,), float(rank))}
     refused(root / "average", make() | small, "do not hold the same: average;")
     state = make()
     state["optimizer"].param_groups[0]["lr"] += rank
-    refused(root / "lr", state, "everybody's: optimizer;")
+    refused(root / "lr", state, "would be saved: optimizer;")
     # Stages of a pipeline under one name.
     names = ("layer", "first") if rank == 0 else ("layer", "last")
     refused(root / "stages", make(rank, names), r"model\.layer\.bias \(ranks 0 and 1 differ\)")

@@ -82,5 +82,5 @@ def test_a_view_that_fails_is_told_once_and_taken_no_further(
     for _ in range(20):
         shown.line(0, "more")
     shown.close(PATIENCE_S)
-    assert capsys.readouterr().err.count("the view failed, the run goes on") == 1
+    assert capsys.readouterr().err.count("view failed, the run continues") == 1
     assert terminal.shown == []

@@ -177,7 +177,7 @@ def test_a_target_out_of_reach_may_not_be_needed(
 
 def test_a_target_is_said_once(tmp_path: Path) -> None:
     far = tmp_path / "far"
-    with pytest.raises(ConfigError, match=f"--durable {far} is said twice"):
+    with pytest.raises(ConfigError, match=f"--durable {far} is given twice"):
         preflight.check(with_durable(tmp_path, str(far), f"file://{far} every=5"))
 
 

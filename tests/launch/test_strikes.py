@@ -69,8 +69,8 @@ def test_what_never_struck_is_said_with_the_reason(stage: Stage) -> None:
         await start(stage, crew)
         strikes = TimedFaults(crew, record)
         await strikes.run()
-        strikes.tell_missed(plain=True)
-        strikes.tell_missed(plain=False)
+        strikes.note_missed(plain=True)
+        strikes.note_missed(plain=False)
 
     flags = ("--fault", "kill:step=3", "--fault", "kill:after=0.1")
     plan = stage.plan(stage.script(IDLE), *flags)

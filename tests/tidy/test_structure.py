@@ -14,11 +14,11 @@ CEILINGS = {
     "file names twice": 0,
     "public class names twice": 1,
     "docstrings that begin with a question": 0,
-    "banned names": 14,
+    "banned names": 7,
     "fmt: skip": 35,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 91980,
+    "lines": 91975,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 2,
 }

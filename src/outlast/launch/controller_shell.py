@@ -30,7 +30,7 @@ from outlast.transport.channel import Channel
 STRANGERS_MAX = 16
 STRANGER_S = 5.0
 BEAT_S = 0.25
-STILL_S = 1.0  # a beat later than this: we did not run; not that all the others were silent
+STILL_S = 1.0  # a later beat means that this process stalled, not that peers were silent
 _entry_encoder = msgspec.msgpack.Encoder()
 
 
@@ -42,7 +42,7 @@ class ControllerPeer(NamedTuple):
 
 
 class ControllerShell:
-    """Feeds `handle` with frames, time and requests, and carries out what it answers."""
+    """Passes frames, time and requests to `handle`, and executes the actions that it returns."""
 
     def __init__(
         self,
@@ -205,7 +205,7 @@ class ControllerShell:
     def _send(self, action: inputs.Send) -> None:
         peer = self._peers.get(action.agent)
         if peer is None:
-            return  # the agent is disconnected; the controller knows, and its lease decides
+            return  # the agent is disconnected: the controller waits for its lease to end
         seq = self._seqs[action.agent] = self._seqs.get(action.agent, 0) + 1
         peer.channel.send(
             messages.MessageEnvelope(
@@ -231,7 +231,7 @@ class ControllerShell:
         self._feed(inputs.Tick(t_ns=self._record.now_ns()))
 
     def _beat(self) -> None:
-        """Run at a fixed period, so that a stall of this process is told from a lack of frames."""
+        """Run at a fixed period, to distinguish a stall of this process from a lack of frames."""
         self._look_up()
         self._pulse = self._loop.call_later(BEAT_S, self._beat)
 

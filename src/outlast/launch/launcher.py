@@ -169,11 +169,10 @@ class _Launcher:
                 patience_s = plan.limits.save_s if done else plan.limits.stop_s
                 await upkeep.close(patience_s, self._over, done=done)
                 console.look()
-                strikes.tell_missed(plain=self._unmanaged is not None)
+                strikes.note_missed(plain=self._unmanaged is not None)
 
     def _is_barred(self, place: SavePoint) -> bool:
-        """Return whether an audit has put a checkpoint out of use; asked behind a save, so in a
-        term."""
+        """Return whether an audit has barred a checkpoint."""
         return self._controller.is_barred(place)
 
     def _own_fault(self, error: Exception) -> events.Fault:
@@ -194,7 +193,7 @@ class _Launcher:
         )
 
     async def _lead(self) -> EndRun:
-        """The controller leads while the script may be one of ours; else the unmanaged group."""
+        """Run under the controller until the script proves not to call `init()`."""
         self._controller.begin()
         serving = asyncio.create_task(self._agent.run())
         took_over = asyncio.create_task(self._took_over.wait())
@@ -219,7 +218,7 @@ class _Launcher:
         return self._controller.ended.result()
 
     def _begin(self, checkpoint: messages.Checkpointed | None, notes: list[str]) -> None:
-        """RunStarted is a launcher's first event: what comes before belongs to the last one."""
+        """Emit RunStarted, a launcher's first event, and the notes."""
         job, plan = self._run_dir.job, self._plan
         self._record.emit(
             events.RunStarted(
@@ -239,7 +238,7 @@ class _Launcher:
 
     def _take_over(self, exited: WorkerHandle | None = None) -> None:
         if self._unmanaged is None:
-            self._agent.step_back()
+            self._agent.release_workers()
             self._unmanaged = UnmanagedGroup(self._crew, self._record)
             self._took_over.set()
         if exited:
@@ -276,14 +275,14 @@ class _Launcher:
                 signal.signal(SAVE_SIGNAL, signal.SIG_IGN)  # as it was before the loop
 
     def _asked_to_save(self) -> None:
-        """A scheduler gives notice, or `outlast ckpt now`: a checkpoint at once."""
+        """Save a checkpoint now, at the request of a scheduler or of `outlast ckpt now`."""
         if self._unmanaged is None and self._agent.said_hello:
             self._controller.save("SIGUSR1 to the launcher")
         else:
             self._record.note(run_directory.SAVE_REFUSED)
 
     def _on_request(self, number: signal.Signals) -> None:
-        """First: drain and end resumable. Second: end now. Third: without the controller."""
+        """Drain at the first signal, kill at the second, skip the controller at the third."""
         self._stops += 1
         reason = f"{number.name} to the launcher"
         if self._stops == 1:

@@ -89,7 +89,7 @@ class DetachedDisplay:
                 self._tell_dropped()
             self._inner.close()
         except Exception:  # noqa: BLE001 - a mistake in the view must not end or blind the run
-            sys.stderr.write(f"outlast: the view failed, the run goes on\n{traceback.format_exc()}")
+            sys.stderr.write(f"outlast: view failed, the run continues\n{traceback.format_exc()}")
             with contextlib.suppress(Exception):  # it may leave the terminal as it found it
                 self._inner.close()
             while self._waiting.get() is not None:
@@ -184,7 +184,7 @@ class Console:
             await asyncio.sleep(PERIOD_S)
 
     def look(self) -> None:
-        """Show what is new."""
+        """Show new lines and events."""
         self._meet()
         still = []
         for worker, files in self._followed:

@@ -262,7 +262,7 @@ def _ask(durable: Sequence[Store], notes: list[str]) -> _There:
 
 
 def _newest(durable: Store) -> tuple[Checkpoint | None, list[str]]:
-    """The newest one whose commit record can be read, and what was passed over."""
+    """Return the newest one with a readable commit record, and notes on those passed over."""
     damages: list[str] = []
     for place in catalog.checkpoint_places(durable):
         try:

@@ -15,7 +15,7 @@ PERIOD_S = 0.1
 
 
 class TimedFaults:
-    """The faults of one launcher; each strikes once in the run's life, as those in workers do."""
+    """The faults of one launcher; each is injected once in a run, as those in workers are."""
 
     def __init__(self, crew: WorkerPool, record: DisplayRecord) -> None:
         self._crew, self._record = crew, record
@@ -25,7 +25,7 @@ class TimedFaults:
         self._asleep: list[tuple[float, WorkerHandle]] = []  # to be woken then
 
     async def run(self) -> None:
-        """Until all have struck, or cancelled. `after` counts from here."""
+        """Run until all faults were injected. `after` counts from here."""
         began_s = time.monotonic()
         while self._due or self._asleep:
             await asyncio.sleep(PERIOD_S)
@@ -81,8 +81,8 @@ class TimedFaults:
     def _has_struck(self, spec: FaultSpec) -> bool:
         return (self._markers / spec.marker(0)).exists()
 
-    def tell_missed(self, *, plain: bool) -> None:
-        """A note on every fault that the run never came to; `plain`: the script is none of ours."""
+    def note_missed(self, *, plain: bool) -> None:
+        """Note every fault that was not injected; `plain`: the script does not call `init()`."""
         for spec in self._specs:
             if not self._has_struck(spec):
                 why = "the run never came to its place"

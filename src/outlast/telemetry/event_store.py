@@ -128,7 +128,7 @@ class EventWriter:
         if not self._said:
             self._said = True
             self._say(
-                f"cannot write events ({error.strerror or error}); the run goes on, the newest"
+                f"cannot write events ({error.strerror or error}); the run continues, the newest"
                 f" {BACKLOG_BYTES >> 20} MiB of events are kept in memory and tried again"
             )
 
@@ -138,7 +138,7 @@ class EventWriter:
             sys.stderr.write(line)
             sys.stderr.flush()
         except (OSError, ValueError):  # ValueError: the stream is closed
-            pass  # stderr is often a log file on the same full disk: nobody is left to tell
+            pass  # stderr is often a log file on the same full disk
 
 
 class EventReader:
@@ -152,7 +152,7 @@ class EventReader:
         self._readers: dict[Path, SegmentReader] = {}
 
     def poll(self, *, last: bool = False) -> list[AnyEvent]:
-        """Return new events. `last`: nobody writes any more (see SegmentReader.read)."""
+        """Return new events. `last`: all writers have ended (see SegmentReader.read)."""
         if not self.directory.is_dir():
             return []
         found: list[AnyEvent] = []
@@ -205,7 +205,7 @@ def follow(
         stopping = stop.is_set()
         found = reader.poll(last=stopping)
         yield from found
-        if stopping and stop.is_set():  # whoever reads may have thought better of it
+        if stopping and stop.is_set():  # the consumer may have cleared `stop`
             return
         if not found:
             idle()
@@ -221,9 +221,9 @@ def _warn(damage: SegmentDamage) -> None:
 
 
 Life = Literal[
-    "running",  # somebody on this host holds the run directory
-    "died",  # nobody does
-    "unknown",  # the run was on another host, or this one does not say
+    "running",  # a process on this host holds the run directory
+    "died",  # no process holds it
+    "unknown",  # the run was on another host, or this host has no list of locks
 ]
 LOCKS = Path("/proc/locks")
 

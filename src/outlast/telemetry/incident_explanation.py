@@ -32,7 +32,7 @@ from outlast.text_formatting import (
 
 BAR_CELLS = 30
 SHOWN_MS_MIN = 0.05
-LONG_MS = 10_000  # from here on milliseconds say nothing
+LONG_MS = 10_000  # longer durations are shown in seconds
 _NOTICED = {
     "pidfd": "the agent's pidfd said that the process had ended",
     "peer": "a peer's connection broke and it reported so",

@@ -83,13 +83,13 @@ class CopyAvailable(msgspec.Struct, frozen=True, kw_only=True):
 class Incident(msgspec.Struct, frozen=True, kw_only=True):
     """One interruption of the job. Numbers count from 1 over the run's life.
 
-    `phases_ms` add up to `total_ms`. `state`: recovered | stopped (the run ended with it) | died (a
-    later launcher took the run up: this one's died in the middle of it) | open (no event says how
-    it ended: the run is alive in the middle of it, or its launcher died).
+    `phases_ms` add up to `total_ms`. `state`: recovered | stopped (the run ended with it) | died
+    (its launcher died during it, and a later one resumed the run) | open (no event ends it: the
+    run is still recovering, or its launcher died).
     """
 
     number: int
-    t_ns: int  # when it began: the fault, where known, else its being noticed
+    t_ns: int  # time of the fault where it is known, else of its detection
     faults: tuple[Fault, ...]
     how: tuple[str, ...]  # how each was noticed
     state: str
@@ -101,7 +101,7 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     n: int = -1
     step: int = -1  # the step that was interrupted, or the one behind which something else was
     where: str = ""  # where the cause's worker was, in words
-    kind: str = ""  # of the interrupted phase: a PhaseKind, or "" where nobody told
+    kind: str = ""  # of the interrupted phase: a PhaseKind, or "" where no event has it
     is_managed: bool = True  # False: the script had no session, its steps are not known
     redone: bool = True  # the interrupted phase was put back; else every survivor had done it
     checkpoint_step: int = -1  # where a start from the newest checkpoint would begin; -1: none
@@ -224,7 +224,7 @@ class _Course:
         self.decided = event
         for seat, old, new in event.replaced:
             if not new:
-                continue  # nobody took the seat: the run stops, or all begin again
+                continue  # the seat is not filled again: the run stops, or all ranks restart
             first = self.replaced[seat].old if seat in self.replaced else old
             self.replaced[seat] = Replacement(seat=seat, old=first, new=new)
 
@@ -337,7 +337,7 @@ class _Seen:
         elif isinstance(event, PhaseDone):
             self._injected.pop(event.worker, None)  # it went on: the fault did not break it
         elif isinstance(event, WorkerLost) and event.seat < 0:
-            self._injected.pop(event.worker, None)  # a spare: it interrupted nobody
+            self._injected.pop(event.worker, None)  # a spare: its loss interrupts no rank
         elif isinstance(event, FaultInjected):
             self._injected[event.worker] = event.t_ns
 

@@ -59,7 +59,7 @@ class CommittedProgress:
                 place = LoopPlace(event.n, event.step)
                 self._seats[event.seat] = max(self._seats[event.seat], place)
         elif isinstance(event, Decided):
-            if event.rung != "stop":  # who stops goes nowhere: with no survivor it would say 0
+            if event.rung != "stop":  # its place is 0 where no worker survived
                 self._decided = LoopPlace(event.n, event.step)
         elif isinstance(event, GenerationOpened):
             step = self._decided.step if self._decided.n == event.n else self.step

@@ -306,4 +306,4 @@ def _write(stream: TextIO, text: str) -> None:
         stream.write(text)
         stream.flush()
     except (OSError, ValueError):  # ValueError: the stream is closed
-        pass  # a terminal that went away must not end the run; the log files have it all
+        pass  # a closed terminal must not end the run; the log files are complete

@@ -72,7 +72,7 @@ class RunBoard:
     outcome: str = ""
     workers: dict[str, WorkerRow] = field(default_factory=dict)
     tracker: Tracker = field(default_factory=Tracker)
-    incidents_before: int = 0  # in earlier launchers' lives
+    incidents_before: int = 0  # under earlier launchers
     steps_total: int | None = None
     _step: int = 0
     _loss: float | None = None
@@ -244,7 +244,7 @@ def progress(board: RunBoard, now_ns: int) -> str:
     parts.append(f"generation {board.generation}")
     goodput = board.goodput(now_ns)
     if goodput is not None:
-        since = " of this launch" if board.term > 1 else ""  # the summary knows them all
+        since = " of this launch" if board.term > 1 else ""  # the summary covers all launches
         parts.append(f"goodput {100 * goodput:.0f} %{since}")
     if board.incidents:
         lost = duration(board.lost_s(now_ns))

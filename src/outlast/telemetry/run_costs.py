@@ -86,10 +86,10 @@ def run_costs(events: Sequence[AnyEvent]) -> RunCosts:
     """Collect the durations of a run from its events.
 
     `detect`: from a fault until it is noticed. `pause`, `restore`, `restart`: from there until the
-    generation opens that goes on from live ranks, from memory, from storage; a later launcher's
-    start until its first generation opens is a `restart`, too. `cost`: what a checkpoint blocks
-    the slowest rank; `flush`: from its end until the checkpoint is complete. `step`: of the slowest
-    rank. Raises RunDirError where no start of a run is among the events.
+    next generation opens, with state from live ranks, from memory, from storage; a later launcher's
+    start until its first generation opens is a `restart`, too. `cost`: time for which a checkpoint
+    blocks the slowest rank; `flush`: from then until the checkpoint is complete. `step`: of the
+    slowest rank. Raises RunDirError where no start of a run is among the events.
     """
     seconds: dict[CostName, list[float]] = {name: [] for name in COST_NAMES}
     survived = tuple(

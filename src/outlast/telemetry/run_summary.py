@@ -55,7 +55,7 @@ class IncidentLine(msgspec.Struct, frozen=True, kw_only=True):
     where: str
     faults: int
     step: int
-    drain: bool  # nothing broke: the run was asked to end
+    drain: bool  # no failure: an end of the run was requested
     rung: str
     state: str
     committed_steps_lost: int
@@ -94,7 +94,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     terms: int
     generations: int
     steps: int | None
-    steps_total: int | None  # where the script said so
+    steps_total: int | None  # where the script has reported it
     phases: int
     committed_steps_lost: int | None
     step_s: float  # median over seats and steps
@@ -325,7 +325,7 @@ def _notes(
         for event in events
         if isinstance(event, Note)
         and event.level == "warning"
-        and not any(one.error in event.text for one in failed)  # the launcher's word on the same
+        and not any(one.error in event.text for one in failed)  # the launcher's note on the same
     )
     own.update(
         f"durable storage {event.where}: {event.error}"

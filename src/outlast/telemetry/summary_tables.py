@@ -143,7 +143,7 @@ def _cause(summary: RunSummary) -> RenderableType:
     detail = detail_beyond(cause)
     text = f"{rank_and_host(cause)} {fault_text(cause)}"
     if error_line(cause) in detail:
-        text = detail  # it names the error itself, and says what to do
+        text = detail  # it contains the error, and what to do
     elif detail:
         text += f": {detail}"
     return Text.assemble(("root cause  ", "bold red"), text)

@@ -342,8 +342,8 @@ def _divide(term: LauncherTerm, acts: list[_Act], recoveries: list[Window]) -> l
         elif before.worker == after.worker:
             bucket = "script"
         else:
-            # The seat changed hands: up to the failure its old worker was in an attempt of which
-            # nobody reported; from there on its new one is getting ready.
+            # The seat has a new worker. Until the failure its old worker was in an unreported
+            # attempt; after it the new one prepares.
             bucket = "lost" if gap.end_ns in closed else "recovery"
         gaps.append(Span(*gap, bucket))
     return lost + recovery + done + gaps

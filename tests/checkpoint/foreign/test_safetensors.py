@@ -117,7 +117,7 @@ def test_tied_weights_are_written_once_if_they_are(tmp_path: Path) -> None:
     assert load_file(tmp_path / "out" / "model.safetensors").keys() == {"emb", "other"}
     with pytest.raises(UsageError, match=r"tied to model\.other, and has other values"):
         write_safetensors(reader, tmp_path / "no", MODEL, tied={"model.head": "model.other"})
-    with pytest.raises(UsageError, match=r"model\.x is said to be tied, and is not selected"):
+    with pytest.raises(UsageError, match=r"model\.x is given as tied, and is not selected"):
         write_safetensors(reader, tmp_path / "no", MODEL, tied={"model.x": "model.emb"})
     assert not (tmp_path / "no").exists()
 

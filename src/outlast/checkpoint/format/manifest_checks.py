@@ -127,7 +127,7 @@ def find_disagreements(samples: Mapping[int, Sequence[ValueSample]]) -> list[str
         ranks = next(iter(samples_by_rank.values())).ranks
         named = ", ".join(map(str, ranks[:_NAMED_MAX])) + ("..." if ranks[_NAMED_MAX:] else "")
         if tuple(sorted(samples_by_rank)) != ranks:
-            wrong.append(f"not all of ranks {named} tell of what they hold in common")
+            wrong.append(f"ranks {named} lack samples of the values that they hold in common")
         elif len({each.digest for each in samples_by_rank.values()}) > 1:
             wrong.append(f"{_differing(samples_by_rank)} on ranks {named}")
     return wrong

@@ -154,7 +154,7 @@ def _save(tensor: torch.Tensor, out: io.BufferedWriter) -> None:
         torch.save(tensor, out)
     except RuntimeError as error:
         if isinstance(error.__context__, OSError):
-            raise error.__context__ from None  # a full disk, say: torch reports positions
+            raise error.__context__ from None  # such as a full disk: torch reports only positions
         raise
 
 

@@ -106,7 +106,7 @@ class OutlastWriter(StorageWriter):
         """Raise UnsupportedError for use_collectives=False: no rank could commit."""
         if not kwargs.get("use_collectives", True):
             raise UnsupportedError(
-                "use_collectives=False leaves nobody to commit the ranks' parts as one checkpoint;"
+                "with use_collectives=False no rank commits all parts as one checkpoint;"
                 " nothing was saved; leave it out"
             )
 

@@ -171,14 +171,14 @@ def _check_tied(
 ) -> None:
     """Raise UsageError unless both are selected and have the same values."""
     if missing := [each for each in (name, other) if each not in names]:
-        raise UsageError(f"{missing[0]} is said to be tied, and is not selected")
+        raise UsageError(f"{missing[0]} is given as tied, and is not selected")
     if tensors[name] == tensors[other]:
         pairs = zip(blocks_of(name, tensors[name]), blocks_of(other, tensors[other]), strict=True)
         read = (bytes(data) for _, data in read_blocks(reader, (b for pair in pairs for b in pair)))
         if all(one == two for one, two in zip(read, read, strict=True)):
             return
     raise UsageError(
-        f"{name} is said to be tied to {other}, and has other values; nothing was written"
+        f"{name} is given as tied to {other}, and has other values; nothing was written"
     )
 
 

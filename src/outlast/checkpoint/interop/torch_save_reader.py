@@ -283,7 +283,7 @@ def _tensor_v3(
     extra: Any = (),
 ) -> StoredTensor:
     name = storage.dtype if dtype is None else dtype.name.removeprefix("torch.")
-    if extra or name not in DTYPES:  # conjugated, say, or a dtype of another torch
+    if extra or name not in DTYPES:  # such as a conjugate, or a dtype of another torch
         raise CodecError(f"its tensor is of a kind that Outlast cannot read ({name}, {extra!r})")
     sizes, steps = sizes_of(shape), sizes_of(stride)
     if len(sizes) != len(steps):

@@ -151,7 +151,7 @@ class KeeperProcess:
         """Accept a connection to the peers' listener; the receiver authenticates it."""
         assert self._peer_listener
         with contextlib.suppress(OSError):  # the peer closed already
-            self._receiver.meet(self._peer_listener.accept()[0])
+            self._receiver.accept(self._peer_listener.accept()[0])
 
     def _serve_trainer(self, sock: socket.socket) -> None:
         """Attach a trainer. The next one waits in the listener's queue until it is detached."""

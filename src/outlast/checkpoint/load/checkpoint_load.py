@@ -1,7 +1,7 @@
 """Load of the newest checkpoint that all ranks can read, by agreement at every attempt.
 
 Rank 0 lists the checkpoints. One that any rank finds damaged is passed over by all, with a note;
-one that does not fit fails on all, with every difference, before anything is changed.
+one that does not fit raises on all, with every difference, before anything is changed.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class _LoadTurn(msgspec.Struct, frozen=True, array_like=True):
     """One rank's message before each attempt; the candidate is rank 0's."""
 
     candidate: Candidate
-    asked: LoadRequest
+    request: LoadRequest
 
 
 class _PreparedLoad(NamedTuple):
@@ -143,7 +143,7 @@ class CheckpointLoad:
         if self._ranks.rank == 0:
             remaining = candidates(self._sources, self._job, step, older=self._older)
         touched = False
-        while (candidate := self._next(remaining, touched)) is not None:
+        while (candidate := self._next_candidate(remaining, touched)) is not None:
             place = SavePoint.parse(candidate.directory)
             assert place
             with hold_checkpoint(self._sources[candidate.at], candidate.directory):
@@ -161,13 +161,13 @@ class CheckpointLoad:
                     return Restored(place.step, place, notes, tuple(missing), tuple(unexpected))
         return None
 
-    def _next(self, remaining: Iterator[Candidate], touched: bool) -> Candidate | None:
+    def _next_candidate(self, remaining: Iterator[Candidate], touched: bool) -> Candidate | None:
         """Return the next candidate, the same on all ranks; None at the end."""
         mine = next(remaining) if self._ranks.rank == 0 else Candidate()
         answers = self._ranks.exchange(msgspec.msgpack.encode(_LoadTurn(mine, self._request)))
         turns = [msgspec.msgpack.decode(answer, type=_LoadTurn) for answer in answers]
-        check_alike([turn.asked for turn in turns])
-        self._skipped = [turn.asked.skip for turn in turns]
+        check_alike([turn.request for turn in turns])
+        self._skipped = [turn.request.skip for turn in turns]
         choice = turns[0].candidate
         self.notes += choice.notes
         self.begun = choice.begun or self.begun
@@ -187,7 +187,7 @@ class CheckpointLoad:
             )
         if choice.at:
             where = self._sources[choice.at].where
-            self.notes.append(f"{choice.directory} is read from {where}: it is not whole nearer by")
+            self.notes.append(f"{choice.directory} is read from {where}: nearer sources lack it")
         return choice if choice.directory else None
 
     def _prepare(self, place: SavePoint, at: int) -> _PreparedLoad | None:
@@ -198,7 +198,7 @@ class CheckpointLoad:
         relay = agreed_relay(self._ranks, checkpoint, self._share)
         ready = None
         if checkpoint:
-            ready, mine = _attempt(lambda: self._look(checkpoint, relay))
+            ready, mine = _attempt(lambda: self._open_reader(checkpoint, relay))
         if relay:
             relay.close()
         if ready:
@@ -210,7 +210,7 @@ class CheckpointLoad:
                 commit=ready.reader.checkpoint.commit.digest,
             )
         findings = self._exchange(mine)
-        if self._damaged(place, findings, "nothing was touched"):
+        if self._is_damaged(place, findings, "nothing was touched"):
             return None
         if len({each.commit for each in findings if each.commit}) > 1:
             digests = ", ".join(f"rank {rank}: {each.commit}" for rank, each in enumerate(findings))
@@ -228,17 +228,17 @@ class CheckpointLoad:
         self._missing = {name for each in findings for name in each.missing}
         self._unexpected = {name for each in findings for name in each.unexpected}
         self._unexpected |= set() if self._matching.strict else nowhere
-        self.notes += self._inexact(ready)
+        self.notes += self._inexact_parts(ready)
         return ready
 
-    def _look(self, checkpoint: Checkpoint, relay: ChunkRelay | None) -> _PreparedLoad:
+    def _open_reader(self, checkpoint: Checkpoint, relay: ChunkRelay | None) -> _PreparedLoad:
         if relay:
             relay.read_records()
         mirrors = [source for source in self._sources if source is not checkpoint.store]
         reader = CheckpointReader(checkpoint, mirrors, self._repairs.append, relay)
         world, rank = checkpoint.commit.world, self._ranks.rank
         shared = _blob(reader, 0, "shared", by_all=True) or {}
-        if "kinds" not in shared:  # imported, or written by other means: tensors are all it has
+        if "kinds" not in shared:  # imported, or written by another program: tensors only
             shared = {
                 "kinds": dict.fromkeys(self._state.modules, "module"),
                 "classes": {},
@@ -271,13 +271,13 @@ class CheckpointLoad:
             for name in set(skipped) - set(self._matching.skip):
                 if any(is_within(each, name) and not self._matching.skips(each) for each in loaded):
                     yield (
-                        f"{name}: rank {rank} was asked to skip it, and rank {self._ranks.rank},"
-                        " which has it, was not"
+                        f"{name}: rank {rank} is to skip it, and rank {self._ranks.rank},"
+                        " which has it, is to load it"
                     )
 
-    def _inexact(self, ready: _PreparedLoad) -> Iterator[str]:
+    def _inexact_parts(self, ready: _PreparedLoad) -> Iterator[str]:
         if self._matching.skip:
-            yield f"left as they were, as asked: {', '.join(self._matching.skip)}"
+            yield f"left as they were, by skip=: {', '.join(self._matching.skip)}"
         if casts := ready.fitting.casts:
             kinds = sorted(
                 {
@@ -285,7 +285,7 @@ class CheckpointLoad:
                     for name, was in casts.items()
                 }
             )
-            yield f"{len(casts)} tensors were cast, as asked ({', '.join(kinds)})"
+            yield f"{len(casts)} tensors were cast, by cast= ({', '.join(kinds)})"
         for names, what in (
             (self._missing, "are missing in the checkpoint and were left as they were"),
             (self._unexpected, "are in the checkpoint alone and were left out"),
@@ -297,9 +297,9 @@ class CheckpointLoad:
             return
         rank = self._ranks.rank
         what = (
-            f"rank {rank} goes on with what rank {rank} had"
+            f"rank {rank} restores those of the saved rank {rank}"
             if ready.own is not None
-            else f"rank {rank} keeps what it has, for there was no such rank"
+            else f"rank {rank} keeps its own, since no such rank saved"
         )
         yield (
             f"{world} ranks saved and {self._ranks.world} load: tensors are equal, random"
@@ -315,13 +315,13 @@ class CheckpointLoad:
             ready.reader.relay.close()
         mine = msgspec.structs.replace(mine, infinite=tuple(infinite or ()))
         findings = self._exchange(msgspec.structs.replace(mine, repairs=tuple(self._repairs)))
-        if self._damaged(ready.reader.checkpoint.place, findings, _FILLED_IN_PART):
+        if self._is_damaged(ready.reader.checkpoint.place, findings, _FILLED_IN_PART):
             return False
         infinite = sorted({name for each in findings for name in each.infinite})
         if infinite:
             self.notes.append(
                 f"values of {brief(infinite)} are infinite now: their type here is too small for"
-                " what was saved"
+                " the saved values"
             )
         self._repaired = any(each.repairs for each in findings)
         repairs = [
@@ -336,7 +336,7 @@ class CheckpointLoad:
         if ready.own is None:
             return
         if ready.reader.checkpoint.commit.world != self._ranks.world:
-            ready.own["buffers"] = {}  # those among the tensors are as good
+            ready.own["buffers"] = {}  # those among the tensors are used
         own, complete = ready.own, self._complete
         restore_rank_state(self._state, own, process=complete, matching=self._matching)
 
@@ -344,7 +344,7 @@ class CheckpointLoad:
         answers = self._ranks.exchange(msgspec.msgpack.encode(mine))
         return [msgspec.msgpack.decode(answer, type=_LoadFindings) for answer in answers]
 
-    def _damaged(self, place: SavePoint, findings: list[_LoadFindings], state: str) -> bool:
+    def _is_damaged(self, place: SavePoint, findings: list[_LoadFindings], state: str) -> bool:
         """Return whether any rank has found damage. StorageError where a source is silent."""
         stalled = [f"rank {rank}: {s.stalled}" for rank, s in enumerate(findings) if s.stalled]
         if stalled:
@@ -361,7 +361,7 @@ class CheckpointLoad:
 
 
 def _attempt(do: Callable[[], T], *, usage: bool = True) -> tuple[T | None, _LoadFindings]:
-    """Return what `do` returns, or why it could not. `usage`: UsageErrors are differences."""
+    """Return the result of `do`, and its error as findings. `usage`: UsageErrors, too."""
     try:
         return do(), _LoadFindings()
     except StalledError as error:
@@ -381,7 +381,7 @@ def _blob(
 ) -> dict[str, Any] | None:
     try:
         data = reader.blob(rank, name, by_all=by_all)
-    except MismatchError:  # there was no such rank, or it kept nothing
+    except MismatchError:  # there was no such rank, or it saved no such blob
         return None
     return codec.decode(data) if data else None
 

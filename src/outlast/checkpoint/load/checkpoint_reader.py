@@ -22,7 +22,7 @@ from outlast.checkpoint.stores.store_interfaces import MemorySource, StoreSource
 from outlast.errors import CorruptionError, MismatchError, StalledError, StorageError
 
 if TYPE_CHECKING:
-    from outlast.checkpoint.load.chunk_relay import ChunkRelay, Do, Key
+    from outlast.checkpoint.load.chunk_relay import ChunkRelay, Key, OnChunk
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
@@ -122,7 +122,7 @@ class CheckpointReader:
     def _deliver(
         self,
         wanted: list[Key],
-        take: Do,
+        take: OnChunk,
         relay: ChunkRelay | None,
         straight: Callable[[Chunk, memoryview], bool] = lambda *_: False,
     ) -> None:

@@ -1,14 +1,14 @@
 """Relay of chunks that several ranks need along a chain of ranks.
 
-Each rank has three kinds of threads for one pass, and rooms of one chunk each:
+Each rank has three kinds of threads for one pass, and buffers of one chunk each:
 
-    readers    room -> chunks that this rank reads, in order, READ_AHEAD of them early
-    run        room -> chunks that arrive, ARRIVING of them early; sends each to the next rank,
-                       then digests it, then has it copied to its target
-    returning  room <- waits until a chunk was sent
+    readers    buffer -> chunks that this rank reads, in order, READ_AHEAD of them early
+    run        buffer -> chunks that it receives, ARRIVING of them early: sent to the next rank,
+                         digested, and passed to `take`
+    returning  buffer <- waits until a chunk was sent
 
-There is no deadlock: all ranks process chunks in the order of their numbers, so that the ranks of
-the lowest chunk in progress wait for nothing before it.
+There is no deadlock: all ranks process chunks in the order of their numbers, so that the lowest
+chunk in progress does not depend on any other chunk.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _LOOK_S = 1.0
 _DRAIN_S = 30.0
 
 Key: TypeAlias = tuple[int, int]  # a shard's rank, and a chunk's number in it
-Do: TypeAlias = Callable[[Chunk, memoryview], None]
+OnChunk: TypeAlias = Callable[[Chunk, memoryview], None]
 
 
 class _Item(Protocol):
@@ -100,11 +100,11 @@ class ChunkRelay:
         return list(accumulate(counts, initial=0))
 
     def hand_on(
-        self, wanted: Iterable[Key], in_memory: Collection[Key], fetch: Do, take: Do
+        self, wanted: Iterable[Key], in_memory: Collection[Key], fetch: OnChunk, take: OnChunk
     ) -> list[Key]:
         """Call `take` with each wanted chunk that other ranks want too; return the others.
 
-        `held`: chunks that `fetch` has in memory. `fetch` reads a complete, verified chunk, and is
+        `in_memory`: chunks that `fetch` has in memory. `fetch` reads a verified chunk, and is
         called in several threads at once; `take` in one. A chunk that arrives damaged is fetched by
         this rank. An error of `fetch` is raised once all chunks have been sent: the first one, in
         the order of chunks. Raises GroupError where a rank died.
@@ -112,16 +112,16 @@ class ChunkRelay:
         numbers = {self._first[rank] + number: (rank, number) for rank, number in wanted}
         mine = spans(sorted(numbers))
         has = spans(sorted(number for number, key in numbers.items() if key in in_memory))
-        legs = legs_of(self._ranks.rank, self._chain, self._tell(Wants(mine, has)))
+        legs = legs_of(self._ranks.rank, self._chain, self._exchange_wants(Wants(mine, has)))
         self._run([self._stop(leg, numbers) for leg in legs.relayed], fetch, take)
         return [numbers[number] for number in legs.alone]
 
     def close(self) -> None:
-        """Wait until no rank has a pass left. Each rank calls it after its last, even on errors."""
-        while not all(each.done for each in self._tell(Wants(done=True))):
+        """Wait until all ranks have called it: after its last pass, and after an error."""
+        while not all(each.done for each in self._exchange_wants(Wants(done=True))):
             pass
 
-    def _tell(self, wants: Wants) -> list[Wants]:
+    def _exchange_wants(self, wants: Wants) -> list[Wants]:
         answers = self._ranks.exchange(msgspec.msgpack.encode(wants))
         return [msgspec.msgpack.decode(answer, type=Wants) for answer in answers]
 
@@ -138,11 +138,11 @@ class ChunkRelay:
         if not stops:
             return
         mine = _RelayPass(self._ranks, stops, fetch, take)
-        self._attend(mine)
+        self._supervise(mine)
         if mine.error:
             raise mine.error
 
-    def _attend(self, mine: _RelayPass[T]) -> None:
+    def _supervise(self, mine: _RelayPass[T]) -> None:
         """Run the pass, and check for failed ranks meanwhile."""
         thread = _start(mine.run)
         try:
@@ -160,7 +160,7 @@ class ChunkRelay:
             thread.join(_DRAIN_S)
             if isinstance(error, GroupError):
                 raise GroupError(
-                    f"{error}; what was to be loaded may be filled in part, and must not be used"
+                    f"{error}; the state may be filled in part, and must not be used"
                 ) from error
             raise
 
@@ -172,24 +172,24 @@ class _RelayStop(NamedTuple, Generic[T]):
 
 class _RelayBuffer(NamedTuple):
     memory: memoryview
-    home: SimpleQueue[_RelayBuffer]  # where it waits until it is needed again
+    home: SimpleQueue[_RelayBuffer]  # queue to which it returns
 
 
 class _ReadChunk(NamedTuple):
     """A chunk that was read or received, or the `error` of reading it.
 
-    A failed chunk is sent all the same: the receiver finds it damaged, and reads it itself.
+    A failed chunk is sent as well: the receiver finds it damaged, and reads it itself.
     """
 
-    room: _RelayBuffer
+    buffer: _RelayBuffer
     error: Exception | None = None
 
 
 class _RelayPass(Generic[T]):
     """One rank's part in one pass. `error`: of the first chunk that this rank could not read.
 
-    `ended`: why the pass ends early, on all ranks. Then nothing is read or taken any more, and the
-    rooms' contents are sent, so that no thread of any rank stays in an operation of the group.
+    `ended`: why the pass ends early, on all ranks. Then no chunk is read or taken; the buffers'
+    contents are still sent, so that no thread of any rank stays in an operation of the group.
     """
 
     def __init__(
@@ -205,31 +205,31 @@ class _RelayPass(Generic[T]):
         self._size = max(stop.item.size_bytes for stop in stops)
         self._coming = deque(stop for stop in stops if stop.leg.source is not None)
         self._posted: deque[tuple[_RelayBuffer, ChunkTransfer | None]] = deque()
-        self._arriving = self._rooms(min(ARRIVING, len(self._coming)))
+        self._arriving = self._allocate_buffers(min(ARRIVING, len(self._coming)))
         own = [stop.item for stop in stops if stop.leg.source is None]
-        self._reading = self._rooms(min(READ_AHEAD, len(own)))
+        self._reading = self._allocate_buffers(min(READ_AHEAD, len(own)))
         self._reads = deque((item, Future[_ReadChunk]()) for item in own)
         self._read = deque(future for _, future in self._reads)
-        self._handed: SimpleQueue[tuple[_RelayBuffer, ChunkTransfer | None] | None] = SimpleQueue()
+        self._sending: SimpleQueue[tuple[_RelayBuffer, ChunkTransfer | None] | None] = SimpleQueue()
 
     def run(self) -> None:
-        """Take part to the end, whatever happens."""
+        """Run the pass to its end; errors are recorded in `error` and `ended`."""
         with self._guarded():
             self._run()
 
     def _run(self) -> None:
-        returning = _start(self._return_rooms)
+        returning = _start(self._return_buffers)
         for _ in range(min(READ_AHEAD, len(self._reads))):
             _start(self._read_ahead)
         for leg, item in self._stops:
             self._post(needed=leg.source is not None)
-            read = self._read.popleft().result() if leg.source is None else self._arrived()
-            data = read.room.memory[: item.size_bytes]
-            transfer = self._begun(self._ranks.send, data, leg.to, leg.chunk)
+            read = self._read.popleft().result() if leg.source is None else self._next_arrival()
+            data = read.buffer.memory[: item.size_bytes]
+            transfer = self._begin_transfer(self._ranks.send, data, leg.to, leg.chunk)
             with self._guarded():
                 self._use(item, data, read.error, came=leg.source is not None)
-            self._handed.put((read.room, transfer))
-        self._handed.put(None)
+            self._sending.put((read.buffer, transfer))
+        self._sending.put(None)
         returning.join()
 
     def end(self, why: BaseException) -> None:
@@ -238,7 +238,7 @@ class _RelayPass(Generic[T]):
 
     def _use(self, item: T, data: memoryview, error: Exception | None, *, came: bool) -> None:
         if came and not self.ended and digest_of(data) != item.digest:
-            data = allocate(item.size_bytes)  # the room is being handed on
+            data = allocate(item.size_bytes)  # the buffer is being sent
             try:
                 self._fetch(item, data)
             except (CorruptionError, StorageError) as why:
@@ -248,15 +248,15 @@ class _RelayPass(Generic[T]):
             self._take(item, data)
 
     def _post(self, *, needed: bool) -> None:
-        """Post receives while there are rooms; if the next one is `needed`, wait for a room."""
+        """Post receives while buffers are free; if the next is `needed`, wait for a buffer."""
         while self._coming and not (self._arriving.empty() and (self._posted or not needed)):
             room = self._arriving.get()
             leg, item = self._coming.popleft()
             data = room.memory[: item.size_bytes]
-            transfer = self._begun(self._ranks.receive, data, leg.source, leg.chunk)
+            transfer = self._begin_transfer(self._ranks.receive, data, leg.source, leg.chunk)
             self._posted.append((room, transfer))
 
-    def _arrived(self) -> _ReadChunk:
+    def _next_arrival(self) -> _ReadChunk:
         room, transfer = self._posted.popleft()
         self._wait(transfer)
         return _ReadChunk(room)
@@ -264,7 +264,7 @@ class _RelayPass(Generic[T]):
     def _read_ahead(self) -> None:
         with suppress(IndexError):  # another thread has the last one
             while self._reads:
-                room = self._reading.get()  # before a chunk, so that the lowest ones have them
+                room = self._reading.get()  # before a chunk: the lowest chunks get buffers
                 item, future = self._reads.popleft()
                 read = _ReadChunk(room)
                 with self._guarded():
@@ -281,14 +281,14 @@ class _RelayPass(Generic[T]):
             return _ReadChunk(room, error)
         return _ReadChunk(room)
 
-    def _return_rooms(self) -> None:
-        """Return rooms once their chunks were sent."""
-        while handed := self._handed.get():
+    def _return_buffers(self) -> None:
+        """Return buffers once their chunks were sent."""
+        while handed := self._sending.get():
             room, transfer = handed
             self._wait(transfer)
             room.home.put(room)
 
-    def _begun(
+    def _begin_transfer(
         self,
         begin: Callable[[memoryview, int, int], ChunkTransfer],
         data: memoryview,
@@ -311,7 +311,7 @@ class _RelayPass(Generic[T]):
         except BaseException as error:  # noqa: BLE001 - raised in the thread that waits for `run`
             self.end(error)
 
-    def _rooms(self, count: int) -> SimpleQueue[_RelayBuffer]:
+    def _allocate_buffers(self, count: int) -> SimpleQueue[_RelayBuffer]:
         home: SimpleQueue[_RelayBuffer] = SimpleQueue()
         for _ in range(count):
             home.put(_RelayBuffer(allocate(self._size), home))

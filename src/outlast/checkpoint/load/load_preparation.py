@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     from outlast.checkpoint.stores.catalog import Checkpoint
 
 OLDER = (
-    "it is not known to be damaged, and may be read again later; say on_unreadable='older' to begin"
-    " from an older one"
+    "it may be undamaged, and readable later; pass on_unreadable='older' to begin from an older one"
 )
 
 
@@ -68,9 +67,9 @@ def candidates(
     well, unless `older` ones are acceptable.
     """
     try:
-        there, silent = _listed(sources)
+        there, silent = _list_sources(sources)
         newest = next(iter(there), None)
-        begun, lost = _begun(sources[0], newest) if step is None else ("", False)
+        begun, lost = _uncommitted_saves(sources[0], newest) if step is None else ("", False)
     except StorageError as error:
         yield Candidate(unreachable=str(error))
         return
@@ -116,7 +115,7 @@ def candidates(
         yield Candidate(notes=tuple(notes), begun=begun, lost=lost)
 
 
-def _begun(source: StoreSource, newest: SavePoint | None) -> tuple[str, bool]:
+def _uncommitted_saves(source: StoreSource, newest: SavePoint | None) -> tuple[str, bool]:
     """Return the saves newer than `newest` without a commit record, in words.
 
     With it, whether only the record is missing. Raises StorageError.
@@ -146,7 +145,7 @@ def _has_all_parts(source: StoreSource, place: SavePoint) -> bool:
     return world > 0 and all(manifest_name(rank) in files for rank in range(world))
 
 
-def _listed(sources: Sequence[StoreSource]) -> tuple[dict[SavePoint, list[int]], list[str]]:
+def _list_sources(sources: Sequence[StoreSource]) -> tuple[dict[SavePoint, list[int]], list[str]]:
     """Return the sources of each checkpoint, newest first, and errors of silent sources.
 
     Raises StorageError for the first source.
@@ -169,7 +168,7 @@ def _listed(sources: Sequence[StoreSource]) -> tuple[dict[SavePoint, list[int]],
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _MOUNTS = Path("/proc/self/mountinfo")
-_OCTAL = re.compile(r"\\([0-7]{3})")  # blanks and backslashes are written so
+_OCTAL = re.compile(r"\\([0-7]{3})")  # escapes of blanks and backslashes
 _NETWORKED = {
     "afs",
     "beegfs",
@@ -260,7 +259,7 @@ def _host() -> str:
 
 
 def _is_remote(source: StoreSource) -> bool:
-    """Return whether the source is beyond a network, as far as is known locally."""
+    """Return whether the source is on another host, by its type and the mount table."""
     if not isinstance(source, Folder):
         return True
     with suppress(OSError):
@@ -306,11 +305,11 @@ def rename_checkpoint(
             f"rename: the checkpoint has no {', '.join(unknown)}; nothing was touched;"
             " `outlast ckpt show` lists its names"
         )
-    new = {name: _new(name, rename) for name in names}
+    new = {name: _new_name(name, rename) for name in names}
     for name in saved.shared.get("optimizers", {}):
-        new |= _of_optimizer(saved, name, rename, state)
+        new |= _optimizer_names(saved, name, rename, state)
     for names in (saved.shared["kinds"], saved.tensors, saved.rest):
-        _refuse_two_of_a_name(names, new)
+        _check_unique(names, new)
 
     def skeleton(each: Skeleton) -> Skeleton:
         return {**each, "holes": {new[name]: hole for name, hole in each["holes"].items()}}
@@ -347,13 +346,13 @@ def rename_checkpoint(
     )
 
 
-def _new(name: str, rename: Mapping[str, str]) -> str:
+def _new_name(name: str, rename: Mapping[str, str]) -> str:
     """Return the new name, by the longest old name that contains it."""
     prefix = max((old for old in rename if is_within(name, old)), key=len, default=None)
     return name if prefix is None else rename[prefix] + name[len(prefix) :]
 
 
-def _of_optimizer(
+def _optimizer_names(
     saved: SavedState, optimizer: str, rename: Mapping[str, str], state: ScriptState
 ) -> dict[str, str]:
     """Return new names of the state of renamed parameters, and of the parameters themselves."""
@@ -362,12 +361,12 @@ def _of_optimizer(
     if not known:
         modules = [n for n, kind in saved.shared["kinds"].items() if kind == "module"]
         candidates = {f"{module}.{called}" for module in modules for called in calls}
-        if any(_new(name, rename) != name for name in candidates & saved.tensors.keys()):
+        if any(_new_name(name, rename) != name for name in candidates & saved.tensors.keys()):
             raise UsageError(
                 f"rename: several modules have parameters of the names that optimizer {optimizer!r}"
                 " has; nothing was touched; load it without renaming, or skip it"
             )
-    there = _new(optimizer, rename)
+    there = _new_name(optimizer, rename)
     here: dict[str, str] = {}
     if there in state.optimizers:
         names = zip(full_names(there, state), parameter_names(there, state), strict=True)
@@ -376,7 +375,7 @@ def _of_optimizer(
     state_names = by_parameter(f"{optimizer}.state.", [*saved.tensors, *saved.rest], {*calls})
     new_names: dict[str, str] = {}
     for each in calls:
-        full = _new(known.get(each, each), rename)
+        full = _new_name(known.get(each, each), rename)
         new = here.get(full, each)
         new_names[f"{optimizer} calls {each}"] = new
         old_prefix, prefix = f"{optimizer}.state.{each}", f"{there}.state.{new}"
@@ -386,7 +385,7 @@ def _of_optimizer(
     return new_names
 
 
-def _refuse_two_of_a_name(names: Mapping[str, Any], new: Mapping[str, str]) -> None:
+def _check_unique(names: Mapping[str, Any], new: Mapping[str, str]) -> None:
     sources: dict[str, str] = {}
     for name in names:
         if sources.setdefault(new[name], name) != name:

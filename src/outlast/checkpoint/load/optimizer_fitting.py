@@ -29,7 +29,7 @@ def fit_optimizer(fit: StateFitting, name: str) -> None:
     saved = fit.saved.shared["optimizers"][name]
     groups: list[dict[str, Any]] = saved["groups"]["value"]
     if len(groups) != len(parameters):
-        fit.differ(name, f"{len(groups)} groups in the checkpoint, {len(parameters)} here")
+        fit.reject(name, f"{len(groups)} groups in the checkpoint, {len(parameters)} here")
         return
     _check_groups(fit, name, saved["parameters"], parameters)
     known = by_parameter(f"{name}.state.", fit.saved.tensors, {c for g in parameters for c in g})
@@ -45,7 +45,7 @@ def fit_optimizer(fit: StateFitting, name: str) -> None:
                 unchanged.append(parameter)
                 continue
             if full and full not in fit.saved.tensors:
-                fit.lack(f"{name}: parameter {each}")
+                fit.report_missing(f"{name}: parameter {each}")
                 unchanged.append(parameter)
                 continue
             live = optimizer.state.get(parameter, {})
@@ -61,8 +61,8 @@ def fit_optimizer(fit: StateFitting, name: str) -> None:
             )
             if state is not None:
                 ready.append((parameter, state))
-    hyperparameters = fit.later(saved["groups"])
-    others = fit.later(saved["state"])
+    hyperparameters = fit.deferred_value(saved["groups"])
+    others = fit.deferred_value(saved["state"])
 
     def put_back() -> None:
         for group, values in zip(optimizer.param_groups, hyperparameters(), strict=True):
@@ -72,7 +72,7 @@ def fit_optimizer(fit: StateFitting, name: str) -> None:
         optimizer.state.clear()
         optimizer.state.update(others() | states)
 
-    fit.then(put_back)
+    fit.add_step(put_back)
 
 
 def _check_groups(
@@ -84,7 +84,7 @@ def _check_groups(
         for called in group:
             if there.get(called, number) != number:
                 what = f"in group {there[called]} in the checkpoint, in group {number} here"
-                fit.differ(f"{name}: parameter {called}", what)
+                fit.reject(f"{name}: parameter {called}", what)
 
 
 def _state(
@@ -100,11 +100,11 @@ def _state(
 
     `tensors`: names by key; `was`: the parameter's type in the checkpoint.
     """
-    skeleton = fit.rest_of(prefix)
+    skeleton = fit.saved_skeleton(prefix)
     inside = skeleton["holes"] if skeleton else {}
     tensors_by_key: dict[Any, Any] = {}
     for key, full in tensors.items():
-        saved = fit.look_at(full)
+        saved = fit.saved_tensor(full)
         if full in inside or saved is None:
             continue
         there = live.get(key)
@@ -116,10 +116,10 @@ def _state(
                 dtype = parameter.dtype  # moments that had the parameter's type have it again
             there = _make_state(parameter, key, tuple(saved.shape), dtype, settings)
         tensors_by_key[key] = there
-        fit.want(full, there)
+        fit.read_into(full, there)
     if not tensors_by_key and skeleton is None:
         return None
-    others = fit.later(skeleton, live) if skeleton else dict[Any, Any]
+    others = fit.deferred_value(skeleton, live) if skeleton else dict[Any, Any]
     return lambda: tensors_by_key | others()
 
 

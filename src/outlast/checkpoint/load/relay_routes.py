@@ -21,11 +21,11 @@ Span = tuple[int, int]  # the first chunk, and the one behind the last
 class Wants(msgspec.Struct, frozen=True, array_like=True):
     """One rank's chunks of one pass, as spans in order.
 
-    `held`: those of them that it has in memory. `done`: it has no further pass of its own.
+    `in_memory`: those of them that it has in memory. `done`: it has no further pass.
     """
 
     wanted: list[Span] = []
-    held: list[Span] = []
+    in_memory: list[Span] = []
     done: bool = False
 
 
@@ -42,7 +42,7 @@ class Leg(NamedTuple):
 
 
 class Legs(NamedTuple):
-    """One rank's pass, in the order of chunks. `alone`: chunks that only this rank wants."""
+    """One rank's pass, in the order of chunks. `alone`: chunks that only this rank needs."""
 
     relayed: list[Leg]
     alone: list[int]
@@ -109,7 +109,7 @@ def _ends(way: Sequence[int], rank: int) -> tuple[int | None, int | None]:
 def _holders(wants: Sequence[Wants]) -> dict[int, set[int]]:
     holders: dict[int, set[int]] = {}
     for rank, each in enumerate(wants):
-        for first, end in each.held:
+        for first, end in each.in_memory:
             for chunk in range(first, end):
                 holders.setdefault(chunk, set()).add(rank)
     return holders

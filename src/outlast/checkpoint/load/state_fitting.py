@@ -62,7 +62,7 @@ class StateFitting:
         self.unexpected: set[str] = set()
         self.casts: dict[str, torch.dtype] = {}
         self.targets: dict[str, torch.Tensor] = {}
-        self._looked_at: set[str] = set()
+        self._used_names: set[str] = set()
         self._steps: list[Callable[[], object]] = []
         fitting = self._entries(complete)
         for name in fitting:
@@ -75,17 +75,17 @@ class StateFitting:
             else:
                 self._value(name, state.values[name])
         names = saved.tensors.keys() | saved.rest.keys()
-        skipped = self._left_of_optimizers()
+        skipped = self._skipped_optimizer_state()
         self.spare = {
             name
-            for name in names - self._looked_at
+            for name in names - self._used_names
             if self._entry_of(name) in fitting
             and not matching.skips(name)
             and not any(is_within(name, each) for each in skipped)
         }
         self._check_skipped(names)
         if self.missing and not self.targets:
-            self.differ("strict=False", "nothing of this state is in the checkpoint")
+            self.reject("strict=False", "nothing of this state is in the checkpoint")
 
     @torch.no_grad()
     def finish(self) -> None:
@@ -95,58 +95,58 @@ class StateFitting:
 
     # --- helpers to fit one entry ------
 
-    def differ(self, name: str, what: str) -> None:
+    def reject(self, name: str, what: str) -> None:
         """Register a difference."""
         self.differences.append(f"{name}: {what}")
 
-    def lack(self, name: str, what: str = "missing in the checkpoint") -> None:
+    def report_missing(self, name: str, what: str = "missing in the checkpoint") -> None:
         """Register a name that the checkpoint lacks: a difference, or missing if not strict."""
         if self.matching.strict:
-            self.differ(name, what)
+            self.reject(name, what)
         else:
             self.missing.add(name)
 
-    def then(self, step: Callable[[], object]) -> None:
+    def add_step(self, step: Callable[[], object]) -> None:
         """Run this step in `finish`."""
         self._steps.append(step)
 
-    def want(self, name: str, live: torch.Tensor) -> None:
+    def read_into(self, name: str, live: torch.Tensor) -> None:
         """Read the tensor `name` into `live`, if it fits."""
-        saved = self.look_at(name)
+        saved = self.saved_tensor(name)
         if saved is None:
-            self.lack(name)
+            self.report_missing(name)
             return
         shape, dtype = tuple(live.shape), dtype_name(live.dtype)
         if tuple(saved.shape) != shape:
-            self.differ(name, f"{tuple(saved.shape)} in the checkpoint, {shape} here")
+            self.reject(name, f"{tuple(saved.shape)} in the checkpoint, {shape} here")
         if saved.dtype != dtype and self.matching.casts(saved.dtype, dtype):
             self.casts[name] = getattr(torch, saved.dtype)
         elif saved.dtype != dtype:
-            self.differ(name, f"{saved.dtype} in the checkpoint, {dtype} here")
+            self.reject(name, f"{saved.dtype} in the checkpoint, {dtype} here")
         if live.is_meta:
-            self.differ(name, "is on the meta device here; give it memory first (to_empty)")
+            self.reject(name, "is on the meta device here; give it memory first (to_empty)")
         self.targets[name] = live
 
-    def look_at(self, name: str) -> Tensor | None:
+    def saved_tensor(self, name: str) -> Tensor | None:
         """Return the checkpoint's tensor of this name, or None."""
-        self._looked_at.add(name)
+        self._used_names.add(name)
         return self.saved.tensors.get(name)
 
     def dtype_of(self, name: str, saved: Tensor) -> torch.dtype | None:
         """Return the element type for a new tensor; register a difference if torch lacks it."""
         found = getattr(torch, saved.dtype, None)
         if found is None:
-            self.differ(
+            self.reject(
                 name, f"{saved.dtype} in the checkpoint, which torch {torch.__version__} lacks"
             )
         return found
 
-    def rest_of(self, name: str) -> Skeleton | None:
+    def saved_skeleton(self, name: str) -> Skeleton | None:
         """Return the skeleton of an entry's values besides plain tensors, or None."""
-        self._looked_at.add(name)
+        self._used_names.add(name)
         return self.saved.rest.get(name)
 
-    def later(
+    def deferred_value(
         self, skeleton: Skeleton, live: Any = None, *, in_place: bool = False
     ) -> Callable[[], Any]:
         """Return a function for the value of a skeleton, valid after reading.
@@ -156,9 +156,9 @@ class StateFitting:
         """
         tensors: dict[str, torch.Tensor] = {}
         for name, (path, device) in skeleton["holes"].items():
-            saved = self.look_at(name)
+            saved = self.saved_tensor(name)
             if saved is None:
-                self.differ(name, "missing in the checkpoint")
+                self.reject(name, "missing in the checkpoint")
                 continue
             there = value_at(live, path)
             if not isinstance(there, torch.Tensor) or not _has_same_form(there, saved):
@@ -182,23 +182,23 @@ class StateFitting:
         names = [n for n in sorted(here.keys() | there.keys()) if not self.matching.skips(n)]
         for name in names:
             if name not in there:
-                self.lack(name, f"the checkpoint has no such entry (here: {here[name]})")
+                self.report_missing(name, f"the checkpoint has no such entry (here: {here[name]})")
             elif name not in here:
                 if complete and self.matching.strict:
-                    self.differ(name, f"{there[name]} that the state does not have")
+                    self.reject(name, f"{there[name]} that the state does not have")
                 elif complete:
                     self.unexpected.add(name)
             elif here[name] != there[name]:
-                self.differ(name, f"{there[name]} in the checkpoint, {here[name]} here")
+                self.reject(name, f"{there[name]} in the checkpoint, {here[name]} here")
         same = {name for name in names if here.get(name) == there.get(name)}
         for name, part in (self.state.optimizers | self.state.objects).items():
             kind = self.saved.shared["classes"].get(name)
             if kind and class_of(part) and kind != class_of(part):
-                self.differ(name, f"{kind} in the checkpoint, {class_of(part)} here")
+                self.reject(name, f"{kind} in the checkpoint, {class_of(part)} here")
                 same.discard(name)
         return same
 
-    def _left_of_optimizers(self) -> set[str]:
+    def _skipped_optimizer_state(self) -> set[str]:
         """Return the names of optimizer state of skipped parameters."""
         names: set[str] = set()
         for name in self.saved.shared.get("optimizers", {}) if self.matching.skip else ():
@@ -215,7 +215,7 @@ class StateFitting:
         inside |= {name for name in there if self._entry_of(name) in modules}
         for each in self.matching.skip:
             if each not in entries and not any(is_within(name, each) for name in inside):
-                self.differ(each, "is to be skipped, and is no entry and in no module")
+                self.reject(each, "is to be skipped, and is no entry and in no module")
 
     def _entry_of(self, name: str) -> str:
         kinds = self.saved.shared["kinds"]
@@ -230,14 +230,14 @@ class StateFitting:
             if self.matching.skips(full):
                 continue
             if entry.kind != "made":
-                self.want(full, entry.value)
-            elif (skeleton := self.rest_of(full)) is None:
-                self.lack(full)
+                self.read_into(full, entry.value)
+            elif (skeleton := self.saved_skeleton(full)) is None:
+                self.report_missing(full)
             else:
-                values[entry.key] = self.later(skeleton, entry.value)
+                values[entry.key] = self.deferred_value(skeleton, entry.value)
         if values:
             # load_state_dict passes computed values to their hooks; the rest stays unchanged.
-            self.then(
+            self.add_step(
                 lambda: module.load_state_dict(
                     module.state_dict() | {key: value() for key, value in values.items()}
                 )
@@ -246,30 +246,30 @@ class StateFitting:
     def _object(self, name: str, part: Stateful) -> None:
         skeleton = self.saved.shared["objects"][name]
         if isinstance(part, torch.amp.GradScaler) and bool(skeleton["value"]) != part.is_enabled():
-            self.differ(name, "is enabled only here" if part.is_enabled() else "is disabled here")
-        value = self.later(skeleton, part.state_dict())
-        self.then(lambda: part.load_state_dict(value()))
+            self.reject(name, "is enabled only here" if part.is_enabled() else "is disabled here")
+        value = self.deferred_value(skeleton, part.state_dict())
+        self.add_step(lambda: part.load_state_dict(value()))
 
     def _value(self, name: str, live: Any) -> None:
         skeleton = self.saved.shared["values"][name]
         if isinstance(live, torch.Tensor):
             if skeleton["value"] is None and name in skeleton["holes"]:
-                self.want(name, live)
+                self.read_into(name, live)
             else:
-                self.differ(name, "no tensor in the checkpoint, a tensor here")
+                self.reject(name, "no tensor in the checkpoint, a tensor here")
             return
         given = self.state.given
         if not isinstance(live, _CONTAINERS) and not isinstance(given, MutableMapping):
-            self.differ(name, f"a {type(live).__name__} can be put back only into a dict")
+            self.reject(name, f"a {type(live).__name__} can be put back only into a dict")
             return
-        value = self.later(skeleton, live, in_place=True)
+        value = self.deferred_value(skeleton, live, in_place=True)
 
         def put_back() -> None:
             settled = state_values.restore_in_place(live, value())
             if settled is not live and isinstance(given, MutableMapping):
                 given[name] = settled
 
-        self.then(put_back)
+        self.add_step(put_back)
 
 
 def _has_same_form(live: torch.Tensor, saved: Tensor) -> bool:

@@ -44,7 +44,7 @@ def fill_tensors(
     repeated, overlapping = _sharing(boxes, sources)
     shared = repeated | overlapping
     expanded = {item.name for item in boxes if _is_expanded(sources[item.name])} - shared
-    parts = [  # expanded ones first: they may not fit, and nothing was touched then
+    parts = [  # expanded ones first, since they may raise, and nothing was changed yet
         [item for item in boxes if item.name in expanded],
         [item for item in boxes if item.name not in expanded | shared],
         [item for item in boxes if item.name in overlapping],
@@ -80,7 +80,7 @@ def fill_tensors(
 def _sharing(
     boxes: list[HeldBox], sources: Mapping[str, torch.Tensor]
 ) -> tuple[set[str], set[str]]:
-    """Return the names of tied tensors, and of tensors whose memory may overlap otherwise.
+    """Return the names of tied tensors, and of other tensors whose memory may overlap.
 
     A tied tensor is exactly the memory of an earlier name's tensor (tied weights).
     """
@@ -129,7 +129,7 @@ def _extent_bytes(tensor: torch.Tensor) -> int:
 
 
 def _check_kept(name: str, into: torch.Tensor, values: torch.Tensor) -> None:
-    """Raise MismatchError where a tensor lost its values to another one."""
+    """Raise MismatchError where another tensor has overwritten a tensor's values."""
     if not torch.equal(_bits(into), _bits(values.to(into.dtype))):
         raise MismatchError(
             f"{name} shares memory here with another tensor of the state, and the checkpoint has"
@@ -187,7 +187,7 @@ def _read_only(sources: Mapping[str, torch.Tensor]) -> list[str]:
 
 
 def _is_not_in_host_memory(tensor: torch.Tensor) -> bool:
-    """Return whether its bits are not plainly in host memory."""
+    """Return whether it is on a device, or a lazy conjugate or negation."""
     return tensor.device.type != "cpu" or tensor.is_conj() or tensor.is_neg()
 
 

@@ -91,7 +91,7 @@ class HeldParity(NamedTuple):
 class RebuiltPart:
     """The part of `rank`, computed on read, never in memory as a whole.
 
-    It is right where all its sources are, and the reader compares digests.
+    It is correct where all its sources are; the reader compares digests.
     """
 
     def __init__(
@@ -155,21 +155,21 @@ def rebuild_part(
     return rebuilt
 
 
-TURN_S = COPY_S - STALL_S  # for the version before to become whole, while a sender waits
+TURN_S = COPY_S - STALL_S  # a sender waits so long for the previous version to be complete
 
 
 class GroupParity:
     """Parity of one version.
 
     `manifests`: of the parts whose strips are folded in, by rank; `begun`: ranks whose strips have
-    arrived or are arriving; `void`: why it will never be complete.
+    arrived or are arriving; `error`: why it will never be complete, or "".
     """
 
     def __init__(self, number: int, place: SavePoint, arena: Arena | None) -> None:
         self.number, self.place, self.arena = number, place, arena
         self.manifests: dict[int, Manifest] = {}
         self.begun: set[int] = set()
-        self.void = ""
+        self.error = ""
         self._used = arena is not None
         self._folding, self._making = threading.Lock(), threading.Lock()
 
@@ -190,9 +190,9 @@ class GroupParity:
                         self.arena = None
                 if self.arena and self.arena.size_bytes >= size_bytes:
                     return
-            larger = Arena.create(size_bytes)  # it takes a while: others fold meanwhile
+            larger = Arena.create(size_bytes)  # slow: other strips are folded meanwhile
             with self._folding:
-                if self.void:
+                if self.error:
                     larger.close()
                     self._check()
                 if self.arena:
@@ -210,10 +210,10 @@ class GroupParity:
             assert self.arena
             xor_into(self.arena.view[at : at + len(piece)], piece)
 
-    def spoil(self, why: str) -> None:
-        """Make the parity void; nothing is folded into it any more when this returns."""
+    def invalidate(self, why: str) -> None:
+        """Make the parity void; when this returns, no thread folds into it."""
         with self._folding:
-            self.void = self.void or f"parity of step {self.place.step} is void: {why}"
+            self.error = self.error or f"parity of step {self.place.step} is void: {why}"
 
     def take_arena(self) -> Arena | None:
         """Return the arena of a void parity, for another version."""
@@ -222,12 +222,12 @@ class GroupParity:
             return arena
 
     def _check(self) -> None:
-        if self.void:
-            raise WireError(self.void)
+        if self.error:
+            raise WireError(self.error)
 
 
 class StripFolding:
-    """One member's strip on its way into parity."""
+    """One member's strip, which is folded into parity."""
 
     def __init__(self, parities: HeldParities, parity: GroupParity, rank: int) -> None:
         self._parities, self._parity, self._rank = parities, parity, rank
@@ -246,16 +246,16 @@ class StripFolding:
             parity = self._parity
             if manifest.place != parity.place:
                 raise WireError("the manifest is of another version than its strip")
-            if parity.void:
-                raise WireError(parity.void)
+            if parity.error:
+                raise WireError(parity.error)
             parity.manifests[self._rank] = manifest
             self._parities.change.notify_all()
 
-    def give_up(self, why: str) -> None:
+    def abandon(self, why: str) -> None:
         """Make the parity void, unless the strip is complete."""
         with self._parities.change:
             if self._rank not in self._parity.manifests:
-                self._parity.spoil(f"the strip of rank {self._rank} broke off ({why})")
+                self._parity.invalidate(f"the strip of rank {self._rank} broke off ({why})")
                 self._parities.change.notify_all()
 
 
@@ -266,16 +266,16 @@ class HeldParities:
     """
 
     def __init__(self, rank: int, group: tuple[int, ...]) -> None:
-        self.change = threading.Condition(threading.RLock())  # held while these are looked at
+        self.change = threading.Condition(threading.RLock())  # held while versions are read
         self._rank, self._group = rank, group
         self._others = frozenset(other_members(group, rank))
         self._versions: list[GroupParity] = []
 
     def begin(self, offer: Offer) -> StripFolding | None:
-        """Return the destination of a strip; None where it is here already.
+        """Return the destination of a strip; None where it was received before.
 
-        Waits while the previous version is incomplete. Raises WireError for a strip that cannot
-        count any more, StorageError without memory.
+        Waits while the previous version is incomplete. Raises WireError for a strip of a void or
+        older version, StorageError without memory.
         """
         place, rank = offer.place, offer.rank
         if place is None or rank not in self._others:
@@ -285,7 +285,7 @@ class HeldParities:
             if rank in parity.manifests:
                 return None
             if rank in parity.begun:
-                raise WireError(f"a strip of step {place.step} has come before, and broke off")
+                raise WireError(f"an earlier transfer of a strip of step {place.step} was aborted")
             parity.begun.add(rank)
             first = not any(each.arena for each in self._versions)
         folding = StripFolding(self, parity, rank)
@@ -294,7 +294,7 @@ class HeldParities:
                 self._check_room(offer.arena_bytes)
             parity.make_room(offer.arena_bytes)
         except StorageError as error:
-            folding.give_up(str(error))
+            folding.abandon(str(error))
             raise
         return folding
 
@@ -341,34 +341,34 @@ class HeldParities:
             for parity in self._versions:
                 if parity.place == place:
                     return parity
-            last = self._versions[-1] if self._versions else None
-            if not last or last.void or self._is_whole(last):
+            newest = self._versions[-1] if self._versions else None
+            if not newest or newest.error or self._is_whole(newest):
                 return self._next(place)
-            if rank not in last.begun:
-                if _older(place, last.place):
-                    raise WireError(f"it makes parity of step {last.place.step}, which is newer")
-                # A sender takes up one version after the other: it never will send this one's.
-                last.spoil(f"rank {rank} went on to step {place.step} without it")
+            if rank not in newest.begun:
+                if _older(place, newest.place):
+                    raise WireError(f"it makes parity of step {newest.place.step}, which is newer")
+                # A sender sends versions in order: it will not send its strip of this one.
+                newest.invalidate(f"rank {rank} went on to step {place.step} without it")
             elif not self.change.wait(max(0.0, due - time.monotonic())):
-                if last.begun - last.manifests.keys():
-                    raise WireError(f"it still makes parity of step {last.place.step}")
-                missing = sorted(self._others - last.begun)
-                last.spoil(f"the strips of ranks {missing} did not come")
+                if newest.begun - newest.manifests.keys():
+                    raise WireError(f"it still makes parity of step {newest.place.step}")
+                missing = sorted(self._others - newest.begun)
+                newest.invalidate(f"the strips of ranks {missing} did not come")
 
     def _next(self, place: SavePoint) -> GroupParity:
-        """Begin a version, in the memory of a void one, or of the oldest."""
+        """Begin a version, in the memory of a void one or of the oldest one."""
         number, arena = -1 - len(self._versions), None
-        if len(self._versions) > 1 or (self._versions and self._versions[0].void):
-            replaced = next((each for each in self._versions if each.void), self._versions[0])
+        if len(self._versions) > 1 or (self._versions and self._versions[0].error):
+            replaced = next((each for each in self._versions if each.error), self._versions[0])
             self._versions.remove(replaced)
-            replaced.spoil("newer ones took its place")
+            replaced.invalidate("newer ones took its place")
             number, arena = replaced.number, replaced.take_arena()
         self._versions.append(GroupParity(number, place, arena))
         self.change.notify_all()
         return self._versions[-1]
 
     def _is_whole(self, parity: GroupParity) -> bool:
-        return not parity.void and parity.manifests.keys() == self._others
+        return not parity.error and parity.manifests.keys() == self._others
 
 
 def _older(place: SavePoint, other: SavePoint) -> bool:

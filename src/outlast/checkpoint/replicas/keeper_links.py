@@ -21,11 +21,11 @@ from outlast.errors import WireError
 
 MAGIC = b"OLC1"
 HELLO_S = 5.0
-STALL_S = 10.0  # for one slice, or one answer: then the other end counts as dead
-COPY_S = 30.0  # for a copy, beside its bytes: connecting, and memory that is made
+STALL_S = 10.0  # for one slice or one answer; after it the other end counts as dead
+COPY_S = 30.0  # for a copy, besides its bytes: connecting and allocating memory
 SLICE_BYTES = 1 << 20  # digested and passed on while it is in the processor's cache
 FRAME_BYTES_MAX = 256 << 20
-_HELLO_FRAME_BYTES_MAX = 1 << 10  # until a stranger has shown that it is none
+_HELLO_FRAME_BYTES_MAX = 1 << 10  # before the other end is authenticated
 _NONCE_BYTES = 32
 _LENGTH = struct.Struct("<I")
 
@@ -35,7 +35,7 @@ class LinkFrame(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag
 
 
 class Shown(LinkFrame, frozen=True, kw_only=True):
-    """Proof that the sender of the frame knows the token: `proof`, over both nonces."""
+    """Proof that the sender of the frame has the token: an HMAC over both nonces."""
 
     nonce: bytes
     proof: bytes
@@ -69,11 +69,11 @@ class Join(LinkFrame, frozen=True, kw_only=True):
 
 
 class Ready(LinkFrame, frozen=True, kw_only=True):
-    """Memory is allocated: every lane sends its chunks, one after the other."""
+    """Memory is allocated: every lane may send its chunks, one after the other."""
 
 
 class Sealed(LinkFrame, frozen=True, kw_only=True):
-    """End of a transfer whose bytes did not change meanwhile.
+    """End of a transfer whose source was not overwritten meanwhile.
 
     `record`: the part's manifest, with its chunks' digests, as in its file; `strip`: of a strip,
     the digests of the sent bytes, in chunks of the same size.
@@ -84,7 +84,7 @@ class Sealed(LinkFrame, frozen=True, kw_only=True):
 
 
 class Kept(LinkFrame, frozen=True, kw_only=True):
-    """The version is held; with an `error`, the previous one still is."""
+    """The version is held; with an `error`, the previous one is held instead."""
 
     error: str = ""
 
@@ -113,14 +113,14 @@ class KeeperLink:
     def open(
         cls, address: str, token: str, due: float, pace: RateLimiter | None = None
     ) -> KeeperLink:
-        """Connect to the keeper at HOST:PORT; both ends prove that they know the token."""
+        """Connect to the keeper at HOST:PORT; both ends prove that they have the token."""
         host, _, port = address.rpartition(":")
         until = min(due, time.monotonic() + HELLO_S)
         left_s = max(0.001, until - time.monotonic())
         link = cls(socket.create_connection((host.strip("[]"), int(port)), left_s), until, pace)
         try:
-            link._show(token)
-        except BaseException:  # whatever it is, the socket must not stay open
+            link._authenticate_to(token)
+        except BaseException:  # close the socket after any error
             link.close()
             raise
         link.due = due
@@ -131,8 +131,8 @@ class KeeperLink:
         """Authenticate an incoming connection. The socket is closed where this raises."""
         link = cls(sock, time.monotonic() + HELLO_S)
         try:
-            link._ask(token)
-        except BaseException:  # whatever it is, the socket must not stay open
+            link._authenticate_sender(token)
+        except BaseException:  # close the socket after any error
             link.close()
             raise
         return link
@@ -152,14 +152,14 @@ class KeeperLink:
         """Send bytes, within the limit of `pace`."""
         if self._pace:
             self._pace.spend(len(data))
-        self._hurry(STALL_S)
+        self._set_timeout(STALL_S)
         self._sock.sendall(data)
 
     def receive_into(self, data: memoryview, patience_s: float = STALL_S) -> None:
         """Fill `data`; `patience_s`: how long to wait for each part."""
         done = 0
         while done < len(data):
-            self._hurry(patience_s)
+            self._set_timeout(patience_s)
             count = self._sock.recv_into(data[done:])
             if not count:
                 raise ConnectionResetError("the other end closed the connection")
@@ -174,7 +174,7 @@ class KeeperLink:
         """Close the socket."""
         self._sock.close()
 
-    def _hurry(self, patience_s: float) -> None:
+    def _set_timeout(self, patience_s: float) -> None:
         left_s = self.due - time.monotonic()
         if left_s <= 0:
             raise TimeoutError("the deadline passed")
@@ -198,31 +198,31 @@ class KeeperLink:
 
     # --- authentication ---------------------------------------------------------------------
 
-    def _ask(self, token: str) -> None:
+    def _authenticate_sender(self, token: str) -> None:
         ours = secrets.token_bytes(_NONCE_BYTES)
         self.send_bytes(memoryview(MAGIC + ours))
-        shown = self._shown()
+        shown = self._receive_proof()
         if not hmac.compare_digest(shown.proof, _proof(token, b"sender", ours, shown.nonce)):
-            raise WireError("it does not know this run's token")
+            raise WireError("it does not have this run's token")
         self.send(Shown(nonce=ours, proof=_proof(token, b"receiver", shown.nonce, ours)))
 
-    def _show(self, token: str) -> None:
+    def _authenticate_to(self, token: str) -> None:
         hello = bytearray(len(MAGIC) + _NONCE_BYTES)
         self.receive_into(memoryview(hello))
         if not hello.startswith(MAGIC):
-            raise WireError(f"no keeper of this version (it says {bytes(hello[:4])!r})")
+            raise WireError(f"no keeper of this version (its first bytes are {bytes(hello[:4])!r})")
         theirs, ours = bytes(hello[len(MAGIC) :]), secrets.token_bytes(_NONCE_BYTES)
         self.send(Shown(nonce=ours, proof=_proof(token, b"sender", theirs, ours)))
-        shown = self._shown()
+        shown = self._receive_proof()
         if not hmac.compare_digest(shown.proof, _proof(token, b"receiver", ours, theirs)):
-            raise WireError("it does not know this run's token")
+            raise WireError("it does not have this run's token")
 
-    def _shown(self) -> Shown:
+    def _receive_proof(self) -> Shown:
         frame = self._receive(_HELLO_FRAME_BYTES_MAX, HELLO_S)
         if not isinstance(frame, Shown):
-            raise WireError("something was said before the token was shown")
+            raise WireError(f"{type(frame).__name__} before the proof of the token")
         return frame
 
 
-def _proof(token: str, who: bytes, first: bytes, second: bytes) -> bytes:
-    return hmac.digest(token.encode(), MAGIC + who + first + second, "sha256")
+def _proof(token: str, role: bytes, first: bytes, second: bytes) -> bytes:
+    return hmac.digest(token.encode(), MAGIC + role + first + second, "sha256")

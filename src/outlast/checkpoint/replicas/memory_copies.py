@@ -1,4 +1,4 @@
-"""Versions in keepers' memory, readable like a store's."""
+"""Versions in keepers' memory, read like checkpoints in a store."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from outlast.checkpoint.stores.store_interfaces import MemoryFile
 from outlast.errors import CorruptionError, StorageError
 
 REACH_S = 5.0  # for one keeper
-_DIGEST_BYTES_PER_S = 0.5e9  # at least: versions that were never written are digested when asked
+_DIGEST_BYTES_PER_S = 0.5e9  # at least; versions that were never written are digested on request
 _THREADS = 32
 
 
@@ -81,15 +81,15 @@ class MemoryCopies:
     ) -> MemoryCopies:
         """Return the contents of the keepers at `addresses`.
 
-        An unreachable keeper is left out; for one that is there and does not answer, `on_silent`
-        gets the error, from any thread.
+        An unreachable keeper is left out; for one that accepts the connection and does not answer,
+        `on_silent` gets the error, from any thread.
         """
 
-        def ask(address: str) -> _KeeperContents:
+        def read_contents(address: str) -> _KeeperContents:
             return _KeeperContents.of(address, token, name, on_silent)
 
         with ThreadPoolExecutor(_THREADS) as pool:
-            contents = list(pool.map(ask, addresses))
+            contents = list(pool.map(read_contents, addresses))
         return cls(
             [part for each in contents for part in each.parts],
             [parity for each in contents for parity in each.parities],
@@ -141,10 +141,10 @@ class MemoryCopies:
             memory.close()
 
 
-_Found = TypeVar("_Found")
+_File = TypeVar("_File")
 
 
-def _find(files: Mapping[str, Mapping[str, _Found]], directory: str, name: str) -> _Found:
+def _find(files: Mapping[str, Mapping[str, _File]], directory: str, name: str) -> _File:
     try:
         return files[directory][name]
     except KeyError:
@@ -188,7 +188,7 @@ class _KeeperContents:
 
 
 def _as_single_file(part: HeldPart) -> HeldPart:
-    """Return the part as one file: in memory no part is divided into files."""
+    """Return the part as one file: parts in memory have no separate frozen file."""
     if not part.manifest.frozen_bytes:
         return part
     manifest = msgspec.structs.replace(part.manifest, format=FORMAT, frozen=msgspec.UNSET)

@@ -1,7 +1,7 @@
 """Copies received from other keepers, each chunk verified.
 
-Two arenas a sender: the previous version stays complete until the next one is. Strips go into
-parity.
+Two arenas for each sender: the previous version stays complete until the next one is. Strips are
+folded into parity.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ class ReplicaDestination(Protocol):
     def pieces(self, at: int, end: int) -> Iterator[memoryview]:
         """Yield memory for these bytes, in order; each is consumed on the next iteration.
 
-        Raises WireError where they are not wanted any more.
+        Raises WireError where the version is void.
         """
         ...
 
     def keep(self, manifest: Manifest) -> None:
-        """Accept the version: all of it has arrived and is right. Raises WireError as above."""
+        """Accept the version, which was received and verified. Raises WireError as above."""
         ...
 
-    def give_up(self, why: str) -> None:
+    def abandon(self, why: str) -> None:
         """Discard an incomplete or damaged transfer."""
         ...
 
@@ -75,13 +75,13 @@ class ReplicaCopy:
         """Record the manifest of the complete version."""
         self.manifest = manifest
 
-    def give_up(self, why: str) -> None:
+    def abandon(self, why: str) -> None:
         """Do nothing: it has no manifest yet."""
 
 
 @dataclass(eq=False)
 class _Transfer:
-    """An incoming version. `links` are cut when a newer one of the same rank comes."""
+    """An incoming version. `links` are cut when a newer version of the same rank is offered."""
 
     offer: Offer
     due: float
@@ -103,14 +103,14 @@ class ReplicaReceiver:
     def __init__(self, token: str, parities: HeldParities | None = None) -> None:
         self._token = token
         self._parities = parities
-        self.change = threading.Condition(threading.RLock())  # held while `copies` are looked at
+        self.change = threading.Condition(threading.RLock())  # held while `copies` are read
         self._copies: dict[int, list[ReplicaCopy]] = {}  # by rank of the sender, at most two each
         self._transfers: dict[str, _Transfer] = {}
         self._numbers = itertools.count(-1, -1)
         self._connections = 0
 
-    def meet(self, sock: socket.socket) -> None:
-        """Serve a connection from a thread of its own; one too many is closed at once."""
+    def accept(self, sock: socket.socket) -> None:
+        """Serve a connection in a thread of its own; close it where there are too many."""
         with self.change:
             if self._connections >= CONNECTIONS_MAX:
                 sock.close()
@@ -125,36 +125,38 @@ class ReplicaReceiver:
 
     def _serve(self, sock: socket.socket) -> None:
         try:
-            with contextlib.suppress(OSError, WireError):  # the sender says it to its own trainer
+            with contextlib.suppress(
+                OSError, WireError
+            ):  # the sender reports it to its own trainer
                 link = KeeperLink.answer(sock, self._token)
                 try:
-                    self._hear(link)
+                    self._dispatch(link)
                 finally:
                     link.close()
         finally:
             with self.change:
                 self._connections -= 1
 
-    def _hear(self, link: KeeperLink) -> None:
+    def _dispatch(self, link: KeeperLink) -> None:
         frame = link.receive()
         if isinstance(frame, Offer):
-            self._take(link, frame)
+            self._receive_version(link, frame)
         elif isinstance(frame, Join):
             with self.change:
                 transfer = self._transfers.get(frame.copy)
                 if not transfer or transfer.error or frame.lane in transfer.joined:
-                    raise WireError("a lane of no transfer")
+                    raise WireError("a lane of an unknown transfer")
                 if frame.lane not in transfer.lanes_left:
                     raise WireError("a lane that was not offered")
                 transfer.joined.add(frame.lane)
                 transfer.links.append(link)
-            self._fill(transfer, link, frame.lane)
+            self._receive_lane(transfer, link, frame.lane)
         else:
-            raise WireError(f"{type(frame).__name__} is no beginning")
+            raise WireError(f"{type(frame).__name__} as the first frame")
 
     # --- a transfer, in the thread of its first connection ----------------------------------
 
-    def _take(self, link: KeeperLink, offer: Offer) -> None:
+    def _receive_version(self, link: KeeperLink, offer: Offer) -> None:
         due = time.monotonic() + COPY_S + offer.size_bytes / BYTES_PER_S_MIN
         transfer = _Transfer(offer, due, [link])
         link.due = due
@@ -162,12 +164,12 @@ class ReplicaReceiver:
             _check(offer)
             if self._begin(transfer):
                 link.send(Ready())
-                self._fill(transfer, link, 0)
+                self._receive_lane(transfer, link, 0)
                 self._wait_for_lanes(transfer)
                 frame = link.receive(STALL_S)
                 if not isinstance(frame, Sealed):
-                    raise WireError(f"{type(frame).__name__} where the manifest was due")
-                self._keep(transfer, frame)
+                    raise WireError(f"{type(frame).__name__} instead of the manifest")
+                self._accept_version(transfer, frame)
         except (CorruptionError, StorageError, WireError) as error:
             link.send(Kept(error=str(error)))
         else:
@@ -176,14 +178,14 @@ class ReplicaReceiver:
             self._end(transfer)
 
     def _begin(self, transfer: _Transfer) -> bool:
-        """Find memory for a transfer; return False if the version is here already."""
+        """Find memory for a transfer; return False if the version was received before."""
         offer, rank = transfer.offer, transfer.offer.rank
         transfer.digests = [""] * len(offer.chunks())
         transfer.lanes_left = set(range(offer.lanes))
         with self.change:
             for other in self._transfers.values():
-                if other.offer.rank == rank:  # of a sender that has died, or given up
-                    _cut(other, "a newer version came")
+                if other.offer.rank == rank:  # its sender has died, or aborted it
+                    _abort(other, "a newer version was offered")
             if not self.change.wait_for(lambda: not self._receiving(rank), STALL_S):
                 raise StorageError("an earlier copy of this rank has not ended")
             self._transfers[offer.copy] = transfer
@@ -209,7 +211,7 @@ class ReplicaReceiver:
                 old.arena.close()
                 old = None
         if not old:
-            # Outside of the lock: it is slow, and this rank has only one transfer.
+            # Outside of the lock, since it is slow; this rank has only one transfer.
             old = ReplicaCopy(next(self._numbers), Arena.create(size_bytes))
             with self.change:
                 copies.insert(0, old)
@@ -218,7 +220,7 @@ class ReplicaReceiver:
     def _receiving(self, rank: int) -> bool:
         return any(each.offer.rank == rank for each in self._transfers.values())
 
-    def _fill(self, transfer: _Transfer, link: KeeperLink, lane: int) -> None:
+    def _receive_lane(self, transfer: _Transfer, link: KeeperLink, lane: int) -> None:
         """Receive and digest one lane's chunks."""
         into, offer = transfer.into, transfer.offer
         assert into
@@ -233,7 +235,7 @@ class ReplicaReceiver:
                 transfer.digests[at // offer.chunk_bytes] = state.hexdigest()
         except (OSError, WireError) as error:
             with self.change:
-                _cut(transfer, f"lane {lane}: {error}")
+                _abort(transfer, f"lane {lane}: {error}")
             raise
         finally:
             with self.change:
@@ -247,7 +249,7 @@ class ReplicaReceiver:
             if transfer.lanes_left or transfer.error:
                 raise WireError(transfer.error or f"lanes {transfer.lanes_left} did not end")
 
-    def _keep(self, transfer: _Transfer, sealed: Sealed) -> None:
+    def _accept_version(self, transfer: _Transfer, sealed: Sealed) -> None:
         """Accept the version, if it matches the sent digests."""
         into, offer = transfer.into, transfer.offer
         assert into
@@ -279,12 +281,12 @@ class ReplicaReceiver:
             transfer.over = True
 
     def _end(self, transfer: _Transfer) -> None:
-        """End the transfer; the next version may begin once no lane writes any more."""
+        """End the transfer, once all its lanes have stopped writing."""
         with self.change:
             if not transfer.over:
-                _cut(transfer, "the transfer was broken off")
+                _abort(transfer, "the transfer was aborted")
                 if transfer.into:
-                    transfer.into.give_up(transfer.error)
+                    transfer.into.abandon(transfer.error)
             running = transfer.joined - {0}
             self.change.wait_for(lambda: not (running & transfer.lanes_left), STALL_S)
             transfer.over = True
@@ -303,7 +305,7 @@ def _check(offer: Offer) -> None:
         raise WireError("an offer that contradicts itself")
 
 
-def _cut(transfer: _Transfer, why: str) -> None:
+def _abort(transfer: _Transfer, why: str) -> None:
     transfer.error = transfer.error or why
     for link in transfer.links:
         link.cut()

@@ -28,17 +28,17 @@ from outlast.checkpoint.stores.io_limits import RateLimiter
 from outlast.errors import WireError
 
 LANES = 2
-BYTES_PER_S_MIN = 50e6  # a peer that takes them more slowly is given up
+BYTES_PER_S_MIN = 50e6  # a slower transfer is aborted
 
 
 class _PeerLostError(Exception):
-    """The version was overwritten, or the keeper ends: no error."""
+    """The version was overwritten, or the keeper ends; this is not reported."""
 
 
 class SentVersion:
     """A version in an arena (while its stamp is `stamp`) that is being sent to peers.
 
-    `tell` is called once, from any thread, with the number of holders and the errors of others;
+    `report` is called once, from any thread, with the number of holders and the errors of others;
     `on_digested` gets the manifest with chunks as soon as they are known.
     """
 
@@ -47,7 +47,7 @@ class SentVersion:
         order: SaveOrder,
         arena: Arena,
         stamp: int,
-        tell: Callable[[Outcome], None],
+        report: Callable[[Outcome], None],
         on_digested: Callable[[Manifest], None],
     ) -> None:
         manifest = order.manifest
@@ -55,18 +55,19 @@ class SentVersion:
         self.due = self._begun + COPY_S + manifest.size_bytes / BYTES_PER_S_MIN
         self._order, self._arena, self._stamp = order, arena, stamp
         self._view: memoryview | None = arena.view[: manifest.size_bytes]  # keeps the memory
-        self._tell, self._on_digested = tell, on_digested
+        self._report = report
+        self._on_digested = on_digested
         self._lock, self._digesting = threading.Lock(), threading.Lock()
         self._digested: Manifest | None = None
         self._remaining = self._holders = self._strips = 0
         self._errors: list[str] = []
 
-    def expect(self, count: int, strips: int = 0) -> None:
+    def set_peers(self, count: int, strips: int = 0) -> None:
         """Set the number of peers, and of those that get strips."""
         self._remaining, self._strips = count, strips
 
     def check(self) -> None:
-        """Raise _PeerLostError where a copy over it may have begun."""
+        """Raise _PeerLostError where the version may have been overwritten."""
         if self._view is None or self._arena.stamp != self._stamp:
             raise _PeerLostError
 
@@ -114,8 +115,8 @@ class SentVersion:
                 self._digested = self.full(tuple(chunks))
             return self._digested
 
-    def settle(self, is_held: bool, error: str = "") -> None:
-        """Record that one peer is done, with or without success; the last one reports."""
+    def peer_done(self, is_held: bool, error: str = "") -> None:
+        """Record that one peer has succeeded or failed; the last one reports."""
         with self._lock:
             self._remaining -= 1
             self._holders += is_held
@@ -124,7 +125,7 @@ class SentVersion:
                 return
             self._view = None
         order = self._order
-        self._tell(
+        self._report(
             Outcome(
                 save=order.save,
                 place=order.manifest.place,
@@ -182,20 +183,20 @@ class ReplicaSender:
         pace = RateLimiter(bytes_per_s, threading.Event()) if bytes_per_s else None
         holders = other_members(group, rank) if group else range(len(peers))
         self._strips = len(peers) if group else 0
-        self._couriers = [
+        self._peer_threads = [
             _PeerThread(peer, token, pace, group, holder)
             for peer, holder in zip(peers, holders, strict=True)
         ]
 
     def add(self, version: SentVersion) -> None:
         """Send a version at once; peers skip an earlier one that they have not begun."""
-        version.expect(len(self._couriers), self._strips)
-        for courier in self._couriers:
+        version.set_peers(len(self._peer_threads), self._strips)
+        for courier in self._peer_threads:
             courier.add(version)
 
     def stop(self) -> None:
         """Stop all transfers."""
-        for courier in self._couriers:
+        for courier in self._peer_threads:
             courier.stop()
 
 
@@ -221,10 +222,10 @@ class _PeerThread:
 
     def add(self, version: SentVersion) -> None:
         with self._change:
-            passed_over, self._waiting = self._waiting, version
+            skipped, self._waiting = self._waiting, version
             self._change.notify_all()
-        if passed_over:
-            passed_over.settle(is_held=False)
+        if skipped:
+            skipped.peer_done(is_held=False)
 
     def stop(self) -> None:
         with self._change:
@@ -249,14 +250,14 @@ class _PeerThread:
             except (OSError, WireError) as failure:
                 reason = getattr(failure, "strerror", None) or str(failure)
                 error = f"{self._peer.name} at {self._peer.address}: {reason}"
-            except Exception as failure:  # noqa: BLE001 - whatever it is, the trainer must hear of it, and later copies go on
+            except Exception as failure:  # noqa: BLE001 - any error is reported to the trainer, and later copies are made
                 error = f"{self._peer.name} at {self._peer.address}: {failure!r}"
             finally:
                 with self._change:
                     for link in self._links:
                         link.close()
                     self._links.clear()
-            version.settle(is_held, error)
+            version.peer_done(is_held, error)
 
     def _send(self, version: SentVersion) -> None:
         """Send a version; return once the peer holds it.
@@ -268,10 +269,10 @@ class _PeerThread:
         offer = parcel.offer
         links = [self._open(version)]
         links[0].send(offer)
-        # Memory that is made for the first time takes a while.
+        # The first allocation of memory takes a while.
         answer = links[0].receive(COPY_S)
         if offer.place and answer == Kept():
-            return  # a keeper before this one has sent it
+            return  # a predecessor of this keeper has sent it
         self._expect(answer, Ready)
         for lane in range(1, offer.lanes):
             links.append(self._open(version))
@@ -314,4 +315,4 @@ class _PeerThread:
         if isinstance(frame, Kept) and frame.error:
             raise WireError(frame.error)
         if not isinstance(frame, kind):
-            raise WireError(f"it said {type(frame).__name__} where {kind.__name__} was due")
+            raise WireError(f"it sent {type(frame).__name__} instead of {kind.__name__}")

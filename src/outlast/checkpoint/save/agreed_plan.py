@@ -150,8 +150,8 @@ def agree(
 
 
 def refuse(error: str, exchange: Exchange) -> None:
-    """Take part in the exchange with an error instead of a table, so that no rank waits."""
-    with suppress(GroupError):  # no rank waits: the error of this rank is raised
+    """Send an error instead of a table in the exchange, so that no rank waits."""
+    with suppress(GroupError):  # the caller raises this rank's error
         exchange(msgspec.msgpack.encode(_RankStatement(error=error)))
 
 
@@ -231,8 +231,8 @@ def _check_values(statements: list[_RankStatement]) -> None:
     differing = [name for name, digests in by_name.items() if len(digests) > 1]
     if differing:
         raise UsageError(
-            f"values that are no tensors differ by rank, and rank 0's would be everybody's:"
-            f" {brief(differing)}; nothing was saved; give what is one rank's alone in own={{...}}"
+            "values that are no tensors differ by rank, and only rank 0's would be saved:"
+            f" {brief(differing)}; nothing was saved; pass values of one rank alone in own={{...}}"
         )
 
 

@@ -100,7 +100,7 @@ def only_device(devices: Iterable[torch.device]) -> torch.device | None:
 
 
 def _event() -> torch.cuda.Event:
-    return torch.cuda.Event(blocking=True)  # a waiting thread leaves the processor to the training
+    return torch.cuda.Event(blocking=True)  # waiting threads block instead of spinning
 
 
 def _runtime() -> Any:
@@ -143,7 +143,7 @@ class ArenaSlot:
 
     @property
     def bound(self) -> bool:
-        """Return whether it has the copies of a layout."""
+        """Return whether `bind` was called."""
         return self._layout is not None
 
     @property
@@ -210,11 +210,11 @@ class ArenaSlot:
         except TimeoutError as error:
             raise StorageError(
                 f"the copies of save {self.save} from its device have not ended within"
-                f" {timeout_s:g} s; they go on"
+                f" {timeout_s:g} s; they continue"
             ) from error
 
     def close(self) -> None:
-        """Release the memory, after the keeper has dropped it, or reads it no more."""
+        """Release the memory. The keeper must not read it any more."""
         if self._device:
             self._device.unpin(self._memory)
         self._copies = self._layout = None
@@ -238,7 +238,7 @@ class ArenaSlots:
         self._save_s, self._when_busy = save_s, when_busy
         self._slots: list[ArenaSlot] = []
         self._making: threading.Thread | None = None
-        self.ahead: list[ArenaSlot] = []  # the thread's alone until that has ended
+        self.ahead: list[ArenaSlot] = []  # used only by the thread until that has ended
         self._wanted = True
 
     def __iter__(self) -> Iterator[ArenaSlot]:
@@ -273,7 +273,7 @@ class ArenaSlots:
         blobs_bytes: int,
         device: CudaCopier | None,
     ) -> None:
-        """Create and bind all missing arenas at once, so that a lack of memory shows early.
+        """Create and bind all missing arenas at once, so that a lack of memory is found early.
 
         Arenas that earlier trainers left count. Raises StorageError when memory is missing.
         """
@@ -299,7 +299,7 @@ class ArenaSlots:
         while (slot := self._slots[0]).busy:
             if self._when_busy == "skip" or time.monotonic() > deadline:
                 return None
-            time.sleep(_PAUSE_S)  # training waits anyway: the policy is to wait
+            time.sleep(_PAUSE_S)  # training waits, by `when_busy`
         self._slots.remove(slot)
         if slot.arena.size_bytes < pieces_bytes + blobs_bytes:
             self._drop(slot)
@@ -324,7 +324,7 @@ class ArenaSlots:
         self.join()
 
     def close(self) -> None:
-        """Release the memory, which the keeper reads no more."""
+        """Release the memory. The keeper must not read it any more."""
         self.stop()
         for slots in (self._slots, self.ahead):
             while slots:

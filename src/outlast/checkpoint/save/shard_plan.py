@@ -254,7 +254,7 @@ def _refusal(tensor: torch.Tensor) -> str:
         if not isinstance(tensor, torch.Tensor):
             return f"is a {type(tensor).__qualname__} and no tensor"
         if hasattr(type(tensor), "__tensor_flatten__"):
-            return f"is a {type(tensor).__qualname__}, whose bytes only its own class knows"
+            return f"is a {type(tensor).__qualname__}, whose bytes only its own class can read"
         if beside := _number_attributes(tensor):
             return (
                 f"is a {type(tensor).__qualname__}, whose attributes ({', '.join(beside)}) are"
@@ -279,7 +279,7 @@ def _has_memory(tensor: torch.Tensor) -> bool:
 
 
 def _number_attributes(tensor: torch.Tensor) -> list[str]:
-    """Return the attributes of a tensor subclass that hold numbers: scales, say.
+    """Return the attributes of a tensor subclass that hold numbers, such as scales.
 
     Counts, texts and modules describe objects that the script builds anyway.
     """

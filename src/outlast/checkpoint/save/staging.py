@@ -22,8 +22,8 @@ from outlast.checkpoint.save.shard_plan import WHOLE_BYTES, LocalTensor, ShardSh
 BLOCK_BYTES = 4096
 _PADDING_SHARE = 8  # of a frozen region at most one part in so many is padding
 _MOVE_BYTES = 4 << 20
-_MOVES_ALONE = 4  # for which a thread is not worth its start
-_SMALL_BYTES = 64 << 10  # below, to let go of the interpreter's lock costs more than the copy
+_MOVES_ALONE = 4  # so few copies are not worth the start of a thread
+_SMALL_BYTES = 64 << 10  # below, releasing the interpreter's lock costs more than the copy
 _move_at_once = ctypes.PyDLL(None).memmove  # keeps the lock
 _move_at_once.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 _move_at_once.restype = None
@@ -222,7 +222,7 @@ def _move(moves: Iterable[tuple[int, int, int]]) -> None:
         other.start()
     try:
         work()
-    finally:  # an interruption: nothing may be written there behind it
+    finally:  # after an interruption no thread may write into the arena
         pending.clear()
         if helped:
             other.join()

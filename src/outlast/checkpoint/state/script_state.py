@@ -184,7 +184,7 @@ class ScriptState:
             self.own[name] = value
         elif isinstance(value, DataLoader):
             raise UsageError(
-                f"{name!r} is a DataLoader, which cannot say where it is: use torchdata's"
+                f"{name!r} is a DataLoader, which has no position to save: use torchdata's"
                 " StatefulDataLoader, or keep the position yourself"
             )
         else:
@@ -200,8 +200,8 @@ def check_complete(state: ScriptState) -> None:
     if missing:
         raise UsageError(
             f"the state is not complete: {'; '.join(missing)}. A run could not go on from such a"
-            " checkpoint, so nothing was saved; add the missing part, or say complete=False where"
-            " that is meant (weights alone, say)"
+            " checkpoint, so nothing was saved; add the missing part, or pass complete=False where"
+            " that is intended (such as weights alone)"
         )
 
 

@@ -149,7 +149,7 @@ class Claimer:
         if newest and loaded is None and not branch:
             raise UsageError(
                 f"{self._root.where} holds checkpoints, the newest of step {newest.step}, and this"
-                " run has loaded none of them; nothing was saved; call load() first, or say"
+                " run has loaded none of them; nothing was saved; call load() first, or use"
                 " Checkpointer(..., branch=True) to begin a line of its own beside them, or use"
                 " another directory"
             )
@@ -207,7 +207,7 @@ class Tiers:
         if "://" in str(root):
             raise UsageError(
                 f"{root} cannot be saved to: a save is durable at the speed of a disk, or holds"
-                f" memory for as long as the network takes; say Checkpointer('some/directory',"
+                f" memory for as long as the network takes; use Checkpointer('some/directory',"
                 f" durable='{root}'), which carries each checkpoint there, and loads from there"
                 " what the directory lacks"
             )

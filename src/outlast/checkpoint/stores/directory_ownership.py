@@ -59,7 +59,7 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def state(self) -> OwnerState:
-        """Return the owner's state, as far as this host can tell."""
+        """Return the owner's state, as seen from this host."""
         if not self.token:
             return "none"
         if (self.boot, self.namespace) != _boot_and_namespace():
@@ -299,8 +299,8 @@ def _decoded(data: bytes) -> Owner:
 
 
 def _owner(root: Path, owner: Owner) -> str:
-    whose = f"job {owner.job!r}" if owner.job else "a job"
-    return f"{root} is saved to by {whose} (pid {owner.pid} on {owner.host})"
+    job = f"job {owner.job!r}" if owner.job else "a job"
+    return f"{root} is saved to by {job} (pid {owner.pid} on {owner.host})"
 
 
 def _refusal(root: Path, owner: Owner) -> str:

@@ -34,7 +34,7 @@ _NO_DIRECT = {errno.EINVAL, errno.ENOTSUP}
 _NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK}
 _MISSING_ERRNOS = {
     errno.ENOENT: "is missing",
-    errno.ENOTDIR: "lies in what is no directory of this root",
+    errno.ENOTDIR: "its parent is no directory of this root",
     errno.ELOOP: "is a symbolic link, which is not followed",
 }
 P = ParamSpec("P")
@@ -220,7 +220,7 @@ class Folder:
         except OSError as error:
             raise StorageError(
                 f"{path}: could not be removed: {error.strerror or error}; its commit record went"
-                " first, so that nobody takes the rest for a checkpoint"
+                " first, so that the remaining files are not taken for a checkpoint"
             ) from error
         self._sync_root()
 
@@ -349,7 +349,7 @@ def _open_draft(draft: str, at: int, path: Path) -> int:
                     return file
                 os.unlink(draft, dir_fd=at)  # other links must keep their contents
         os.close(file)  # its writer renamed it between our open and our lock
-    raise StorageError(f"{path}: somebody else is writing it; nothing was changed; try again later")
+    raise StorageError(f"{path}: another process is writing it; nothing was changed; retry later")
 
 
 def _write_draft(name: str, at: int, data: bytes) -> str:

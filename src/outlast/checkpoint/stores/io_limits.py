@@ -66,7 +66,7 @@ class IoThread(threading.Thread):
     def _ask(self, where: str, answer_s: float) -> None:
         with self._lock:
             if self.given_up:
-                raise StalledError(f"{self.where}: was answered when nobody waited any more")
+                raise StalledError(f"{self.where}: answered after its caller had given up")
             self.where, self._answer_s = where, answer_s
             self._due = time.monotonic() + answer_s
 

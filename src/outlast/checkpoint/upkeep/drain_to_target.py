@@ -90,14 +90,8 @@ def drain_store(
         if known.place not in present and not rule.barred(known.place)
     }
     while not ended.is_set():
-        wanted = wanted_checkpoints(
-            list(offered.values()),
-            list(present.values()),
-            rule.keep,
-            rule.every,
-            now_ns(),
-            last=last,
-        )
+        here, there = list(offered.values()), list(present.values())
+        wanted = wanted_checkpoints(here, there, rule.keep, rule.every, now_ns(), last=last)
         if not wanted:
             return
         place = wanted[0]

@@ -72,7 +72,7 @@ def parse_durable(text: str) -> DurableRule:
                 f" {_EXAMPLE!r}"
             )
         if name in values:
-            raise ConfigError(f"{name} is said twice of {address}")
+            raise ConfigError(f"{name} is given twice for {address}")
         values[name] = value
     if not address or re.match(r"(every|keep|rate)=", address):
         raise ConfigError(f"{text!r} names no place; it comes first, as in {_EXAMPLE!r}")
@@ -94,7 +94,7 @@ def _every(text: str) -> SaveInterval:
         else SaveInterval(seconds=measured(SECONDS, what, text, "every=6h, or a number of steps"))
     )
     if not every.steps and every.seconds < 1:
-        raise ConfigError(f"{what!r} is no interval: say at least 1 step or 1s")
+        raise ConfigError(f"{what!r} is no interval: give at least 1 step or 1s")
     return every
 
 
@@ -168,7 +168,7 @@ def open_targets(
         store = _folder_or_bucket(one.address, root, request_s)
         silent += _silence(store)
         if any(_is_same(store, other.store) for other in targets):
-            raise ConfigError(f"{store.where} is said twice")
+            raise ConfigError(f"{store.where} is given twice")
         targets.append(DurableTarget(one, store))
     return targets, silent
 

@@ -60,7 +60,9 @@ class Keep(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.last < 1:
-            raise ConfigError(f"last={self.last}: at least the newest checkpoint stays; say last=1")
+            raise ConfigError(
+                f"last={self.last}: the newest checkpoint is always kept; give last=1"
+            )
         if self.every is not None and self.every < 1:
             raise ConfigError(f"every={self.every}: a number of steps is at least 1")
         for name, value in (("age", self.age_s), ("size", self.size_bytes)):
@@ -179,14 +181,14 @@ def parse_policy(text: str) -> Keep:
                 f" {', '.join(sorted(_READ))}, as in {_EXAMPLE}"
             )
         if name in values:
-            raise ConfigError(f"{name} is said twice in the retention policy {text!r}")
+            raise ConfigError(f"{name} is given twice in the retention policy {text!r}")
         number = _READ[name](part, value)
         if name == "milestone":
             milestones.add(int(number))
         else:
             values[name] = number
     if not values and not milestones:
-        raise ConfigError(f"a retention policy says what stays, as in {_EXAMPLE}")
+        raise ConfigError(f"a retention policy lists the checkpoints to keep, as in {_EXAMPLE}")
     return Keep(
         last=int(values.get("last", 2)),
         every=int(values["every"]) if "every" in values else None,

@@ -25,7 +25,7 @@ class UpkeepSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Saving(msgspec.Struct, frozen=True, tag=True):
-    """A save by this keeper begins; the process waits for it if the trainer dies."""
+    """Announcement of a save by this keeper, for which the process waits if the trainer dies."""
 
     keeper_pid: int
 
@@ -115,7 +115,7 @@ class UpkeepClient:
         if self._process and self._news_fd >= 0:
             self._process.kill()
             errors.append(
-                f"the process that carries checkpoints on hung, and was killed; what is"
+                f"the process that copies checkpoints hung, and was killed; what is"
                 f" missing elsewhere is in {self._setup.root}"
             )
         self._reap(_GRACE_S)

@@ -254,7 +254,7 @@ def _repair(order: Mend, root: Folder, targets: list[DurableTarget]) -> None:
             return
         except OutlastError as error:
             errors.append(str(error))
-    _report_error(f"{order.directory} in {root.where} was not mended: {'; '.join(errors)}")
+    _report_error(f"{order.directory} in {root.where} was not repaired: {'; '.join(errors)}")
 
 
 def _report_error(error: str) -> None:

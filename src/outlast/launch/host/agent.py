@@ -23,8 +23,8 @@ RENEW_S = 0.5  # beats are shown to people: never rarer than this
 LEASE_USED = 0.75  # of the lease: workers are dead well before the controller counts on it
 LOST_KEPT = 64
 LOST_BYTES_MAX = 256 << 20
-BURIALS_MAX = 6
-BURIAL_PAUSE_S = 1.0
+REAP_ATTEMPTS_MAX = 6
+REAP_PAUSE_S = 1.0
 HELD_S = 1.0  # several of the pulse's periods
 TEXT_BYTES_MAX = 1 << 20
 
@@ -44,12 +44,12 @@ class Agent:
         self._crew = crew
         self._host = crew.host
         self._link = AgentLink(address, token, self._on_frame, self._on_connected)
-        self._on_plain = on_plain
+        self._on_unmanaged = on_plain
         self._address = address
         self._lease_s = crew.plan.limits.lease_s
         self._incarnation = 1
         self._seq = 0
-        self._heard_seq = 0
+        self._received_seq = 0
         self._renewals: deque[float] = deque(maxlen=1000)  # sent and not yet answered
         self._lease_from_s = time.monotonic()
         self._queued: list[messages.Spawn] = []  # spares, until the script is known to be ours
@@ -60,31 +60,31 @@ class Agent:
         self._tasks: set[asyncio.Task[None]] = set()
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._watch = HangMonitor(crew, self._suspect)
-        self._traces = TraceCollection(crew, self._ask)
+        self._traces = TraceCollection(crew, self._request_trace)
         self._checks = CheckRunner(crew, self._say)
-        self._ours = asyncio.Event()  # the script has called `init()`
+        self._hello_received = asyncio.Event()  # the script has called `init()`
         self._done = False
 
     async def run(self) -> None:
         """Serve until cancelled. Raises an ExceptionGroup of what broke the agent."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._break())
+            group.create_task(self._raise_errors())
             group.create_task(self._link.keep())
             group.create_task(self._keep_lease())
             group.create_task(self._watch_on())
             if self._crew.plan.check_every_s:
                 group.create_task(self._check_on())
 
-    async def _break(self) -> None:
+    async def _raise_errors(self) -> None:
         """Raise the errors of reaping tasks, which no other task awaits."""
         await self._broken
 
     @property
     def said_hello(self) -> bool:
         """Return whether any worker has reached `init()`."""
-        return self._ours.is_set()
+        return self._hello_received.is_set()
 
-    def step_back(self) -> None:
+    def release_workers(self) -> None:
         """Send nothing more; another part of the launcher takes over the workers."""
         self._done = True
 
@@ -123,7 +123,7 @@ class Agent:
         )
         for lost in self._lost:  # the last connection may have swallowed them
             self._say(lost)
-        self._checks.tell()
+        self._checks.report_findings()
 
     def _from_worker(self, worker: WorkerHandle, frame: messages.MessageEnvelope) -> None:
         if self._done or frame.run != self._crew.run_dir.job.run:
@@ -131,7 +131,7 @@ class Agent:
         if isinstance(frame.body, messages.WorkerHello):
             self._crew.devices = max(self._crew.devices, frame.body.devices)
         if isinstance(frame.body, messages.WorkerHello) and not self.said_hello:
-            self._ours.set()
+            self._hello_received.set()
             for spawn in self._queued:
                 self._spawn(spawn)
             self._queued.clear()
@@ -148,9 +148,9 @@ class Agent:
         job = self._crew.run_dir.job
         if self._done or frame.run != job.run or frame.term < job.term:
             return
-        if frame.incarnation != self._incarnation or frame.seq <= self._heard_seq:
+        if frame.incarnation != self._incarnation or frame.seq <= self._received_seq:
             return
-        self._heard_seq = frame.seq
+        self._received_seq = frame.seq
         body = frame.body
         if isinstance(body, messages.Renewed):
             if self._renewals:
@@ -170,23 +170,22 @@ class Agent:
             if isinstance(body, messages.Seat):
                 self._seat(worker, body.seat)
 
-    def _ask(self, worker: WorkerHandle, body: messages.Trace) -> bool:
+    def _request_trace(self, worker: WorkerHandle, body: messages.Trace) -> bool:
         return worker.channel.send(self._envelope(worker.name, 0, body))
 
     def _suspect(self, suspect: messages.Suspect) -> None:
         """Collect evidence about a suspect now: a kill, or at least a sever, follows."""
-        task = asyncio.create_task(self._trace(suspect, self._stands(suspect)))
+        task = asyncio.create_task(self._trace(suspect, self._progress(suspect)))
         self._tasks.add(task)
         task.add_done_callback(self._on_task_done)
 
-    async def _trace(self, suspect: messages.Suspect, stood: dict[str, object]) -> None:
+    async def _trace(self, suspect: messages.Suspect, before: dict[str, object]) -> None:
         evidence = await self._traces.collect(suspect)
-        if self._stands(suspect) == stood:  # else a Close, or something else, has woken it
+        if self._progress(suspect) == before:  # else it has moved since
             self._say(evidence)
 
-    def _stands(self, suspect: messages.Suspect) -> dict[str, object]:
-        """Return the evidence behind a suspicion, by worker: the time of its last progress (of each
-        seated worker if none is blamed), a stop, or a broken contract, which stays broken."""
+    def _progress(self, suspect: messages.Suspect) -> dict[str, object]:
+        """Return the times of last progress, or whether workers are stopped, by worker."""
         if suspect.fault.kind == "contract":
             return {}
         crew = self._crew.workers.values()
@@ -217,7 +216,7 @@ class Agent:
         worker.on_frame = self._from_worker
         worker.on_exit = self._exited
         self._say(messages.Spawned(worker=worker.name, pid=worker.process.pid))
-        self._checks.tell()  # its device may have findings
+        self._checks.report_findings()  # a finding may be about its device
 
     def _seat(self, worker: WorkerHandle, seat: int) -> None:
         self._crew.keepers.start(seat)
@@ -243,7 +242,7 @@ class Agent:
 
     def _exited(self, worker: WorkerHandle) -> None:
         if not self.said_hello and not worker.kill_reason and not self._done:
-            worker.channel.read_rest()  # its Hello may be in there
+            worker.channel.read_rest()  # its Hello may be unread
         if not self.said_hello and not worker.kill_reason and not self._done:
             self._exited_before_hello(worker)
             return
@@ -252,27 +251,27 @@ class Agent:
         task.add_done_callback(self._on_task_done)
 
     def _exited_before_hello(self, worker: WorkerHandle) -> None:
-        """Return whether this early end shows a script that does not call `init()`.
+        """Report workers that ended before Hello: the script does not call `init()`.
 
-        A kill from outside shows nothing where the script names outlast: its other workers will
+        Except for a kill from outside where the script contains "outlast": its other workers will
         send Hello.
         """
         number = worker.process.killed_by
         is_killed = bool(number) and is_accident(Fault(kind="killed", detail="", signal=number))
         early = [*self._killed_early, worker]
-        if is_killed and len(early) < len(self._crew.workers) and self._names_us():
+        if is_killed and len(early) < len(self._crew.workers) and self._names_outlast():
             self._killed_early = early
             return
         self._killed_early = []
         for one in early:
-            self._on_plain(one)
+            self._on_unmanaged(one)
 
-    def _names_us(self) -> bool:
-        """Return whether the text of the script contains "outlast"; else it is not waited for."""
+    def _names_outlast(self) -> bool:
+        """Return whether the script's text contains "outlast"; else Hello is not awaited."""
         try:
             return b"outlast" in Path(self._crew.plan.script).read_bytes()[:TEXT_BYTES_MAX]
         except OSError:
-            return False  # a module, or a program of its own
+            return False  # a module, or a program in the search path
 
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -280,17 +279,17 @@ class Agent:
             self._broken.set_exception(error)
 
     async def _report_lost(self, worker: WorkerHandle, t_ns: int) -> None:
-        for _ in range(BURIALS_MAX):
+        for _ in range(REAP_ATTEMPTS_MAX):
             try:
                 outcome = await self._crew.reap(worker)
                 break
             except TimeoutError as error:
-                self._crew.note(f"{error}; the kernel does not let go of them")
-            except OSError as error:  # no descriptor is left to look at /proc with, perhaps
+                self._crew.note(f"{error}; they are in the kernel, which does not end them")
+            except OSError as error:  # such as a lack of descriptors to read /proc
                 self._crew.note(f"worker {worker.name} cannot be reaped yet: {error}")
-                await asyncio.sleep(BURIAL_PAUSE_S)
+                await asyncio.sleep(REAP_PAUSE_S)
         else:
-            return  # not dead is not lost: the controller's deadline ends the run
+            return  # a worker that is not dead is not lost; the controller's deadline ends the run
         fault = worker_fault(worker, outcome, self._host, t_ns)
         beat = outcome.beat
         self._say_lost(
@@ -312,11 +311,11 @@ class Agent:
 
     async def _watch_on(self) -> None:
         """Watch for hangs, but only after `init()`: before it, a worker has no progress to show."""
-        await self._ours.wait()
+        await self._hello_received.wait()
         await self._watch.run()
 
     async def _check_on(self) -> None:
-        await self._ours.wait()
+        await self._hello_received.wait()
         await self._checks.run()
 
     # --- lease ----------------------------------------------------------------------------
@@ -328,8 +327,8 @@ class Agent:
         while True:
             now_s = time.monotonic()
             if now_s - woken_s > pause_s + self._lease_s / 3:
-                # We did not run ourselves (stopped, suspended): the controller is asked before
-                # the workers are judged, and has one pause to answer.
+                # This process was stopped or suspended. The controller is asked before
+                # the workers are killed, and has one pause to answer.
                 self._lease_from_s = max(self._lease_from_s, now_s - usable_s + pause_s)
                 renewed_s = now_s - pause_s
             woken_s = now_s
@@ -374,7 +373,7 @@ class Agent:
         )
         await self._crew.kill_all("the agent's lease ran out")
         self._incarnation += 1
-        self._seq = self._heard_seq = 0
+        self._seq = self._received_seq = 0
         self._lost.clear()
         self._lease_from_s = time.monotonic()
         if self._link.connected:

@@ -68,16 +68,16 @@ class CheckProcess:
         assert popen.stdout is not None
         try:
             text = await self._read(popen.stdout.fileno())
-            await self._gone_within(KILL_S)
+            await self._ends_within(KILL_S)
         except TimeoutError:
             raise CheckFailedError(f"no answer within {self._deadline_s:g} s") from None
         finally:
             self._kill()
             popen.stdout.close()
-            await self._gone_within(KILL_S)
+            await self._ends_within(KILL_S)
         if not text:
             raise CheckFailedError(
-                f"it printed nothing, exit code {popen.returncode}{self._last_words()}"
+                f"it printed nothing, exit code {popen.returncode}{self._last_error_line()}"
             )
         return text
 
@@ -86,7 +86,7 @@ class CheckProcess:
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with (self._folder / "stderr.log").open("wb") as errors:
             popen = subprocess.Popen(
-                # It dies with this process, as workers do.
+                # It is killed when this process dies, as workers are.
                 [sys.executable, "-I", "-S", str(_SHIM), str(os.getpid()), *self._command],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -134,7 +134,7 @@ class CheckProcess:
         for process in family:
             reaper.kill(process)
 
-    async def _gone_within(self, seconds: float) -> bool:
+    async def _ends_within(self, seconds: float) -> bool:
         until_s = time.monotonic() + seconds
         while not self._has_ended():
             if time.monotonic() > until_s:
@@ -143,8 +143,7 @@ class CheckProcess:
         return True
 
     def _has_ended(self) -> bool:
-        """Return whether no process is left; reap those that became our children (we are a
-        subreaper)."""
+        """Return whether all processes have ended; reap orphans, as this is a subreaper."""
         popen = self._popen
         if popen is None:
             return True
@@ -153,14 +152,14 @@ class CheckProcess:
         self._leaders.discard(popen.pid)
         for pid in tuple(self._kin):
             try:
-                gone = os.waitpid(pid, os.WNOHANG)[0] == pid
+                is_reaped = os.waitpid(pid, os.WNOHANG)[0] == pid
             except ChildProcessError:
-                gone = True
-            if gone:
+                is_reaped = True
+            if is_reaped:
                 self._kin.discard(pid)
         return not self._kin
 
-    def _last_words(self) -> str:
+    def _last_error_line(self) -> str:
         try:
             lines = (self._folder / "stderr.log").read_bytes()[-4096:].decode(errors="replace")
         except OSError:
@@ -186,7 +185,7 @@ class CheckOutput(msgspec.Struct, frozen=True):
 
 
 class CheckedFindings(NamedTuple):
-    """Result of one run of the checks. `told`: checks that were complete."""
+    """Result of one run of the checks. `complete_checks`: checks that were complete."""
 
     found: tuple[Warned, ...]
     complete_checks: tuple[str, ...]
@@ -206,7 +205,7 @@ class CheckRunner:
         self._every_s = crew.plan.check_every_s
         self._newest: CheckedFindings | None = None
         state = crew.run_dir.path.absolute() / "health"
-        self._looking = CheckProcess(
+        self._process = CheckProcess(
             command(crew.plan.check_settings, state), state, deadline_s, crew.leaders
         )
 
@@ -215,14 +214,14 @@ class CheckRunner:
         while True:
             began_s = time.monotonic()
             try:
-                self._newest = read(await self._looking.look())
+                self._newest = read(await self._process.look())
             except CheckFailedError as error:
                 self._newest = failed(self._newest, str(error))
-            self.tell()
+            self.report_findings()
             took_s = time.monotonic() - began_s
             await asyncio.sleep(max(self._every_s - took_s, self._every_s / PAUSE_PART))
 
-    def tell(self) -> None:
+    def report_findings(self) -> None:
         """Report the last findings again, with the workers that hold the devices now."""
         if self._newest is None:
             return
@@ -243,7 +242,7 @@ class CheckRunner:
 def remaining_findings(journal: Iterable[AnyEntry], host: str) -> set[int]:
     """Return the local ranks whose device an earlier launcher moved a worker away from.
 
-    They are avoided until the first check has judged them anew.
+    They are avoided until the first check of this launcher.
     """
     listed, visible = _listed(), config.visible_devices()
     found = [one.finding for one in journal if isinstance(one, RankMigrated)]

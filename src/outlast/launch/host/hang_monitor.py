@@ -313,7 +313,7 @@ class TraceCollection:
 
 
 def _can_answer(worker: WorkerHandle) -> bool:
-    """Return whether it has a seat, has reached `init()`, lives, and is not stopped."""
+    """Return whether it has a seat, has reached `init()`, is alive, and is not stopped."""
     if worker.seat < 0 or worker.reaping is not None or worker.kill_reason:
         return False
     return worker.page.read().t_ns > 0 and worker.process.state not in "TtZX"

@@ -1,4 +1,4 @@
-"""Between fork and exec of a worker: it dies with its launcher, then it becomes the command.
+"""Between fork and exec of a worker: bind its life to the launcher's, then exec the command.
 
 Run as `python -I -S shim.py LAUNCHER_PID COMMAND...`; standard library only, since nothing of the
 worker's environment may be imported before the worker itself does.

@@ -62,7 +62,7 @@ class UnmanagedGroup:
         self._exited.put_nowait(worker)
 
     def stop(self) -> None:
-        """End all workers; the script resumes as far as it can itself."""
+        """End all workers. Resuming is up to the script."""
         self._stopping = True
         self._stop.set()
 
