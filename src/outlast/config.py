@@ -31,7 +31,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     save_s: float = 1800.0  # a checkpoint, from its copy until it is durable
     kill_s: float = 30.0  # SIGKILL -> reaped; after twice this the run ends
     lease_s: float = 10.0  # an agent that cannot renew kills its workers before this
-    shared_s: float = 60.0  # without an answer: whoever waits for a shared value asks again
+    shared_s: float = 60.0  # without an answer, a request for a shared value is sent again
     hang_floor_s: float = 10.0
     hang_ceiling_s: float = 600.0
     hang_factor: float = 8.0  # times the slowest recent phase
@@ -83,7 +83,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     checkpoint_every: int  # committed steps; 0: only when draining; AUTO
     snapshot_every: int  # committed steps between copies in memory; 0: a checkpoint's own; AUTO
     audit_every: int  # committed steps between audits of a part of the state; 0: after recoveries
-    until_step: int  # after it a checkpoint, and the script ends; 0: as far as it goes
+    until_step: int  # after it a checkpoint, and the script ends; 0: no limit
     keepers: str  # where the keepers of the seats listen: this, and the seat's number
     on_unrepeatable: Literal["stop", "warn"] = "stop"
     faults: tuple[str, ...]  # as controller/fault_spec.py reads them

@@ -14,10 +14,10 @@ FaultKind = Literal[
     "killed",  # the process died by a signal
     "exited",  # the process ended by itself, too early or with an exit code
     "hung",  # no progress for longer than the run's own step times allow
-    "stopped",  # the kernel says that the process is stopped (SIGSTOP, a debugger)
+    "stopped",  # the kernel reports the process as stopped (SIGSTOP, a debugger)
     "contract",  # the script broke the contract of a phase: again would end the same way
     "raised",  # the user's code raised inside or between phases
-    "transport",  # a connection to a peer broke while every worker lives
+    "transport",  # a connection to a peer broke; all workers are alive
     "unsettled",  # a joiner met a second stepping function: all begin it in a new generation
     "torn",  # failed while applying: neither the old state nor the new
     "diverged",  # replicas hold different bytes of what they must hold alike
@@ -27,11 +27,11 @@ FaultKind = Literal[
     "storage",  # a disk is full or a file cannot be written
     "internal",  # the launcher or its controller failed itself
     "agent_lost",  # a host's agent went silent and its lease ran out
-    "requested",  # somebody asked for it: a signal, a drain, a planned move
-    "save",  # somebody asked for a checkpoint at once: nothing broke
+    "requested",  # requested: by a signal, a drain, a planned move
+    "save",  # an immediate checkpoint was requested; no fault
 ]
 
-REQUESTS: tuple[FaultKind, ...] = ("requested", "save")  # nothing broke, somebody asked
+REQUESTS: tuple[FaultKind, ...] = ("requested", "save")  # requests, not faults
 
 PhaseKind = Literal[
     "step",  # a batch, and an optimizer that steps
@@ -55,7 +55,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     host: str = ""
     n: int = -1  # phases that its worker had completed
     step: int = -1  # the step that its worker was making: one above the committed ones
-    state: str = ""  # what its worker's page said (`page.State`); "": nobody looked
+    state: str = ""  # in its worker's page (`page.State`); "": not read
     signal: int = 0
     exit_code: int = 0
     traceback: str = ""
@@ -185,7 +185,7 @@ class Transferred(Event, frozen=True):
 
 
 class GenerationOpened(Event, frozen=True):
-    """A generation opened; training goes on at phase `n`."""
+    """A generation opened; training continues at phase `n`."""
 
     incident: int  # 0: the first one
     generation: int
@@ -240,7 +240,7 @@ class LoopBegun(Event, frozen=True):
     seat: int
     until: int | None  # committed steps
     epochs: int | None
-    length: int | None  # batches an epoch and rank, where the loader knows
+    length: int | None  # batches an epoch and rank, where the loader has a length
 
     @property
     def steps(self) -> int | None:
@@ -329,7 +329,7 @@ class Warned(Event, frozen=True):
     code: str  # XID 79; "" where it has none
     device: str
     detail: str
-    worker: str = ""  # that has the device; "": nobody, or it is not known
+    worker: str = ""  # that has the device; "": none or unknown
 
     @property
     def finding(self) -> str:

@@ -53,8 +53,8 @@ SYMPTOMS: tuple[Symptom, ...] = get_args(Symptom)
 Severity = Literal[
     "now",  # the job on the node loses it
     "drain",  # the node leaves when its job has ended
-    "warn",  # somebody should look
-    "unknown",  # the check could not tell, which is never healthy
+    "warn",  # needs attention
+    "unknown",  # no result; never counts as healthy
     "healthy",
 ]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)  # worst first
@@ -88,7 +88,7 @@ class JobEnded(Event, frozen=True, tag="job"):
     nodes: int
     gpus: int
     hosts: str  # a host list, as in node[01-04,07]
-    excluded: str  # a host list of those that it asked not to get
+    excluded: str  # host list that the job excluded
     failed_node: str
     priority: int
     restarts: int
@@ -99,7 +99,7 @@ class Finding(Event, frozen=True, tag="finding"):
 
     cluster: str
     node: str
-    check: str  # who said so
+    check: str  # name of the check that reported it
     symptom: Symptom
     severity: Severity
     code: str  # XID 79, SXID 20034; "" where it has none
@@ -156,7 +156,7 @@ class Interruption(Event, frozen=True, tag="interruption"):
     cause: str  # a kind of fault
     rung: str  # of the recovery ladder
     gpus: int  # of the job
-    took_node: int  # 1: its host was gone; 0: the host went on
+    took_node: int  # 1: its host was lost; 0: the host continued
     length_ns: int  # until every rank had committed the interrupted phase
 
 

@@ -27,7 +27,7 @@ def of_process() -> dict[str, Any]:
     """Return `snapshot` and, once CUDA is in use, the state of this process's device."""
     states = snapshot()
     if torch.cuda.is_available() and torch.cuda.is_initialized():
-        # Its own device's only: who puts it back may compute on another one.
+        # Only its own device's: the process that restores it may use another one.
         states["cuda"] = torch.cuda.get_rng_state(torch.cuda.current_device())
     return states
 

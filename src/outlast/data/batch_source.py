@@ -199,7 +199,7 @@ class SequenceSource(CountedSource):
 class IndexSource(CountedSource):
     """The source without a loader: each batch is its index, in one unbounded epoch.
 
-    Every rank knows the length without asking, so that ranks need not agree on each index.
+    Every rank has the length, so that ranks need not agree on each index.
     """
 
     kind = "count"

@@ -184,7 +184,7 @@ class SimProcess(ABC):
         self.line.after(patience_s, lambda: self.die(fault) if waits() else None)
 
     def pause(self, seconds: float) -> None:
-        """Stop the process for `seconds`; 0: for ever."""
+        """Stop the process for `seconds`; 0: without end."""
         self.hung = True
         if seconds:
             self.line.after(seconds, self._resume)

@@ -124,7 +124,7 @@ def posterior(prior: RatePrior, failures: int, exposure_device_s: float) -> Rate
 
 
 def _weight(prior: RatePrior, failures: int, exposure_device_s: float) -> float:
-    """Return the prior's own weight, or the lesser one at which what was seen is as expected.
+    """Return the prior's own weight, or the lesser one at which the observed count is as expected.
 
     Counts under a gamma prior of shape w vary by mu + mu^2/w around mu (negative binomial), which
     solved for w is the moment estimate used here; one standard deviation is granted, so that a

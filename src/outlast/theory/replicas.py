@@ -50,7 +50,7 @@ def epoch_losses(
     t_step)^M.
 
     A loss is M failures within one step, as if state were protected again by the next step; N
-    counts GPUs and l is a node's rate. Use `loss_rate_per_s`, whose window says what is meant.
+    counts GPUs and l is a node's rate. Use `loss_rate_per_s`, whose window is explicit.
     """
     check_positive("train_s", train_s)
     check_positive("step_s", step_s)
@@ -124,7 +124,7 @@ def drop_and_regrow(
 ) -> RecoveryOutcome:
     """Return the outcome of a job whose failures take a replica out for `job.repair_s`.
 
-    Nobody works for detection + `pause_s` after each drop and for `pause_s` after each return; a
+    The job pauses for detection + `pause_s` after each drop and for `pause_s` after each return; a
     drop or return meanwhile begins its own. `job.mtbf_s` is that of all replicas together. The
     share `falls_back` of failures restarts the job from its checkpoint. `slower`: the share of
     speed that the strategy costs always. Samples of what is missing are not trained on.

@@ -29,7 +29,7 @@ from outlast.theory.special_functions import find_minimum
 Loses = Literal["nothing", "snapshot", "checkpoint"]
 DEPTHS: tuple[Loses, ...] = ("nothing", "snapshot", "checkpoint")
 SUM_CLOSE = 1e-9
-HOPELESS = 1e-100  # of recoveries get through: no run lives to see it
+HOPELESS = 1e-100  # share of recoveries that succeed; below, no run ends
 
 
 class Rung(msgspec.Struct, frozen=True, kw_only=True):

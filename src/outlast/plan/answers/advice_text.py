@@ -25,10 +25,10 @@ from outlast.theory.intervals import Zone
 
 CLOSE = 0.001
 SURER_MAX = special_functions.SHAPE_MAX / 10
-TELLING = 0.001  # of the price: what an input must move before it is worth measuring
+TELLING = 0.001  # of the price: least effect of an input that is worth measuring
 DOUBTS_MAX = 3
-WHOLE_MIN = 100  # nodes: from there on nobody wants parts of them
-FAR = 1.5  # times: settings that differ less are not told apart
+WHOLE_MIN = 100  # nodes: from here on rounded to whole ones
+FAR = 1.5  # factor: settings that differ by less count as equal
 NO_SPARES = "The others go on without a replica, and take none."
 ONE_REPLICA = "all GPUs hold the model only once (--replica-gpus was not said)"
 DOES: dict[Strategy, str] = {

@@ -49,7 +49,7 @@ from outlast.plan.model.strategy_prediction import Prediction, predict, reason_i
 
 COPIES = (2, 3, 4)
 RARER_POWER_MAX = 20
-FRAGILE = 0.01  # of the price: what a wrong guess may cost before it is told
+FRAGILE = 0.01  # of the price: cost of a wrong guess from which it is reported
 
 
 def advise(
@@ -253,7 +253,7 @@ def _interval(scenario: Scenario, at: BestSettings, settings: TunedSettings) -> 
     kept = with_settings(at.scenario, settings)
     best_s = settings.interval_s
     saves = None
-    # Of a simulated strategy the formula that would say it does not hold.
+    # The closed form does not hold for a strategy that is simulated.
     zone = None if at.taken.how == "simulated" else flat_zone(at.scenario, at.taken)
     if scenario.interval_s is not None:
         memory_s = settings.memory_interval_s and min(
@@ -304,7 +304,7 @@ def _doubts(
     """
     turns: list[tuple[str, InputVariation]] = []
     if open_.failures.weight_failures != EXACT:
-        found = [one for one in found if one.key != "failures"]  # the band says as much
+        found = [one for one in found if one.key != "failures"]  # covered by the band
         for one in (LOW, HIGH):
             there = at_rate(open_, one)
             times = there.failures.per_gpu_s / open_.failures.per_gpu_s

@@ -108,7 +108,7 @@ def _replica_gpus(scenario: Scenario, value: float) -> Scenario:
     return replace(scenario, replicas=int(replicas))
 
 
-# In the order in which they are told where they save as much.
+# In the order in which inputs of equal savings are listed.
 _INPUTS: dict[str, _Input] = {
     "failures": _Input(
         "time between failures of a GPU", "s", lambda one: 1 / one.failures.per_gpu_s, _mtbf,

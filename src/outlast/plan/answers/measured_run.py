@@ -237,7 +237,7 @@ def _runs(
 ) -> EnsembleRuns:
     each = affordable(scenario, {strategy: tuned}, job.work_s)
     found = run_ensemble({strategy: job}, draws(scenario, each), seed=seed).runs[strategy]
-    # A run ends with its last step: nobody waits until the last save could be restored.
+    # A run ends with its last step, without the flush of the last save.
     found.spent_s[CAUSES.index("save"), ~found.capped] -= job.flush_s
     return found
 

@@ -11,7 +11,7 @@ from matplotlib.ticker import FuncFormatter
 from outlast.controller.save_schedule.schedule_explanation import span
 from outlast.plan.model.ladder_costs import Strategy
 
-# Okabe and Ito's colours, told apart by line and marker as well.
+# Okabe and Ito's colours, which differ by line and marker as well.
 STRATEGY_LOOK: dict[Strategy, tuple[str, str, str]] = {
     "checkpoint-restart": ("#d55e00", "-", "o"),
     "peer-memory": ("#e69f00", "--", "s"),

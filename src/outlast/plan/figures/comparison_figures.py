@@ -178,7 +178,7 @@ LOOK: dict[Cause, tuple[str, str]] = {
 ROW_INCH = 0.42
 FRAME_INCH = 1.3
 WRITTEN_MIN = 0.085  # of the widest bar: narrower parts have no room for a figure
-ROOM = 1.42  # of the widest bar, for what is written behind it
+ROOM = 1.42  # of the widest bar: room for the text behind it
 
 
 def draw_waterfall(scenario: Scenario, found: StrategyComparison, path: Path) -> None:

@@ -25,7 +25,7 @@ ROWS = 10
 ROW_INCH = 0.3
 FRAME_INCH = 1.2
 LOOK: dict[Side, tuple[str, str]] = {"half": ("#56b4e9", ""), "double": ("#e69f00", "////")}
-ROOM = 0.22  # of the width, on either side, for what is written beside bars
+ROOM = 0.22  # of the width: room on either side for text beside bars
 LOG_MIN = 4.0  # from the least to the highest price: beyond, the axis is logarithmic
 MANY_MIN = 100.0  # beyond, only powers of ten are ticks
 WRAP = 30
@@ -173,7 +173,7 @@ def _wrapped(text: str) -> str:
 
 
 POINTS = 160
-LEAST = 1e-5  # of time: below, nobody waits
+LEAST = 1e-5  # of time: smaller shares are not drawn
 HEIGHT_INCH = 5.2
 FEW = 30  # spares, to the left of which no label has room
 NODES = "#0072b2"

@@ -121,7 +121,7 @@ def _current(axis: Axes, scenario: Scenario, here_s: float, here: float) -> None
 POINTS = 80
 SIMULATED = 9
 REPLICATIONS = 60
-FAILURES_MAX = 4e6  # of what is simulated for one interval
+FAILURES_MAX = 4e6  # simulated for one interval
 SPAN = 30.0  # from the best to either end
 NARROWEST = 1.5  # from end to end
 EDGE = 1.03  # so that what lies on an end is seen whole

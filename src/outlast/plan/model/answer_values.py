@@ -121,7 +121,7 @@ def _least_sure(hows: Sequence[How]) -> How:
 _LARGE = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _PLAIN_MAX = 1e5
 YEAR_S = 365 * 86400.0
-AGES_S = 1e6 * YEAR_S  # nobody waits so long
+AGES_S = 1e6 * YEAR_S  # longer than any run
 SHARE_MIN = 1e-5  # as near to nothing as people care for
 
 

@@ -26,7 +26,7 @@ from outlast.theory.strategies import RecoveryJob, RecoveryOutcome, Rung
 EXACT_TO = 1e-3  # of wall time: a formula is called exact where all its gaps together are smaller
 FIRST_ORDER_TO = 0.05  # of wall time: beyond, a first-order formula is outside its regime
 FIRST_ORDER = "the formula is first order"
-REPAIRS_MIN = 5.0  # repair times that a run should last for the long run to be told of it
+REPAIRS_MIN = 5.0  # repair times that a run must last for long-run formulas to hold
 EXPONENT_MAX = 50.0
 LISTED_SHARE_MIN = 0.1  # of the sum of all gaps: smaller ones are not listed
 

@@ -6,7 +6,7 @@
 | peer-memory | it begins again from versions in its nodes' memory | copies |
 | migrate | a spare takes over from a live replica, the others pause | replicas, spares |
 | drop | the others go on without the replica until it is repaired | replicas |
-| outlast | migrate; where no replica lives, memory; where that is gone, storage | all of them |
+| outlast | migrate; without a live replica, memory; without that, storage | all of them |
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from outlast.plan.model.scenario import NEVER_S, Scenario
 from outlast.theory import dollars, intervals, replicas, spares, strategies
 from outlast.theory.strategies import RecoveryOutcome
 
-EXPONENT_MAX = 500.0  # e to it is for ever
+EXPONENT_MAX = 500.0  # of e: larger results count as infinite
 GOODPUT_MIN = 1e-4  # below, a month of work takes centuries: such a run is called endless
 
 
