@@ -120,7 +120,7 @@ def test_an_empty_directory_is_no_error_to_list(ckpt: Ckpt, tmp_path: Path) -> N
         (("verify", "{root}", "--all", "--step", "1"), "exclude each other"),
         (("verify", "{root}/{name}", "--all"), "is one checkpoint"),
         (("prune", "{root}/{name}", "--keep", "last=1"), "is one checkpoint"),
-        (("prune", "{root}", "--keep", "last=0"), "at least the newest"),
+        (("prune", "{root}", "--keep", "last=0"), "the newest checkpoint is always kept"),
         (("prune", "{root}", "--keep", "first=2"), "cannot read 'first=2'"),
         (("prune", "{root}"), "outlast ckpt prune --help"),
         (("copy", "{root}", "{root}/."), "the same place"),
