@@ -37,7 +37,7 @@ def bench() -> Iterator[Bench]:
 def test_the_gate_comes_before_every_other_hook(bench: Bench) -> None:
     order: list[str] = []
     bench.optimizer.register_step_pre_hook(lambda *_: order.append("theirs"))
-    bench.gate.ask = lambda _: order.append("gate")
+    bench.gate.vote = lambda _: order.append("gate")
     bench.loss().backward()
     bench.optimizer.step()
     assert order == ["gate", "theirs"]
@@ -47,7 +47,7 @@ def test_a_refusal_changes_nothing(bench: Bench) -> None:
     def refuse(_: object) -> None:
         raise StepRefused("no")
 
-    bench.gate.ask = refuse
+    bench.gate.vote = refuse
     bench.loss().backward()
     before = bench.model.weight.detach().clone()
     with pytest.raises(StepRefused):
@@ -57,7 +57,7 @@ def test_a_refusal_changes_nothing(bench: Bench) -> None:
 
 @pytest.mark.parametrize("keyword", [False, True])
 def test_a_closure_is_gated_after_its_backward(bench: Bench, keyword: bool) -> None:
-    bench.gate.ask = bench.ask
+    bench.gate.vote = bench.ask
 
     def closure() -> torch.Tensor:
         assert bench.asked == 0
@@ -73,7 +73,7 @@ def test_a_closure_is_gated_after_its_backward(bench: Bench, keyword: bool) -> N
 def test_an_optimizer_that_calls_its_closure_again_is_refused(bench: Bench) -> None:
     optimizer = torch.optim.LBFGS(bench.model.parameters(), max_iter=3)
     bench.optimizer = optimizer
-    bench.gate.ask = bench.ask
+    bench.gate.vote = bench.ask
 
     def closure() -> torch.Tensor:
         optimizer.zero_grad()
@@ -95,14 +95,14 @@ def test_a_step_outside_a_phase_is_an_error_once_phases_have_begun(bench: Bench)
 
 def test_an_unprotected_optimizer_inside_a_phase_is_named(bench: Bench) -> None:
     other = torch.optim.Adagrad(bench.model.parameters())
-    bench.gate.ask = bench.ask
+    bench.gate.vote = bench.ask
     bench.loss().backward()
     with pytest.raises(PhaseError, match="Adagrad"):
         other.step()
 
 
 def test_a_step_inside_backward_is_an_error(bench: Bench) -> None:
-    bench.gate.ask = bench.ask
+    bench.gate.vote = bench.ask
     bench.model.weight.register_post_accumulate_grad_hook(lambda _: bench.optimizer.step())
     with pytest.raises(PhaseError, match="inside backward"):
         bench.loss().backward()
@@ -112,7 +112,7 @@ def test_a_step_inside_backward_is_an_error(bench: Bench) -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor's own, at its import
 def test_a_compiled_optimizer_comes_by_the_gate(bench: Bench) -> None:
     asked: list[bool] = []
-    bench.gate.ask = lambda _: asked.append(torch.compiler.is_compiling())
+    bench.gate.vote = lambda _: asked.append(torch.compiler.is_compiling())
 
     def update() -> None:
         bench.optimizer.step()

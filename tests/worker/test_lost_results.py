@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from outlast.worker.phases.catch_up import LostResult, is_evidence, unknown
+from outlast.worker.phases.catch_up import LostResult, is_evidence, placeholder
 
 
 class Used(Exception):  # noqa: N818 - stands for the end of this process
@@ -29,15 +29,15 @@ class Result(NamedTuple):
 
 def test_a_result_that_nobody_knows_has_no_plausible_value_in_it() -> None:
     dry = {"loss": 0.5, "hits": [3, True], "pair": Result(1.0, "best"), "none": None}
-    found = unknown(dry, use)
+    found = placeholder(dry, use)
     assert math.isnan(found["loss"])
     assert math.isnan(found["pair"].loss)
     assert found["none"] is None
     assert all(type(one) is LostResult for one in (*found["hits"], found["pair"].name))
-    assert bool(unknown(torch.ones(2), use).isnan().all())
-    assert bool(np.isnan(unknown(np.ones(3), use)).all())
+    assert bool(placeholder(torch.ones(2), use).isnan().all())
+    assert bool(np.isnan(placeholder(np.ones(3), use)).all())
     for counted in (torch.ones(2, dtype=torch.int64), torch.ones(2) > 0, np.arange(3)):
-        assert type(unknown(counted, use)) is LostResult
+        assert type(placeholder(counted, use)) is LostResult
 
 
 USES: tuple[Callable[[Any], object], ...] = (
@@ -51,11 +51,11 @@ USES: tuple[Callable[[Any], object], ...] = (
 @pytest.mark.parametrize("deed", USES)
 def test_whoever_needs_its_value_does_not_get_any(deed: Callable[[Any], object]) -> None:
     with pytest.raises(Used):
-        deed(unknown(True, use))
+        deed(placeholder(True, use))
 
 
 def test_it_may_be_kept_and_printed() -> None:
-    lost = unknown(True, use)
+    lost = placeholder(True, use)
     kept = [lost, {"stop": lost}]
     assert f"{lost} {lost:>5}" == "<lost with its worker> <lost with its worker>"
     assert str(kept) and kept[0] is lost

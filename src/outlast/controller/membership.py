@@ -247,8 +247,8 @@ def on_renewed(turn: ControllerTurn, agent: AgentRecord, body: messages.Renew) -
         state.progress.reach(n, step)
         if word == "finished" and not worker.finished:
             turn.change(name, finished=True)  # its own word may have been lost on the way
-        if worker.is_blocked != (name in body.held):
-            turn.change(name, is_blocked=name in body.held)
+        if worker.is_blocked != (name in body.blocked):
+            turn.change(name, is_blocked=name in body.blocked)
     planned_migration.record_check(turn.state, agent, body)
     refill_spares(turn, body)
 

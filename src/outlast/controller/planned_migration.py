@@ -44,7 +44,7 @@ def record_findings(turn: ControllerTurn, agent: AgentRecord, body: messages.Nod
         if before is None or before.severity != one.severity:
             turn.emit(one)
     for key, one in tuple(known.items()):
-        if one.host == agent.host and key not in found and one.check in body.told:
+        if one.host == agent.host and key not in found and one.check in body.completed:
             del known[key]
             turn.state.findings.unmoved = tuple(
                 other for other in turn.state.findings.unmoved if other != key

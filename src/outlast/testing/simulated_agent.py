@@ -235,7 +235,7 @@ class SimAgent:
             )
             for _ in range(dice.choice((0, 1, 1, 1, 2)))
         )
-        self._say(messages.NodeChecked(found=found, told=dice.choice(((), ("gpu",)))))
+        self._say(messages.NodeChecked(found=found, completed=dice.choice(((), ("gpu",)))))
 
     # --- the lease and the host ---
 

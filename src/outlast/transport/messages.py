@@ -1,6 +1,6 @@
 """Frames between workers, agents and the controller.
 
-`channel` puts them on a stream; `docs/protocol.md` says who sends what and when.
+`channel` writes them to a stream; `docs/protocol.md` lists senders, receivers and order.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from outlast.events import Fault, Warned
 
 
 class Body(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=True):
-    """Base of everything that a frame can say."""
+    """Base of all message bodies."""
 
 
 # --- a worker speaks ------------------------------------------------------------------------
@@ -288,15 +288,15 @@ class AgentHello(Body, frozen=True):
 
 
 class Renew(Body, frozen=True):
-    """The agent's lease, and what its workers' pages say: worker -> (n, step, state, loss).
-    `held`: workers that cannot answer now: their process runs, their interpreter does not."""
+    """Renewal of the agent's lease. `beats`: worker -> (n, step, state, loss), from the pages.
+    `blocked`: workers that cannot answer now: their process runs, their interpreter does not."""
 
     beats: dict[str, tuple[int, int, str, float]] = {}
-    held: tuple[str, ...] = ()
+    blocked: tuple[str, ...] = msgspec.field(name="held", default=())
 
 
 class Renewed(Body, frozen=True):
-    """The controller holds the lease until it hears nothing for `lease_s`."""
+    """The lease is renewed; it expires after `lease_s` without another renewal."""
 
     lease_s: float
 
@@ -352,11 +352,11 @@ class Suspect(Body, frozen=True):
 
 class NodeChecked(Body, frozen=True, tag="Checked"):
     """All unhealthy findings of the agent's newest node check, each with the worker that has the
-    device. `told`: checks that ran to completion; their earlier findings that are missing now
-    are over."""
+    device. `completed`: checks that ran to completion; their earlier findings that are missing
+    now are over."""
 
     found: tuple[Warned, ...]
-    told: tuple[str, ...] = ()
+    completed: tuple[str, ...] = msgspec.field(name="told", default=())
 
 
 WorkerBody = (

@@ -71,7 +71,7 @@ class Beat(NamedTuple):
 
 
 class Pulse(NamedTuple):
-    """One reading of what a thread of its own says of a worker's main thread."""
+    """One report of the pulse thread on a worker's main thread."""
 
     t_ns: int  # when it was written; 0: never
     beat_ns: int  # `t_ns` of the heartbeat that it is about
@@ -187,7 +187,7 @@ class Page:
         self._slots[index] = (self._count, code, n)
 
     def drop(self, kind: Kind, n: int) -> None:
-        """Take every copy of a slot away: what was written there will not come true."""
+        """Erase every copy of a slot: the phase that it describes was undone."""
         code = KINDS.index(kind)
         for index, slots in enumerate(self._slots):
             if slots is not None and slots[1:] == (code, n):
@@ -198,12 +198,12 @@ class Page:
     def _least_needed(self) -> int:
         """The slot to write over: an empty one, else the oldest that has a newer copy elsewhere,
         else the oldest."""
-        newest = {slots[1:]: slots for slots in sorted(held for held in self._slots if held)}
+        newest = {copy[1:]: copy for copy in sorted(copy for copy in self._slots if copy)}
         return min(
             range(SLOTS),
             key=lambda index: (
-                (held := self._slots[index]) is not None and newest[held[1:]] == held,
-                held or (0, 0, 0),
+                (copy := self._slots[index]) is not None and newest[copy[1:]] == copy,
+                copy or (0, 0, 0),
             ),
         )
 
@@ -228,7 +228,7 @@ def _digest(code: int, n: int, count: int, payload: bytes) -> int:
     return xxhash.xxh3_64_intdigest(payload, seed=xxhash.xxh32_intdigest(head))
 
 
-WARM_PHASES = 2  # kernels, allocators and compilers: they say nothing about those to come
+WARM_PHASES = 2  # kernels, allocators and compilers make these slower than later ones
 _FADES = 16  # a slow one is forgotten by a sixteenth with each phase that is faster
 _KEY_BITS = 63
 

@@ -84,7 +84,7 @@ class BatchLoop:
             walk.in_loop = True
             batch = codec.decode(walk.slot.batch)
             self._place.prelude[:] = walk.slot.prelude
-            self._joining.stand()
+            self._joining.recover()
             if until is not None and batch["step"] >= until:
                 return
             epoch, resumed, again = batch["epoch"], True, True

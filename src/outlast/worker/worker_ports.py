@@ -93,11 +93,11 @@ class WorkerPorts:
 
     def rehearsed(self) -> set[str]:
         """Return the keys of the functions that this worker has rehearsed."""
-        return self.phases.joining.settled
+        return self.phases.joining.rehearsed_here
 
     def learn_rehearsed(self, keys: Iterable[str]) -> None:
         """Take note of the functions that another rank has rehearsed."""
-        self.phases.joining.gated_elsewhere.update(keys)
+        self.phases.joining.rehearsed_elsewhere.update(keys)
 
     def progress(self) -> tuple[int, int]:
         """Return the complete phases and steps of this worker."""

@@ -102,10 +102,9 @@ class WorkerProcess(WorkerPorts):
             recovery=self.recovery,
             timeline=self.timeline,
             place=self.place,
-            page=self.page,
             watch=self.reach,
             script=self.script,
-            alone=settings is None,
+            standalone=settings is None,
         )
         self.phases.on_record = self._tell_record
         self._follow_phases(settings)
@@ -227,7 +226,8 @@ class WorkerProcess(WorkerPorts):
         if walk is None:
             raise GaveUpError(f"seat {self.seat} has no state for the place before phase {n + 1}")
         self.phases.joining.walk = walk
-        self.place.saved_step, self.place.every = walk.slot.saved_step, walk.slot.every
+        self.place.saved_step = walk.slot.saved_step
+        self.place.every = walk.slot.every
         self.status.step = 0 if walk.slot.batch else walk.slot.step
 
     # --- the script's calls ---
@@ -293,7 +293,7 @@ class WorkerProcess(WorkerPorts):
 
     def _tell_record(self) -> None:
         if self._seat_body is not None and self._seat_body.first:
-            if self.phases.joining.settled:
+            if self.phases.joining.rehearsed_here:
                 self.groups.record.stop()  # rehearsals are set-up too: DDP makes its buckets there
             self.link.send(messages.Recorded(seat=self.seat, record=self.groups.record.encode()))
 

@@ -37,7 +37,7 @@ class WorkerStatus:
     def __init__(
         self, page: Page, send: Callable[[messages.WorkerBody], None], sever: Callable[[int], None]
     ) -> None:
-        self._page, self._send, self._sever = page, send, sever
+        self.page, self._send, self._sever = page, send, sever
         self._lock = threading.RLock()
         self.inbox: queue.Queue[messages.ControllerBody] = queue.Queue(maxsize=1024)
         self.generation = 0  # the newest one that this worker knows of
@@ -120,7 +120,7 @@ class WorkerStatus:
                 place, before = self._paces.get(self._key, (len(self._paces), worker_page.UNSEEN))
                 now = worker_page.updated_pace(before, self._t_state_ns - self._t_attempt_ns)
                 self._paces[self._key] = place, now
-                self._page.put_pace(place, self._key, now)
+                self.page.put_pace(place, self._key, now)
 
     def collective(self) -> None:
         """Count a collective."""
@@ -224,7 +224,7 @@ class WorkerStatus:
         )
 
     def _beat(self) -> None:
-        self._page.beat(
+        self.page.beat(
             self.n,
             self.step,
             self.state,
@@ -245,7 +245,7 @@ class PulseThread:
 
     def __init__(self, page: Page, is_waiting: Callable[[], bool], floor_s: float) -> None:
         """`is_waiting`: whether an operation with other ranks is under way; from any thread."""
-        self._page, self._is_waiting = page, is_waiting
+        self.page, self._is_waiting = page, is_waiting
         least_s, most_s = _PERIOD_S
         self._period_s = min(most_s, max(least_s, floor_s / _FLOOR_PART))
         self._over = threading.Event()
@@ -267,11 +267,11 @@ class PulseThread:
 
     def write(self) -> None:
         """Write one reading; of a main thread that moves nothing need be known."""
-        beat_ns, now_ns = self._page.read().t_ns, time.monotonic_ns()
+        beat_ns, now_ns = self.page.read().t_ns, time.monotonic_ns()
         still = now_ns - beat_ns > self._period_s * 1e9
         is_waiting = still and self._is_waiting()
-        before = self._page.pulse()
+        before = self.page.pulse()
         released = before.is_waiting and not is_waiting
-        self._page.put_pulse(
+        self.page.put_pulse(
             Pulse(now_ns, beat_ns, is_waiting, now_ns if released else before.released_ns)
         )

@@ -338,7 +338,9 @@ class Agent:
                 renewed_s = now_s
                 if self._link.connected and not self._done:
                     self._renewals.append(now_s)
-                    self._say(messages.Renew(beats=self._beats(), held=self._held_interpreters()))
+                    self._say(
+                        messages.Renew(beats=self._beats(), blocked=self._held_interpreters())
+                    )
             due_s = min(renewed_s + pause_s, self._lease_from_s + usable_s)
             await asyncio.sleep(max(0.001, due_s - time.monotonic()))
 

@@ -236,7 +236,7 @@ class CheckRunner:
             found.append(msgspec.structs.replace(one, worker=worker))
         if self._crew.plan.migrate_on:
             self._crew.unwell = unwell
-        self._say(messages.NodeChecked(found=tuple(found), told=self._newest.complete_checks))
+        self._say(messages.NodeChecked(found=tuple(found), completed=self._newest.complete_checks))
 
 
 def remaining_findings(journal: Iterable[AnyEntry], host: str) -> set[int]:

@@ -1,9 +1,9 @@
 """Catch-up of a successor: the walk through its script, and its dry steps.
 
-The walk answers the phases that lie behind the seat from what the seat's last worker wrote down.
-Inside the loop the state is taken over before the script goes on, so that code between two
-phases (a save of the model, say) sees the weights of the job and never those of the set-up; and
-once more at the end, because such code (a scheduler's step) has then run twice.
+During the walk, calls of completed phases return the results that the seat's last worker recorded.
+Inside the loop the job's state is adopted before the script continues, so that code between two
+phases (for example a save of the model) sees the job's weights instead of the initial ones. It is
+adopted again at the end, because such code (a scheduler's step) has then run twice.
 
 Results of a phase that died with their worker, as the successor sees them:
 
@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import torch
@@ -37,7 +37,7 @@ from outlast.worker.state.protected_state import ProtectedState
 from outlast.worker.worker_events import WorkerEvents
 from outlast.worker.worker_status import WorkerStatus
 
-# To test, compare, count, index, iterate, convert or call it needs the value itself.
+# Operations that need the value itself.
 _USES = (
     "bool",
     "eq",
@@ -80,9 +80,9 @@ _USES = (
 
 
 class LostResult:
-    """A value that nobody knows and that no number can stand for: a flag, a name, an object.
+    """Placeholder of a lost result that is not a floating-point number: a flag, a name, an object.
 
-    It may be kept, passed on and printed. `use` is called by everything else, and does not return.
+    It can be stored, passed on and printed. Any other operation calls `use`, which does not return.
     """
 
     def __init__(self, use: Callable[[], NoReturn]) -> None:
@@ -108,9 +108,9 @@ for _name in _USES:
     setattr(LostResult, f"__{_name}__", _used)
 
 
-def unknown(value: Any, use: Callable[[], NoReturn]) -> Any:
-    """Return what stands for a result that nobody knows. `value` is a dry run's, which only looks
-    like it; `use` is called when the script uses what NaN cannot stand for."""
+def placeholder(value: Any, use: Callable[[], NoReturn]) -> Any:
+    """Return the placeholder of a lost result. `value` is the result of a dry run, whose types and
+    shapes it has; `use` is called when the script uses a part that NaN cannot represent."""
     if value is None:
         return None
     if isinstance(value, (float, np.floating)):
@@ -122,20 +122,20 @@ def unknown(value: Any, use: Callable[[], NoReturn]) -> Any:
     if isinstance(value, np.ndarray) and value.dtype.kind in "fc":
         return np.full_like(value, math.nan)
     if isinstance(value, dict):
-        return {key: unknown(item, use) for key, item in value.items()}
+        return {key: placeholder(item, use) for key, item in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         named: Any = type(value)
-        return named(*(unknown(item, use) for item in value))
+        return named(*(placeholder(item, use) for item in value))
     if type(value) is list:
-        return [unknown(item, use) for item in value]
+        return [placeholder(item, use) for item in value]
     if type(value) is tuple:
-        return tuple(unknown(item, use) for item in value)
+        return tuple(placeholder(item, use) for item in value)
     return LostResult(use)
 
 
 def is_evidence(value: Any) -> bool:
-    """Return whether the same value on several ranks means that it is equal on all: it has a
-    floating-point number in it. Flags and counts of one rank alone often agree by chance."""
+    """Return whether equality on several ranks implies equality on all: `value` contains a
+    floating-point number. Flags and counts that differ by rank are often equal by chance."""
     if isinstance(value, dict):
         return any(map(is_evidence, value.values()))
     if isinstance(value, (list, tuple)):
@@ -151,60 +151,79 @@ REHEARSALS = 2
 AT_DRAW_BYTES_MAX = 256 << 10  # of a rank's own state, beside the position of a batch
 
 
+class CatchUpOwner(Protocol):
+    """The phase runner, as CatchUp uses it."""
+
+    def protected_state(self) -> ProtectedState:
+        """Return the protected state."""
+        ...
+
+    def dry_attempt(self, key: str) -> AbstractContextManager[None]:
+        """Return a context in which phase function `key` runs and is undone."""
+        ...
+
+    def report_fault(self, detail: str, kind: FaultKind) -> None:
+        """Report a fault that closes this generation."""
+        ...
+
+    def await_replacement(self, error: BaseException, state: str, kind: str = "") -> NoReturn:
+        """Report this process as torn or broken and wait to be killed. With `kind="unknown"` no
+        replacement could have the lost value, and the job rolls back to a copy."""
+        ...
+
+
 class CatchUp:
-    """One worker's. One that starts with the job has no walk, and rehearses with all others."""
+    """Catch-up of one worker. A worker that starts with the job has no walk and rehearses."""
 
     def __init__(
         self,
-        *,
         status: WorkerStatus,
         groups: GroupRegistry,
         recovery: WorkerRecovery,
         timeline: WorkerEvents,
         place: ScriptProgress,
-        protected: Callable[[], ProtectedState],
-        dry_attempt: Callable[[str], AbstractContextManager[None]],
-        trouble: Callable[[str, FaultKind], None],
-        retire: Callable[..., NoReturn],
+        owner: CatchUpOwner,
     ) -> None:
-        """`retire` reports this process as broken and does not return: another one replaces it.
-        With `kind="unknown"` no other could know more, and the job goes back to a copy."""
-        self._status, self._groups, self._recovery = status, groups, recovery
-        self._timeline, self._place, self._protected = timeline, place, protected
-        self._dry_attempt, self._trouble, self._retire = dry_attempt, trouble, retire
+        self._status = status
+        self._groups = groups
+        self._recovery = recovery
+        self._timeline = timeline
+        self._place = place
+        self._owner = owner
         self.walk: ReplayWalk | None = None
         self.result_lost = False  # the script holds a dry run's result until the walk is over
-        self.settled: set[str] = set()  # functions whose gate this process has rehearsed
-        self.gated_elsewhere: set[str] = set()  # ... and which any rank has
-        self._told_large = False
+        self.rehearsed_here: set[str] = set()  # functions that this process has rehearsed
+        self.rehearsed_elsewhere: set[str] = set()  # functions that another rank has rehearsed
+        self._noted_large = False
         self.reduced = False  # DDP's reducers were used since this generation was opened
 
     # --- the walk ---
 
-    def stand(self) -> None:
-        """Return inside an open generation, with the job's state."""
+    def recover(self) -> None:
+        """Recover until this worker is in an open generation with the job's state."""
         while not self._status.is_open:
             self._recovery.recover()
             self.reduced = False
             self._timeline.generation = self._status.opened
 
-    def arrive(self, call: Callable[[], Any], key: str) -> None:
-        """Stand before the next phase, with its dry steps taken."""
-        self.stand()
+    def prepare_phase(self, call: Callable[[], Any], key: str) -> None:
+        """Recover, take the dry steps of the next phase, and end the walk."""
+        self.recover()
         if not self._status.requested:
-            self._settle(call, key, joins=True)
-            if key in self.settled and not self._protected().reducers.is_ready:
-                self._retire(
+            self._take_dry_step(call, key, joins=True)
+            if key in self.rehearsed_here and not self._owner.protected_state().reducers.is_ready:
+                self._owner.await_replacement(
                     GroupError(
                         f"the dry step of {key} did not count the gradients of a static graph, as"
                         " the other ranks' first step has done"
-                    )
+                    ),
+                    "broken",
                 )
         self.join()
 
     def join(self) -> None:
-        """Stand among the others; a walk ends here."""
-        self.stand()
+        """Recover and end the walk, if there is one."""
+        self.recover()
         walk = self.walk
         if walk is None:
             return
@@ -212,29 +231,30 @@ class CatchUp:
         self._recovery.staged = None
         if not walk.after and not walk.slot.at_draw:
             self.restore_walked()
-        self.walk, self.result_lost = None, False
-        self._protected().local.kept = frozenset()
+        self.walk = None
+        self.result_lost = False
+        self._owner.protected_state().local.kept = frozenset()
 
     def leave_loop(self) -> None:
-        """The loop has ended: stand among the others, unless phases behind it are behind us."""
+        """End the walk at the end of the loop, unless completed phases follow the loop."""
         if self.walk is not None and not self.walk.remaining:
             self.join()
 
     def restore_walked(self) -> None:
-        """Put the seat's own state back, at the point of the walk where it was taken."""
+        """Restore the rank's own state at the point of the walk where it was recorded."""
         assert self.walk is not None
-        # Without the last result the script's code behind that phase goes wrong here.
+        # Without the last result, the script's code after that phase has computed wrong values.
         keep = not (self.walk.after and self.walk.last_result == LOST)
-        self._protected().restore_own(self.walk.slot.own, keep=keep)
+        self._owner.protected_state().restore_own(self.walk.slot.own, keep=keep)
 
     def at_draw(self) -> bytes:
-        """Return what the script's code around a draw may read of the rank's own; b"" where that is
-        large, and is not written down a second time."""
-        own = self._protected().own_choices()
+        """Return the rank's own state that script code around a draw may read; b"" if it exceeds
+        AT_DRAW_BYTES_MAX, since it is then not recorded a second time."""
+        own = self._owner.protected_state().own_choices()
         if len(own) <= AT_DRAW_BYTES_MAX:
             return own
-        if not self._told_large:
-            self._told_large = True
+        if not self._noted_large:
+            self._noted_large = True
             self._timeline.note(
                 f"the rank's own state takes {len(own) >> 10} KiB, more than the"
                 f" {AT_DRAW_BYTES_MAX >> 10} that are kept at each draw and behind each phase: code"
@@ -244,108 +264,120 @@ class CatchUp:
         return b""
 
     def completed(self, result: bytes) -> None:
-        """Write down what a phase has returned, for a worker that walks by it."""
+        """Record the result of a phase, for the walk of a successor."""
         own = b""
         if self._place.batch:
-            with suppress(UsageError):  # what cannot be kept is refused before the next phase
+            with suppress(UsageError):  # such state is refused before the next phase
                 own = self.at_draw()
         self._place.add(result, own)
 
     def restore_drawn(self, own: bytes) -> None:
-        """Put back what `at_draw` said: the script computes once more what it computed between
-        the draw and the phases that lie behind this worker. Without it, take what comes nearest:
-        the state before the next phase."""
+        """Restore the state that `at_draw` returned, since the script repeats what it computed
+        between the draw and the completed phases. If `own` is empty, restore the state before the
+        next phase."""
         assert self.walk is not None
         choices = own or codec.decode(self.walk.slot.own)["choices"]
-        self._protected().restore_choices(codec.decode(choices))
+        self._owner.protected_state().restore_choices(codec.decode(choices))
 
     def replay(self, call: Callable[[], Any], key: str, *, kind: str) -> tuple[Any] | None:
-        """Return the result of the next phase from before this worker joined; None at the end of
-        the walk."""
+        """Return the result of the next phase that was complete before this worker joined; None at
+        the end of the walk."""
         walk = self.walk
-        found = walk.next() if walk is not None else None
-        if walk is None or found is None:
+        step = walk.next() if walk is not None else None
+        if walk is None or step is None:
             return None
-        kept, own, last = found
-        value = self._settle(call, key)
-        if kept != LOST:
-            value = codec.decode(kept)
+        recorded, own, is_last = step
+        value = self._take_dry_step(call, key)
+        if recorded != LOST:
+            value = codec.decode(recorded)
         elif kind in ("step", "eval"):
-            value = unknown(self._dry(call, key) if value is None else value, self._use_of(key))
+            value = placeholder(
+                self._run_dry(call, key) if value is None else value, self._use_of(key)
+            )
             self.result_lost = True
             self._timeline.note(
-                f"what {key} returned before this worker took the seat was lost with the worker"
-                " that knew it; the script here sees NaN in place of its numbers"
+                f"the result of {key} from before this worker took the seat was lost with the"
+                " previous worker; the script sees NaN in place of its numbers"
             )
         if own:
             self.restore_drawn(own)
-            protected_state.restore(codec.decode(own)["random"], self._protected().generators)
-        self._place.add(kept, own)
+            protected_state.restore(
+                codec.decode(own)["random"], self._owner.protected_state().generators
+            )
+        self._place.add(recorded, own)
         self._status.step += kind == "step"
-        if last and walk.after:
+        if is_last and walk.after:
             self.restore_walked()
             self._timeline.metrics(self._status.step, walk.slot.reports)
         return (value,)
 
     def _use_of(self, key: str) -> Callable[[], NoReturn]:
-        """Return what happens when the script uses a result of `key` that nobody knows."""
+        """Return the function that is called when the script uses a lost result of `key`."""
 
         def use() -> NoReturn:
             text = (
-                f"the script uses what {key} returned, which was lost with the worker of this rank"
+                f"the script uses the result of {key}, which was lost with the worker of this rank"
                 " between the vote and the return; a flag that is put into session.state before"
                 " optimizer.step() is kept"
             )
-            self._retire(GroupError(text), kind="unknown")
+            self._owner.await_replacement(GroupError(text), "broken", kind="unknown")
 
         return use
 
     # --- dry steps ---
 
-    def _settle(self, call: Callable[[], Any], key: str, *, joins: bool = False) -> Any:
-        """Take a dry step of a function that the others have rehearsed: kernels, allocators,
-        compilers. Where a static graph's first backward lies behind the others in this generation
-        (another function steps too), a new one brings all ranks to one place."""
-        if key not in self.gated_elsewhere or key in self.settled:
+    def _take_dry_step(self, call: Callable[[], Any], key: str, *, joins: bool = False) -> Any:
+        """Take a dry step of a function that other ranks have rehearsed, which warms up kernels,
+        allocators and compilers. If the other ranks' static graphs have had their first backward in
+        this generation (another function steps too), open a new generation for all ranks."""
+        if key not in self.rehearsed_elsewhere or key in self.rehearsed_here:
             return None
-        result = self._dry(call, key, joins=joins)
-        self.settled.add(key)
-        if self._status.opened and self.reduced and self._protected().reducers.is_static:
-            detail = f"{key} steps too: with its dry steps taken, all ranks begin it alike"
-            self._trouble(detail, "unsettled")
+        result = self._run_dry(call, key, joins=joins)
+        self.rehearsed_here.add(key)
+        if (
+            self._status.opened
+            and self.reduced
+            and self._owner.protected_state().reducers.is_static
+        ):
+            detail = f"{key} steps too: after its dry steps, all ranks start it in a new generation"
+            self._owner.report_fault(detail, "unsettled")
         return result
 
-    def _dry(self, call: Callable[[], Any], key: str, *, joins: bool = False) -> Any:
-        """Run a phase's function without the others; of what it changed nothing stays, and the
-        reducers stand where the opening of the generation has put everybody's. `joins`: the staged
-        state, where there is one, is taken over next, and not here."""
-        begin_ns, result = self._timeline.now_ns(), None
-        kept, local = None, self._protected().local
-        came_with_the_slot = local.kept
-        if self._status.opened and (self._recovery.staged is None or came_with_the_slot):
-            kept = deep_copy(self._protected().replicated(), "cpu")
+    def _run_dry(self, call: Callable[[], Any], key: str, *, joins: bool = False) -> Any:
+        """Run a phase's function without the other ranks and undo all its changes. Reducers are
+        restored to their state at the opening of the generation. `joins`: the caller adopts the
+        staged state, if there is one."""
+        begin_ns = self._timeline.now_ns()
+        result = None
+        kept = None
+        local = self._owner.protected_state().local
+        slot_kept = local.kept
+        if self._status.opened and (self._recovery.staged is None or slot_kept):
+            kept = deep_copy(self._owner.protected_state().replicated(), "cpu")
         self._status.enter("dry")
         try:
-            with self._dry_attempt(key), self._groups.phase(), self._groups.dry():
+            with self._owner.dry_attempt(key), self._groups.phase(), self._groups.dry():
                 result = call()
-        except Exception as error:  # noqa: BLE001 - of answers that no rank gave: nobody's fault
-            self._cut_short(key, error)
+        except Exception as error:  # noqa: BLE001 - caused by made-up answers of collectives
+            self._on_dry_step_failed(key, error)
         finally:
             if kept is not None:
                 local.kept = frozenset()
-                self._protected().adopt(kept)
-                local.kept = came_with_the_slot
+                self._owner.protected_state().adopt(kept)
+                local.kept = slot_kept
             elif not joins:
                 self._recovery.adopt_staged_state()
-        reducers = self._protected().reducers
+        reducers = self._owner.protected_state().reducers
         if self._status.opened and not (self.reduced and reducers.is_static):
             reducers.restore()
         self._timeline.dry_steps(key, begin_ns)
         return result
 
-    def _cut_short(self, key: str, error: Exception) -> None:
-        """A dry step has raised: go on without it, where all that it left can be put back."""
+    def _on_dry_step_failed(self, key: str, error: Exception) -> None:
+        """Note that a dry step raised, or retire where its changes cannot be undone."""
         text = f"a dry step of {key} raised {type(error).__name__}: {error}"[:500]
-        if self._protected().tree.is_sharded:
-            self._retire(GroupError(f"{text}; FSDP cannot be put back after it"))
-        self._timeline.note(f"{text}; this worker goes on without it")
+        if self._owner.protected_state().tree.is_sharded:
+            self._owner.await_replacement(
+                GroupError(f"{text}; FSDP's state cannot be restored after it"), "broken"
+            )
+        self._timeline.note(f"{text}; this worker continues without it")

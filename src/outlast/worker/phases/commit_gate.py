@@ -1,8 +1,8 @@
 """Gate before the first parameter changes: all ranks vote, and rules of that commit point.
 
-One hook sees every optimizer of the process before any other hook does. The first protected one
-that wants to step inside a phase brings the vote; the others of the same phase go through. In a
-phase with an undo copy all do. The rules: all that a phase changes for good happens after one vote.
+One hook runs before every optimizer step of the process and before any other hook. The first step
+of a protected optimizer inside a phase causes the vote; later steps of the same phase proceed. In a
+phase with an undo copy all steps proceed. The rules: permanent changes of a phase follow its vote.
 """
 
 from __future__ import annotations
@@ -17,25 +17,24 @@ from outlast.errors import PhaseError
 from outlast.worker.groups.work_handles import opaque, opaque_class
 from outlast.worker.phases.phase_attempt import PhaseAttempt
 from outlast.worker.script.carried_variables import differing
-from outlast.worker.state.optimizer_state import strangers
+from outlast.worker.state.optimizer_state import describe_foreign_optimizers
 from outlast.worker.state.protected_state import ProtectedState
 
-Ask = Callable[[Optimizer], None]
+VoteHook = Callable[[Optimizer], None]
 OR_WITH_UNDO = "or run the function by session.run_with_undo, which copies the state first"
 
 
 @opaque_class
 class CommitGate:
-    """Calls `ask` before a protected optimizer changes anything inside a phase.
+    """Hook that calls `vote` before a protected optimizer's step inside a phase.
 
-    `ask`: None outside a phase, else what returns when the vote is won and
-    raises otherwise.
+    `vote`: None outside a phase; it returns if the optimizer may step and raises otherwise.
     """
 
     def __init__(self, is_protected: Callable[[Optimizer], bool]) -> None:
         self._is_protected = is_protected
-        self.ask: Ask | None = None
-        self.is_free = False  # inside a phase, whatever it changes can be put back
+        self.vote: VoteHook | None = None
+        self.is_undoable = False  # all changes of the phase can be undone: steps need no vote
         self.guarding = False  # True from the first phase on: steps outside phases are errors
         self._handle = register_optimizer_step_pre_hook(self._before_step)
 
@@ -46,8 +45,8 @@ class CommitGate:
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        ask = self.ask
-        if ask is None:
+        vote = self.vote
+        if vote is None:
             if self.guarding and self._is_protected(optimizer):
                 raise PhaseError(
                     f"{type(optimizer).__name__}.step() outside session.run(): the other ranks"
@@ -59,7 +58,7 @@ class CommitGate:
                 f"{type(optimizer).__name__} steps inside a phase but is not protected:"
                 " name it in session.protect(...)"
             )
-        if not self.is_free and torch._C._current_graph_task_id() != -1:  # noqa: SLF001 - the only way to ask
+        if not self.is_undoable and torch._C._current_graph_task_id() != -1:  # noqa: SLF001 - the only way to ask
             raise PhaseError(
                 f"{type(optimizer).__name__}.step() inside backward (optimizer-in-backward): other"
                 f" parameters would change before all ranks have voted; step after backward,"
@@ -68,16 +67,16 @@ class CommitGate:
         # Optimizer.step is wrapped as a function, so the optimizer itself is args[0].
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if closure is None:
-            ask(optimizer)
+            vote(optimizer)
             return None
-        gated = _gate_closure(closure, lambda: ask(optimizer), once=not self.is_free)
+        gated = _gate_closure(closure, lambda: vote(optimizer), once=not self.is_undoable)
         if "closure" in kwargs:
             return args, {**kwargs, "closure": gated}
         return (optimizer, gated, *args[2:]), kwargs
 
 
 def _gate_closure(
-    closure: Callable[[], Any], ask: Callable[[], None], *, once: bool
+    closure: Callable[[], Any], vote: Callable[[], None], *, once: bool
 ) -> Callable[[], Any]:
     calls = 0
 
@@ -91,7 +90,7 @@ def _gate_closure(
                 f" optimizer, {OR_WITH_UNDO}"
             )
         result = closure()
-        ask()
+        vote()
         return result
 
     return opaque(gated)
@@ -117,7 +116,7 @@ def must_leave_no_gradient(attempt: PhaseAttempt, protected: ProtectedState) -> 
         raise PhaseError(
             f"{attempt.key} computed gradients and no protected optimizer stepped: they would leak"
             " into the next phase; step, or clear them before the function returns"
-            f"{strangers(protected.own)}"
+            f"{describe_foreign_optimizers(protected.own)}"
         )
 
 

@@ -1,6 +1,6 @@
-"""Phases: a function that is run, put back, and run again until one generation has completed it.
+"""Phases: functions that are attempted and undone until one generation has completed them.
 
-The life of an attempt: remember what it may touch (`UndoCopy`, and the slot `before:n`) -> run the
+An attempt: copy the state that it may change (`UndoCopy`, and the slot `before:n`) -> run the
 function -> at its first optimizer step, or at its end, write the slot `after:n+1` and vote -> apply
 -> check that nothing random or rank-specific changed after the vote -> n+1 phases are complete.
 Otherwise: undo, and another attempt. With an undo copy, optimizers step freely before the vote.
@@ -17,20 +17,13 @@ from torch.optim import Optimizer
 
 from outlast.controller.fault_spec import Where
 from outlast.errors import GroupError, PhaseError, StepRefused, UsageError
-from outlast.events import Fault
+from outlast.events import Fault, FaultKind
 from outlast.random_state import Generator
-from outlast.transport.worker_page import Page
 from outlast.worker.groups import GroupRegistry, is_transport_error
-from outlast.worker.phases import commit_gate
+from outlast.worker.phases import commit_gate, phase_attempt
 from outlast.worker.phases.catch_up import REHEARSALS, CatchUp, is_evidence
 from outlast.worker.phases.leftover_gradients import LeftoverGradients
-from outlast.worker.phases.phase_attempt import (
-    AttemptUndone,
-    Kind,
-    PhaseAttempt,
-    UndoCopy,
-    WrittenWeights,
-)
+from outlast.worker.phases.phase_attempt import AttemptUndone, Kind, PhaseAttempt, WrittenWeights
 from outlast.worker.phases.script_progress import LOST, ProgressSlots, ScriptProgress, keep_result
 from outlast.worker.phases.worker_recovery import WorkerRecovery
 from outlast.worker.script import repetitions
@@ -53,28 +46,27 @@ class PhaseRunner:
         recovery: WorkerRecovery,
         timeline: WorkerEvents,
         place: ScriptProgress,
-        page: Page,
         watch: Callable[[Where], None],
         script: ScriptVariables,
-        alone: bool,
+        standalone: bool,
     ) -> None:
-        self._status, self._groups, self._recovery = status, groups, recovery
-        self._timeline, self._place = timeline, place
-        self._slots = ProgressSlots(page, place, status, self._need_protected, self._note_once)
-        self._watch, self.script, self._alone = watch, script, alone
+        self._status = status
+        self._groups = groups
+        self._recovery = recovery
+        self._timeline = timeline
+        self._place = place
+        self._slots = ProgressSlots(place, status, self.protected_state, self._note_once)
+        self._watch = watch
+        self.script = script
+        self._standalone = standalone
         self.protected: ProtectedState | None = None
         self.gate = commit_gate.CommitGate(self._is_protected)
-        self.joining = CatchUp(
-            status=status, groups=groups, recovery=recovery, timeline=timeline, place=place,
-            protected=self._need_protected, dry_attempt=self._dry_attempt,
-            trouble=lambda detail, kind: status.report_fault(self._fault(detail, kind)),
-            retire=lambda error, kind="": self._retire(error, "broken", kind),
-        )  # fmt: skip
+        self.joining = CatchUp(status, groups, recovery, timeline, place, self)
         self.on_record: Callable[[], None] = lambda: None
         self.save_as_asked: Callable[[], None] = lambda: None
         self.before_vote: Callable[[], None] = lambda: None
         self.on_complete: Callable[[Kind], None] = lambda _kind: None
-        self.aside = False  # a phase that the script did not call is being made
+        self.aside = False  # a phase that the script did not call is under way
         self.attempt: PhaseAttempt | None = None
         self._rehearsals: dict[str, int] = {}
         self._repetitions = RepetitionCheck()
@@ -102,8 +94,8 @@ class PhaseRunner:
         self, call: Callable[[], Any], *, key: str, kind: Kind,
         function: Callable[..., Any] | None = None, undo: bool = False,
     ) -> Any:  # fmt: skip
-        """Run `call`, which calls the script's `function`, as the next phase; returns what it
-        returned in the generation that has it. `undo`: copy the state before."""
+        """Run `call`, which calls the script's `function`, as the next phase; return its result in
+        the generation that completes it. `undo`: copy the state before."""
         if self.attempt is not None:
             raise PhaseError(f"session.run inside session.run ({key} inside {self.attempt.key})")
         assert self.protected is not None
@@ -119,28 +111,29 @@ class PhaseRunner:
         if replayed is not None:
             return replayed[0]
         while True:
-            self.joining.arrive(call, key)
+            self.joining.prepare_phase(call, key)
             if self._status.requested and kind != "checkpoint":
                 self.save_as_asked()
-                continue  # to take the dry steps that a successor put off, and look again
+                continue  # a successor takes its postponed dry steps first
             try:
-                return self._try(call, key, kind, undo)
+                return self._run_attempt(call, key, kind, undo)
             except AttemptUndone:
                 continue
 
     def _begin(self, key: str, kind: Kind, undo: bool) -> PhaseAttempt:
-        protected = self._need_protected()
-        kept = UndoCopy(protected, key, everything=undo and not self._alone)
-        attempt = PhaseAttempt(kind, key, kept, self._timeline.now_ns(), has_copy=undo)
+        protected = self.protected_state()
+        copy = phase_attempt.UndoCopy(protected, key, everything=undo and not self._standalone)
+        attempt = PhaseAttempt(kind, key, copy, self._timeline.now_ns(), has_copy=undo)
         if not undo:
             new = not protected.knows(key)
             attempt.weights = WrittenWeights(protected, everything=new, turn=self._status.n)
         return attempt
 
-    def _try(self, call: Callable[[], Any], key: str, kind: Kind, undo: bool) -> Any:
-        status, attempt = self._status, self._begin(key, kind, undo)
+    def _run_attempt(self, call: Callable[[], Any], key: str, kind: Kind, undo: bool) -> Any:
+        status = self._status
+        attempt = self._begin(key, kind, undo)
         self._slots.write_before(attempt.undo.own_bytes)
-        status.rehearsing = not self._alone and self._is_rehearsal(attempt)
+        status.rehearsing = not self._standalone and self._is_rehearsal(attempt)
         name = f"{kind} {key}" if kind in ("step", "eval") else kind
         try:
             if kind == "checkpoint":
@@ -150,16 +143,16 @@ class PhaseRunner:
         except StepRefused:
             raise AttemptUndone from None
         try:
-            with self._inside(attempt), self._groups.phase():
+            with self._active(attempt), self._groups.phase():
                 result = call()
                 if not attempt.vote_ns:
                     self._vote_at_end(attempt)
                 self._after_vote(attempt)
         except StepRefused as refused:
-            self._refused(attempt, str(refused))
+            self._on_refused(attempt, str(refused))
             raise AttemptUndone from None
         except Exception as error:  # noqa: BLE001 - classified below; nothing is swallowed
-            self._failed(attempt, error)
+            self._on_failed(attempt, error)
             raise AttemptUndone from None
         finally:
             status.rehearsing = False
@@ -173,47 +166,49 @@ class PhaseRunner:
             self._timeline.note(text)
 
     @contextmanager
-    def _inside(self, attempt: PhaseAttempt) -> Iterator[None]:
-        self.attempt, self.gate.ask = attempt, self._ask
-        self.gate.is_free = attempt.dry or attempt.has_copy
+    def _active(self, attempt: PhaseAttempt) -> Iterator[None]:
+        self.attempt = attempt
+        self.gate.vote = self._vote_before_step
+        self.gate.is_undoable = attempt.dry or attempt.has_copy
         try:
-            with self._leftovers.watched(attempt.key, self._need_protected().tree):
+            with self._leftovers.watched(attempt.key, self.protected_state().tree):
                 yield
         finally:
-            self.attempt, self.gate.ask = None, None
+            self.attempt = self.gate.vote = None
 
     # --- the vote ---
 
-    def _ask(self, optimizer: Optimizer) -> None:
-        """A protected optimizer wants to step: returns when it may, raises otherwise."""
+    def _vote_before_step(self, optimizer: Optimizer) -> None:
+        """Vote before a protected optimizer's step. Raises StepRefused where it may not step."""
         attempt = self.attempt
         assert attempt is not None
         if not attempt.dry:
             self._leftovers.must_not_be_used(attempt.key, optimizer)
-        if not (self.gate.is_free or attempt.vote_ns):
-            self._settle(attempt)
+        if not (self.gate.is_undoable or attempt.vote_ns):
+            self._prepare_vote(attempt)
             self._rehearse(attempt)
             self._vote(attempt, gated=True)
 
     def _vote_at_end(self, attempt: PhaseAttempt) -> None:
-        """No optimizer's step has brought the vote."""
-        commit_gate.must_leave_no_gradient(attempt, self._need_protected())
+        """Vote at the end of a phase in which no optimizer has stepped."""
+        commit_gate.must_leave_no_gradient(attempt, self.protected_state())
         if attempt.kind == "eval":
             self._leftovers.must_not_be_read(attempt.key, self.script.refuse)
-        self._settle(attempt)
+        self._prepare_vote(attempt)
         if attempt.has_copy:
             self._rehearse(attempt)
         self._vote(attempt, gated=False)
         self._ungated.add(attempt.key)
 
-    def _settle(self, attempt: PhaseAttempt) -> None:
+    def _prepare_vote(self, attempt: PhaseAttempt) -> None:
         commit_gate.must_not_have_written(attempt)
-        self._need_protected().reducers.settle()
+        self.protected_state().reducers.settle()
 
     def _rehearse(self, attempt: PhaseAttempt) -> None:
         """Raises StepRefused in a function's first attempts, which are compared with each other."""
-        key, place = attempt.key, (self._status.opened, self._status.n)
-        is_new = not self._alone and key not in self.joining.settled
+        key = attempt.key
+        place = (self._status.opened, self._status.n)
+        is_new = not self._standalone and key not in self.joining.rehearsed_here
         if is_new or self._leftovers.is_due(key, place):
             self._rehearsals[key] = self._rehearsals.get(key, 0) + 1
             attempt.rehearsed = True
@@ -226,24 +221,24 @@ class PhaseRunner:
             self._compare(attempt)
 
     def _compare(self, attempt: PhaseAttempt) -> None:
-        """Hold what the attempt has computed against the attempt before it."""
-        protected, key, kept = self._need_protected(), attempt.key, self._repetitions
+        """Compare what the attempt has computed with the previous attempt."""
+        protected, key, check = self.protected_state(), attempt.key, self._repetitions
         choices, named = protected.own_choices(), protected.tree.named_parameters()
         now = repetitions.look(self._status.opened, choices, attempt.reports, named)
-        found = kept.rehearsed(key, now) if attempt.rehearsed else kept.first_step(key, now)
-        if found is not None:
-            self.script.differs(key, found, zeroed=self._rehearsals[key] > REHEARSALS)
+        difference = check.rehearsed(key, now) if attempt.rehearsed else check.first_step(key, now)
+        if difference is not None:
+            self.script.differs(key, difference, zeroed=self._rehearsals[key] > REHEARSALS)
 
     def _is_rehearsal(self, attempt: PhaseAttempt) -> bool:
-        """Return whether the attempt may be refused at its gate and must not be cut half-way."""
+        """Return whether the attempt may be refused at its gate and must not be interrupted."""
         is_step = attempt.kind == "step" and attempt.key not in self._ungated
         is_gated = is_step or attempt.has_copy or attempt.key in self._rehearsals
-        return is_gated and attempt.key not in self.joining.settled
+        return is_gated and attempt.key not in self.joining.rehearsed_here
 
     def _vote(self, attempt: PhaseAttempt, *, gated: bool) -> None:
-        """Returns when phase n+1 is won; `gated` before an optimizer steps, else at the phase's
-        end. Raises StepRefused; PhaseError for a broken contract."""
-        protected, local = self._need_protected(), self._need_protected().local
+        """Vote on phase n+1; `gated`: before an optimizer's step, else at the phase's end. Raises
+        StepRefused; PhaseError for a broken contract."""
+        protected, local = self.protected_state(), self.protected_state().local
         commit_gate.must_have_waited(self._groups.unfinished(), attempt)
         self.before_vote()
         status, n = self._status, self._status.n + 1
@@ -258,12 +253,12 @@ class PhaseRunner:
         try:
             self._watch("vote")
             agreed = self._groups.vote(ballot)
-        except (Exception, StepRefused) as error:  # noqa: BLE001 - whatever it is: the yes may be out
-            self._undecided(error)
+        except (Exception, StepRefused) as error:  # noqa: BLE001 - after any error, the vote may be out
+            self._resolve_lost_vote(error)
         else:
             if not agreed:
                 status.enter("running")
-                self._dispute(attempt, place)
+                self._resolve_unequal_ballots(attempt, place)
         if compares:
             local.won()
         attempt.vote_ns = self._timeline.now_ns()
@@ -272,38 +267,38 @@ class PhaseRunner:
         protected.reducers.commit()
         protected.buffers.mark_vote()
 
-    def _dispute(self, attempt: PhaseAttempt, place: str) -> None:
-        """The ballots were not the same: all ranks find out why, and begin the phase again where
-        what they hold beside the weights differs."""
-        protected = self._need_protected()
+    def _resolve_unequal_ballots(self, attempt: PhaseAttempt, place: str) -> None:
+        """Resolve unequal ballots: redo the phase if state beside the weights differs by rank.
+        Raises StepRefused then; PhaseError where the ranks are in different phases."""
+        protected = self.protected_state()
         if not protected.local.dispute(
             place, replica_set(protected), self._groups.gather_bytes, self._note_once
         ):
             raise PhaseError(
-                f"the ranks do not stand in the same phase: this one votes on phase"
-                f" {self._status.n + 1} ({attempt.key}, {attempt.kind}); every rank must make the"
-                " same calls of session.run in the same order"
+                f"the ranks are in different phases: this one votes on phase {self._status.n + 1}"
+                f" ({attempt.key}, {attempt.kind}); every rank must make the same calls of"
+                " session.run in the same order"
             )
         attempt.disputed = True
         self._slots.forget_before()
         raise StepRefused("the ranks have agreed on what differs by rank")
 
-    def _undecided(self, error: BaseException) -> None:
-        """The yes may have reached the others: nothing but the decision says what came of it."""
-        if self._alone:
+    def _resolve_lost_vote(self, error: BaseException) -> None:
+        """Wait for the controller's decision on a vote whose result this rank did not receive."""
+        if self._standalone:
             raise error
         is_cut = isinstance(error, (GroupError, StepRefused)) or is_transport_error(error)
         self._status.report_prepared(self._fault(error, "transport" if is_cut else "raised"))
         if self._recovery.vote_outcome() == "redo":
             self._status.enter("running")
-            raise StepRefused("the vote's answer was lost and nobody has applied")
+            raise StepRefused("the vote's result was lost and no rank has applied it")
 
     def _after_vote(self, attempt: PhaseAttempt) -> None:
         if attempt.dry:
             return
-        self._need_protected().completed(attempt.key)
+        self.protected_state().completed(attempt.key)
         self.script.completed(attempt.key)
-        commit_gate.must_not_have_chosen(attempt, self._need_protected().own_choices())
+        commit_gate.must_not_have_chosen(attempt, self.protected_state().own_choices())
         commit_gate.must_have_waited(self._groups.unfinished(), attempt)
 
     def _step_after(self, attempt: PhaseAttempt) -> int:
@@ -311,12 +306,12 @@ class PhaseRunner:
 
     def _complete(self, attempt: PhaseAttempt, result: Any) -> None:
         status, n, step = self._status, self._status.n + 1, self._step_after(attempt)
-        self.joining.reduced = self.joining.reduced or attempt.key in self.joining.settled
+        self.joining.reduced = self.joining.reduced or attempt.key in self.joining.rehearsed_here
         kept = keep_result(result)
         if kept == LOST:
             self._note_once(
-                f"what {attempt.key} returns ({type(result).__name__}) cannot be written down (more"
-                " than 64 KiB, or a type of its own), and no successor can know it: return plain"
+                f"the result of {attempt.key} ({type(result).__name__}) cannot be recorded (more"
+                " than 64 KiB, or a type of its own), so a successor does not have it: return plain"
                 " numbers, or report them inside the phase"
             )
         self._slots.write_end(attempt, None if kept == LOST else kept, aside=self.aside)
@@ -330,46 +325,46 @@ class PhaseRunner:
         status.completed(step=step, result=known, shared=shared)
         self.on_complete(attempt.kind)
 
-    # --- what did not work ---
+    # --- refused and failed attempts ---
 
-    def _refused(self, attempt: PhaseAttempt, reason: str) -> None:
-        self._timeline.refused(
-            self._status.n + 1, self._step_after(attempt), attempt.kind, attempt.begin_ns, reason
-        )
+    def _on_refused(self, attempt: PhaseAttempt, reason: str) -> None:
+        n, step = self._status.n + 1, self._step_after(attempt)
+        self._timeline.refused(n, step, attempt.kind, attempt.begin_ns, reason)
         if attempt.vote_ns:
-            self._retire(GroupError(reason), "torn")
+            self.await_replacement(GroupError(reason), "torn")
         if why := attempt.undo.put_back():
-            self._retire(GroupError(why), "broken")
-        key, settled = attempt.key, self.joining.settled
-        if attempt.rehearsed and key not in settled and self.script.rehearsed(key):
+            self.await_replacement(GroupError(why), "broken")
+        key = attempt.key
+        rehearsed = self.joining.rehearsed_here
+        if attempt.rehearsed and key not in rehearsed and self.script.rehearsed(key):
             self._repetitions.widened(key)
         if attempt.rehearsed or attempt.disputed:
-            self._need_protected().reducers.restore()  # as other ranks do at the opening
-        if self._rehearsals.get(key) == REHEARSALS and key not in settled:
-            settled.add(key)
+            self.protected_state().reducers.restore()  # as other ranks do at the opening
+        if self._rehearsals.get(key) == REHEARSALS and key not in rehearsed:
+            rehearsed.add(key)
             self.on_record()
         self._status.enter("idle")
 
-    def _failed(self, attempt: PhaseAttempt, error: Exception) -> None:
-        if self._alone:
+    def _on_failed(self, attempt: PhaseAttempt, error: Exception) -> None:
+        if self._standalone:
             raise error
         if attempt.vote_ns:
-            self._retire(error, "torn")
-        self._status.enter("running")  # an error before the vote was cast: nothing is undecided
+            self.await_replacement(error, "torn")
+        self._status.enter("running")  # the error came before the vote: nothing is undecided
         if self._status.is_open:
             kind = "transport" if is_transport_error(error) else "raised"
             if isinstance(error, UsageError) and kind == "raised":
                 kind = "contract"
             self._status.report_fault(self._fault(error, kind))
-        self._refused(attempt, f"{type(error).__name__}: {error}"[:500])
+        self._on_refused(attempt, f"{type(error).__name__}: {error}"[:500])
 
-    def _retire(self, error: BaseException, state: str, kind: str = "") -> NoReturn:
-        """This process cannot go on: say so, and wait to be replaced."""
-        if self._alone:
+    def await_replacement(self, error: BaseException, state: str, kind: str = "") -> NoReturn:
+        """Report this process as torn or broken and wait to be killed; standalone, raise."""
+        if self._standalone:
             raise error
         kind = kind or ("contract" if isinstance(error, UsageError) else "torn")
         self._status.report_loss(state, self._fault(error, kind))
-        while True:  # the controller has us killed; its deadline bounds this wait
+        while True:  # the controller has this process killed; its deadline bounds this wait
             self._status.next_message(self._recovery.patience_s)
 
     def _fault(self, error: BaseException | str, kind: Any) -> Fault:
@@ -377,23 +372,27 @@ class PhaseRunner:
         if isinstance(error, BaseException):
             detail = f"{type(error).__name__}: {error}"
             text = "".join(traceback.format_exception(error)) if kind != "transport" else ""
-        return self._status.fault(
-            kind, str(detail), text, self._recovery.seat, self._timeline.now_ns()
-        )
+        now_ns = self._timeline.now_ns()
+        return self._status.fault(kind, str(detail), text, self._recovery.seat, now_ns)
 
-    # --- a successor's way in ---
+    # --- port of CatchUp ---
 
     @contextmanager
-    def _dry_attempt(self, key: str) -> Iterator[None]:
-        attempt = PhaseAttempt(
-            "step", key, UndoCopy(self._need_protected()), self._timeline.now_ns(), dry=True
-        )
+    def dry_attempt(self, key: str) -> Iterator[None]:
+        """Return a context in which phase function `key` runs and is undone."""
+        copy = phase_attempt.UndoCopy(self.protected_state())
+        attempt = PhaseAttempt("step", key, copy, self._timeline.now_ns(), dry=True)
         try:
-            with self._inside(attempt):
+            with self._active(attempt):
                 yield
         finally:
             attempt.undo.put_back()
 
-    def _need_protected(self) -> ProtectedState:
+    def report_fault(self, detail: str, kind: FaultKind) -> None:
+        """Report a fault that closes this generation."""
+        self._status.report_fault(self._fault(detail, kind))
+
+    def protected_state(self) -> ProtectedState:
+        """Return the protected state, which there is inside a phase."""
         assert self.protected is not None
         return self.protected

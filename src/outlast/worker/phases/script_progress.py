@@ -21,7 +21,6 @@ import msgspec
 
 from outlast.checkpoint.format import codec
 from outlast.errors import CodecError, CorruptionError
-from outlast.transport.worker_page import Page
 from outlast.worker.phases.phase_attempt import PhaseAttempt
 from outlast.worker.script import carried_variables
 from outlast.worker.state.ddp_buckets import BucketState
@@ -176,14 +175,16 @@ class ProgressSlots:
 
     def __init__(
         self,
-        page: Page,
         place: ScriptProgress,
         status: WorkerStatus,
         protected: Callable[[], ProtectedState],
         note_once: Callable[[str, str], None],
     ) -> None:
-        self._page, self._place, self._status = page, place, status
-        self._protected, self._note_once = protected, note_once
+        self._page = status.page
+        self._place = place
+        self._status = status
+        self._protected = protected
+        self._note_once = note_once
         self._before_n = -1
 
     def write_before(self, own: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Optimizers as values that a joiner can adopt."""
+"""State of optimizers as values that a joiner adopts."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ GROUPS = (
 )
 
 
-def strangers(protected: Mapping[str, Any]) -> str:
-    """Name, in words, what steps like an optimizer and is none of torch's; "" if nothing does."""
+def describe_foreign_optimizers(protected: Mapping[str, Any]) -> str:
+    """Return text that names objects with `step` and `zero_grad` that are no torch optimizers."""
     return "".join(
         f"; {name!r} ({type(each).__name__}) is no torch.optim.Optimizer, and its step cannot wait"
         " for the vote: derive its class from that one"
@@ -45,7 +45,7 @@ def optimizer_tree(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def must_be_whole(name: str, optimizer: torch.optim.Optimizer) -> None:
-    """Raises UnsupportedError for an optimizer that talks to other ranks while it steps."""
+    """Raise UnsupportedError for an optimizer that communicates with other ranks in its step."""
     if any(kind.__name__ == "ZeroRedundancyOptimizer" for kind in type(optimizer).__mro__):
         raise UnsupportedError(
             f"optimizer {name!r} is a ZeroRedundancyOptimizer: its step() broadcasts parameters"
@@ -56,9 +56,10 @@ def must_be_whole(name: str, optimizer: torch.optim.Optimizer) -> None:
 
 
 def must_fit(name: str, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
-    """Raises ProtectError where another optimizer was saved."""
+    """Raise ProtectError if `saved` is of an optimizer with other groups or parameters."""
     count = sum(len(group["params"]) for group in optimizer.param_groups)
-    there, here = (len(saved["groups"]), len(saved["state"])), (len(optimizer.param_groups), count)
+    there = (len(saved["groups"]), len(saved["state"]))
+    here = (len(optimizer.param_groups), count)
     if there != here:
         raise ProtectError(
             f"optimizer {name!r} was saved with {there[0]} groups of {there[1]} parameters in all,"
@@ -69,7 +70,7 @@ def must_fit(name: str, optimizer: torch.optim.Optimizer, saved: Mapping[str, An
 def put_in_groups(
     optimizer: torch.optim.Optimizer, hyperparameters: Iterable[Mapping[str, Any]]
 ) -> None:
-    """Be as `hyperparameters` say, by group: what else the groups hold came later, and goes."""
+    """Set the groups to `hyperparameters` and delete keys that were added later."""
     for group, values in zip(optimizer.param_groups, hyperparameters, strict=True):
         restore_group(group, values)
         for key in group.keys() - values.keys() - {"params"}:
@@ -79,8 +80,8 @@ def put_in_groups(
 def optimizer_adopt(
     optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], *, rates: bool = True
 ) -> None:
-    """Be as `saved` says, with its hyperparameters where `rates`; `saved` stays as it is, also when
-    the optimizer goes on."""
+    """Set state to `saved`, and hyperparameters if `rates`. Tensors are copied: later steps do not
+    change `saved`."""
     if rates:
         put_in_groups(optimizer, saved["groups"])
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
