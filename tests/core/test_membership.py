@@ -291,7 +291,7 @@ def test_a_survivor_that_stands_in_its_script_is_given_the_ceiling_to_be_ready()
 def test_who_cannot_answer_because_its_interpreter_is_held_has_the_ceiling() -> None:
     desk = running(world=3, status_s=5, lease_s=1000, hang_ceiling_s=60)
     desk.status("w1-0", 5, "running", fault=TRANSPORT)
-    desk.say("", messages.Renew(beats={"w1-1": (5, 5, "running", 0.0)}, held=("w1-1",)))
+    desk.say("", messages.Renew(beats={"w1-1": (5, 5, "running", 0.0)}, blocked=("w1-1",)))
     desk.tick(6)
     assert desk.killed() == {"w1-2"}
     desk.tick(53)

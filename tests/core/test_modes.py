@@ -10,8 +10,8 @@ import pytest
 from outlast.config import Limits
 from outlast.controller.controller_state import ControllerState, WorkerRecord
 from outlast.controller.inputs import EndRun, FindingKey
-from outlast.controller.modes import MODES, Mode, mode_table
 from outlast.controller.state_machine import initial
+from outlast.controller.state_parts import MODES, Mode, mode_table
 from outlast.errors import InvariantError
 from outlast.events import Fault
 

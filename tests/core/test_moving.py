@@ -25,7 +25,7 @@ def check(
     desk: ControllerDriver, *findings: events.Warned, told: tuple[str, ...] = ("gpu",)
 ) -> list[str]:
     """What one check of the agent's makes: severities that were said."""
-    actions = desk.say("", messages.NodeChecked(found=findings, told=told))
+    actions = desk.say("", messages.NodeChecked(found=findings, completed=told))
     emitted = [each.event for each in actions if isinstance(each, Emit)]
     return [one.severity for one in emitted if isinstance(one, events.Warned)]
 

@@ -16,7 +16,7 @@ from outlast.controller import (
 )
 from outlast.controller.audit import audit_protocol
 from outlast.controller.audit.audit_records import AuditVerdict
-from outlast.controller.lifecycle import restart
+from outlast.controller.lifecycle import run_start
 from outlast.controller.recovery import reconfiguration, recovery_decision
 from outlast.testing import SimCluster, SimFailure, run_seed
 
@@ -61,7 +61,7 @@ def _smallest_place(turn, survivors):
 
 def _trusting(turn, event):
     if turn.state.mode == "verifying":
-        restart.start_unverified(turn)
+        run_start.start_unverified(turn)
 
 
 def _agreeing(holdings, names, may_ask=True):
@@ -76,7 +76,7 @@ BREAKAGES = {
     "digests are not compared": (reconfiguration, "_arrived", lambda *arguments: True),
     "a broken connection is a death": (membership, "on_agent_lost", membership.on_lease_expired),
     "repeated frames count": (state_machine, "_in_order", lambda *arguments: True),
-    "any checkpoint is trusted": (restart, "on_checkpoint_found", _trusting),
+    "any checkpoint is trusted": (run_start, "on_checkpoint_found", _trusting),
     "copies outlive their hosts": (
         checkpoint_tracking,
         "search_checkpoint_again",

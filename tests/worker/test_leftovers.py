@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from outlast.errors import PhaseError
-from outlast.worker.phases.leftover_gradients import LeftoverGradients
+from outlast.worker.phases.commit_gate import LeftoverGradients
 from outlast.worker.script.bytecode import reads_gradients
 from outlast.worker.state.protected_modules import ProtectedModules
 

@@ -47,7 +47,7 @@ def on_save_failed(turn: ControllerTurn, body: messages.SaveFailed) -> None:
         return
     failure = f"the checkpoint of step {body.step} failed: {body.error}"
     if not state.policy.stop:
-        turn.note(f"{failure}; older ones are kept, and training goes on")
+        turn.note(f"{failure}; older ones are kept, and training continues")
         return
     detail = (
         f"{failure}; the run ends, as --on-save-failure stop asks for; older checkpoints are kept:"

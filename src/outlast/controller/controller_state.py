@@ -13,8 +13,8 @@ from outlast.config import Limits
 from outlast.controller import state_parts as parts
 from outlast.controller.audit.audit_records import AuditState
 from outlast.controller.inputs import Action, AnyEntry, AppendJournal, Emit, Send
-from outlast.controller.modes import MODES, Mode
 from outlast.controller.save_schedule.save_tiers import SavePolicy
+from outlast.controller.state_parts import MODES, Mode
 from outlast.errors import InvariantError
 from outlast.transport import messages
 
@@ -40,19 +40,19 @@ class AgentRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One process that has not been reaped, as far as the controller knows."""
+    """One worker process that the controller has not seen reaped."""
 
     name: str
     agent: str
-    since_ns: int  # when it was spawned, later when it was last asked for something
+    since_ns: int  # when it was spawned, later the time of the last request to it
     seat: int = -1
     is_spare: bool = False  # born without a seat
     hello: messages.WorkerHello | None = None
-    member: int = 0  # the newest generation that it has been told of
+    member: int = 0  # the newest generation that was announced to it
     whole: bool = False  # has stood in an open generation: holds its seat's state
     status: messages.Status | None = None  # its newest answer to a Close
     seated: int = 0  # the generation of its Seat
-    ready: int = 0  # the newest generation that it has said Ready to
+    ready: int = 0  # the newest generation for which it sent Ready
     joined: messages.Joined | None = None
     finished: bool = False
     fault: events.Fault | None = None  # why it was given up
@@ -73,7 +73,7 @@ class Members(parts.StatePart, kw_only=True):
     )  # seat -> slots of its lost occupants
     fingerprint: dict[str, str] | None = None  # of the first start; every worker must have it
     spawned: int = 0  # workers started in this term
-    greeted_ns: int = 0  # when the first worker of this term said Hello; 0: none has
+    greeted_ns: int = 0  # when the first worker of this term sent Hello; 0: none has
     refill_due: bool = False  # spares are to be filled up once this generation completes a phase
 
     def change(self, name: str, **changes: Any) -> WorkerRecord:
@@ -155,7 +155,7 @@ class ControllerState(parts.StatePart, kw_only=True):
         return self.progress.generation
 
     def generation_members(self) -> Iterator[WorkerRecord]:
-        """Seated workers that have been told of the current generation, given up or not."""
+        """Return seated workers to which this generation was announced, given up or not."""
         return (
             worker
             for worker in self.members.workers.values()
@@ -288,7 +288,7 @@ class ControllerTurn:
         self.emit(events.Note(t_ns=self.now_ns, worker=worker, seat=seat, text=text, level=level))
 
     def drop(self, envelope: messages.MessageEnvelope, why: str) -> None:
-        """Count a frame that is not acted on; say so, ever more rarely when there are many."""
+        """Count a dropped frame; note it, ever more rarely when there are many."""
         count = self.state.inbox.count_dropped()
         if count <= _NOTES_IN_FULL or count & (count - 1) == 0:
             sender = envelope.worker or envelope.agent

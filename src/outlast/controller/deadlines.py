@@ -9,20 +9,21 @@ from outlast.controller import membership, shared_values
 from outlast.controller.audit import audit_protocol as audit
 from outlast.controller.controller_state import S_NS, ControllerTurn, WorkerRecord
 from outlast.controller.inputs import Wake
-from outlast.controller.lifecycle import restart, run_ending, run_start
+from outlast.controller.lifecycle import run_ending, run_start
 from outlast.controller.recovery import incident_response, reconfiguration, recovery_decision
 
 
 def expire(turn: ControllerTurn) -> None:
     """Act on every deadline that has passed."""
-    state, now_ns = turn.state, turn.now_ns
+    state = turn.state
+    now_ns = turn.now_ns
     for agent in tuple(state.members.agents.values()):
         if not agent.lapsed and agent.until_ns() <= now_ns:
             membership.on_lease_expired(turn, agent)
     for worker in tuple(state.members.workers.values()):
         if worker.missing_ns and now_ns >= worker.missing_ns + _ns(state.limits.lease_s):
             membership.on_worker_lost_with_agent(
-                turn, worker, f"{worker.name} is gone without a word"
+                turn, worker, f"{worker.name} was lost with its agent"
             )
     for worker in tuple(state.members.workers.values()):
         if worker.name in state.members.workers:
@@ -31,7 +32,7 @@ def expire(turn: ControllerTurn) -> None:
     audit.expire(turn)
     drain_ns = state.ending.drain_ns
     if drain_ns and now_ns >= drain_ns and state.mode not in ("stopping", "ended"):
-        run_ending.interrupt(turn, f"{state.ending.drain_reason} (not everybody drained in time)")
+        run_ending.interrupt(turn, f"{state.ending.drain_reason} (not every rank drained in time)")
         return
     mode_ns = _mode_deadline(turn)
     if mode_ns is None or now_ns < mode_ns:
@@ -45,14 +46,13 @@ def expire(turn: ControllerTurn) -> None:
     elif state.mode == "closing":
         recovery_decision.fence_silent(turn)
     elif state.mode == "verifying":
-        restart.start_unverified(turn)
+        run_start.start_unverified(turn)
     elif state.mode == "stopping":
         run_ending.kill_all(turn, "it did not leave in time")
 
 
-def excuse(turn: ControllerTurn, gap_ns: int) -> None:
-    """Time in which the controller itself stood still counts against nobody: every wait that had
-    begun goes on from where it was."""
+def extend_deadlines(turn: ControllerTurn, gap_ns: int) -> None:
+    """Extend all deadlines by `gap_ns`, in which the controller itself was stalled."""
     clock = turn.state.clock
     turn.state.members.excuse(partial(clock.later, gap_ns=gap_ns))
     shared_values.excuse(turn, gap_ns)
@@ -80,7 +80,7 @@ def _worker_deadline(turn: ControllerTurn, worker: WorkerRecord) -> int | None:
     state = turn.state
     limits = state.limits
     if worker.missing_ns:
-        return None  # its agent knows nothing of it: counted as lost when the grace is over
+        return None  # unknown to its agent: lost at the end of the grace period
     if worker.killed_ns:
         return worker.killed_ns + worker.kills * _ns(limits.kill_s)
     if worker.hello is None:
@@ -98,7 +98,7 @@ def _worker_deadline(turn: ControllerTurn, worker: WorkerRecord) -> int | None:
 
 
 def _cannot_be_killed(turn: ControllerTurn, worker: WorkerRecord) -> None:
-    """One more Kill; then the run ends rather than go on beside a worker that may still act."""
+    """Send Kill once more; then end the run, since the worker may still act."""
     state = turn.state
     if state.mode == "stopping":
         if worker.kills > 1:
@@ -113,13 +113,13 @@ def _cannot_be_killed(turn: ControllerTurn, worker: WorkerRecord) -> None:
 
 
 def _connect_late(turn: ControllerTurn) -> None:
-    """Somebody holds the others up; who does not answer Close either will be fenced."""
+    """Close a generation that did not connect in time; silent workers are fenced later."""
     state = turn.state
     late = [w.seat for w in state.generation_members() if w.joined is None]
     kind: events.FaultKind = "transfer" if state.progress.transfers else "transport"
     detail = (
         f"generation {state.generation} was not connected after"
-        f" {reconfiguration.connect_timeout_s(turn):g} s; not heard from: ranks {late}"
+        f" {reconfiguration.connect_timeout_s(turn):g} s; no Joined from ranks {late}"
     )
     incident_response.record_fault(
         turn, events.Fault(kind=kind, detail=detail, t_ns=turn.now_ns), "deadline"

@@ -4,7 +4,7 @@
     stop:rank=1,step=5                     SIGSTOP; `for=3` sends SIGCONT after 3 s
     raise:rank=0,step=7,phase=forward      an exception, once; `times=9` raises it nine times
     reset:rank=3,step=12                   the rank's own sockets to its peers are shut down
-    hang:rank=1,step=8                     the main thread sleeps for ever
+    hang:rank=1,step=8                     the main thread sleeps without end
     slow:rank=1,step=8,for=2               the main thread sleeps 2 s (1 s without `for`)
     full:step=10                           the next checkpoint write from there on fails: ENOSPC
     flip:rank=1,step=6,tensor=model.0.*    one bit of a replicated tensor flips after the commit
@@ -15,7 +15,7 @@
 `step=10` means: in the phase that would commit step 10 (the tenth step; steps count from 1); with
 `between`, `eval` and `checkpoint`, what follows step 10. Without `step` the first time, without
 `rank` the first rank that comes by.
-A fault fires once in the run's life unless `times` says more; it fires in the worker that holds the
+A fault fires once in a run unless `times` is larger; it fires in the worker that holds the
 seat, so that it needs no help from outside and hits the very instruction that it names. One with
 `after` comes from the launcher, and needs no help from the script.
 """
@@ -88,12 +88,12 @@ class FaultSpec(msgspec.Struct, frozen=True, kw_only=True):
     places: tuple[Where, ...] = ()  # likewise
 
     def marker(self, count: int) -> str:
-        """The name of the file that says that it has fired `count` times before and once more."""
+        """Return the name of the file that records firing number `count`, counted from 0."""
         return f"{hashlib.sha256(self.text.encode()).hexdigest()[:16]}-{count}"
 
 
 def parse(text: str) -> FaultSpec:
-    """One specification. Raises ConfigError naming the part that is wrong and what is allowed."""
+    """Return one specification. Raises ConfigError with the wrong part and what is allowed."""
     kind, _, rest = text.partition(":")
     if kind not in _KINDS:
         raise ConfigError(f"--fault {text!r}: {kind!r} is none of {', '.join(_KINDS)}")
@@ -118,7 +118,7 @@ def parse(text: str) -> FaultSpec:
 
 
 def _read(key: str, value: str) -> dict[str, object]:
-    """The field that `key=value` sets. Raises ValueError saying what is allowed."""
+    """Return the field that `key=value` sets. Raises ValueError with what is allowed."""
     if key == "phase":
         if value not in _PLACES:
             raise ValueError(f"phase {value!r} is none of {', '.join(_PLACES)}")
@@ -168,7 +168,7 @@ def _contradiction(kind: str, keys: set[str], fields: dict[str, object]) -> str:
 
 
 def expand(spec: FaultSpec, world: int, spares: int, seed: int) -> list[FaultSpec]:
-    """The concrete faults of a run of `world` ranks: `random=K` becomes K, drawn from `seed`.
+    """Return the concrete faults of `world` ranks: `random=K` becomes K, drawn from `seed`.
 
     Raises ConfigError for a rank or a spare that the run does not have."""
     if spec.rank >= world:
@@ -187,6 +187,8 @@ def expand(spec: FaultSpec, world: int, spares: int, seed: int) -> list[FaultSpe
     lasts = f",for={spec.for_s!r}" if spec.for_s else ""
     drawn: dict[str, None] = {}
     while len(drawn) < spec.random:
-        rank, step, where = dice.choice(ranks), dice.randint(first, last), dice.choice(spec.places)
+        rank = dice.choice(ranks)
+        step = dice.randint(first, last)
+        where = dice.choice(spec.places)
         drawn[f"{spec.kind}:rank={rank},step={step},phase={where}{lasts}"] = None
     return [parse(text) for text in drawn]

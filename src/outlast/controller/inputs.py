@@ -37,21 +37,21 @@ class AgentLost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StopRequested(msgspec.Struct, frozen=True, kw_only=True):
-    """A person or the scheduler asks the run to end, resumable."""
+    """Request of the user or the scheduler to end the run, resumable."""
 
     t_ns: int
     reason: str
 
 
 class SaveRequested(msgspec.Struct, frozen=True, kw_only=True):
-    """A person or a script asks for a checkpoint at once; the run goes on."""
+    """Request of the user or a script for a checkpoint at once; the run continues."""
 
     t_ns: int
     reason: str
 
 
 class Tick(msgspec.Struct, frozen=True, kw_only=True):
-    """The time that a Wake asked for has come (or later)."""
+    """The time of a Wake has been reached or passed."""
 
     t_ns: int
 
@@ -112,9 +112,9 @@ class Wake(msgspec.Struct, frozen=True, kw_only=True):
 
 class Verify(msgspec.Struct, frozen=True, kw_only=True):
     """A restart needs a checkpoint that is whole: read them, newest first, and answer with
-    CheckpointFound. Nobody writes checkpoints meanwhile."""
+    CheckpointFound. No checkpoint is written meanwhile."""
 
-    generation: int  # the newest: it has ended, or nobody has been told of it
+    generation: int  # the newest: it has ended, or was not announced to any worker
     bars: tuple[CopyBar, ...] = ()  # copies that must be passed over
 
 
@@ -145,7 +145,7 @@ class DecisionMade(JournalEntry, frozen=True):
     verdict: str
     seats: tuple[str, ...]
     slots: dict[int, dict[str, bytes]] = {}  # seat -> what its lost worker left
-    agents: tuple[str, ...] = ()  # agent by seat: who must speak before a later term decides
+    agents: tuple[str, ...] = ()  # agent by seat: each must report before a later term decides
     joining: tuple[int, ...] = ()  # seats whose worker holds no state until Opened
     incident: int = 0
 

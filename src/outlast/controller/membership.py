@@ -100,7 +100,7 @@ def fill(turn: ControllerTurn, seat: int) -> str:
 
 
 def keep_spares(turn: ControllerTurn) -> None:
-    """As many workers without a seat as were asked for, unless they keep dying young."""
+    """Spawn spares up to the configured number, unless they repeatedly die early."""
     state = turn.state
     have = sum(1 for w in state.members.workers.values() if w.seat < 0 and not w.killed_ns)
     while have < state.spares and state.budgets.spares_failed < state.limits.attempts_max:
@@ -246,7 +246,7 @@ def on_renewed(turn: ControllerTurn, agent: AgentRecord, body: messages.Renew) -
             continue
         state.progress.reach(n, step)
         if word == "finished" and not worker.finished:
-            turn.change(name, finished=True)  # its own word may have been lost on the way
+            turn.change(name, finished=True)  # its own message may have been lost
         if worker.is_blocked != (name in body.blocked):
             turn.change(name, is_blocked=name in body.blocked)
     planned_migration.record_check(turn.state, agent, body)
@@ -260,7 +260,7 @@ def on_agent_lost(turn: ControllerTurn, agent: AgentRecord) -> None:
 
 
 def on_lease_expired(turn: ControllerTurn, agent: AgentRecord) -> None:
-    """The agent has killed its workers by now, or its host is gone."""
+    """Count the agent's workers as lost: it has killed them by now, or its host has failed."""
     turn.state.members.agents[agent.name] = replace(agent, connected=False, lapsed=True)
     checkpoint_tracking.on_host_lost(turn)
     for worker in [w for w in turn.state.members.workers.values() if w.agent == agent.name]:

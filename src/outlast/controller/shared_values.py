@@ -30,7 +30,7 @@ def restore(turn: ControllerTurn, entry: JournalEntry) -> None:
 
 
 def clear(turn: ControllerTurn) -> None:
-    """Drop the values that belong to processes: everybody starts anew."""
+    """Drop the values that belong to processes, since all ranks start again."""
     turn.state.shared.records = {}
     turn.state.shared.puts = {}
 
@@ -81,7 +81,7 @@ def request_shared_value(turn: ControllerTurn, sender: WorkerRecord, name: str) 
     elif sender.name == making.maker:
         turn.send(
             sender, messages.SharedValueMake(name=name)
-        )  # it asks again: the first wish was lost
+        )  # a repeated request: the first reply was lost
     elif sender.name not in making.askers:
         state.shared.making[name] = SharedValueInProgress(
             maker=making.maker, until_ns=making.until_ns, askers=(*making.askers, sender.name)
@@ -123,7 +123,7 @@ def pass_on(turn: ControllerTurn, lost: str) -> None:
 
 
 def give_up_late(turn: ControllerTurn) -> None:
-    """Whoever makes a value for longer than a set-up may take is hung."""
+    """Give up workers that take longer to make a value than a set-up may take."""
     state = turn.state
     for name, making in tuple(state.shared.making.items()):
         worker = state.members.workers.get(making.maker)

@@ -7,7 +7,7 @@ lists its invariants (a) to (g). Each module behind it has one task:
 =========================== ==================================================================
 membership                  agents and workers: leases, starts, losses
 recovery/                   a failure, its answers, the decision, the next generation
-lifecycle/                  start, resumption, restart and end of a run
+lifecycle/                  start, takeover, restart and end of a run
 shared_values               rendezvous values, shared values, records, schemas
 checkpoint_tracking         saves on request, failed saves, the copy to begin again from
 save_schedule/              save intervals from measured costs and failures
@@ -37,7 +37,7 @@ from outlast.controller.controller_state import (
     MigrateOn,
     WorkerRecord,
 )
-from outlast.controller.lifecycle import restart, run_ending, run_start
+from outlast.controller.lifecycle import run_ending, run_start
 from outlast.controller.recovery import incident_response, reconfiguration, recovery_decision
 from outlast.controller.save_schedule import interval_updates
 from outlast.controller.save_schedule.save_tiers import SavePolicy
@@ -98,9 +98,9 @@ def _take(turn: ControllerTurn, event: inputs.Input) -> None:
         elif isinstance(event, inputs.SaveRequested):
             checkpoint_tracking.request_save(turn, event.reason)
         elif isinstance(event, inputs.LauncherStalled):
-            deadlines.excuse(turn, event.gap_ns)
+            deadlines.extend_deadlines(turn, event.gap_ns)
         elif isinstance(event, inputs.CheckpointFound):
-            restart.on_checkpoint_found(turn, event)
+            run_start.on_checkpoint_found(turn, event)
 
 
 def _advance(turn: ControllerTurn) -> None:
@@ -121,13 +121,13 @@ def _advance(turn: ControllerTurn) -> None:
         elif state.mode == "closing":
             recovery_decision.decide_when_answered(turn)
         elif state.mode == "clearing":
-            restart.verify_when_clear(turn)
+            run_start.verify_when_clear(turn)
         elif state.mode == "stopping":
             run_ending.end_when_empty(turn)
 
 
 def _received(turn: ControllerTurn, envelope: messages.MessageEnvelope) -> None:
-    """Drop what is late, repeated or nobody's; hand on the rest."""
+    """Drop late, repeated and unaddressed frames; handle the others."""
     state = turn.state
     agent = state.members.agents.get(envelope.agent)
     greeting = isinstance(envelope.body, messages.AgentHello)
@@ -189,11 +189,14 @@ def _from_agent(
             elif not body.worker and state.mode == "open":
                 incident_response.record_fault(turn, body.fault, "heartbeat")
             else:
-                turn.drop(envelope, f"{body.worker or 'nobody'} cannot be suspected now")
+                turn.drop(
+                    envelope,
+                    f"{body.worker or 'a retry'}: not a live worker, or no open generation",
+                )
         case messages.NodeChecked():
             planned_migration.record_findings(turn, agent, body)
         case _:
-            turn.drop(envelope, "not for an agent to say")
+            turn.drop(envelope, "an agent does not send this message")
 
 
 def _from_worker(

@@ -1,20 +1,96 @@
-"""Parts of the controller's state: each is written by one module alone (docs/protocol.md)."""
+"""Modes and parts of the controller's state: each part is written by one module alone.
+
+`docs/protocol.md` shows the modes and transitions as `mode_table` prints them; a test holds both
+equal.
+"""
 
 from __future__ import annotations
 
 from copy import copy
 from functools import cache
-from typing import Self
+from typing import Literal, NamedTuple, Self
 
 import msgspec
 from msgspec.structs import replace
 
 from outlast import events
 from outlast.controller.inputs import DecisionMade, EndRun, FindingKey
-from outlast.controller.modes import Mode
 from outlast.controller.save_schedule.save_intervals import Schedule
 from outlast.controller.save_schedule.save_tiers import RunMeasurements
 from outlast.transport import messages
+
+Mode = Literal[
+    "unborn",
+    "awaiting",
+    "gathering",
+    "connecting",
+    "open",
+    "closing",
+    "clearing",
+    "verifying",
+    "stopping",
+    "ended",
+]
+
+
+class ModeRow(NamedTuple):
+    """Meaning of a mode, its exit condition, and the modes that may follow."""
+
+    meaning: str
+    ends: str
+    following: tuple[Mode, ...]
+
+
+MODES: dict[Mode, ModeRow] = {
+    "unborn": ModeRow("no term has begun", "BeginTerm", ("awaiting", "gathering")),
+    "awaiting": ModeRow(
+        "a later term waits for the agents of the old generation",
+        "all of them have offered themselves, or their leases have expired",
+        ("closing", "gathering", "stopping"),
+    ),
+    "gathering": ModeRow(
+        "seats are filled; workers send Hello and Ready",
+        "every seat has a worker that is ready",
+        ("connecting", "closing", "verifying", "stopping"),
+    ),
+    "connecting": ModeRow(
+        "workers connect and move state",
+        "every worker has sent Joined, with equal digests",
+        ("open", "closing", "stopping"),
+    ),
+    "open": ModeRow(
+        "phases run",
+        "a failure, a request, a planned move, or every script has ended",
+        ("closing", "stopping"),
+    ),
+    "closing": ModeRow(
+        "every worker answers with its Status, or is reaped",
+        "all have answered; then the recovery ladder decides",
+        ("gathering", "clearing", "closing", "stopping"),
+    ),
+    "clearing": ModeRow(
+        "a restart waits until every worker with a seat is reaped",
+        "none is left",
+        ("verifying", "stopping"),
+    ),
+    "verifying": ModeRow(
+        "a restart waits for the newest complete checkpoint",
+        "CheckpointFound, or its deadline",
+        ("gathering", "stopping"),
+    ),
+    "stopping": ModeRow("workers leave or are killed", "every worker is reaped", ("ended",)),
+    "ended": ModeRow("the run is over", "", ()),
+}
+
+
+def mode_table() -> str:
+    """Return the modes as a Markdown table."""
+    rows = ["| mode | meaning | ends when | next |", "|---|---|---|---|"]
+    for mode, row in MODES.items():
+        following = ", ".join(f"`{each}`" for each in row.following)
+        rows.append(f"| `{mode}` | {row.meaning} | {row.ends} | {following} |")
+    return "\n".join(rows)
+
 
 CAUSES_MAX = 64  # faults of generations without progress
 
@@ -245,12 +321,12 @@ class Findings(StatePart, kw_only=True):
 
     warned: dict[FindingKey, events.Warned] = {}  # found by node checks and not over
     calm: dict[str, int] = {}  # agent -> the generation in which its ranks were last seen to step
-    moves: dict[FindingKey, tuple[str, int]] = {}  # of all terms: who was given up, and when
-    unmoved: tuple[FindingKey, ...] = ()  # findings for which a note has said that no rank moves
+    moves: dict[FindingKey, tuple[str, int]] = {}  # of all terms: the given-up worker, and when
+    unmoved: tuple[FindingKey, ...] = ()  # findings that are noted as moving no rank
 
 
 class SharedValueInProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """A shared value on its way: who makes it, until when, and who else waits for it."""
+    """A shared value that is being made: its maker, the deadline, and the waiting workers."""
 
     maker: str
     until_ns: int

@@ -8,7 +8,7 @@ import msgspec
 
 from outlast.transport.worker_page import PhasePace, State
 
-# Who heals waits for others, and the controller has a deadline for each of its parts.
+# A recovering rank waits for others; the controller has deadlines for each part.
 _NEVER = ("waiting", "finished", "healing")
 
 
@@ -36,5 +36,5 @@ def is_judged(look: WorkerObservation) -> bool:
 
 
 def is_out(look: WorkerObservation) -> bool:
-    """Return whether it stands outside any collective, as far as is known."""
+    """Return whether the rank was last observed outside any collective."""
     return look.state != "voting" and not look.waits

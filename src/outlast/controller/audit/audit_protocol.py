@@ -39,7 +39,7 @@ def on_report(turn: ControllerTurn, worker: WorkerRecord, body: messages.Audited
     known = audit.whole if body.parts == 1 else audit.newest
     one = audit.rounds.get(body.n)
     if known is not None and body.n <= known.n and one is None:
-        if body.parts == 1:  # it asks again: the answer was lost
+        if body.parts == 1:  # a repeated report: the answer was lost
             turn.send(worker, messages.AuditAgreed(generation=body.generation, n=body.n))
         return
     if one is not None and one.generation == body.generation and one.parts < body.parts:
@@ -71,7 +71,7 @@ def record_copy(turn: ControllerTurn, copy: messages.Checkpointed) -> bool:
 
 
 def begin_again(turn: ControllerTurn, n: int, step: int) -> None:
-    """Void what was agreed on beyond phase n: everybody starts before phase n+1."""
+    """Void agreements beyond phase n, since all ranks start before phase n+1."""
     turn.state.audit = turn.state.audit.begun_again(n, step)
 
 
@@ -81,7 +81,7 @@ def record_transfers(turn: ControllerTurn) -> None:
 
 
 def conclude(turn: ControllerTurn) -> None:
-    """Act on what is known to differ, whether or not names have come: the generation has closed."""
+    """Act on known differences when the generation has closed, with or without names."""
     _act_on_requested(turn)
     turn.state.audit = replace(turn.state.audit, rounds={})
 

@@ -47,7 +47,7 @@ def kill_all(turn: ControllerTurn, reason: str) -> None:
 
 
 def on_stop_requested(turn: ControllerTurn, reason: str) -> None:
-    """A person or the scheduler asks for the end: drain first, kill when asked twice."""
+    """End the run on request: drain at the first request, kill at the second."""
     state = turn.state
     ending = state.ending
     if state.mode in ("stopping", "ended"):
@@ -62,7 +62,7 @@ def on_stop_requested(turn: ControllerTurn, reason: str) -> None:
         ending.drain_reason = reason
         ending.drain_ns = turn.now_ns + int(state.limits.stop_s * S_NS)
         # All ranks must stop at one place: the generation closes like any other, and the next one
-        # opens with the word to drain.
+        # opens with a request to drain.
         if state.mode == "open":
             fault = events.Fault(kind="requested", detail=reason, t_ns=turn.now_ns)
             incident_response.record_fault(turn, fault, "report")

@@ -1,4 +1,4 @@
-"""First turn of a term: a fresh job, a resumed job, or one with live workers."""
+"""Start of a run: its first term, a later term's takeover, and restarts from a checkpoint."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from outlast import events
 from outlast.controller import checkpoint_tracking, planned_migration, shared_values
 from outlast.controller.audit import audit_protocol as audit
 from outlast.controller.controller_state import ControllerTurn
-from outlast.controller.inputs import BeginTerm, DecisionMade, Opened, RankMigrated
-from outlast.controller.recovery import incident_response, reconfiguration
+from outlast.controller.inputs import BeginTerm, CheckpointFound, DecisionMade, Opened, RankMigrated
+from outlast.controller.lifecycle import run_ending
+from outlast.controller.recovery import incident_response, reconfiguration, recovery_ladder
 from outlast.controller.save_schedule import interval_updates
 from outlast.transport import messages
 
 
 def begin_term(turn: ControllerTurn, event: BeginTerm) -> None:
-    """Take over what earlier terms made durable, and wait for who may still be alive."""
+    """Restore what earlier terms made durable, and wait for workers that may be alive."""
     state = turn.state
     state.term.number = event.term
     checkpoint_tracking.set_checkpoint(turn, event.checkpoint)
@@ -63,12 +64,12 @@ def adopt_abandoned_slots(turn: ControllerTurn, body: messages.WorkerLostReport)
 
 
 def end_takeover(turn: ControllerTurn) -> None:
-    """Forget who had the seats when the earlier term ended: a decision has been made since."""
+    """Forget the seats of the earlier term, after the first decision of this one."""
     turn.state.term.old_seats = ()
 
 
 def decide_when_agents_reported(turn: ControllerTurn) -> None:
-    """Once every agent of the old generation has spoken, it is known who is left of it."""
+    """Decide once every agent of the old generation has sent its Hello."""
     state = turn.state
     if state.term.fence_wait and all(
         name in state.members.agents for name in state.term.fence_wait
@@ -94,7 +95,7 @@ def decide_without(turn: ControllerTurn) -> None:
         if worker is None:
             lost = events.Fault(
                 kind="agent_lost",
-                detail=f"{name or 'nobody'} at rank {seat} did not outlive the controller",
+                detail=f"{name or 'no worker'} at rank {seat} did not outlive the controller",
                 worker=name,
                 seat=seat,
                 t_ns=turn.now_ns,
@@ -104,3 +105,81 @@ def decide_without(turn: ControllerTurn) -> None:
         elif seat in state.term.joining:
             turn.change(name, whole=False)
     incident_response.close(turn, text)
+
+
+def begin_restart(turn: ControllerTurn, reason: str) -> None:
+    """Count the restart, and kill all workers that have seats."""
+    state = turn.state
+    farthest = max(state.progress.reached[0], state.progress.n)
+    origin = state.saves.checkpoint.n if state.saves.checkpoint else 0
+    state.budgets.count_restart(farthest, origin)
+    checkpoint_tracking.begin_searches(turn)
+    interval_updates.record_restart(turn)
+    turn.enter("clearing")
+    for worker in tuple(state.members.workers.values()):
+        if worker.seat >= 0:
+            turn.kill(worker.name, turn.blame(worker, "requested", reason))
+
+
+def verify_when_clear(turn: ControllerTurn) -> None:
+    """Search the newest checkpoint once no worker with a seat can write or remove one."""
+    state = turn.state
+    if any(worker.seat >= 0 for worker in state.members.workers.values()):
+        return
+    checkpoint_tracking.search_checkpoint(turn)
+
+
+def on_checkpoint_found(turn: ControllerTurn, event: CheckpointFound) -> None:
+    """Start from the newest whole copy, which may be older than the newest complete one."""
+    state = turn.state
+    if state.mode != "verifying" or event.generation != state.generation:
+        return
+    hoped = state.saves.checkpoint
+    found = event.checkpoint
+    checkpoint_tracking.set_checkpoint(turn, found)
+    n, step = (found.n, found.step) if found else (0, 0)
+    in_memory = found is not None and found.tier == "memory"
+    if found is None and state.audit.undecided:
+        detail = "replicas differ, and no copy from before the last agreement is whole"
+        cause = recovery_ladder.root_fault(state.incident.faults)
+        run_ending.stop(turn, "gave_up", cause, detail)
+        return
+    if hoped is not None and (n, in_memory) < (hoped.n, hoped.tier == "memory"):
+        _correct(turn, hoped, n, step)
+    interval_updates.record_found(turn)
+    reconfiguration.start_over(turn, n, step)
+
+
+def _correct(turn: ControllerTurn, hoped: messages.Checkpointed, n: int, step: int) -> None:
+    """Record a second decision, since the copy of the first one is not whole."""
+    state = turn.state
+    what = "copy in memory" if hoped.tier == "memory" else "checkpoint"
+    origin = f"the checkpoint at phase {n}" if n else "the beginning"
+    turn.emit(
+        events.Decided(
+            t_ns=turn.now_ns,
+            incident=state.incident.number,
+            generation=state.generation,
+            verdict="redo",
+            rung="restart",
+            n=n,
+            step=step,
+            replaced=(),
+            reason=f"the {what} at phase {hoped.n} (step {hoped.step}) is not whole: everybody"
+            f" starts from {origin} (step {step}) instead",
+        )
+    )
+
+
+def start_unverified(turn: ControllerTurn) -> None:
+    """Start from the newest complete checkpoint without verification, at the deadline."""
+    state = turn.state
+    turn.note(
+        f"the checkpoints could not be read within {state.limits.join_s:g} s (limit join_s); the"
+        " newest one is used without verification"
+    )
+    checkpoint = state.saves.checkpoint
+    interval_updates.record_found(turn)
+    reconfiguration.start_over(
+        turn, checkpoint.n if checkpoint else 0, checkpoint.step if checkpoint else 0
+    )

@@ -84,7 +84,7 @@ def close(turn: ControllerTurn, reason: str) -> None:
 
 
 def on_answer(turn: ControllerTurn, worker: WorkerRecord, body: messages.Status) -> None:
-    """A worker's final word on the generation, or its first word about a failure in it."""
+    """Handle a worker's Status: its answer to Close, or the first report of a failure."""
     state = turn.state
     known = worker.status
     if body.state in ("torn", "broken"):
@@ -111,7 +111,7 @@ def on_answer(turn: ControllerTurn, worker: WorkerRecord, body: messages.Status)
 
 
 def _must_be_replaced(turn: ControllerTurn, worker: WorkerRecord, body: messages.Status) -> None:
-    """Torn or broken: true whenever it is said, and whatever was said before."""
+    """Give up a worker that reports itself torn or broken, whatever it reported before."""
     known = _complete(turn, worker, body.fault) if body.fault else None
     if known is None and body.state == "broken":  # the end of another has cut its set-up
         detail = f"rank {worker.seat} was cut in set-up or a rehearsal before phase {body.n + 1}"

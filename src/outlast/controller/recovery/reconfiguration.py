@@ -14,7 +14,7 @@ from outlast.transport import messages
 
 
 def start_over(turn: ControllerTurn, n: int, step: int) -> None:
-    """Everybody starts in a new generation, before phase n+1; who waits for a seat keeps it."""
+    """Start all ranks in a new generation, before phase n+1; waiting workers keep their seats."""
     state = turn.state
     state.progress.begin_generation(n, step, "start")
     waiting = {worker.seat: worker.name for worker in state.members.workers.values()}
@@ -86,7 +86,7 @@ def _same_bits(turn: ControllerTurn, occupants: list[WorkerRecord]) -> bool:
 
 
 def journal(turn: ControllerTurn) -> None:
-    """Make the decision durable: before anybody hears of the generation."""
+    """Make the decision durable before any message of the generation is sent."""
     state = turn.state
     progress = state.progress
     occupants = [state.occupant(seat) for seat in range(state.world)]
@@ -226,7 +226,7 @@ def connect_frame(turn: ControllerTurn) -> messages.Connect:
 
 
 def open_when_joined(turn: ControllerTurn) -> None:
-    """All groups stand: compare what was sent with what arrived, then let phases run."""
+    """Compare digests of sent and received state once all groups are connected, then open."""
     state = turn.state
     progress = state.progress
     incident = state.incident.number
@@ -291,7 +291,7 @@ def _arrived(
 
 
 def repeat_request(turn: ControllerTurn, worker: WorkerRecord) -> None:
-    """Repeat to a worker, whose agent was away, what it was last asked; answers may repeat too."""
+    """Repeat the last request to a worker whose agent reconnected; answers may repeat too."""
     state = turn.state
     if worker.killed_ns:
         turn.tell(worker.agent, messages.Kill(worker=worker.name, reason="it was given up"))

@@ -6,13 +6,13 @@ from outlast import events
 from outlast.controller import membership
 from outlast.controller.audit import audit_protocol as audit
 from outlast.controller.controller_state import S_NS, ControllerTurn, WorkerRecord
-from outlast.controller.lifecycle import restart, run_ending, run_start
+from outlast.controller.lifecycle import run_ending, run_start
 from outlast.controller.recovery import incident_response, reconfiguration, recovery_ladder
 from outlast.controller.recovery.recovery_ladder import RecoveryChoice, Situation
 
 
 def decide_when_answered(turn: ControllerTurn) -> None:
-    """Invariants (b) and (g): nobody of the old generation is left who could still act in it."""
+    """Invariants (b) and (g): no worker of the old generation can still act in it."""
     state = turn.state
     audit.conclude(turn)
     members = list(state.generation_members())
@@ -38,13 +38,13 @@ def decide_when_answered(turn: ControllerTurn) -> None:
     elif begins_again:
         point = state.saves.checkpoint
         _announce(turn, choice, "redo", point.n if point else 0, point.step if point else 0)
-        restart.begin_restart(turn, choice.reason)
+        run_start.begin_restart(turn, choice.reason)
     else:
         _continue_with_survivors(turn, survivors, n, step, choice)
 
 
 def is_silent(turn: ControllerTurn, worker: WorkerRecord) -> bool:
-    """Alive, and its answer to Close is still due (or nobody knows where it listens)."""
+    """Return whether a live worker has yet to answer Close, or to send its address in Hello."""
     generation = turn.state.generation
     answered = worker.status is not None and worker.status.generation == generation
     return not worker.killed_ns and not (answered and worker.hello is not None)
@@ -61,7 +61,7 @@ def _place(turn: ControllerTurn, survivors: list[WorkerRecord]) -> tuple[int, in
 
 
 def _possible(worker: WorkerRecord, n: int) -> bool:
-    """Invariant (a): one vote a phase, so nobody is farther behind than an answer not received."""
+    """Invariant (a): one vote a phase, so a survivor is at most one undecided phase behind."""
     status = worker.status
     assert status is not None
     return status.n == n or (status.n == n - 1 and status.state == "prepared")
@@ -83,7 +83,7 @@ def _stop_contradicting(turn: ControllerTurn, strange: list[WorkerRecord], n: in
 def _give_up_unfit_joiners(
     turn: ControllerTurn, members: list[WorkerRecord], survivors: list[WorkerRecord], n: int
 ) -> bool:
-    """A joiner may try again from where it was told to stand, and from nowhere else."""
+    """Give up joiners that are not at phase n, the only place from which they may retry."""
     if not survivors:
         return False
     whole = {w.name for w in survivors}
@@ -127,7 +127,8 @@ def _count_attempt(turn: ControllerTurn, survivors: list[WorkerRecord], n: int) 
 def _recovery_situation(turn: ControllerTurn, survivors: list[WorkerRecord], n: int) -> Situation:
     state = turn.state
     keys = reconfiguration.slot_keys(n)[:2]
-    lost, stateless = [], []
+    lost: list[int] = []
+    stateless: list[int] = []
     for seat in range(state.world):
         worker = state.occupant(seat)
         if worker is None:
@@ -137,17 +138,17 @@ def _recovery_situation(turn: ControllerTurn, survivors: list[WorkerRecord], n: 
             if not any(key in slots for key in keys):
                 stateless.append(seat)
     checkpoint = state.saves.checkpoint
-    inner = {key: count for key, count in state.budgets.attempts.items() if key}
-    worst = max(inner, key=lambda key: inner[key], default="")
-    same = tuple(
+    attempts = {key: count for key, count in state.budgets.attempts.items() if key}
+    commonest = max(attempts, key=lambda key: attempts[key], default="")
+    causes = tuple(
         fault
         for fault in state.budgets.causes
-        if recovery_ladder.failure_identity((fault,)) == worst
+        if recovery_ladder.failure_identity((fault,)) == commonest
     )
-    again = inner.get(worst, 0) >= state.limits.attempts_max
+    exhausted = attempts.get(commonest, 0) >= state.limits.attempts_max
     moved = {name for name, _ in state.findings.moves.values()}
     return Situation(
-        cause=recovery_ladder.root_fault(same if again and same else state.budgets.causes),
+        cause=recovery_ladder.root_fault(causes if exhausted and causes else state.budgets.causes),
         lost=tuple(lost),
         planned=tuple(fault.seat for fault in state.incident.faults if fault.worker in moved),
         stateless=tuple(stateless),
@@ -156,8 +157,8 @@ def _recovery_situation(turn: ControllerTurn, survivors: list[WorkerRecord], n: 
         spares=len(state.warm_spares()),
         cold=len(state.cold_spares()),
         respawns=state.respawns_left(),
-        attempts=inner.get(worst, 0),
-        attempts_all=sum(inner.values()),
+        attempts=attempts.get(commonest, 0),
+        attempts_all=sum(attempts.values()),
         attempts_max=int(state.limits.attempts_max),
         restarts=state.budgets.restarts,
         world=state.world,
@@ -262,7 +263,7 @@ def answer_limit_s(turn: ControllerTurn, worker: WorkerRecord) -> float:
 
 
 def fence_silent(turn: ControllerTurn) -> None:
-    """Give up who has not answered Close in time; Lost follows."""
+    """Give up workers that have not answered Close in time; Lost follows."""
     state = turn.state
     for worker in tuple(state.generation_members()):
         limit_s = answer_limit_s(turn, worker)

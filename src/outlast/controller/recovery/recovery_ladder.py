@@ -1,6 +1,6 @@
 """Recovery ladder: the cheapest way to recover that works, with its reason.
 
-The order of LADDER is the policy. A rung says why it cannot be taken, or takes it.
+The order of LADDER is the policy. A rung returns why it cannot be taken, or is taken.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from outlast.events import Fault
 Rung = Literal["retry", "migrate", "replace", "respawn", "rollback", "restart", "stop"]
 
 
-FROM_A_COPY: tuple[Rung, ...] = ("rollback", "restart")  # every worker begins again
+FROM_A_COPY: tuple[Rung, ...] = ("rollback", "restart")  # every worker is replaced
 
 
 class Situation(msgspec.Struct, frozen=True, kw_only=True):
-    """All that the choice depends on, when every worker has answered or been reaped."""
+    """Input of the choice, when every worker has answered or been reaped."""
 
-    cause: Fault | None  # the most telling fault so far
-    lost: tuple[int, ...] = ()  # seats that nobody holds
+    cause: Fault | None  # the most specific fault so far
+    lost: tuple[int, ...] = ()  # seats without a worker
     planned: tuple[int, ...] = ()  # seats that were given up to be moved
-    stateless: tuple[int, ...] = ()  # those among them whose own state is gone
+    stateless: tuple[int, ...] = ()  # those among them whose own state is lost
     donors: int = 0  # survivors that hold the replicated state
-    diverged: bool = False  # replicas differ, and nothing says which of them is right
+    diverged: bool = False  # replicas differ, and no majority tells which is right
     spares: int = 0  # warm, and fit
     cold: int = 0  # spares that are still starting
     respawns: int = 0  # workers that may still be started
-    attempts: int = 0  # generations without progress that ended in the same fault of their own
-    attempts_all: int = 0  # that ended in any fault of their own
+    attempts: int = 0  # generations without progress that ended in the commonest fault
+    attempts_all: int = 0  # generations without progress that ended in any fault
     attempts_max: int = 3
     restarts: int = 0  # restarts in a row without progress
     world: int = 1
@@ -48,7 +48,7 @@ class RecoveryChoice(msgspec.Struct, frozen=True):
 
 
 def choose(situation: Situation) -> RecoveryChoice:
-    """The first rung of the ladder that can be taken; `stop` always can."""
+    """Return the first rung of the ladder that can be taken; `stop` always can."""
     why_not = ""
     for rung, take in LADDER:
         reason, possible = take(situation, why_not)
@@ -78,7 +78,7 @@ def _give_up(situation: Situation, _: str) -> tuple[str, bool]:
 
 def _retry(situation: Situation, _: str) -> tuple[str, bool]:
     if situation.diverged:
-        return f"nobody is known to hold the right state{_cause_suffix(situation)}", False
+        return f"no rank is known to hold the right state{_cause_suffix(situation)}", False
     if not situation.donors:
         return "no worker is left that holds the whole state", False
     if situation.lost:
@@ -105,7 +105,7 @@ def _replace(situation: Situation, why_not: str) -> tuple[str, bool]:
     if len(lost) > situation.spares + situation.cold:
         return "", False
     starting = len(lost) - situation.spares
-    which = "warm spares take over" if starting <= 0 else "spares that are starting take over"
+    which = "warm spares take over" if starting <= 0 else "starting spares take over"
     return f"{_ranks(lost)} lost{_cause_suffix(situation)}: {which}", True
 
 

@@ -1,4 +1,4 @@
-"""Updates of save intervals while a run lives.
+"""Updates of save intervals during a run.
 
 Seat 0 proposes them at its next save, where all ranks agree on them: they change everywhere at
 once, or nowhere.
@@ -46,7 +46,7 @@ def record_save(turn: ControllerTurn, body: messages.Checkpointed) -> None:
 
 
 def record_restart(turn: ControllerTurn) -> None:
-    """A failure that undoes work: everybody will begin again."""
+    """Record a restart, a failure that undoes work."""
     measurements = turn.state.intervals.measured
     turn.state.intervals.measured = replace(
         measurements, failures=measurements.failures + 1, restoring="", restoring_ns=turn.now_ns

@@ -1,6 +1,6 @@
 """Save intervals of each tier, from the costs of saves and the rates of failures.
 
-Pure and deterministic: one place decides (the controller), everybody receives the intervals. The
+Pure and deterministic: the controller decides, and all ranks receive the intervals. The
 formulas are those of `outlast.theory`; `schedule_explanation.py` explains the choice.
 """
 

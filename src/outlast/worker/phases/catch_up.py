@@ -38,45 +38,11 @@ from outlast.worker.worker_events import WorkerEvents
 from outlast.worker.worker_status import WorkerStatus
 
 # Operations that need the value itself.
-_USES = (
-    "bool",
-    "eq",
-    "ne",
-    "lt",
-    "le",
-    "gt",
-    "ge",
-    "hash",
-    "len",
-    "iter",
-    "next",
-    "contains",
-    "getitem",
-    "call",
-    "int",
-    "float",
-    "complex",
-    "index",
-    "add",
-    "radd",
-    "sub",
-    "rsub",
-    "mul",
-    "rmul",
-    "truediv",
-    "rtruediv",
-    "floordiv",
-    "mod",
-    "and",
-    "rand",
-    "or",
-    "ror",
-    "xor",
-    "invert",
-    "neg",
-    "fspath",
-    "enter",
-)
+_USES = (  # noqa: SIM905 - a list literal would take a line a name
+    "bool eq ne lt le gt ge hash len iter next contains getitem call int float complex index "
+    "add radd sub rsub mul rmul truediv rtruediv floordiv mod and rand or ror xor invert neg "
+    "fspath enter"
+).split()
 
 
 class LostResult:

@@ -1,4 +1,4 @@
-"""Gate before the first parameter changes: all ranks vote, and rules of that commit point.
+"""Vote before the first parameter changes, and rules of that commit point.
 
 One hook runs before every optimizer step of the process and before any other hook. The first step
 of a protected optimizer inside a phase causes the vote; later steps of the same phase proceed. In a
@@ -7,8 +7,12 @@ phase with an undo copy all steps proceed. The rules: permanent changes of a pha
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import functools
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
@@ -18,6 +22,7 @@ from outlast.worker.groups.work_handles import opaque, opaque_class
 from outlast.worker.phases.phase_attempt import PhaseAttempt
 from outlast.worker.script.carried_variables import differing
 from outlast.worker.state.optimizer_state import describe_foreign_optimizers
+from outlast.worker.state.protected_modules import ProtectedModules
 from outlast.worker.state.protected_state import ProtectedState
 
 VoteHook = Callable[[Optimizer], None]
@@ -139,3 +144,139 @@ def must_not_have_chosen(attempt: PhaseAttempt, choices: bytes) -> None:
             " or between phases (or wrap an object that is equal on all ranks in"
             f" outlast.Replicated), {OR_WITH_UNDO}"
         )
+
+
+STEPS_WATCHED = 3  # of each function
+PHASES_WATCHED = 64  # of each function, where none of them steps
+
+
+class _Found(NamedTuple):
+    """A gradient at the start of a phase."""
+
+    name: str
+    parameter: weakref.ref[torch.nn.Parameter]
+    gradient: weakref.ref[torch.Tensor]
+    version: int
+
+    def is_left(self, *, unchanged: bool = False) -> bool:
+        """Return whether its parameter still has it, and it is not zero."""
+        parameter = self.parameter()
+        now = None if parameter is None else parameter.grad
+        if now is None or now is not self.gradient():
+            return False
+        if unchanged and now._version != self.version:  # noqa: SLF001 - torch's own counter of changes
+            return False
+        return bool((now.coalesce().values() if now.is_sparse else now).any())
+
+
+class LeftoverGradients:
+    """Gradients that a phase finds, does not clear, and steps with; such a step is refused.
+
+    A redo and a successor begin with zero gradients, so that such a step would differ after a
+    failure. Hooks in the first phases of each function see whether backward adds to gradients that
+    it found. Where the script's own code reads `.grad`, hooks cannot see the use: there the second
+    step of the function is rehearsed once and its results from zero gradients are compared.
+
+    `reads`: whether a function's own code reads gradients.
+    """
+
+    def __init__(self, reads: Callable[[str], bool] = lambda _key: False) -> None:
+        self._reads = functools.cache(reads)
+        self._steps = Counter[str]()
+        self._phases = Counter[str]()
+        self._found: dict[int, _Found] = {}
+        self._had: set[int] = set()  # there when backward came to the parameter
+        self._reached: set[int] = set()  # backward has given these a gradient
+        self._used: dict[int, str] = {}  # ... and added to what they held
+        self._by_hand: dict[str, tuple[int, int]] = {}  # the generation and phase of a rehearsal
+
+    def rehearsed(self, key: str, flags: Iterable[bytes], place: tuple[int, int]) -> None:
+        """Function `key` was rehearsed in this generation and phase; `flags`: of each rank,
+        whether its code reads gradients."""
+        if any(flags):
+            self._by_hand[key] = place
+
+    def is_due(self, key: str, place: tuple[int, int]) -> bool:
+        """Return whether its next step is to be rehearsed: once, the same on all ranks. Ranks that
+        came with another generation would know nothing of it."""
+        before = self._by_hand.get(key, place)
+        if before == place:
+            return False
+        del self._by_hand[key]
+        return before[0] == place[0]
+
+    @contextmanager
+    def watched(self, key: str, modules: ProtectedModules) -> Iterator[None]:
+        """Watch one attempt of function `key`."""
+        handles: list[torch.utils.hooks.RemovableHandle] = []
+        if self._steps[key] < STEPS_WATCHED and self._phases[key] < PHASES_WATCHED:
+            for name, parameter in modules.named_parameters():
+                if parameter.grad is not None and parameter.requires_grad:
+                    handles += self._watch(name, parameter, parameter.grad)
+        self._phases[key] += bool(handles)
+        self._had.clear()
+        self._reached.clear()
+        self._used.clear()
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            self._found.clear()
+
+    def _watch(
+        self, name: str, parameter: torch.nn.Parameter, gradient: torch.Tensor
+    ) -> list[torch.utils.hooks.RemovableHandle]:
+        number = id(parameter)
+        found = _Found(name, weakref.ref(parameter), weakref.ref(gradient), gradient._version)  # noqa: SLF001 - torch's own counter of changes
+        self._found[number] = found
+
+        def reached(_new: torch.Tensor) -> None:
+            self._had.discard(number)
+            if found.is_left(unchanged=True):
+                self._had.add(number)
+
+        def added(_parameter: torch.Tensor) -> None:  # not where autograd.grad came by
+            if number in self._had and number not in self._reached:
+                self._used[number] = name
+            self._reached.add(number)
+
+        return [
+            parameter.register_hook(reached),
+            parameter.register_post_accumulate_grad_hook(added),
+        ]
+
+    def must_not_be_used(self, key: str, optimizer: torch.optim.Optimizer) -> None:
+        """Raises PhaseError where `optimizer` is about to step with such a gradient."""
+        if not self._found:
+            return
+        self._steps[key] += 1
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                found = self._found.get(id(parameter))
+                if found is None:
+                    continue
+                # Written to by hand, it may be a new one: the rehearsal of the second step tells.
+                is_stale = id(parameter) not in self._reached and found.is_left(
+                    unchanged=self._reads(key)
+                )
+                if is_stale or id(parameter) in self._used:
+                    raise PhaseError(
+                        f"{key} steps with a gradient of {found.name} that was there before it"
+                        " began: a redo, or a replacement worker, begins with zeroes there; compute"
+                        " all gradients of a step in its own phase, and clear those that are there"
+                        " first (optimizer.zero_grad())"
+                    )
+
+    def must_not_be_read(self, key: str, refuse: Callable[[str, str], None]) -> None:
+        """Call `refuse` where a phase that does not step may have read such a gradient."""
+        if not (self._found and self._reads(key)):
+            return
+        for found in self._found.values():
+            if found.is_left(unchanged=True):
+                refuse(
+                    f"{key} reads .grad while {found.name} has a gradient of another phase, which"
+                    " a redo, or a worker that takes a rank over, does not have",
+                    "read gradients in the phase that computes them, and clear them there",
+                )
+                return

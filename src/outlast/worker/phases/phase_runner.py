@@ -22,7 +22,7 @@ from outlast.random_state import Generator
 from outlast.worker.groups import GroupRegistry, is_transport_error
 from outlast.worker.phases import commit_gate, phase_attempt
 from outlast.worker.phases.catch_up import REHEARSALS, CatchUp, is_evidence
-from outlast.worker.phases.leftover_gradients import LeftoverGradients
+from outlast.worker.phases.commit_gate import LeftoverGradients
 from outlast.worker.phases.phase_attempt import AttemptUndone, Kind, PhaseAttempt, WrittenWeights
 from outlast.worker.phases.script_progress import LOST, ProgressSlots, ScriptProgress, keep_result
 from outlast.worker.phases.worker_recovery import WorkerRecovery
