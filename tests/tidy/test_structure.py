@@ -9,18 +9,18 @@ from pathlib import Path
 # fmt: skip 40, cycles 3, undocumented 5 %, lines 86,681. A ceiling is only ever lowered;
 # lines were raised once, by 2,200, when the formatter got all code but tables of data.
 CEILINGS = {
-    "modules": 433,
+    "modules": 430,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 1,
     "docstrings that begin with a question": 0,
-    "banned names": 7,
-    "fmt: skip": 35,
+    "banned names": 0,
+    "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 91975,
+    "lines": 91958,
     "functions of more than 70 lines": 0,
-    "functions of more than 8 parameters": 2,
+    "functions of more than 8 parameters": 0,
 }
 
 
