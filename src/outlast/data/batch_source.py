@@ -243,7 +243,6 @@ class BatchSource(Protocol):
 
     def start_epoch(self, epoch: int, length: int | None) -> None:
         """Begin `epoch`. `length`: the agreed minimum over ranks; None: until the loader ends."""
-        ...
 
     def next(self) -> Any:
         """Return the next batch. Raises StopIteration at the end of the epoch."""
@@ -255,11 +254,9 @@ class BatchSource(Protocol):
 
     def seek(self, position: Any) -> None:
         """Go to a position. This process's generators stay unchanged."""
-        ...
 
     def close(self) -> None:
         """Stop loader workers."""
-        ...
 
 
 def open_source(loader: Any, codec: Codec) -> BatchSource:

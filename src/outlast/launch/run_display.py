@@ -26,19 +26,15 @@ class Display(Protocol):
 
     def event(self, event: events.AnyEvent) -> None:
         """Something happened."""
-        ...
 
     def beats(self, beats: Beats) -> None:
         """Show the places of the workers: worker -> (n, step, state, loss)."""
-        ...
 
     def line(self, rank: int, text: str) -> None:
         """A line that a rank wrote."""
-        ...
 
     def close(self) -> None:
         """End the display."""
-        ...
 
 
 class DetachedDisplay:

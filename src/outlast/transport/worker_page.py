@@ -7,12 +7,19 @@ digest is right. The memory is a memfd: it has no name that could be left behind
 first 256 KiB are reserved at creation, so that their lack is an error at start; a larger state
 takes what it needs when it is first written.
 
-Heartbeat layout (little endian): `<qqqqqqdq`: n, step, state, collectives, t_ns, t_state_ns, loss,
-key of the newest phase. At byte 64 the pulse, `<qqqq`: t_ns when it was written, t_ns of the
-heartbeat that it is about, 1 where the main thread then waited for other ranks, and t_ns when such
-a wait was last seen to have ended. From byte 128 on, for each of at most KEYS kinds of phases,
-`<qqq`: key, phases completed, slowest_ns (what the hang watch may expect of this process).
-Slot layout: `<qqQQQ`: kind, n, count, length, xxh3_64(kind|n|count|payload), then the payload.
+All numbers are little endian.
+
+| at, in bytes                | layout    | content                                                |
+|-----------------------------|-----------|--------------------------------------------------------|
+| 0                           | `qqqqqqdq`| heartbeat: n, step, state, collectives, t_ns,          |
+|                             |           | t_state_ns, loss, key of the newest phase              |
+| 64                          | `qqqq`    | pulse: t_ns of its write, t_ns of the heartbeat that it|
+|                             |           | read, 1 if the main thread waited for other ranks,     |
+|                             |           | t_ns of the end of the last such wait                  |
+| 128 + 24 i, i < `KEYS`      | `qqq`     | pace of a kind of phase: key, completed, slowest_ns    |
+| 4096 + i (40 + slot bytes), | `qqQQQ`   | slot: kind, n, count, length,                          |
+| i < `SLOTS`                 |           | xxh3_64(kind, n, count, payload), then the payload     |
+
 `count` rises with every write: of two slots of one key, the one with the higher count is newer.
 """
 

@@ -44,19 +44,15 @@ class AuditOwner(Protocol):
 
     def try_send(self, body: messages.WorkerBody) -> None:
         """Send a message to the controller, or drop it where the agent is gone."""
-        ...
 
     def report_trouble(self, error: BaseException) -> None:
         """Report an error of the transport; this generation is over."""
-        ...
 
     def reach(self, where: Where) -> None:
         """Fire injected faults that are due at `where`."""
-        ...
 
     def note(self, text: str) -> None:
         """Add a note for the user to the run's events."""
-        ...
 
 
 class Auditor:

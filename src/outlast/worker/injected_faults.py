@@ -40,11 +40,9 @@ class FaultTarget(Protocol):
 
     def cut_connections(self) -> None:
         """Cut the connections to all other ranks."""
-        ...
 
     def flip_bit(self, pattern: str) -> None:
         """Flip one bit of the first replicated tensor whose name matches."""
-        ...
 
 
 class InjectedFaults:

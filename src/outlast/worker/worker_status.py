@@ -11,6 +11,21 @@ ranks. Standing still inside a collective depends on other ranks; standing still
 upload, a rollout, a sleep, or a hang. From outside the process both look alike. The interpreter
 must run for the pulse to run: a pulse that has stopped in a live process means that a C extension
 holds the interpreter.
+
+| thread      | writes                                         | by                                |
+|-------------|------------------------------------------------|-----------------------------------|
+| main        | state, n, step, results                        | `enter`, `won`, `completed`, ...  |
+| reader      | generation, closed; answers a Close            | `close`                           |
+| grace timer | the answer to a Close, once a vote is won      | `answer_if_won`                   |
+| pulse       | the page's pulse, without the lock             | `PulseThread`                     |
+
+| state at Close                | answer                                                       |
+|-------------------------------|--------------------------------------------------------------|
+| setup, in an open generation  | broken                                                       |
+| running, checkpoint, dry      | running; broken during a rehearsal with all ranks            |
+| voting                        | none, until the outcome of the vote is known                 |
+| applying                      | idle if the phase completes within `APPLIED_S`, else applying |
+| others                        | joining, finished or idle                                    |
 """
 
 from __future__ import annotations

@@ -1,4 +1,15 @@
-"""Orders of a trainer and their outcomes. Pure: the time is an argument."""
+"""Orders of a trainer and their outcomes. Pure: the time is an argument.
+
+States of a save:
+
+| state    | entered                                     | left                                  |
+|----------|---------------------------------------------|---------------------------------------|
+| unsent   | `add`; `died`, when its keeper is lost       | `unsent` returns its frame            |
+| sent     | `unsent`                                    | the keeper's outcome                  |
+| written  | "written" for a save with a commit record   | "committed" or "failed"               |
+| given up | `overdue`: reported as failed               | the keeper answers or dies            |
+| ended    | the last outcome; too many deaths (`died`)  | kept in `last` for `OUTCOMES_MAX`     |
+"""
 
 from __future__ import annotations
 

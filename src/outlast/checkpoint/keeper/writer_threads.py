@@ -1,4 +1,12 @@
-"""The keeper's two threads: one writes parts in order, one waits to commit."""
+"""The keeper's two threads: one writes parts in order, one waits to commit.
+
+    keeper's loop --add--> PartWriter --written, failed--> trainer
+                               | rank 0's orders
+                               '--add--> CommitThread --committed, failed--> trainer
+
+Each thread has one lock (`_change`), around its queue alone. No thread holds both, and none holds
+one while it uses the disk or reports an outcome.
+"""
 
 from __future__ import annotations
 

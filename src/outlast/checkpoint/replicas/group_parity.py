@@ -14,6 +14,9 @@ all remaining members.
 
 NumPy does the XOR at the memory's speed. It is imported on first use: a keeper without parity
 starts without it.
+
+Order of locks: `HeldParities.change`, then `GroupParity._making`, then `GroupParity._folding`.
+`_making` is held while memory is allocated; pieces are folded in meanwhile under `_folding` alone.
 """
 
 from __future__ import annotations

@@ -51,11 +51,9 @@ class ReplicaDestination(Protocol):
 
     def keep(self, manifest: Manifest) -> None:
         """Accept the version, which was received and verified. Raises WireError as above."""
-        ...
 
     def abandon(self, why: str) -> None:
         """Discard an incomplete or damaged transfer."""
-        ...
 
 
 @dataclass(eq=False)

@@ -1,4 +1,9 @@
-"""Copies or parity strips sent to other keepers' memory, one thread a peer."""
+"""Copies or parity strips sent to other keepers' memory, one thread a peer.
+
+Locks: `_PeerThread._change` (its queue and links), `SentVersion._digesting` (the first reader
+computes the digests) and `SentVersion._lock` (its count of peers). None is held while another is
+taken, nor during a transfer.
+"""
 
 from __future__ import annotations
 

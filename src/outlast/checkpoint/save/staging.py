@@ -2,6 +2,13 @@
 
 A layout is computed once a plan, its views into an arena once an arena. A save runs one flat list
 of copies.
+
+An arena that holds a save (`frozen_bytes` and `size_bytes`: of its ArenaLayout):
+
+    0                frozen_bytes      size_bytes             end of the shard   arena.size_bytes
+    | frozen tensors | other tensors   | blobs: own, shared   | slack            | stamp    |
+    | whole chunks   | large ones at   | each at a block of   | see arena_bytes  | one page |
+    |                | blocks of 4 KiB | 4 KiB                |                  |          |
 """
 
 from __future__ import annotations

@@ -56,7 +56,6 @@ class StoreSource(Protocol):
 
     def read(self, directory: str, name: str, at: int, into: memoryview) -> None:
         """Fill `into` with the bytes from `at` on, all of it or an error."""
-        ...
 
 
 class MemoryFile(Protocol):
@@ -64,7 +63,6 @@ class MemoryFile(Protocol):
 
     def read(self, at: int, into: memoryview) -> None:
         """Fill `into` with the bytes from `at` on, all of it or a CorruptionError."""
-        ...
 
 
 @runtime_checkable
@@ -111,14 +109,12 @@ class Store(StoreSource, Protocol):
 
     def point(self, directory: str) -> None:
         """Make `latest` name this directory: for people, never trusted."""
-        ...
 
     def remove(self, directory: str) -> None:
         """Delete a checkpoint: commit.json first, so that no partial one is taken for a checkpoint.
 
         A checkpoint that does not exist is no error.
         """
-        ...
 
 
 @runtime_checkable

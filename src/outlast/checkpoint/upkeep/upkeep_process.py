@@ -44,7 +44,6 @@ class UpkeepListener(Protocol):
 
     def not_deleted(self, error: str) -> None:
         """Report a failure to delete, once until it succeeds or the error changes."""
-        ...
 
     def copied(self, copied: CopyResult, where: str) -> None:
         """Report a copy that was committed at `where`."""

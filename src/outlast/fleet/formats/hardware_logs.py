@@ -75,11 +75,7 @@ def read_kernel_log(path: Path, context: HardwareLogContext) -> LogReading:
         path,
         "kernel",
         lambda lines: kernel_log.findings(
-            lines,
-            cluster=context.cluster,
-            node=context.node,
-            clock=clock,
-            policy=context.policy,
+            lines, cluster=context.cluster, node=context.node, clock=clock, policy=context.policy
         ),
         naive=None if context.is_zone_given else log_envelopes.lacks_zone,
         known=log_envelopes.has_known_time,

@@ -1,6 +1,19 @@
-"""Stable process groups: ours for ever, forwarding to inner groups that come and go.
+"""Stable process groups: they outlive generations, and forward to the inner groups of each one.
 
-`registry.Groups` is the one object a process has; `stable.StableGroup` is what torch sees.
+A process has one `GroupRegistry`; torch gets its `StableGroup`s.
+
+States of `GroupRegistry`:
+
+| state      | meaning                                  | entered by            | next            |
+|------------|------------------------------------------|-----------------------|-----------------|
+| waiting    | no generation yet                        | construction          | dry, connecting |
+| dry        | groups answer by themselves              | `take_seat(dry=True)` | connecting      |
+| connecting | groups of a generation are being built   | `connect`             | live, closed    |
+| live       | collectives run                          | the end of `connect`  | closed          |
+| closed     | the generation is over                   | `sever`, `failed`     | connecting      |
+
+Order of locks: `GroupRegistry._lock`, then the mailbox's, `PendingWorks`' or `SetupRecord`'s.
+Callbacks (`publish`, `on_trouble`, `on_collective`) run without any of them.
 """
 
 from outlast.worker.groups.group_registry import GroupRegistry, register

@@ -120,11 +120,9 @@ class RecoveryOwner(Protocol):
 
     def send(self, body: messages.WorkerBody) -> None:
         """Send a message to the controller."""
-        ...
 
     def reach(self, where: Where) -> None:
         """Fire injected faults that are due at `where`."""
-        ...
 
     def now_ns(self) -> int:
         """Return the time of the run's clock."""
@@ -136,11 +134,9 @@ class RecoveryOwner(Protocol):
 
     def adopt(self, state: Any) -> None:
         """Take over a donor's state."""
-        ...
 
     def generation_opened(self) -> None:
         """Restore what a new generation has disturbed: DDP's buckets."""
-        ...
 
     def rehearsed(self) -> set[str]:
         """Return the keys of the functions that this worker has rehearsed."""
@@ -148,7 +144,6 @@ class RecoveryOwner(Protocol):
 
     def learn_rehearsed(self, keys: Iterable[str]) -> None:
         """Take note of the functions that another rank has rehearsed."""
-        ...
 
 
 class WorkerRecovery:

@@ -111,7 +111,6 @@ class WriteNote(Protocol):
 
     def __call__(self, text: str, *, warning: bool = True) -> None:
         """Write `text`; a note that is no warning is not displayed."""
-        ...
 
 
 class ScriptVariables:
