@@ -109,7 +109,7 @@ def test_there_is_one_commit_record(disk: type[KeeperDisk], tmp_path: Path, aren
             to.write_bytes(record)
             super().link(path, to)
 
-    with pytest.raises(StorageError, match="of another attempt at this place; it was left"):
+    with pytest.raises(StorageError, match="of another attempt at this place; it was not changed"):
         save_here(Beaten(), tmp_path, filled())
     assert (directory(tmp_path, 1) / "commit.json").read_bytes() == record
 

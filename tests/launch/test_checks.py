@@ -258,7 +258,7 @@ def test_the_real_check_finds_and_clears(stage: Stage, monkeypatch: pytest.Monke
         assert crew.unwell == set(), "nobody asked to leave"
         flag.unlink()
         await stage.eventually_async(lambda: not said[-1].found, "clear")
-        assert said[-1].told == ("flag", check_runner.OWN)
+        assert said[-1].completed == ("flag", check_runner.OWN)
 
     played(stage, flags, act)
 
@@ -285,7 +285,7 @@ def test_a_check_that_cannot_run_is_unknown_each_time_the_same(
 
     async def act(_crew: WorkerPool, said: list[messages.NodeChecked]) -> None:
         await stage.eventually_async(lambda: len(said) > 2, "three checks")
-        assert said[0] == said[1] == said[2] and said[0].told == ()
+        assert said[0] == said[1] == said[2] and said[0].completed == ()
         (one,) = said[0].found
         assert isinstance(one, Warned) and (one.check, one.severity) == (
             check_runner.OWN,

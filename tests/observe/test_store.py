@@ -115,7 +115,7 @@ def test_a_full_disk_is_outlived(
     assert [event.t_ns for event in read_events(tmp_path)] == list(range(11))
     said = capfd.readouterr().err
     assert said.count("cannot write events") == 1
-    assert "the run goes on" in said
+    assert "the run continues" in said
 
 
 def test_a_disk_is_not_asked_again_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

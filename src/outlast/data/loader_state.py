@@ -112,6 +112,8 @@ class LoaderState:
             spot = spots.get(path)
             if spot is None:
                 above, _, name = path.rpartition("/")
+                if not above and _make_global(path, value):
+                    continue
                 if above not in places:
                     raise UsageError(
                         f"{path.replace('/', '.')} was made while the run loaded data, and this"
@@ -319,6 +321,16 @@ def _written(value: Any) -> tuple[str, Any]:
     if _has_state_dict(type(value)):
         return "state", copy.deepcopy(value.state_dict())
     return "plain", copy.copy(value)
+
+
+def _make_global(place: str, value: tuple[str, Any]) -> bool:
+    """Make a generator that the script's loop has made at the top of a module; else False."""
+    module, _, name = place.partition(":")
+    kind, state = value
+    if kind != "generator" or not name or module not in sys.modules:
+        return False
+    setattr(sys.modules[module], name, random_state.make_generator(state))
+    return True
 
 
 def _put(spot: _Spot, value: tuple[str, Any]) -> None:

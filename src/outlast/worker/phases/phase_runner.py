@@ -100,6 +100,7 @@ class PhaseRunner:
             raise PhaseError(f"session.run inside session.run ({key} inside {self.attempt.key})")
         assert self.protected is not None
         self.protected.check_unchanged()
+        self.script.check_hooks(self.protected.tree.new_hook())
         self.gate.guarding = True
         self._groups.start_phases()
         if not self._recorded:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
@@ -13,14 +14,14 @@ import torch
 from outlast.checkpoint.format import codec
 from outlast.errors import CodecError, CorruptionError, PhaseError
 from outlast.worker.script.reachable_values import written
+from outlast.worker.script.value_encoding import is_reference, outward, refill
 from outlast.worker.script.value_paths import (
     Path,
     PathGone,
     PathRoots,
     Step,
     is_own_class,
-    outward,
-    refill,
+    is_own_file,
     text,
 )
 
@@ -146,7 +147,8 @@ class CarriedVariables:
         try:
             if _same(live, value):
                 return
-            if value is None and written(live) is None and live is not None:
+            is_named = is_reference(live)
+            if value is None and live is not None and written(live) is None and not is_named:
                 self._drop(path)  # made when it was first needed, and once
                 return
             objects, is_live = refill(live, value, in_place=self._paths[path])
@@ -199,6 +201,8 @@ def _is_handle(value: Any) -> bool:
     """Return whether it is an object of a library that holds no values of the script's."""
     values = (torch.Tensor, torch.nn.Module, np.ndarray, dict, list, tuple, set)
     kind = type(value)
+    if isinstance(value, types.FunctionType) and is_own_file(value.__code__.co_filename):
+        return False  # a lambda or a closure of the script's
     return (
         not isinstance(value, values)
         and not hasattr(kind, "__next__")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from contextvars import ContextVar
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,7 +19,13 @@ from outlast.checkpoint.format import codec
 from outlast.errors import CodecError
 from outlast.random_state import GENERATOR_TYPES
 from outlast.worker.script.bytecode import CodeNames, names_of, nested
-from outlast.worker.script.value_paths import Path, is_own_class, is_own_file, outward, unwrapped
+from outlast.worker.script.value_encoding import is_reference, outward
+from outlast.worker.script.value_paths import (
+    Path,
+    is_own_class,
+    is_own_file,
+    unwrapped,
+)
 
 VALUE_BYTES_MAX = 1 << 20
 _VALUES_MAX = 20_000  # visited in one walk
@@ -40,6 +48,11 @@ class ValueSpot(NamedTuple):
     def is_plain(self) -> bool:
         """Return whether the value could be saved as plain data."""
         return self.saved is not None
+
+    @property
+    def is_carriable(self) -> bool:
+        """Return whether another process can get the value: plain data, or found by name."""
+        return self.saved is not None or is_reference(self.value)
 
 
 class ReachableCode(NamedTuple):
@@ -192,6 +205,10 @@ class ReachableValues:
             yield ("attr", "__class__"), type(value)
             for name, inner in getattr(value, "__dict__", {}).items():
                 yield ("attr", name), inner
+            yield from _slot_values(value)
+        elif isinstance(value, ContextVar):
+            with suppress(LookupError):
+                yield ("context", value.name), value.get()
         elif isinstance(value, partial):
             for name in ("func", "args", "keywords"):
                 yield ("attr", name), getattr(value, name)
@@ -257,6 +274,17 @@ def _fits(value: Any) -> bool:
         if room < 0 or nodes < 0:
             return False
     return True
+
+
+def _slot_values(value: Any) -> Iterator[tuple[tuple[str, Any], Any]]:
+    """Attributes of classes with `__slots__`."""
+    for base in type(value).__mro__:
+        slots = vars(base).get("__slots__", ())
+        for slot in [slots] if isinstance(slots, str) else slots:
+            is_private = slot.startswith("__") and not slot.endswith("__")
+            name = f"_{base.__name__.lstrip('_')}{slot}" if is_private else slot
+            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
+                yield ("attr", name), getattr(value, name)
 
 
 def _class_values(kind: type) -> Iterator[tuple[tuple[str, Any], Any]]:

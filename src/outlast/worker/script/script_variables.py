@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from torch.utils.data import DataLoader
@@ -21,8 +21,15 @@ from outlast.worker.script.bytecode import reads_gradients
 from outlast.worker.script.carried_variables import ADVICE, CarriedVariables
 from outlast.worker.script.reachable_values import ReachableValues, ValueSpot, is_opaque
 from outlast.worker.script.repetitions import RepetitionDifference
-from outlast.worker.script.training_loop import TrainingLoop
-from outlast.worker.script.value_paths import Path, PathRoots, own_frames, text, unwrapped
+from outlast.worker.script.training_loop import RebindWatch, TrainingLoop, candidates
+from outlast.worker.script.value_paths import (
+    TORCH_MODES,
+    Path,
+    PathRoots,
+    own_frames,
+    text,
+    unwrapped,
+)
 from outlast.worker.state.optimizer_state import GROUPS
 
 if TYPE_CHECKING:
@@ -81,7 +88,6 @@ def _lasting() -> list[DataLoader[object]]:
 Unrepeatable = Literal["stop", "warn", ""]  # "": a worker without a launcher, and without redos
 LISTED_MAX = 20
 LOOKS_AT_LOOP = 3  # boundaries between steps at which everything is compared
-MUTATED_BYTES_MAX = 16 << 10  # of what is carried for the mere chance that it changes
 _CHANGED_TWICE = 2
 
 
@@ -133,6 +139,8 @@ class ScriptVariables:
         self._reported: set[str] = set()
         self._has_listed = False
         self._lasting = LastingLoaders(self.refuse)
+        self._watch = RebindWatch(self._roots, self.carried)
+        self._modes: dict[str, Any] = {}  # of torch, before the first step
 
     # --- phases ---
 
@@ -140,12 +148,13 @@ class ScriptVariables:
         """A phase of `function` begins."""
         if not self._alone:
             self._lasting.check("the script, between phases,")
+            self._carry_modes()
         known = key in self._roots.functions
         self._roots.functions[key] = function
         if known or self._alone:
             return
         reach = self._reach_of(key)
-        for path, in_place in _candidates(reach):
+        for path, in_place in candidates(reach):
             self.carried.add(path, in_place=in_place)
         self._phases[key], self._changed[key] = reach.spots, {}
         self.carried.learned(key)
@@ -213,6 +222,9 @@ class ScriptVariables:
                     f"the loop over session.batches counts with {self._loops[0].counts}(...), which"
                     " begins anew in a worker that joins later (session.step_index does not)"
                 )
+        self._carry_modes()
+        for path, new in self._watch.changes(self._protected()):
+            self.refuse(f"the training loop binds {text(path)} to another {type(new).__name__}")
         for loop in self._loops:
             if loop.looks < LOOKS_AT_LOOP:
                 self._look_at(loop)
@@ -226,7 +238,7 @@ class ScriptVariables:
 
     def _look_at(self, loop: TrainingLoop) -> None:
         reach = loop.reach(self._protected())
-        for path, in_place in [*_candidates(reach), *loop.rebound(reach)]:
+        for path, in_place in [*candidates(reach), *loop.rebound(reach)]:
             if loop.is_generator and path[0] == loop.root:
                 self.refuse(f"the generator around session.batches keeps {text(path)}")
             else:
@@ -238,11 +250,13 @@ class ScriptVariables:
         for path, old, new in loop.changes(reach.spots):
             if path in self.carried:
                 continue
-            if old.is_plain and new.is_plain:
+            if old.is_carriable and new.is_carriable:
                 self.carried.add(path, in_place=old.value is new.value)
             elif loop.count(path) == _CHANGED_TWICE:
                 self.refuse(f"the training loop changes {_described(path, old)}")
         self._check_opaque(reach.spots, "the training loop can take values from")
+        if loop.looks == LOOKS_AT_LOOP:
+            self._watch.add(reach, loop)
         is_last = loop in (self._loops or ())[:1] and loop.looks == LOOKS_AT_LOOP
         if is_last and (name := loop.reads_gradients(self._phase_codes())):
             self.refuse(
@@ -250,6 +264,15 @@ class ScriptVariables:
                 " not have",
                 "read gradients in the phase that computes them, and return or report the result",
             )
+
+    def _carry_modes(self) -> None:
+        """Carry those of torch's modes that the script has changed since its first step."""
+        modes = TORCH_MODES.snapshot()
+        self._modes = self._modes or modes
+        for name in modes:
+            path: Path = (("process", "torch"), ("key", name))
+            if modes[name] != self._modes[name] and path not in self.carried:
+                self.carried.add(path, in_place=False)
 
     def _phase_codes(self) -> set[types.CodeType]:
         functions = map(unwrapped, self._roots.functions.values())
@@ -289,6 +312,14 @@ class ScriptVariables:
             " arguments",
         )
 
+    def check_hooks(self, module: str) -> None:
+        """Refuse a hook that code between phases has registered on a protected `module`."""
+        if module and not self._alone:
+            self.refuse(
+                f"code between phases has registered a hook on a protected {module}",
+                "register hooks before the first phase",
+            )
+
     def refuse(self, what: str, advice: str = ADVICE) -> None:
         """Raise PhaseError, or tell it once where the run was asked to go on."""
         text = f"{what}: a redo or a replacement worker would go on with another value; {advice}"
@@ -302,31 +333,6 @@ class ScriptVariables:
             self._note(text)
 
 
-def _candidates(reach: ReachableValues) -> Iterator[tuple[Path, bool]]:
-    """Plain values that some reached code binds, or changes in place, and whether in place."""
-    names = [each.names for each in reach.codes]
-    globals_ = {
-        (each.space.get("__name__"), name)
-        for each in reach.codes
-        for name in each.names.stored_globals
-    }
-    cells = frozenset[str]().union(*(n.stored_cells for n in names))
-    attributes = frozenset[str]().union(*(n.stored_attributes for n in names))
-    mutated = frozenset[str]().union(*(n.read for n in names if n.mutates))
-    for path, spot in reach.spots.items():
-        if spot.saved is None or len(path) == 1:
-            continue
-        kind, name = path[-1]
-        if (
-            (kind == "name" and (path[0][1], name) in globals_)
-            or (kind == "cell" and name in cells)
-            or (kind == "attr" and name in attributes)
-        ):
-            yield path, False
-        elif name in mutated and _is_mutable(spot.value) and len(spot.saved) <= MUTATED_BYTES_MAX:
-            yield path, True
-
-
 def _is_first_bound(
     path: Path, before: Mapping[Path, ValueSpot], now: Mapping[Path, ValueSpot]
 ) -> bool:
@@ -338,12 +344,6 @@ def _is_first_bound(
         return path[0][0] == "module"
     owner, same = before.get(path[:-1]), now.get(path[:-1])
     return owner is not None and same is not None and owner.value is same.value
-
-
-def _is_mutable(value: Any) -> bool:
-    return not isinstance(
-        value, (bool, int, float, complex, str, bytes, tuple, frozenset, type(None))
-    )
 
 
 def _described(path: Path, spot: ValueSpot) -> str:

@@ -1,4 +1,11 @@
-"""The frames that hold the training loop: what its body touches, and what outlives a round."""
+"""The frames that hold the training loop: values that its body touches, binds and changes.
+
+| value of a name that reached code binds | treatment |
+|---|---|
+| plain, or found by its name in another process | carried from the first steps on |
+| another one, bound to an object of the same class of the script | its attributes are carried |
+| another one | refused when it is bound to another object, however late (`RebindWatch`) |
+"""
 
 from __future__ import annotations
 
@@ -6,11 +13,31 @@ import inspect
 import types
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
+from functools import partial
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
 
 from outlast.worker.script.bytecode import CodeFlow, iterated_names, names_of, reads_gradients
-from outlast.worker.script.reachable_values import ReachableValues, ValueSpot
-from outlast.worker.script.value_paths import Path, is_own_file, names_in, own_frames, root_of
+from outlast.worker.script.carried_variables import CarriedVariables
+from outlast.worker.script.reachable_values import ReachableCode, ReachableValues, ValueSpot
+from outlast.worker.script.value_paths import (
+    Path,
+    PathGone,
+    PathRoots,
+    Step,
+    is_own_class,
+    is_own_file,
+    names_in,
+    own_frames,
+    root_of,
+)
 
+MUTATED_BYTES_MAX = 16 << 10  # of values that are carried since they may be changed in place
+_IMMUTABLE = (bool, int, float, complex, str, bytes, tuple, frozenset, type(None))
+# Objects of libraries that a step computes with; others (iterators, handles) are made anew.
+_WATCHED = (torch.nn.Module, torch.optim.Optimizer, LRScheduler, types.FunctionType, partial)
 _COUNTERS = {"enumerate", "zip", "islice", "count"}
 
 
@@ -77,10 +104,13 @@ class TrainingLoop:
 
     def rebound(self, reach: ReachableValues) -> Iterator[tuple[Path, bool]]:
         """Names that the body binds anew and reads before that, in its next round."""
-        for name in sorted(self._rebound):
-            path = (self.root, ("name", name))
-            if path in reach.spots and reach.spots[path].is_plain:
+        for path in self.rebound_paths():
+            if path in reach.spots and reach.spots[path].is_carriable:
                 yield path, False
+
+    def rebound_paths(self) -> list[Path]:
+        """Return these names whatever their values are."""
+        return [(self.root, ("name", name)) for name in sorted(self._rebound)]
 
     def changes(self, spots: dict[Path, ValueSpot]) -> list[tuple[Path, ValueSpot, ValueSpot]]:
         """Return what differs since the last call."""
@@ -97,3 +127,95 @@ class TrainingLoop:
     def count(self, path: Path) -> int:
         """Return how often it has differed."""
         return self._counts[path]
+
+
+class _StoredNames:
+    """Names that some reached code binds."""
+
+    def __init__(self, codes: list[ReachableCode]) -> None:
+        names = [each.names for each in codes]
+        self._globals = {
+            (each.space.get("__name__"), name)
+            for each in codes
+            for name in each.names.stored_globals
+        }
+        self._cells = frozenset[str]().union(*(each.stored_cells for each in names))
+        self._attributes = frozenset[str]().union(*(each.stored_attributes for each in names))
+        self.mutated = frozenset[str]().union(*(each.read for each in names if each.mutates))
+
+    def __contains__(self, path: Path) -> bool:
+        kind, name = path[-1]
+        return (
+            (kind == "name" and (path[0][1], name) in self._globals)
+            or (kind == "cell" and name in self._cells)
+            or (kind == "attr" and name in self._attributes)
+        )
+
+
+def candidates(reach: ReachableValues) -> Iterator[tuple[Path, bool]]:
+    """Values to carry that some reached code binds, or changes in place, and whether in place."""
+    stored = _StoredNames(reach.codes)
+    for path, spot in reach.spots.items():
+        if len(path) == 1 or not spot.is_carriable:
+            continue
+        if path in stored or path[-1][0] == "context":
+            yield path, False
+            continue
+        is_mutable = not isinstance(spot.value, _IMMUTABLE) and path[-1][1] in stored.mutated
+        if is_mutable and spot.saved is not None and len(spot.saved) <= MUTATED_BYTES_MAX:
+            yield path, True
+
+
+class RebindWatch:
+    """Objects under names that reached code can bind to others, which no process could get."""
+
+    def __init__(self, roots: PathRoots, carried: CarriedVariables) -> None:
+        self._roots, self._carried = roots, carried
+        self._objects: dict[Path, Any] = {}
+
+    def add(self, reach: ReachableValues, loop: TrainingLoop) -> None:
+        """Watch what the loop can reach."""
+        stored, rebound = _StoredNames(reach.codes), set(loop.rebound_paths())
+        for path, spot in reach.spots.items():
+            if len(path) == 1 or (path not in stored and path not in rebound):
+                continue
+            is_watched = isinstance(spot.value, _WATCHED) or is_own_class(type(spot.value))
+            if is_watched and not spot.is_carriable and path not in self._carried:
+                self._objects[path] = spot.value
+
+    def changes(self, protected: set[int]) -> Iterator[tuple[Path, Any]]:
+        """Yield the names that are bound to other objects since the last call.
+
+        Not those whose values differ from the old ones in attributes that can be carried; they are
+        carried from here on.
+        """
+        spaces: dict[Step, Any] = {}
+        for path, old in list(self._objects.items()):
+            try:
+                new = self._roots.read(path, spaces)
+            except PathGone:
+                continue
+            if new is not old:
+                self._objects[path] = new
+                if not self._carry_attributes(path, old, new, protected):
+                    yield path, new
+
+    def _carry_attributes(self, path: Path, old: Any, new: Any, protected: set[int]) -> bool:
+        if type(new) is not type(old) or not is_own_class(type(new)):
+            return False
+        if isinstance(new, _WATCHED):
+            return False
+        reach = ReachableValues(protected)
+        reach.add(path, new)
+        reach.walk()
+        inner = {at: spot for at, spot in reach.spots.items() if at[:-1] == path}
+        inner.pop((*path, ("attr", "__class__")), None)
+        if not all(
+            spot.is_carriable or spot.value is getattr(old, at[-1][1], None)
+            for at, spot in inner.items()
+        ):
+            return False
+        for at, spot in inner.items():
+            if spot.is_carriable:
+                self._carried.add(at, in_place=False)
+        return True

@@ -8,6 +8,7 @@ steps. Both are pairs of a kind and a name:
 | `module` | a module of the script |
 | `frame` | the function that holds the loop, by its qualified name; it is on the stack |
 | `phase` | a function given to `session.run`, by its key |
+| `process` | torch's modes of the process (`TORCH_MODES`), items by name |
 
 | step | goes to |
 |---|---|
@@ -16,6 +17,7 @@ steps. Both are pairs of a kind and a name:
 | `key` | an item of a dict, list or tuple |
 | `cell` | a variable of an enclosing function |
 | `default` | the default value of a parameter, by position |
+| `context` | the value of a ContextVar |
 
 A frame's variables are written only from the thread that runs it, while it waits for a call of its
 own to return. Up to Python 3.12 `f_locals` is a copy that is made anew at each access and is
@@ -30,17 +32,13 @@ import site
 import sys
 import sysconfig
 import types
-from collections import deque
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from typing import Any
 
-import numpy as np
 import torch
 
 import outlast
-from outlast import random_state
-from outlast.random_state import GENERATOR_TYPES
 
 
 @cache
@@ -138,6 +136,8 @@ class PathRoots:
             setattr(owner, name, value)
         elif kind == "key":
             owner[name] = value
+        elif kind == "context":
+            owner.set(value)
         elif kind == "cell":
             _cell(owner, name).cell_contents = value
         else:
@@ -185,6 +185,8 @@ class PathRoots:
             return sys.modules[name]
         if kind == "phase" and name in self.functions:
             return self.functions[name]
+        if kind == "process":
+            return TORCH_MODES
         if kind == "frame":
             for frame in own_frames():
                 if frame.f_code.co_qualname == name:
@@ -208,9 +210,13 @@ def text(path: Path) -> str:
             parts.append(str(name))
         elif step == "default":
             parts.append(f"<default {name}>")
+        elif step == "context":
+            parts.append(".get()")
         else:
             parts.append(f".{name}" if step == "attr" else f"[{name!r}]")
     dotted = "".join(parts).removeprefix(".")
+    if kind == "process":
+        return f"torch's {steps[-1][1]}"
     if kind == "frame":
         return f"{dotted} (of {root}())"
     if kind == "phase":
@@ -242,6 +248,8 @@ def _follow(value: Any, step: Step) -> Any:
             return getattr(value, name)
         if kind == "key":
             return value[name]
+        if kind == "context":
+            return value.get()
         if kind == "cell":
             return _cell(value, name).cell_contents
         if kind == "default":
@@ -268,47 +276,33 @@ def _cell(function: Any, name: str) -> types.CellType:
         raise PathGone(f"cell {name}") from error
 
 
-# --- values, as they are written down ---
-
-_GENERATOR, _DEQUE = "outlast.generator", "outlast.deque"
+# --- torch's modes ---
 
 
-def outward(value: Any) -> Any:
-    """The value as `checkpoint.tree` can encode it, where one of ours it could not."""
-    if isinstance(value, GENERATOR_TYPES):
-        return {_GENERATOR: random_state.states({"it": value})}
-    if type(value) is deque:
-        return {_DEQUE: list(value)}
-    return value
+class TorchModes:
+    """torch's modes of this process that change what a step computes, as a mapping."""
+
+    def __getitem__(self, name: str) -> Any:
+        """Return a mode."""
+        return _MODES[name][0]()
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        """Set a mode."""
+        _MODES[name][1](value)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return all modes."""
+        return {name: read() for name, (read, _) in _MODES.items()}
 
 
-def refill(live: Any, saved: Any, *, in_place: bool) -> tuple[Any, bool]:
-    """`saved` in the container or generator `live`, where the types agree. Returns the value and
-    whether it is `live` itself. `in_place`: also in the memory of a tensor or an array, which
-    otherwise may be somebody else's."""
-    if isinstance(live, GENERATOR_TYPES):
-        if isinstance(saved, dict) and _GENERATOR in saved:
-            random_state.restore_state({"it": live}, saved[_GENERATOR])
-            return live, True
-        raise PathGone("a generator")
-    new: Any = saved
-    if isinstance(saved, dict) and _DEQUE in saved:
-        new = deque(saved[_DEQUE], live.maxlen if type(live) is deque else None)
-    if type(live) is not type(new):
-        return new, False
-    if isinstance(live, list):
-        live[:] = new
-    elif isinstance(live, (dict, set)):
-        live.clear()
-        live.update(new)
-    elif type(live) is deque:
-        live.clear()
-        live.extend(new)
-    elif isinstance(live, torch.Tensor) and in_place and live.shape == new.shape:
-        with torch.no_grad():
-            live.copy_(new)
-    elif isinstance(live, np.ndarray) and in_place and live.shape == new.shape:
-        live[...] = new
-    else:
-        return new, False
-    return live, True
+_MODES: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
+    "default dtype": (torch.get_default_dtype, torch.set_default_dtype),
+    "deterministic algorithms": (
+        torch.get_deterministic_debug_mode,
+        torch.set_deterministic_debug_mode,
+    ),
+    "matmul precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    "number of threads": (torch.get_num_threads, torch.set_num_threads),
+    "grad mode": (torch.is_grad_enabled, torch.set_grad_enabled),
+}
+TORCH_MODES = TorchModes()

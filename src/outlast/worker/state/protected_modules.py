@@ -22,11 +22,14 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
 
 from outlast.errors import ProtectError
 from outlast.transport.worker_page import SLOT_BYTES
 
 _DENSE, _SPARSE = 1, 2  # kinds of gradients
+_HOOKS_MAX = 1 << 30  # of a module that was not there before
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class ProtectedModules:
@@ -34,6 +37,8 @@ class ProtectedModules:
 
     def __init__(self, named: Mapping[str, nn.Module]) -> None:
         self._named = named
+        self._hooks: dict[int, int] = {}  # by module, at the end of the last phase
+        self._handles = -1  # made until then
         self._walk()
 
     def _walk(self) -> None:
@@ -50,6 +55,21 @@ class ProtectedModules:
     def parts(self) -> list[nn.Module]:
         """Every module in them, they themselves included."""
         return [part for _, part in self._parts]
+
+    def remember_hooks(self) -> None:
+        """Take the present hooks for those of a phase, or of the script before it."""
+        handles = RemovableHandle.next_id  # counts all that were ever registered in this process
+        if handles != self._handles:
+            self._handles = handles
+            self._hooks = {id(part): _count_hooks(part) for part in self.parts}
+
+    def new_hook(self) -> str:
+        """Return the type of a module that has got a hook since the last phase, else ""."""
+        if self._handles < 0 or self._handles == RemovableHandle.next_id:
+            return ""
+        before = self._hooks
+        grown = (p for p in self.parts if _count_hooks(p) > before.get(id(p), _HOOKS_MAX))
+        return next((type(part).__name__ for part in grown), "")
 
     def modes(self) -> bytes:
         """Of each module whether it trains, of each parameter whether it wants a gradient."""
@@ -301,3 +321,15 @@ def _version(buffer: torch.Tensor) -> tuple[int, int]:
 
 def _bytes(buffer: torch.Tensor) -> int:
     return buffer.numel() * buffer.element_size()
+
+
+def _count_hooks(part: nn.Module) -> int:
+    """Return how many hooks a module and its own parameters have."""
+    of_parameters = (
+        hooks
+        for parameter in part.parameters(recurse=False)
+        for hooks in (parameter._backward_hooks, parameter._post_accumulate_grad_hooks)  # noqa: SLF001 - torch has no other list of them
+    )
+    return sum(len(vars(part).get(name, ())) for name in _HOOKS) + sum(
+        len(hooks) for hooks in of_parameters if hooks
+    )

@@ -181,6 +181,7 @@ class ProtectedState:
     def completed(self, key: str) -> None:
         """A phase of this function is complete."""
         self.buffers.mark_end()
+        self.tree.remember_hooks()
         if not self.knows(key):
             self._known.add(key)
 

@@ -1,0 +1,167 @@
+"""Values of the script as they are written down, and back; those that have a name by that name."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import types
+from collections import deque
+from enum import Enum
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from outlast import random_state
+from outlast.random_state import GENERATOR_TYPES
+from outlast.worker.script.value_paths import PathGone, is_own_class, is_own_file
+
+_GENERATOR, _DEQUE = "outlast.generator", "outlast.deque"
+
+
+def outward(value: Any) -> Any:
+    """The value as `checkpoint.tree` can encode it, where one of ours it could not."""
+    if isinstance(value, GENERATOR_TYPES):
+        return {_GENERATOR: random_state.states({"it": value})}
+    if type(value) is deque:
+        return {_DEQUE: list(value)}
+    reference = _reference(value)
+    return value if reference is None else reference
+
+
+def refill(live: Any, saved: Any, *, in_place: bool) -> tuple[Any, bool]:
+    """`saved` in the container or generator `live`, where the types agree. Returns the value and
+    whether it is `live` itself. `in_place`: also in the memory of a tensor or an array, which
+    otherwise may be somebody else's."""
+    if isinstance(live, GENERATOR_TYPES):
+        if isinstance(saved, dict) and _GENERATOR in saved:
+            random_state.restore_state({"it": live}, saved[_GENERATOR])
+            return live, True
+        raise PathGone("a generator")
+    if isinstance(saved, dict) and _GENERATOR in saved:
+        return random_state.make_generator(saved[_GENERATOR]["it"]), False
+    if _is_saved_reference(saved):
+        return _resolved(saved), False
+    new: Any = saved
+    if isinstance(saved, dict) and _DEQUE in saved:
+        new = deque(saved[_DEQUE], live.maxlen if type(live) is deque else None)
+    if type(live) is not type(new):
+        return new, False
+    if isinstance(live, list):
+        live[:] = new
+    elif isinstance(live, (dict, set)):
+        live.clear()
+        live.update(new)
+    elif type(live) is deque:
+        live.clear()
+        live.extend(new)
+    elif isinstance(live, torch.Tensor) and in_place and live.shape == new.shape:
+        with torch.no_grad():
+            live.copy_(new)
+    elif isinstance(live, np.ndarray) and in_place and live.shape == new.shape:
+        live[...] = new
+    else:
+        return new, False
+    return live, True
+
+
+# --- values that another process finds by their names ---
+
+_NAMED, _MEMBER = "outlast.named", "outlast.member"
+_RECORD, _PARTIAL = "outlast.record", "outlast.partial"
+_REFERENCES = {_NAMED, _MEMBER, _RECORD, _PARTIAL}
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
+# Of libraries only pure functions: a saved name must lead to nothing that reads files or runs code.
+_PURE = ("torch.nn.functional", "torch")
+
+
+def is_reference(value: Any) -> bool:
+    """Return whether another process finds the value by name.
+
+    That is so for functions and classes of the script, functions of `torch.nn.functional`, members
+    of enumerations, and frozen dataclasses, named tuples and partials of these and plain values.
+    """
+    return _reference(value) is not None
+
+
+def _reference(value: Any) -> dict[str, Any] | None:
+    kind = type(value)
+    if isinstance(value, (*_FUNCTIONS, type)):
+        place = _place_of(value)
+        return {_NAMED: place} if place else None
+    if kind is partial:
+        function = _reference(value.func)
+        given = [[*map(outward, value.args)], {k: outward(v) for k, v in value.keywords.items()}]
+        return {_PARTIAL: [function, *given]} if function else None
+    place = _place_of(kind) if is_own_class(kind) else None
+    if place is None:
+        return None
+    if isinstance(value, Enum):
+        is_member = kind.__members__.get(value.name or "") is value
+        return {_MEMBER: [*place, value.name]} if is_member else None
+    names = _record_fields(kind)
+    return (
+        None
+        if names is None
+        else {_RECORD: [*place, {name: outward(getattr(value, name)) for name in names}]}
+    )
+
+
+def _record_fields(kind: type) -> list[str] | None:
+    """Return the fields of a class whose values cannot change; None for other classes."""
+    if dataclasses.is_dataclass(kind) and getattr(kind, "__dataclass_params__").frozen:  # noqa: B009 - pyright does not know it
+        return [field.name for field in dataclasses.fields(kind)]
+    return list(getattr(kind, "_fields", ())) if issubclass(kind, tuple) else None
+
+
+def _place_of(thing: Any) -> list[str] | None:
+    """Return the module and the qualified name of a function or a class."""
+    if isinstance(thing, types.BuiltinFunctionType):
+        places = [[module, thing.__name__] for module in _PURE]
+    else:
+        places = [[thing.__module__, thing.__qualname__]]
+    return next((place for place in places if _named(*place) is thing), None)
+
+
+def _named(module: str, name: str) -> Any:
+    space = sys.modules.get(module)
+    is_own = module == "__main__" or is_own_file(getattr(space, "__file__", None) or "<frozen")
+    value: Any = space
+    for part in name.split("."):
+        value = getattr(value, part, None)
+    is_builtin = isinstance(value, types.BuiltinFunctionType)
+    return value if is_own or module == _PURE[0] or (module == _PURE[1] and is_builtin) else None
+
+
+def _is_saved_reference(saved: Any) -> bool:
+    return isinstance(saved, dict) and len(saved) == 1 and not _REFERENCES.isdisjoint(saved)
+
+
+def _resolved(saved: Any) -> Any:
+    """Return what a saved reference names. Raises PathGone where this process has no such name."""
+    if not _is_saved_reference(saved):
+        return saved
+    ((kind, content),) = saved.items()
+    if kind == _PARTIAL:
+        function, given, named = content
+        return partial(
+            _resolved(function),
+            *map(_resolved, given),
+            **{name: _resolved(value) for name, value in named.items()},
+        )
+    found = _named(content[0], content[1])
+    if kind == _NAMED and isinstance(found, (*_FUNCTIONS, type)):
+        return found
+    if isinstance(found, type) and issubclass(found, Enum) and kind == _MEMBER:
+        return found[content[2]]
+    names = _record_fields(found) if isinstance(found, type) and kind == _RECORD else None
+    if names is None or names != list(content[2]):
+        raise PathGone(f"{content[0]}.{content[1]}")
+    values = [_resolved(content[2][name]) for name in names]
+    if issubclass(found, tuple):
+        return tuple.__new__(found, values)
+    record = object.__new__(found)
+    for name, value in zip(names, values, strict=True):
+        object.__setattr__(record, name, value)
+    return record
