@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import types
 from collections.abc import Iterator
@@ -288,7 +289,7 @@ def test_a_hook_of_code_between_phases_is_found() -> None:
 def test_a_generator_that_the_loop_has_made_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rank that died had it at the top of its script; the one that takes over has not yet."""
     script = types.ModuleType("late_script")
-    script.__file__ = "<script>"
+    script.__file__ = "/somewhere/late_script.py"
     monkeypatch.setitem(sys.modules, "late_script", script)
     lost, successor = LoaderState({}), LoaderState({})
     script.noise = torch.Generator().manual_seed(8)
@@ -297,3 +298,15 @@ def test_a_generator_that_the_loop_has_made_is_made_again(monkeypatch: pytest.Mo
     del script.noise
     successor.put(saved)
     assert torch.equal(torch.rand(1, generator=script.noise), expected)
+
+
+def test_modes_are_read_beside_the_newer_settings_of_precisions() -> None:
+    """torch refuses the older function once the newer settings were used."""
+    code = (
+        "import torch; torch.backends.cuda.matmul.fp32_precision = 'tf32'\n"
+        "from outlast.worker.script.value_paths import TORCH_MODES\n"
+        "before = TORCH_MODES.snapshot()\n"
+        "for name, mode in before.items(): TORCH_MODES[name] = mode\n"
+        "assert TORCH_MODES.snapshot() == before and before['matmul precision'] is None"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)

@@ -22,7 +22,7 @@ from outlast.checkpoint.load.checkpoint_load import CheckpointLoad, Restored
 from outlast.checkpoint.rank_group import RankGroup
 from outlast.checkpoint.save import agreed_plan
 from outlast.checkpoint.save.arena_slots import collector_paused
-from outlast.checkpoint.save.save_driver import OutcomeQueue, SaveDriver
+from outlast.checkpoint.save.save_driver import OutcomeQueue, SaveDriver, describe_failure
 from outlast.checkpoint.save.save_request import SaveRequest, SaveSettings, WhenBusy
 from outlast.checkpoint.state import state_content as rank_own
 from outlast.checkpoint.state.script_state import (
@@ -382,8 +382,7 @@ class Checkpointer:
         if self._upkeep and any(outcome.kind == "committed" for outcome in ended):
             self._upkeep.committed()
         return [
-            f"the save of step {outcome.place.step} {outcome.kind} on rank {self._ranks.rank}:"
-            f" {outcome.error}"
+            describe_failure(outcome, self._ranks.rank)
             for outcome in ended
             if outcome.kind in ("failed", "skipped")
         ]

@@ -327,7 +327,7 @@ def _make_global(place: str, value: tuple[str, Any]) -> bool:
     """Make a generator that the script's loop has made at the top of a module; else False."""
     module, _, name = place.partition(":")
     kind, state = value
-    if kind != "generator" or not name or module not in sys.modules:
+    if kind != "generator" or not name or module not in _libraries(len(sys.modules))[0]:
         return False
     setattr(sys.modules[module], name, random_state.make_generator(state))
     return True

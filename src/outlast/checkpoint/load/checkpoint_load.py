@@ -390,6 +390,7 @@ def _mismatch(where: str, differences: list[str]) -> MismatchError:
     lines = sorted(set(differences))
     more = [f"and {len(lines) - _LISTED_MAX} more"] if len(lines) > _LISTED_MAX else []
     return MismatchError(
-        f"{where} does not fit this state; nothing was touched. Differences:\n  "
+        f"{where} does not fit this state; nothing was touched; strict=False, skip=, rename= and"
+        " cast=True of load accept differences. Differences:\n  "
         + "\n  ".join(lines[:_LISTED_MAX] + more)
     )

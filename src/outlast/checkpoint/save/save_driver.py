@@ -121,3 +121,9 @@ class SaveDriver:
             self.engine.close(timeout_s)
         finally:
             self.poll()
+
+
+def describe_failure(outcome: Outcome, rank: int) -> str:
+    """Return the message of a failed or skipped save of this rank."""
+    where = f"the save of step {outcome.place.step} {outcome.kind} on rank {rank}"
+    return outcome.error if outcome.error.startswith(where) else f"{where}: {outcome.error}"

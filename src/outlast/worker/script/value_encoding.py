@@ -101,11 +101,9 @@ def _reference(value: Any) -> dict[str, Any] | None:
         is_member = kind.__members__.get(value.name or "") is value
         return {_MEMBER: [*place, value.name]} if is_member else None
     names = _record_fields(kind)
-    return (
-        None
-        if names is None
-        else {_RECORD: [*place, {name: outward(getattr(value, name)) for name in names}]}
-    )
+    if names is None or not all(hasattr(value, name) for name in names):
+        return None
+    return {_RECORD: [*place, {name: outward(getattr(value, name)) for name in names}]}
 
 
 def _record_fields(kind: type) -> list[str] | None:

@@ -295,13 +295,26 @@ class TorchModes:
         return {name: read() for name, (read, _) in _MODES.items()}
 
 
+def _read_precision() -> str | None:
+    """Return the precision of products; None where the script sets it by `torch.backends`."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:  # torch refuses to name one of both interfaces' settings
+        return None
+
+
+def _set_precision(precision: str | None) -> None:
+    if precision is not None:
+        torch.set_float32_matmul_precision(precision)
+
+
 _MODES: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     "default dtype": (torch.get_default_dtype, torch.set_default_dtype),
     "deterministic algorithms": (
         torch.get_deterministic_debug_mode,
         torch.set_deterministic_debug_mode,
     ),
-    "matmul precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    "matmul precision": (_read_precision, _set_precision),
     "number of threads": (torch.get_num_threads, torch.set_num_threads),
     "grad mode": (torch.is_grad_enabled, torch.set_grad_enabled),
 }

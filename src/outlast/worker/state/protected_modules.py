@@ -17,7 +17,7 @@ Small ones that change after the vote may differ by rank (rank_local_state.py).
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import nn
@@ -113,6 +113,15 @@ class ProtectedModules:
         """Look again, where a part was added, replaced or taken away."""
         if self._present_children() != self._children:
             self._walk()
+
+    def names_besides(self, known: Collection[int]) -> list[str]:
+        """Return the names of the parameters whose ids are not among `known`."""
+        return [
+            f"{prefix}.{name}"
+            for prefix, part in self._parts
+            for name, parameter in part.named_parameters(recurse=False)
+            if id(parameter) not in known
+        ]
 
     def parameters(self) -> list[nn.Parameter]:
         """All parameters now; one that several parts share comes several times."""

@@ -150,8 +150,12 @@ class ProtectedState:
         """Raises ProtectError when a module or an optimizer was changed after `protect`."""
         self.tree.refresh()
         if [id(p) for p in self.tree.parameters()] != self._identity:
+            new = self.tree.names_besides(self._identity)
+            names = ", ".join(new[:3]) + (", ..." if new[3:] else "")
             raise ProtectError(
-                "a protected module has other parameters than at protect(): build, convert and"
+                "a protected module has other parameters than at protect() (new:"
+                f" {names or 'none'}; {len(self._identity)} then, {len(self.tree.parameters())}"
+                " now): a replacement worker cannot follow that; build, convert, prune, tie and"
                 " wrap everything first, then protect; nothing was applied"
             )
         self._check_hooks()
