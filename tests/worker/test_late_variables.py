@@ -169,6 +169,17 @@ EXACT = {
             session.step()
             return i / heat.get()
         """ + LOOP.format(late="heat.set(2.0)"),
+    "a setting of a library's module": """
+        model = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.3))
+        session.protected.append(model)
+        def anneal(by):
+            for module in model.modules():
+                if isinstance(module, nn.Dropout):
+                    module.p = module.p * by
+        def step(i):
+            session.step()
+            return i * model[1].p
+        """ + LOOP.format(late="anneal(0.5)"),
     "the default dtype": """
         torch.set_default_dtype(torch.float32)
         def step(i):

@@ -77,6 +77,7 @@ class ReachableValues:
         self._modules: list[types.ModuleType] = []
         self._visited: set[int] = set()
         self._todo: deque[tuple[Path, Any]] = deque()
+        self._library_modules: list[tuple[Path, nn.Module]] = []
         self.spots: dict[Path, ValueSpot] = {}
 
     def add_code(
@@ -94,7 +95,16 @@ class ReachableValues:
             self._todo.append((path, value))
 
     def walk(self) -> None:
-        """Visit everything, breadth first."""
+        """Visit everything, breadth first; then settings of torch's modules that code may set."""
+        self._walk()
+        stored = frozenset[str]().union(*(each.names.stored_attributes for each in self.codes))
+        for path, module in self._library_modules:
+            for name in sorted(stored & vars(module).keys() - {"training"}):
+                if type(value := vars(module)[name]) in _PLAIN:
+                    self.add((*path, ("attr", name)), value)
+        self._walk()
+
+    def _walk(self) -> None:
         while self._todo and len(self.spots) < _VALUES_MAX:
             path, value = self._todo.popleft()
             if path not in self.spots:
@@ -227,6 +237,8 @@ class ReachableValues:
             for name, inner in vars(module).items():
                 if not name.startswith("_") and name != "training":  # its mode: see Modules
                     yield ("attr", name), inner
+        else:
+            self._library_modules.append((path, module))
         for name, child in module.named_children():
             yield ("attr", name), child
         if id(module) not in self._skip:
