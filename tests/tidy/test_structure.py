@@ -8,7 +8,7 @@ from pathlib import Path
 # The bars that are aimed at: modules 420, class names 20, questions 0, banned names 0,
 # fmt: skip 40, cycles 3, undocumented 5 %, lines 86,681. A ceiling is lowered whenever it can be.
 # Lines were raised by 2,200 when the formatter got all code but tables of data, and by 49 for
-# tables of states, locks and memory layouts; lines by 403 and modules by one for variables that
+# tables of states, locks and memory layouts; lines by 414 and modules by one for variables that
 # change late.
 CEILINGS = {
     "modules": 431,
@@ -20,7 +20,7 @@ CEILINGS = {
     "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 92410,
+    "lines": 92421,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 0,
 }

@@ -14,6 +14,7 @@ from tests.worker.played import DiedError, Plain, Session, play
 from outlast.data.loader_state import LoaderState
 from outlast.errors import PhaseError
 from outlast.worker.script import reachable_values, value_paths
+from outlast.worker.script.value_encoding import refill
 from outlast.worker.state.protected_modules import ProtectedModules
 
 
@@ -79,6 +80,19 @@ EXACT = {
             session.step()
             return rule(i)
         """ + LOOP.format(late="rule = main"),
+    "a static method": """
+        class Rules:
+            @staticmethod
+            def warm(x):
+                return x
+            @staticmethod
+            def main(x):
+                return 3 * x
+        rule = Rules.warm
+        def step(i):
+            session.step()
+            return rule(i)
+        """ + LOOP.format(late="rule = Rules.main"),
     "a function of the library": """
         rule = torch.nn.functional.relu
         def step(i):
@@ -268,11 +282,26 @@ def test_what_the_loop_makes_anew_each_epoch_is_no_change() -> None:
 
 @pytest.mark.parametrize(
     "place",
-    [["os", "system"], ["torch", "load"], ["torch.hub", "load"], ["builtins", "eval"]],
+    [
+        ["os", "system"],
+        ["torch", "load"],
+        ["torch.hub", "load"],
+        ["builtins", "eval"],
+        ["torch.nn.functional", "torch.load"],
+        ["torch.nn.functional", "importlib.import_module"],
+        ["its_script", "os.system"],
+        ["its_script", "Popen"],
+        ["its_script", "Own.__init__.__globals__"],
+    ],
 )
-def test_a_saved_name_leads_to_no_function_of_a_library(place: list[str]) -> None:
-    from outlast.worker.script.value_encoding import refill
-
+def test_a_saved_name_leads_to_no_function_of_a_library(
+    place: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = types.ModuleType("its_script")
+    script.__file__ = "<script>"
+    exec("import os\nfrom subprocess import Popen\nclass Own: pass", vars(script))
+    monkeypatch.setitem(sys.modules, "its_script", script)
+    assert refill(None, {"outlast.named": ["its_script", "Own"]}, in_place=False)[0] is script.Own
     with pytest.raises(value_paths.PathGone):
         refill(None, {"outlast.named": place}, in_place=False)
     with pytest.raises(value_paths.PathGone):

@@ -154,7 +154,7 @@ class CarriedVariables:
             objects, is_live = refill(live, value, in_place=self._paths[path])
             if not is_live:
                 self._roots.write(path, objects)
-        except (PathGone, AttributeError, TypeError, KeyError, IndexError) as error:
+        except (PathGone, AttributeError, TypeError, ValueError, KeyError, IndexError) as error:
             raise PhaseError(
                 f"{text(path)} was {_short(value)} on this rank, and this worker's script has no"
                 f" place for it; {ADVICE}"

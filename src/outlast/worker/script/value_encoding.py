@@ -123,13 +123,24 @@ def _place_of(thing: Any) -> list[str] | None:
 
 
 def _named(module: str, name: str) -> Any:
+    """Return what a module itself defines under a name, or a builtin function of torch; else None.
+
+    What a module has imported does not count: `os` of a script leads nowhere.
+    """
     space = sys.modules.get(module)
+    value: Any = vars(space).get(name) if space else None
+    if isinstance(value, types.BuiltinFunctionType):
+        return value if module in _PURE else None
     is_own = module == "__main__" or is_own_file(getattr(space, "__file__", None) or "<frozen")
-    value: Any = space
-    for part in name.split("."):
-        value = getattr(value, part, None)
-    is_builtin = isinstance(value, types.BuiltinFunctionType)
-    return value if is_own or module == _PURE[0] or (module == _PURE[1] and is_builtin) else None
+    if not is_own and module != _PURE[0]:
+        return None
+    first, *inner = name.split(".")
+    value = vars(space).get(first) if space else None
+    for part in inner:
+        value = vars(value).get(part) if isinstance(value, type) else None
+        value = value.__func__ if isinstance(value, staticmethod) else value
+    is_defined_there = getattr(value, "__module__", None) == module
+    return value if is_defined_there and isinstance(value, (types.FunctionType, type)) else None
 
 
 def _is_saved_reference(saved: Any) -> bool:
