@@ -1,15 +1,20 @@
-"""Pool of processes on this machine that end with their parent."""
+"""Pools of processes: on this machine, where they end with their parent, or on Dask."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import signal
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from contextlib import contextmanager
 from multiprocessing.connection import wait
-from typing import ParamSpec, TypeVar
+from types import FrameType
+from typing import NamedTuple, ParamSpec, TypeVar, cast
+
+from outlast.errors import StorageError, UsageError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -51,3 +56,78 @@ def _watch(sentinel: int) -> None:
     """
     wait([sentinel])
     os._exit(1)
+
+
+IN_FLIGHT = 64
+PARTS_A_WORKER = 4
+DASK_S = 30.0
+
+
+class PartExecutor(NamedTuple):
+    """Executor of parts, and the number of parts submitted at a time."""
+
+    executor: Executor | None
+    in_flight: int
+
+
+@contextmanager
+def local_executor(workers: int) -> Iterator[PartExecutor]:
+    """Yield an executor of processes, or of this process for one worker.
+
+    At the end, parts that have not begun are dropped, and running ones awaited (some tenths of a
+    second).
+    """
+    if workers == 1:
+        yield PartExecutor(None, 1)
+        return
+    pool = ProcessPool(workers)
+    try:
+        yield PartExecutor(pool, PARTS_A_WORKER * workers)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def dask_executor(address: str) -> Iterator[PartExecutor]:
+    """Yield an executor on a Dask cluster, whose workers need the same Outlast.
+
+    `address`: of its scheduler. Raises UsageError for an invalid address, StorageError when nothing
+    answers there.
+    """
+    from distributed import Client
+
+    if not re.fullmatch(r"((tcp|tls|wss?)://)?(\[[0-9a-fA-F:]+\]|[\w.-]+):\d{1,5}", address):
+        raise UsageError(f"--dask {address}: say a scheduler's address, as in tcp://10.0.0.1:8786")
+    try:
+        client = Client(address, timeout=DASK_S, set_as_default=False)
+    except (OSError, ValueError) as error:
+        raise StorageError(f"--dask {address}: {error}; nothing was simulated") from error
+    with client, client.get_executor() as executor:
+        threads = sum(cast("dict[str, int]", client.ncores()).values())
+        yield PartExecutor(executor, max(IN_FLIGHT, PARTS_A_WORKER * threads))
+
+
+@contextmanager
+def interruption() -> Iterator[Callable[[], bool]]:
+    """Yield a check for Ctrl-C, which is handled as in asyncio.run.
+
+    Only in the main thread and without another handler; the second Ctrl-C interrupts at once.
+    """
+    pressed = threading.Event()
+
+    def hear(_number: int, _frame: FrameType | None) -> None:
+        if pressed.is_set():
+            raise KeyboardInterrupt
+        pressed.set()
+
+    ours = (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    )
+    if ours:
+        signal.signal(signal.SIGINT, hear)
+    try:
+        yield pressed.is_set
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -16,8 +16,8 @@ from keeping import Desk, newest, order_of, until
 
 from outlast.checkpoint.checkpointer import Checkpointer
 from outlast.checkpoint.stores.catalog import checkpoint_places, open_checkpoint, verify
+from outlast.checkpoint.stores.chunk_reader import IoThread
 from outlast.checkpoint.stores.folder_store import Folder
-from outlast.checkpoint.stores.io_limits import IoThread
 from outlast.errors import StorageError
 
 pytestmark = pytest.mark.process

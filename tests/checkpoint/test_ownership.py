@@ -19,6 +19,7 @@ import msgspec
 import pytest
 
 from outlast.checkpoint.stores import directory_ownership
+from outlast.checkpoint.stores.chunk_reader import IoTimeout
 from outlast.checkpoint.stores.directory_ownership import (
     Owner,
     Ownership,
@@ -27,7 +28,6 @@ from outlast.checkpoint.stores.directory_ownership import (
     take_ownership,
     wait_for_keeper,
 )
-from outlast.checkpoint.stores.io_limits import IoTimeout
 from outlast.errors import InUseError, StorageError
 
 pytestmark = pytest.mark.process
@@ -36,7 +36,7 @@ TAKE = """
 import sys
 from pathlib import Path
 from outlast.checkpoint.stores.directory_ownership import take_ownership as take
-from outlast.checkpoint.stores.io_limits import IoTimeout as Patience
+from outlast.checkpoint.stores.chunk_reader import IoTimeout as Patience
 owned = take(Path(sys.argv[1]), "first", 1.0, Patience(60.0))
 if sys.argv[2:]:
     owned.keeper_is(int(sys.argv[2]))

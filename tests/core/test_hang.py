@@ -13,8 +13,14 @@ from outlast.controller.hang_detection import (
     timeout_ns,
     watch,
 )
-from outlast.controller.worker_observation import WorkerObservation
-from outlast.transport.worker_page import UNSEEN, WARM_PHASES, PhasePace, phase_key, updated_pace
+from outlast.transport.worker_page import (
+    UNSEEN,
+    WARM_PHASES,
+    PhasePace,
+    WorkerObservation,
+    phase_key,
+    updated_pace,
+)
 
 S = 1_000_000_000
 LIMITS = Limits(hang_floor_s=10, hang_ceiling_s=600, hang_factor=8)

@@ -15,6 +15,8 @@ from outlast.controller.save_schedule.save_intervals import (
     IntervalChoice,
     Schedule,
     decide,
+    explain,
+    span,
 )
 from outlast.controller.save_schedule.save_tiers import (
     WINDOW,
@@ -26,7 +28,6 @@ from outlast.controller.save_schedule.save_tiers import (
     ScheduleInputs,
     survival,
 )
-from outlast.controller.save_schedule.schedule_explanation import explain, span
 from outlast.errors import ConfigError, UsageError
 from outlast.theory.failures import preset
 from outlast.theory.intervals import optimum

@@ -35,8 +35,8 @@ from outlast.plan.simulate.ensembles import (
     draws,
     run_ensemble,
 )
-from outlast.plan.simulate.part_executors import PartExecutor
 from outlast.plan.simulate.simulated_job import job_of
+from outlast.process_pool import PartExecutor
 from outlast.testing.synthetic_run import SyntheticRun
 from outlast.theory.strategies import RecoveryJob
 

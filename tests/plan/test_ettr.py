@@ -9,7 +9,7 @@ import pytest
 from tests.plan.asking import Plan
 
 from outlast.errors import UsageError
-from outlast.plan.answers.ettr_formulas import ettr
+from outlast.plan.answers.formula_answers import ettr
 from outlast.plan.model.answer_values import Answer
 from outlast.plan.model.ladder_costs import mtbf_s
 from outlast.plan.model.scenario import scenario_of

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outlast.cli.plan.reproducing import reproduce
+from outlast.cli.plan.listings import reproduce
 from outlast.errors import UsageError
 from outlast.plan.reproduce import DOCUMENTS, rows
 from outlast.plan.reproduce.reproduced_figure import ReproducedFigure, SourceDocument

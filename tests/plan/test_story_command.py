@@ -17,7 +17,7 @@ pytest.importorskip("numpy", reason="jobs are tables: pip install 'outlast[plan]
 from tests.plan.asking import Plan
 
 from outlast.cli.main import main
-from outlast.plan.simulate.part_executors import interruption
+from outlast.process_pool import interruption
 from outlast.telemetry.run_summary import summarise
 
 SAID = ("--gpus", "64", "--failures", "300h", "--work", "2d")

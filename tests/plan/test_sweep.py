@@ -24,9 +24,9 @@ from outlast.plan.answers.sweep_axes import parse_axis
 from outlast.plan.model.scenario import scenario_of
 from outlast.plan.model.strategy_prediction import predict
 from outlast.plan.simulate import replications
-from outlast.plan.simulate.part_executors import dask_executor, local_executor
 from outlast.plan.simulate.replications import simulate
 from outlast.plan.simulate.simulated_job import job_of
+from outlast.process_pool import dask_executor, local_executor
 
 SAID = {"gpus": "1024", "failures": "5kh", "work": "10d"}
 KEPT = "what was simulated before is kept"

@@ -11,7 +11,7 @@ from pathlib import Path
 # tables of states, locks and memory layouts; lines by 414 and modules by one for variables that
 # change late.
 CEILINGS = {
-    "modules": 431,
+    "modules": 420,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 1,
@@ -20,7 +20,7 @@ CEILINGS = {
     "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 92421,
+    "lines": 92362,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 0,
 }

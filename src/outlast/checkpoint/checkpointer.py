@@ -32,9 +32,9 @@ from outlast.checkpoint.state.script_state import (
     script_origin,
 )
 from outlast.checkpoint.state.state_content import NameMatching, flatten_state
+from outlast.checkpoint.stores.chunk_reader import ANSWER_S, IoTimeout
 from outlast.checkpoint.stores.directory_claim import Address, Claim, Claimer, LoadOrigin, Tiers
 from outlast.checkpoint.stores.directory_ownership import wait_for_keeper
-from outlast.checkpoint.stores.io_limits import ANSWER_S, IoTimeout
 from outlast.checkpoint.upkeep.upkeep_client import UpkeepClient
 from outlast.errors import CorruptionError, OutlastError, StorageError, UsageError
 

@@ -37,9 +37,9 @@ import msgspec
 from msgspec.structs import replace
 
 from outlast.config import Limits
-from outlast.controller.worker_observation import WorkerObservation, is_judged, is_out
 from outlast.events import Fault, FaultKind
 from outlast.transport import worker_page
+from outlast.transport.worker_page import WorkerObservation, is_judged, is_out
 
 _S_NS = 1_000_000_000
 _PACED = ("running", "voting")

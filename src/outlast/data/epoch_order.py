@@ -29,8 +29,7 @@ from torch.utils.data import (
 )
 
 from outlast import random_state
-from outlast.data.counted_source import Codec
-from outlast.data.loader_process import BatchTicket
+from outlast.data.counted_source import BatchTicket, Codec
 from outlast.data.loader_state import LoaderState
 from outlast.errors import UsageError
 

@@ -13,9 +13,16 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from outlast.data.counted_source import Codec, CountedSource, set_epoch
+from outlast.data.counted_source import (
+    Codec,
+    CountedSource,
+    LoadedBatch,
+    StartHook,
+    TicketDataset,
+    identity_collate,
+    set_epoch,
+)
 from outlast.data.epoch_order import EpochOrder, TicketSampler
-from outlast.data.loader_process import LoadedBatch, StartHook, TicketDataset, identity_collate
 from outlast.data.loader_state import LoaderState
 from outlast.errors import UsageError
 

@@ -14,8 +14,14 @@ from typing import Any
 from torch.utils.data import IterableDataset, get_worker_info
 
 from outlast import random_state
-from outlast.data.counted_source import Codec, CountedSource, set_epoch
-from outlast.data.loader_process import DatasetWrapper, LoaderProcessState, StartHook
+from outlast.data.counted_source import (
+    Codec,
+    CountedSource,
+    DatasetWrapper,
+    LoaderProcessState,
+    StartHook,
+    set_epoch,
+)
 from outlast.data.loader_state import LoaderState
 from outlast.errors import UsageError
 

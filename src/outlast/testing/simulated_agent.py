@@ -7,12 +7,11 @@ from collections import deque
 from typing import TYPE_CHECKING, cast
 
 from outlast.controller import hang_detection
-from outlast.controller.worker_observation import WorkerObservation
 from outlast.events import Fault, Warned
 from outlast.testing.simulated_process import SimProcess
 from outlast.testing.simulated_worker import SimWorker
 from outlast.transport import messages
-from outlast.transport.worker_page import WARM_PHASES, PhasePace, State
+from outlast.transport.worker_page import WARM_PHASES, PhasePace, State, WorkerObservation
 
 if TYPE_CHECKING:
     from outlast.testing.simulated_cluster import SimCluster

@@ -16,7 +16,7 @@ import time
 import msgspec
 
 from outlast.checkpoint.format.manifests import SavePoint
-from outlast.checkpoint.stores.io_limits import RateLimiter
+from outlast.checkpoint.stores.chunk_reader import RateLimiter
 from outlast.errors import WireError
 
 MAGIC = b"OLC1"

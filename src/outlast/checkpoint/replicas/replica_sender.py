@@ -29,7 +29,7 @@ from outlast.checkpoint.replicas.keeper_links import (
     Ready,
     Sealed,
 )
-from outlast.checkpoint.stores.io_limits import RateLimiter
+from outlast.checkpoint.stores.chunk_reader import RateLimiter
 from outlast.errors import WireError
 
 LANES = 2

@@ -20,9 +20,9 @@ from outlast.checkpoint.stores.catalog import (
     remove_uncommitted,
     uncommitted,
 )
+from outlast.checkpoint.stores.chunk_reader import IoTimeout
 from outlast.checkpoint.stores.directory_ownership import Ownership
 from outlast.checkpoint.stores.folder_store import Folder
-from outlast.checkpoint.stores.io_limits import IoTimeout
 from outlast.checkpoint.stores.store_interfaces import StoreSource
 from outlast.checkpoint.upkeep.durable_targets import (
     DurableRule,

@@ -30,7 +30,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from outlast.checkpoint.stores.io_limits import IoTimeout
+from outlast.checkpoint.stores.chunk_reader import IoTimeout
 from outlast.errors import CorruptionError, InUseError, StorageError
 
 FILE = "owner.json"

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
 from outlast.checkpoint.format.manifests import COMMIT, LATEST
-from outlast.checkpoint.stores.io_limits import ANSWER_S, IoTimeout, call_in_thread
+from outlast.checkpoint.stores.chunk_reader import ANSWER_S, IoTimeout, call_in_thread
 from outlast.checkpoint.stores.store_interfaces import GET_BYTES_MAX, Inode, check_name
 from outlast.errors import CorruptionError, InUseError, StorageError
 

@@ -16,8 +16,7 @@ from typing import NamedTuple
 
 from outlast.checkpoint.format.manifests import COMMIT, Manifest, SavePoint, manifest_name, seal
 from outlast.checkpoint.stores.catalog import Checkpoint, checkpoint_places, open_checkpoint
-from outlast.checkpoint.stores.chunk_reader import Chunk, chunks_of, fetch
-from outlast.checkpoint.stores.io_limits import RateLimiter
+from outlast.checkpoint.stores.chunk_reader import Chunk, RateLimiter, chunks_of, fetch
 from outlast.checkpoint.stores.store_interfaces import (
     DuplicatingStore,
     Inode,

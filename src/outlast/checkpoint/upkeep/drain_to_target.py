@@ -12,7 +12,7 @@ from typing import Self
 
 from outlast.checkpoint.format.manifests import COMMIT, SavePoint
 from outlast.checkpoint.stores.catalog import Checkpoint, checkpoint_places, uncommitted, verify
-from outlast.checkpoint.stores.io_limits import RateLimiter
+from outlast.checkpoint.stores.chunk_reader import RateLimiter
 from outlast.checkpoint.stores.store_interfaces import Store
 from outlast.checkpoint.upkeep.checkpoint_copy import CopyResult, copy_checkpoint
 from outlast.checkpoint.upkeep.durable_targets import SaveInterval, wanted_checkpoints

@@ -38,5 +38,5 @@ COMMANDS = {
     "sweep": ("sweep:sweep", "Vary one or two fields of a scenario."),
     "fields": ("listings:fields", "List the fields of a scenario and their defaults."),
     "presets": ("listings:presets", "List published failure rates."),
-    "reproduce": ("reproducing:reproduce", "Recompute published tables and figures."),
+    "reproduce": ("listings:reproduce", "Recompute published tables and figures."),
 }

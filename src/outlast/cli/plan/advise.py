@@ -11,8 +11,16 @@ from rich.table import Table
 from rich.text import Text
 
 from outlast.cli.output_stream import echo, print_json
-from outlast.cli.plan.answer_output import check_fields, check_picture, quantity_table, remarks
-from outlast.cli.plan.scenario_flags import ExtraFlags, Fields, File, Json
+from outlast.cli.plan.scenario_command import (
+    ExtraFlags,
+    Fields,
+    File,
+    Json,
+    check_fields,
+    check_picture,
+    quantity_table,
+    remarks,
+)
 from outlast.errors import EXIT_DONE
 from outlast.plan.answers.advice import Advice
 from outlast.plan.answers.advisor import advise as advised

@@ -11,8 +11,19 @@ from rich.text import Text
 
 from outlast import quantities
 from outlast.cli.output_stream import echo, print_json
-from outlast.cli.plan.answer_output import band, check_fields, check_picture, remarks
-from outlast.cli.plan.scenario_flags import Dask, Fields, File, Json, Seed, Workers, execution_place
+from outlast.cli.plan.scenario_command import (
+    Dask,
+    Fields,
+    File,
+    Json,
+    Seed,
+    Workers,
+    band,
+    check_fields,
+    check_picture,
+    execution_place,
+    remarks,
+)
 from outlast.cli.progress_bars import count_progress
 from outlast.errors import EXIT_DONE, EXIT_INTERRUPTED, UsageError
 from outlast.plan.answers.measured_run import RunComparison, Verdict

@@ -10,18 +10,20 @@ from rich.text import Text
 
 from outlast import quantities
 from outlast.cli.output_stream import echo, print_json
-from outlast.cli.plan.answer_output import (
+from outlast.cli.plan.scenario_command import (
+    Fields,
+    File,
+    Json,
     check_fields,
     check_picture,
     quantity_table,
     remarks,
     show,
 )
-from outlast.cli.plan.scenario_flags import Fields, File, Json
 from outlast.errors import EXIT_DONE
-from outlast.plan.answers import ettr_formulas
-from outlast.plan.answers.best_interval import best_interval
+from outlast.plan.answers import formula_answers
 from outlast.plan.answers.copy_counts import CopiesRow, memory_copies
+from outlast.plan.answers.formula_answers import best_interval
 from outlast.plan.answers.spare_nodes import SparesRow, spare_nodes
 from outlast.plan.model.answer_values import format_quantity
 from outlast.plan.model.ladder_costs import Strategy
@@ -87,7 +89,7 @@ def ettr(
     scenario = scenario_of(check_fields(fields, ettr), file)
     queue_s = span(f"--queue {queue}", queue)
     goal = None if target is None else quantities.share(f"--target {target}", target)
-    show(ettr_formulas.ettr(scenario, goal, queue_s), json=json)
+    show(formula_answers.ettr(scenario, goal, queue_s), json=json)
     if path:
         from outlast.plan.figures.interval_figures import draw_ettr
 

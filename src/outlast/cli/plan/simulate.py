@@ -12,17 +12,26 @@ from rich.text import Text
 
 from outlast import quantities
 from outlast.cli.output_stream import echo, print_json
-from outlast.cli.plan.answer_output import check_fields, remarks
-from outlast.cli.plan.scenario_flags import Dask, Fields, File, Json, Seed, Workers, execution_place
+from outlast.cli.plan.scenario_command import (
+    Dask,
+    Fields,
+    File,
+    Json,
+    Seed,
+    Workers,
+    check_fields,
+    execution_place,
+    remarks,
+)
 from outlast.cli.progress_bars import count_progress
-from outlast.controller.save_schedule.schedule_explanation import span
+from outlast.controller.save_schedule.save_intervals import span
 from outlast.errors import EXIT_DONE, EXIT_INTERRUPTED, UsageError
 from outlast.plan.model.answer_values import answer, format_count, format_quantity
 from outlast.plan.model.ladder_costs import Strategy, matters
 from outlast.plan.model.scenario import Scenario, scenario_of
 from outlast.plan.model.strategy_prediction import predict
 from outlast.plan.simulate import result_tables
-from outlast.plan.simulate.part_executors import PartExecutor, interruption
+from outlast.process_pool import PartExecutor, interruption
 from outlast.terminal_tables import number_column, table, text_column
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ from cyclopts import Parameter
 from outlast import quantities
 from outlast.atomic_files import write_new
 from outlast.cli.output_stream import echo, print_json
-from outlast.cli.plan.answer_output import quantity_table, remarks
-from outlast.cli.plan.scenario_flags import Json
+from outlast.cli.plan.scenario_command import Json, quantity_table, remarks
 from outlast.errors import EXIT_DONE, ConfigError
 from outlast.plan.model.answer_values import Assumed, format_quantity
 from outlast.plan.model.model_sizing import (

@@ -10,10 +10,20 @@ from rich.text import Text
 
 from outlast import quantities
 from outlast.cli.output_stream import echo, print_json
-from outlast.cli.plan.answer_output import check_fields, check_picture, remarks
-from outlast.cli.plan.scenario_flags import Dask, Fields, File, Json, Seed, Workers, execution_place
+from outlast.cli.plan.scenario_command import (
+    Dask,
+    Fields,
+    File,
+    Json,
+    Seed,
+    Workers,
+    check_fields,
+    check_picture,
+    execution_place,
+    remarks,
+)
 from outlast.cli.progress_bars import count_progress
-from outlast.controller.save_schedule.schedule_explanation import span
+from outlast.controller.save_schedule.save_intervals import span
 from outlast.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USER_ERROR
 from outlast.plan.answers.parameter_sweep import (
     PointResult,

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from outlast import events
 from outlast.config import AUTO
 from outlast.controller.controller_state import S_NS, ControllerState, ControllerTurn
-from outlast.controller.save_schedule.save_intervals import NEVER_S, Schedule, decide
+from outlast.controller.save_schedule.save_intervals import NEVER_S, Schedule, decide, explain
 from outlast.controller.save_schedule.save_tiers import (
     IntervalBounds,
     Name,
@@ -21,7 +21,6 @@ from outlast.controller.save_schedule.save_tiers import (
     SaveTier,
     ScheduleInputs,
 )
-from outlast.controller.save_schedule.schedule_explanation import explain
 from outlast.transport import messages
 
 AGAIN_S = 10.0  # between two decisions that only follow measurements

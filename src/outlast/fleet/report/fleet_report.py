@@ -23,7 +23,7 @@ from outlast.fleet.analysis import (
 from outlast.fleet.analysis.exposure import KEY
 from outlast.fleet.analysis.lemons import clip_tables
 from outlast.fleet.record_tables import DAY_NS, Tables
-from outlast.fleet.report import cost_sections, failure_sections, lemon_sections
+from outlast.fleet.report import cost_and_lemon_sections, failure_sections
 from outlast.fleet.report.report_sections import (
     DrawnSection,
     Headline,
@@ -128,9 +128,9 @@ def build_report(
 
 def _sections(facts: ReportFacts) -> Iterator[DrawnSection]:
     """Yield the sections, the slowest last, so that the others are drawn meanwhile."""
-    yield cost_sections.goodput_section(facts)
-    runs = cost_sections.training_runs(facts)
-    yield cost_sections.ettr_section(runs)
+    yield cost_and_lemon_sections.goodput_section(facts)
+    runs = cost_and_lemon_sections.training_runs(facts)
+    yield cost_and_lemon_sections.ettr_section(runs)
     for each in (
         failure_sections.mttf_section,
         failure_sections.survived_failures_section,
@@ -140,15 +140,15 @@ def _sections(facts: ReportFacts) -> Iterator[DrawnSection]:
         failure_sections.rate_history_section,
         failure_sections.final_states_section,
         failure_sections.job_sizes_section,
-        cost_sections.crash_loops_section,
+        cost_and_lemon_sections.crash_loops_section,
         failure_sections.outages_section,
     ):
         yield each(facts)
     window_days = (facts.tables.until_ns - facts.tables.since_ns) / DAY_NS
     history_days = max(lemons.DAYS, window_days)  # all of the window, also where it is longer
     ranking = lemons.rank_lemons(facts.tables, facts.infra, by=facts.by, history_days=history_days)
-    yield from lemon_sections.lemon_sections(facts, ranking)
-    yield cost_sections.counterfactual_section(facts, runs, ranking)
+    yield from cost_and_lemon_sections.lemon_sections(facts, ranking)
+    yield cost_and_lemon_sections.counterfactual_section(facts, runs, ranking)
 
 
 def _load_tables(tables: Tables) -> Tables:

@@ -22,7 +22,7 @@ from outlast.errors import LakeError, StorageError, UsageError
 from outlast.fleet import host_lists
 from outlast.fleet.formats.log_reading import Reject
 from outlast.fleet.record_tables import DAY_NS, KIND_OF, Name
-from outlast.fleet.store import partition_merge
+from outlast.fleet.store import lake
 from outlast.fleet.store.lake import (
     MANIFEST,
     LakeManifest,
@@ -212,7 +212,7 @@ class LakeWriter:
         """Return the merged parts of all kinds, with the files of `kind` in place."""
         staged = {day_of(day): files for day, files in self._staged[kind].items()}
         old = {part.day: part for part in parts if part.kind == kind}
-        stale = partition_merge.find_stale(self.path, kind, list(old.values()), staged)
+        stale = lake.find_stale(self.path, kind, list(old.values()), staged)
         touched = sorted({*staged, *stale.days})
         records = again = replaced = 0
         detector = DoubleBookingDetector()
@@ -225,9 +225,7 @@ class LakeWriter:
                     )
                 continue
             had = old.pop(day, None)
-            frame, counted = partition_merge.merge_partition(
-                self.path, kind, had, staged.get(day, []), stale
-            )
+            frame, counted = lake.merge_partition(self.path, kind, had, staged.get(day, []), stale)
             records += counted.records
             again += counted.again
             replaced += counted.replaced
@@ -240,7 +238,7 @@ class LakeWriter:
         return [*others, *old.values()], AddedRecords(records, again, replaced)
 
     def _write(self, kind: Name, day: str, frame: pl.DataFrame) -> LakePart:
-        part = partition_merge.describe_part(kind, day, secrets.token_hex(8), frame)
+        part = lake.describe_part(kind, day, secrets.token_hex(8), frame)
         target = self.path / part.file
         draft = self.path / READING / f"{part.id}.parquet"
         frame.write_parquet(draft, compression="zstd", compression_level=3)

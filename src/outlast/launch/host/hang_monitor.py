@@ -13,11 +13,11 @@ from typing import NamedTuple
 import msgspec
 
 from outlast.controller import hang_detection
-from outlast.controller.worker_observation import WorkerObservation, is_judged
 from outlast.events import RECORDED, Fault
 from outlast.launch.host import reaper
 from outlast.launch.host.worker_pool import WorkerHandle, WorkerPool
 from outlast.transport import messages
+from outlast.transport.worker_page import WorkerObservation, is_judged
 
 WORKING_SHARE = 0.2  # of one core, between two samples
 WAKES, WAKES_PER_S = 3, 2.0  # of the main thread between two samples: both must be reached

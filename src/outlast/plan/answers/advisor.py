@@ -16,8 +16,8 @@ from outlast.plan.answers.advice import (
     CurrentCost,
     StrategyOption,
 )
-from outlast.plan.answers.best_interval import flat_zone
 from outlast.plan.answers.extra_costs import ExtraInputs, extra_costs
+from outlast.plan.answers.formula_answers import flat_zone
 from outlast.plan.answers.input_sensitivity import (
     TIE,
     BestSettings,

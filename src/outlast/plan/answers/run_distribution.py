@@ -14,10 +14,10 @@ from outlast.plan.model.answer_values import Answer, Unit, answer
 from outlast.plan.model.ladder_costs import Strategy, matters
 from outlast.plan.model.scenario import Scenario
 from outlast.plan.model.strategy_prediction import Prediction, predict
-from outlast.plan.simulate.part_executors import IN_FLIGHT
 from outlast.plan.simulate.replications import parts, reason, results
 from outlast.plan.simulate.simulated_job import TALLIES, SimulatedJob, bound_failures, job_of
 from outlast.plan.simulate.tallies import StreamingSummary, Tally, tally, usd_per_s, without_advice
+from outlast.process_pool import IN_FLIGHT
 
 LONG_RUN = "drop: theory is of a long run; a simulated one begins with all its replicas"
 _TALLIES: dict[str, tuple[str, Unit]] = {

@@ -36,10 +36,10 @@ from outlast.plan.simulate.ensembles import (
     draws,
     run_ensemble,
 )
-from outlast.plan.simulate.part_executors import PartExecutor
 from outlast.plan.simulate.replications import expected_failures
 from outlast.plan.simulate.simulated_job import SimulatedJob, job_of
 from outlast.plan.simulate.tallies import Z_MAX, usd_per_s
+from outlast.process_pool import PartExecutor
 from outlast.theory import strategies as theory
 
 LONG_RUN = (

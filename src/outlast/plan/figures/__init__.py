@@ -8,7 +8,7 @@ from __future__ import annotations
 from matplotlib.axis import Axis
 from matplotlib.ticker import FuncFormatter
 
-from outlast.controller.save_schedule.schedule_explanation import span
+from outlast.controller.save_schedule.save_intervals import span
 from outlast.plan.model.ladder_costs import Strategy
 
 # Okabe and Ito's colours, which differ by line and marker as well.

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from outlast import figure_style
-from outlast.controller.save_schedule.schedule_explanation import span
+from outlast.controller.save_schedule.save_intervals import span
 from outlast.plan.answers.measured_run import MeasuredRun
 from outlast.plan.answers.strategy_comparison import ComparedStrategy, StrategyComparison
 from outlast.plan.figures import STRATEGY_LOOK

@@ -13,9 +13,8 @@ from matplotlib.ticker import FuncFormatter, PercentFormatter
 from msgspec.structs import replace
 
 from outlast import figure_style
-from outlast.controller.save_schedule.schedule_explanation import span
-from outlast.plan.answers.best_interval import flat_zone, waste
-from outlast.plan.answers.ettr_formulas import exact, init_s, interval_s
+from outlast.controller.save_schedule.save_intervals import span
+from outlast.plan.answers.formula_answers import exact, flat_zone, init_s, interval_s, waste
 from outlast.plan.figures import STRATEGY_LOOK, label_spans
 from outlast.plan.model.answer_values import HIGH, LOW
 from outlast.plan.model.ladder_costs import Strategy, mtbf_s

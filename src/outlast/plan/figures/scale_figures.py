@@ -20,7 +20,7 @@ from matplotlib.ticker import FuncFormatter, NullLocator, PercentFormatter
 from msgspec.structs import replace
 
 from outlast import figure_style
-from outlast.controller.save_schedule.schedule_explanation import span
+from outlast.controller.save_schedule.save_intervals import span
 from outlast.errors import ConfigError
 from outlast.plan.answers.strategy_comparison import ComparisonRequest, simulate_strategies
 from outlast.plan.figures import STRATEGY_LOOK, label_spans

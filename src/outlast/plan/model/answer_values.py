@@ -9,8 +9,7 @@ from typing import Literal
 import msgspec
 from msgspec.structs import replace
 
-from outlast.controller.save_schedule.save_intervals import NEVER_S
-from outlast.controller.save_schedule.schedule_explanation import span
+from outlast.controller.save_schedule.save_intervals import NEVER_S, span
 from outlast.plan.model.rates import EXACT
 from outlast.plan.model.scenario import FIELDS, Scenario, default_text
 

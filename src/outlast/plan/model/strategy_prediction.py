@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from outlast.controller.save_schedule.schedule_explanation import span
+from outlast.controller.save_schedule.save_intervals import span
 from outlast.errors import UsageError
 from outlast.plan.model import formula_domain
 from outlast.plan.model.answer_values import How

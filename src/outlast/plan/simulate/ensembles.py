@@ -15,9 +15,9 @@ from outlast.plan.model.ladder_costs import Strategy
 from outlast.plan.model.rates import EXACT
 from outlast.plan.model.scenario import Scenario
 from outlast.plan.model.strategy_prediction import GOODPUT_MIN, at_other_rate
-from outlast.plan.simulate.part_executors import PartExecutor
 from outlast.plan.simulate.replications import ROWS, ReplicationPart, results
 from outlast.plan.simulate.simulated_job import SimulatedJob, check_job
+from outlast.process_pool import PartExecutor
 from outlast.theory import strategies
 
 STRATA = 16

@@ -16,7 +16,6 @@ import numpy as np
 from outlast import __version__
 from outlast.errors import OutlastError, UsageError
 from outlast.plan.simulate.compiled_random import is_kept
-from outlast.plan.simulate.part_executors import IN_FLIGHT, interruption
 from outlast.plan.simulate.simulated_job import (
     STATE,
     TALLIES,
@@ -27,7 +26,7 @@ from outlast.plan.simulate.simulated_job import (
     parameters,
 )
 from outlast.plan.simulate.simulation_kernel import replicate
-from outlast.process_pool import ProcessPool
+from outlast.process_pool import IN_FLIGHT, ProcessPool, interruption
 
 ROWS = np.dtype([(name, "f8") for name in TALLIES])
 FAILURES_A_PART = 500_000  # some tenths of a second; between two parts an interruption is heard
