@@ -1,7 +1,7 @@
 """Save intervals of each tier, from the costs of saves and the rates of failures.
 
 Pure and deterministic: the controller decides, and all ranks receive the intervals. The
-formulas are those of `outlast.theory`;
+formulas are those of `outlast.theory`; `explain` gives the reasons.
 """
 
 from __future__ import annotations
