@@ -143,7 +143,7 @@ def test_following_a_dead_run_ends_and_says_so(
     assert codes == [0]
     captured = capsys.readouterr()
     assert "PhaseDone" in captured.out
-    assert captured.err.count("its launcher has died") == 1
+    assert captured.err.count("the launcher died before the run ended") == 1
 
 
 def test_following_waits_for_a_living_run(

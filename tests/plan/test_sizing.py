@@ -33,7 +33,7 @@ def test_a_model_and_a_machine_are_a_scenario(plan: Plan, tmp_path: Path) -> Non
     again = plan("size", *LLAMA, "--out", str(path))
     assert again.code == 2 and "is there already" in again.err
     text = plan("size", *LLAMA)
-    assert text.code == 0 and "by bandwidth alone" in text.out
+    assert text.code == 0 and "computed from bandwidth alone" in text.out
 
 
 def test_half_the_active_parameters_are_half_the_work(plan: Plan) -> None:

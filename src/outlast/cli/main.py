@@ -25,14 +25,14 @@ from outlast.errors import (
     UsageError,
 )
 
-HELP = f"""Keep a PyTorch training run alive through failures, bit for bit.
+HELP = f"""Keep PyTorch training runs alive through hardware failures, with bit-identical results.
 
 Exit codes:
 
 * {EXIT_DONE}: done
 * {EXIT_USER_ERROR}: the script's own error, or a run directory that cannot be used
-* {EXIT_USAGE}: wrong usage, or an extra is missing; nothing was started
-* {EXIT_GAVE_UP}: every way to recover was tried
+* {EXIT_USAGE}: wrong usage, or an optional package (extra) is missing; nothing was started
+* {EXIT_GAVE_UP}: all ways to recover failed
 * {EXIT_INTERRUPTED}: interrupted; the same command with --run-dir RUN_DIR resumes the run
 """
 # Where each is, and its docstring's first line: a list of commands imports none of them.
@@ -41,16 +41,19 @@ COMMANDS = {
         "check:check",
         "Check this node: GPUs, links, file systems, kernel log, memory, services.",
     ),
-    "demo": ("demo:demo", "Train a small GPT through injected faults; compare it with its twin."),
+    "demo": (
+        "demo:demo",
+        "Train a small GPT with injected faults, and compare it with an undisturbed run.",
+    ),
     "events": ("run_reports:events", "List a run's events by time, over all its workers."),
     "explain": ("run_reports:explain", "Explain incidents: cause, decision, reason and cost."),
     "replay": (
         "replay:replay",
-        "Repeat steps of a run twice, and find what is not deterministic in them.",
+        "Repeat steps of a run twice, and find nondeterministic operations.",
     ),
     "summary": (
         "run_reports:summary",
-        "Summarise a run: steps, incidents, time by bucket, ETTR and goodput.",
+        "Summarise a run: steps, incidents, time by category, ETTR and goodput.",
     ),
 }
 # Modules that an extra brings, by their top-level name.

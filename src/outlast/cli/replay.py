@@ -91,7 +91,7 @@ class Start(NamedTuple):
 
 @contextlib.contextmanager
 def room_for(start: Start, size_bytes: int) -> Iterator[tuple[ReplayRuns, Note]]:
-    """Yield two names for run directories below the run's, and a function that keeps them.
+    """Yield two run directories below the run's own, and a function that marks them as kept.
 
     Directories not kept are removed at the end, whatever that end is. Raises StorageError where two
     checkpoints of `size_bytes` have no room, RunDirError where nothing can be written.
@@ -101,8 +101,8 @@ def room_for(start: Start, size_bytes: int) -> Iterator[tuple[ReplayRuns, Note]]
     free_bytes = shutil.disk_usage(start.run_dir).free
     if free_bytes < 2 * size_bytes:
         raise StorageError(
-            f"two replays write a checkpoint of {size_bytes} bytes each, and {start.run_dir} has"
-            f" {free_bytes} left; nothing was started; make room"
+            f"two replays write a checkpoint of {size_bytes} bytes each, and {start.run_dir}"
+            f" has {free_bytes} left; nothing was started; free some space"
         )
     try:
         folder.mkdir(parents=True)
@@ -136,9 +136,8 @@ def run_once(start: Start, target: Path, *, plain: bool, keep: Note, note: Note)
     if end.outcome != "done":
         keep(end.outcome)
         raise OutlastError(
-            f"a replay from step {start.place.step} broke, so that nothing can be said of it;"
-            f" its logs and events were kept: outlast explain {target}\n"
-            + frame_cause(end.outcome, end.cause)
+            f"the replay from step {start.place.step} failed and has no result; its logs and"
+            f" events were kept: outlast explain {target}\n" + frame_cause(end.outcome, end.cause)
         )
 
 
@@ -168,26 +167,26 @@ def replay(
     edited: bool = False,
     json: bool = False,
 ) -> int:
-    """Repeat steps of a run twice, and find what is not deterministic in them.
+    """Repeat steps of a run twice, and find nondeterministic operations.
 
-    Held together is every number that the script reports, and all that the two
-    checkpoints at the end hold: tensors, optimizer, random generators, data
-    positions; then all against the run itself. What the script writes by itself, it
-    writes again. Exit code 0: the same bits. 1: others.
+    Compares all reported numbers and the final checkpoints of both repetitions:
+    tensors, optimizer, random generators, data positions. Then compares them with
+    the run itself. The script runs again, and so do its own side effects, such as
+    writing files. Exit code 0: bit-identical. 1: different.
 
     Parameters
     ----------
     run_dir
-        The directory that `outlast run` printed at its start. It is only read, but for a directory
-        `replay` in it, which stays where something differs.
+        Run directory, which `outlast run` printed at its start. Both repetitions are written to its
+        subdirectory `replay`, which is kept if they differ.
     step
-        The step of the checkpoint to begin from; the newest when left out.
+        Step of the checkpoint to start from (default: the newest).
     steps
-        How many steps; when left out 10, or fewer where the run has a checkpoint by then.
+        Number of steps (default: 10, or up to the run's next checkpoint if it is nearer).
     edited
-        Go on although the script is not as it was when the checkpoint was written.
+        Replay even if the script was changed after the checkpoint was written.
     json
-        One JSON object on stdout at the end; everything else goes to stderr.
+        Print one JSON object on stdout at the end, and all other output on stderr.
     """
     began = time.monotonic()
     console = Printer(stderr=json)
@@ -263,8 +262,8 @@ def _shortened(place: SavePoint, steps: int | None, until_step: int) -> list[str
     if steps is None or place.step + steps <= until_step:
         return []
     return [
-        f"--steps {steps} goes beyond the run's loop, which ends with step {until_step + 1}: a"
-        f" replay stops before its last step, after {until_step - place.step}"
+        f"--steps {steps} exceeds the run's loop, which ends with step {until_step + 1}: the"
+        f" replay stops before its last step, after {until_step - place.step} steps"
     ]
 
 
@@ -275,8 +274,8 @@ def _notes(
     run's."""
     if not Path(plan.cwd).is_dir():
         raise UsageError(
-            f"the run was started in {plan.cwd}, which is gone; nothing was started; the script's"
-            " relative paths would lead elsewhere"
+            f"the run was started in {plan.cwd}, which does not exist any more; nothing was"
+            " started; the script's relative paths need it"
         )
     notes: list[str] = []
     there, script = origin.commit.origin, plan.plan.script
@@ -289,16 +288,17 @@ def _notes(
     except OSError:
         same = False
     if not digest:
-        notes.append(f"whether {script} is as it was then is not known")
+        notes.append(f"the checkpoint does not record whether {script} was changed")
     elif not same and not edited:
         raise UsageError(
-            f"{path} is not the script that wrote {origin.place.directory}: it was changed since;"
-            " nothing was started; put it back, or replay it as it is now with --edited"
+            f"{path} is not the script that wrote {origin.place.directory}: it was changed"
+            " later; nothing was started; restore it, or pass --edited to replay the changed"
+            " one"
         )
     elif not same:
-        notes.append(f"{path} was changed since: the run itself is another script's")
+        notes.append(f"{path} was changed later: the run itself used another version")
     if life_of(run_dir, read_events(run_dir)) == "running":
-        notes.append("the run is still going on, and shares this machine with its replays")
+        notes.append("the run is still running, on the same machine as its replays")
     return notes
 
 

@@ -62,17 +62,17 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
 def explain(run_dir: Path, incident: int | None = None, *, json: bool = False) -> int:
     """Explain incidents: cause, decision, reason and cost.
 
-    With the means of detection and the earlier findings of node checks. First comes
-    the save schedule, where the run chooses it itself.
+    Also prints how each failure was detected, earlier findings of node checks, and
+    the save schedule if the run chose it (auto).
 
     Parameters
     ----------
     run_dir
-        The directory that `outlast run` printed at its start.
+        Run directory, which `outlast run` printed at its start.
     incident
-        Its number; all of them when left out.
+        Number of one incident (default: all).
     json
-        One JSON object instead of frames.
+        Print one JSON object instead of boxes.
     """
     events = read_events(run_dir)
     found = incidents(events)
@@ -96,21 +96,21 @@ def explain(run_dir: Path, incident: int | None = None, *, json: bool = False) -
         ended = next((one for one in reversed(events) if isinstance(one, RunEnded)), None)
         framed = frame_cause(ended.outcome, ended.cause) if ended else ""
         text = f"no failure was recorded before the run ended:\n{framed}"
-        echo(f"{run_dir}: {text if framed else 'nothing broke.'}")
+        echo(f"{run_dir}: {text if framed else 'no failure occurred.'}")
     return EXIT_DONE
 
 
 def summary(run_dir: Path, *, json: bool = False) -> int:
-    """Summarise a run: steps, incidents, time by bucket, ETTR and goodput.
+    """Summarise a run: steps, incidents, time by category, ETTR and goodput.
 
-    Of one that still runs, so far.
+    Of a running run: the time so far.
 
     Parameters
     ----------
     run_dir
-        The directory that `outlast run` printed at its start. The run may be alive, done or dead.
+        Run directory, which `outlast run` printed at its start. The run may still be running.
     json
-        One JSON object instead of tables.
+        Print one JSON object instead of tables.
     """
     result = summarise(run_dir)
     if json:
@@ -130,11 +130,11 @@ def events(run_dir: Path, *, follow: bool = False, json: bool = False) -> int:
     Parameters
     ----------
     run_dir
-        The directory that `outlast run` printed at its start. The run may be alive, done or dead.
+        Run directory, which `outlast run` printed at its start. The run may still be running.
     follow
-        Go on with new events until the run ends or its launcher has died (or Ctrl-C).
+        Print new events as they come, until the run ends or its launcher dies.
     json
-        One JSON object a line.
+        Print one JSON object per line.
     """
     found = _following(run_dir) if follow else event_store.read_events(run_dir)
     _print(found, json=json, live=follow)
@@ -153,8 +153,8 @@ def _following(run_dir: Path) -> Iterator[AnyEvent]:
         watch.take(event)
     if watch.died:
         echo_error(
-            f"outlast: {run_dir}: the events end here without an end of the run: its launcher has"
-            " died; the same `outlast run` command resumes it"
+            f"outlast: {run_dir}: the launcher died before the run ended; these are all events;"
+            " the same `outlast run` command resumes the run"
         )
 
 

@@ -98,8 +98,8 @@ def diff(
 ) -> int:
     """Compare two checkpoints by tensors and values.
 
-    Every bit counts: a NaN equals itself, -0.0 is not 0.0. How many ranks wrote
-    them does not. What has equal digests in both is equal, and not read.
+    The comparison is bitwise: a NaN equals itself, -0.0 differs from 0.0. The
+    numbers of ranks may differ. Data with equal digests is not read.
 
     Exit code 0: equal. 1: different. 2: one of them is damaged or could not be
     read.
@@ -109,20 +109,21 @@ def diff(
     a
         A directory of checkpoints, a run directory, one checkpoint, or a URL (s3://...).
     b
-        The other one.
+        Checkpoint to compare with, given as A is.
     step
-        The checkpoints of this step; the newest when left out.
+        Step of both checkpoints (default: the newest of each).
     step_b
-        The step of B, where it is another one.
+        Step of B, if it differs from --step.
     tensors
-        A pattern of names (`model.*`): only these tensors, and no values.
+        Compare only tensors whose names match this pattern, for example `model.*`, and no values.
     tolerance
-        Numbers no further apart than this are equal, and so are all NaNs.
+        Treat numbers as equal if they differ by at most this, and all NaNs as equal (default:
+        bitwise).
     json
-        One JSON object.
+        Print one JSON object.
     """
     if tolerance is not None and not tolerance >= 0:
-        raise ConfigError(f"--tolerance {tolerance}: a distance is not negative")
+        raise ConfigError(f"--tolerance {tolerance}: must be 0 or more")
     try:
         one = open_target(a).open(step)
         two = open_target(b).open(step if step_b is None else step_b)

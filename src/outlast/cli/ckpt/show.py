@@ -213,18 +213,19 @@ class ShowReport(msgspec.Struct, frozen=True, kw_only=True):
 def show(target: str, *, step: int | None = None, tensors: str = "*", json: bool = False) -> int:
     """Show the origin and the contents of a checkpoint.
 
-    Records are read and checked, shards are not.
+    Reads and checks the records, not the shards.
 
     Parameters
     ----------
     target
         A directory of checkpoints, a run directory, one checkpoint, or a URL (s3://...).
     step
-        The checkpoint of this step; the newest when left out.
+        Step of the checkpoint (default: the newest).
     tensors
-        A pattern of names (`model.layers.0.*`): these one by one, with the ranks that hold them.
+        List only tensors whose names match this pattern, for example `model.layers.0.*`, with the
+        ranks that hold them.
     json
-        One JSON object.
+        Print one JSON object.
     """
     checkpoint = open_target(target).open(step)
     report = _shown(checkpoint, tensors)

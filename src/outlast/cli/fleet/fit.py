@@ -145,25 +145,26 @@ def fit(
     cluster: str | None = None,
     json: bool = False,
 ) -> int:
-    """Measure rates of failure and repair for `outlast plan --rates`.
+    """Measure failure and repair rates for `outlast plan --rates`.
 
-    Each figure has its 90 % interval, what it was counted from, and where it is
-    from. Without --out the file goes to stdout.
+    Writes a TOML file in which each figure has its 90 % interval, its number of
+    observations and its source.
 
     Parameters
     ----------
     lake
-        What `outlast fleet ingest` made.
+        Directory that `outlast fleet ingest` wrote.
     out
-        The file of rates to write; there must be none yet.
+        New file for the rates (default: stdout).
     since
-        From this day or time on, as in 2024-05-01; UTC where it has no zone.
+        Start of the period, for example 2024-05-01 (UTC without a time zone; default: the first
+        record).
     until
-        Up to, not including, this day or time.
+        End of the period, exclusive (default: the last record).
     cluster
-        Of a lake with several clusters, the one to measure; '' for records that name none.
+        Cluster to measure, if the lake has several; '' for records without a cluster name.
     json
-        One JSON object to stdout.
+        Print one JSON object.
     """
     opened = Lake.open(lake)
     if out:

@@ -32,65 +32,68 @@ class IngestFlags:
 
     as_: Annotated[
         Format | None,
-        _ingest_flag("Format of the logs, where it is not recognised by their content.", "--as"),
+        _ingest_flag("Format of the logs (default: detected from their content).", "--as"),
     ] = None
     mapping: Annotated[
         Path | None,
         _ingest_flag(
-            "A TOML file that maps columns to fields, for CSV and JSON of any shape; else"
-            " log.toml beside log.csv."
+            "TOML file that maps columns to fields, for CSV and JSON of other formats"
+            " (default: log.toml beside log.csv)."
         ),
     ] = None
     cluster: Annotated[
-        str | None, _ingest_flag("Name of the cluster, for logs that do not name it.")
+        str | None, _ingest_flag("Name of the cluster, for logs that do not contain it.")
     ] = None
     zone: Annotated[
         str | None,
-        _ingest_flag("The time zone of times that have none, as in Europe/Paris; else UTC."),
+        _ingest_flag("Time zone of times without one, for example Europe/Paris (default: UTC)."),
     ] = None
     node: Annotated[
         str | None,
         _ingest_flag(
-            "Node of a log that does not name it. In it {name} is the log's name"
-            " without its ending, and {folder} that of its directory."
+            "Name of the node, for logs that do not contain it. {name} stands for the log's"
+            " name without suffix, {folder} for its directory's name."
         ),
     ] = None
     at: Annotated[
         str | None,
         _ingest_flag(
-            "When the logs were taken, as in 2024-05-17T10:00; else as old as their files are."
+            "Time at which the logs were collected, for example 2024-05-17T10:00 (default:"
+            " modification time of the file)."
         ),
     ] = None
     boot: Annotated[
         str | None,
-        _ingest_flag(
-            "When the node was booted, for lines of a kernel that count seconds since then."
-        ),
+        _ingest_flag("Boot time of the node, for kernel logs with times relative to it."),
     ] = None
     nodes: Annotated[
         int | None,
         _ingest_flag(
-            "How many nodes there are, for a trace of faults, which names those that had one."
+            "Number of nodes in the cluster, for a fault trace, which lists only nodes with faults."
         ),
     ] = None
     gpus_per_node: Annotated[
-        int | None, _ingest_flag("How many GPUs a node has, for a trace of faults.")
+        int | None, _ingest_flag("Number of GPUs per node, for a fault trace.")
     ] = None
-    epoch: Annotated[str | None, _ingest_flag("Day 0 of a trace of faults, as in 2024-03-30.")] = (
-        None
-    )
+    epoch: Annotated[
+        str | None, _ingest_flag("Date of day 0 of a fault trace, for example 2024-03-30.")
+    ] = None
     delimiter: Annotated[
         str | None,
-        _ingest_flag("What separates the fields of accounting, where its header does not show it."),
+        _ingest_flag("Field delimiter of sacct output (default: detected from the header)."),
     ] = None
     columns: Annotated[
         str | None,
-        _ingest_flag("The columns of accounting without a header, as in JobID,State,Start,End."),
+        _ingest_flag(
+            "Columns of sacct output without a header, for example JobID,State,Start,End."
+        ),
     ] = None
 
     policy: Annotated[
         Path | None,
-        _ingest_flag("A TOML file with XIDs to judge otherwise than the shipped policy does."),
+        _ingest_flag(
+            "TOML file that overrides the severities of NVIDIA XIDs (default: the shipped policy)."
+        ),
     ] = None
 
     def log_options(self) -> LogOptions:
@@ -123,26 +126,28 @@ def ingest(
     anonymize: Path | None = None,
     json: bool = False,
 ) -> int:
-    """Read logs into a lake, which the other commands analyse.
+    """Read logs into a directory of Parquet files (lake) for the other commands.
 
-    What a log is, is seen from its content. Rows that cannot be read are kept
-    with their reason in LAKE/rejects. A log that was read before changes nothing;
-    if one of several cannot be read, none is taken over.
+    The format of a log is detected from its content. Rejected rows are kept in
+    LAKE/rejects, with the reason. Logs that were read before are skipped. If one
+    log cannot be read, the lake stays unchanged.
 
     Parameters
     ----------
     lake
-        The directory, which is made where there is none.
+        Directory for the records, created if missing.
     source
-        Logs of any kinds, and directories of `outlast run`.
+        Log files of any format, and run directories of `outlast run`.
     anonymize
-        Replace the names of people, jobs, hosts and clusters by means of the key in this file,
-        which is made where there is none. Keep it for later readings, and to yourself.
+        Replace names of users, jobs, hosts and clusters by pseudonyms. They are derived from the
+        secret key in this file, which is created if missing. Later ingests need the same key.
     json
-        One JSON object instead of text.
+        Print one JSON object instead of text.
     """
     if not source:
-        raise UsageError("which logs? `outlast fleet ingest LAKE LOG...`; nothing was read")
+        raise UsageError(
+            "no logs were given; nothing was read; try: outlast fleet ingest LAKE LOG..."
+        )
     options = (flags or IngestFlags()).log_options()
     names = None
     if anonymize:
@@ -153,9 +158,7 @@ def ingest(
         with _progress() as on_progress:
             found = ingested(lake, source, options, names, on_progress)
     except KeyboardInterrupt:
-        echo_error(
-            f"outlast: interrupted: {lake} is whole, and has all of these logs or none of them"
-        )
+        echo_error(f"outlast: interrupted: {lake} is intact, and has all of these logs or none")
         return EXIT_INTERRUPTED
     if json:
         print_json(found)

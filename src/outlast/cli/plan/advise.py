@@ -38,17 +38,18 @@ def advise(
     extra: ExtraFlags | None = None,
     **fields: Fields,
 ) -> int:
-    """Recommend settings and the next purchase, with prices.
+    """Recommend settings and hardware purchases, with prices.
 
-    And what to find out first: which unknowns would ask for other settings.
+    Also prints which inputs to measure first, because other values would change the
+    recommended settings.
 
     Parameters
     ----------
     strategy
-        Recovery strategy of the run today; with it the answer has today's cost and what a change
-        saves. --interval does the same for the save interval of today.
+        Current recovery strategy of the run. With it, the answer has the current cost and the
+        savings. --interval adds the current checkpoint interval.
     figure
-        Draw what the price depends on, halved and doubled, into this file (.svg, .png, .pdf).
+        Draw the price with each input halved and doubled into this file (.svg, .png, .pdf).
     """
     path = check_picture(figure)
     scenario = scenario_of(check_fields(fields, advise), file)
@@ -75,13 +76,13 @@ def _show(found: Advice) -> None:
     least_usd = TELLING * found.bill.total if found.finishes else 0.0
     worth = [one for one in found.levers if one.saves_usd > least_usd]
     worth = sorted(worth, key=lambda one: -one.saves_usd)[:BUYS]
-    _head("Worth buying next, all settings tuned anew")
+    _head("Best purchases, with all settings adapted")
     little = "saves 0.01 %" if found.finishes else "makes the run end"
     echo(_buys(worth) if worth else f"  nothing: no input halved or doubled {little}")
     _part("Besides failures", {_priced(one): one.text for one in found.extras})
     _part("What it depends on", {"": found.matters_most})
-    _part("If it is otherwise", [*(one.text for one in found.doubts[:DOUBTS]), found.sure])
-    _part("Find out", [one.why for one in found.measure])
+    _part("With other inputs", [*(one.text for one in found.doubts[:DOUBTS]), found.sure])
+    _part("Measure first", [one.why for one in found.measure])
     echo("")
     remarks(found)
 

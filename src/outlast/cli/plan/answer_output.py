@@ -71,7 +71,7 @@ def check_fields(fields: dict[str, str], command: Callable[..., int]) -> dict[st
         key = name.replace("_", "-")
         close = get_close_matches(key, [*KEYS, *own], n=1)
         if key not in KEYS and close and close[0] in own:
-            raise UsageError(f"flag --{key} is not known: did you mean --{close[0]}?")
+            raise UsageError(f"unknown flag --{key}; did you mean --{close[0]}?")
     return fields
 
 
@@ -87,7 +87,7 @@ def check_picture(path: Path | None, *modules: str) -> Path | None:
         if find_spec(name) is None:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
     if path.suffix not in FORMATS:
-        raise UsageError(f"--figure {path}: draw as one of {', '.join(FORMATS)}")
+        raise UsageError(f"--figure {path}: the suffix must be one of {', '.join(FORMATS)}")
     if not path.absolute().parent.is_dir():
         raise UsageError(f"--figure {path}: there is no directory {path.absolute().parent}")
     if path.is_dir():

@@ -50,28 +50,29 @@ def compare(
 ) -> int:
     """Compare the recovery strategies on one scenario.
 
-    All that are possible, on the same simulated failures, beside theory.
+    All strategies see the same simulated failures. Formulas are printed beside the
+    simulation.
 
     Parameters
     ----------
     start
-        When the run begins, as in 2027-01-31: the answer then has dates.
+        Start date of the run, for example 2027-01-31. The answer then has finish dates.
     by
-        A date: how likely is the run to be done by then?
+        Date for which to print the probability that the run is done. Needs --start.
     within
-        The same for a time, as in 60d.
+        Duration for which to print the same probability, for example 60d.
     run
-        The directory of a real run, to lay beside its prediction. Without a file, its GPUs (each a
-        node and a replica of its own), which failures were transient and fatal, and what it
-        measured of its recoveries, saves and steps need not be said.
+        Directory of a real run, to compare with its prediction. Fields that are not given are taken
+        from the run: GPUs (each a node and a replica), kinds of failures, times of recoveries,
+        saves and steps.
     replications
-        Simulated runs of each strategy, as in 1000 or 10k; if it is not said, as many as some
-        seconds allow.
+        Number of simulated runs per strategy, for example 1000 or 10k (default: as many as take
+        some seconds).
     figure
-        Draw into this file (.svg, .png, .pdf).
+        Draw the figure into this file (.svg, .png, .pdf).
     picture
-        waterfall: where time goes; scale: goodput by GPUs; phases: the cheapest strategy by GPUs
-        and restart time; fan: how far it will be when.
+        Figure to draw. waterfall: time by category. scale: goodput by number of GPUs. phases: the
+        cheapest strategy by GPUs and restart time. fan: progress over time with its uncertainty.
     """
     path = check_picture(figure)
     measured = _measured_run(run) if run else None
@@ -148,14 +149,14 @@ def _with(fields: dict[str, str], measured: MeasuredRun) -> dict[str, str]:
 def _dates(start: str, by: str, within: str) -> tuple[datetime | None, float | None]:
     """Return the start of the run and its time limit in seconds. Raises UsageError."""
     if by and within:
-        raise UsageError("--by and --within have the same meaning: give one of them")
+        raise UsageError("--by and --within exclude each other; give one of them")
     begins = _date("--start", start) if start else None
     if within:
         return begins, span(f"--within {within}", within)
     if not by:
         return begins, None
     if begins is None:
-        raise UsageError(f"--by {by} needs --start: when does the run begin?")
+        raise UsageError(f"--by {by} needs --start, the date on which the run begins")
     try:
         deadline_s = (_date("--by", by) - begins).total_seconds()
     except TypeError as error:
@@ -169,7 +170,7 @@ def _date(flag: str, text: str) -> datetime:
     try:
         return datetime.fromisoformat(text)
     except ValueError as error:
-        raise UsageError(f"{flag} {text} is no date, as in 2027-01-31") from error
+        raise UsageError(f"{flag} {text} is not a date, as in 2027-01-31") from error
 
 
 def show_comparison(found: StrategyComparison, *, json: bool) -> None:
@@ -195,9 +196,9 @@ def show_comparison(found: StrategyComparison, *, json: bool) -> None:
             f"{cut}{format_count(found.runs, 'run')} of each strategy at {rates}, seed"
             f" {found.seed};"
         )
-        echo("figures are medians, and P5 .. P95 below them; costs more: on the same failures")
+        echo("figures are medians, with P5 .. P95 below; costs more: paired, on the same failures")
     else:
-        echo(f"{cut}not enough failure rates were simulated for a comparison")
+        echo(f"{cut}too few failure rates were simulated for a comparison")
     remarks(found)
 
 
@@ -298,12 +299,12 @@ def _observed(found: RunComparison) -> None:
             _verdict(one.verdict_at_its_rate),
         )
     echo(grid)
-    echo("shares of the time from the first step to the last; more and less: than the band; at its")
-    echo("rate: predicted once more, for runs that fail as often as this one did")
+    echo("shares of the time from the first step to the last; more, less: outside of the band;")
+    echo("at its rate: predicted again with the failure rate of this run")
     if found.believed:
         one = found.believed
         text = f"{format_quantity(one.value, one.unit)} ({band(one)})"
-        echo(f"{one.name}: {text} is to be believed now, from {one.source}")
+        echo(f"{one.name}: {text} is the updated estimate, from {one.source}")
     for note in found.notes:
         echo(Text(f"the run's note: {note}", "dim"))
 

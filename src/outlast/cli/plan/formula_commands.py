@@ -40,14 +40,14 @@ def interval(
     figure: Path | None = None,
     **fields: Fields,
 ) -> int:
-    """Compute the best save interval and the cost of missing it.
+    """Compute the best checkpoint interval, and the cost of other intervals.
 
     Parameters
     ----------
     strategy
-        What happens after a failure.
+        Recovery strategy after a failure.
     figure
-        Draw goodput against the interval into this file (.svg, .png, .pdf).
+        Draw goodput by checkpoint interval into this file (.svg, .png, .pdf).
     """
     path = check_picture(figure, "numba")  # it shows runs beside theory
     scenario = scenario_of(check_fields(fields, interval), file)
@@ -71,17 +71,17 @@ def ettr(
 ) -> int:
     """Compute ETTR, the share of time spent training.
 
-    Effective training time ratio of checkpoint-restart, by every published
-    formula.
+    Effective training time ratio of checkpoint-restart, by each published formula.
 
     Parameters
     ----------
     target
-        An ETTR, as in 0.9: which interval, which start, which failure rate gives it?
+        ETTR to reach, for example 0.9: prints the interval, restart time and failure rate that it
+        needs.
     queue
-        What the job waits after each failure before it starts, as in 10min.
+        Queue time after each failure, for example 10min.
     figure
-        Draw ETTR over interval and failure rate into this file (.svg, .png, .pdf).
+        Draw ETTR by interval and failure rate into this file (.svg, .png, .pdf).
     """
     path = check_picture(figure)
     scenario = scenario_of(check_fields(fields, ettr), file)
@@ -96,9 +96,9 @@ def ettr(
 
 
 def replicas(file: File = None, /, *, json: Json = False, **fields: Fields) -> int:
-    """Compare numbers of in-memory copies: losses, memory, network.
+    """Compare numbers of in-memory checkpoint copies: losses, memory, network.
 
-    Also prints how often the last copy is lost, and the limits of scaling.
+    Also prints how often all copies are lost, and the limits of scaling.
     """
     answer = memory_copies(scenario_of(check_fields(fields, replicas), file))
     if json:
@@ -132,14 +132,15 @@ def _copies_table(rows: Sequence[CopiesRow]) -> Table:
 def spares(
     file: File = None, /, *, json: Json = False, figure: Path | None = None, **fields: Fields
 ) -> int:
-    """Compute the number of spare nodes that costs least.
+    """Compute the number of spare nodes with the lowest total cost.
 
-    For a job that waits for them, and for one that goes on.
+    For a job that waits without spares, and for one that continues with fewer
+    nodes.
 
     Parameters
     ----------
     figure
-        Draw waiting and cost against spares into this file (.svg, .png, .pdf).
+        Draw waiting time and cost by number of spares into this file (.svg, .png, .pdf).
     """
     path = check_picture(figure)
     scenario = scenario_of(check_fields(fields, spares), file)

@@ -16,13 +16,13 @@ from outlast.terminal_tables import number_column, table, text_column
 def presets(*, json: bool = False) -> int:
     """List published failure rates.
 
-    Where each is from, and what it means for a job; --failures takes them by
-    name.
+    Prints the source of each, and the MTBF of jobs at that rate. --failures accepts
+    their names.
 
     Parameters
     ----------
     json
-        One JSON list instead of a table.
+        Print one JSON list instead of a table.
     """
     rates = found()
     if json:
@@ -35,16 +35,18 @@ def presets(*, json: bool = False) -> int:
     for one in rates:
         job_mtbfs = (span(one.job_mtbf_s[gpus]) for gpus in JOBS_GPUS)
         grid.add_row(one.name, f"{100 * one.per_gpu_day:.3g} %", span(one.gpu_mtbf_s), *job_mtbfs)
-    echo("Failures that stop a job: how often, and time between them of a GPU and of jobs")
+    echo(
+        "Failures that stop a job: rate of a GPU per day, MTBF of a GPU, MTBF of jobs by"
+        " number of GPUs"
+    )
     echo(grid)
     for one in rates:
         echo(Text(f"{one.name}: {one.source}", "dim"))
     times = max(one.per_gpu_day for one in rates) / min(one.per_gpu_day for one in rates)
     echo(
         Text(
-            f"They differ {times:.0f}-fold, so that none is sure: each is weighted as"
-            f" {rates[0].weight_failures:g} failures would be. Count your own: --failures 50kh"
-            " --failures-seen 40."
+            f"They differ {times:.0f}-fold: each is weighted like {rates[0].weight_failures:g}"
+            " observed failures. Use your own count: --failures 50kh --failures-seen 40."
         )
     )
     return EXIT_DONE
@@ -53,12 +55,12 @@ def presets(*, json: bool = False) -> int:
 def fields(*, json: bool = False) -> int:
     """List the fields of a scenario and their defaults.
 
-    As flags, or as keys of a TOML file.
+    They are flags of the other commands, and keys of a TOML file.
 
     Parameters
     ----------
     json
-        One JSON list instead of a table.
+        Print one JSON list instead of a table.
     """
     if json:
         print_json(

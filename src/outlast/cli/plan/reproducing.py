@@ -21,14 +21,16 @@ WHOLE_MIN, WHOLE_MAX = 1e5, 1e10  # between them figures are printed to the last
 def reproduce(*documents: str, json: bool = False) -> int:
     """Recompute published tables and figures.
 
-    All of five documents; where one of them differs, and why.
+    Prints the figures of five documents beside ours, with the reason for each
+    difference.
 
     Parameters
     ----------
     documents
-        Their keys, 000 to 004; all without one.
+        Keys of documents, 000 to 004 (default: all).
     json
-        One JSON list of rows (document, quantity, says, ours, unit, agrees, why) instead of tables.
+        Print one JSON list of rows (document, quantity, says, ours, unit, agrees, why) instead of
+        tables.
     """
     found = rows(documents)
     if json:

@@ -20,42 +20,47 @@ if TYPE_CHECKING:
 WORKERS_MAX = 1024
 FAILURES_HERE = 10_000_000  # some seconds; above, processes are worth their start
 
-File = Annotated[Path | None, Parameter(help="A scenario in TOML.")]
+File = Annotated[Path | None, Parameter(help="Scenario as a TOML file.")]
 Fields = Annotated[
     str,
     Parameter(
-        help="The scenario, as in --gpus 16384 --cost 30s; `outlast plan fields` lists all.",
+        help="Any field of the scenario, for example --gpus 16384 --cost 30s. `outlast plan"
+        " fields` lists all, with defaults.",
         allow_leading_hyphen=True,  # `--cost -5s` is refused by name
     ),
 ]
-Json = Annotated[bool, Parameter(help="One JSON object instead of words.")]
+Json = Annotated[bool, Parameter(help="Print one JSON object instead of text.")]
 Seed = Annotated[
-    int, Parameter(help="The same seed gives the same runs, wherever they are simulated.")
+    int,
+    Parameter(help="Random seed. The same seed gives the same runs, on any number of processes."),
 ]
 Workers = Annotated[
-    int | None, Parameter(help="Processes; where it is a matter of seconds 1, else one a core.")
+    int | None,
+    Parameter(
+        help="Number of processes (default: 1 for a simulation of seconds, else one per core)."
+    ),
 ]
 Dask = Annotated[
     str | None,
     Parameter(
-        help="Address of a Dask scheduler, as in tcp://10.0.0.1:8786, whose workers have this"
-        " Outlast."
+        help="Simulate on a Dask cluster: address of its scheduler, for example"
+        " tcp://10.0.0.1:8786. Its workers need the same version of Outlast."
     ),
 ]
 
 
 _NEEDED = {
-    "verify": ("how often does an error come that nothing reports?", "silent_every"),
-    "straggler_factor": ("which share of GPUs is slow?", "stragglers"),
-    "maintenance": ("how often is the job stopped?", "maintenance_every"),
-    "notice": ("how often is the job preempted?", "preempted_every"),
-    "queue": ("how often is the job preempted?", "preempted_every"),
-    "network_price": ("give $0 where storage is free", "storage_price"),
-    "keep": ("give the price of a GB and month", "storage_price"),
-    "local_restore": ("what does a save to local drives block?", "local_cost"),
-    "local_survives": ("what does a save to local drives block?", "local_cost"),
+    "verify": ("the mean time between undetected errors", "silent_every"),
+    "straggler_factor": ("the share of slow GPUs", "stragglers"),
+    "maintenance": ("the time between planned stops", "maintenance_every"),
+    "notice": ("the time between preemptions", "preempted_every"),
+    "queue": ("the time between preemptions", "preempted_every"),
+    "network_price": ("the storage price (give $0 for free storage)", "storage_price"),
+    "keep": ("the price of a GB and month", "storage_price"),
+    "local_restore": ("the time that a save to local drives blocks", "local_cost"),
+    "local_survives": ("the time that a save to local drives blocks", "local_cost"),
 }
-"""Flags that need another one, and the hint that is printed without it."""
+"""Flags that need another one, with the name of its value for the error message."""
 
 
 def _extra(text: str, name: str | None = None) -> Parameter:
@@ -68,28 +73,43 @@ class ExtraFlags:
     """Flags of `advise` for costs of a run besides failures."""
 
     silent_every: Annotated[
-        str | None, _extra("Between errors of the job that nothing reports, as in 20d.")
+        str | None,
+        _extra(
+            "Mean time between undetected errors (silent corruption) in the job, for example 20d."
+        ),
     ] = None
-    verify: Annotated[str, _extra("Verification of the state before a durable save.")] = "0"
+    verify: Annotated[str, _extra("Time to verify the state before a durable save.")] = "0"
     stragglers: Annotated[
-        str | None, _extra("Share of GPUs that are slow in a step, as in 0.01%.")
+        str | None, _extra("Share of GPUs that are slow in a step, for example 0.01%.")
     ] = None
-    straggler_factor: Annotated[str, _extra("How many times as long a slow one takes.")] = "2"
-    maintenance_every: Annotated[str | None, _extra("Between planned stops, as in 30d.")] = None
+    straggler_factor: Annotated[
+        str, _extra("Step time of a slow GPU, as a multiple of the normal one.")
+    ] = "2"
+    maintenance_every: Annotated[
+        str | None, _extra("Time between planned stops, for example 30d.")
+    ] = None
     maintenance: Annotated[str, _extra("Length of a planned stop.")] = "1h"
-    preempted_every: Annotated[str | None, _extra("Between preemptions of the job.")] = None
-    notice: Annotated[str, _extra("Before a preemption.")] = "0"
-    queue: Annotated[str, _extra("Wait for GPUs after a preemption.")] = "0"
-    spot_hour: Annotated[str | None, _extra("Spot price of a GPU for an hour.")] = None
-    storage_price: Annotated[str | None, _extra("A GB kept for a month, as in $0.02.")] = None
-    network_price: Annotated[str, _extra("A GB moved to storage.")] = "$0"
-    keep: Annotated[int, _extra("Checkpoints that are kept.")] = 3
-    local_cost: Annotated[
-        str | None, _extra("What a save to local drives blocks: are they worth a level?")
+    preempted_every: Annotated[
+        str | None, _extra("Mean time between preemptions of the job, for example 2d.")
     ] = None
-    local_restore: Annotated[str, _extra("Restore of the whole job from local drives.")] = "1min"
+    notice: Annotated[str, _extra("Notice before a preemption, for example 2min.")] = "0"
+    queue: Annotated[str, _extra("Queue time after a preemption.")] = "0"
+    spot_hour: Annotated[str | None, _extra("Spot price of a GPU-hour, for example $1.2.")] = None
+    storage_price: Annotated[
+        str | None, _extra("Storage price of a GB and month, for example $0.02.")
+    ] = None
+    network_price: Annotated[str, _extra("Network price of a GB sent to storage.")] = "$0"
+    keep: Annotated[int, _extra("Number of checkpoints kept in storage.")] = 3
+    local_cost: Annotated[
+        str | None,
+        _extra(
+            "Time that a save to local drives blocks training. With it, the"
+            " answer has a level of local checkpoints."
+        ),
+    ] = None
+    local_restore: Annotated[str, _extra("Time to restore the job from local drives.")] = "1min"
     local_survives: Annotated[
-        str, _extra("Share of failures that a save on local drives survives.")
+        str, _extra("Share of failures after which a save on local drives can be restored.")
     ] = "50%"
 
     def extra_inputs(self) -> ExtraInputs:

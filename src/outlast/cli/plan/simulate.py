@@ -50,17 +50,17 @@ def simulate(
 ) -> int:
     """Simulate many runs of one strategy, and print quantiles.
 
-    How long, how dear, and what failures cost. All runs are at the failure rate
-    as it is said; `outlast plan compare` is unsure of it, too.
+    Prints duration, price and the cost of failures. All runs have the given failure
+    rate; `outlast plan compare` also varies the rate within its uncertainty.
 
     Parameters
     ----------
     strategy
-        What happens after a failure.
+        Recovery strategy after a failure.
     replications
-        How many runs, as in 1000 or 100k. Memory does not grow with them.
+        Number of runs, for example 1000 or 100k. Memory use does not depend on it.
     out
-        Write a row for each run into this new file (.parquet, .arrow, .csv, .json).
+        Write one row per run into this new file (.parquet, .arrow, .csv, .json).
     """
     path = result_tables.check_target(out)
     runs = quantities.count(f"--replications {replications}", replications)
@@ -161,23 +161,22 @@ def story(
     json: Json = False,
     **fields: Fields,
 ) -> int:
-    """Simulate one run, and write it for `outlast explain`.
+    """Simulate one run, and write a run directory for `outlast explain`.
 
-    A run directory for `outlast explain`, `summary` and `events`, decided by
-    the controller that `outlast run` has. It is one of the runs of `outlast
-    plan simulate` with the same seed. At 16,384 GPUs some 5 failures are told
-    in a second.
+    `outlast explain`, `summary` and `events` read the directory. Decisions are made
+    by the controller of `outlast run`. The run is one of those of `outlast plan
+    simulate` with the same seed.
 
     Parameters
     ----------
     to
-        The run directory to write; a new one.
+        New run directory to write.
     strategy
-        What happens after a failure; all but drop.
+        Recovery strategy after a failure; all but drop are possible.
     seed
-        The same seed and replication give the same run, byte for byte.
+        Random seed. The same seed and replication give the same run, byte for byte.
     replication
-        Which run of that seed.
+        Number of the run with that seed, counted from 0.
     """
     from outlast.plan.narrate.narrator import narrate  # NumPy, which no help text needs
     from outlast.plan.simulate.simulated_job import bound_failures, job_of
@@ -186,8 +185,8 @@ def story(
         raise UsageError(f"--replication {replication}: 0 is the first")
     if strategy == "drop":
         raise UsageError(
-            "--strategy drop: the controller has no rung for fewer replicas, so that"
-            " it has no story; `outlast plan simulate` simulates such runs"
+            "--strategy drop: the controller of `outlast run` cannot continue with fewer"
+            " replicas; nothing was written; `outlast plan simulate` simulates such runs"
         )
     _must_be_new(to)
     scenario = scenario_of(check_fields(fields, story), file)
@@ -209,7 +208,7 @@ def _must_be_new(to: Path) -> None:
             return
     except OSError as error:
         raise UsageError(f"--to {to}: {error.strerror}; nothing was written") from error
-    raise UsageError(f"--to {to} is there already; nothing was written; name a new directory")
+    raise UsageError(f"--to {to} exists already; nothing was written; give a new directory")
 
 
 def _show_story(narrated: NarratedRun, to: Path) -> None:

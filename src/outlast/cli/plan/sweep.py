@@ -47,23 +47,23 @@ def sweep(
 ) -> int:
     """Vary one or two fields of a scenario.
 
-    What theory says of each point, and runs there.
+    Prints the formulas' results at each point, and simulated runs.
 
     Parameters
     ----------
     over
-        A field and its values, as in gpus=1k,4k,16k; or a range with logarithmic steps, as in
-        gpus=1k..1M/7, of seven values. Twice for two fields.
+        Field with its values, for example gpus=1k,4k,16k, or gpus=1k..1M/7 for seven values with
+        logarithmic steps. Give it twice for two fields.
     strategy
-        One, several as in outlast,migrate, or all.
+        One strategy, several (outlast,migrate), or all.
     replications
-        Runs at each point, as in 100 or 1k; 0: theory alone.
+        Number of simulated runs per point, for example 100 or 1k. 0: formulas only.
     out
-        Write a row for each point into this new file (.parquet, .arrow, .csv, .json).
+        Write one row per point into this new file (.parquet, .arrow, .csv, .json).
     figure
-        Draw lines, or for two fields a map, into this file (.svg, .png, .pdf).
+        Draw lines (one field) or a map (two fields) into this file (.svg, .png, .pdf).
     measure
-        What the figure shows.
+        Quantity of the figure.
     """
     path, picture = result_tables.check_target(out), check_picture(figure)
     runs = quantities.count(f"--replications {replications}", replications)
@@ -109,7 +109,7 @@ def _show(found: Sweep, *, json: bool) -> None:
         return
     alone = found.strategies[0] if len(found.strategies) == 1 else None
     runs = f"{format_count(found.requested, 'run')} each, seed {found.seed}"
-    how = runs if found.requested else "by theory alone"
+    how = runs if found.requested else "by formulas only"
     echo(Text(found.question, "bold"))
     echo(Text(f"failures: {found.failures}", "dim"))
     echo(f"{f'{alone}: ' if alone else ''}{format_count(len(found.points), 'point')}, {how}")
