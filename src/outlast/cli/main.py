@@ -53,7 +53,7 @@ COMMANDS = {
     ),
     "summary": (
         "run_reports:summary",
-        "Summarise a run: steps, incidents, time by category, ETTR and goodput.",
+        "Summarise a run: steps, incidents, time by bucket, ETTR and goodput.",
     ),
 }
 # Modules that an extra brings, by their top-level name.

@@ -101,7 +101,7 @@ def explain(run_dir: Path, incident: int | None = None, *, json: bool = False) -
 
 
 def summary(run_dir: Path, *, json: bool = False) -> int:
-    """Summarise a run: steps, incidents, time by category, ETTR and goodput.
+    """Summarise a run: steps, incidents, time by bucket, ETTR and goodput.
 
     Of a running run: the time so far.
 
