@@ -104,8 +104,8 @@ def test_an_empty_directory_is_no_error_to_list(ckpt: Ckpt, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("ls", "{root}/nowhere"), "is not there"),
-        (("ls", "{root}/latest"), "is no directory"),
+        (("ls", "{root}/nowhere"), "does not exist"),
+        (("ls", "{root}/latest"), "is not a directory"),
         (("ls", "ftp://host/x"), "cannot store there"),
         (("ls", "file://x"), "three slashes"),
         (("show", "{dcp}"), "outlast ckpt import"),
@@ -116,7 +116,7 @@ def test_an_empty_directory_is_no_error_to_list(ckpt: Ckpt, tmp_path: Path) -> N
         (("show", "{root}", "--step", "7"), "no checkpoint of step 7 (there are 3, 2, 1)"),
         (("show", "{root}/{name}", "--step", "7"), "is not of step 7"),
         (("show", "{root}/step-000000004-n4-a1"), "no commit record"),
-        (("show", "{root}/step-000000008-n8-a1"), "is not there"),
+        (("show", "{root}/step-000000008-n8-a1"), "does not exist"),
         (("show", "{root}", "--tensors", "optimizer.*"), "none of its 3 tensors"),
         (("verify", "{root}", "--all", "--step", "1"), "exclude each other"),
         (("verify", "{root}/{name}", "--all"), "is one checkpoint"),

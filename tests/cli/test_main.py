@@ -91,9 +91,9 @@ def test_explain_says_when_the_run_saves(
 def test_explain_where_nothing_broke(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     SyntheticRun(tmp_path).start().steps(1).end()
     assert main(["explain", str(tmp_path)]) == 0
-    assert "nothing broke" in capsys.readouterr().out
+    assert "no failure occurred" in capsys.readouterr().out
     assert main(["explain", str(tmp_path), "1"]) == errors.EXIT_USAGE
-    assert "nothing broke" in capsys.readouterr().err
+    assert "no failure occurred" in capsys.readouterr().err
 
 
 def test_events(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -161,8 +161,8 @@ def _checked(request: CheckRequest) -> int:
 
 def _refuse_foreign(settings: Path) -> None:
     """Raise UsageError for settings that other users can write: root executes their checks."""
-    found = settings.stat()
-    if found.st_uid or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    status = settings.stat()
+    if status.st_uid or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise UsageError(
             f"{settings} has custom checks, which root would execute, and other users can write"
             " to it; nothing was checked; run: chown root, chmod go-w"
@@ -268,9 +268,9 @@ def _replayed(
         names = {
             check.name for check in checks_of_profile(head.profile, used, checks, request.only)
         }
-        if missing := sorted(names - {one.check for one in taken}):
+        if missing := sorted(names - {sample.check for sample in taken}):
             raise UsageError(f"{path} has no sample of {', '.join(missing)}; nothing was judged")
-        taken = [one for one in taken if one.check in names]
+        taken = [sample for sample in taken if sample.check in names]
     subject = _subject(head.profile, used)._replace(cluster=head.cluster, node=head.node)
     taken = apply_settings(taken, used, head.settings)
     report = examine_recording(subject, taken, head.memory, head.t_ns, checks)

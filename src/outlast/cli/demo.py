@@ -149,7 +149,7 @@ def _figure(folder: Path, disturbed: Path, undisturbed: Path, console: Printer) 
 
 
 def _show(report: DemoReport, console: Printer) -> None:
-    found = report.comparison
+    comparison = report.comparison
     figures = map(number_column, ("disturbed", "undisturbed"))
     grid = table(text_column(), *figures, text_column(), title="to the last bit")
     same, sound = (
@@ -157,20 +157,31 @@ def _show(report: DemoReport, console: Printer) -> None:
         (Text(), Text("NOT SO", "bold red")),
     )
     for name, disturbed, undisturbed, good, marks in (
-        ("committed steps", *map(str, found.steps), found.steps_equal, same),
-        ("losses reported", *map(str, found.losses), found.losses_equal, same),
-        ("largest difference", f"{found.loss_difference_max:g}", "", found.losses_equal, same),
-        ("parameters sha256", *(d[:16] for d in found.digests), found.digests_equal, same),
+        ("committed steps", *map(str, comparison.steps), comparison.steps_equal, same),
+        ("losses reported", *map(str, comparison.losses), comparison.losses_equal, same),
+        (
+            "largest difference",
+            f"{comparison.loss_difference_max:g}",
+            "",
+            comparison.losses_equal,
+            same,
+        ),
+        (
+            "parameters sha256",
+            *(d[:16] for d in comparison.digests),
+            comparison.digests_equal,
+            same,
+        ),
         (
             "faults that struck",
-            *map(str, (found.faults_struck, found.twin_struck)),
-            found.all_struck,
+            *map(str, (comparison.faults_struck, comparison.twin_struck)),
+            comparison.all_struck,
             sound,
         ),
         (
             "committed steps lost",
             *(str(run.committed_steps_lost) for run in (report.disturbed, report.undisturbed)),
-            found.none_lost,
+            comparison.none_lost,
             sound,
         ),
         (
@@ -186,7 +197,7 @@ def _show(report: DemoReport, console: Printer) -> None:
     console.print()
     console.print(grid)
     broken = plural(len(report.disturbed.incidents), "incident")
-    verdict = "equal to the last bit" if found.equal else "NOT equal"
+    verdict = "equal to the last bit" if comparison.equal else "NOT equal"
     story = f"details: outlast explain {report.disturbed.run_dir}"
     took = f" after {broken}; the demo took {duration(report.wall_s)}; {story}"
     console.print(Text.assemble("\n", (verdict, "bold"), took), soft_wrap=True)

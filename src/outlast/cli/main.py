@@ -115,7 +115,13 @@ def _dispatch(arguments: list[str]) -> int:
         return import_module("outlast.cli.run").run(arguments[1:])
     commands = sorted(["run", *COMMANDS, *GROUPS])
     if arguments and not arguments[0].startswith("-") and arguments[0] not in commands:
-        raise UsageError(f"there is no command {arguments[0]!r} (known: {', '.join(commands)})")
+        from difflib import get_close_matches  # rarely needed
+
+        close = get_close_matches(arguments[0], commands, n=1)
+        meant = f"; did you mean {close[0]}?" if close else ""
+        raise UsageError(
+            f"unknown command {arguments[0]!r}{meant} (commands: {', '.join(commands)})"
+        )
     try:
         result = application(arguments)(arguments, exit_on_error=False, print_error=False)
     except CycloptsError as error:

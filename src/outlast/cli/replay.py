@@ -207,8 +207,8 @@ def replay(
         for number, target in enumerate(twins, 1):
             console.rule(f"{number}/2  steps {origin.place.step + 1} to {start.until_step}")
             run_once(start, target, plain=json, keep=keep, note=_noting(console))
-        found, original, suggestions = _held_together(start, twins, origin)
-        verdict = judge(found, original)
+        pair, original, suggestions = _held_together(start, twins, origin)
+        verdict = judge(pair, original)
         directories = tuple(map(str, twins)) if verdict != "identical" else ()
         if directories:
             keep(verdict)
@@ -217,7 +217,7 @@ def replay(
         run_dir=str(run_dir),
         from_step=start.place.step,
         until_step=start.until_step,
-        replays=found,
+        replays=pair,
         original=original,
         hints={"different": suggestions, "unlike the run": [UNKEPT]}.get(verdict, []),
         notes=notes,
@@ -239,8 +239,11 @@ def _until(run_dir: Path, place: SavePoint, steps: int | None) -> int:
     if steps is not None and steps < 1:
         raise UsageError(f"--steps {steps}: at least one step is needed")
     step = place.step
-    saved_steps = {each.step for each in checkpoint_places(Folder(run_dir / "checkpoints"))}
-    later = [each for each in saved_steps if step < each <= step + STEPS]
+    saved_steps = {
+        checkpoint_place.step
+        for checkpoint_place in checkpoint_places(Folder(run_dir / "checkpoints"))
+    }
+    later = [saved_step for saved_step in saved_steps if step < saved_step <= step + STEPS]
     target = step + steps if steps else min(later, default=step + STEPS)
     loops = [event.steps for event in read_events(run_dir) if isinstance(event, LoopBegun)]
     ends = next((end for end in reversed(loops) if end is not None), None)
@@ -248,7 +251,10 @@ def _until(run_dir: Path, place: SavePoint, steps: int | None) -> int:
         return target
     if ends - 1 <= step:
         earlier = (
-            ", ".join(map(str, sorted(each for each in saved_steps if each < ends - 1))) or "none"
+            ", ".join(
+                map(str, sorted(saved_step for saved_step in saved_steps if saved_step < ends - 1))
+            )
+            or "none"
         )
         raise UsageError(
             f"the run's loop ends with step {ends}, and a replay stops before the last one: from"
@@ -310,17 +316,17 @@ def _held_together(
     start: Start, twins: ReplayRuns, origin: Checkpoint
 ) -> tuple[RunPair, Original, list[str]]:
     """Compare the replays, and the run with the first; add hints."""
-    ends = [end_of(each, start.until_step) for each in twins]
-    a, b = (_between(losses(each), start) for each in twins)
+    ends = [end_of(twin, start.until_step) for twin in twins]
+    a, b = (_between(losses(twin), start) for twin in twins)
     with byte_progress("comparing") as advance:
-        found = sides(a, b, ends[0], ends[1], advance)
+        pair = sides(a, b, ends[0], ends[1], advance)
     here, again = (end.commit.origin if end else {} for end in ends)
-    suggestions = hints(found, (here, again))
-    if found.parting and found.parting.step < start.until_step:
-        steps = found.parting.step - start.place.step
+    suggestions = hints(pair, (here, again))
+    if pair.parting and pair.parting.step < start.until_step:
+        steps = pair.parting.step - start.place.step
         shorter = f"outlast replay {start.run_dir} --from {start.place.step} --steps {steps}"
         suggestions.append(f"which tensors differ first: {shorter}")
-    return found, _original(start, a, origin, ends[0]), suggestions
+    return pair, _original(start, a, origin, ends[0]), suggestions
 
 
 def _original(start: Start, a: Losses, origin: Checkpoint, first: Checkpoint | None) -> Original:
@@ -333,14 +339,16 @@ def _original(start: Start, a: Losses, origin: Checkpoint, first: Checkpoint | N
     store = Folder(start.run_dir / "checkpoints")
     later = [place for place in checkpoint_places(store) if place.step == start.until_step]
     then = open_checkpoint(store, later[0]) if later else None
-    found = sides({key: a[key] for key in both}, {key: numbers[key] for key in both}, first, then)
+    pair = sides({key: a[key] for key in both}, {key: numbers[key] for key in both}, first, then)
     here = first.commit.origin if first else {}
     return Original(
-        sides=found, unlike=origin_differences(origin.commit.origin, here) if first else {}
+        sides=pair, unlike=origin_differences(origin.commit.origin, here) if first else {}
     )
 
 
-def _between(found: Losses, start: Start) -> Losses:
+def _between(numbers: Losses, start: Start) -> Losses:
     return {
-        key: value for key, value in found.items() if start.place.step < key[1] <= start.until_step
+        key: value
+        for key, value in numbers.items()
+        if start.place.step < key[1] <= start.until_step
     }

@@ -76,11 +76,11 @@ def explain(run_dir: Path, incident: int | None = None, *, json: bool = False) -
     """
     events = read_events(run_dir)
     found = incidents(events)
-    scheduled = next((one for one in reversed(events) if isinstance(one, Scheduled)), None)
+    scheduled = next((event for event in reversed(events) if isinstance(event, Scheduled)), None)
     if incident is not None:
         chosen = [one for one in found if one.number == incident]
         if not chosen:
-            numbers = f"1 to {len(found)}" if found else "none: nothing broke"
+            numbers = f"1 to {len(found)}" if found else "none: no failure occurred"
             raise UsageError(f"{run_dir} has no incident {incident} (it has {numbers})")
         found = chosen
     if json:
@@ -93,7 +93,7 @@ def explain(run_dir: Path, incident: int | None = None, *, json: bool = False) -
         for line in (*finding_lines(found, events), *trace_lines(run_dir, found)):
             echo(line)
     else:
-        ended = next((one for one in reversed(events) if isinstance(one, RunEnded)), None)
+        ended = next((event for event in reversed(events) if isinstance(event, RunEnded)), None)
         framed = frame_cause(ended.outcome, ended.cause) if ended else ""
         text = f"no failure was recorded before the run ended:\n{framed}"
         echo(f"{run_dir}: {text if framed else 'no failure occurred.'}")
@@ -136,8 +136,8 @@ def events(run_dir: Path, *, follow: bool = False, json: bool = False) -> int:
     json
         Print one JSON object per line.
     """
-    found = _following(run_dir) if follow else event_store.read_events(run_dir)
-    _print(found, json=json, live=follow)
+    listed = _following(run_dir) if follow else event_store.read_events(run_dir)
+    _print(listed, json=json, live=follow)
     return EXIT_DONE
 
 
@@ -188,9 +188,9 @@ class _Watch:
             self.stop.set()
 
 
-def _print(found: Iterable[AnyEvent], *, json: bool, live: bool) -> None:
+def _print(listed: Iterable[AnyEvent], *, json: bool, live: bool) -> None:
     encode = msgspec.json.Encoder().encode
-    pour((encode(event).decode() if json else format_event(event) for event in found), live=live)
+    pour((encode(event).decode() if json else format_event(event) for event in listed), live=live)
 
 
 def format_event(event: Event) -> str:

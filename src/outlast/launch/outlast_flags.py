@@ -196,11 +196,11 @@ def refuse_check_flags(given: Namespace) -> None:
 
 def _seconds(text: str) -> float:
     try:
-        found = quantities.measured(quantities.SECONDS, text, text, "5min")
+        seconds = quantities.measured(quantities.SECONDS, text, text, "5min")
     except ConfigError as error:
         raise ArgumentTypeError(str(error)) from error
-    if found <= 0:
+    if seconds <= 0:
         raise ArgumentTypeError(
             f"{text!r} is not a duration above zero: give 5min, for example, or omit the flag"
         )
-    return found
+    return seconds

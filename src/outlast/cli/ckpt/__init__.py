@@ -26,5 +26,5 @@ COMMANDS = {
     "import": ("conversion:import_", "Import a checkpoint from DCP or safetensors."),
     "copy": ("copy:copy", "Copy to another directory or bucket, verified and resumable."),
     "prune": ("prune:prune", "Delete the checkpoints that a retention policy does not keep."),
-    "now": ("now:now", "Request a checkpoint from a running job, and wait until it is durable."),
+    "now": ("now:now", "Request a checkpoint from a running job, and wait for it."),
 }

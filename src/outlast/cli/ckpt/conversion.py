@@ -146,8 +146,8 @@ def _looked(source: Path, form: Form) -> Form:
         return form
     if (source / ".metadata").is_file():
         return "dcp"
-    found = [source] if source.is_file() else list(source.glob("*.safetensors"))
-    if found and all(path.suffix == ".safetensors" for path in found):
+    files = [source] if source.is_file() else list(source.glob("*.safetensors"))
+    if files and all(path.suffix == ".safetensors" for path in files):
         return "safetensors"
     raise UsageError(
         f"{source} is neither a directory of torch.distributed.checkpoint (it has no .metadata)"

@@ -102,7 +102,7 @@ def copy(
         print_json(copied)
     elif not copied:
         echo(f"{target.where} has all checkpoints of {chosen.store.where}")
-    return EXIT_USER_ERROR if any(one.error for one in copied) else EXIT_DONE
+    return EXIT_USER_ERROR if any(report.error for report in copied) else EXIT_DONE
 
 
 def _refuse_other_jobs(store: Store, places: list[SavePoint], dest: str) -> None:

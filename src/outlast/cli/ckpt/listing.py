@@ -142,7 +142,7 @@ def _table(lines: list[CheckpointLine]) -> Table:
             table.add_row("", "", "", "", "", line.directory, line.why)
             continue
         age = duration(max(0, now_ns - line.time_ns) / 1e9) if line.time_ns else ""
-        where = f"line {line.line}" if any(each.line for each in lines) else ""
+        where = f"line {line.line}" if any(line.line for line in lines) else ""
         shared = f"{size(line.shared_bytes)} shared" if line.shared_bytes else ""
         note = "newest" if line.newest else "" if line.state == "committed" else line.state
         table.add_row(

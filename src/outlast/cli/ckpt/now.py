@@ -43,7 +43,7 @@ def now(
     timeout_s: Annotated[float, Parameter(name="--timeout")] = 600.0,
     json: bool = False,
 ) -> int:
-    """Request a checkpoint from a running job, and wait until it is durable.
+    """Request a checkpoint from a running job, and wait for it.
 
     The job continues to train. The checkpoint holds all steps that were complete at
     the request.

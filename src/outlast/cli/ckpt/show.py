@@ -313,7 +313,7 @@ def _print_all(checkpoint: Checkpoint, shown: ShowReport) -> None:
         for name, value in shown.values.items():
             state.add_row(name, value)
         echo(state)
-    total = size(sum(each.size_bytes for each in shown.tensors.values()))
+    total = size(sum(tensor.size_bytes for tensor in shown.tensors.values()))
     title = f"{plural(len(shown.tensors), 'tensor')}, {total}"
     echo(render_tree(checkpoint.tensors, title))
     figures = ("rank", "shard", "tensors", "pieces", "values")

@@ -58,11 +58,11 @@ class CheckpointTarget(NamedTuple):
                     f" {self.store.where}` lists the complete ones"
                 )
             return self.place
-        found, barred = checkpoint_places(self.store), self.barred()
-        fit = (place for place in found if not barred(place)) if step is None else found
+        places, barred = checkpoint_places(self.store), self.barred()
+        fit = (place for place in places if not barred(place)) if step is None else places
         chosen = next((place for place in fit if step in (None, place.step)), None)
         if chosen is None:
-            raise UsageError(_nothing(self.store, found, step))
+            raise UsageError(_nothing(self.store, places, step))
         return chosen
 
     def open(self, step: int | None) -> Checkpoint:
@@ -168,10 +168,10 @@ def _refuse_foreign(path: Path) -> None:
     raise UsageError(f"{path} holds {what}; import it with: outlast ckpt import {path} DIRECTORY")
 
 
-def _nothing(store: Store, found: list[SavePoint], step: int | None) -> str:
-    if not found:
+def _nothing(store: Store, places: list[SavePoint], step: int | None) -> str:
+    if not places:
         return f"{store.where} holds no complete checkpoint"
-    steps = sorted({place.step for place in found}, reverse=True)
+    steps = sorted({place.step for place in places}, reverse=True)
     more = f" and {len(steps) - _SHOWN_MAX} more" if steps[_SHOWN_MAX:] else ""
     listed = ", ".join(map(str, steps[:_SHOWN_MAX]))
     return f"{store.where} holds no checkpoint of step {step} (there are {listed}{more})"

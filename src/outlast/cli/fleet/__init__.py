@@ -19,7 +19,7 @@ Exit codes:
 COMMANDS: dict[str, tuple[str, str]] = {
     "ingest": (
         "ingest:ingest",
-        "Read logs into a directory of Parquet files (lake) for the other commands.",
+        "Read logs into a lake (a directory of Parquet files).",
     ),
     "report": ("report:report", "Write all analyses of a lake as one HTML page with figures."),
     "lemons": ("lemons:lemons", "Rank nodes that fail more often than expected (lemons)."),

@@ -126,7 +126,7 @@ def ingest(
     anonymize: Path | None = None,
     json: bool = False,
 ) -> int:
-    """Read logs into a directory of Parquet files (lake) for the other commands.
+    """Read logs into a lake (a directory of Parquet files).
 
     The format of a log is detected from its content. Rejected rows are kept in
     LAKE/rejects, with the reason. Logs that were read before are skipped. If one
@@ -156,14 +156,14 @@ def ingest(
         names = load_pseudonyms(anonymize, lake)
     try:
         with _progress() as on_progress:
-            found = ingested(lake, source, options, names, on_progress)
+            summary = ingested(lake, source, options, names, on_progress)
     except KeyboardInterrupt:
         echo_error(f"outlast: interrupted: {lake} is intact, and has all of these logs or none")
         return EXIT_INTERRUPTED
     if json:
-        print_json(found)
+        print_json(summary)
     else:
-        _show(found)
+        _show(summary)
     return EXIT_DONE
 
 
@@ -179,40 +179,40 @@ def _progress() -> Iterator[Callable[[str, int], None]]:
         yield lambda source, rows: bar.update(task, description=f"{source}: {rows:,} rows")
 
 
-def _show(found: IngestSummary) -> None:
-    is_long = len(found.read) > LOGS_SHOWN
+def _show(summary: IngestSummary) -> None:
+    is_long = len(summary.read) > LOGS_SHOWN
     plain: list[IngestedLog] = []
-    for one in found.read:
-        if is_long and (one.before or _is_plain(one)):
-            plain.append(one)
+    for log in summary.read:
+        if is_long and (log.before or _is_plain(log)):
+            plain.append(log)
         else:
-            _show_one(one)
+            _show_one(log)
     if plain:
-        before = sum(one.before for one in plain)
+        before = sum(log.before for log in plain)
         repeated = f", {before:,} of them read before" if before else ""
         echo(f"{plural(len(plain), 'log')} without remarks{repeated}")
-    for kind, added in found.added.items():
+    for kind, added in summary.added.items():
         more = [f"{added.again:,} of them known already"] if added.again else []
         more += [f"{added.replaced:,} replaced earlier records"] if added.replaced else []
         echo(f"{kind}: {added.records:,} read{''.join(f', {each}' for each in more)}")
-    for each in found.odd:
-        echo(f"unusual: {each}")
-    echo(f"{found.lake} holds {_counts(found.rows) or 'nothing'}")
-    if found.since_ns is not None and found.until_ns is not None:
-        echo(f"  from {format_time(found.since_ns)} until {format_time(found.until_ns)}")
+    for remark in summary.odd:
+        echo(f"unusual: {remark}")
+    echo(f"{summary.lake} holds {_counts(summary.rows) or 'nothing'}")
+    if summary.since_ns is not None and summary.until_ns is not None:
+        echo(f"  from {format_time(summary.since_ns)} until {format_time(summary.until_ns)}")
 
 
-def _is_plain(one: IngestedLog) -> bool:
-    return not (one.source.rejects or one.source.odd or one.source.notes)
+def _is_plain(log: IngestedLog) -> bool:
+    return not (log.source.rejects or log.source.odd or log.source.notes)
 
 
 def _counts(of: Mapping[Name, int]) -> str:
     return ", ".join(plural(rows, kind.removesuffix("s")) for kind, rows in of.items())
 
 
-def _show_one(one: IngestedLog) -> None:
-    source = one.source
-    if one.before:
+def _show_one(log: IngestedLog) -> None:
+    source = log.source
+    if log.before:
         echo(f"{source.name}: read before, on {format_time(source.read_ns)}: nothing to do")
         return
     echo(f"{source.name}: {source.format}")
@@ -225,7 +225,7 @@ def _show_one(one: IngestedLog) -> None:
         echo(f"  {rows:,} unusual, but kept: {what}")
     for reason, rows in source.rejects.items():
         echo(f"  {rows:,} rejected: {reason}")
-        for each in (each for each in one.examples if each.reason == reason):
+        for each in (example for example in log.examples if example.reason == reason):
             echo(f"    line {each.line}: {each.text[:100]}")
     if source.rejects:
         echo(f"  all of them are in rejects/{source.id}.jsonl")

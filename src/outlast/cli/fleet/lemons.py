@@ -119,13 +119,13 @@ def lemons(
     true = None if truth is None else _true_lemons(truth)
     opened = _open_lake(lake, drain)
     limits = _LemonLimits(days, history_days, rate, times)
-    found, listed = _rank(opened, limits, until, cluster, share_max, true)
+    report, listed = _rank(opened, limits, until, cluster, share_max, true)
     if json:
-        print_json(found)
+        print_json(report)
         return EXIT_DONE
-    _show(found, top)
+    _show(report, top)
     if drain:
-        _show_drain(listed, found.cluster)
+        _show_drain(listed, report.cluster)
     return EXIT_DONE
 
 
@@ -230,10 +230,10 @@ def _rank(
 
 def _with_evidence(ranking: pl.DataFrame, why: pl.DataFrame) -> list[dict[str, Any]]:
     """Return the ranking as rows, each with its evidence; "" where it is no lemon."""
-    found = ranking.join(why, on=["cluster", "node"], how="left", maintain_order="left")
+    joined = ranking.join(why, on=["cluster", "node"], how="left", maintain_order="left")
     texts = ("symptom", "code", "device", "part", "why")
-    whole = found.with_columns(
-        *(found[name].fill_null("") for name in texts), found["exchanged"].fill_null(value=False)
+    whole = joined.with_columns(
+        *(joined[name].fill_null("") for name in texts), joined["exchanged"].fill_null(value=False)
     )
     return whole.to_dicts()
 
@@ -251,19 +251,19 @@ def _true_lemons(path: Path) -> list[str]:
         ) from error
 
 
-def _show(found: LemonsReport, top: int) -> None:
+def _show(report: LemonsReport, top: int) -> None:
     from outlast.fleet.store.lake import format_time
 
-    said_of = "nodes that ran jobs" if found.by == "jobs" else "nodes, by outages: no job ran then"
-    of = f" of {found.cluster}" if found.cluster else ""
-    echo(Text(f"{plural(found.lemons, 'lemon')} among {found.nodes:,} {said_of}{of}", "bold"))
-    echo(Text(f"from {format_time(found.since_ns)} until {format_time(found.until_ns)}", "dim"))
-    for note in found.notes:
+    said_of = "nodes that ran jobs" if report.by == "jobs" else "nodes, by outages: no job ran then"
+    of = f" of {report.cluster}" if report.cluster else ""
+    echo(Text(f"{plural(report.lemons, 'lemon')} among {report.nodes:,} {said_of}{of}", "bold"))
+    echo(Text(f"from {format_time(report.since_ns)} until {format_time(report.until_ns)}", "dim"))
+    for note in report.notes:
         echo(Text(f"note: {note}", "yellow"))
-    if not found.nodes:
+    if not report.nodes:
         echo("no job ran and no node had an outage in this period: nothing to rank")
         return
-    suspects = [one for one in found.ranking if one["failures"] > 0 or one["lemon"]][:top]
+    suspects = [node for node in report.ranking if node["failures"] > 0 or node["lemon"]][:top]
     if not suspects:
         echo("no node failed in this period")
         return
@@ -275,29 +275,29 @@ def _show(found: LemonsReport, top: int) -> None:
         *(number_column(name, wrap=False) for name in figures),
     )
     grid = table(*columns)
-    for one in suspects:
+    for node in suspects:
         grid.add_row(
-            one["node"],
-            "lemon" if one["lemon"] else "",
-            f"{one['failures']:.3g}",
-            f"{one['expected']:.2g}",
-            f"{one['times']:.3g}",
-            f"{one['p']:.1g}",
-            f"{one['node_days']:.1f}",
+            node["node"],
+            "lemon" if node["lemon"] else "",
+            f"{node['failures']:.3g}",
+            f"{node['expected']:.2g}",
+            f"{node['times']:.3g}",
+            f"{node['p']:.1g}",
+            f"{node['node_days']:.1f}",
         )
     echo(grid)
     for one in suspects:
         if one["lemon"]:
             besides = "; ".join(filter(None, (_evidence_text(one), one["why"], _likely_text(one))))
             echo(f"{one['node']}: {besides}")
-    hidden = found.lemons - sum(one["lemon"] for one in suspects)
+    hidden = report.lemons - sum(node["lemon"] for node in suspects)
     if hidden:
-        echo(f"{plural(hidden, 'more lemon')}: --top {found.lemons} shows all of them")
-    if found.score:
-        echo(_format_score(found.score))
-    if found.without_node:
+        echo(f"{plural(hidden, 'more lemon')}: --top {report.lemons} shows all of them")
+    if report.score:
+        echo(_format_score(report.score))
+    if report.without_node:
         echo(
-            f"note: of {found.failures:,} failures {found.without_node:,} have no known node:"
+            f"note: of {report.failures:,} failures {report.without_node:,} have no known node:"
             " no node has a finding, and the scheduler reported none"
         )
 
@@ -315,21 +315,21 @@ def _format_score(score: dict[str, float | int | None]) -> str:
     )
 
 
-def _likely_text(one: dict[str, Any]) -> str:
+def _likely_text(node: dict[str, Any]) -> str:
     """Return the likely faulty part, where the evidence names one."""
     from outlast.fleet.analysis.lemon_evidence import UNKNOWN
 
-    return "" if one["part"] in ("", UNKNOWN) or one["exchanged"] else f"likely {one['part']}"
+    return "" if node["part"] in ("", UNKNOWN) or node["exchanged"] else f"likely {node['part']}"
 
 
-def _evidence_text(one: dict[str, Any]) -> str:
+def _evidence_text(node: dict[str, Any]) -> str:
     phrases = [
-        text.format(f"{one[name]:.3g}") + ("" if one[name] == 1 else "s")
+        text.format(f"{node[name]:.3g}") + ("" if node[name] == 1 else "s")
         for name, text in SHORT.items()
-        if one[name]
+        if node[name]
     ]
-    if one["past_failures"] > one["failures"]:
-        phrases.insert(0, f"{one['past_failures']:.3g} failures with history")
+    if node["past_failures"] > node["failures"]:
+        phrases.insert(0, f"{node['past_failures']:.3g} failures with history")
     return ", ".join(phrases)
 
 

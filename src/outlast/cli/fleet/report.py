@@ -164,11 +164,11 @@ def _svg(draw: Callable[[Figure], None], key: str) -> str:
     return figure_style.svg(draw, key)
 
 
-def _write(found: DrawnReport, figures: dict[str, str], out: Path) -> None:
+def _write(drawn: DrawnReport, figures: dict[str, str], out: Path) -> None:
     from outlast.fleet.report.fleet_report import render_page
 
     try:
-        replace_file(out, render_page(found, figures).encode())
+        replace_file(out, render_page(drawn, figures).encode())
     except OSError as error:
         raise StorageError(
             f"--out {out} could not be written: {error.strerror or error}"
@@ -176,9 +176,9 @@ def _write(found: DrawnReport, figures: dict[str, str], out: Path) -> None:
 
 
 def _show(found: FleetReport, out: Path) -> None:
-    for one in found.headlines:
-        echo(Text.assemble((f"{one.figure:>10}", "bold"), f"  {one.description}"))
-        echo(Padding(Text(one.rests_on, "dim"), (0, 0, 0, 12)))
+    for headline in found.headlines:
+        echo(Text.assemble((f"{headline.figure:>10}", "bold"), f"  {headline.description}"))
+        echo(Padding(Text(headline.rests_on, "dim"), (0, 0, 0, 12)))
     for note in found.notes:
         echo(Text(f"note: {note}", "yellow"))
     echo(f"written to {out}")

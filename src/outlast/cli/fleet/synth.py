@@ -85,9 +85,9 @@ def _progress() -> Iterator[Callable[[str, float], None]]:
 
 
 def _summary(truth: GroundTruth) -> dict[str, float | int | str | None]:
-    found = msgspec.to_builtins(truth)
-    counts = {name: len(each) for name, each in found.items() if isinstance(each, list | dict)}
-    return {name: counts.get(name, each) for name, each in found.items()}
+    fields = msgspec.to_builtins(truth)
+    counts = {name: len(each) for name, each in fields.items() if isinstance(each, list | dict)}
+    return {name: counts.get(name, each) for name, each in fields.items()}
 
 
 def _show(report: SynthReport, *, json: bool) -> None:

@@ -23,25 +23,25 @@ COMMANDS = {
     "compare": ("compare:compare", "Compare the recovery strategies on one scenario."),
     "interval": (
         "formula_commands:interval",
-        "Compute the best checkpoint interval, and the cost of other intervals.",
+        "Compute the best checkpoint interval and the cost of others.",
     ),
     "ettr": ("formula_commands:ettr", "Compute ETTR, the share of time spent training."),
     "replicas": (
         "formula_commands:replicas",
-        "Compare numbers of in-memory checkpoint copies: losses, memory, network.",
+        "Compare numbers of in-memory copies: losses, memory, network.",
     ),
     "size": (
         "sizing:size",
-        "Compute checkpoint size, training time and save times of a model on a cluster.",
+        "Compute checkpoint size, training time and save times.",
     ),
     "spares": (
         "formula_commands:spares",
-        "Compute the number of spare nodes with the lowest total cost.",
+        "Compute the number of spare nodes with the lowest cost.",
     ),
     "simulate": ("simulate:simulate", "Simulate many runs of one strategy, and print quantiles."),
     "story": (
         "simulate:story",
-        "Simulate one run, and write a run directory for `outlast explain`.",
+        "Simulate one run as a run directory for `outlast explain`.",
     ),
     "sweep": ("sweep:sweep", "Vary one or two fields of a scenario."),
     "fields": ("listings:fields", "List the fields of a scenario and their defaults."),

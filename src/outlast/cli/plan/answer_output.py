@@ -23,15 +23,15 @@ COUNTED = ("GPUs", "nodes")
 FORMATS = (".svg", ".png", ".pdf")
 
 
-def show(found: Answer, *, json: bool) -> None:
+def show(answer: Answer, *, json: bool) -> None:
     """Print the whole answer, as one JSON object or for people."""
     if json:
-        print_json(found)
+        print_json(answer)
         return
-    echo(Text(found.question, "bold"))
-    echo(Text(f"failures: {found.failures}", "dim"))
-    echo(quantity_table(found.quantities))
-    remarks(found)
+    echo(Text(answer.question, "bold"))
+    echo(Text(f"failures: {answer.failures}", "dim"))
+    echo(quantity_table(answer.quantities))
+    remarks(answer)
 
 
 def quantity_table(quantities: list[Quantity]) -> Table:
@@ -39,33 +39,45 @@ def quantity_table(quantities: list[Quantity]) -> Table:
     grid = table(
         text_column(), number_column("figure"), number_column("90 % band"), text_column("source")
     )
-    for one in quantities:
-        source = f"{one.how}: {one.source}" if one.source else one.how
-        counted = f" {one.unit}" if one.unit in COUNTED and math.isfinite(one.value) else ""
-        grid.add_row(one.name, format_quantity(one.value, one.unit) + counted, band(one), source)
+    for quantity in quantities:
+        source = f"{quantity.how}: {quantity.source}" if quantity.source else quantity.how
+        counted = (
+            f" {quantity.unit}"
+            if quantity.unit in COUNTED and math.isfinite(quantity.value)
+            else ""
+        )
+        grid.add_row(
+            quantity.name,
+            format_quantity(quantity.value, quantity.unit) + counted,
+            band(quantity),
+            source,
+        )
     return grid
 
 
-def remarks(found: Answer | Sizing) -> None:
+def remarks(answer: Answer | Sizing) -> None:
     """Print warnings and assumptions."""
-    for warning in found.warnings:
+    for warning in answer.warnings:
         echo(Text(f"warning: {warning}", "yellow"))
-    if found.assumed:
-        texts = ", ".join(f"--{one.key} {one.text}" for one in found.assumed)
+    if answer.assumed:
+        texts = ", ".join(f"--{assumption.key} {assumption.text}" for assumption in answer.assumed)
         echo(Text(f"assumed: {texts}", "dim"))
 
 
-def band(one: Quantity) -> str:
+def band(quantity: Quantity) -> str:
     """Format the 90 % band of a quantity; "" where it has none."""
-    if one.low is None or one.high is None:
+    if quantity.low is None or quantity.high is None:
         return ""
-    return f"{format_quantity(one.low, one.unit)} to {format_quantity(one.high, one.unit)}"
+    ends = (format_quantity(end, quantity.unit) for end in (quantity.low, quantity.high))
+    return " to ".join(ends)
 
 
 def check_fields(fields: dict[str, str], command: Callable[..., int]) -> dict[str, str]:
     """Return the fields. Raises UsageError for a misspelt flag of the command's own."""
     own = [
-        one.name for one in signature(command).parameters.values() if one.kind is one.KEYWORD_ONLY
+        parameter.name
+        for parameter in signature(command).parameters.values()
+        if parameter.kind is parameter.KEYWORD_ONLY
     ]
     for name in fields:
         key = name.replace("_", "-")

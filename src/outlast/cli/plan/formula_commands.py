@@ -40,7 +40,7 @@ def interval(
     figure: Path | None = None,
     **fields: Fields,
 ) -> int:
-    """Compute the best checkpoint interval, and the cost of other intervals.
+    """Compute the best checkpoint interval and the cost of others.
 
     Parameters
     ----------
@@ -96,7 +96,7 @@ def ettr(
 
 
 def replicas(file: File = None, /, *, json: Json = False, **fields: Fields) -> int:
-    """Compare numbers of in-memory checkpoint copies: losses, memory, network.
+    """Compare numbers of in-memory copies: losses, memory, network.
 
     Also prints how often all copies are lost, and the limits of scaling.
     """
@@ -116,15 +116,15 @@ def _copies_table(rows: Sequence[CopiesRow]) -> Table:
     figures = ("copies", "all lost every", "in a run", "by Epoch AI")
     costs = ("memory a GPU", "network a GPU", "goodput")
     grid = table(*map(number_column, (*figures, *costs)))
-    for one in rows:
+    for row in rows:
         grid.add_row(
-            str(one.copies),
-            format_quantity(one.lost_every_s, "s"),
-            format_quantity(one.losses, "times"),
-            format_quantity(one.epoch_losses, "times"),
-            format_quantity(one.memory_per_gpu_bytes, "bytes"),
-            format_quantity(one.network_per_gpu_bytes_per_s, "bytes/s"),
-            format_quantity(one.goodput, "share"),
+            str(row.copies),
+            format_quantity(row.lost_every_s, "s"),
+            format_quantity(row.losses, "times"),
+            format_quantity(row.epoch_losses, "times"),
+            format_quantity(row.memory_per_gpu_bytes, "bytes"),
+            format_quantity(row.network_per_gpu_bytes_per_s, "bytes/s"),
+            format_quantity(row.goodput, "share"),
         )
     return grid
 
@@ -132,7 +132,7 @@ def _copies_table(rows: Sequence[CopiesRow]) -> Table:
 def spares(
     file: File = None, /, *, json: Json = False, figure: Path | None = None, **fields: Fields
 ) -> int:
-    """Compute the number of spare nodes with the lowest total cost.
+    """Compute the number of spare nodes with the lowest cost.
 
     For a job that waits without spares, and for one that continues with fewer
     nodes.
@@ -165,15 +165,15 @@ def spares(
 def _spares_table(rows: Sequence[SparesRow]) -> Table:
     figures = ("spares", "short", "job\nwaits", "at a\ncost", "goes on\nat", "at a\ncost")
     grid = table(*(number_column(name, wrap=False) for name in figures), text_column())
-    for one in rows:
+    for row in rows:
         grid.add_row(
-            f"{one.spares:,}",
-            _share(one.short),
-            _share(one.stalled),
-            format_quantity(one.stalling_usd, "USD"),
-            _share(one.up),
-            format_quantity(one.dropping_usd, "USD"),
-            Text("\n".join(one.names)),
+            f"{row.spares:,}",
+            _share(row.short),
+            _share(row.stalled),
+            format_quantity(row.stalling_usd, "USD"),
+            _share(row.up),
+            format_quantity(row.dropping_usd, "USD"),
+            Text("\n".join(row.names)),
         )
     return grid
 

@@ -32,9 +32,11 @@ def presets(*, json: bool = False) -> int:
     grid = table(
         text_column(ratio=1), *(number_column(name, wrap=False) for name in figures), expand=True
     )
-    for one in rates:
-        job_mtbfs = (span(one.job_mtbf_s[gpus]) for gpus in JOBS_GPUS)
-        grid.add_row(one.name, f"{100 * one.per_gpu_day:.3g} %", span(one.gpu_mtbf_s), *job_mtbfs)
+    for rate in rates:
+        job_mtbfs = (span(rate.job_mtbf_s[gpus]) for gpus in JOBS_GPUS)
+        grid.add_row(
+            rate.name, f"{100 * rate.per_gpu_day:.3g} %", span(rate.gpu_mtbf_s), *job_mtbfs
+        )
     echo(
         "Failures that stop a job: rate of a GPU per day, MTBF of a GPU, MTBF of jobs by"
         " number of GPUs"
@@ -42,7 +44,7 @@ def presets(*, json: bool = False) -> int:
     echo(grid)
     for one in rates:
         echo(Text(f"{one.name}: {one.source}", "dim"))
-    times = max(one.per_gpu_day for one in rates) / min(one.per_gpu_day for one in rates)
+    times = max(rate.per_gpu_day for rate in rates) / min(rate.per_gpu_day for rate in rates)
     echo(
         Text(
             f"They differ {times:.0f}-fold: each is weighted like {rates[0].weight_failures:g}"

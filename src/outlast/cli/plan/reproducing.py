@@ -32,25 +32,25 @@ def reproduce(*documents: str, json: bool = False) -> int:
         Print one JSON list of rows (document, quantity, says, ours, unit, agrees, why) instead of
         tables.
     """
-    found = rows(documents)
+    figures = rows(documents)
     if json:
-        print_json(found)
+        print_json(figures)
         return EXIT_DONE
     for key, source in DOCUMENTS.items():
-        of_it = [row for row in found if row.document == key]
+        of_it = [row for row in figures if row.document == key]
         if of_it:
             _show(f"{key}  {source.citation}", of_it)
-    count = Counter(row.agrees for row in found)
+    count = Counter(row.agrees for row in figures)
     echo(
-        f"{len(found)} figures: {count[True]} agree, {count[False]} do not,"
+        f"{len(figures)} figures: {count[True]} agree, {count[False]} do not,"
         f" {count[None]} have nothing to compare"
     )
     return EXIT_DONE
 
 
-def _show(title: str, found: list[ReproducedFigure]) -> None:
+def _show(title: str, figures: list[ReproducedFigure]) -> None:
     """Print a document's rows, and each of its notes once below them."""
-    notes = {why: number for number, why in enumerate(dict.fromkeys(_whys(found)), 1)}
+    notes = {why: number for number, why in enumerate(dict.fromkeys(_whys(figures)), 1)}
     grid = table(
         text_column("quantity", ratio=1),
         number_column("says", width_max=SAYS_MAX),
@@ -60,7 +60,7 @@ def _show(title: str, found: list[ReproducedFigure]) -> None:
         title=title,
         expand=True,
     )
-    for row in found:
+    for row in figures:
         quantity = Text(row.quantity)
         if row.why:
             quantity.append(f" [{notes[row.why]}]", "dim")
@@ -80,8 +80,8 @@ def _show(title: str, found: list[ReproducedFigure]) -> None:
     echo("")
 
 
-def _whys(found: list[ReproducedFigure]) -> list[str]:
-    return [row.why for row in found if row.why]
+def _whys(figures: list[ReproducedFigure]) -> list[str]:
+    return [row.why for row in figures if row.why]
 
 
 def _published(says: float | str | None) -> str:

@@ -116,10 +116,10 @@ class ExtraFlags:
         """Parse the flags. Raises ConfigError, UsageError, naming the invalid one."""
 
         def seconds(flag: str, text: str | None, *, least_s: float = 0.0) -> float | None:
-            found = None if text is None else span(f"--{flag} {text}", text)
-            if found is not None and found <= least_s and flag.endswith("every"):
+            value_s = None if text is None else span(f"--{flag} {text}", text)
+            if value_s is not None and value_s <= least_s and flag.endswith("every"):
                 raise UsageError(f"--{flag} {text} must be above 0")
-            return found
+            return value_s
 
         def price(flag: str, text: str | None) -> float | None:
             return None if text is None else quantities.price(f"--{flag} {text}", text)

@@ -67,11 +67,11 @@ def simulate(
     if not 1 <= runs <= REPLICATIONS_MAX:
         raise UsageError(f"--replications {replications}: from 1 to {REPLICATIONS_MAX:,}")
     scenario = scenario_of(check_fields(fields, simulate), file)
-    found = _simulated(
+    distribution = _simulated(
         scenario, strategy, runs, seed, path, partial(execution_place, workers, dask)
     )
-    _show(found, json=json)
-    return EXIT_INTERRUPTED if found.interrupted else EXIT_DONE
+    _show(distribution, json=json)
+    return EXIT_INTERRUPTED if distribution.interrupted else EXIT_DONE
 
 
 def _simulated(
@@ -96,10 +96,10 @@ def _simulated(
     ):
         done = 0
 
-        def take(some: np.ndarray) -> None:
+        def take(rows: np.ndarray) -> None:
             nonlocal done
-            write(some)
-            done += len(some)
+            write(rows)
+            done += len(rows)
             advance(done, runs)
 
         return run_distribution(
@@ -113,37 +113,38 @@ def _simulated(
         )
 
 
-def _show(found: RunDistribution, *, json: bool) -> None:
+def _show(distribution: RunDistribution, *, json: bool) -> None:
     if json:
-        print_json(found)
+        print_json(distribution)
         return
-    echo(Text(found.question, "bold"))
-    echo(Text(f"failures: {found.failures}", "dim"))
-    memory_s = found.memory_interval_s
+    echo(Text(distribution.question, "bold"))
+    echo(Text(f"failures: {distribution.failures}", "dim"))
+    memory_s = distribution.memory_interval_s
     memory = "" if memory_s is None else f", in memory every {span(memory_s)}"
-    cut = "interrupted after " if found.interrupted else ""
+    cut = "interrupted after " if distribution.interrupted else ""
     echo(
-        f"{cut}{format_count(found.replications, 'run')}, seed {found.seed}; a save every"
-        f" {span(found.interval_s)}{memory}; {format_count(found.spares, 'spare')}"
+        f"{cut}{format_count(distribution.replications, 'run')}, seed {distribution.seed};"
+        f" a save every {span(distribution.interval_s)}{memory};"
+        f" {format_count(distribution.spares, 'spare')}"
     )
     figures = ("mean", "error", "P5", "median", "P95", "theory", "z")
     grid = table(text_column(wrap=False), *(number_column(name, wrap=False) for name in figures))
-    for one in found.tallies:
-        if one.high or one.mean:
-            grid.add_row(*_row(one))
+    for tally in distribution.tallies:
+        if tally.high or tally.mean:
+            grid.add_row(*_row(tally))
     echo(grid)
-    remarks(found)
+    remarks(distribution)
 
 
-def _row(one: Tally) -> tuple[str, ...]:
-    unit = one.unit
+def _row(tally: Tally) -> tuple[str, ...]:
+    unit = tally.unit
     return (
-        one.name,
-        format_quantity(one.mean, unit),
-        "" if not one.error else f"{100 * one.error / one.mean:.2f} %",
-        *(format_quantity(each, unit) for each in (one.low, one.middle, one.high)),
-        "" if one.predicted is None else format_quantity(one.predicted, unit),
-        "" if one.z is None else f"{one.z:+.1f}",
+        tally.name,
+        format_quantity(tally.mean, unit),
+        "" if not tally.error else f"{100 * tally.error / tally.mean:.2f} %",
+        *(format_quantity(each, unit) for each in (tally.low, tally.middle, tally.high)),
+        "" if tally.predicted is None else format_quantity(tally.predicted, unit),
+        "" if tally.z is None else f"{tally.z:+.1f}",
     )
 
 
@@ -161,7 +162,7 @@ def story(
     json: Json = False,
     **fields: Fields,
 ) -> int:
-    """Simulate one run, and write a run directory for `outlast explain`.
+    """Simulate one run as a run directory for `outlast explain`.
 
     `outlast explain`, `summary` and `events` read the directory. Decisions are made
     by the controller of `outlast run`. The run is one of those of `outlast plan

@@ -191,7 +191,7 @@ def _assumed(
 
 
 def size(*, of: ModelFlags, on: MachineFlags, out: Path | None = None, json: Json = False) -> int:
-    """Compute checkpoint size, training time and save times of a model on a cluster.
+    """Compute checkpoint size, training time and save times.
 
     With --out it writes a scenario for the other commands: `outlast plan size ...
     --out run.toml`, then `outlast plan advise run.toml`.
@@ -205,16 +205,16 @@ def size(*, of: ModelFlags, on: MachineFlags, out: Path | None = None, json: Jso
     model = of.model(machine.gpus)
     if out:
         write_new(out, None)
-    found = sizing(model, machine, _assumed(of, on, model, machine))
+    answer = sizing(model, machine, _assumed(of, on, model, machine))
     if out:
-        lines = (f"{key} = {_toml(value)}" for key, value in found.scenario.items())
+        lines = (f"{key} = {_toml(value)}" for key, value in answer.scenario.items())
         write_new(out, "\n".join(["# Made by `outlast plan size`.", *lines, ""]))
     if json:
-        print_json(found)
+        print_json(answer)
         return EXIT_DONE
-    echo(quantity_table(found.quantities))
+    echo(quantity_table(answer.quantities))
     echo("computed from bandwidth alone, a lower bound; `outlast fleet fit` measures real runs")
-    remarks(found)
+    remarks(answer)
     if out:
         echo(f"written to {out}; next: outlast plan advise {out}")
     return EXIT_DONE
@@ -225,11 +225,11 @@ def _large(flag: str, text: str) -> float:
     match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,20})?)\s*([kKMBGT]?)", text.strip())
     if match is None or not float(match[1]):
         raise ConfigError(f"{flag} {text} needs a number above 0, as in 405B or 15.6T")
-    found = float(match[1]) * _TIMES[match[2]]
-    if not _LEAST[flag] <= found <= _MOST:
+    value = float(match[1]) * _TIMES[match[2]]
+    if not _LEAST[flag] <= value <= _MOST:
         unit = f": give a unit, as in {match[1]}B" if not match[2] else ""
-        raise ConfigError(f"{flag} {text} is {found:g}, out of range{unit}")
-    return found
+        raise ConfigError(f"{flag} {text} is {value:g}, out of range{unit}")
+    return value
 
 
 def _toml(value: str | int) -> str:

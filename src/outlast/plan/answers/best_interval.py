@@ -36,10 +36,10 @@ def best_interval(scenario: Scenario, strategy: Strategy) -> Answer:
     tuned = replace(scenario, interval_s=None)
     best = predict(tuned, strategy)
 
-    def hows(one: Scenario) -> How:
-        return predict(one, strategy).how
+    def hows(scenario: Scenario) -> How:
+        return predict(scenario, strategy).how
 
-    found = [
+    quantities = [
         quantity_with_band(
             "between failures of the job",
             "s",
@@ -62,13 +62,13 @@ def best_interval(scenario: Scenario, strategy: Strategy) -> Answer:
     ]
     warnings = list(best.warnings)
     if best.memory_interval_s is not None:
-        found.insert(2, _in_memory(tuned, best))
-        if found[2].high == math.inf:
+        quantities.insert(2, _in_memory(tuned, best))
+        if quantities[2].high == math.inf:
             warnings.append("at an end of the rate's band no versions in memory are taken")
     if math.isfinite(best.wall_s):
         zone = flat_zone(tuned, best)
         ends = (("flat zone from", zone.low_s), ("flat zone to", zone.high_s))
-        found[-1:-1] = [
+        quantities[-1:-1] = [
             Quantity(
                 name=name, value=value, unit="s", how=best.how, source="within one point of goodput"
             )
@@ -79,12 +79,12 @@ def best_interval(scenario: Scenario, strategy: Strategy) -> Answer:
         warnings.append(f"no interval ends this run: failures come every {every}")
     if scenario.interval_s is not None:
         here = predict(scenario, strategy)
-        found.append(_goodput("goodput at the given interval", scenario, strategy))
-        warnings += [one for one in here.warnings if one not in warnings]
+        quantities.append(_goodput("goodput at the given interval", scenario, strategy))
+        warnings += [warning for warning in here.warnings if warning not in warnings]
     return answer(
         f"How often should {strategy} save?",
         scenario,
-        found,
+        quantities,
         warnings,
         matters(strategy) - {"work"},
     )

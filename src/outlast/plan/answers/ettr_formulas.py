@@ -35,7 +35,7 @@ def ettr(scenario: Scenario, target: float | None = None, queue_s: float = 0.0) 
     if target is not None and not 0 < target < 1:
         raise UsageError(f"--target {target:g} must lie between 0 and 1: no ETTR is either")
     at_s = interval_s(scenario)
-    found = [
+    quantities = [
         quantity_with_band(
             "between failures of the job",
             "s",
@@ -63,10 +63,10 @@ def ettr(scenario: Scenario, target: float | None = None, queue_s: float = 0.0) 
     warnings = _regime(scenario, at_s) + predict(scenario, "checkpoint-restart").warnings
     if target is not None:
         gives, cannot = _giving(scenario, at_s, queue_s, target)
-        found += gives
+        quantities += gives
         warnings += cannot
     about = matters("checkpoint-restart")
-    return answer("Which share of time is training (ETTR)?", scenario, found, warnings, about)
+    return answer("Which share of time is training (ETTR)?", scenario, quantities, warnings, about)
 
 
 def init_s(scenario: Scenario) -> float:
@@ -103,24 +103,24 @@ def _by_formula(scenario: Scenario, at_s: float, queue_s: float) -> list[Quantit
     share = partial(quantity_with_band, unit="share", scenario=scenario)
     flushed = partial(how_at_other_rate, strategy="checkpoint-restart", job=job)
 
-    def free(one: Scenario) -> float:
-        return theory.exact(at_s, mtbf_s(one), init_s=start_s, queue_s=queue_s)
+    def free(scenario: Scenario) -> float:
+        return theory.exact(at_s, mtbf_s(scenario), init_s=start_s, queue_s=queue_s)
 
-    def one_and_seven(one: Scenario) -> float:
+    def one_and_seven(scenario: Scenario) -> float:
         return theory.equation_1(
-            at_s, mtbf_s(one), productive_s=work_s, init_s=start_s, queue_s=queue_s
+            at_s, mtbf_s(scenario), productive_s=work_s, init_s=start_s, queue_s=queue_s
         )
 
-    def two(one: Scenario) -> float:
-        return theory.equation_2(at_s, mtbf_s(one), init_s=start_s)
+    def two(scenario: Scenario) -> float:
+        return theory.equation_2(at_s, mtbf_s(scenario), init_s=start_s)
 
-    def six(one: Scenario) -> float:
+    def six(scenario: Scenario) -> float:
         return theory.equation_6(
-            at_s, mtbf_s(one), productive_s=work_s, init_s=start_s, queue_s=queue_s
+            at_s, mtbf_s(scenario), productive_s=work_s, init_s=start_s, queue_s=queue_s
         )
 
-    def failures(one: Scenario) -> float:
-        return theory.equation_4(at_s, mtbf_s(one), productive_s=work_s, init_s=start_s)
+    def failures(scenario: Scenario) -> float:
+        return theory.equation_4(at_s, mtbf_s(scenario), productive_s=work_s, init_s=start_s)
 
     return [
         share("ETTR", how=how, source=RENEWAL, function=lambda one: exact(one, at_s, queue_s)),
@@ -160,7 +160,7 @@ def _giving(
     start_s = init_s(scenario)
     cost_s = scenario.cost_s
     source = f"for {target:g}"
-    found: list[Quantity] = []
+    quantities: list[Quantity] = []
     cannot: list[str] = []
 
     def ask(name: str, function: Callable[[Scenario], float], source: str = source) -> None:
@@ -170,20 +170,20 @@ def _giving(
             cannot.append(f"no {name.removesuffix(' at most')} alone gives {target:g}: {error}")
         else:
             known = partial(_or_0, function)
-            found.append(quantity_with_band(name, "s", how, source, scenario, known))
-            if "interval" in name and found[-1].value < scenario.flush_s:
+            quantities.append(quantity_with_band(name, "s", how, source, scenario, known))
+            if "interval" in name and quantities[-1].value < scenario.flush_s:
                 cannot.append(
-                    f"{name} {span(found[-1].value)}: a flush takes {span(scenario.flush_s)}, and"
-                    " a save begins when the last is there"
+                    f"{name} {span(quantities[-1].value)}: a flush takes {span(scenario.flush_s)},"
+                    " and a save begins when the last is there"
                 )
 
-    def interval(one: Scenario) -> float:
+    def interval(scenario: Scenario) -> float:
         return theory.interval_for(
-            target, mtbf_s(one), init_s=start_s, queue_s=queue_s, cost_s=cost_s
+            target, mtbf_s(scenario), init_s=start_s, queue_s=queue_s, cost_s=cost_s
         )
 
-    def start(one: Scenario) -> float:
-        return theory.init_for(target, at_s, mtbf_s(one), queue_s=queue_s, cost_s=cost_s)
+    def start(scenario: Scenario) -> float:
+        return theory.init_for(target, at_s, mtbf_s(scenario), queue_s=queue_s, cost_s=cost_s)
 
     ask("interval at most", interval)
     ask("start at most", start)
@@ -208,8 +208,8 @@ def _giving(
             how=how(scenario),
             source=source,
         )
-        found += [least_s, times]
-    return found, cannot
+        quantities += [least_s, times]
+    return quantities, cannot
 
 
 def _or_0(function: Callable[[Scenario], float], scenario: Scenario) -> float:
