@@ -104,8 +104,8 @@ def test_an_empty_directory_is_no_error_to_list(ckpt: Ckpt, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("ls", "{root}/nowhere"), "is not there"),
-        (("ls", "{root}/latest"), "is no directory"),
+        (("ls", "{root}/nowhere"), "does not exist"),
+        (("ls", "{root}/latest"), "is not a directory"),
         (("ls", "ftp://host/x"), "cannot store there"),
         (("ls", "file://x"), "three slashes"),
         (("show", "{dcp}"), "outlast ckpt import"),
@@ -116,7 +116,7 @@ def test_an_empty_directory_is_no_error_to_list(ckpt: Ckpt, tmp_path: Path) -> N
         (("show", "{root}", "--step", "7"), "no checkpoint of step 7 (there are 3, 2, 1)"),
         (("show", "{root}/{name}", "--step", "7"), "is not of step 7"),
         (("show", "{root}/step-000000004-n4-a1"), "no commit record"),
-        (("show", "{root}/step-000000008-n8-a1"), "is not there"),
+        (("show", "{root}/step-000000008-n8-a1"), "does not exist"),
         (("show", "{root}", "--tensors", "optimizer.*"), "none of its 3 tensors"),
         (("verify", "{root}", "--all", "--step", "1"), "exclude each other"),
         (("verify", "{root}/{name}", "--all"), "is one checkpoint"),
@@ -125,8 +125,8 @@ def test_an_empty_directory_is_no_error_to_list(ckpt: Ckpt, tmp_path: Path) -> N
         (("prune", "{root}", "--keep", "first=2"), "cannot read 'first=2'"),
         (("prune", "{root}"), "outlast ckpt prune --help"),
         (("copy", "{root}", "{root}/."), "the same place"),
-        (("copy", "{root}", "{root}/{name}"), "the name of one checkpoint"),
-        (("copy", "{root}", "{root}/latest"), "is no directory"),
+        (("copy", "{root}", "{root}/{name}"), "is one checkpoint"),
+        (("copy", "{root}", "{root}/latest"), "is not a directory"),
         (("copy", "{root}", "{root}x", "--limit-rate", "fast"), "--limit-rate fast"),
         (("copy", "{root}", "{root}x", "--all", "--step", "1"), "exclude each other"),
         (("export", "{root}", "{dcp}", "--format", "dcp"), "is there already"),
@@ -134,10 +134,10 @@ def test_an_empty_directory_is_no_error_to_list(ckpt: Ckpt, tmp_path: Path) -> N
         (("export", "{root}", "{root}/x", "--format", "dcp", "--tied", "a=b"), "for safetensors"),
         (("export", "{root}", "{root}/x", "--format", "dcp", "--rename", "a"), "old=new"),
         (("export", "{root}", "{root}/x", "--format", "dcp", "--prefix", "z"), "prefix 'z'"),
-        (("import", "{root}/nowhere", "{root}"), "is not there"),
+        (("import", "{root}/nowhere", "{root}"), "does not exist"),
         (("import", "{root}", "{root}"), "neither a directory of torch.distributed.checkpoint"),
-        (("import", "{dcp}", "{root}", "--step", "-1"), "not negative"),
-        (("diff", "{root}", "{root}", "--tolerance", "-1"), "not negative"),
+        (("import", "{dcp}", "{root}", "--step", "-1"), "--step -1: must be 0 or more"),
+        (("diff", "{root}", "{root}", "--tolerance", "-1"), "--tolerance -1.0: must be 0 or more"),
         (("diff", "{root}", "{root}", "--tensors", "z*"), "neither has a tensor"),
         (("now", "{root}", "--timeout", "0"), "above 0"),
         (("frobnicate",), "outlast ckpt --help"),
@@ -238,7 +238,7 @@ def test_prune_leaves_a_run_that_lives_alone(ckpt: Ckpt, root: Path, tmp_path: P
             (tmp_path / "lock").write_text(words)
             for target in (tmp_path, root):
                 found = ckpt("prune", target, "--keep", "last=1")
-                assert found.code == EXIT_USER_ERROR and "belongs to a live run" in found.err
+                assert found.code == EXIT_USER_ERROR and "belongs to a running job" in found.err
                 assert len(list(root.glob("step-*"))) == 3
         assert ckpt("prune", tmp_path, "--keep", "last=1", "--dry-run").code == 0
     finally:

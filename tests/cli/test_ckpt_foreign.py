@@ -203,5 +203,5 @@ def test_nothing_is_imported_into_a_run(ckpt: Ckpt, tmp_path: Path) -> None:
     (tmp_path / "run" / "run.json").write_text("{}")
     before = tree(tmp_path)
     found = ckpt("import", tmp_path / "x.safetensors", tmp_path / "run", "--step", 9)
-    assert found.code == EXIT_USAGE and "is a run's directory" in found.err
+    assert found.code == EXIT_USAGE and "is a run directory" in found.err
     assert tree(tmp_path) == before

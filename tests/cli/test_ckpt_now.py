@@ -102,7 +102,7 @@ def test_the_first_checkpoint_with_all_that_was_done(
         ("refuses", "has not called outlast.init()"),
         ("ends", "the run ended (interrupted, step 5)"),
         ("dies", "has died before it could save"),
-        ("is silent", "the request stands"),
+        ("is silent", "the request remains in force"),
         ("takes none", "accepts no requests"),
     ],
 )

@@ -91,9 +91,9 @@ def test_explain_says_when_the_run_saves(
 def test_explain_where_nothing_broke(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     SyntheticRun(tmp_path).start().steps(1).end()
     assert main(["explain", str(tmp_path)]) == 0
-    assert "nothing broke" in capsys.readouterr().out
+    assert "no failure occurred" in capsys.readouterr().out
     assert main(["explain", str(tmp_path), "1"]) == errors.EXIT_USAGE
-    assert "nothing broke" in capsys.readouterr().err
+    assert "no failure occurred" in capsys.readouterr().err
 
 
 def test_events(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,7 +143,7 @@ def test_following_a_dead_run_ends_and_says_so(
     assert codes == [0]
     captured = capsys.readouterr()
     assert "PhaseDone" in captured.out
-    assert captured.err.count("its launcher has died") == 1
+    assert captured.err.count("the launcher died before the run ended") == 1
 
 
 def test_following_waits_for_a_living_run(

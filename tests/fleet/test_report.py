@@ -209,7 +209,7 @@ def test_who_draws_may_die(
     monkeypatch.setattr(report_figures, "draw_states", _killed)
     out = tmp_path / "x.html"
     assert main(["fleet", "report", str(lake), "--out", str(out)]) == EXIT_USER_ERROR
-    assert "the process that draws the figures died" in capsys.readouterr().err
+    assert "the process that draws the figures was killed" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
@@ -217,9 +217,9 @@ def test_who_draws_may_be_dead_before_it_is_given_more(whole: DrawnReport) -> No
     told = next(one for one in whole.sections if one.draw)._replace(draw=_killed)
     with Drawer() as drawer:
         drawer.take(told)
-        with pytest.raises(OutlastError, match="the process that draws the figures died"):
+        with pytest.raises(OutlastError, match="the process that draws the figures was killed"):
             drawer.drawn()
-        with pytest.raises(OutlastError, match="the process that draws the figures died"):
+        with pytest.raises(OutlastError, match="the process that draws the figures was killed"):
             drawer.take(told)
 
 
@@ -227,7 +227,7 @@ def test_who_draws_may_be_dead_before_it_is_given_more(whole: DrawnReport) -> No
     ("words", "code", "said"),
     [
         ([], EXIT_USAGE, "--out report.html, or --json"),
-        (["--out", "x.png"], EXIT_USAGE, "ends in .html"),
+        (["--out", "x.png"], EXIT_USAGE, "must end in .html"),
         (["--out", "here.html"], EXIT_USAGE, "is there already"),
         (["--out", "no/x.html"], EXIT_USAGE, "no directory"),
         (

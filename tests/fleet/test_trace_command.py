@@ -129,7 +129,7 @@ def test_folders_name_hosts(dumps: Path, tmp_path: Path, run: Say) -> None:
 
 
 def test_nothing_to_read_is_said(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="which directory"):
+    with pytest.raises(UsageError, match="no dumps were given"):
         trace()
     with pytest.raises(UsageError, match="no such file"):
         trace(tmp_path / "none")

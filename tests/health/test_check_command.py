@@ -188,7 +188,7 @@ def test_a_replay_judges_what_is_asked_for(
         (("--only", "gup"), "did you mean gpu?"),
         (("--only", "gpu"), "no sample of gpu"),
         (("--profile", "prolog"), "recorded with --profile periodic"),
-        (("--rank", "1"), "leave --ring"),
+        (("--rank", "1"), "omit --ring"),
     ):
         assert main(["check", "--replay", str(record), *flags]) == 2
         assert said in capsys.readouterr().err
@@ -211,8 +211,8 @@ def test_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         (("--json", "--format", "nagios"), "exclude each other"),
         (("--rank", "1"), "need --ring"),
         (("--ring", "a:1", "--world", "2"), "--only neighbour"),
-        (("--learn", "NEW", "--drain"), "leave all but --json out"),
-        (("--learn", "NEW", "--settings", "x"), "leave all but --json out"),
+        (("--learn", "NEW", "--drain"), "excludes all flags but --json"),
+        (("--learn", "NEW", "--settings", "x"), "excludes all flags but --json"),
     ],
 )
 def test_flags_that_would_do_nothing_are_refused(
@@ -243,7 +243,7 @@ def test_root_runs_no_check_that_others_can_name(
     Path(command[-1]).chmod(0o666)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert main(command) == 2
-    assert "others can write to it" in capsys.readouterr().err
+    assert "other users can write to it" in capsys.readouterr().err
 
 
 BROKEN = """

@@ -169,8 +169,8 @@ def test_dates(plan: Plan) -> None:
     ("flags", "says"),
     [
         (["--by=2027-02-28"], "needs --start"),
-        (["--by=2027-02-28", "--within=30d"], "same meaning"),
-        (["--start=soon"], "--start soon is no date"),
+        (["--by=2027-02-28", "--within=30d"], "exclude each other"),
+        (["--start=soon"], "--start soon is not a date"),
         (["--start=2027-02-28", "--by=2027-02-28"], "is not after"),
         (["--start=2027-02-28T00:00+00:00", "--by=2027-03-28"], "a time zone"),
         (["--within=30"], "--within 30"),

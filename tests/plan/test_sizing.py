@@ -33,7 +33,7 @@ def test_a_model_and_a_machine_are_a_scenario(plan: Plan, tmp_path: Path) -> Non
     again = plan("size", *LLAMA, "--out", str(path))
     assert again.code == 2 and "is there already" in again.err
     text = plan("size", *LLAMA)
-    assert text.code == 0 and "by bandwidth alone" in text.out
+    assert text.code == 0 and "computed from bandwidth alone" in text.out
 
 
 def test_half_the_active_parameters_are_half_the_work(plan: Plan) -> None:
@@ -50,7 +50,7 @@ def test_half_the_active_parameters_are_half_the_work(plan: Plan) -> None:
         (("--gpus", "8", "--parameters", "many"), "--parameters many"),
         (("--gpus", "8", "--parameters", "1B", "--mfu", "0"), "--mfu 0"),
         (("--gpus", "8", "--parameters", "1B", "--replica-gpus", "3"), "--replica-gpus 3"),
-        (("--gpus", "8", "--parameters", "405"), "give its unit, as in 405B"),
+        (("--gpus", "8", "--parameters", "405"), "give a unit, as in 405B"),
         (("--gpus", "8", "--parameters", "1B", "--tokens", "15.6"), "as in 15.6B"),
         (("--gpus", "8", "--parameters", "1B", "--active", "2B"), "--active 2G is more"),
         (("--gpus", "8", "--parameters", "1B", "--tokens", "1M"), "--batch-tokens 4M is more"),

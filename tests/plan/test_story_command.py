@@ -50,13 +50,13 @@ def test_it_says_where_to_read_on(plan: Plan, tmp_path: Path) -> None:
     assert said.code == 0 and said.out.startswith("done after 2.")
     assert f"outlast explain {tmp_path / 'new'}" in said.out and "--step 10s" in said.out
     again = plan("story", *SAID, "--to", str(tmp_path / "new"))
-    assert again.code == 2 and "is there already; nothing was written" in again.err
+    assert again.code == 2 and "exists already; nothing was written" in again.err
 
 
 def test_what_cannot_be_is_said_in_one_frame(plan: Plan, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for to, words, code in (
-        (tmp_path / "file", "is there already", 2),
+        (tmp_path / "file", "exists already", 2),
         (tmp_path / "file" / "x", "Not a directory; nothing was written", 1),
         (tmp_path / ("x" * 300), "File name too long; nothing was written", 2),
     ):

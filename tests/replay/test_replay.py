@@ -105,7 +105,7 @@ def test_what_cannot_be_replayed_is_refused_before_anything_starts(
     script = run.parent / JOB.name
     text = script.read_text()
     script.write_text(text + "# a comment\n")
-    with pytest.raises(UsageError, match=r"was changed since.*--edited"):
+    with pytest.raises(UsageError, match=r"was changed later.*--edited"):
         replay(run)
     script.unlink()
     with pytest.raises(UsageError, match="does not exist"):

@@ -123,9 +123,9 @@ def test_what_is_shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
     assert "rank 1: random.torch: 9 differ of 5056" in text and "a hint" in text
     text = said(report("identical", SAME, original(ODD, cpu=("AVX2", "AVX512"))), capsys)
     assert "bit-identical: 4 steps twice, in 2.00 s" in text
-    assert "this was otherwise then: cpu AVX2 -> AVX512" in text
+    assert "the environment changed (then -> now): cpu AVX2 -> AVX512" in text
     text = said(report("unlike the run", SAME, original(ODD)), capsys)
-    assert "something that its checkpoint lacks" in text and "model.weight" in text
+    assert "state that its checkpoint does not hold" in text and "model.weight" in text
 
 
 def test_equal_numbers_do_not_hide_another_state() -> None:

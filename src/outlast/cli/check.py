@@ -52,42 +52,44 @@ def check(
 ) -> int:
     """Check this node: GPUs, links, file systems, kernel log, memory, services.
 
-    Exit code 0: healthy, or only warnings. 1: something costs a job (now, or drain
-    when it has ended). 3: a check was inconclusive. 2: wrong usage; nothing was
-    checked. With --format nagios: 0 ok, 1 warning, 2 critical, 3 unknown.
+    Exit code 0: healthy, or only warnings. 1: a finding of severity now (jobs fail)
+    or drain (drain the node when its job has ended). 2: wrong usage; nothing was
+    checked. 3: a check was inconclusive. With --format nagios: 0 ok, 1 warning, 2
+    critical, 3 unknown.
 
     Parameters
     ----------
     profile
-        Which checks: prolog (10 s in all), periodic
-        (30 s), epilog (20 s), preflight (300 s).
+        Set of checks, with the time limit of all of them: prolog (10 s), periodic (30 s), epilog
+        (20 s), preflight (300 s).
     settings
-        A TOML file with what this node should have (see docs/check.md).
+        TOML file with the expected hardware of this node and custom checks (see docs/check.md).
     state
-        A directory to remember counters, flaps and the kernel log's mark in.
+        Directory for state between calls: error counters, link flaps and the position in the kernel
+        log (default: none).
     only
-        Only these checks, as in --only gpu link.
+        Run only these checks, for example --only gpu link (default: all of the profile).
     record
-        Write the samples to this file, to judge them again.
+        Write the measured samples to this file, for --replay.
     replay
-        Judge the samples of such a file; nothing of this machine is looked at.
+        Judge the samples of a file written by --record instead of this machine.
     drain
-        Drain this node through scontrol where something costs a job: not where it is away already,
-        not in a prolog or an epilog, and never more of the fleet than the settings allow (2 % an
-        hour). Nodes are never resumed.
+        Drain this node with scontrol on a finding of severity now or drain. Nodes that are down or
+        drained stay as they are. The settings limit drained nodes to 2 % of the fleet per hour. Not
+        possible in a prolog or epilog. Nodes are never resumed.
     learn
-        Write a new file of settings from what this node has now, and check nothing.
+        Write a new settings file with the hardware of this node as expectations, and check nothing.
     ring
-        host:port of the first of several nodes that run this at once, to measure all-reduces
-        between neighbours; with --profile preflight, or --only neighbour.
+        Measure all-reduces between neighbouring nodes: host:port of the node with --rank 0. Start
+        the command on all nodes at once, with --profile preflight or --only neighbour.
     rank
-        This node's among them, from 0 on.
+        Rank of this node for --ring, counted from 0.
     world
-        How many they are.
+        Number of nodes for --ring.
     format
-        text, json or nagios.
+        Output format.
     json
-        The same as --format json.
+        Same as --format json.
     """
     form = _form(format, json=json)
     meet = RingSettings(address=ring, rank=rank, world=world)
@@ -140,7 +142,7 @@ def _checked(request: CheckRequest) -> int:
     selected = checks_of_profile(request.profile, used, checks, request.only)
     if request.ring.address and neighbour_check.CHECK not in selected:
         raise UsageError(
-            "--ring is measured with --profile preflight, or --only neighbour; nothing was checked"
+            "--ring needs --profile preflight or --only neighbour; nothing was checked"
         )
     done = examine(subject, selected, request.state, checks)
     if request.record is not None:
@@ -158,12 +160,12 @@ def _checked(request: CheckRequest) -> int:
 
 
 def _refuse_foreign(settings: Path) -> None:
-    """Raise UsageError for settings that other users can write, since root runs their checks."""
-    found = settings.stat()
-    if found.st_uid or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    """Raise UsageError for settings that other users can write: root executes their checks."""
+    status = settings.stat()
+    if status.st_uid or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise UsageError(
-            f"{settings} names checks of one's own, which root would run, and others can write to"
-            " it: chown root, chmod go-w; nothing was checked"
+            f"{settings} has custom checks, which root would execute, and other users can write"
+            " to it; nothing was checked; run: chown root, chmod go-w"
         )
 
 
@@ -175,11 +177,13 @@ def _with_ring(settings: CheckSettings, ring: RingSettings) -> CheckSettings:
         return settings
     host, _, port = ring.address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise UsageError(f"--ring {ring.address}: it is host:port, as in node1:29500")
+        raise UsageError(
+            f"--ring {ring.address} is not host:port, as in node1:29500; nothing was checked"
+        )
     if ring.world < 2 or not 0 <= ring.rank < ring.world:
         raise UsageError(
-            f"--rank {ring.rank} --world {ring.world}: of two or more nodes each has a rank, from 0"
-            " on; nothing was checked"
+            f"--rank {ring.rank} --world {ring.world}: --world must be at least 2, and --rank"
+            " from 0 to --world - 1; nothing was checked"
         )
     own = {name: getattr(ring, name) for name in ("address", "rank", "world")}
     return replace(settings, ring=replace(settings.ring, **own))
@@ -187,9 +191,14 @@ def _with_ring(settings: CheckSettings, ring: RingSettings) -> CheckSettings:
 
 def _refuse_both(request: CheckRequest) -> None:
     if request.replay and (request.record or request.state or request.drain):
-        raise UsageError("--replay looks at nothing here: leave --record, --state and --drain out")
+        raise UsageError(
+            "--replay does not examine this machine: omit --record, --state and"
+            " --drain; nothing was judged"
+        )
     if request.replay and request.ring != RingSettings(world=0):
-        raise UsageError("--replay measures nothing: leave --ring, --rank and --world out")
+        raise UsageError(
+            "--replay does not measure: omit --ring, --rank and --world; nothing was judged"
+        )
     if request.drain and request.profile in {"prolog", "epilog"}:
         raise UsageError(
             f"--drain cannot be used in a {request.profile}: Slurm forbids scontrol there, and"
@@ -203,7 +212,7 @@ def _refuse_beside_learn(request: CheckRequest) -> None:
         "periodic", None, None, (), None, None, False, request.form, RingSettings(world=0)
     )
     if request != bare:
-        raise UsageError("--learn checks nothing: leave all but --json out; nothing was written")
+        raise UsageError("--learn excludes all flags but --json; nothing was written")
 
 
 def _learnt(path: Path, form: Format) -> int:
@@ -250,8 +259,8 @@ def _replayed(
     head, taken = node_examination.read_recording(path)
     if request.profile not in (PROFILE, head.profile):
         raise UsageError(
-            f"{path} was recorded with --profile {head.profile}, not {request.profile}: leave"
-            " --profile out; nothing was judged"
+            f"{path} was recorded with --profile {head.profile}, not {request.profile}: omit"
+            " --profile; nothing was judged"
         )
     used = settings or head.settings
     checks = all_checks(used)
@@ -259,9 +268,9 @@ def _replayed(
         names = {
             check.name for check in checks_of_profile(head.profile, used, checks, request.only)
         }
-        if missing := sorted(names - {one.check for one in taken}):
+        if missing := sorted(names - {sample.check for sample in taken}):
             raise UsageError(f"{path} has no sample of {', '.join(missing)}; nothing was judged")
-        taken = [one for one in taken if one.check in names]
+        taken = [sample for sample in taken if sample.check in names]
     subject = _subject(head.profile, used)._replace(cluster=head.cluster, node=head.node)
     taken = apply_settings(taken, used, head.settings)
     report = examine_recording(subject, taken, head.memory, head.t_ns, checks)

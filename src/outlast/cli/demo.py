@@ -1,4 +1,4 @@
-"""`outlast demo`: a small GPT trained through four faults, and its undisturbed twin."""
+"""`outlast demo`: a small GPT trained with four injected faults, and undisturbed."""
 
 from __future__ import annotations
 
@@ -43,30 +43,31 @@ class DemoReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def demo(*, run_dir: Path | None = None, steps: int = 150, json: bool = False) -> int:
-    """Train a small GPT through injected faults; compare it with its twin.
+    """Train a small GPT with injected faults, and compare it with an undisturbed run.
 
-    Exit code 0 only if every loss of every rank and the final parameters are
-    equal to the last bit, no committed step was lost, and all four faults
-    struck.
+    Exit code 0: all losses and the final parameters are equal to the last bit, no
+    committed step was lost, and all four faults were injected.
 
     Parameters
     ----------
     run_dir
-        Where both runs and `report.svg` go (default: a fresh directory under `runs/`).
+        Directory for both runs and `report.svg` (default: a new directory under `runs/`).
     steps
-        Training steps, at least 20; about 100 ms each on two cores.
+        Number of training steps, at least 20.
     json
-        One JSON object on stdout at the end; everything else goes to stderr.
+        Print one JSON object on stdout at the end, and all other output on stderr.
     """
     if steps < STEPS_MIN:
         raise UsageError(
-            f"--steps {steps}: the demo needs at least {STEPS_MIN} for its four faults"
+            f"--steps {steps}: the demo needs at least {STEPS_MIN} steps for its four faults"
         )
     began = time.monotonic()
     folder = run_dir or config.run_dir_default() / time.strftime("demo-%Y%m%d-%H%M%S")
     disturbed, undisturbed = folder / "disturbed", folder / "undisturbed"
     if disturbed.exists() or undisturbed.exists():
-        raise RunDirError(f"{folder} holds a demo already; nothing was started; name another one")
+        raise RunDirError(
+            f"{folder} holds a demo already; nothing was started; give another --run-dir"
+        )
     console = Printer(stderr=json)
     specs = [spec.format(step=max(2, round(part * steps))) for part, spec in FAULTS]
     console.rule(f"1/2  {steps} steps, {WORLD} ranks, {SPARES} spare, {len(specs)} faults")
@@ -101,7 +102,7 @@ def example() -> Path:
     for path in (installed, checkout):
         if path.is_file():
             return path
-    raise UsageError(f"neither {installed} nor {checkout} is there: install outlast again")
+    raise UsageError(f"neither {installed} nor {checkout} exists: install outlast again")
 
 
 def _train(run_dir: Path, steps: int, flags: list[str], *, json: bool) -> None:
@@ -131,8 +132,8 @@ def _ended(process: subprocess.Popen[bytes]) -> int:
         return process.wait(DEADLINE_S)
     except subprocess.TimeoutExpired as error:
         raise OutlastError(
-            f"a training of the demo is not done after {DEADLINE_S:.0f} s: this machine is too slow"
-            " for it, or too busy; it is being stopped, and what it wrote is kept"
+            f"a training of the demo did not end within {DEADLINE_S:.0f} s, on a slow or busy"
+            " machine; it is being stopped; its files are kept"
         ) from error
 
 
@@ -148,7 +149,7 @@ def _figure(folder: Path, disturbed: Path, undisturbed: Path, console: Printer) 
 
 
 def _show(report: DemoReport, console: Printer) -> None:
-    found = report.comparison
+    comparison = report.comparison
     figures = map(number_column, ("disturbed", "undisturbed"))
     grid = table(text_column(), *figures, text_column(), title="to the last bit")
     same, sound = (
@@ -156,20 +157,31 @@ def _show(report: DemoReport, console: Printer) -> None:
         (Text(), Text("NOT SO", "bold red")),
     )
     for name, disturbed, undisturbed, good, marks in (
-        ("committed steps", *map(str, found.steps), found.steps_equal, same),
-        ("losses reported", *map(str, found.losses), found.losses_equal, same),
-        ("largest difference", f"{found.loss_difference_max:g}", "", found.losses_equal, same),
-        ("parameters sha256", *(d[:16] for d in found.digests), found.digests_equal, same),
+        ("committed steps", *map(str, comparison.steps), comparison.steps_equal, same),
+        ("losses reported", *map(str, comparison.losses), comparison.losses_equal, same),
+        (
+            "largest difference",
+            f"{comparison.loss_difference_max:g}",
+            "",
+            comparison.losses_equal,
+            same,
+        ),
+        (
+            "parameters sha256",
+            *(d[:16] for d in comparison.digests),
+            comparison.digests_equal,
+            same,
+        ),
         (
             "faults that struck",
-            *map(str, (found.faults_struck, found.twin_struck)),
-            found.all_struck,
+            *map(str, (comparison.faults_struck, comparison.twin_struck)),
+            comparison.all_struck,
             sound,
         ),
         (
             "committed steps lost",
             *(str(run.committed_steps_lost) for run in (report.disturbed, report.undisturbed)),
-            found.none_lost,
+            comparison.none_lost,
             sound,
         ),
         (
@@ -185,8 +197,8 @@ def _show(report: DemoReport, console: Printer) -> None:
     console.print()
     console.print(grid)
     broken = plural(len(report.disturbed.incidents), "incident")
-    verdict = "equal to the last bit" if found.equal else "NOT equal"
-    story = f"the story: outlast explain {report.disturbed.run_dir}"
+    verdict = "equal to the last bit" if comparison.equal else "NOT equal"
+    story = f"details: outlast explain {report.disturbed.run_dir}"
     took = f" after {broken}; the demo took {duration(report.wall_s)}; {story}"
     console.print(Text.assemble("\n", (verdict, "bold"), took), soft_wrap=True)
     if report.figure:

@@ -25,14 +25,14 @@ from outlast.errors import (
     UsageError,
 )
 
-HELP = f"""Keep a PyTorch training run alive through failures, bit for bit.
+HELP = f"""Keep PyTorch training runs alive through hardware failures, with bit-identical results.
 
 Exit codes:
 
 * {EXIT_DONE}: done
 * {EXIT_USER_ERROR}: the script's own error, or a run directory that cannot be used
-* {EXIT_USAGE}: wrong usage, or an extra is missing; nothing was started
-* {EXIT_GAVE_UP}: every way to recover was tried
+* {EXIT_USAGE}: wrong usage, or an optional package (extra) is missing; nothing was started
+* {EXIT_GAVE_UP}: all ways to recover failed
 * {EXIT_INTERRUPTED}: interrupted; the same command with --run-dir RUN_DIR resumes the run
 """
 # Where each is, and its docstring's first line: a list of commands imports none of them.
@@ -41,12 +41,15 @@ COMMANDS = {
         "check:check",
         "Check this node: GPUs, links, file systems, kernel log, memory, services.",
     ),
-    "demo": ("demo:demo", "Train a small GPT through injected faults; compare it with its twin."),
+    "demo": (
+        "demo:demo",
+        "Train a small GPT with injected faults, and compare it with an undisturbed run.",
+    ),
     "events": ("run_reports:events", "List a run's events by time, over all its workers."),
     "explain": ("run_reports:explain", "Explain incidents: cause, decision, reason and cost."),
     "replay": (
         "replay:replay",
-        "Repeat steps of a run twice, and find what is not deterministic in them.",
+        "Repeat steps of a run twice, and find nondeterministic operations.",
     ),
     "summary": (
         "run_reports:summary",
@@ -112,7 +115,13 @@ def _dispatch(arguments: list[str]) -> int:
         return import_module("outlast.cli.run").run(arguments[1:])
     commands = sorted(["run", *COMMANDS, *GROUPS])
     if arguments and not arguments[0].startswith("-") and arguments[0] not in commands:
-        raise UsageError(f"there is no command {arguments[0]!r} (known: {', '.join(commands)})")
+        from difflib import get_close_matches  # rarely needed
+
+        close = get_close_matches(arguments[0], commands, n=1)
+        meant = f"; did you mean {close[0]}?" if close else ""
+        raise UsageError(
+            f"unknown command {arguments[0]!r}{meant} (commands: {', '.join(commands)})"
+        )
     try:
         result = application(arguments)(arguments, exit_on_error=False, print_error=False)
     except CycloptsError as error:

@@ -91,7 +91,7 @@ class Start(NamedTuple):
 
 @contextlib.contextmanager
 def room_for(start: Start, size_bytes: int) -> Iterator[tuple[ReplayRuns, Note]]:
-    """Yield two names for run directories below the run's, and a function that keeps them.
+    """Yield two run directories below the run's own, and a function that marks them as kept.
 
     Directories not kept are removed at the end, whatever that end is. Raises StorageError where two
     checkpoints of `size_bytes` have no room, RunDirError where nothing can be written.
@@ -101,8 +101,8 @@ def room_for(start: Start, size_bytes: int) -> Iterator[tuple[ReplayRuns, Note]]
     free_bytes = shutil.disk_usage(start.run_dir).free
     if free_bytes < 2 * size_bytes:
         raise StorageError(
-            f"two replays write a checkpoint of {size_bytes} bytes each, and {start.run_dir} has"
-            f" {free_bytes} left; nothing was started; make room"
+            f"two replays write a checkpoint of {size_bytes} bytes each, and {start.run_dir}"
+            f" has {free_bytes} left; nothing was started; free some space"
         )
     try:
         folder.mkdir(parents=True)
@@ -136,9 +136,8 @@ def run_once(start: Start, target: Path, *, plain: bool, keep: Note, note: Note)
     if end.outcome != "done":
         keep(end.outcome)
         raise OutlastError(
-            f"a replay from step {start.place.step} broke, so that nothing can be said of it;"
-            f" its logs and events were kept: outlast explain {target}\n"
-            + frame_cause(end.outcome, end.cause)
+            f"the replay from step {start.place.step} failed and has no result; its logs and"
+            f" events were kept: outlast explain {target}\n" + frame_cause(end.outcome, end.cause)
         )
 
 
@@ -168,26 +167,26 @@ def replay(
     edited: bool = False,
     json: bool = False,
 ) -> int:
-    """Repeat steps of a run twice, and find what is not deterministic in them.
+    """Repeat steps of a run twice, and find nondeterministic operations.
 
-    Held together is every number that the script reports, and all that the two
-    checkpoints at the end hold: tensors, optimizer, random generators, data
-    positions; then all against the run itself. What the script writes by itself, it
-    writes again. Exit code 0: the same bits. 1: others.
+    Compares all reported numbers and the final checkpoints of both repetitions:
+    tensors, optimizer, random generators, data positions. Then compares them with
+    the run itself. The script runs again, and so do its own side effects, such as
+    writing files. Exit code 0: bit-identical. 1: different.
 
     Parameters
     ----------
     run_dir
-        The directory that `outlast run` printed at its start. It is only read, but for a directory
-        `replay` in it, which stays where something differs.
+        Run directory, which `outlast run` printed at its start. Both repetitions are written to its
+        subdirectory `replay`, which is kept if they differ.
     step
-        The step of the checkpoint to begin from; the newest when left out.
+        Step of the checkpoint to start from (default: the newest).
     steps
-        How many steps; when left out 10, or fewer where the run has a checkpoint by then.
+        Number of steps (default: 10, or up to the run's next checkpoint if it is nearer).
     edited
-        Go on although the script is not as it was when the checkpoint was written.
+        Replay even if the script was changed after the checkpoint was written.
     json
-        One JSON object on stdout at the end; everything else goes to stderr.
+        Print one JSON object on stdout at the end, and all other output on stderr.
     """
     began = time.monotonic()
     console = Printer(stderr=json)
@@ -208,8 +207,8 @@ def replay(
         for number, target in enumerate(twins, 1):
             console.rule(f"{number}/2  steps {origin.place.step + 1} to {start.until_step}")
             run_once(start, target, plain=json, keep=keep, note=_noting(console))
-        found, original, suggestions = _held_together(start, twins, origin)
-        verdict = judge(found, original)
+        pair, original, suggestions = _held_together(start, twins, origin)
+        verdict = judge(pair, original)
         directories = tuple(map(str, twins)) if verdict != "identical" else ()
         if directories:
             keep(verdict)
@@ -218,7 +217,7 @@ def replay(
         run_dir=str(run_dir),
         from_step=start.place.step,
         until_step=start.until_step,
-        replays=found,
+        replays=pair,
         original=original,
         hints={"different": suggestions, "unlike the run": [UNKEPT]}.get(verdict, []),
         notes=notes,
@@ -240,8 +239,11 @@ def _until(run_dir: Path, place: SavePoint, steps: int | None) -> int:
     if steps is not None and steps < 1:
         raise UsageError(f"--steps {steps}: at least one step is needed")
     step = place.step
-    saved_steps = {each.step for each in checkpoint_places(Folder(run_dir / "checkpoints"))}
-    later = [each for each in saved_steps if step < each <= step + STEPS]
+    saved_steps = {
+        checkpoint_place.step
+        for checkpoint_place in checkpoint_places(Folder(run_dir / "checkpoints"))
+    }
+    later = [saved_step for saved_step in saved_steps if step < saved_step <= step + STEPS]
     target = step + steps if steps else min(later, default=step + STEPS)
     loops = [event.steps for event in read_events(run_dir) if isinstance(event, LoopBegun)]
     ends = next((end for end in reversed(loops) if end is not None), None)
@@ -249,7 +251,10 @@ def _until(run_dir: Path, place: SavePoint, steps: int | None) -> int:
         return target
     if ends - 1 <= step:
         earlier = (
-            ", ".join(map(str, sorted(each for each in saved_steps if each < ends - 1))) or "none"
+            ", ".join(
+                map(str, sorted(saved_step for saved_step in saved_steps if saved_step < ends - 1))
+            )
+            or "none"
         )
         raise UsageError(
             f"the run's loop ends with step {ends}, and a replay stops before the last one: from"
@@ -263,8 +268,8 @@ def _shortened(place: SavePoint, steps: int | None, until_step: int) -> list[str
     if steps is None or place.step + steps <= until_step:
         return []
     return [
-        f"--steps {steps} goes beyond the run's loop, which ends with step {until_step + 1}: a"
-        f" replay stops before its last step, after {until_step - place.step}"
+        f"--steps {steps} exceeds the run's loop, which ends with step {until_step + 1}: the"
+        f" replay stops before its last step, after {until_step - place.step} steps"
     ]
 
 
@@ -275,8 +280,8 @@ def _notes(
     run's."""
     if not Path(plan.cwd).is_dir():
         raise UsageError(
-            f"the run was started in {plan.cwd}, which is gone; nothing was started; the script's"
-            " relative paths would lead elsewhere"
+            f"the run was started in {plan.cwd}, which does not exist any more; nothing was"
+            " started; the script's relative paths need it"
         )
     notes: list[str] = []
     there, script = origin.commit.origin, plan.plan.script
@@ -289,16 +294,17 @@ def _notes(
     except OSError:
         same = False
     if not digest:
-        notes.append(f"whether {script} is as it was then is not known")
+        notes.append(f"the checkpoint does not record whether {script} was changed")
     elif not same and not edited:
         raise UsageError(
-            f"{path} is not the script that wrote {origin.place.directory}: it was changed since;"
-            " nothing was started; put it back, or replay it as it is now with --edited"
+            f"{path} is not the script that wrote {origin.place.directory}: it was changed"
+            " later; nothing was started; restore it, or pass --edited to replay the changed"
+            " one"
         )
     elif not same:
-        notes.append(f"{path} was changed since: the run itself is another script's")
+        notes.append(f"{path} was changed later: the run itself used another version")
     if life_of(run_dir, read_events(run_dir)) == "running":
-        notes.append("the run is still going on, and shares this machine with its replays")
+        notes.append("the run is still running, on the same machine as its replays")
     return notes
 
 
@@ -310,17 +316,17 @@ def _held_together(
     start: Start, twins: ReplayRuns, origin: Checkpoint
 ) -> tuple[RunPair, Original, list[str]]:
     """Compare the replays, and the run with the first; add hints."""
-    ends = [end_of(each, start.until_step) for each in twins]
-    a, b = (_between(losses(each), start) for each in twins)
+    ends = [end_of(twin, start.until_step) for twin in twins]
+    a, b = (_between(losses(twin), start) for twin in twins)
     with byte_progress("comparing") as advance:
-        found = sides(a, b, ends[0], ends[1], advance)
+        pair = sides(a, b, ends[0], ends[1], advance)
     here, again = (end.commit.origin if end else {} for end in ends)
-    suggestions = hints(found, (here, again))
-    if found.parting and found.parting.step < start.until_step:
-        steps = found.parting.step - start.place.step
+    suggestions = hints(pair, (here, again))
+    if pair.parting and pair.parting.step < start.until_step:
+        steps = pair.parting.step - start.place.step
         shorter = f"outlast replay {start.run_dir} --from {start.place.step} --steps {steps}"
         suggestions.append(f"which tensors differ first: {shorter}")
-    return found, _original(start, a, origin, ends[0]), suggestions
+    return pair, _original(start, a, origin, ends[0]), suggestions
 
 
 def _original(start: Start, a: Losses, origin: Checkpoint, first: Checkpoint | None) -> Original:
@@ -333,14 +339,16 @@ def _original(start: Start, a: Losses, origin: Checkpoint, first: Checkpoint | N
     store = Folder(start.run_dir / "checkpoints")
     later = [place for place in checkpoint_places(store) if place.step == start.until_step]
     then = open_checkpoint(store, later[0]) if later else None
-    found = sides({key: a[key] for key in both}, {key: numbers[key] for key in both}, first, then)
+    pair = sides({key: a[key] for key in both}, {key: numbers[key] for key in both}, first, then)
     here = first.commit.origin if first else {}
     return Original(
-        sides=found, unlike=origin_differences(origin.commit.origin, here) if first else {}
+        sides=pair, unlike=origin_differences(origin.commit.origin, here) if first else {}
     )
 
 
-def _between(found: Losses, start: Start) -> Losses:
+def _between(numbers: Losses, start: Start) -> Losses:
     return {
-        key: value for key, value in found.items() if start.place.step < key[1] <= start.until_step
+        key: value
+        for key, value in numbers.items()
+        if start.place.step < key[1] <= start.until_step
     }

@@ -27,8 +27,8 @@ from outlast.text_formatting import duration, plural
 from outlast.worker.phases.script_progress import part_summary
 
 UNKEPT = (
-    "what the script changes from step to step and gave neither to session.protect nor to"
-    " session.state: a global, an attribute, a file; or what it read from outside then"
+    "state that the script changes from step to step without session.protect or session.state:"
+    " a global, an attribute, a file; or input from outside the script"
 )
 _ELSEWHERE = ("script",)  # of a checkpoint's origin: where the script lay changes no bit
 
@@ -185,8 +185,8 @@ def hints(found: RunPair, origins: tuple[Mapping[str, str], Mapping[str, str]]) 
     alone = sorted({number.rank for number in found.parting.numbers}) if found.parting else []
     if found.parting and found.states and len(alone) < found.states.ranks:
         lines.append(
-            f"it begins on {_ranks(alone)} alone: in its data, its generators or its hardware, and"
-            " not in what all ranks compute together"
+            f"it begins on {_ranks(alone)} alone: in its data, its generators or its hardware,"
+            " not in collectives"
         )
     if here.get("hash") != again.get("hash"):
         lines.append("hashes of text differ: set PYTHONHASHSEED=0, or sort what comes from a set")
@@ -201,10 +201,9 @@ def hints(found: RunPair, origins: tuple[Mapping[str, str], Mapping[str, str]]) 
                 " names kernels whose sums have no fixed order"
             )
     elif here.get("threads", "1") != "1":
-        lines.append(f"{here['threads']} threads a rank: a sum may be split otherwise; try 1")
+        lines.append(f"{here['threads']} threads a rank: sums may be split differently; try 1")
     lines.append(
-        "what a script takes from a clock, uuid, os.urandom, its pid or its run directory is"
-        " another one each time"
+        "values from a clock, uuid, os.urandom, the pid or the run directory differ between runs"
     )
     return lines
 
@@ -239,7 +238,7 @@ _NUMBERS_MAX = 4
 Verdict = Literal[
     "identical",  # both replays, and the run itself as far as that can be told
     "different",  # the replays differ
-    "unlike the run",  # the replays are equal, the run went another way, and nothing else changed
+    "unlike the run",  # the replays are equal, the run differs, and nothing else changed
     "nothing compared",  # neither numbers nor checkpoints
 ]
 
@@ -302,18 +301,18 @@ def headline(report: ReplayReport) -> str:
         return f"bit-identical: {steps} twice, in {duration(report.wall_s)}"
     if report.verdict == "nothing compared":
         return (
-            "nothing was compared: the script reports no number, and ended before step"
+            "nothing was compared: the script reported no number and ended before step"
             f" {report.until_step}"
         )
     if report.verdict == "unlike the run":
         return (
-            f"bit-identical: {steps} twice, but the run itself went another way: it depended on"
-            " something that its checkpoint lacks"
+            f"bit-identical: {steps} twice, but the run itself differs: it depended on state"
+            " that its checkpoint does not hold"
         )
     if found.parting is None:
         return (
-            f"not deterministic: {plural(found.numbers, 'reported number')} of {steps} equal, and"
-            f" what step {report.until_step} left is not"
+            f"not deterministic: {plural(found.numbers, 'reported number')} of {steps} equal,"
+            f" but the checkpoints of step {report.until_step} differ"
         )
     return f"not deterministic: first{_where(found)}"
 
@@ -338,18 +337,20 @@ def _original(report: ReplayReport) -> str:
     """Describe the comparison with the run in a sentence."""
     found, unlike = report.original.sides, report.original.unlike
     if not found.compared:
-        return "the original run: it has no values of these steps to compare"
+        return "the original run has no values of these steps to compare"
     if found.equal:
-        return f"the run itself: the same ({_counts(found)})"
-    went = f"the run itself: other numbers{_where(found, ' again', ' then')}"
+        return f"the run itself: equal ({_counts(found)})"
+    went = f"the run itself: different numbers{_where(found, ' again', ' then')}"
     if found.parting is None:
-        went = f"the run itself: equal numbers, and another checkpoint of step {report.until_step}"
+        went = (
+            f"the run itself: equal numbers, but a different checkpoint of step {report.until_step}"
+        )
     if not unlike:
         return f"{went}, on the same host, software and script"
     changed = ", ".join(
         f"{name} {then or '?'} -> {now or '?'}" for name, (then, now) in unlike.items()
     )
-    return f"{went}; this was otherwise then: {changed}"
+    return f"{went}; the environment changed (then -> now): {changed}"
 
 
 def _where(found: RunPair, a: str = "", b: str = "") -> str:

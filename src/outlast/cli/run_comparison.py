@@ -96,12 +96,12 @@ def _injected_faults(run_dir: Path) -> set[str]:
 
 def losses(run_dir: Path) -> Losses:
     """Return every loss that the script reported; of a repeated step, the last one."""
-    found: Losses = {}
+    numbers: Losses = {}
     for event in read_events(run_dir):
         if isinstance(event, Metrics):
             for name, value in event.values.items():
-                found[event.seat, event.step, name] = value
-    return found
+                numbers[event.seat, event.step, name] = value
+    return numbers
 
 
 def _digest(run_dir: Path) -> str:

@@ -62,25 +62,25 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
 def explain(run_dir: Path, incident: int | None = None, *, json: bool = False) -> int:
     """Explain incidents: cause, decision, reason and cost.
 
-    With the means of detection and the earlier findings of node checks. First comes
-    the save schedule, where the run chooses it itself.
+    Also prints how each failure was detected, earlier findings of node checks, and
+    the save schedule if the run chose it (auto).
 
     Parameters
     ----------
     run_dir
-        The directory that `outlast run` printed at its start.
+        Run directory, which `outlast run` printed at its start.
     incident
-        Its number; all of them when left out.
+        Number of one incident (default: all).
     json
-        One JSON object instead of frames.
+        Print one JSON object instead of boxes.
     """
     events = read_events(run_dir)
     found = incidents(events)
-    scheduled = next((one for one in reversed(events) if isinstance(one, Scheduled)), None)
+    scheduled = next((event for event in reversed(events) if isinstance(event, Scheduled)), None)
     if incident is not None:
         chosen = [one for one in found if one.number == incident]
         if not chosen:
-            numbers = f"1 to {len(found)}" if found else "none: nothing broke"
+            numbers = f"1 to {len(found)}" if found else "none: no failure occurred"
             raise UsageError(f"{run_dir} has no incident {incident} (it has {numbers})")
         found = chosen
     if json:
@@ -93,24 +93,24 @@ def explain(run_dir: Path, incident: int | None = None, *, json: bool = False) -
         for line in (*finding_lines(found, events), *trace_lines(run_dir, found)):
             echo(line)
     else:
-        ended = next((one for one in reversed(events) if isinstance(one, RunEnded)), None)
+        ended = next((event for event in reversed(events) if isinstance(event, RunEnded)), None)
         framed = frame_cause(ended.outcome, ended.cause) if ended else ""
         text = f"no failure was recorded before the run ended:\n{framed}"
-        echo(f"{run_dir}: {text if framed else 'nothing broke.'}")
+        echo(f"{run_dir}: {text if framed else 'no failure occurred.'}")
     return EXIT_DONE
 
 
 def summary(run_dir: Path, *, json: bool = False) -> int:
     """Summarise a run: steps, incidents, time by bucket, ETTR and goodput.
 
-    Of one that still runs, so far.
+    Of a running run: the time so far.
 
     Parameters
     ----------
     run_dir
-        The directory that `outlast run` printed at its start. The run may be alive, done or dead.
+        Run directory, which `outlast run` printed at its start. The run may still be running.
     json
-        One JSON object instead of tables.
+        Print one JSON object instead of tables.
     """
     result = summarise(run_dir)
     if json:
@@ -130,14 +130,14 @@ def events(run_dir: Path, *, follow: bool = False, json: bool = False) -> int:
     Parameters
     ----------
     run_dir
-        The directory that `outlast run` printed at its start. The run may be alive, done or dead.
+        Run directory, which `outlast run` printed at its start. The run may still be running.
     follow
-        Go on with new events until the run ends or its launcher has died (or Ctrl-C).
+        Print new events as they come, until the run ends or its launcher dies.
     json
-        One JSON object a line.
+        Print one JSON object per line.
     """
-    found = _following(run_dir) if follow else event_store.read_events(run_dir)
-    _print(found, json=json, live=follow)
+    listed = _following(run_dir) if follow else event_store.read_events(run_dir)
+    _print(listed, json=json, live=follow)
     return EXIT_DONE
 
 
@@ -153,8 +153,8 @@ def _following(run_dir: Path) -> Iterator[AnyEvent]:
         watch.take(event)
     if watch.died:
         echo_error(
-            f"outlast: {run_dir}: the events end here without an end of the run: its launcher has"
-            " died; the same `outlast run` command resumes it"
+            f"outlast: {run_dir}: the launcher died before the run ended; these are all events;"
+            " the same `outlast run` command resumes the run"
         )
 
 
@@ -188,9 +188,9 @@ class _Watch:
             self.stop.set()
 
 
-def _print(found: Iterable[AnyEvent], *, json: bool, live: bool) -> None:
+def _print(listed: Iterable[AnyEvent], *, json: bool, live: bool) -> None:
     encode = msgspec.json.Encoder().encode
-    pour((encode(event).decode() if json else format_event(event) for event in found), live=live)
+    pour((encode(event).decode() if json else format_event(event) for event in listed), live=live)
 
 
 def format_event(event: Event) -> str:

@@ -74,41 +74,43 @@ class HangVerdict(msgspec.Struct, frozen=True, kw_only=True):
     retry: Fault | None = None
 
 
-def timeout_ns(look: WorkerObservation, looks: Iterable[WorkerObservation], limits: Limits) -> int:
+def timeout_ns(
+    worker: WorkerObservation, looks: Iterable[WorkerObservation], limits: Limits
+) -> int:
     """Return how long a rank may stand in a phase of its kind while others wait for it; `looks`: at
     all.
 
     A process that is new to this kind of phase is given several times what the others are."""
     ceiling_ns = int(limits.hang_ceiling_s * _S_NS)
-    found = [other.paces.get(look.key, worker_page.UNSEEN).slowest_ns for other in looks]
-    if look.state not in _PACED or not any(found):
+    slowest_ns = [other.paces.get(worker.key, worker_page.UNSEEN).slowest_ns for other in looks]
+    if worker.state not in _PACED or not any(slowest_ns):
         return ceiling_ns
     floor_ns = int(limits.hang_floor_s * _S_NS)
-    known_ns = max(floor_ns, int(limits.hang_factor * max(found)))
-    if not look.paces.get(look.key, worker_page.UNSEEN).slowest_ns:
+    known_ns = max(floor_ns, int(limits.hang_factor * max(slowest_ns)))
+    if not worker.paces.get(worker.key, worker_page.UNSEEN).slowest_ns:
         known_ns = max(known_ns, min(_NEW_PATIENCE * known_ns, _NEW_FLOORS * floor_ns))
     return min(ceiling_ns, known_ns)
 
 
 def _patience_ns(
     memory: WorkerHistory,
-    look: WorkerObservation,
+    worker: WorkerObservation,
     looks: tuple[WorkerObservation, ...],
     seated: list[WorkerObservation],
     limits: Limits,
 ) -> int:
     """Return what this rank is given where it stands now."""
-    patience_ns = timeout_ns(look, seated, limits)
-    if not is_out(look):
+    patience_ns = timeout_ns(worker, seated, limits)
+    if not is_out(worker):
         return patience_ns
     ceiling_ns = int(limits.hang_ceiling_s * _S_NS)
     out = sum(map(is_out, seated))
     heals = any(other.seat >= 0 and other.state == "healing" for other in looks)
-    excused = look.n == memory.excused_n or (look.key, look.collectives) in memory.excused
+    excused = worker.n == memory.excused_n or (worker.key, worker.collectives) in memory.excused
     if excused or heals or 2 * out > len(seated):
         return ceiling_ns
     n, stood_ns = memory.stood
-    peers_ns = int(limits.hang_factor * stood_ns) if n == look.n else 0
+    peers_ns = int(limits.hang_factor * stood_ns) if n == worker.n else 0
     return min(ceiling_ns, max(patience_ns, peers_ns))
 
 
@@ -122,12 +124,12 @@ def watch(
 ) -> tuple[WorkerHistory, HangVerdict]:
     """One look at all workers of this host. `unix_ns`: the Unix time of `now_ns`."""
     looks = tuple(looks)
-    seated = [look for look in looks if is_judged(look)]
+    seated = [worker for worker in looks if is_judged(worker)]
     memory = _remember(memory, looks, seated, now_ns)
-    found = _stopped(memory, looks, now_ns, limits)
-    found = found or _left_collectives(looks, now_ns)
-    if not found:
-        found, retry = _stuck(memory, looks, seated, now_ns, limits)
+    faults = _stopped(memory, looks, now_ns, limits)
+    faults = faults or _left_collectives(looks, now_ns)
+    if not faults:
+        faults, retry = _stuck(memory, looks, seated, now_ns, limits)
         if retry is not None:
             if _moves(seated) == memory.retried:
                 return memory, HangVerdict()
@@ -137,14 +139,14 @@ def watch(
             return memory, HangVerdict(retry=_at(retry, now_ns, unix_ns))
     floor_ns = int(limits.hang_floor_s * _S_NS)
     again_ns = now_ns - floor_ns
-    fresh = [fault for fault in found if memory.blamed_ns.get(fault.worker, again_ns) <= again_ns]
+    fresh = [fault for fault in faults if memory.blamed_ns.get(fault.worker, again_ns) <= again_ns]
     blamed_ns = {**memory.blamed_ns, **{fault.worker: now_ns for fault in fresh}}
     memory = _excuse(replace(memory, blamed_ns=blamed_ns), seated, fresh)
     return memory, HangVerdict(suspects=tuple(_at(fault, now_ns, unix_ns) for fault in fresh))
 
 
 def _moves(seated: list[WorkerObservation]) -> tuple[int, ...]:
-    return tuple(look.t_ns for look in seated)
+    return tuple(worker.t_ns for worker in seated)
 
 
 def _at(fault: Fault, now_ns: int, unix_ns: int) -> Fault:
@@ -162,21 +164,21 @@ def _remember(
     """Return the history after these observations: times of stops and departures; workers that
     ended and retries of a finished phase are dropped."""
     stopped = {
-        look.worker: memory.stopped.get(look.worker, now_ns)
-        for look in looks
-        if look.letter in "Tt"
+        worker.worker: memory.stopped.get(worker.worker, now_ns)
+        for worker in looks
+        if worker.letter in "Tt"
     }
-    names = {look.worker for look in looks}
-    judged = tuple(look.worker for look in seated)
-    over = bool(seated) and min(look.n for look in seated) != memory.retried_n
+    names = {worker.worker for worker in looks}
+    judged = tuple(worker.worker for worker in seated)
+    over = bool(seated) and min(worker.n for worker in seated) != memory.retried_n
     n, stood_ns = memory.stood
     out: dict[str, tuple[int, int]] = {}
-    for look in seated:
-        before_n, moved_ns = memory.out.get(look.worker, (-1, 0))
-        if look.t_ns != moved_ns and before_n >= n:
-            n, stood_ns = before_n, max(look.t_ns - moved_ns, stood_ns if before_n == n else 0)
-        if look.state == "running" and is_out(look):
-            out[look.worker] = look.n, look.t_ns
+    for worker in seated:
+        before_n, moved_ns = memory.out.get(worker.worker, (-1, 0))
+        if worker.t_ns != moved_ns and before_n >= n:
+            n, stood_ns = before_n, max(worker.t_ns - moved_ns, stood_ns if before_n == n else 0)
+        if worker.state == "running" and is_out(worker):
+            out[worker.worker] = worker.n, worker.t_ns
     return replace(
         memory,
         stopped=stopped,
@@ -195,9 +197,9 @@ def _excuse(
     """Give nobody up once more where a rank was given up outside a collective."""
     blamed = {fault.worker for fault in fresh if fault.kind == "hung"}
     places = {
-        (look.key, look.collectives): look.n
-        for look in seated
-        if look.worker in blamed and is_out(look) and look.state == "running"
+        (worker.key, worker.collectives): worker.n
+        for worker in seated
+        if worker.worker in blamed and is_out(worker) and worker.state == "running"
     }
     if not places:
         return memory
@@ -209,38 +211,38 @@ def _stopped(
     memory: WorkerHistory, looks: tuple[WorkerObservation, ...], now_ns: int, limits: Limits
 ) -> list[Fault]:
     """The kernel says that the process is stopped: no page is needed to blame it."""
-    found = []
-    for look in looks:
-        since_ns = memory.stopped.get(look.worker)
+    faults = []
+    for worker in looks:
+        since_ns = memory.stopped.get(worker.worker)
         if since_ns is None:
             continue
         if now_ns - since_ns > int(limits.hang_floor_s * _S_NS):
             still_s = (now_ns - since_ns) / _S_NS
-            detail = f"{_name(look)} has been stopped (state {look.letter}) for {still_s:.1f} s"
-            found.append(_fault("stopped", detail, look, since_ns))
-    return found
+            detail = f"{_name(worker)} has been stopped (state {worker.letter}) for {still_s:.1f} s"
+            faults.append(_fault("stopped", detail, worker, since_ns))
+    return faults
 
 
 def _left_collectives(looks: tuple[WorkerObservation, ...], now_ns: int) -> list[Fault]:
     """A rank whose script has ended, while others stand in a phase that it has not completed."""
     going = [
-        look
-        for look in looks
-        if look.seat >= 0
-        and (look.state in ("running", "voting") or (look.state == "dry" and look.n == 0))
-        and now_ns - look.t_ns > _LEFT_NS
+        worker
+        for worker in looks
+        if worker.seat >= 0
+        and (worker.state in ("running", "voting") or (worker.state == "dry" and worker.n == 0))
+        and now_ns - worker.t_ns > _LEFT_NS
     ]
-    found = []
-    for look in looks:
-        waiting = [other for other in going if other.n == look.n]
-        if look.state == "finished" and waiting and now_ns - look.t_ns > _LEFT_NS:
+    faults = []
+    for worker in looks:
+        waiting = [other for other in going if other.n == worker.n]
+        if worker.state == "finished" and waiting and now_ns - worker.t_ns > _LEFT_NS:
             detail = (
-                f"the script of {_name(look)} exited after phase {look.n}, while"
+                f"the script of {_name(worker)} exited after phase {worker.n}, while"
                 f" {len(waiting)} other rank(s) went on to {_where(waiting[0])}: every rank must"
                 " make the same calls of session.run"
             )
-            found.append(_fault("contract", detail, look, look.t_ns))
-    return found
+            faults.append(_fault("contract", detail, worker, worker.t_ns))
+    return faults
 
 
 def _stuck(
@@ -254,22 +256,25 @@ def _stuck(
     if memory.left_ns is not None and now_ns - memory.left_ns <= int(limits.hang_floor_s * _S_NS):
         return [], None
     patience_ns = {
-        look.worker: _patience_ns(memory, look, looks, seated, limits) for look in seated
+        worker.worker: _patience_ns(memory, worker, looks, seated, limits) for worker in seated
     }
     still = [
-        look
-        for look in seated
-        if look.worker not in memory.stopped  # which `_stopped` has a truer word for
-        and (now_ns - _alive_ns(look) > patience_ns[look.worker] or now_ns - look.t_ns > ceiling_ns)
+        worker
+        for worker in seated
+        if worker.worker not in memory.stopped  # which `_stopped` has a truer word for
+        and (
+            now_ns - _alive_ns(worker) > patience_ns[worker.worker]
+            or now_ns - worker.t_ns > ceiling_ns
+        )
     ]
     if not still:
         return [], None
-    if out := [look for look in seated if is_out(look)]:
+    if out := [worker for worker in seated if is_out(worker)]:
         # Whoever waits may wait for one of these, however many collectives each has behind it.
         return [_hung(look, seated, now_ns, limits) for look in out if look in still], None
-    last = min(_place(look) for look in seated)
-    behind = [look for look in seated if _place(look) == last]
-    blamed = [look for look in behind if look in still]
+    last = min(_place(worker) for worker in seated)
+    behind = [worker for worker in seated if _place(worker) == last]
+    blamed = [worker for worker in behind if worker in still]
     progressed = _progressed(seated)
     if progressed:
         if len(blamed) < len(behind):
@@ -279,10 +284,10 @@ def _stuck(
         return [_skipped("hung", [look], behind) for look in progressed], None
     if len(behind) < len(seated):
         return [_hung(look, seated, now_ns, limits) for look in blamed], None
-    if any(look.seat >= 0 and look.state == "healing" for look in looks):
+    if any(worker.seat >= 0 and worker.state == "healing" for worker in looks):
         return [], None  # the generation is over: they wait for the decision
     first = min(seated, key=lambda look: look.t_ns)
-    still_ns = now_ns - max(look.t_ns for look in seated)
+    still_ns = now_ns - max(worker.t_ns for worker in seated)
     doubled_ns = max(patience_ns.values()) << memory.retries
     if len(blamed) < len(seated) or still_ns <= min(ceiling_ns, doubled_ns):
         return [], None  # one of them still moves: the others may wait for it
@@ -294,19 +299,19 @@ def _stuck(
     return [], Fault(kind="transport", detail=detail, n=first.n, t_ns=first.t_ns)
 
 
-def _alive_ns(look: WorkerObservation) -> int:
+def _alive_ns(worker: WorkerObservation) -> int:
     """Return when it last showed that it goes on. Who waits for others is woken by its own
     timers."""
-    return max(look.t_ns, look.t_work_ns, look.t_woken_ns if is_out(look) else 0)
+    return max(worker.t_ns, worker.t_work_ns, worker.t_woken_ns if is_out(worker) else 0)
 
 
 def _progressed(seated: list[WorkerObservation]) -> list[WorkerObservation]:
     """Ranks in the vote, each with fewer collectives than the one that all others, who are no
     fewer, stand in. A rank that hangs behind a collective of a group of its own looks alike: this
     alone is no reason to kill anybody."""
-    progressed = [look for look in seated if look.state == "voting"]
-    places = {_place(look) for look in seated if look.state == "running"}
-    others = [look for look in seated if look.state not in ("voting", "running")]
+    progressed = [worker for worker in seated if worker.state == "voting"]
+    places = {_place(worker) for worker in seated if worker.state == "running"}
+    others = [worker for worker in seated if worker.state not in ("voting", "running")]
     if not progressed or others or len(places) != 1 or 2 * len(progressed) > len(seated):
         return []
     n, _, collectives = places.pop()
@@ -328,62 +333,66 @@ def _skipped(
     return fault if kind == "hung" else replace(fault, worker="", seat=-1)
 
 
-def _place(look: WorkerObservation) -> tuple[int, int, int]:
+def _place(worker: WorkerObservation) -> tuple[int, int, int]:
     """Return the progress of a rank, comparable between ranks. Between phases its work of the last
     phase does not count."""
-    stage = _STAGES.get(look.state, 0)
-    collectives = 0 if look.state == "idle" else look.collectives
-    return look.n, stage, collectives
+    stage = _STAGES.get(worker.state, 0)
+    collectives = 0 if worker.state == "idle" else worker.collectives
+    return worker.n, stage, collectives
 
 
 def _hung(
-    look: WorkerObservation, seated: list[WorkerObservation], now_ns: int, limits: Limits
+    worker: WorkerObservation, seated: list[WorkerObservation], now_ns: int, limits: Limits
 ) -> Fault:
-    still_s = (now_ns - look.t_ns) / _S_NS
-    others = _others(look, seated)
-    kernel = " (uninterruptible: a disk or a driver does not answer)" if look.letter == "D" else ""
-    detail = f"{_name(look)} has not moved for {still_s:.1f} s in {_where(look)}{kernel}{others}"
-    if is_out(look) and look.state == "running" and still_s < limits.hang_ceiling_s:
+    still_s = (now_ns - worker.t_ns) / _S_NS
+    others = _others(worker, seated)
+    kernel = (
+        " (uninterruptible: a disk or a driver does not answer)" if worker.letter == "D" else ""
+    )
+    detail = (
+        f"{_name(worker)} has not moved for {still_s:.1f} s in {_where(worker)}{kernel}{others}"
+    )
+    if is_out(worker) and worker.state == "running" and still_s < limits.hang_ceiling_s:
         detail += (
             "; it stood outside any collective: where it waited for something else (an upload, a"
             f" rollout), it now has {limits.hang_ceiling_s:g} s at this place; to give all such"
             f" waits more from the start, set --limit hang_floor_s above {limits.hang_floor_s:g}"
         )
-    return _fault("hung", detail, look, look.t_ns)
+    return _fault("hung", detail, worker, worker.t_ns)
 
 
-def _others(look: WorkerObservation, seated: list[WorkerObservation]) -> str:
+def _others(worker: WorkerObservation, seated: list[WorkerObservation]) -> str:
     """Return who waits for it, and where the nearest of them does."""
-    waiting = [other for other in seated if other is not look and not is_out(other)]
-    if not is_out(look):
-        waiting = [other for other in waiting if _place(other) > _place(look)]
+    waiting = [other for other in seated if other is not worker and not is_out(other)]
+    if not is_out(worker):
+        waiting = [other for other in waiting if _place(other) > _place(worker)]
     if not waiting:
         return ""
     where = _where(min(waiting, key=_place))
     return f"; {len(waiting)} other rank(s) wait for it ({where})"
 
 
-def _name(look: WorkerObservation) -> str:
-    return f"rank {look.seat}" if look.seat >= 0 else f"spare {look.worker}"
+def _name(worker: WorkerObservation) -> str:
+    return f"rank {worker.seat}" if worker.seat >= 0 else f"spare {worker.worker}"
 
 
-def _where(look: WorkerObservation) -> str:
-    if look.state == "idle":
-        return f"the script's own code before phase {look.n + 1}"
-    if look.state == "voting":
-        return f"the vote of phase {look.n + 1}"
-    if look.state in ("starting", "setup"):
-        return f"state {look.state} before phase {look.n + 1}"
-    return f"phase {look.n + 1}, {look.state}, at collective {look.collectives}"
+def _where(worker: WorkerObservation) -> str:
+    if worker.state == "idle":
+        return f"the script's own code before phase {worker.n + 1}"
+    if worker.state == "voting":
+        return f"the vote of phase {worker.n + 1}"
+    if worker.state in ("starting", "setup"):
+        return f"state {worker.state} before phase {worker.n + 1}"
+    return f"phase {worker.n + 1}, {worker.state}, at collective {worker.collectives}"
 
 
-def _fault(kind: FaultKind, detail: str, look: WorkerObservation, t_ns: int) -> Fault:
+def _fault(kind: FaultKind, detail: str, worker: WorkerObservation, t_ns: int) -> Fault:
     return Fault(
         kind=kind,
         detail=detail,
-        worker=look.worker,
-        seat=look.seat,
-        n=look.n,
-        state=look.state,
+        worker=worker.worker,
+        seat=worker.seat,
+        n=worker.n,
+        state=worker.state,
         t_ns=t_ns,
     )

@@ -25,8 +25,9 @@ def add_save_flags(add: Callable[..., object]) -> None:
         type=_interval,
         default=0,
         metavar="STEPS|auto",
-        help="Committed steps between checkpoints on disk; auto: as costs and failures ask for;"
-        " 0: only when the run is interrupted.",
+        help="Save a checkpoint to disk every STEPS committed steps. auto: choose the interval"
+        " from measured save costs and failure rates. 0 (default): save only when the run"
+        " is interrupted.",
     )
     add(
         "--snapshot-every",
@@ -34,31 +35,35 @@ def add_save_flags(add: Callable[..., object]) -> None:
         type=_interval,
         default=0,
         metavar="STEPS|auto",
-        help="Committed steps between copies in memory, from which all can begin again without the"
-        " disk; 0: a checkpoint's own.",
+        help="Copy the training state to host memory every STEPS committed steps. If all ranks"
+        " die, the run restarts from this copy without reading the disk. auto: choose the"
+        " interval. 0 (default): keep only the copy that each checkpoint makes.",
     )
     add(
         "--copies",
         default="1",
         metavar="COUNT|xor:RANKS",
-        help="How many keepers hold each rank's last saves in memory: its own, and others', where"
-        " they survive both. xor:4: instead of copies, parity in groups of up to 4 ranks, for the"
-        " loss of one of them, and a third of the memory.",
+        help="Number of processes that hold each rank's last saves in host memory (default 1:"
+        " the rank's own keeper process). 2 or more: keepers of other ranks hold copies"
+        " too, and replace a lost keeper's. xor:4: keep XOR parity in groups of up to 4"
+        " ranks instead of copies. It survives the loss of one keeper a group, and needs"
+        " a third of a copy's memory.",
     )
     add(
         "--peer-rate",
         "--peer_rate",
         type=_read(lambda text: quantities.rate(text, text)),
         metavar="RATE",
-        help="What goes from this host's keepers to others for --copies, at most: 1GB/s.",
+        help="Bandwidth limit of all transfers between keepers for --copies, for example 1GB/s"
+        " (default: no limit).",
     )
     add(
         "--keep",
         type=_read(retention_policy.parse_policy),
         default=Keep(),
         metavar="RULES",
-        help="Which checkpoints stay: last=3,every=1000,milestone=5000,age=7d,size=10TB"
-        " (default: last=2).",
+        help="Retention policy, for example last=3,every=1000,milestone=5000,age=7d,size=10TB"
+        " (default: last=2). Checkpoints that no rule keeps are deleted.",
     )
     add(
         "--durable",
@@ -66,16 +71,19 @@ def add_save_flags(add: Callable[..., object]) -> None:
         action="append",
         default=[],
         metavar="TARGET",
-        help="Where checkpoints are copied to in the background: a directory, s3://, gs:// or"
-        " az://, and options after spaces: every=1000 or every=6h (one checkpoint of each such"
-        " span), keep=RULES (default: those of --keep), rate=200MB/s (at most). Repeatable.",
+        help="Copy checkpoints in the background to a directory or a URL (s3://, gs://,"
+        " az://). Options follow after spaces. every=1000 or every=6h: copy one"
+        " checkpoint per 1000 steps or 6 hours (default: each). keep=RULES: retention"
+        " policy there (default: that of --keep). rate=200MB/s: bandwidth limit (default:"
+        " none). Repeatable.",
     )
     add(
         "--on-save-failure",
         "--on_save_failure",
         choices=("warn", "stop"),
         default="warn",
-        help="When a checkpoint cannot be written: warn and go on, or end the run, resumable.",
+        help="If a checkpoint cannot be written: warn and continue (warn, the default), or end"
+        " the run, which can be resumed (stop).",
     )
 
 
@@ -83,14 +91,14 @@ def _interval(text: str) -> int:
     if text == "auto":
         return config.AUTO
     if not re.fullmatch(r"[0-9]{1,9}", text):
-        raise ArgumentTypeError(f"{text!r} is neither a number of steps below 10^9 nor auto")
+        raise ArgumentTypeError(f"{text!r} is not a number of steps below 10^9, and not auto")
     return int(text)
 
 
 def steps(text: str) -> int:
     """Return a number of steps. Raises ArgumentTypeError."""
     if not re.fullmatch(r"[0-9]{1,9}", text):
-        raise ArgumentTypeError(f"{text!r} is no number of steps below 10^9")
+        raise ArgumentTypeError(f"{text!r} is not a number of steps below 10^9")
     return int(text)
 
 
@@ -116,8 +124,8 @@ def copies(text: str, world: int) -> tuple[int, int]:
     number = int(count) if re.fullmatch(r"-?[0-9]{1,9}", count) else None
     if number is None or (colon and kind != "xor"):
         raise UsageError(
-            f"--copies {text}: neither a number of copies nor xor: and the ranks of a group; try"
-            " --copies 2, or --copies xor:4"
+            f"--copies {text}: give a number of copies, as in --copies 2, or xor: and the"
+            " number of ranks in a parity group, as in --copies xor:4"
         )
     if colon and not 2 <= number <= most:
         raise UsageError(
@@ -140,8 +148,8 @@ def add_check_flags(add: Callable[..., object]) -> None:
         "--on_unrepeatable",
         choices=("stop", "warn"),
         default="stop",
-        help="When a step changes unprotected state, or gives two results from one state: end"
-        " the run and name it (stop, the default), or warn and go on.",
+        help="If a step changes state that is not protected, or is not deterministic: end the"
+        " run with the variable's name (stop, the default), or warn and continue (warn).",
     )
     add(
         "--check-every",
@@ -149,23 +157,25 @@ def add_check_flags(add: Callable[..., object]) -> None:
         type=_seconds,
         default=0.0,
         metavar="TIME",
-        help="Have `outlast check` look at this node every so often, as in 5min; what it finds is"
-        " an event.",
+        help="Run the node checks of `outlast check` every TIME, for example 5min, and record"
+        " findings as events (default: never).",
     )
     add(
         "--check-settings",
         "--check_settings",
         default="",
         metavar="FILE",
-        help="What the node should have, and checks of one's own (see docs/check.md).",
+        help="TOML file with the expected hardware of the node and with custom checks for"
+        " --check-every (see docs/check.md). Default: checks without expectations.",
     )
     add(
         "--migrate-on",
         "--migrate_on",
         choices=("now", "drain"),
         default="",
-        help="Move a rank to a warm spare when a check finds its GPU losing jobs now, or (drain)"
-        " also where it should only leave.",
+        help="Move a rank to a warm spare when --check-every finds that its GPU is failing"
+        " (now). drain: also if the GPU should be drained when its job ends, as in Slurm."
+        " Default: never.",
     )
 
 
@@ -174,7 +184,9 @@ def refuse_check_flags(given: Namespace) -> None:
     for flag in ("check_settings", "migrate_on"):
         if getattr(given, flag) and not given.check_every:
             name = flag.replace("_", "-")
-            raise UsageError(f"--{name} needs --check-every: nothing looks at the node else")
+            raise UsageError(
+                f"--{name} needs --check-every, which runs the node checks; nothing was started"
+            )
     if given.check_settings:
         path = Path(given.check_settings)
         if not path.is_file():
@@ -184,9 +196,11 @@ def refuse_check_flags(given: Namespace) -> None:
 
 def _seconds(text: str) -> float:
     try:
-        found = quantities.measured(quantities.SECONDS, text, text, "5min")
+        seconds = quantities.measured(quantities.SECONDS, text, text, "5min")
     except ConfigError as error:
         raise ArgumentTypeError(str(error)) from error
-    if found <= 0:
-        raise ArgumentTypeError(f"{text!r} is no duration: give 5min, for example, or leave it out")
-    return found
+    if seconds <= 0:
+        raise ArgumentTypeError(
+            f"{text!r} is not a duration above zero: give 5min, for example, or omit the flag"
+        )
+    return seconds

@@ -155,19 +155,19 @@ class EventReader:
         """Return new events. `last`: all writers have ended (see SegmentReader.read)."""
         if not self.directory.is_dir():
             return []
-        found: list[AnyEvent] = []
+        polled: list[AnyEvent] = []
         for path in segment_paths(self.directory):
             reader = self._readers.setdefault(path, SegmentReader(path))
             for record in reader.read(self._damaged, last=last):
                 try:
-                    found.append(decoder.decode(record.payload))
+                    polled.append(decoder.decode(record.payload))
                 except msgspec.DecodeError as error:
                     size = len(record.payload)
                     self._damaged(
                         SegmentDamage(path, record.offset, size, f"no known event: {error}")
                     )
-        found.sort(key=_time)
-        return found
+        polled.sort(key=_time)
+        return polled
 
 
 def read_events(
@@ -203,11 +203,11 @@ def follow(
     reader = EventReader(run_dir, damaged)
     while True:
         stopping = stop.is_set()
-        found = reader.poll(last=stopping)
-        yield from found
+        polled = reader.poll(last=stopping)
+        yield from polled
         if stopping and stop.is_set():  # the consumer may have cleared `stop`
             return
-        if not found:
+        if not polled:
             idle()
         stop.wait(poll_s)
 

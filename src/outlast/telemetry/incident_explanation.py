@@ -75,14 +75,14 @@ _MEANS_AGAIN: dict[Phase, str] = {  # where every worker began again
 }
 
 
-def explain(found: Sequence[Incident], console: Console, life: Life = "unknown") -> None:
+def explain(incidents: Sequence[Incident], console: Console, life: Life = "unknown") -> None:
     """Print each incident in a frame; a repeated traceback is only referred to.
 
     `life`: state of the run, for an incident that is open.
     """
     shown: dict[str, int] = {}
-    for one in found:
-        console.print(panel(one, shown, life))
+    for incident in incidents:
+        console.print(panel(incident, shown, life))
 
 
 def saves(schedule: Scheduled) -> RenderableType:
@@ -92,21 +92,21 @@ def saves(schedule: Scheduled) -> RenderableType:
     return Panel(body, title=title, title_align="left", border_style="blue", box=box.ROUNDED)
 
 
-def panel(one: Incident, shown: dict[str, int], life: Life = "unknown") -> RenderableType:
+def panel(incident: Incident, shown: dict[str, int], life: Life = "unknown") -> RenderableType:
     """Return one incident as a panel. `shown`: tracebacks printed so far, by incident; extended."""
-    cause = one.cause
+    cause = incident.cause
     headline_text = "raised " + error_name(cause) if cause.kind == "raised" else fault_text(cause)
-    title = Text.assemble((f"incident {one.number}", "bold"), f", {_when(one.t_ns)}: ")
+    title = Text.assemble((f"incident {incident.number}", "bold"), f", {_when(incident.t_ns)}: ")
     title.append(f"{rank_and_host(cause)} {headline_text}")
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column()
-    for head, text in _story(one, life):
+    for head, text in _story(incident, life):
         grid.add_row(head, Text(text))  # no markup: users' words may hold brackets
-    parts: list[RenderableType] = [grid, Text(""), _cost(one)]
-    for fault in one.faults:
-        parts += _traceback(fault, one.number, shown)
-    border = "green" if one.state == "recovered" or one.is_request else "red"
+    parts: list[RenderableType] = [grid, Text(""), _cost(incident)]
+    for fault in incident.faults:
+        parts += _traceback(fault, incident.number, shown)
+    border = "green" if incident.state == "recovered" or incident.is_request else "red"
     return Panel(
         Group(*parts), title=title, title_align="left", border_style=border, box=box.ROUNDED
     )
@@ -117,47 +117,52 @@ def _when(t_ns: int) -> str:
     return f"{datetime.fromtimestamp(t_ns / 1e9, tz=UTC).astimezone():%Y-%m-%d %H:%M:%S}"
 
 
-def _story(one: Incident, life: Life) -> list[tuple[str, str]]:
-    if one.is_request:
-        return _request(one, life)
-    rows = [("what", _broke(one.cause))]
-    rows += [("and", _broke(fault)) for fault in one.others]
-    if one.echoes:
-        witnesses = ", ".join(dict.fromkeys(rank_and_host(fault) for fault in one.echoes))
+def _story(incident: Incident, life: Life) -> list[tuple[str, str]]:
+    if incident.is_request:
+        return _request(incident, life)
+    rows = [("what", _broke(incident.cause))]
+    rows += [("and", _broke(fault)) for fault in incident.others]
+    if incident.echoes:
+        witnesses = ", ".join(dict.fromkeys(rank_and_host(fault) for fault in incident.echoes))
         rows.append(("seen by", f"{witnesses}: the connection to a peer broke"))
-    generation = f", generation {one.generation_from}" if one.is_managed else ""
-    rows.append(("where", one.where + generation))
-    how = dict.fromkeys(one.how)
+    generation = f", generation {incident.generation_from}" if incident.is_managed else ""
+    rows.append(("where", incident.where + generation))
+    how = dict.fromkeys(incident.how)
     rows.append(("noticed", "; ".join(_NOTICED.get(way, way) for way in how)))
-    if one.rung:
+    if incident.rung:
         stop = "stop: the ranks were not started again"
-        answer = _RUNG.get(one.rung, one.rung)
-        rows.append(("decided", stop if one.rung == "stop" and not one.is_managed else answer))
-        rows.append(("why", one.reason))
+        answer = _RUNG.get(incident.rung, incident.rung)
+        rows.append(
+            ("decided", stop if incident.rung == "stop" and not incident.is_managed else answer)
+        )
+        rows.append(("why", incident.reason))
     rows += [
-        ("seat", f"rank {each.seat}: {each.old} gave way to {each.new}") for each in one.replaced
+        ("seat", f"rank {each.seat}: {each.old} gave way to {each.new}")
+        for each in incident.replaced
     ]
-    rows.append(("kept", _kept(one)))
-    rows.append(("now", _now(one, life)))
+    rows.append(("kept", _kept(incident)))
+    rows.append(("now", _now(incident, life)))
     return rows
 
 
-def _request(one: Incident, life: Life) -> list[tuple[str, str]]:
+def _request(incident: Incident, life: Life) -> list[tuple[str, str]]:
     """Describe a request: no failure and no retry is mentioned."""
-    wish = "end" if one.is_drain else "save"
-    rows = [("what", f"the run was asked to {wish}: {one.cause.detail}")]
-    rows.append(("where", f"{one.where}, generation {one.generation_from}"))
-    if one.rung:
-        then = "leave" if one.is_drain else "go on"
-        what = "drain" if one.is_drain else "save"
+    wish = "end" if incident.is_drain else "save"
+    rows = [("what", f"the run was asked to {wish}: {incident.cause.detail}")]
+    rows.append(("where", f"{incident.where}, generation {incident.generation_from}"))
+    if incident.rung:
+        then = "leave" if incident.is_drain else "go on"
+        what = "drain" if incident.is_drain else "save"
         rows.append(
             ("decided", f"{what}: all ranks stop at one place, checkpoint there and {then}")
         )
     rows.append(("kept", "every committed step"))
-    if one.state == "recovered":
-        rows.append(("now", f"all ranks stood at one place after {duration(one.total_ms / 1e3)}"))
+    if incident.state == "recovered":
+        rows.append(
+            ("now", f"all ranks stood at one place after {duration(incident.total_ms / 1e3)}")
+        )
     else:
-        rows.append(("now", _now(one, life)))
+        rows.append(("now", _now(incident, life)))
     return rows
 
 
@@ -168,22 +173,26 @@ def _broke(fault: Fault) -> str:
     return f"{text}: {detail}" if detail else text
 
 
-def _kept(one: Incident) -> str:
-    if not one.is_managed:
+def _kept(incident: Incident) -> str:
+    if not incident.is_managed:
         return "what the script itself saved; Outlast does not know its steps"
-    if not one.rung:
-        done = f"what was committed before: all up to phase {one.n}" if one.n > 0 else "nothing yet"
-        ended = "the run ended" if one.state == "stopped" else "the events end"
+    if not incident.rung:
+        done = (
+            f"what was committed before: all up to phase {incident.n}"
+            if incident.n > 0
+            else "nothing yet"
+        )
+        ended = "the run ended" if incident.state == "stopped" else "the events end"
         return f"{done} ({ended} before anything was decided)"
-    if one.committed_steps_lost:
-        lost = plural(one.committed_steps_lost, "committed step")
-        kept_steps = _committed(one) - one.committed_steps_lost
+    if incident.committed_steps_lost:
+        lost = plural(incident.committed_steps_lost, "committed step")
+        kept_steps = _committed(incident) - incident.committed_steps_lost
         kept = f"all up to step {kept_steps}" if kept_steps else "nothing"
         return f"{kept}; {lost} had to be redone"
-    if one.rung == "stop":
-        return _kept_by_stop(one)
-    kept = "every committed step" + _of_the_interrupted(one)
-    for copy in one.copies:
+    if incident.rung == "stop":
+        return _kept_by_stop(incident)
+    kept = "every committed step" + _of_the_interrupted(incident)
+    for copy in incident.copies:
         rate = copy.size_bytes / copy.seconds if copy.seconds else 0.0
         kept += (
             f"\nrank {copy.joiner} got {size(copy.size_bytes)} from rank {copy.donor}"
@@ -192,68 +201,69 @@ def _kept(one: Incident) -> str:
     return kept
 
 
-def _kept_by_stop(one: Incident) -> str:
+def _kept_by_stop(incident: Incident) -> str:
     """Describe the state that a later start finds: the last checkpoint."""
-    place = f"step {one.checkpoint_step}, the newest checkpoint"
-    origin = place if one.checkpoint_step > 0 else "the beginning: there is no checkpoint"
-    done = _committed(one)
+    place = f"step {incident.checkpoint_step}, the newest checkpoint"
+    origin = place if incident.checkpoint_step > 0 else "the beginning: there is no checkpoint"
+    done = _committed(incident)
     text = f"{plural(done, 'step')} had been committed" if done else "no step had been committed"
     return f"{text}; the run resumes from {origin} (outlast run --run-dir RUN_DIR ...)"
 
 
-def _committed(one: Incident) -> int:
+def _committed(incident: Incident) -> int:
     """Return the steps that every rank had committed at the failure."""
-    return one.step - 1 if one.redone and one.kind in ("", "step") else one.step
+    return incident.step - 1 if incident.redone and incident.kind in ("", "step") else incident.step
 
 
-def _of_the_interrupted(one: Incident) -> str:
-    if one.verdict == "commit":
+def _of_the_interrupted(incident: Incident) -> str:
+    if incident.verdict == "commit":
         return ", the interrupted one too: some rank had applied it, so all did"
-    if one.rung in FROM_A_COPY:
-        return f": all began again from step {_committed(one)}" if one.n else ""
-    if not one.redone:
-        return ", the interrupted one too: every survivor had it" if one.kind == "step" else ""
-    if one.kind in ("", "step"):
+    if incident.rung in FROM_A_COPY:
+        return f": all began again from step {_committed(incident)}" if incident.n else ""
+    if not incident.redone:
+        return ", the interrupted one too: every survivor had it" if incident.kind == "step" else ""
+    if incident.kind in ("", "step"):
         return "; the interrupted one was put back and redone with the same batch"
     return {
         "eval": "; the evaluation was run again",
         "checkpoint": "; the checkpoint was written again",
-    }.get(one.kind, "; what the ranks were agreeing on was asked again")
+    }.get(incident.kind, "; what the ranks were agreeing on was asked again")
 
 
-def _now(one: Incident, life: Life) -> str:
-    if one.state == "recovered" and not one.is_managed:
-        return f"all ranks were started again after {duration(one.total_ms / 1e3)}"
-    if one.state == "recovered":
-        return f"recovered in generation {one.generation_to}, {duration(one.total_ms / 1e3)} in all"
-    if one.state == "stopped":
+def _now(incident: Incident, life: Life) -> str:
+    if incident.state == "recovered" and not incident.is_managed:
+        return f"all ranks were started again after {duration(incident.total_ms / 1e3)}"
+    if incident.state == "recovered":
+        took = duration(incident.total_ms / 1e3)
+        return f"recovered in generation {incident.generation_to}, {took} in all"
+    if incident.state == "stopped":
         return "the run ended with it"
-    if one.state == "died" or life == "died":
-        resumed = "; a later one took the run up" if one.state == "died" else ""
+    if incident.state == "died" or life == "died":
+        resumed = "; a later one took the run up" if incident.state == "died" else ""
         return f"open: its launcher died here{resumed}"
     if life == "running":
         return "open: the run is in the middle of it"
     return "open: the run is in the middle of it, or its launcher died here"
 
 
-def _cost(one: Incident) -> RenderableType:
+def _cost(incident: Incident) -> RenderableType:
     grid = layout_grid(
         text_column(style="bold", wrap=False),
         number_column(wrap=False),
         text_column(wrap=False),
         text_column(style="dim"),
     )
-    means = {**_MEANS, **_MEANS_AGAIN} if one.rung in FROM_A_COPY else _MEANS
-    means = means if one.is_managed else _MEANS | _MEANS_UNMANAGED
-    longest_ms = max(one.phases_ms.values(), default=0.0)
+    means = {**_MEANS, **_MEANS_AGAIN} if incident.rung in FROM_A_COPY else _MEANS
+    means = means if incident.is_managed else _MEANS | _MEANS_UNMANAGED
+    longest_ms = max(incident.phases_ms.values(), default=0.0)
     for phase in PHASES:
-        ms = one.phases_ms.get(phase, 0.0)
+        ms = incident.phases_ms.get(phase, 0.0)
         if ms < SHOWN_MS_MIN:
             continue
         cells = round(BAR_CELLS * ms / longest_ms) if longest_ms else 0
         strip = Text("\u2588" * cells or "\u258f", style="yellow")
         grid.add_row(phase, _long(ms), strip, means[phase])
-    grid.add_row("total", _long(one.total_ms), "", "")
+    grid.add_row("total", _long(incident.total_ms), "", "")
     return grid
 
 
@@ -276,7 +286,7 @@ BEFORE_S = 600.0
 LINES_MAX = 5
 
 
-def findings_before(one: Incident, events: Sequence[AnyEvent]) -> list[Warned]:
+def findings_before(incident: Incident, events: Sequence[AnyEvent]) -> list[Warned]:
     """Return warnings from the minutes before an incident, and earlier ones that persist.
 
     Of the host of its worker; of all hosts, where that host is unknown.
@@ -284,9 +294,9 @@ def findings_before(one: Incident, events: Sequence[AnyEvent]) -> list[Warned]:
     open_ones: dict[tuple[str, ...], Warned] = {}
     recent: list[Warned] = []
     for event in events:
-        if event.t_ns > one.t_ns:
+        if event.t_ns > incident.t_ns:
             break
-        if not isinstance(event, Warned) or one.cause.host not in ("", event.host):
+        if not isinstance(event, Warned) or incident.cause.host not in ("", event.host):
             continue
         key = (event.host, event.check, event.symptom, event.code, event.device)
         if event.severity == "healthy":
@@ -294,15 +304,15 @@ def findings_before(one: Incident, events: Sequence[AnyEvent]) -> list[Warned]:
             recent.append(event)
         else:
             open_ones[key] = event
-    since_ns = one.t_ns - int(BEFORE_S * 1e9)
+    since_ns = incident.t_ns - int(BEFORE_S * 1e9)
     over = [event for event in recent if event.t_ns >= since_ns]
     return sorted([*open_ones.values(), *over], key=lambda event: event.t_ns)
 
 
-def finding_lines(found: Iterable[Incident], events: Sequence[AnyEvent]) -> Iterator[str]:
+def finding_lines(incidents: Iterable[Incident], events: Sequence[AnyEvent]) -> Iterator[str]:
     """`incident 1: 3 min 04 s before: now: gpu: XID 79 on GPU 2 (node-7): fell off the bus`."""
-    for one in found:
-        findings = findings_before(one, events)
+    for incident in incidents:
+        findings = findings_before(incident, events)
         for event in findings[-LINES_MAX:]:
-            ago = duration((one.t_ns - event.t_ns) / 1e9)
-            yield f"incident {one.number}: {ago} before: {warning(event)}"
+            ago = duration((incident.t_ns - event.t_ns) / 1e9)
+            yield f"incident {incident.number}: {ago} before: {warning(event)}"

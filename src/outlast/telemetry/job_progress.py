@@ -190,7 +190,7 @@ def replica_agreement(events: Sequence[AnyEvent]) -> ReplicaAgreement:
             continue
         newest = event
         parts = [*parts, event][-event.parts :]
-        if {one.part for one in parts if one.parts == event.parts} == set(range(event.parts)):
+        if {part.part for part in parts if part.parts == event.parts} == set(range(event.parts)):
             whole_step = parts[0].step
     return ReplicaAgreement(
         audits=audits,

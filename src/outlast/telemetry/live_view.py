@@ -88,9 +88,9 @@ class LiveFeed:
 
     def _look_back(self, started: RunStarted) -> None:
         """Continue the numbers of incidents from earlier launchers of the run."""
-        found = self._new()
-        self._held = [event for event in found if event.t_ns >= started.t_ns]
-        for event in found[: len(found) - len(self._held)]:
+        earlier = self._new()
+        self._held = [event for event in earlier if event.t_ns >= started.t_ns]
+        for event in earlier[: len(earlier) - len(self._held)]:
             self.board.tracker.take(event)
 
     def _new(self) -> list[AnyEvent]:

@@ -210,22 +210,24 @@ class RunBoard:
         return self.workers.setdefault(worker, WorkerRow(worker))
 
 
-def headline(one: Incident, *, brief: bool = False) -> str:
+def headline(incident: Incident, *, brief: bool = False) -> str:
     """Describe an incident on one line; `brief`: with its longest phase only."""
-    text = f"incident {one.number}: {rank_and_host(one.cause)} {fault_text(one.cause)}"
-    if one.is_request:
+    text = (
+        f"incident {incident.number}: {rank_and_host(incident.cause)} {fault_text(incident.cause)}"
+    )
+    if incident.is_request:
         return text
-    if one.others:
-        text += f" and {plural(len(one.others), 'fault')} more"
-    text += f" {one.where}"
-    for each in one.replaced:
+    if incident.others:
+        text += f" and {plural(len(incident.others), 'fault')} more"
+    text += f" {incident.where}"
+    for each in incident.replaced:
         text += f", {each.new} took rank {each.seat}"
-    if one.state == "recovered":
-        phases = [item for item in one.phases_ms.items() if item[1] >= 0.1]
+    if incident.state == "recovered":
+        phases = [item for item in incident.phases_ms.items() if item[1] >= 0.1]
         phases = sorted(phases, key=lambda item: -item[1])[:1] if brief else phases
         spent = ", ".join(f"{phase} {duration(ms / 1e3)}" for phase, ms in phases)
-        return f"{text}: recovered in {duration(one.total_ms / 1e3)} ({spent})"
-    ended = {"stopped": "the run ended", "died": "its launcher died"}.get(one.state)
+        return f"{text}: recovered in {duration(incident.total_ms / 1e3)} ({spent})"
+    ended = {"stopped": "the run ended", "died": "its launcher died"}.get(incident.state)
     return f"{text}: {ended}" if ended else f"{text} ..."
 
 

@@ -53,12 +53,14 @@ class RunCosts(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def transient(self) -> int:
         """Return how many of `survived` lost no host, and went on from live ranks or memory."""
-        return sum(one.rung != "restart" and not is_host_lost(one) for one in self.survived)
+        return sum(
+            incident.rung != "restart" and not is_host_lost(incident) for incident in self.survived
+        )
 
     @property
     def fatal(self) -> int:
         """Return how many of `survived` went on from storage."""
-        return sum(one.rung == "restart" for one in self.survived)
+        return sum(incident.rung == "restart" for incident in self.survived)
 
     def measured(self) -> dict[CostName, MeasuredCost]:
         """Return the mean of each cost that was measured at least once."""
@@ -75,7 +77,7 @@ def mean_of(seconds: Sequence[float]) -> MeasuredCost:
     count, mean_s = len(seconds), math.fsum(seconds) / len(seconds)
     if count < 2:
         return MeasuredCost(mean_s=mean_s, low_s=None, high_s=None, count=count)
-    squares = math.fsum((one - mean_s) ** 2 for one in seconds)
+    squares = math.fsum((second - mean_s) ** 2 for second in seconds)
     reach_s = _student(count - 1) * math.sqrt(squares / (count - 1) / count)
     return MeasuredCost(
         mean_s=mean_s, low_s=max(0.0, mean_s - reach_s), high_s=mean_s + reach_s, count=count
@@ -93,41 +95,43 @@ def run_costs(events: Sequence[AnyEvent]) -> RunCosts:
     """
     seconds: dict[CostName, list[float]] = {name: [] for name in COST_NAMES}
     survived = tuple(
-        one for one in incidents(events) if one.state == "recovered" and not one.is_request
+        incident
+        for incident in incidents(events)
+        if incident.state == "recovered" and not incident.is_request
     )
-    for one in survived:
-        seconds["detect"].append(one.phases_ms["notice"] / 1e3)
-        again_ms = one.total_ms - one.phases_ms["notice"] - one.phases_ms["redo"]
-        if name := OF_RUNG.get(one.rung):
+    for incident in survived:
+        seconds["detect"].append(incident.phases_ms["notice"] / 1e3)
+        again_ms = incident.total_ms - incident.phases_ms["notice"] - incident.phases_ms["redo"]
+        if name := OF_RUNG.get(incident.rung):
             seconds[name].append(again_ms / 1e3)
     for term in split_terms(events)[1:]:
-        opened = next((one for one in term.events if isinstance(one, GenerationOpened)), None)
+        opened = next((event for event in term.events if isinstance(event, GenerationOpened)), None)
         if opened:
             seconds["restart"].append((opened.t_ns - term.started.t_ns) / 1e9)
-    phases = [one for one in events if isinstance(one, PhaseDone)]
+    phases = [event for event in events if isinstance(event, PhaseDone)]
     seconds["step"] = [
-        length_s for length_s, many in _slowest(phases, "step").values() for _ in range(many)
+        length_s for length_s, count in _slowest(phases, "step").values() for _ in range(count)
     ]
     saves = _slowest(phases, "checkpoint")
     seconds["cost"] = [length_s for length_s, _ in saves.values()]
-    ended_ns = {one.step: one.t_ns for one in phases if one.kind == "checkpoint"}
+    ended_ns = {phase.step: phase.t_ns for phase in phases if phase.kind == "checkpoint"}
     seconds["flush"] = [
-        max(0.0, (one.t_ns - ended_ns[one.step]) / 1e9)
-        for one in events
-        if isinstance(one, CheckpointSaved) and one.step in ended_ns
+        max(0.0, (event.t_ns - ended_ns[event.step]) / 1e9)
+        for event in events
+        if isinstance(event, CheckpointSaved) and event.step in ended_ns
     ]
     return RunCosts(survived=survived, seconds=seconds)
 
 
 def _slowest(phases: Iterable[PhaseDone], kind: str) -> dict[tuple[int, int], tuple[float, int]]:
     """Return the step time of the slowest rank and the number of ranks, by generation and phase."""
-    found: dict[tuple[int, int], tuple[float, int]] = {}
-    for one in phases:
-        if one.kind == kind:
-            key = (one.generation, one.n)
-            length_s = (one.t_ns - one.t_begin_ns) / 1e9 / one.steps
-            found[key] = max(found.get(key, (0.0, one.steps)), (length_s, one.steps))
-    return found
+    slowest: dict[tuple[int, int], tuple[float, int]] = {}
+    for phase in phases:
+        if phase.kind == kind:
+            key = (phase.generation, phase.n)
+            length_s = (phase.t_ns - phase.t_begin_ns) / 1e9 / phase.steps
+            slowest[key] = max(slowest.get(key, (0.0, phase.steps)), (length_s, phase.steps))
+    return slowest
 
 
 def _student(degrees: int) -> float:

@@ -193,7 +193,7 @@ def _timeline(axis: Axes, run: _Run, wall_s: float) -> None:
 
 def _numbers(axis: Axes, run: _Run, wall_s: float) -> None:
     """Draw incident numbers above the lanes, moved apart where they would touch."""
-    broken_s = [run.seconds(one.t_ns) for one in run.incidents]
+    broken_s = [run.seconds(incident.t_ns) for incident in run.incidents]
     for one, broke_s, at_s in zip(
         run.incidents, broken_s, apart(broken_s, 0.03 * wall_s, wall_s), strict=True
     ):
@@ -218,14 +218,14 @@ def apart(wanted: Sequence[float], gap: float, end: float) -> list[float]:
     Where they do not all fit, the gap shrinks.
     """
     gap = min(gap, end / max(1, len(wanted)))
-    found: list[float] = []
+    spread: list[float] = []
     for place in wanted:
-        found.append(max(place, found[-1] + gap) if found else place)
+        spread.append(max(place, spread[-1] + gap) if spread else place)
     limit = end
-    for index in reversed(range(len(found))):
-        found[index] = min(found[index], limit)
-        limit = found[index] - gap
-    return found
+    for index in reversed(range(len(spread))):
+        spread[index] = min(spread[index], limit)
+        limit = spread[index] - gap
+    return spread
 
 
 def columns(spans: Sequence[Span], begin_ns: int, wall_ns: int) -> list[Span]:
@@ -262,13 +262,19 @@ def _key(runs: list[_Run]) -> list[str]:
     for run in runs:
         if several and run.incidents:
             lines.append(f"{run.label}:")
-        for one in run.incidents:
-            text = f"{rank_and_host(one.cause)} {fault_text(one.cause)}"
+        for incident in run.incidents:
+            text = f"{rank_and_host(incident.cause)} {fault_text(incident.cause)}"
             text = text if len(text) <= SAID_MAX else text[: SAID_MAX - 3] + "..."
-            answer = f", {one.rung}" if one.rung else ""
-            end = f"{duration(one.total_ms / 1e3)}" if one.state == "recovered" else one.state
-            lost = plural(one.committed_steps_lost, "step")
-            lines.append(f"{one.number}   {text} at step {one.step}{answer}: {lost} lost, {end}")
+            answer = f", {incident.rung}" if incident.rung else ""
+            end = (
+                f"{duration(incident.total_ms / 1e3)}"
+                if incident.state == "recovered"
+                else incident.state
+            )
+            lost = plural(incident.committed_steps_lost, "step")
+            lines.append(
+                f"{incident.number}   {text} at step {incident.step}{answer}: {lost} lost, {end}"
+            )
     if len(lines) > KEY_LINES_MAX:
         more = plural(len(lines) - KEY_LINES_MAX, "more incident")
         lines = [*lines[:KEY_LINES_MAX], f"... and {more}"]

@@ -135,12 +135,12 @@ def summarise_events(
     """Summarise events (by time). `life`: state of the launcher of a run without end."""
     terms = split_terms(events)
     times = account(events, running=life == "running")
-    found = incidents(events)
+    run_incidents = incidents(events)
     workers = _Workers(events, terms)
     progress = _Progress(terms)
     last = terms[-1]
     measured = workers.said_hello
-    lost = progress.lost + sum(one.committed_steps_lost for one in found)
+    lost = progress.lost + sum(one.committed_steps_lost for one in run_incidents)
     unfinished = "unfinished" if life == "unknown" else life
     return RunSummary(
         run=last.started.run,
@@ -163,8 +163,8 @@ def summarise_events(
         goodput=times.goodput if measured else None,
         ettr=times.ettr if measured else None,
         buckets_s={bucket: ns / 1e9 for bucket, ns in times.totals_ns.items()},
-        incidents=tuple(_line(one) for one in found),
-        causes=_causes(found),
+        incidents=tuple(_line(one) for one in run_incidents),
+        causes=_causes(run_incidents),
         spares=last.started.spares,
         spares_used=workers.spares_used,
         respawns=workers.respawns,
@@ -256,32 +256,32 @@ class _Workers:
         return "" if self.said_hello else f"{NO_HELLO}: see {run_dir}/logs/RANK/WORKER/stderr.log"
 
 
-def _line(one: Incident) -> IncidentLine:
+def _line(incident: Incident) -> IncidentLine:
     return IncidentLine(
-        number=one.number,
-        cause=one.cause.kind,
-        text=f"{rank_and_host(one.cause)} {fault_text(one.cause)}",
-        where=one.where,
-        faults=1 + len(one.others),
-        step=one.step,
-        drain=one.is_drain,
-        rung=one.rung,
-        state=one.state,
-        committed_steps_lost=one.committed_steps_lost,
-        phases_ms={phase: one.phases_ms[phase] for phase in PHASES},
-        total_ms=one.total_ms,
+        number=incident.number,
+        cause=incident.cause.kind,
+        text=f"{rank_and_host(incident.cause)} {fault_text(incident.cause)}",
+        where=incident.where,
+        faults=1 + len(incident.others),
+        step=incident.step,
+        drain=incident.is_drain,
+        rung=incident.rung,
+        state=incident.state,
+        committed_steps_lost=incident.committed_steps_lost,
+        phases_ms={phase: incident.phases_ms[phase] for phase in PHASES},
+        total_ms=incident.total_ms,
     )
 
 
-def _causes(found: Sequence[Incident]) -> dict[str, IncidentCause]:
+def _causes(run_incidents: Sequence[Incident]) -> dict[str, IncidentCause]:
     times_s: dict[str, list[float]] = {}
-    for one in found:
+    for one in run_incidents:
         if one.is_request:
             continue
         times_s.setdefault(one.cause.kind, []).append(one.total_ms / 1e3)
     return {
-        kind: IncidentCause(count=len(each), total_s=sum(each), worst_s=max(each))
-        for kind, each in times_s.items()
+        kind: IncidentCause(count=len(times_), total_s=sum(times_), worst_s=max(times_))
+        for kind, times_ in times_s.items()
     }
 
 

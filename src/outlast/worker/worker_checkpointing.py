@@ -161,14 +161,16 @@ class RunCheckpointer:
         answers = self._agree(_SaveProposal(failure, ready, propose, place, parent, base))
         place = answers[0].place
         failures = [
-            f"rank {rank}: {each.failure}" for rank, each in enumerate(answers) if each.failure
+            f"rank {rank}: {answer.failure}"
+            for rank, answer in enumerate(answers)
+            if answer.failure
         ]
         every = answers[0].every
         # After a failure all ranks compare again: one that could not prepare would wait alone.
         self._generation = 0 if failures else status.generation
         if failures:
             self._report_failure(place, "; ".join(failures))
-        elif to_disk or all(each.ready for each in answers):
+        elif to_disk or all(answer.ready for answer in answers):
             assert self._driver is not None
             part = RankPart(
                 msgspec.structs.replace(slot, every=every).pack(),
@@ -241,7 +243,7 @@ class RunCheckpointer:
 
     def _agree(self, mine: _SaveProposal) -> list[_SaveProposal]:
         answers = self._groups.gather_bytes(msgspec.msgpack.encode(mine))
-        return [msgspec.msgpack.decode(each, type=_SaveProposal) for each in answers]
+        return [msgspec.msgpack.decode(answer, type=_SaveProposal) for answer in answers]
 
     def complete(self) -> None:
         """Report a copy in memory: the phase is complete, and every rank has copied its part."""

@@ -126,7 +126,7 @@ def agree(
         values=dict(values or {}),
     )
     messages = exchange(msgspec.msgpack.encode(message))
-    statements = [msgspec.msgpack.decode(each, type=_RankStatement) for each in messages]
+    statements = [msgspec.msgpack.decode(message, type=_RankStatement) for message in messages]
     if len(statements) != world or statements[rank] != message:
         raise UsageError(
             f"exchange gave rank {rank} {len(statements)} messages that are not the {world} ranks'"
@@ -140,13 +140,13 @@ def agree(
     replicas = tuple(other for other in range(world) if statements[other].plain == plain)
     boxes = [item if item.holders else item._replace(holders=replicas) for item in boxes]
     holders = {item.name: item.holders for item in boxes}
-    if len({(each.plain, each.meshes) for each in statements}) > 1:
+    if len({(statement.plain, statement.meshes) for statement in statements}) > 1:
         alone = {i.name: sources[i.name] for i in boxes if not digests[i.name] and world > 1}
         samples = digests | digests_of({n: t for n, t in alone.items() if n not in apart}, 0)
         holders = _holders_by_name(boxes, samples, exchange)
     digest = xxhash.xxh3_128_hexdigest(msgspec.msgpack.encode(messages))
-    mates = _mates(boxes, holders, apart) + _mates_of_values(statements, rank)
-    return SavePlan(tuple(boxes), tuple(divide_boxes(boxes, rank)), digest, tuple(mates))
+    shared = _mates(boxes, holders, apart) + _mates_of_values(statements, rank)
+    return SavePlan(tuple(boxes), tuple(divide_boxes(boxes, rank)), digest, tuple(shared))
 
 
 def refuse(error: str, exchange: Exchange) -> None:
@@ -156,7 +156,11 @@ def refuse(error: str, exchange: Exchange) -> None:
 
 
 def _check_errors(statements: list[_RankStatement]) -> None:
-    errors = [f"rank {rank}: {each.error}" for rank, each in enumerate(statements) if each.error]
+    errors = [
+        f"rank {rank}: {statement.error}"
+        for rank, statement in enumerate(statements)
+        if statement.error
+    ]
     if errors:
         raise UsageError("; ".join(errors))
 
@@ -197,8 +201,8 @@ def _shared_boxes(items: list[HeldBox], digests: Mapping[str, bytes]) -> _Shared
 def _find_conflict(statements: list[_RankStatement]) -> bytes | None:
     """Return the first set on which its holders disagree, the same on all ranks; or None."""
     views_by_key: dict[bytes, list[_SharedBoxes]] = {}
-    for each in statements:
-        for key, items in each.sets.items():
+    for statement in statements:
+        for key, items in statement.sets.items():
             views_by_key.setdefault(key, []).append(items)
     for key, views in views_by_key.items():
         missing = views[0].holders and len(views) != views[0].holders
@@ -211,7 +215,7 @@ def _conflict(items: list[HeldBox], digests: Mapping[str, bytes], exchange: Exch
     """Return the error that names the tensors that differ. All ranks call it together."""
     mine = {item.name: _digest([_line(item), digests[item.name]]) for item in items}
     answers = exchange(msgspec.msgpack.encode(mine))
-    tables = [msgspec.msgpack.decode(each, type=dict[str, bytes]) for each in answers]
+    tables = [msgspec.msgpack.decode(answer, type=dict[str, bytes]) for answer in answers]
     ranks = [rank for rank, table in enumerate(tables) if table]
     names = sorted({name for table in tables for name in table})
     differing = [name for name in names if len({tables[rank].get(name) for rank in ranks}) > 1]
@@ -225,8 +229,8 @@ def _conflict(items: list[HeldBox], digests: Mapping[str, bytes], exchange: Exch
 
 def _check_values(statements: list[_RankStatement]) -> None:
     by_name: dict[str, set[bytes]] = {}
-    for each in statements:
-        for name, digest in each.values.items():
+    for statement in statements:
+        for name, digest in statement.values.items():
             by_name.setdefault(name, set()).add(digest)
     differing = [name for name, digests in by_name.items() if len(digests) > 1]
     if differing:
@@ -305,7 +309,9 @@ def _mates(
 def _mates_of_values(statements: Sequence[_RankStatement], rank: int) -> list[SharedHolders]:
     together: dict[tuple[int, ...], list[str]] = {}
     for name in sorted(statements[rank].values):
-        ranks = tuple(other for other, each in enumerate(statements) if name in each.values)
+        ranks = tuple(
+            other for other, statement in enumerate(statements) if name in statement.values
+        )
         if len(ranks) > 1:
             together.setdefault(ranks, []).append(name)
     return [

@@ -204,7 +204,7 @@ class StagingCopies:
         """
         for name, into, first, size_bytes in self._small:
             _move_at_once(into, sources[name].data_ptr() + first, size_bytes)
-        _move(each for move in self._large for each in move.pieces(sources[move.name]))
+        _move(piece for move in self._large for piece in move.pieces(sources[move.name]))
         for copy in self._others:
             copy.take(sources[copy.name], waiting)
 

@@ -7,15 +7,15 @@ from outlast.errors import EXIT_DONE, EXIT_USAGE, EXIT_USER_ERROR
 HELP = f"""Inspect, verify, compare, convert, copy, delete and request checkpoints.
 
 TARGET is a directory of checkpoints, a run directory, the directory of one
-checkpoint, or a URL (s3://bucket/prefix, gs://..., az://...) of any of these
-but a run. Without --step it means the newest one. Nothing below a directory
-of checkpoints that leads out of it is followed.
+checkpoint, or a URL (s3://bucket/prefix, gs://..., az://...) of a checkpoint
+or of a directory of them. Without --step the newest checkpoint is used.
+Symbolic links that lead out of the directory are not followed.
 
 Exit codes:
 
-* {EXIT_DONE}: done; the checkpoints are whole, or equal
-* {EXIT_USER_ERROR}: damaged, different, or something could not be read or written
-* {EXIT_USAGE}: wrong usage, no such checkpoint, or an extra is missing; nothing was touched
+* {EXIT_DONE}: done; the checkpoints are complete, or equal
+* {EXIT_USER_ERROR}: damaged, different, or a read or write failed
+* {EXIT_USAGE}: wrong usage, no such checkpoint, or an extra is missing; nothing was changed
 """
 COMMANDS = {
     "ls": ("listing:ls", "List checkpoints, the newest first."),

@@ -27,20 +27,21 @@ class NameFlags:
     """Flags that may be repeated."""
 
     prefix: tuple[str, ...] = ()
-    "Only names that begin so, and without it: `--prefix model.`"
+    "Select tensors whose names begin with this prefix, and remove it: `--prefix model.`."
+    " Repeatable."
     strip: tuple[str, ...] = ()
-    "Take this off names that begin so; the others come along as they are."
+    "Remove this prefix from names that have it, and keep all others. Repeatable."
     drop: tuple[str, ...] = ()
-    "Leave this name out."
+    "Exclude this tensor. Repeatable."
     add: str = ""
-    "Put this in front of every name."
+    "Prefix for all names."
     rename: tuple[str, ...] = ()
-    "Call one otherwise, after all that: `--rename old=new`."
+    "Rename one tensor, after the flags above: `--rename old=new`. Repeatable."
 
     def naming(self) -> TensorNaming:
         """Return the selection and renames of tensors.
 
-        Raises UsageError for a `--rename` that is no pair.
+        Raises UsageError for a `--rename` that is not a pair.
         """
         return TensorNaming(
             select=self.prefix,
@@ -83,31 +84,31 @@ def import_(
 ) -> int:
     """Import a checkpoint from DCP or safetensors.
 
-    It becomes a new checkpoint. Nothing is unpickled: objects other than
-    tensors and plain values are left out, and listed. Nothing is left of an
-    import that failed.
+    Writes a new checkpoint. Nothing is unpickled: objects other than tensors and
+    plain values are skipped and listed. A failed import leaves no files.
 
     Parameters
     ----------
     source
-        A directory of torch.distributed.checkpoint, or of safetensors, or a .safetensors file.
+        Directory written by torch.distributed.checkpoint (DCP), directory of safetensors, or a
+        .safetensors file.
     dest
-        A directory of checkpoints, made if it is not there, or a URL (s3://...).
+        Directory of checkpoints, created if missing, or a URL (s3://...).
     form
-        What it is; auto looks.
+        Format of the source; auto detects it.
     step
-        The step that the checkpoint counts as.
+        Step number of the new checkpoint.
     job
-        The job that it belongs to, for a Checkpointer that has one.
+        Job name of the new checkpoint, for a Checkpointer with the argument job.
     json
-        One JSON object.
+        Print one JSON object.
     """
     if step < 0:
-        raise UsageError(f"--step {step}: a count of steps is not negative")
+        raise UsageError(f"--step {step}: must be 0 or more")
     if (Path(dest) / "run.json").is_file():
         raise UsageError(
-            f"{dest} is a run's directory, which resumes from its newest checkpoint, and cannot"
-            " from one that another program wrote; nothing was written; name another directory"
+            f"{dest} is a run directory, and a run cannot resume from an imported checkpoint;"
+            " nothing was written; give another directory"
         )
     naming, chosen = names.naming(), _looked(source, form)
     store = open_destination(dest)
@@ -133,24 +134,24 @@ def import_(
     objects = f", {plural(brought.objects, 'value')}" if brought.objects else ""
     echo(f"{where}: {plural(brought.tensors, 'tensor')}{objects}")
     for name, why in brought.skipped.items():
-        echo(f"  left out: {name}: {why}")
+        echo(f"  skipped: {name}: {why}")
     return EXIT_DONE
 
 
 def _looked(source: Path, form: Form) -> Form:
     """Return the format of `source`, detected where no flag names it. Raises UsageError."""
     if not source.exists():
-        raise UsageError(f"{source} is not there; nothing was written")
+        raise UsageError(f"{source} does not exist; nothing was written")
     if form != "auto":
         return form
     if (source / ".metadata").is_file():
         return "dcp"
-    found = [source] if source.is_file() else list(source.glob("*.safetensors"))
-    if found and all(path.suffix == ".safetensors" for path in found):
+    files = [source] if source.is_file() else list(source.glob("*.safetensors"))
+    if files and all(path.suffix == ".safetensors" for path in files):
         return "safetensors"
     raise UsageError(
-        f"{source} is neither a directory of torch.distributed.checkpoint (it has no .metadata) nor"
-        " safetensors; nothing was written; give --format if it is"
+        f"{source} is neither a directory of torch.distributed.checkpoint (it has no .metadata)"
+        " nor safetensors; nothing was written; pass --format to skip this detection"
     )
 
 
@@ -183,27 +184,27 @@ def export(
 ) -> int:
     """Export a checkpoint to DCP or safetensors.
 
-    As torch.distributed.checkpoint or transformers load it. Every byte is
-    verified as it is read. DEST appears whole, or not at all.
+    For torch.distributed.checkpoint or transformers. Every byte is verified. DEST
+    appears when it is complete; a failed export leaves no files.
 
     Parameters
     ----------
     target
         A directory of checkpoints, a run directory, one checkpoint, or a URL (s3://...).
     dest
-        A directory that is not there yet.
+        New directory; it must not exist.
     form
-        dcp: all tensors and plain values, for dcp.load and torchtitan. safetensors: tensors, as
-        model.safetensors or several files with an index, for transformers.
+        dcp: all tensors and plain values, for dcp.load and torchtitan. safetensors: tensors, for
+        transformers, as model.safetensors or several files with an index.
     step
-        The checkpoint of this step; the newest when left out.
+        Step of the checkpoint (default: the newest).
     max_shard_size
-        Of safetensors: the most bytes of tensors in one file.
+        For safetensors: size limit of one file.
     tied
-        Of safetensors: leave out a name that shares its values with another, which is checked:
-        `--tied model.lm_head.weight=model.embed.weight`.
+        For safetensors: exclude a tensor that is tied to another one: `--tied
+        model.lm_head.weight=model.embed.weight`. Their values must be equal. Repeatable.
     json
-        One JSON object.
+        Print one JSON object.
     """
     shard_bytes = quantities.size(f"--max-shard-size {max_shard_size}", max_shard_size)
     if form == "dcp" and tied:

@@ -57,26 +57,26 @@ def copy(
 ) -> int:
     """Copy to another directory or bucket, verified and resumable.
 
-    Each chunk is checked on its way, what was sent is read back, and the commit
-    record comes last: until then there is no checkpoint at the other end. The
-    same command goes on where it was broken off.
+    Each chunk is verified when read, and again at the destination. The commit
+    record is written last: without it, the destination has no checkpoint. The same
+    command resumes an interrupted copy.
 
-    Exit code 1: something could not be copied.
+    Exit code 1: a checkpoint could not be copied.
 
     Parameters
     ----------
     source
         A directory of checkpoints, a run directory, one checkpoint, or a URL (s3://...).
     dest
-        A directory of checkpoints, made if it is not there, or a URL.
+        Directory of checkpoints, created if missing, or a URL.
     step
-        The checkpoint of this step; the newest when left out.
+        Step of the checkpoint (default: the newest).
     every
-        All that the destination lacks, the newest first.
+        Copy all checkpoints that the destination lacks, the newest first.
     limit_rate
-        At most so many bytes a second to and from the destination, as in 100MB/s.
+        Bandwidth limit to and from the destination, for example 100MB/s (default: none).
     json
-        One JSON array.
+        Print one JSON array.
     """
     if every and step is not None:
         raise UsageError("--all and --step exclude each other; give one of them")
@@ -102,7 +102,7 @@ def copy(
         print_json(copied)
     elif not copied:
         echo(f"{target.where} has all checkpoints of {chosen.store.where}")
-    return EXIT_USER_ERROR if any(one.error for one in copied) else EXIT_DONE
+    return EXIT_USER_ERROR if any(report.error for report in copied) else EXIT_DONE
 
 
 def _refuse_other_jobs(store: Store, places: list[SavePoint], dest: str) -> None:

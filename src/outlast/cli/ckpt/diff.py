@@ -45,15 +45,16 @@ def compare_values(a: CheckpointReader, b: CheckpointReader) -> list[DifferingVa
     pieces = [(-1, 0, "shared")]
     if worlds[0] == worlds[1]:
         pieces += [(rank, rank, "own") for rank in range(worlds[0])]
-    found: list[DifferingValue] = []
+    differences: list[DifferingValue] = []
     for rank, holder, name in pieces:
         one, two = _value_blob(a, holder, name), _value_blob(b, holder, name)
         if one != two:
             pair = _decoded(a, holder, one), _decoded(b, holder, two)
-            found += [
-                DifferingValue(rank, each.path, each.a, each.b) for each in value_differences(*pair)
+            differences += [
+                DifferingValue(rank, value_difference.path, value_difference.a, value_difference.b)
+                for value_difference in value_differences(*pair)
             ]
-    return found
+    return differences
 
 
 def _value_blob(reader: CheckpointReader, rank: int, name: str) -> bytes:
@@ -98,8 +99,8 @@ def diff(
 ) -> int:
     """Compare two checkpoints by tensors and values.
 
-    Every bit counts: a NaN equals itself, -0.0 is not 0.0. How many ranks wrote
-    them does not. What has equal digests in both is equal, and not read.
+    The comparison is bitwise: a NaN equals itself, -0.0 differs from 0.0. The
+    numbers of ranks may differ. Data with equal digests is not read.
 
     Exit code 0: equal. 1: different. 2: one of them is damaged or could not be
     read.
@@ -109,20 +110,21 @@ def diff(
     a
         A directory of checkpoints, a run directory, one checkpoint, or a URL (s3://...).
     b
-        The other one.
+        Checkpoint to compare with, given as A is.
     step
-        The checkpoints of this step; the newest when left out.
+        Step of both checkpoints (default: the newest of each).
     step_b
-        The step of B, where it is another one.
+        Step of B, if it differs from --step.
     tensors
-        A pattern of names (`model.*`): only these tensors, and no values.
+        Compare only tensors whose names match this pattern, for example `model.*`, and no values.
     tolerance
-        Numbers no further apart than this are equal, and so are all NaNs.
+        Treat numbers as equal if they differ by at most this, and all NaNs as equal (default:
+        bitwise).
     json
-        One JSON object.
+        Print one JSON object.
     """
     if tolerance is not None and not tolerance >= 0:
-        raise ConfigError(f"--tolerance {tolerance}: a distance is not negative")
+        raise ConfigError(f"--tolerance {tolerance}: must be 0 or more")
     try:
         one = open_target(a).open(step)
         two = open_target(b).open(step if step_b is None else step_b)
@@ -158,10 +160,10 @@ def _compared(
     )
 
 
-def _differs(found: TensorDifference, tolerance: float | None) -> bool:
+def _differs(difference: TensorDifference, tolerance: float | None) -> bool:
     """Return whether two tensors differ; an element type alone counts only without tolerance."""
-    comparable = bool(found.elements)
-    return bool(found.differing) or not (comparable and tolerance is not None)
+    comparable = bool(difference.elements)
+    return bool(difference.differing) or not (comparable and tolerance is not None)
 
 
 def _print(report: DiffReport) -> None:
@@ -170,17 +172,17 @@ def _print(report: DiffReport) -> None:
     if report.tensors:
         figures = map(number_column, ("differing", "of", "largest"))
         table = listing(text_column("tensor"), *figures, text_column())
-        for found in sorted(report.tensors, key=_weight)[:_ROWS_MAX]:
-            compared = found.elements > 0
-            values = (str(found.differing), str(found.elements), f"{found.difference_max:.3g}")
-            table.add_row(found.name, *(values if compared else ("", "", "")), _note(found))
+        for tensor in sorted(report.tensors, key=_weight)[:_ROWS_MAX]:
+            compared = tensor.elements > 0
+            values = (str(tensor.differing), str(tensor.elements), f"{tensor.difference_max:.3g}")
+            table.add_row(tensor.name, *(values if compared else ("", "", "")), _note(tensor))
         echo(table)
         if rest := report.tensors[_ROWS_MAX:]:
             echo(f"and {plural(len(rest), 'more tensor')}: --json has all, --tensors chooses")
-    for odd in report.values[:_ROWS_MAX]:
-        whose = f"rank {odd.rank}: " if odd.rank >= 0 else ""
-        rest, right = odd.a or "(not in A)", odd.b or "(not in B)"
-        echo(f"{whose}{odd.path}: {rest} -> {right}")
+    for value in report.values[:_ROWS_MAX]:
+        owner = f"rank {value.rank}: " if value.rank >= 0 else ""
+        rest, right = value.a or "(not in A)", value.b or "(not in B)"
+        echo(f"{owner}{value.path}: {rest} -> {right}")
     if more := report.values[_ROWS_MAX:]:
         echo(f"and {plural(len(more), 'more value')}: --json has all")
     compared = plural(report.compared, "tensor")
@@ -192,16 +194,23 @@ def _print(report: DiffReport) -> None:
     echo(f"{verdict}: {len(report.tensors)} of {compared}{beside}")
 
 
-def _weight(found: TensorDifference) -> tuple[bool, bool, float, str]:
+def _weight(difference: TensorDifference) -> tuple[bool, bool, float, str]:
     """Return the sort key of a difference: not comparable first, by distance, counters last."""
-    return found.elements > 0, found.elements == 1, -found.difference_max, found.name
+    return (
+        difference.elements > 0,
+        difference.elements == 1,
+        -difference.difference_max,
+        difference.name,
+    )
 
 
-def _note(found: TensorDifference) -> str:
-    if not found.a:
-        return f"only in B: {found.b}"
-    if not found.b:
-        return f"only in A: {found.a}"
-    notes = [f"A {found.a}, B {found.b}"] if found.a != found.b else [found.a]
-    notes += [f"{found.not_finite} NaN or infinite"] if found.not_finite else []
+def _note(difference: TensorDifference) -> str:
+    if not difference.a:
+        return f"only in B: {difference.b}"
+    if not difference.b:
+        return f"only in A: {difference.a}"
+    notes = (
+        [f"A {difference.a}, B {difference.b}"] if difference.a != difference.b else [difference.a]
+    )
+    notes += [f"{difference.not_finite} NaN or infinite"] if difference.not_finite else []
     return "; ".join(notes)

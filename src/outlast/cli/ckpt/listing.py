@@ -19,9 +19,9 @@ from outlast.errors import EXIT_DONE, CorruptionError, StorageError
 from outlast.terminal_tables import listing, number_column, text_column
 from outlast.text_formatting import duration, size
 
-_AT_ONCE = 8  # a bucket answers slowly, but many at once
+_AT_ONCE = 8  # a bucket has a high latency, and serves many requests at once
 _FAILED = ".failed"
-_BARRED = "replicas were found to differ after it was saved: no run starts from it"
+_BARRED = "an audit found later that replicas differed; no run starts from it"
 
 
 class CheckpointLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,14 +50,14 @@ class CheckpointLine(msgspec.Struct, frozen=True, kw_only=True):
 def ls(target: str, *, json: bool = False) -> int:
     """List checkpoints, the newest first.
 
-    Only commit records are read; `verify` reads the bytes.
+    Reads only commit records; `outlast ckpt verify` reads all bytes.
 
     Parameters
     ----------
     target
         A directory of checkpoints, a run directory, or a URL (s3://...).
     json
-        One JSON array.
+        Print one JSON array.
     """
     chosen = open_target(target)
     lines = list(_lines(chosen.store, chosen.barred()))
@@ -142,7 +142,7 @@ def _table(lines: list[CheckpointLine]) -> Table:
             table.add_row("", "", "", "", "", line.directory, line.why)
             continue
         age = duration(max(0, now_ns - line.time_ns) / 1e9) if line.time_ns else ""
-        where = f"line {line.line}" if any(each.line for each in lines) else ""
+        where = f"line {line.line}" if any(line.line for line in lines) else ""
         shared = f"{size(line.shared_bytes)} shared" if line.shared_bytes else ""
         note = "newest" if line.newest else "" if line.state == "committed" else line.state
         table.add_row(

@@ -1,4 +1,4 @@
-"""`outlast ckpt now`: request of a checkpoint from a running job, which continues."""
+"""`outlast ckpt now`: request of a checkpoint from a running job."""
 
 from __future__ import annotations
 
@@ -45,22 +45,22 @@ def now(
 ) -> int:
     """Request a checkpoint from a running job, and wait for it.
 
-    The job continues; the command waits until the checkpoint is durable. It has
-    every step that was complete at the request.
+    The job continues to train. The checkpoint holds all steps that were complete at
+    the request.
 
-    Exit code 1: there is none, and why.
+    Exit code 1: no checkpoint; the reason is printed.
 
     Parameters
     ----------
     run_dir
-        The directory that `outlast run` printed at its start.
+        Run directory, which `outlast run` printed at its start.
     timeout_s
-        Seconds to wait; the request stands all the same.
+        Time limit in seconds. The request remains in force after it.
     json
-        One JSON object.
+        Print one JSON object.
     """
     if not timeout_s > 0:
-        raise ConfigError(f"--timeout {timeout_s}: a number of seconds above 0")
+        raise ConfigError(f"--timeout {timeout_s}: must be above 0 seconds")
     reader = EventReader(run_dir)
     wait = _Wait(run_dir, reader.poll())
     began = time.monotonic()
@@ -81,8 +81,8 @@ def now(
             )
         if time.monotonic() - began > timeout_s:
             raise RunDirError(
-                f"{run_dir}: no checkpoint after {duration(timeout_s)}; the request stands:"
-                f" `outlast ckpt ls {run_dir}` shows when it is there"
+                f"{run_dir}: no checkpoint after {duration(timeout_s)}; the request remains in"
+                f" force: `outlast ckpt ls {run_dir}` lists it when it is complete"
             )
         pause.wait(POLL_S)
 
@@ -95,7 +95,7 @@ class _Wait:
         self._done_n = 0
         for event in before:
             if isinstance(event, GenerationOpened):
-                self._done_n = event.n  # a roll back may have taken the run back
+                self._done_n = event.n  # a rollback may have lowered it
             elif isinstance(event, PhaseDone) and event.kind != "checkpoint":
                 self._done_n = max(self._done_n, event.n)
 
@@ -115,8 +115,7 @@ class _Wait:
             )
         elif isinstance(event, Note) and event.text == run_directory.SAVE_REFUSED:
             raise RunDirError(
-                f"{self._run_dir}: nothing could be saved: the script has not called outlast.init()"
-                " yet, or never does"
+                f"{self._run_dir}: nothing was saved: the script has not called outlast.init()"
             )
         elif isinstance(event, RunEnded):
             raise RunDirError(

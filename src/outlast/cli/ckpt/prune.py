@@ -32,21 +32,20 @@ class PruneLine(msgspec.Struct, frozen=True, kw_only=True):
 def prune(target: str, *, keep: str, dry_run: bool = False, json: bool = False) -> int:
     """Delete the checkpoints that a retention policy does not keep.
 
-    The oldest goes first. Nothing is deleted before every byte of a newer
-    checkpoint has been read and was right. The newest one stays whatever the
-    policy says, and so does what cannot be read. A run that lives is left
-    alone: its launcher deletes by its own --keep, around what it copies.
+    Deletes the oldest first, and only after a newer checkpoint was read and
+    verified completely. Always keeps the newest checkpoint, and damaged ones.
+    Refuses the directory of a running job: its launcher prunes by its own --keep.
 
     Parameters
     ----------
     target
         A directory of checkpoints, a run directory, or a URL (s3://...).
     keep
-        What stays: last=2,every=1000,milestone=5000,age=7d,size=10TB, each or several.
+        Retention policy: one or more of last=2,every=1000,milestone=5000,age=7d,size=10TB.
     dry_run
-        Say what would be deleted, and delete nothing.
+        Print what would be deleted, and delete nothing.
     json
-        One JSON array of all checkpoints with the verdict on each.
+        Print one JSON array of all checkpoints with the verdict on each.
     """
     policy = parse_policy(keep)
     chosen = open_target(target)
@@ -72,15 +71,14 @@ def prune(target: str, *, keep: str, dry_run: bool = False, json: bool = False) 
 
 
 def _refuse_living(store: Store) -> None:
-    """Raise RunDirError where a live launcher works on these checkpoints."""
+    """Raise RunDirError if a running launcher uses these checkpoints."""
     if not isinstance(store, Folder):
         return
     run_dir = store.root.parent
     if (run_dir / "run.json").is_file() and run_directory.is_held(run_dir):
         raise RunDirError(
-            f"{run_dir} belongs to a live run, whose launcher prunes by its own --keep and knows"
-            " which checkpoints are being copied; nothing was deleted; use --dry-run, or end the"
-            " run first"
+            f"{run_dir} belongs to a running job, whose launcher prunes by its own --keep;"
+            " nothing was deleted; use --dry-run, or end the run first"
         )
 
 

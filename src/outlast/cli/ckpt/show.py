@@ -213,18 +213,19 @@ class ShowReport(msgspec.Struct, frozen=True, kw_only=True):
 def show(target: str, *, step: int | None = None, tensors: str = "*", json: bool = False) -> int:
     """Show the origin and the contents of a checkpoint.
 
-    Records are read and checked, shards are not.
+    Reads and checks the records, not the shards.
 
     Parameters
     ----------
     target
         A directory of checkpoints, a run directory, one checkpoint, or a URL (s3://...).
     step
-        The checkpoint of this step; the newest when left out.
+        Step of the checkpoint (default: the newest).
     tensors
-        A pattern of names (`model.layers.0.*`): these one by one, with the ranks that hold them.
+        List only tensors whose names match this pattern, for example `model.layers.0.*`, with the
+        ranks that hold them.
     json
-        One JSON object.
+        Print one JSON object.
     """
     checkpoint = open_target(target).open(step)
     report = _shown(checkpoint, tensors)
@@ -312,7 +313,7 @@ def _print_all(checkpoint: Checkpoint, shown: ShowReport) -> None:
         for name, value in shown.values.items():
             state.add_row(name, value)
         echo(state)
-    total = size(sum(each.size_bytes for each in shown.tensors.values()))
+    total = size(sum(tensor.size_bytes for tensor in shown.tensors.values()))
     title = f"{plural(len(shown.tensors), 'tensor')}, {total}"
     echo(render_tree(checkpoint.tensors, title))
     figures = ("rank", "shard", "tensors", "pieces", "values")

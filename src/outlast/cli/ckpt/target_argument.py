@@ -50,20 +50,19 @@ class CheckpointTarget(NamedTuple):
         """
         if self.place is not None:
             if step is not None and step != self.place.step:
-                raise UsageError(
-                    f"{self.place.directory} is not of step {step}; give only one of them"
-                )
+                raise UsageError(f"{self.place.directory} is not of step {step}; omit --step")
             if COMMIT not in self.store.files(self.place.directory):
                 raise UsageError(
-                    f"{self.store.where}/{self.place.directory} has no commit record: it is no"
-                    " checkpoint, and not to be used"
+                    f"{self.store.where}/{self.place.directory} has no commit record: it is not"
+                    " a complete checkpoint; nothing was read; `outlast ckpt ls"
+                    f" {self.store.where}` lists the complete ones"
                 )
             return self.place
-        found, barred = checkpoint_places(self.store), self.barred()
-        fit = (place for place in found if not barred(place)) if step is None else found
+        places, barred = checkpoint_places(self.store), self.barred()
+        fit = (place for place in places if not barred(place)) if step is None else places
         chosen = next((place for place in fit if step in (None, place.step)), None)
         if chosen is None:
-            raise UsageError(_nothing(self.store, found, step))
+            raise UsageError(_nothing(self.store, places, step))
         return chosen
 
     def open(self, step: int | None) -> Checkpoint:
@@ -77,8 +76,8 @@ class CheckpointTarget(NamedTuple):
         """Return the store. Raises UsageError where the target names one checkpoint."""
         if self.place is not None:
             raise UsageError(
-                f"{self.place.directory} is one checkpoint; name the directory of checkpoints that"
-                f" it lies in: {self.store.where}"
+                f"{self.place.directory} is one checkpoint; give the directory that contains"
+                f" it: {self.store.where}"
             )
         return self.store
 
@@ -95,8 +94,8 @@ def open_target(address: str) -> CheckpointTarget:
         return CheckpointTarget(open_store(root if place else address), place)
     path = Path(_local(address)).absolute()
     if not path.is_dir():
-        what = "is no directory" if path.exists() else "is not there"
-        raise UsageError(f"{path} {what}; name a directory of checkpoints, or a run directory")
+        what = "is not a directory" if path.exists() else "does not exist"
+        raise UsageError(f"{path} {what}; give a directory of checkpoints, or a run directory")
     if place := SavePoint.parse(path.name):
         return CheckpointTarget(Folder(path.parent), place)
     if (path / _RUN).is_file():
@@ -113,12 +112,14 @@ def open_destination(address: str) -> Store:
     Raises as `open_target`, except for a directory that does not exist yet.
     """
     if SavePoint.parse(address.rstrip("/").rpartition("/")[2]):
-        raise UsageError(f"{address} is the name of one checkpoint; name a directory of them")
+        raise UsageError(
+            f"{address} is one checkpoint; give a directory of checkpoints; nothing was written"
+        )
     if "://" in _local(address):
         return open_store(address)
     path = Path(_local(address)).absolute()
     if not (above := _nearest(path)).is_dir():
-        raise UsageError(f"{above} is no directory; nothing was written")
+        raise UsageError(f"{above} is not a directory; nothing was written")
     return Folder(path / _ROOM if (path / _RUN).is_file() else path)
 
 
@@ -129,8 +130,8 @@ def check_room(store: Store, size_bytes: int) -> None:
     free_bytes = shutil.disk_usage(_nearest(store.root)).free
     if size_bytes > free_bytes:
         raise StorageError(
-            f"{store.where} needs {size_bytes} bytes, and its disk has {free_bytes} left; nothing"
-            " was written; make room, or name another place"
+            f"{store.where} needs {size_bytes} bytes, and its disk has {free_bytes} left;"
+            " nothing was written; free some space, or give another destination"
         )
 
 
@@ -155,8 +156,8 @@ def _refuse_foreign(path: Path) -> None:
     """Raise UsageError for a directory without checkpoints, naming the format it holds."""
     if any(is_older(name) for name in (path.name, *Folder(path).directories())):
         raise UsageError(
-            f"{path} holds checkpoints of format 1, and this Outlast reads formats 2 to 4; nothing"
-            " was touched; use the Outlast that wrote them"
+            f"{path} holds checkpoints of format 1, and this Outlast reads formats 2 to 4;"
+            " nothing was changed; use the version of Outlast that wrote them"
         )
     if (path / ".metadata").is_file():
         what = "torch.distributed.checkpoint"
@@ -164,13 +165,13 @@ def _refuse_foreign(path: Path) -> None:
         what = "safetensors"
     else:
         return
-    raise UsageError(f"{path} holds {what}: `outlast ckpt import {path} DIRECTORY` reads it")
+    raise UsageError(f"{path} holds {what}; import it with: outlast ckpt import {path} DIRECTORY")
 
 
-def _nothing(store: Store, found: list[SavePoint], step: int | None) -> str:
-    if not found:
+def _nothing(store: Store, places: list[SavePoint], step: int | None) -> str:
+    if not places:
         return f"{store.where} holds no complete checkpoint"
-    steps = sorted({place.step for place in found}, reverse=True)
+    steps = sorted({place.step for place in places}, reverse=True)
     more = f" and {len(steps) - _SHOWN_MAX} more" if steps[_SHOWN_MAX:] else ""
     listed = ", ".join(map(str, steps[:_SHOWN_MAX]))
     return f"{store.where} holds no checkpoint of step {step} (there are {listed}{more})"

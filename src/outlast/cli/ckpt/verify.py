@@ -48,20 +48,20 @@ def verify(
 ) -> int:
     """Read every byte and report damage.
 
-    By file, chunk and tensor.
+    Damage is reported by file, chunk and tensor.
 
-    Exit code 0: all is whole. 1: something is damaged, or cannot be read.
+    Exit code 0: no damage. 1: a checkpoint is damaged or cannot be read.
 
     Parameters
     ----------
     target
         A directory of checkpoints, a run directory, one checkpoint, or a URL (s3://...).
     step
-        The checkpoint of this step; the newest when left out.
+        Step of the checkpoint (default: the newest).
     every
-        All that have a commit record, the newest first.
+        Verify all checkpoints with a commit record, the newest first.
     json
-        One JSON array.
+        Print one JSON array.
     """
     chosen = open_target(target)
     if every and step is not None:

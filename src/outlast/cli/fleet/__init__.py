@@ -6,21 +6,24 @@ from outlast.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USAGE, EXIT_USER_ER
 
 HELP = f"""Find bad nodes, costs of failures, and causes of stopped jobs.
 
-Logs are read into a directory, the lake, once (`outlast fleet ingest`), and
-the other commands answer from it.
+`outlast fleet ingest` reads logs once into a directory of Parquet files, the
+lake. The other commands analyse the lake.
 
 Exit codes:
 
-* {EXIT_DONE}: answered
-* {EXIT_USER_ERROR}: a log or a lake that cannot be read or written; the lake is as it was
-* {EXIT_USAGE}: wrong usage, or an extra is missing; nothing was read
-* {EXIT_INTERRUPTED}: interrupted; the lake is as it was
+* {EXIT_DONE}: done
+* {EXIT_USER_ERROR}: a log or the lake cannot be read or written; the lake is unchanged
+* {EXIT_USAGE}: wrong usage, or an optional package (extra) is missing; nothing was read
+* {EXIT_INTERRUPTED}: interrupted; the lake is unchanged
 """
 COMMANDS: dict[str, tuple[str, str]] = {
-    "ingest": ("ingest:ingest", "Read logs into a lake, which the other commands analyse."),
-    "report": ("report:report", "Write all analyses of a lake as one page with figures."),
-    "lemons": ("lemons:lemons", "Rank nodes that fail more often than chance explains."),
-    "fit": ("fit:fit", "Measure rates of failure and repair for `outlast plan --rates`."),
+    "ingest": (
+        "ingest:ingest",
+        "Read logs into a lake (a directory of Parquet files).",
+    ),
+    "report": ("report:report", "Write all analyses of a lake as one HTML page with figures."),
+    "lemons": ("lemons:lemons", "Rank nodes that fail more often than expected (lemons)."),
+    "fit": ("fit:fit", "Measure failure and repair rates for `outlast plan --rates`."),
     "trace": ("trace:trace", "Find the root cause of a hang in flight-recorder dumps."),
     "synth": ("synth:synth", "Generate logs of a cluster with known ground truth."),
 }

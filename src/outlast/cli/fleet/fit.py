@@ -47,23 +47,23 @@ class RatesSource(NamedTuple):
     digest: str
 
 
-def format_rates(found: FittedRates, source: RatesSource) -> str:
+def format_rates(rates: FittedRates, source: RatesSource) -> str:
     """Return the whole file."""
-    span = f"{format_time(found.since_ns)} to {format_time(found.until_ns)}"
+    span = f"{format_time(rates.since_ns)} to {format_time(rates.until_ns)}"
     name = Path(source.lake).name or "here"
     lines = [*COMMENT, *_lines({"format": FORMAT, "version": VERSION, "name": name})]
-    lines += _table("failures", _failures(found, span))
-    lines += _table("scenario", found.scenario)
-    for key, one in found.measured.items():
+    lines += _table("failures", _failures(rates, span))
+    lines += _table("scenario", rates.scenario)
+    for key, one in rates.measured.items():
         values = {"value": one.value, "low": one.low, "high": one.high, "count": one.count}
         lines += _table(f"measured.{key}", {**values, "said": one.description})
-    lines += _table("causes", {one.cause: round(one.share, 6) for one in found.causes})
-    lines += _table("provenance", _provenance(found, source, span))
+    lines += _table("causes", {cause.cause: round(cause.share, 6) for cause in rates.causes})
+    lines += _table("provenance", _provenance(rates, source, span))
     return "\n".join([*lines, ""])
 
 
-def _failures(found: FittedRates, span: str) -> dict[str, Value | None]:
-    rate = found.rate
+def _failures(rates: FittedRates, span: str) -> dict[str, Value | None]:
+    rate = rates.rate
     return {
         "per_gpu_second": rate.per_gpu_second,
         "low_per_gpu_second": rate.low_per_gpu_second,
@@ -78,19 +78,19 @@ def _failures(found: FittedRates, span: str) -> dict[str, Value | None]:
     }
 
 
-def _provenance(found: FittedRates, source: RatesSource, span: str) -> dict[str, Value | None]:
+def _provenance(rates: FittedRates, source: RatesSource, span: str) -> dict[str, Value | None]:
     return {
         "lake": source.lake,
         "digest": source.digest,
         "window": span,
         "outlast": __version__,
         "failure": "an outage that began, as no job failed"
-        if found.rate.basis == OUTAGES
+        if rates.rate.basis == OUTAGES
         else "NODE_FAIL; FAILED or REQUEUED with a finding of severity now on a node of the job"
         f" from {BEFORE_S} s before its end to {AFTER_S} s after it",
         "interval": f"90 %, of {CONVENTION}",
         "weight_failures": "failures over dispersion, the larger one by job runs or by days",
-        "notes": "; ".join(found.notes),
+        "notes": "; ".join(rates.notes),
     }
 
 
@@ -145,25 +145,26 @@ def fit(
     cluster: str | None = None,
     json: bool = False,
 ) -> int:
-    """Measure rates of failure and repair for `outlast plan --rates`.
+    """Measure failure and repair rates for `outlast plan --rates`.
 
-    Each figure has its 90 % interval, what it was counted from, and where it is
-    from. Without --out the file goes to stdout.
+    Writes a TOML file in which each figure has its 90 % interval, its number of
+    observations and its source.
 
     Parameters
     ----------
     lake
-        What `outlast fleet ingest` made.
+        Directory that `outlast fleet ingest` wrote.
     out
-        The file of rates to write; there must be none yet.
+        New file for the rates (default: stdout).
     since
-        From this day or time on, as in 2024-05-01; UTC where it has no zone.
+        Start of the period, for example 2024-05-01 (UTC without a time zone; default: the first
+        record).
     until
-        Up to, not including, this day or time.
+        End of the period, exclusive (default: the last record).
     cluster
-        Of a lake with several clusters, the one to measure; '' for records that name none.
+        Cluster to measure, if the lake has several; '' for records without a cluster name.
     json
-        One JSON object to stdout.
+        Print one JSON object.
     """
     opened = Lake.open(lake)
     if out:
@@ -172,15 +173,15 @@ def fit(
         notes: list[str] = []
         tables = load_window(opened, since, until, cluster=cluster, notes=notes)
         notes += [*exposure.dominant_attempts(tables), *exposure.inventory_notes(tables)]
-        found = fitted(tables)
-        found = replace(found, notes=[*notes, *found.notes])
-    text = format_rates(found, RatesSource(str(lake), lake_digest(lake)))
+        rates = fitted(tables)
+        rates = replace(rates, notes=[*notes, *rates.notes])
+    text = format_rates(rates, RatesSource(str(lake), lake_digest(lake)))
     if out:
         write_new(out, text)
     if json:
-        print_json(found)
+        print_json(rates)
     elif out:
-        _show(found, out)
+        _show(rates, out)
     else:
         write(text)
     return EXIT_DONE
@@ -190,8 +191,8 @@ def _plain(value: float) -> str:
     return f"{value:.3g}"
 
 
-def _show(found: FittedRates, out: Path) -> None:
-    rate = found.rate
+def _show(rates: FittedRates, out: Path) -> None:
+    rate = rates.rate
     gpu_hours = 3600 * rate.per_gpu_second
     echo(
         f"{rate.per_1000_node_days:.2f} failures in 1000 node-days: {rate.failures:,} in"
@@ -202,13 +203,13 @@ def _show(found: FittedRates, out: Path) -> None:
         f" {3600 * rate.high_per_gpu_second:.3g} with 90 % if they were independent; as sure as"
         f" {rate.weight_failures:.3g} such failures"
     )
-    for key, one in found.measured.items():
+    for key, one in rates.measured.items():
         format_value = duration if key in SECONDS else _plain
         band = ""
         if one.low is not None and one.high is not None:
             band = f"{format_value(one.low)} to {format_value(one.high)} with 90 %"
         echo(Text.assemble((f"{key:<12}", "bold"), f"  {format_value(one.value):<12}", f"  {band}"))
         echo(Padding(Text(f"{one.description}; counted: {one.count:,}", "dim"), (0, 0, 0, 14)))
-    for note in found.notes:
+    for note in rates.notes:
         echo(Text(f"note: {note}", "yellow"))
     echo(f"written to {out}; next: outlast plan advise --gpus 16384 --rates {out}")

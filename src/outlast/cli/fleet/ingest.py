@@ -32,65 +32,68 @@ class IngestFlags:
 
     as_: Annotated[
         Format | None,
-        _ingest_flag("Format of the logs, where it is not recognised by their content.", "--as"),
+        _ingest_flag("Format of the logs (default: detected from their content).", "--as"),
     ] = None
     mapping: Annotated[
         Path | None,
         _ingest_flag(
-            "A TOML file that maps columns to fields, for CSV and JSON of any shape; else"
-            " log.toml beside log.csv."
+            "TOML file that maps columns to fields, for CSV and JSON of other formats"
+            " (default: log.toml beside log.csv)."
         ),
     ] = None
     cluster: Annotated[
-        str | None, _ingest_flag("Name of the cluster, for logs that do not name it.")
+        str | None, _ingest_flag("Name of the cluster, for logs that do not contain it.")
     ] = None
     zone: Annotated[
         str | None,
-        _ingest_flag("The time zone of times that have none, as in Europe/Paris; else UTC."),
+        _ingest_flag("Time zone of times without one, for example Europe/Paris (default: UTC)."),
     ] = None
     node: Annotated[
         str | None,
         _ingest_flag(
-            "Node of a log that does not name it. In it {name} is the log's name"
-            " without its ending, and {folder} that of its directory."
+            "Name of the node, for logs that do not contain it. {name} stands for the log's"
+            " name without suffix, {folder} for its directory's name."
         ),
     ] = None
     at: Annotated[
         str | None,
         _ingest_flag(
-            "When the logs were taken, as in 2024-05-17T10:00; else as old as their files are."
+            "Time at which the logs were collected, for example 2024-05-17T10:00 (default:"
+            " modification time of the file)."
         ),
     ] = None
     boot: Annotated[
         str | None,
-        _ingest_flag(
-            "When the node was booted, for lines of a kernel that count seconds since then."
-        ),
+        _ingest_flag("Boot time of the node, for kernel logs with times relative to it."),
     ] = None
     nodes: Annotated[
         int | None,
         _ingest_flag(
-            "How many nodes there are, for a trace of faults, which names those that had one."
+            "Number of nodes in the cluster, for a fault trace, which lists only nodes with faults."
         ),
     ] = None
     gpus_per_node: Annotated[
-        int | None, _ingest_flag("How many GPUs a node has, for a trace of faults.")
+        int | None, _ingest_flag("Number of GPUs per node, for a fault trace.")
     ] = None
-    epoch: Annotated[str | None, _ingest_flag("Day 0 of a trace of faults, as in 2024-03-30.")] = (
-        None
-    )
+    epoch: Annotated[
+        str | None, _ingest_flag("Date of day 0 of a fault trace, for example 2024-03-30.")
+    ] = None
     delimiter: Annotated[
         str | None,
-        _ingest_flag("What separates the fields of accounting, where its header does not show it."),
+        _ingest_flag("Field delimiter of sacct output (default: detected from the header)."),
     ] = None
     columns: Annotated[
         str | None,
-        _ingest_flag("The columns of accounting without a header, as in JobID,State,Start,End."),
+        _ingest_flag(
+            "Columns of sacct output without a header, for example JobID,State,Start,End."
+        ),
     ] = None
 
     policy: Annotated[
         Path | None,
-        _ingest_flag("A TOML file with XIDs to judge otherwise than the shipped policy does."),
+        _ingest_flag(
+            "TOML file that overrides the severities of NVIDIA XIDs (default: the shipped policy)."
+        ),
     ] = None
 
     def log_options(self) -> LogOptions:
@@ -123,26 +126,28 @@ def ingest(
     anonymize: Path | None = None,
     json: bool = False,
 ) -> int:
-    """Read logs into a lake, which the other commands analyse.
+    """Read logs into a lake (a directory of Parquet files).
 
-    What a log is, is seen from its content. Rows that cannot be read are kept
-    with their reason in LAKE/rejects. A log that was read before changes nothing;
-    if one of several cannot be read, none is taken over.
+    The format of a log is detected from its content. Rejected rows are kept in
+    LAKE/rejects, with the reason. Logs that were read before are skipped. If one
+    log cannot be read, the lake stays unchanged.
 
     Parameters
     ----------
     lake
-        The directory, which is made where there is none.
+        Directory for the records, created if missing.
     source
-        Logs of any kinds, and directories of `outlast run`.
+        Log files of any format, and run directories of `outlast run`.
     anonymize
-        Replace the names of people, jobs, hosts and clusters by means of the key in this file,
-        which is made where there is none. Keep it for later readings, and to yourself.
+        Replace names of users, jobs, hosts and clusters by pseudonyms. They are derived from the
+        secret key in this file, which is created if missing. Later ingests need the same key.
     json
-        One JSON object instead of text.
+        Print one JSON object instead of text.
     """
     if not source:
-        raise UsageError("which logs? `outlast fleet ingest LAKE LOG...`; nothing was read")
+        raise UsageError(
+            "no logs were given; nothing was read; try: outlast fleet ingest LAKE LOG..."
+        )
     options = (flags or IngestFlags()).log_options()
     names = None
     if anonymize:
@@ -151,16 +156,14 @@ def ingest(
         names = load_pseudonyms(anonymize, lake)
     try:
         with _progress() as on_progress:
-            found = ingested(lake, source, options, names, on_progress)
+            summary = ingested(lake, source, options, names, on_progress)
     except KeyboardInterrupt:
-        echo_error(
-            f"outlast: interrupted: {lake} is whole, and has all of these logs or none of them"
-        )
+        echo_error(f"outlast: interrupted: {lake} is intact, and has all of these logs or none")
         return EXIT_INTERRUPTED
     if json:
-        print_json(found)
+        print_json(summary)
     else:
-        _show(found)
+        _show(summary)
     return EXIT_DONE
 
 
@@ -176,40 +179,40 @@ def _progress() -> Iterator[Callable[[str, int], None]]:
         yield lambda source, rows: bar.update(task, description=f"{source}: {rows:,} rows")
 
 
-def _show(found: IngestSummary) -> None:
-    is_long = len(found.read) > LOGS_SHOWN
+def _show(summary: IngestSummary) -> None:
+    is_long = len(summary.read) > LOGS_SHOWN
     plain: list[IngestedLog] = []
-    for one in found.read:
-        if is_long and (one.before or _is_plain(one)):
-            plain.append(one)
+    for log in summary.read:
+        if is_long and (log.before or _is_plain(log)):
+            plain.append(log)
         else:
-            _show_one(one)
+            _show_one(log)
     if plain:
-        before = sum(one.before for one in plain)
+        before = sum(log.before for log in plain)
         repeated = f", {before:,} of them read before" if before else ""
         echo(f"{plural(len(plain), 'log')} without remarks{repeated}")
-    for kind, added in found.added.items():
+    for kind, added in summary.added.items():
         more = [f"{added.again:,} of them known already"] if added.again else []
         more += [f"{added.replaced:,} replaced earlier records"] if added.replaced else []
         echo(f"{kind}: {added.records:,} read{''.join(f', {each}' for each in more)}")
-    for each in found.odd:
-        echo(f"unusual: {each}")
-    echo(f"{found.lake} holds {_counts(found.rows) or 'nothing'}")
-    if found.since_ns is not None and found.until_ns is not None:
-        echo(f"  from {format_time(found.since_ns)} until {format_time(found.until_ns)}")
+    for remark in summary.odd:
+        echo(f"unusual: {remark}")
+    echo(f"{summary.lake} holds {_counts(summary.rows) or 'nothing'}")
+    if summary.since_ns is not None and summary.until_ns is not None:
+        echo(f"  from {format_time(summary.since_ns)} until {format_time(summary.until_ns)}")
 
 
-def _is_plain(one: IngestedLog) -> bool:
-    return not (one.source.rejects or one.source.odd or one.source.notes)
+def _is_plain(log: IngestedLog) -> bool:
+    return not (log.source.rejects or log.source.odd or log.source.notes)
 
 
 def _counts(of: Mapping[Name, int]) -> str:
     return ", ".join(plural(rows, kind.removesuffix("s")) for kind, rows in of.items())
 
 
-def _show_one(one: IngestedLog) -> None:
-    source = one.source
-    if one.before:
+def _show_one(log: IngestedLog) -> None:
+    source = log.source
+    if log.before:
         echo(f"{source.name}: read before, on {format_time(source.read_ns)}: nothing to do")
         return
     echo(f"{source.name}: {source.format}")
@@ -222,7 +225,7 @@ def _show_one(one: IngestedLog) -> None:
         echo(f"  {rows:,} unusual, but kept: {what}")
     for reason, rows in source.rejects.items():
         echo(f"  {rows:,} rejected: {reason}")
-        for each in (each for each in one.examples if each.reason == reason):
+        for each in (example for example in log.examples if example.reason == reason):
             echo(f"    line {each.line}: {each.text[:100]}")
     if source.rejects:
         echo(f"  all of them are in rejects/{source.id}.jsonl")

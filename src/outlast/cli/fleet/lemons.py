@@ -45,7 +45,7 @@ class LemonsReport(msgspec.Struct, frozen=True, kw_only=True):
     nodes: int
     lemons: int
     failures: int
-    without_node: int  # failures for which no one node is to blame
+    without_node: int  # failures without a known node
     ranking: list[dict[str, Any]]  # of lemons with what `lemon_evidence.evidence` has
     drain: list[str]
     not_drained: list[str]
@@ -77,39 +77,40 @@ def lemons(
     truth: Path | None = None,
     json: bool = False,
 ) -> int:
-    """Rank nodes that fail more often than chance explains.
+    """Rank nodes that fail more often than expected (lemons).
 
-    Failures are those of jobs that are attributed to infrastructure, blamed on the
-    node where something was found, or that the scheduler names. Where no job is
-    known, they are the outages of nodes.
+    Counts job failures that are attributed to infrastructure, on the node with a
+    finding or the node that Slurm reported. A lake without jobs is ranked by node
+    outages.
 
     Parameters
     ----------
     lake
-        Where `outlast fleet ingest` wrote.
+        Directory that `outlast fleet ingest` wrote.
     days
-        The days that count as now.
+        Length of the ranked period in days, up to --until.
     history_days
-        The days before the end in which earlier failures count as well.
+        Length of the period, in days up to --until, of earlier failures that also count as
+        evidence.
     until
-        The end, as in 2024-06-29, in UTC; else the end of the jobs, or where none is known, of
-        all records.
+        End of the period, for example 2024-06-29 in UTC (default: end of the jobs, or of all
+        records).
     cluster
-        Of a lake with several clusters, the one to rank; '' for records that name none.
+        Cluster to rank, if the lake has several; '' for records without a cluster name.
     fdr
-        The share of false alarms among the lemons that is taken.
+        False discovery rate: accepted share of healthy nodes among the lemons.
     times
-        How many times the expected failures a lemon has, at least.
+        Minimum ratio of a lemon's failures to its expected failures.
     top
-        How many nodes to show.
+        Number of nodes to print.
     drain
-        Print the commands that would drain the lemons, each with its cluster; nothing is run.
+        Print the scontrol commands that would drain the lemons. They are not executed.
     at_once
-        The share of the nodes that these drain, at most.
+        Limit of nodes in these commands, as a share of all nodes.
     truth
-        The truth.json that `outlast fleet synth` wrote: how many of its lemons are found.
+        File truth.json of `outlast fleet synth`, to score the ranking against the true lemons.
     json
-        One JSON object with all nodes.
+        Print one JSON object with all nodes.
     """
     if top < 1:
         raise UsageError(f"--top {top}: 1 or more")
@@ -118,23 +119,23 @@ def lemons(
     true = None if truth is None else _true_lemons(truth)
     opened = _open_lake(lake, drain)
     limits = _LemonLimits(days, history_days, rate, times)
-    found, listed = _rank(opened, limits, until, cluster, share_max, true)
+    report, listed = _rank(opened, limits, until, cluster, share_max, true)
     if json:
-        print_json(found)
+        print_json(report)
         return EXIT_DONE
-    _show(found, top)
+    _show(report, top)
     if drain:
-        _show_drain(listed, found.cluster)
+        _show_drain(listed, report.cluster)
     return EXIT_DONE
 
 
 def _open_lake(lake: Path, drain: bool) -> Lake:
-    """Open a lake. Raises UsageError where nodes should be drained and their names are replaced."""
+    """Open a lake. Raises UsageError if nodes should be drained and the lake is anonymized."""
     opened = Lake.open(lake)
     if drain and opened.manifest.anonymous:
         raise UsageError(
-            f"--drain: {lake} has other names in place of the nodes' own, and commands with these"
-            " could drain an unrelated node; use a lake that keeps the nodes' names"
+            f"--drain: {lake} is anonymized, and commands with its node names could drain an"
+            " unrelated node; no commands were printed; use a lake with real node names"
         )
     return opened
 
@@ -183,8 +184,8 @@ def _rank(
 
     if not 0 < limits.days <= limits.history_days < 1e5:
         raise UsageError(
-            f"--days {limits.days:g} --history-days {limits.history_days:g}: both above 0, and no"
-            " more days than history has"
+            f"--days {limits.days:g} --history-days {limits.history_days:g}: both must be above"
+            " 0, and --days at most --history-days"
         )
     notes: list[str] = []
     tables, since_ns, end_ns = _load(opened, limits.history_days, until, cluster, notes)
@@ -206,7 +207,7 @@ def _rank(
         .unique()
     )
     failures = infra.select("cluster", "job", "attempt").unique().collect().height
-    real = not opened.manifest.anonymous  # other names than the nodes' own drain nothing
+    real = not opened.manifest.anonymous  # names in an anonymized lake drain nothing
     why = lemon_evidence(tables, attributed, ranking.filter("lemon"))
     listed = drain_commands(ranking.filter(real), share_max=share_max)
     return LemonsReport(
@@ -229,10 +230,10 @@ def _rank(
 
 def _with_evidence(ranking: pl.DataFrame, why: pl.DataFrame) -> list[dict[str, Any]]:
     """Return the ranking as rows, each with its evidence; "" where it is no lemon."""
-    found = ranking.join(why, on=["cluster", "node"], how="left", maintain_order="left")
+    joined = ranking.join(why, on=["cluster", "node"], how="left", maintain_order="left")
     texts = ("symptom", "code", "device", "part", "why")
-    whole = found.with_columns(
-        *(found[name].fill_null("") for name in texts), found["exchanged"].fill_null(value=False)
+    whole = joined.with_columns(
+        *(joined[name].fill_null("") for name in texts), joined["exchanged"].fill_null(value=False)
     )
     return whole.to_dicts()
 
@@ -250,19 +251,19 @@ def _true_lemons(path: Path) -> list[str]:
         ) from error
 
 
-def _show(found: LemonsReport, top: int) -> None:
+def _show(report: LemonsReport, top: int) -> None:
     from outlast.fleet.store.lake import format_time
 
-    said_of = "nodes that ran jobs" if found.by == "jobs" else "nodes, by outages: no job ran then"
-    of = f" of {found.cluster}" if found.cluster else ""
-    echo(Text(f"{plural(found.lemons, 'lemon')} among {found.nodes:,} {said_of}{of}", "bold"))
-    echo(Text(f"from {format_time(found.since_ns)} until {format_time(found.until_ns)}", "dim"))
-    for note in found.notes:
+    said_of = "nodes that ran jobs" if report.by == "jobs" else "nodes, by outages: no job ran then"
+    of = f" of {report.cluster}" if report.cluster else ""
+    echo(Text(f"{plural(report.lemons, 'lemon')} among {report.nodes:,} {said_of}{of}", "bold"))
+    echo(Text(f"from {format_time(report.since_ns)} until {format_time(report.until_ns)}", "dim"))
+    for note in report.notes:
         echo(Text(f"note: {note}", "yellow"))
-    if not found.nodes:
+    if not report.nodes:
         echo("no job ran and no node had an outage in this period: nothing to rank")
         return
-    suspects = [one for one in found.ranking if one["failures"] > 0 or one["lemon"]][:top]
+    suspects = [node for node in report.ranking if node["failures"] > 0 or node["lemon"]][:top]
     if not suspects:
         echo("no node failed in this period")
         return
@@ -274,30 +275,30 @@ def _show(found: LemonsReport, top: int) -> None:
         *(number_column(name, wrap=False) for name in figures),
     )
     grid = table(*columns)
-    for one in suspects:
+    for node in suspects:
         grid.add_row(
-            one["node"],
-            "lemon" if one["lemon"] else "",
-            f"{one['failures']:.3g}",
-            f"{one['expected']:.2g}",
-            f"{one['times']:.3g}",
-            f"{one['p']:.1g}",
-            f"{one['node_days']:.1f}",
+            node["node"],
+            "lemon" if node["lemon"] else "",
+            f"{node['failures']:.3g}",
+            f"{node['expected']:.2g}",
+            f"{node['times']:.3g}",
+            f"{node['p']:.1g}",
+            f"{node['node_days']:.1f}",
         )
     echo(grid)
     for one in suspects:
         if one["lemon"]:
             besides = "; ".join(filter(None, (_evidence_text(one), one["why"], _likely_text(one))))
             echo(f"{one['node']}: {besides}")
-    hidden = found.lemons - sum(one["lemon"] for one in suspects)
+    hidden = report.lemons - sum(node["lemon"] for node in suspects)
     if hidden:
-        echo(f"{plural(hidden, 'more lemon')}: --top {found.lemons} shows all of them")
-    if found.score:
-        echo(_format_score(found.score))
-    if found.without_node:
+        echo(f"{plural(hidden, 'more lemon')}: --top {report.lemons} shows all of them")
+    if report.score:
+        echo(_format_score(report.score))
+    if report.without_node:
         echo(
-            f"note: of {found.failures:,} failures {found.without_node:,} cannot be blamed on one"
-            " node: nothing was found on it, and the scheduler names none"
+            f"note: of {report.failures:,} failures {report.without_node:,} have no known node:"
+            " no node has a finding, and the scheduler reported none"
         )
 
 
@@ -309,26 +310,26 @@ def _format_score(score: dict[str, float | int | None]) -> str:
     )
     return (
         f"of {plural(int(score['true'] or 0), 'true lemon')} {score['right']} found, and"
-        f" {int(score['called'] or 0) - int(score['right'] or 0)} called that are none"
-        + "".join(f", {share}" for share in shares)
+        f" {int(score['called'] or 0) - int(score['right'] or 0)} healthy nodes ranked as"
+        " lemons" + "".join(f", {share}" for share in shares)
     )
 
 
-def _likely_text(one: dict[str, Any]) -> str:
+def _likely_text(node: dict[str, Any]) -> str:
     """Return the likely faulty part, where the evidence names one."""
     from outlast.fleet.analysis.lemon_evidence import UNKNOWN
 
-    return "" if one["part"] in ("", UNKNOWN) or one["exchanged"] else f"likely {one['part']}"
+    return "" if node["part"] in ("", UNKNOWN) or node["exchanged"] else f"likely {node['part']}"
 
 
-def _evidence_text(one: dict[str, Any]) -> str:
+def _evidence_text(node: dict[str, Any]) -> str:
     phrases = [
-        text.format(f"{one[name]:.3g}") + ("" if one[name] == 1 else "s")
+        text.format(f"{node[name]:.3g}") + ("" if node[name] == 1 else "s")
         for name, text in SHORT.items()
-        if one[name]
+        if node[name]
     ]
-    if one["past_failures"] > one["failures"]:
-        phrases.insert(0, f"{one['past_failures']:.3g} failures with history")
+    if node["past_failures"] > node["failures"]:
+        phrases.insert(0, f"{node['past_failures']:.3g} failures with history")
     return ", ".join(phrases)
 
 

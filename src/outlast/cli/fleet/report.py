@@ -37,24 +37,25 @@ def report(
     cluster: str | None = None,
     json: bool = False,
 ) -> int:
-    """Write all analyses of a lake as one page with figures.
+    """Write all analyses of a lake as one HTML page with figures.
 
-    The page stands alone: it fetches nothing and runs nothing, and can be sent.
+    The page is one HTML file without scripts or external resources.
 
     Parameters
     ----------
     lake
-        What `outlast fleet ingest` made.
+        Directory that `outlast fleet ingest` wrote.
     out
-        The page to write (.html); there must be none yet.
+        New file for the page (.html).
     since
-        From this day or time on, as in 2024-05-01; UTC where it has no zone.
+        Start of the period, for example 2024-05-01 (UTC without a time zone; default: the first
+        record).
     until
-        Up to, not including, this day or time.
+        End of the period, exclusive (default: the last record).
     cluster
-        Of a lake with several clusters, the one to report on; '' for records that name none.
+        Cluster to report on, if the lake has several; '' for records without a cluster name.
     json
-        The same as one JSON object to stdout; --out is not needed then.
+        Print the analyses as one JSON object; then --out may be omitted.
     """
     if out is None and not json:
         raise UsageError("give --out report.html, or --json")
@@ -94,7 +95,7 @@ def _check_output(out: Path) -> None:
     if find_spec("matplotlib") is None:
         raise ModuleNotFoundError("No module named 'matplotlib'", name="matplotlib")
     if out.suffix.lower() not in (".html", ".htm"):
-        raise UsageError(f"--out {out}: a page ends in .html; figures alone are in it as SVG")
+        raise UsageError(f"--out {out}: the name must end in .html; nothing was written")
     refuse_existing(out)
     if not out.absolute().parent.is_dir():
         raise UsageError(f"--out {out}: there is no directory {out.absolute().parent}")
@@ -140,8 +141,8 @@ def _drawer_alive() -> Iterator[None]:
         yield
     except BrokenExecutor as error:
         raise OutlastError(
-            "the process that draws the figures died (killed, perhaps for want of memory);"
-            " nothing was written. `--json` alone draws nothing"
+            "the process that draws the figures was killed, possibly out of memory; nothing"
+            " was written; --json without --out draws no figures"
         ) from error
 
 
@@ -163,11 +164,11 @@ def _svg(draw: Callable[[Figure], None], key: str) -> str:
     return figure_style.svg(draw, key)
 
 
-def _write(found: DrawnReport, figures: dict[str, str], out: Path) -> None:
+def _write(drawn: DrawnReport, figures: dict[str, str], out: Path) -> None:
     from outlast.fleet.report.fleet_report import render_page
 
     try:
-        replace_file(out, render_page(found, figures).encode())
+        replace_file(out, render_page(drawn, figures).encode())
     except OSError as error:
         raise StorageError(
             f"--out {out} could not be written: {error.strerror or error}"
@@ -175,9 +176,9 @@ def _write(found: DrawnReport, figures: dict[str, str], out: Path) -> None:
 
 
 def _show(found: FleetReport, out: Path) -> None:
-    for one in found.headlines:
-        echo(Text.assemble((f"{one.figure:>10}", "bold"), f"  {one.description}"))
-        echo(Padding(Text(one.rests_on, "dim"), (0, 0, 0, 12)))
+    for headline in found.headlines:
+        echo(Text.assemble((f"{headline.figure:>10}", "bold"), f"  {headline.description}"))
+        echo(Padding(Text(headline.rests_on, "dim"), (0, 0, 0, 12)))
     for note in found.notes:
         echo(Text(f"note: {note}", "yellow"))
     echo(f"written to {out}")

@@ -37,25 +37,25 @@ def synth(
 ) -> int:
     """Generate logs of a cluster with known ground truth.
 
-    sacct.txt, health.jsonl and tables of nodes, repairs and outages are read by
-    `outlast fleet ingest` as those of a real site; mappings are beside them, and
-    so is truth.json, which has what an analysis should find.
+    Writes sacct.txt, health.jsonl and tables of nodes, repairs and outages, with
+    the mapping files that `outlast fleet ingest` needs. truth.json holds the true
+    rates, causes and lemon nodes.
 
     Parameters
     ----------
     directory
-        A new one, which appears whole or not at all.
+        New directory. It appears when it is complete.
     shape
-        rsc1 (2,048 nodes) or rsc2 (1,024), the clusters of Kokolis et al. 2025, or
-        rsc1-eventful, where causes ebb and flow.
+        Model of the cluster: rsc1 (2,048 nodes) or rsc2 (1,024) of Kokolis et al. 2025, or
+        rsc1-eventful, with failure rates that change over time.
     days
-        How long.
+        Length of the logs in days.
     seed
-        The same seed gives the same cluster.
+        Random seed. The same seed gives the same logs.
     nodes
-        As many nodes, with jobs in proportion.
+        Number of nodes, with jobs in proportion (default: by --shape).
     json
-        One JSON object instead of text.
+        Print one JSON object instead of text.
     """
     refuse_existing(directory)
     try:
@@ -85,9 +85,9 @@ def _progress() -> Iterator[Callable[[str, float], None]]:
 
 
 def _summary(truth: GroundTruth) -> dict[str, float | int | str | None]:
-    found = msgspec.to_builtins(truth)
-    counts = {name: len(each) for name, each in found.items() if isinstance(each, list | dict)}
-    return {name: counts.get(name, each) for name, each in found.items()}
+    fields = msgspec.to_builtins(truth)
+    counts = {name: len(each) for name, each in fields.items() if isinstance(each, list | dict)}
+    return {name: counts.get(name, each) for name, each in fields.items()}
 
 
 def _show(report: SynthReport, *, json: bool) -> None:

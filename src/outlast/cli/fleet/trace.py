@@ -29,38 +29,38 @@ def trace(
 ) -> int:
     """Find the root cause of a hang in flight-recorder dumps.
 
-    Reads torch's flight-recorder dumps, JSON or pickle. Pickles are never loaded:
-    only plain values are read from them.
+    Reads dumps of PyTorch's flight recorder, in JSON or pickle. Pickles are parsed
+    without executing code.
 
     Parameters
     ----------
     paths
-        A directory of dumps, one for each rank, or the files.
+        Directory with one dump per rank, or the files.
     lake
-        Lake that `outlast fleet ingest` wrote: findings of the culprit's node at that time.
+        Directory that `outlast fleet ingest` wrote, for findings on the node of the rank that
+        caused the hang.
     findings
-        The same, from a file with a finding as JSON a line,
-        or a report of `outlast check --json`.
+        File with such findings: one JSON finding per line, or a report of `outlast check --json`.
     hosts
-        A file of lines `RANK HOST`, where the names of the dumps have no host.
+        File with lines `RANK HOST`, if the names of the dumps have no host.
     world
-        Number of ranks of the job, where the dumps do not have it.
+        Number of ranks of the job, if the dumps do not contain it.
     cluster
-        Of a lake with several clusters, the one that the job ran on.
+        Cluster of the job, if the lake has several.
     json
-        One JSON object.
+        Print one JSON object.
     """
     from outlast.fleet.flight_recorder.hang_report import analyse_dumps
     from outlast.fleet.flight_recorder.recorder_dumps import read_dumps, read_hosts
 
     if not paths:
-        raise UsageError("outlast fleet trace: which directory of dumps, or which files?")
+        raise UsageError("no dumps were given; try: outlast fleet trace DIRECTORY (or files)")
     if lake is not None and findings is not None:
         raise UsageError("--lake and --findings exclude each other; give one of them")
     if world is not None and not 1 <= world <= _WORLD_MAX:
         raise UsageError(f"--world {world}: from 1 to {_WORLD_MAX:,}")
     if cluster is not None and lake is None:
-        raise UsageError(f"--cluster {cluster} goes with --lake")
+        raise UsageError(f"--cluster {cluster} needs --lake")
     host_names = read_hosts(hosts) if hosts else None
     with count_progress("dumps") as advance:
         dumps = read_dumps(paths, advance)
@@ -98,7 +98,7 @@ def _print(report: HangReport) -> None:
         echo(f"  {describe_health(one)}")
     others = () if report.circle else report.stuck[1:]
     if others:
-        echo("Also stuck, because of that or after it:")
+        echo("Also stalled, as a consequence or later:")
     for stuck in others[:_OTHERS]:
         echo(f"  {sentence(stuck.description)}")
     if rest := others[_OTHERS:]:

@@ -9,32 +9,40 @@ HELP = f"""Predict the cost of failures for a run, and compare settings and purc
 A scenario is given by flags, by a TOML file with the same keys, or by both
 (flags take precedence): `outlast plan interval --gpus 16384 --cost 30s`, or
 `outlast plan interval my.toml`. Quantities have units: 5min, 50kh, 1.5TB,
-0.5%, 100k. `outlast plan fields` lists all of them, with the values
-that are assumed by default.
+0.5%, 100k. `outlast plan fields` lists all fields with their defaults.
 
 Exit codes:
 
-* {EXIT_DONE}: answered
-* {EXIT_USER_ERROR}: a file that cannot be read or written, or a part of a sweep that failed
-* {EXIT_USAGE}: a field that cannot be, or an extra is missing
+* {EXIT_DONE}: done
+* {EXIT_USER_ERROR}: a file cannot be read or written, or a point of a sweep failed
+* {EXIT_USAGE}: an invalid field, or an optional package (extra) is missing
 * {EXIT_INTERRUPTED}: interrupted; the results so far are printed
 """
 COMMANDS = {
-    "advise": ("advise:advise", "Recommend settings and the next purchase, with prices."),
+    "advise": ("advise:advise", "Recommend settings and hardware purchases, with prices."),
     "compare": ("compare:compare", "Compare the recovery strategies on one scenario."),
     "interval": (
         "formula_commands:interval",
-        "Compute the best save interval and the cost of missing it.",
+        "Compute the best checkpoint interval and the cost of others.",
     ),
     "ettr": ("formula_commands:ettr", "Compute ETTR, the share of time spent training."),
     "replicas": (
         "formula_commands:replicas",
         "Compare numbers of in-memory copies: losses, memory, network.",
     ),
-    "size": ("sizing:size", "Compute state, work and save times of a model on a machine."),
-    "spares": ("formula_commands:spares", "Compute the number of spare nodes that costs least."),
+    "size": (
+        "sizing:size",
+        "Compute checkpoint size, training time and save times.",
+    ),
+    "spares": (
+        "formula_commands:spares",
+        "Compute the number of spare nodes with the lowest cost.",
+    ),
     "simulate": ("simulate:simulate", "Simulate many runs of one strategy, and print quantiles."),
-    "story": ("simulate:story", "Simulate one run, and write it for `outlast explain`."),
+    "story": (
+        "simulate:story",
+        "Simulate one run as a run directory for `outlast explain`.",
+    ),
     "sweep": ("sweep:sweep", "Vary one or two fields of a scenario."),
     "fields": ("listings:fields", "List the fields of a scenario and their defaults."),
     "presets": ("listings:presets", "List published failure rates."),

@@ -46,57 +46,58 @@ def advise(
     extra: ExtraFlags | None = None,
     **fields: Fields,
 ) -> int:
-    """Recommend settings and the next purchase, with prices.
+    """Recommend settings and hardware purchases, with prices.
 
-    And what to find out first: which unknowns would ask for other settings.
+    Also prints which inputs to measure first, because other values would change the
+    recommended settings.
 
     Parameters
     ----------
     strategy
-        Recovery strategy of the run today; with it the answer has today's cost and what a change
-        saves. --interval does the same for the save interval of today.
+        Current recovery strategy of the run. With it, the answer has the current cost and the
+        savings. --interval adds the current checkpoint interval.
     figure
-        Draw what the price depends on, halved and doubled, into this file (.svg, .png, .pdf).
+        Draw the price with each input halved and doubled into this file (.svg, .png, .pdf).
     """
     path = check_picture(figure)
     scenario = scenario_of(check_fields(fields, advise), file)
-    found = advised(scenario, strategy, extra.extra_inputs() if extra else None)
+    advice = advised(scenario, strategy, extra.extra_inputs() if extra else None)
     if json:
-        print_json(found)
+        print_json(advice)
     else:
-        _show(found)
+        _show(advice)
     if path:
         from outlast.plan.figures.cost_figures import draw_tornado
 
-        draw_tornado(scenario, found, path)
+        draw_tornado(scenario, advice, path)
     return EXIT_DONE
 
 
-def _show(found: Advice) -> None:
-    echo(Text(found.question, "bold"))
-    echo(Text(f"failures: {found.failures}", "dim"))
-    _part("Now", {"": found.now.text} if found.now else {})
-    _part("Set", {f"{one.what}: {one.set_to}": one.why for one in found.items})
+def _show(advice: Advice) -> None:
+    echo(Text(advice.question, "bold"))
+    echo(Text(f"failures: {advice.failures}", "dim"))
+    _part("Now", {"": advice.now.text} if advice.now else {})
+    _part("Set", {f"{item.what}: {item.set_to}": item.why for item in advice.items})
     _head("What that costs")
-    echo(quantity_table(found.quantities))
-    echo(_ways(found))
-    least_usd = TELLING * found.bill.total if found.finishes else 0.0
-    worth = [one for one in found.levers if one.saves_usd > least_usd]
+    echo(quantity_table(advice.quantities))
+    echo(_ways(advice))
+    least_usd = TELLING * advice.bill.total if advice.finishes else 0.0
+    worth = [lever for lever in advice.levers if lever.saves_usd > least_usd]
     worth = sorted(worth, key=lambda one: -one.saves_usd)[:BUYS]
-    _head("Worth buying next, all settings tuned anew")
-    little = "saves 0.01 %" if found.finishes else "makes the run end"
+    _head("Best purchases, with all settings adapted")
+    little = "saves 0.01 %" if advice.finishes else "makes the run end"
     echo(_buys(worth) if worth else f"  nothing: no input halved or doubled {little}")
-    _part("Besides failures", {_priced(one): one.text for one in found.extras})
-    _part("What it depends on", {"": found.matters_most})
-    _part("If it is otherwise", [*(one.text for one in found.doubts[:DOUBTS]), found.sure])
-    _part("Find out", [one.why for one in found.measure])
+    _part("Besides failures", {_priced(extra): extra.text for extra in advice.extras})
+    _part("What it depends on", {"": advice.matters_most})
+    _part("With other inputs", [*(doubt.text for doubt in advice.doubts[:DOUBTS]), advice.sure])
+    _part("Measure first", [one.why for one in advice.measure])
     echo("")
-    remarks(found)
+    remarks(advice)
 
 
-def _priced(one: ExtraCost) -> str:
-    more = "+" if one.usd >= 0 else ""
-    return f"{one.what}: {more}{said(one.usd, 'USD')}"
+def _priced(cost: ExtraCost) -> str:
+    more = "+" if cost.usd >= 0 else ""
+    return f"{cost.what}: {more}{said(cost.usd, 'USD')}"
 
 
 def _head(title: str) -> None:
@@ -110,7 +111,7 @@ def _part(title: str, sentences: Mapping[str, str] | Sequence[str]) -> None:
         if isinstance(sentences, Mapping)
         else [("-", text) for text in sentences]
     )
-    rows = [one for one in rows if one[1]]
+    rows = [row for row in rows if row[1]]
     if not rows:
         return
     _head(title)
@@ -120,41 +121,45 @@ def _part(title: str, sentences: Mapping[str, str] | Sequence[str]) -> None:
     echo(Padding(grid, (0, 0, 0, 2)))
 
 
-def _ways(found: Advice) -> Table:
+def _ways(advice: Advice) -> Table:
     figures = ("cost", "90 % band", "more", "goodput")
     grid = table(
         text_column("strategy", wrap=False), *(number_column(name, wrap=False) for name in figures)
     )
-    for one in found.strategies:
-        if one.usd is None or one.goodput is None:
+    for strategy in advice.strategies:
+        if strategy.usd is None or strategy.goodput is None:
             continue
         ends = ""
-        if one.low_usd is not None and one.high_usd is not None:
-            ends = f"{said(one.low_usd, 'USD')} to {said(one.high_usd, 'USD')}"
+        if strategy.low_usd is not None and strategy.high_usd is not None:
+            ends = f"{said(strategy.low_usd, 'USD')} to {said(strategy.high_usd, 'USD')}"
         more = "-"
-        if one.more_usd and abs(one.more_usd) > TELLING * found.bill.total:
-            more = said(one.more_usd, "USD")
-        rough = "" if one.how == found.quantities[0].how else f", {one.how}"
+        if strategy.more_usd and abs(strategy.more_usd) > TELLING * advice.bill.total:
+            more = said(strategy.more_usd, "USD")
+        rough = "" if strategy.how == advice.quantities[0].how else f", {strategy.how}"
         grid.add_row(
-            f"{one.strategy}{rough}", said(one.usd, "USD"), ends, more, said(one.goodput, "share")
+            f"{strategy.strategy}{rough}",
+            said(strategy.usd, "USD"),
+            ends,
+            more,
+            said(strategy.goodput, "share"),
         )
     return grid
 
 
 def _buys(worth: list[InputSensitivity]) -> Table:
     grid = table(text_column(), *map(number_column, ("from", "to", "saves", "goodput")))
-    for one in worth:
-        turn = one.half if one.buy == "half" else one.double
+    for lever in worth:
+        turn = lever.half if lever.buy == "half" else lever.double
         if turn is None:
             continue
-        saves = said(one.saves_usd, "USD")
-        if math.isinf(one.saves_usd):
+        saves = said(lever.saves_usd, "USD")
+        if math.isinf(lever.saves_usd):
             saves = f"it ends: {said(turn.usd, 'USD')}"
-        points = 100 * one.adds_goodput
+        points = 100 * lever.adds_goodput
         grid.add_row(
-            one.label,
-            said(one.value, one.unit),
-            said(turn.value, one.unit),
+            lever.label,
+            said(lever.value, lever.unit),
+            said(turn.value, lever.unit),
             saves,
             f"{points:+.2g} points" if abs(points) >= POINTS_MIN else "",
         )

@@ -61,28 +61,29 @@ def compare(
 ) -> int:
     """Compare the recovery strategies on one scenario.
 
-    All that are possible, on the same simulated failures, beside theory.
+    All strategies see the same simulated failures. Formulas are printed beside the
+    simulation.
 
     Parameters
     ----------
     start
-        When the run begins, as in 2027-01-31: the answer then has dates.
+        Start date of the run, for example 2027-01-31. The answer then has finish dates.
     by
-        A date: how likely is the run to be done by then?
+        Date for which to print the probability that the run is done. Needs --start.
     within
-        The same for a time, as in 60d.
+        Duration for which to print the same probability, for example 60d.
     run
-        The directory of a real run, to lay beside its prediction. Without a file, its GPUs (each a
-        node and a replica of its own), which failures were transient and fatal, and what it
-        measured of its recoveries, saves and steps need not be said.
+        Directory of a real run, to compare with its prediction. Fields that are not given are taken
+        from the run: GPUs (each a node and a replica), kinds of failures, times of recoveries,
+        saves and steps.
     replications
-        Simulated runs of each strategy, as in 1000 or 10k; if it is not said, as many as some
-        seconds allow.
+        Number of simulated runs per strategy, for example 1000 or 10k (default: as many as take
+        some seconds).
     figure
-        Draw into this file (.svg, .png, .pdf).
+        Draw the figure into this file (.svg, .png, .pdf).
     picture
-        waterfall: where time goes; scale: goodput by GPUs; phases: the cheapest strategy by GPUs
-        and restart time; fan: how far it will be when.
+        Figure to draw. waterfall: time by category. scale: goodput by number of GPUs. phases: the
+        cheapest strategy by GPUs and restart time. fan: progress over time with its uncertainty.
     """
     path = check_picture(figure)
     measured = _measured_run(run) if run else None
@@ -100,18 +101,20 @@ def compare(
     )
     failures = expected_simulated_failures(scenario, request.replications)
     with execution_place(workers, dask, failures) as where, count_progress("simulated") as advance:
-        found = compared(scenario, request, measured=measured, place=where, on_progress=advance)
-    show_comparison(found, json=json)
-    if path and found.contenders:
-        _draw(picture, path, scenario, found, request, measured)
-    return EXIT_INTERRUPTED if found.interrupted else EXIT_DONE
+        comparison = compared(
+            scenario, request, measured=measured, place=where, on_progress=advance
+        )
+    show_comparison(comparison, json=json)
+    if path and comparison.contenders:
+        _draw(picture, path, scenario, comparison, request, measured)
+    return EXIT_INTERRUPTED if comparison.interrupted else EXIT_DONE
 
 
 def _draw(
     picture: Picture,
     path: Path,
     scenario: Scenario,
-    found: StrategyComparison,
+    comparison: StrategyComparison,
     request: ComparisonRequest,
     measured: MeasuredRun | None,
 ) -> None:
@@ -122,9 +125,11 @@ def _draw(
     elif picture == "phases":
         scale_figures.draw_phases(scenario, path)
     elif picture == "fan":
-        comparison_figures.draw_fan(scenario, found, path, start=request.start, measured=measured)
+        comparison_figures.draw_fan(
+            scenario, comparison, path, start=request.start, measured=measured
+        )
     else:
-        comparison_figures.draw_waterfall(scenario, found, path)
+        comparison_figures.draw_waterfall(scenario, comparison, path)
 
 
 def _several(replications: str | None) -> int | None:
@@ -159,14 +164,14 @@ def _with(fields: dict[str, str], measured: MeasuredRun) -> dict[str, str]:
 def _dates(start: str, by: str, within: str) -> tuple[datetime | None, float | None]:
     """Return the start of the run and its time limit in seconds. Raises UsageError."""
     if by and within:
-        raise UsageError("--by and --within have the same meaning: give one of them")
+        raise UsageError("--by and --within exclude each other; give one of them")
     begins = _date("--start", start) if start else None
     if within:
         return begins, span(f"--within {within}", within)
     if not by:
         return begins, None
     if begins is None:
-        raise UsageError(f"--by {by} needs --start: when does the run begin?")
+        raise UsageError(f"--by {by} needs --start, the date on which the run begins")
     try:
         deadline_s = (_date("--by", by) - begins).total_seconds()
     except TypeError as error:
@@ -180,97 +185,108 @@ def _date(flag: str, text: str) -> datetime:
     try:
         return datetime.fromisoformat(text)
     except ValueError as error:
-        raise UsageError(f"{flag} {text} is no date, as in 2027-01-31") from error
+        raise UsageError(f"{flag} {text} is not a date, as in 2027-01-31") from error
 
 
-def show_comparison(found: StrategyComparison, *, json: bool) -> None:
+def show_comparison(comparison: StrategyComparison, *, json: bool) -> None:
     """Print the whole comparison, as one JSON object or for people."""
     if json:
-        print_json(found)
+        print_json(comparison)
         return
-    echo(Text(found.question, "bold"))
-    echo(Text(f"failures: {found.failures}", "dim"))
-    if found.contenders:
-        echo(_outcomes(found))
-        echo(_ends(found))
-        echo(_shares(found))
-        echo(_settings(found))
-    if found.observed:
-        _observed(found.observed)
-    for one in found.impossible:
-        echo(Text(f"{one.strategy} {one.why}"))
-    cut = "interrupted: " if found.interrupted else ""
-    if found.contenders:
-        rates = format_count(found.rates, "failure rate")
+    echo(Text(comparison.question, "bold"))
+    echo(Text(f"failures: {comparison.failures}", "dim"))
+    if comparison.contenders:
+        echo(_outcomes(comparison))
+        echo(_ends(comparison))
+        echo(_shares(comparison))
+        echo(_settings(comparison))
+    if comparison.observed:
+        _observed(comparison.observed)
+    for strategy in comparison.impossible:
+        echo(Text(f"{strategy.strategy} {strategy.why}"))
+    cut = "interrupted: " if comparison.interrupted else ""
+    if comparison.contenders:
+        rates = format_count(comparison.rates, "failure rate")
         echo(
-            f"{cut}{format_count(found.runs, 'run')} of each strategy at {rates}, seed"
-            f" {found.seed};"
+            f"{cut}{format_count(comparison.runs, 'run')} of each strategy at {rates}, seed"
+            f" {comparison.seed};"
         )
-        echo("figures are medians, and P5 .. P95 below them; costs more: on the same failures")
+        echo("figures are medians, with P5 .. P95 below; costs more: paired, on the same failures")
     else:
-        echo(f"{cut}not enough failure rates were simulated for a comparison")
-    remarks(found)
+        echo(f"{cut}too few failure rates were simulated for a comparison")
+    remarks(comparison)
 
 
-def _outcomes(found: StrategyComparison) -> Table:
-    best = found.contenders[0]
+def _outcomes(comparison: StrategyComparison) -> Table:
+    best = comparison.contenders[0]
     grid = _table("", "goodput", "takes", "costs")
-    for one in found.contenders:
-        cells = (_banded(one.goodput), _banded(one.takes), _banded(one.costs))
-        grid.add_row(one.strategy, *cells, style="bold" if one is best else "")
+    for contender in comparison.contenders:
+        cells = (_banded(contender.goodput), _banded(contender.takes), _banded(contender.costs))
+        grid.add_row(contender.strategy, *cells, style="bold" if contender is best else "")
     return grid
 
 
-def _ends(found: StrategyComparison) -> Table:
+def _ends(comparison: StrategyComparison) -> Table:
     """Return rows: costs of the other strategies, number of failures, finish dates."""
-    best = found.contenders[0]
+    best = comparison.contenders[0]
     dated = ["ends"] if best.finish else []
-    limit = [f"in {format_quantity(found.within_s, 's')}"] if found.within_s else []
+    limit = [f"in {format_quantity(comparison.within_s, 's')}"] if comparison.within_s else []
     grid = _table("", "costs more", "failures", *dated, *limit)
-    for one in found.contenders:
-        row = [Text("") if one is best else _banded(one.dearer), _banded(one.failures)]
-        if one.finish:
-            days = [f"{day:%Y-%m-%d}" if day else "never" for day in one.finish]
+    for contender in comparison.contenders:
+        row = [
+            Text("") if contender is best else _banded(contender.dearer),
+            _banded(contender.failures),
+        ]
+        if contender.finish:
+            days = [f"{day:%Y-%m-%d}" if day else "never" for day in contender.finish]
             row.append(_two_lines(days[1], f"{days[0]} .. {days[2]}"))
-        if one.in_time is not None:
-            row.append(Text(format_quantity(one.in_time, "share")))
-        grid.add_row(one.strategy, *row)
+        if contender.in_time is not None:
+            row.append(Text(format_quantity(contender.in_time, "share")))
+        grid.add_row(contender.strategy, *row)
     return grid
 
 
-def _banded(one: Quantity) -> Text:
-    if one.low is None or one.high is None:
-        return Text(format_quantity(one.value, one.unit))
-    low, high = format_quantity(one.low, one.unit), format_quantity(one.high, one.unit)
+def _banded(quantity: Quantity) -> Text:
+    if quantity.low is None or quantity.high is None:
+        return Text(format_quantity(quantity.value, quantity.unit))
+    low, high = (
+        format_quantity(quantity.low, quantity.unit),
+        format_quantity(quantity.high, quantity.unit),
+    )
     number, _, unit = low.rpartition(" ")
     if number and unit == high.rpartition(" ")[2]:
         low = number
-    return _two_lines(format_quantity(one.value, one.unit), f"{low} .. {high}")
+    return _two_lines(format_quantity(quantity.value, quantity.unit), f"{low} .. {high}")
 
 
 def _two_lines(middle: str, ends: str) -> Text:
     return Text.assemble(middle, "\n", (ends, "dim"))
 
 
-def _shares(found: StrategyComparison) -> Table:
+def _shares(comparison: StrategyComparison) -> Table:
     grid = _table("% of wall time, mean", *CAUSES)
-    for one in found.contenders:
+    for contender in comparison.contenders:
         grid.add_row(
-            one.strategy, *(f"{round(100 * one.shares[cause], 2) + 0.0:.2f}" for cause in CAUSES)
+            contender.strategy,
+            *(f"{round(100 * contender.shares[cause], 2) + 0.0:.2f}" for cause in CAUSES),
         )
     return grid
 
 
-def _settings(found: StrategyComparison) -> Table:
+def _settings(comparison: StrategyComparison) -> Table:
     grid = _table("set", "save", "memory", "spares", "theory", "simulated", "z")
-    for one in found.contenders:
-        theory = one.theory
-        memory = format_quantity(one.memory_interval_s, "s") if one.memory_interval_s else "-"
+    for contender in comparison.contenders:
+        theory = contender.theory
+        memory = (
+            format_quantity(contender.memory_interval_s, "s")
+            if contender.memory_interval_s
+            else "-"
+        )
         grid.add_row(
-            one.strategy,
-            format_quantity(one.interval_s, "s"),
+            contender.strategy,
+            format_quantity(contender.interval_s, "s"),
             memory,
-            format_quantity(one.spares, "nodes"),
+            format_quantity(contender.spares, "nodes"),
             format_quantity(theory.takes_s, "s"),
             "" if theory.differs is None else f"{theory.differs:+.2%}",
             "" if theory.z is None else f"{theory.z:+.1f}",
@@ -278,50 +294,52 @@ def _settings(found: StrategyComparison) -> Table:
     return grid
 
 
-def _observed(found: RunComparison) -> None:
-    causes = ", ".join(f"{count} {kind}" for kind, count in found.incidents.items()) or "no failure"
+def _observed(comparison: RunComparison) -> None:
+    causes = (
+        ", ".join(f"{count} {kind}" for kind, count in comparison.incidents.items()) or "no failure"
+    )
     measured = [
         f"{name} {format_quantity(value, 'share')}"
-        for name, value in (("goodput", found.goodput), ("ETTR", found.ettr))
+        for name, value in (("goodput", comparison.goodput), ("ETTR", comparison.ettr))
         if value is not None
     ]
-    echo(Text(f"the run in {found.run_dir}", "bold"))
+    echo(Text(f"the run in {comparison.run_dir}", "bold"))
     echo(
         "; ".join(
             [
-                f"{found.outcome}: {format_count(found.steps, 'step')} on"
-                f" {format_count(found.devices, 'rank')} in"
-                f" {format_quantity(found.wall_s, 's')}",
+                f"{comparison.outcome}: {format_count(comparison.steps, 'step')} on"
+                f" {format_count(comparison.devices, 'rank')} in"
+                f" {format_quantity(comparison.wall_s, 's')}",
                 causes,
                 *measured,
             ]
         )
     )
-    grid = _table(f"as {found.strategy}", "predicted", "observed", "", "at its rate", "")
-    for one in found.rows:
-        again = _banded(one.at_its_rate) if one.at_its_rate else Text("")
+    grid = _table(f"as {comparison.strategy}", "predicted", "observed", "", "at its rate", "")
+    for row in comparison.rows:
+        again = _banded(row.at_its_rate) if row.at_its_rate else Text("")
         grid.add_row(
-            one.observed.name,
-            _banded(one.predicted),
-            _banded(one.observed),
-            _verdict(one.verdict),
+            row.observed.name,
+            _banded(row.predicted),
+            _banded(row.observed),
+            _verdict(row.verdict),
             again,
-            _verdict(one.verdict_at_its_rate),
+            _verdict(row.verdict_at_its_rate),
         )
     echo(grid)
-    echo("shares of the time from the first step to the last; more and less: than the band; at its")
-    echo("rate: predicted once more, for runs that fail as often as this one did")
-    if found.believed:
-        one = found.believed
+    echo("shares of the time from the first step to the last; more, less: outside of the band;")
+    echo("at its rate: predicted again with the failure rate of this run")
+    if comparison.believed:
+        one = comparison.believed
         text = f"{format_quantity(one.value, one.unit)} ({band(one)})"
-        echo(f"{one.name}: {text} is to be believed now, from {one.source}")
-    for note in found.notes:
+        echo(f"{one.name}: {text} is the updated estimate, from {one.source}")
+    for note in comparison.notes:
         echo(Text(f"the run's note: {note}", "dim"))
 
 
-def _verdict(one: Verdict | None) -> Text:
+def _verdict(verdict: Verdict | None) -> Text:
     """Return one sentence that compares the run with its prediction."""
-    return Text(one or "", "" if one == "within" else "yellow")
+    return Text(verdict or "", "" if verdict == "within" else "yellow")
 
 
 def _table(*columns: str) -> Table:

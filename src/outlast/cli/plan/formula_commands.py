@@ -42,14 +42,14 @@ def interval(
     figure: Path | None = None,
     **fields: Fields,
 ) -> int:
-    """Compute the best save interval and the cost of missing it.
+    """Compute the best checkpoint interval and the cost of others.
 
     Parameters
     ----------
     strategy
-        What happens after a failure.
+        Recovery strategy after a failure.
     figure
-        Draw goodput against the interval into this file (.svg, .png, .pdf).
+        Draw goodput by checkpoint interval into this file (.svg, .png, .pdf).
     """
     path = check_picture(figure, "numba")  # it shows runs beside theory
     scenario = scenario_of(check_fields(fields, interval), file)
@@ -73,17 +73,17 @@ def ettr(
 ) -> int:
     """Compute ETTR, the share of time spent training.
 
-    Effective training time ratio of checkpoint-restart, by every published
-    formula.
+    Effective training time ratio of checkpoint-restart, by each published formula.
 
     Parameters
     ----------
     target
-        An ETTR, as in 0.9: which interval, which start, which failure rate gives it?
+        ETTR to reach, for example 0.9: prints the interval, restart time and failure rate that it
+        needs.
     queue
-        What the job waits after each failure before it starts, as in 10min.
+        Queue time after each failure, for example 10min.
     figure
-        Draw ETTR over interval and failure rate into this file (.svg, .png, .pdf).
+        Draw ETTR by interval and failure rate into this file (.svg, .png, .pdf).
     """
     path = check_picture(figure)
     scenario = scenario_of(check_fields(fields, ettr), file)
@@ -100,7 +100,7 @@ def ettr(
 def replicas(file: File = None, /, *, json: Json = False, **fields: Fields) -> int:
     """Compare numbers of in-memory copies: losses, memory, network.
 
-    Also prints how often the last copy is lost, and the limits of scaling.
+    Also prints how often all copies are lost, and the limits of scaling.
     """
     answer = memory_copies(scenario_of(check_fields(fields, replicas), file))
     if json:
@@ -118,15 +118,15 @@ def _copies_table(rows: Sequence[CopiesRow]) -> Table:
     figures = ("copies", "all lost every", "in a run", "by Epoch AI")
     costs = ("memory a GPU", "network a GPU", "goodput")
     grid = table(*map(number_column, (*figures, *costs)))
-    for one in rows:
+    for row in rows:
         grid.add_row(
-            str(one.copies),
-            format_quantity(one.lost_every_s, "s"),
-            format_quantity(one.losses, "times"),
-            format_quantity(one.epoch_losses, "times"),
-            format_quantity(one.memory_per_gpu_bytes, "bytes"),
-            format_quantity(one.network_per_gpu_bytes_per_s, "bytes/s"),
-            format_quantity(one.goodput, "share"),
+            str(row.copies),
+            format_quantity(row.lost_every_s, "s"),
+            format_quantity(row.losses, "times"),
+            format_quantity(row.epoch_losses, "times"),
+            format_quantity(row.memory_per_gpu_bytes, "bytes"),
+            format_quantity(row.network_per_gpu_bytes_per_s, "bytes/s"),
+            format_quantity(row.goodput, "share"),
         )
     return grid
 
@@ -134,14 +134,15 @@ def _copies_table(rows: Sequence[CopiesRow]) -> Table:
 def spares(
     file: File = None, /, *, json: Json = False, figure: Path | None = None, **fields: Fields
 ) -> int:
-    """Compute the number of spare nodes that costs least.
+    """Compute the number of spare nodes with the lowest cost.
 
-    For a job that waits for them, and for one that goes on.
+    For a job that waits without spares, and for one that continues with fewer
+    nodes.
 
     Parameters
     ----------
     figure
-        Draw waiting and cost against spares into this file (.svg, .png, .pdf).
+        Draw waiting time and cost by number of spares into this file (.svg, .png, .pdf).
     """
     path = check_picture(figure)
     scenario = scenario_of(check_fields(fields, spares), file)
@@ -166,15 +167,15 @@ def spares(
 def _spares_table(rows: Sequence[SparesRow]) -> Table:
     figures = ("spares", "short", "job\nwaits", "at a\ncost", "goes on\nat", "at a\ncost")
     grid = table(*(number_column(name, wrap=False) for name in figures), text_column())
-    for one in rows:
+    for row in rows:
         grid.add_row(
-            f"{one.spares:,}",
-            _share(one.short),
-            _share(one.stalled),
-            format_quantity(one.stalling_usd, "USD"),
-            _share(one.up),
-            format_quantity(one.dropping_usd, "USD"),
-            Text("\n".join(one.names)),
+            f"{row.spares:,}",
+            _share(row.short),
+            _share(row.stalled),
+            format_quantity(row.stalling_usd, "USD"),
+            _share(row.up),
+            format_quantity(row.dropping_usd, "USD"),
+            Text("\n".join(row.names)),
         )
     return grid
 

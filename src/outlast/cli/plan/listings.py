@@ -21,13 +21,13 @@ from outlast.terminal_tables import number_column, table, text_column
 def presets(*, json: bool = False) -> int:
     """List published failure rates.
 
-    Where each is from, and what it means for a job; --failures takes them by
-    name.
+    Prints the source of each, and the MTBF of jobs at that rate. --failures accepts
+    their names.
 
     Parameters
     ----------
     json
-        One JSON list instead of a table.
+        Print one JSON list instead of a table.
     """
     rates = found()
     if json:
@@ -37,19 +37,23 @@ def presets(*, json: bool = False) -> int:
     grid = table(
         text_column(ratio=1), *(number_column(name, wrap=False) for name in figures), expand=True
     )
-    for one in rates:
-        job_mtbfs = (span(one.job_mtbf_s[gpus]) for gpus in JOBS_GPUS)
-        grid.add_row(one.name, f"{100 * one.per_gpu_day:.3g} %", span(one.gpu_mtbf_s), *job_mtbfs)
-    echo("Failures that stop a job: how often, and time between them of a GPU and of jobs")
+    for rate in rates:
+        job_mtbfs = (span(rate.job_mtbf_s[gpus]) for gpus in JOBS_GPUS)
+        grid.add_row(
+            rate.name, f"{100 * rate.per_gpu_day:.3g} %", span(rate.gpu_mtbf_s), *job_mtbfs
+        )
+    echo(
+        "Failures that stop a job: rate of a GPU per day, MTBF of a GPU, MTBF of jobs by"
+        " number of GPUs"
+    )
     echo(grid)
     for one in rates:
         echo(Text(f"{one.name}: {one.source}", "dim"))
-    times = max(one.per_gpu_day for one in rates) / min(one.per_gpu_day for one in rates)
+    times = max(rate.per_gpu_day for rate in rates) / min(rate.per_gpu_day for rate in rates)
     echo(
         Text(
-            f"They differ {times:.0f}-fold, so that none is sure: each is weighted as"
-            f" {rates[0].weight_failures:g} failures would be. Count your own: --failures 50kh"
-            " --failures-seen 40."
+            f"They differ {times:.0f}-fold: each is weighted like {rates[0].weight_failures:g}"
+            " observed failures. Use your own count: --failures 50kh --failures-seen 40."
         )
     )
     return EXIT_DONE
@@ -58,12 +62,12 @@ def presets(*, json: bool = False) -> int:
 def fields(*, json: bool = False) -> int:
     """List the fields of a scenario and their defaults.
 
-    As flags, or as keys of a TOML file.
+    They are flags of the other commands, and keys of a TOML file.
 
     Parameters
     ----------
     json
-        One JSON list instead of a table.
+        Print one JSON list instead of a table.
     """
     if json:
         print_json(
@@ -96,34 +100,36 @@ WHOLE_MIN, WHOLE_MAX = 1e5, 1e10  # between them figures are printed to the last
 def reproduce(*documents: str, json: bool = False) -> int:
     """Recompute published tables and figures.
 
-    All of five documents; where one of them differs, and why.
+    Prints the figures of five documents beside ours, with the reason for each
+    difference.
 
     Parameters
     ----------
     documents
-        Their keys, 000 to 004; all without one.
+        Keys of documents, 000 to 004 (default: all).
     json
-        One JSON list of rows (document, quantity, says, ours, unit, agrees, why) instead of tables.
+        Print one JSON list of rows (document, quantity, says, ours, unit, agrees, why) instead of
+        tables.
     """
-    found = rows(documents)
+    figures = rows(documents)
     if json:
-        print_json(found)
+        print_json(figures)
         return EXIT_DONE
     for key, source in DOCUMENTS.items():
-        of_it = [row for row in found if row.document == key]
+        of_it = [row for row in figures if row.document == key]
         if of_it:
             _show(f"{key}  {source.citation}", of_it)
-    count = Counter(row.agrees for row in found)
+    count = Counter(row.agrees for row in figures)
     echo(
-        f"{len(found)} figures: {count[True]} agree, {count[False]} do not,"
+        f"{len(figures)} figures: {count[True]} agree, {count[False]} do not,"
         f" {count[None]} have nothing to compare"
     )
     return EXIT_DONE
 
 
-def _show(title: str, found: list[ReproducedFigure]) -> None:
+def _show(title: str, figures: list[ReproducedFigure]) -> None:
     """Print a document's rows, and each of its notes once below them."""
-    notes = {why: number for number, why in enumerate(dict.fromkeys(_whys(found)), 1)}
+    notes = {why: number for number, why in enumerate(dict.fromkeys(_whys(figures)), 1)}
     grid = table(
         text_column("quantity", ratio=1),
         number_column("says", width_max=SAYS_MAX),
@@ -133,7 +139,7 @@ def _show(title: str, found: list[ReproducedFigure]) -> None:
         title=title,
         expand=True,
     )
-    for row in found:
+    for row in figures:
         quantity = Text(row.quantity)
         if row.why:
             quantity.append(f" [{notes[row.why]}]", "dim")
@@ -153,8 +159,8 @@ def _show(title: str, found: list[ReproducedFigure]) -> None:
     echo("")
 
 
-def _whys(found: list[ReproducedFigure]) -> list[str]:
-    return [row.why for row in found if row.why]
+def _whys(figures: list[ReproducedFigure]) -> list[str]:
+    return [row.why for row in figures if row.why]
 
 
 def _published(says: float | str | None) -> str:

@@ -31,42 +31,47 @@ if TYPE_CHECKING:
 WORKERS_MAX = 1024
 FAILURES_HERE = 10_000_000  # some seconds; above, processes are worth their start
 
-File = Annotated[Path | None, Parameter(help="A scenario in TOML.")]
+File = Annotated[Path | None, Parameter(help="Scenario as a TOML file.")]
 Fields = Annotated[
     str,
     Parameter(
-        help="The scenario, as in --gpus 16384 --cost 30s; `outlast plan fields` lists all.",
+        help="Any field of the scenario, for example --gpus 16384 --cost 30s. `outlast plan"
+        " fields` lists all, with defaults.",
         allow_leading_hyphen=True,  # `--cost -5s` is refused by name
     ),
 ]
-Json = Annotated[bool, Parameter(help="One JSON object instead of words.")]
+Json = Annotated[bool, Parameter(help="Print one JSON object instead of text.")]
 Seed = Annotated[
-    int, Parameter(help="The same seed gives the same runs, wherever they are simulated.")
+    int,
+    Parameter(help="Random seed. The same seed gives the same runs, on any number of processes."),
 ]
 Workers = Annotated[
-    int | None, Parameter(help="Processes; where it is a matter of seconds 1, else one a core.")
+    int | None,
+    Parameter(
+        help="Number of processes (default: 1 for a simulation of seconds, else one per core)."
+    ),
 ]
 Dask = Annotated[
     str | None,
     Parameter(
-        help="Address of a Dask scheduler, as in tcp://10.0.0.1:8786, whose workers have this"
-        " Outlast."
+        help="Simulate on a Dask cluster: address of its scheduler, for example"
+        " tcp://10.0.0.1:8786. Its workers need the same version of Outlast."
     ),
 ]
 
 
 _NEEDED = {
-    "verify": ("how often does an error come that nothing reports?", "silent_every"),
-    "straggler_factor": ("which share of GPUs is slow?", "stragglers"),
-    "maintenance": ("how often is the job stopped?", "maintenance_every"),
-    "notice": ("how often is the job preempted?", "preempted_every"),
-    "queue": ("how often is the job preempted?", "preempted_every"),
-    "network_price": ("give $0 where storage is free", "storage_price"),
-    "keep": ("give the price of a GB and month", "storage_price"),
-    "local_restore": ("what does a save to local drives block?", "local_cost"),
-    "local_survives": ("what does a save to local drives block?", "local_cost"),
+    "verify": ("the mean time between undetected errors", "silent_every"),
+    "straggler_factor": ("the share of slow GPUs", "stragglers"),
+    "maintenance": ("the time between planned stops", "maintenance_every"),
+    "notice": ("the time between preemptions", "preempted_every"),
+    "queue": ("the time between preemptions", "preempted_every"),
+    "network_price": ("the storage price (give $0 for free storage)", "storage_price"),
+    "keep": ("the price of a GB and month", "storage_price"),
+    "local_restore": ("the time that a save to local drives blocks", "local_cost"),
+    "local_survives": ("the time that a save to local drives blocks", "local_cost"),
 }
-"""Flags that need another one, and the hint that is printed without it."""
+"""Flags that need another one, with the name of its value for the error message."""
 
 
 def _extra(text: str, name: str | None = None) -> Parameter:
@@ -79,38 +84,53 @@ class ExtraFlags:
     """Flags of `advise` for costs of a run besides failures."""
 
     silent_every: Annotated[
-        str | None, _extra("Between errors of the job that nothing reports, as in 20d.")
+        str | None,
+        _extra(
+            "Mean time between undetected errors (silent corruption) in the job, for example 20d."
+        ),
     ] = None
-    verify: Annotated[str, _extra("Verification of the state before a durable save.")] = "0"
+    verify: Annotated[str, _extra("Time to verify the state before a durable save.")] = "0"
     stragglers: Annotated[
-        str | None, _extra("Share of GPUs that are slow in a step, as in 0.01%.")
+        str | None, _extra("Share of GPUs that are slow in a step, for example 0.01%.")
     ] = None
-    straggler_factor: Annotated[str, _extra("How many times as long a slow one takes.")] = "2"
-    maintenance_every: Annotated[str | None, _extra("Between planned stops, as in 30d.")] = None
+    straggler_factor: Annotated[
+        str, _extra("Step time of a slow GPU, as a multiple of the normal one.")
+    ] = "2"
+    maintenance_every: Annotated[
+        str | None, _extra("Time between planned stops, for example 30d.")
+    ] = None
     maintenance: Annotated[str, _extra("Length of a planned stop.")] = "1h"
-    preempted_every: Annotated[str | None, _extra("Between preemptions of the job.")] = None
-    notice: Annotated[str, _extra("Before a preemption.")] = "0"
-    queue: Annotated[str, _extra("Wait for GPUs after a preemption.")] = "0"
-    spot_hour: Annotated[str | None, _extra("Spot price of a GPU for an hour.")] = None
-    storage_price: Annotated[str | None, _extra("A GB kept for a month, as in $0.02.")] = None
-    network_price: Annotated[str, _extra("A GB moved to storage.")] = "$0"
-    keep: Annotated[int, _extra("Checkpoints that are kept.")] = 3
-    local_cost: Annotated[
-        str | None, _extra("What a save to local drives blocks: are they worth a level?")
+    preempted_every: Annotated[
+        str | None, _extra("Mean time between preemptions of the job, for example 2d.")
     ] = None
-    local_restore: Annotated[str, _extra("Restore of the whole job from local drives.")] = "1min"
+    notice: Annotated[str, _extra("Notice before a preemption, for example 2min.")] = "0"
+    queue: Annotated[str, _extra("Queue time after a preemption.")] = "0"
+    spot_hour: Annotated[str | None, _extra("Spot price of a GPU-hour, for example $1.2.")] = None
+    storage_price: Annotated[
+        str | None, _extra("Storage price of a GB and month, for example $0.02.")
+    ] = None
+    network_price: Annotated[str, _extra("Network price of a GB sent to storage.")] = "$0"
+    keep: Annotated[int, _extra("Number of checkpoints kept in storage.")] = 3
+    local_cost: Annotated[
+        str | None,
+        _extra(
+            "Time that a save to local drives blocks training. With it, the"
+            " answer has a level of local checkpoints."
+        ),
+    ] = None
+    local_restore: Annotated[str, _extra("Time to restore the job from local drives.")] = "1min"
     local_survives: Annotated[
-        str, _extra("Share of failures that a save on local drives survives.")
+        str, _extra("Share of failures after which a save on local drives can be restored.")
     ] = "50%"
 
     def extra_inputs(self) -> ExtraInputs:
         """Parse the flags. Raises ConfigError, UsageError, naming the invalid one."""
 
         def seconds(flag: str, text: str | None, *, least_s: float = 0.0) -> float | None:
-            found = None if text is None else span(f"--{flag} {text}", text)
-            if found is not None and found <= least_s and flag.endswith("every"):
+            value_s = None if text is None else span(f"--{flag} {text}", text)
+            if value_s is not None and value_s <= least_s and flag.endswith("every"):
                 raise UsageError(f"--{flag} {text} must be above 0")
-            return found
+            return value_s
 
         def price(flag: str, text: str | None) -> float | None:
             return None if text is None else quantities.price(f"--{flag} {text}", text)
@@ -173,15 +193,15 @@ COUNTED = ("GPUs", "nodes")
 FORMATS = (".svg", ".png", ".pdf")
 
 
-def show(found: Answer, *, json: bool) -> None:
+def show(answer: Answer, *, json: bool) -> None:
     """Print the whole answer, as one JSON object or for people."""
     if json:
-        print_json(found)
+        print_json(answer)
         return
-    echo(Text(found.question, "bold"))
-    echo(Text(f"failures: {found.failures}", "dim"))
-    echo(quantity_table(found.quantities))
-    remarks(found)
+    echo(Text(answer.question, "bold"))
+    echo(Text(f"failures: {answer.failures}", "dim"))
+    echo(quantity_table(answer.quantities))
+    remarks(answer)
 
 
 def quantity_table(quantities: list[Quantity]) -> Table:
@@ -189,39 +209,51 @@ def quantity_table(quantities: list[Quantity]) -> Table:
     grid = table(
         text_column(), number_column("figure"), number_column("90 % band"), text_column("source")
     )
-    for one in quantities:
-        source = f"{one.how}: {one.source}" if one.source else one.how
-        counted = f" {one.unit}" if one.unit in COUNTED and math.isfinite(one.value) else ""
-        grid.add_row(one.name, format_quantity(one.value, one.unit) + counted, band(one), source)
+    for quantity in quantities:
+        source = f"{quantity.how}: {quantity.source}" if quantity.source else quantity.how
+        counted = (
+            f" {quantity.unit}"
+            if quantity.unit in COUNTED and math.isfinite(quantity.value)
+            else ""
+        )
+        grid.add_row(
+            quantity.name,
+            format_quantity(quantity.value, quantity.unit) + counted,
+            band(quantity),
+            source,
+        )
     return grid
 
 
-def remarks(found: Answer | Sizing) -> None:
+def remarks(answer: Answer | Sizing) -> None:
     """Print warnings and assumptions."""
-    for warning in found.warnings:
+    for warning in answer.warnings:
         echo(Text(f"warning: {warning}", "yellow"))
-    if found.assumed:
-        texts = ", ".join(f"--{one.key} {one.text}" for one in found.assumed)
+    if answer.assumed:
+        texts = ", ".join(f"--{assumption.key} {assumption.text}" for assumption in answer.assumed)
         echo(Text(f"assumed: {texts}", "dim"))
 
 
-def band(one: Quantity) -> str:
+def band(quantity: Quantity) -> str:
     """Format the 90 % band of a quantity; "" where it has none."""
-    if one.low is None or one.high is None:
+    if quantity.low is None or quantity.high is None:
         return ""
-    return f"{format_quantity(one.low, one.unit)} to {format_quantity(one.high, one.unit)}"
+    ends = (format_quantity(end, quantity.unit) for end in (quantity.low, quantity.high))
+    return " to ".join(ends)
 
 
 def check_fields(fields: dict[str, str], command: Callable[..., int]) -> dict[str, str]:
     """Return the fields. Raises UsageError for a misspelt flag of the command's own."""
     own = [
-        one.name for one in signature(command).parameters.values() if one.kind is one.KEYWORD_ONLY
+        parameter.name
+        for parameter in signature(command).parameters.values()
+        if parameter.kind is parameter.KEYWORD_ONLY
     ]
     for name in fields:
         key = name.replace("_", "-")
         close = get_close_matches(key, [*KEYS, *own], n=1)
         if key not in KEYS and close and close[0] in own:
-            raise UsageError(f"flag --{key} is not known: did you mean --{close[0]}?")
+            raise UsageError(f"unknown flag --{key}; did you mean --{close[0]}?")
     return fields
 
 
@@ -237,7 +269,7 @@ def check_picture(path: Path | None, *modules: str) -> Path | None:
         if find_spec(name) is None:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
     if path.suffix not in FORMATS:
-        raise UsageError(f"--figure {path}: draw as one of {', '.join(FORMATS)}")
+        raise UsageError(f"--figure {path}: the suffix must be one of {', '.join(FORMATS)}")
     if not path.absolute().parent.is_dir():
         raise UsageError(f"--figure {path}: there is no directory {path.absolute().parent}")
     if path.is_dir():

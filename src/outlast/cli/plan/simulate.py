@@ -59,28 +59,28 @@ def simulate(
 ) -> int:
     """Simulate many runs of one strategy, and print quantiles.
 
-    How long, how dear, and what failures cost. All runs are at the failure rate
-    as it is said; `outlast plan compare` is unsure of it, too.
+    Prints duration, price and the cost of failures. All runs have the given failure
+    rate; `outlast plan compare` also varies the rate within its uncertainty.
 
     Parameters
     ----------
     strategy
-        What happens after a failure.
+        Recovery strategy after a failure.
     replications
-        How many runs, as in 1000 or 100k. Memory does not grow with them.
+        Number of runs, for example 1000 or 100k. Memory use does not depend on it.
     out
-        Write a row for each run into this new file (.parquet, .arrow, .csv, .json).
+        Write one row per run into this new file (.parquet, .arrow, .csv, .json).
     """
     path = result_tables.check_target(out)
     runs = quantities.count(f"--replications {replications}", replications)
     if not 1 <= runs <= REPLICATIONS_MAX:
         raise UsageError(f"--replications {replications}: from 1 to {REPLICATIONS_MAX:,}")
     scenario = scenario_of(check_fields(fields, simulate), file)
-    found = _simulated(
+    distribution = _simulated(
         scenario, strategy, runs, seed, path, partial(execution_place, workers, dask)
     )
-    _show(found, json=json)
-    return EXIT_INTERRUPTED if found.interrupted else EXIT_DONE
+    _show(distribution, json=json)
+    return EXIT_INTERRUPTED if distribution.interrupted else EXIT_DONE
 
 
 def _simulated(
@@ -105,10 +105,10 @@ def _simulated(
     ):
         done = 0
 
-        def take(some: np.ndarray) -> None:
+        def take(rows: np.ndarray) -> None:
             nonlocal done
-            write(some)
-            done += len(some)
+            write(rows)
+            done += len(rows)
             advance(done, runs)
 
         return run_distribution(
@@ -122,37 +122,38 @@ def _simulated(
         )
 
 
-def _show(found: RunDistribution, *, json: bool) -> None:
+def _show(distribution: RunDistribution, *, json: bool) -> None:
     if json:
-        print_json(found)
+        print_json(distribution)
         return
-    echo(Text(found.question, "bold"))
-    echo(Text(f"failures: {found.failures}", "dim"))
-    memory_s = found.memory_interval_s
+    echo(Text(distribution.question, "bold"))
+    echo(Text(f"failures: {distribution.failures}", "dim"))
+    memory_s = distribution.memory_interval_s
     memory = "" if memory_s is None else f", in memory every {span(memory_s)}"
-    cut = "interrupted after " if found.interrupted else ""
+    cut = "interrupted after " if distribution.interrupted else ""
     echo(
-        f"{cut}{format_count(found.replications, 'run')}, seed {found.seed}; a save every"
-        f" {span(found.interval_s)}{memory}; {format_count(found.spares, 'spare')}"
+        f"{cut}{format_count(distribution.replications, 'run')}, seed {distribution.seed};"
+        f" a save every {span(distribution.interval_s)}{memory};"
+        f" {format_count(distribution.spares, 'spare')}"
     )
     figures = ("mean", "error", "P5", "median", "P95", "theory", "z")
     grid = table(text_column(wrap=False), *(number_column(name, wrap=False) for name in figures))
-    for one in found.tallies:
-        if one.high or one.mean:
-            grid.add_row(*_row(one))
+    for tally in distribution.tallies:
+        if tally.high or tally.mean:
+            grid.add_row(*_row(tally))
     echo(grid)
-    remarks(found)
+    remarks(distribution)
 
 
-def _row(one: Tally) -> tuple[str, ...]:
-    unit = one.unit
+def _row(tally: Tally) -> tuple[str, ...]:
+    unit = tally.unit
     return (
-        one.name,
-        format_quantity(one.mean, unit),
-        "" if not one.error else f"{100 * one.error / one.mean:.2f} %",
-        *(format_quantity(each, unit) for each in (one.low, one.middle, one.high)),
-        "" if one.predicted is None else format_quantity(one.predicted, unit),
-        "" if one.z is None else f"{one.z:+.1f}",
+        tally.name,
+        format_quantity(tally.mean, unit),
+        "" if not tally.error else f"{100 * tally.error / tally.mean:.2f} %",
+        *(format_quantity(each, unit) for each in (tally.low, tally.middle, tally.high)),
+        "" if tally.predicted is None else format_quantity(tally.predicted, unit),
+        "" if tally.z is None else f"{tally.z:+.1f}",
     )
 
 
@@ -170,23 +171,22 @@ def story(
     json: Json = False,
     **fields: Fields,
 ) -> int:
-    """Simulate one run, and write it for `outlast explain`.
+    """Simulate one run as a run directory for `outlast explain`.
 
-    A run directory for `outlast explain`, `summary` and `events`, decided by
-    the controller that `outlast run` has. It is one of the runs of `outlast
-    plan simulate` with the same seed. At 16,384 GPUs some 5 failures are told
-    in a second.
+    `outlast explain`, `summary` and `events` read the directory. Decisions are made
+    by the controller of `outlast run`. The run is one of those of `outlast plan
+    simulate` with the same seed.
 
     Parameters
     ----------
     to
-        The run directory to write; a new one.
+        New run directory to write.
     strategy
-        What happens after a failure; all but drop.
+        Recovery strategy after a failure; all but drop are possible.
     seed
-        The same seed and replication give the same run, byte for byte.
+        Random seed. The same seed and replication give the same run, byte for byte.
     replication
-        Which run of that seed.
+        Number of the run with that seed, counted from 0.
     """
     from outlast.plan.narrate.narrator import narrate  # NumPy, which no help text needs
     from outlast.plan.simulate.simulated_job import bound_failures, job_of
@@ -195,8 +195,8 @@ def story(
         raise UsageError(f"--replication {replication}: 0 is the first")
     if strategy == "drop":
         raise UsageError(
-            "--strategy drop: the controller has no rung for fewer replicas, so that"
-            " it has no story; `outlast plan simulate` simulates such runs"
+            "--strategy drop: the controller of `outlast run` cannot continue with fewer"
+            " replicas; nothing was written; `outlast plan simulate` simulates such runs"
         )
     _must_be_new(to)
     scenario = scenario_of(check_fields(fields, story), file)
@@ -218,7 +218,7 @@ def _must_be_new(to: Path) -> None:
             return
     except OSError as error:
         raise UsageError(f"--to {to}: {error.strerror}; nothing was written") from error
-    raise UsageError(f"--to {to} is there already; nothing was written; name a new directory")
+    raise UsageError(f"--to {to} exists already; nothing was written; give a new directory")
 
 
 def _show_story(narrated: NarratedRun, to: Path) -> None:

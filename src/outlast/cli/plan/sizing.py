@@ -55,26 +55,30 @@ def _flag(text: str, key: str = "") -> Parameter:
 class MachineFlags:
     """Flags for GPUs, links and storage."""
 
-    gpus: Annotated[str, _flag("GPUs of the job, as in 16384 or 16k.")]
+    gpus: Annotated[str, _flag("Number of GPUs, for example 16384 or 16k.")]
     gpus_per_node: Annotated[
-        str | None, _flag(f"Default: {GPUS_PER_NODE}, or all where they are fewer.")
+        str | None,
+        _flag(f"Number of GPUs per node (default: {GPUS_PER_NODE}, or all if there are fewer)."),
     ] = None
-    device: Annotated[Device | None, _flag("The GPU, for its peak rate.", "device")] = None
+    device: Annotated[Device | None, _flag("GPU model, for its peak FLOP/s.", "device")] = None
     mfu: Annotated[
-        str | None, _flag("Share of the precision's peak rate that training reaches.", "mfu")
+        str | None,
+        _flag(
+            "Model FLOPs utilization (MFU), the share of peak FLOP/s that training reaches.", "mfu"
+        ),
     ] = None
     host_bandwidth: Annotated[
-        str | None, _flag("From a GPU to its host's memory.", "host-bandwidth")
+        str | None, _flag("Bandwidth from a GPU to host memory.", "host-bandwidth")
     ] = None
     network_bandwidth: Annotated[
-        str | None, _flag("Of a GPU to other hosts.", "network-bandwidth")
+        str | None, _flag("Network bandwidth per GPU to other hosts.", "network-bandwidth")
     ] = None
     storage_bandwidth: Annotated[
-        str | None, _flag("Of the whole file system.", "storage-bandwidth")
+        str | None, _flag("Total bandwidth of the file system.", "storage-bandwidth")
     ] = None
-    startup: Annotated[str | None, _flag("Of the job, without reading its state.", "startup")] = (
-        None
-    )
+    startup: Annotated[
+        str | None, _flag("Time to start the job, without loading a checkpoint.", "startup")
+    ] = None
 
     def machine(self, precision: Precision) -> MachineSpec:
         """Parse the flags. Raises ConfigError, UsageError, naming the invalid one."""
@@ -115,28 +119,32 @@ class MachineFlags:
 class ModelFlags:
     """Flags for parameters and tokens."""
 
-    parameters: Annotated[str, _flag("Of the model, as in 405B.")]
+    parameters: Annotated[str, _flag("Number of parameters, for example 405B.")]
     active: Annotated[
-        str | None, _flag("Parameters that a token passes through, in a mixture of experts.")
+        str | None, _flag("Active parameters per token, for a mixture of experts (default: all).")
     ] = None
     tokens: Annotated[
-        str | None, _flag("To train on, as in 15.6T; else 20 a parameter (Hoffmann et al. 2022).")
+        str | None,
+        _flag(
+            "Training tokens, for example 15.6T (default: 20 per parameter, Hoffmann et al. 2022)."
+        ),
     ] = None
-    batch_tokens: Annotated[str | None, _flag("Tokens of a step.", "batch-tokens")] = None
+    batch_tokens: Annotated[str | None, _flag("Tokens per step.", "batch-tokens")] = None
     precision: Annotated[
         Precision | None,
         _flag(
-            "What is saved of a parameter, with Adam: bf16 14 bytes, fp32 12, fp8 13; and the"
-            " peak rate: fp8 has twice that of bf16, fp32 (as TF32) half.",
+            "Precision. It sets the saved bytes per parameter with Adam (bf16 14, fp32 12, fp8"
+            " 13) and the peak rate (fp8 twice bf16, fp32 as TF32 half).",
             "precision",
         ),
     ] = None
     bytes_per_parameter: Annotated[
         str | None,
-        _flag("Bytes saved of a parameter and its optimizer state; default: by --precision."),
+        _flag("Saved bytes per parameter, optimizer state included (default: by --precision)."),
     ] = None
     replica_gpus: Annotated[
-        str | None, _flag("GPUs that hold the model and its optimizer once; else all of them.")
+        str | None,
+        _flag("GPUs that together hold one copy of the model and optimizer (default: all)."),
     ] = None
 
     def model(self, gpus: int) -> ModelSpec:
@@ -182,30 +190,30 @@ def _assumed(
 
 
 def size(*, of: ModelFlags, on: MachineFlags, out: Path | None = None, json: Json = False) -> int:
-    """Compute state, work and save times of a model on a machine.
+    """Compute checkpoint size, training time and save times.
 
-    A scenario for the other commands: `outlast plan size ... --out run.toml`,
-    then `outlast plan advise run.toml`.
+    With --out it writes a scenario for the other commands: `outlast plan size ...
+    --out run.toml`, then `outlast plan advise run.toml`.
 
     Parameters
     ----------
     out
-        Write a scenario into this new TOML file.
+        Write the scenario into this new TOML file.
     """
     machine = on.machine(of.precision or "bf16")
     model = of.model(machine.gpus)
     if out:
         write_new(out, None)
-    found = sizing(model, machine, _assumed(of, on, model, machine))
+    answer = sizing(model, machine, _assumed(of, on, model, machine))
     if out:
-        lines = (f"{key} = {_toml(value)}" for key, value in found.scenario.items())
+        lines = (f"{key} = {_toml(value)}" for key, value in answer.scenario.items())
         write_new(out, "\n".join(["# Made by `outlast plan size`.", *lines, ""]))
     if json:
-        print_json(found)
+        print_json(answer)
         return EXIT_DONE
-    echo(quantity_table(found.quantities))
-    echo("by bandwidth alone; what runs measured is more: `outlast fleet fit`")
-    remarks(found)
+    echo(quantity_table(answer.quantities))
+    echo("computed from bandwidth alone, a lower bound; `outlast fleet fit` measures real runs")
+    remarks(answer)
     if out:
         echo(f"written to {out}; next: outlast plan advise {out}")
     return EXIT_DONE
@@ -216,11 +224,11 @@ def _large(flag: str, text: str) -> float:
     match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,20})?)\s*([kKMBGT]?)", text.strip())
     if match is None or not float(match[1]):
         raise ConfigError(f"{flag} {text} needs a number above 0, as in 405B or 15.6T")
-    found = float(match[1]) * _TIMES[match[2]]
-    if not _LEAST[flag] <= found <= _MOST:
-        unit = f": give its unit, as in {match[1]}B" if not match[2] else ""
-        raise ConfigError(f"{flag} {text} is {found:g}, which cannot be meant{unit}")
-    return found
+    value = float(match[1]) * _TIMES[match[2]]
+    if not _LEAST[flag] <= value <= _MOST:
+        unit = f": give a unit, as in {match[1]}B" if not match[2] else ""
+        raise ConfigError(f"{flag} {text} is {value:g}, out of range{unit}")
+    return value
 
 
 def _toml(value: str | int) -> str:

@@ -57,23 +57,23 @@ def sweep(
 ) -> int:
     """Vary one or two fields of a scenario.
 
-    What theory says of each point, and runs there.
+    Prints the formulas' results at each point, and simulated runs.
 
     Parameters
     ----------
     over
-        A field and its values, as in gpus=1k,4k,16k; or a range with logarithmic steps, as in
-        gpus=1k..1M/7, of seven values. Twice for two fields.
+        Field with its values, for example gpus=1k,4k,16k, or gpus=1k..1M/7 for seven values with
+        logarithmic steps. Give it twice for two fields.
     strategy
-        One, several as in outlast,migrate, or all.
+        One strategy, several (outlast,migrate), or all.
     replications
-        Runs at each point, as in 100 or 1k; 0: theory alone.
+        Number of simulated runs per point, for example 100 or 1k. 0: formulas only.
     out
-        Write a row for each point into this new file (.parquet, .arrow, .csv, .json).
+        Write one row per point into this new file (.parquet, .arrow, .csv, .json).
     figure
-        Draw lines, or for two fields a map, into this file (.svg, .png, .pdf).
+        Draw lines (one field) or a map (two fields) into this file (.svg, .png, .pdf).
     measure
-        What the figure shows.
+        Quantity of the figure.
     """
     path, picture = result_tables.check_target(out), check_picture(figure)
     runs = quantities.count(f"--replications {replications}", replications)
@@ -82,7 +82,7 @@ def sweep(
         execution_place(workers, dask, _failures(points, runs)) as where,
         count_progress("runs") as advance,
     ):
-        found = swept(
+        result = swept(
             points,
             runs,
             seed=seed,
@@ -90,56 +90,58 @@ def sweep(
             in_flight=where.in_flight,
             on_progress=advance,
         )
-    _show(found, json=json)
+    _show(result, json=json)
     if path:
         from outlast.plan.simulate import result_rows  # numpy takes a while to import
 
-        result_rows.write_points(path, points, found)
+        result_rows.write_points(path, points, result)
     if picture:
         from outlast.plan.figures.sweep_figure import draw
 
-        draw(points, found, measure, picture)
-    if any(one.failed for one in found.points):
+        draw(points, result, measure, picture)
+    if any(point.failed for point in result.points):
         return EXIT_USER_ERROR
-    return EXIT_INTERRUPTED if found.interrupted else EXIT_DONE
+    return EXIT_INTERRUPTED if result.interrupted else EXIT_DONE
 
 
 def _failures(wanted: list[SweepPoint], runs: int) -> float:
     """Estimate the failures to simulate, before theory has computed them."""
     each = (
-        2 * one.scenario.failures.per_gpu_s * one.scenario.gpus * one.scenario.work_s
-        for one in wanted
+        2 * point.scenario.failures.per_gpu_s * point.scenario.gpus * point.scenario.work_s
+        for point in wanted
     )
     return runs * sum(each)
 
 
-def _show(found: Sweep, *, json: bool) -> None:
+def _show(result: Sweep, *, json: bool) -> None:
     if json:
-        print_json(found)
+        print_json(result)
         return
-    alone = found.strategies[0] if len(found.strategies) == 1 else None
-    runs = f"{format_count(found.requested, 'run')} each, seed {found.seed}"
-    how = runs if found.requested else "by theory alone"
-    echo(Text(found.question, "bold"))
-    echo(Text(f"failures: {found.failures}", "dim"))
-    echo(f"{f'{alone}: ' if alone else ''}{format_count(len(found.points), 'point')}, {how}")
-    figures = ("saves\nevery", "goodput", *["90 % of runs"] * bool(found.requested), "costs")
+    alone = result.strategies[0] if len(result.strategies) == 1 else None
+    runs = f"{format_count(result.requested, 'run')} each, seed {result.seed}"
+    how = runs if result.requested else "by formulas only"
+    echo(Text(result.question, "bold"))
+    echo(Text(f"failures: {result.failures}", "dim"))
+    echo(f"{f'{alone}: ' if alone else ''}{format_count(len(result.points), 'point')}, {how}")
+    figures = ("saves\nevery", "goodput", *["90 % of runs"] * bool(result.requested), "costs")
     strategy = [text_column("strategy", wrap=False)] * (not alone)
-    grid = table(*map(number_column, found.over), *strategy, *map(number_column, figures))
-    for one in found.points:
-        named = (*one.values.values(), *[one.strategy] * (not alone))
-        grid.add_row(*named, *_cells(one, runs=bool(found.requested)))
+    grid = table(*map(number_column, result.over), *strategy, *map(number_column, figures))
+    for point in result.points:
+        named = (*point.values.values(), *[point.strategy] * (not alone))
+        grid.add_row(*named, *_cells(point, runs=bool(result.requested)))
     echo(grid)
-    remarks(found)
+    remarks(result)
 
 
-def _cells(one: PointResult, *, runs: bool) -> list[str]:
-    if one.theory is None:
+def _cells(point: PointResult, *, runs: bool) -> list[str]:
+    if point.theory is None:
         return ["-"]
-    costs = one.runs.costs.middle if one.runs else one.theory.usd
+    costs = point.runs.costs.middle if point.runs else point.theory.usd
     band = ""
-    if one.runs:
-        low, high = (said(each, "share") for each in (one.runs.goodput.low, one.runs.goodput.high))
+    if point.runs:
+        low, high = (
+            said(each, "share") for each in (point.runs.goodput.low, point.runs.goodput.high)
+        )
         band = f"{low.removesuffix(' %')} to {high}"
-    goodput = said(one.theory.outcome.goodput, "share")
-    return [span(one.theory.interval_s), goodput, *[band] * runs, said(costs, "USD")]
+    goodput = said(point.theory.outcome.goodput, "share")
+    return [span(point.theory.interval_s), goodput, *[band] * runs, said(costs, "USD")]

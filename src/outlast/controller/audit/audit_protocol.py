@@ -94,31 +94,41 @@ def expire(turn: ControllerTurn) -> None:
 
 
 def _act_on_requested(turn: ControllerTurn) -> None:
-    for one in tuple(turn.state.audit.rounds.values()):
-        if one.names_requested:
-            _act(turn, one, judge(one.holdings, one.names, turn.state.audit.origins, may_ask=False))
+    for audit_round in tuple(turn.state.audit.rounds.values()):
+        if audit_round.names_requested:
+            _act(
+                turn,
+                audit_round,
+                judge(
+                    audit_round.holdings, audit_round.names, turn.state.audit.origins, may_ask=False
+                ),
+            )
 
 
 def due_ns(turn: ControllerTurn) -> int:
     """Return when names are not waited for any longer; 0: nothing is waited for."""
-    requested = [one.asked_ns for one in turn.state.audit.rounds.values() if one.names_requested]
+    requested = [
+        audit_round.asked_ns
+        for audit_round in turn.state.audit.rounds.values()
+        if audit_round.names_requested
+    ]
     return min(requested) + int(turn.state.limits.status_s * S_NS) if requested else 0
 
 
-def _keep(turn: ControllerTurn, one: AuditRound) -> None:
+def _keep(turn: ControllerTurn, audit_round: AuditRound) -> None:
     rounds = {
         n: other
         for n, other in turn.state.audit.rounds.items()
-        if other.generation == one.generation
+        if other.generation == audit_round.generation
     }
-    rounds[one.n] = one
+    rounds[audit_round.n] = audit_round
     for n in sorted(rounds)[:-ROUNDS_MAX]:
         del rounds[n]
     turn.state.audit = replace(turn.state.audit, rounds=rounds)
 
 
-def _drop(turn: ControllerTurn, one: AuditRound) -> None:
-    rounds = {n: other for n, other in turn.state.audit.rounds.items() if n != one.n}
+def _drop(turn: ControllerTurn, audit_round: AuditRound) -> None:
+    rounds = {n: other for n, other in turn.state.audit.rounds.items() if n != audit_round.n}
     turn.state.audit = replace(turn.state.audit, rounds=rounds)
 
 
@@ -139,39 +149,43 @@ def _judge(turn: ControllerTurn, n: int) -> None:
                 turn.send(worker, ask)
 
 
-def _act(turn: ControllerTurn, one: AuditRound, verdict: AuditVerdict) -> None:
-    _drop(turn, one)
+def _act(turn: ControllerTurn, audit_round: AuditRound, verdict: AuditVerdict) -> None:
+    _drop(turn, audit_round)
     unnamed = set(verdict.tensors) <= set(OPTIONAL_KINDS)
     if verdict.outcome == "agreed":
-        _agree(turn, one, verdict)
+        _agree(turn, audit_round, verdict)
     # Otherwise the next audit finds it again.
-    elif not (unnamed and len(one.names) < len(one.names_requested)):
-        _part(turn, one, verdict)
+    elif not (unnamed and len(audit_round.names) < len(audit_round.names_requested)):
+        _part(turn, audit_round, verdict)
 
 
-def _agree(turn: ControllerTurn, one: AuditRound, verdict: AuditVerdict) -> None:
+def _agree(turn: ControllerTurn, audit_round: AuditRound, verdict: AuditVerdict) -> None:
     state = turn.state
-    state.audit = state.audit.agreed(Agreement(one.n, one.step, one.part, one.parts))
-    _tell(turn, one, verdict)
-    if one.parts > 1:
+    state.audit = state.audit.agreed(
+        Agreement(audit_round.n, audit_round.step, audit_round.part, audit_round.parts)
+    )
+    _tell(turn, audit_round, verdict)
+    if audit_round.parts > 1:
         return
-    turn.journal(inputs.AuditAgreedEntry(n=one.n, step=one.step))
+    turn.journal(inputs.AuditAgreedEntry(n=audit_round.n, step=audit_round.step))
     for rank in range(state.world):
         worker = state.occupant(rank)
         if worker is not None and not worker.killed_ns and state.mode == "open":
-            turn.send(worker, messages.AuditAgreed(generation=one.generation, n=one.n))
+            turn.send(
+                worker, messages.AuditAgreed(generation=audit_round.generation, n=audit_round.n)
+            )
 
 
-def _tell(turn: ControllerTurn, one: AuditRound, verdict: AuditVerdict) -> None:
+def _tell(turn: ControllerTurn, audit_round: AuditRound, verdict: AuditVerdict) -> None:
     turn.emit(
         events.ReplicasCompared(
             t_ns=turn.now_ns,
-            generation=one.generation,
-            n=one.n,
-            step=one.step,
+            generation=audit_round.generation,
+            n=audit_round.n,
+            step=audit_round.step,
             ranks=verdict.compared,
-            part=one.part,
-            parts=one.parts,
+            part=audit_round.part,
+            parts=audit_round.parts,
             minority=verdict.minority,
             majority=verdict.majority,
             decides=verdict.outcome != "no majority",
@@ -180,14 +194,14 @@ def _tell(turn: ControllerTurn, one: AuditRound, verdict: AuditVerdict) -> None:
     )
 
 
-def _part(turn: ControllerTurn, one: AuditRound, verdict: AuditVerdict) -> None:
+def _part(turn: ControllerTurn, audit_round: AuditRound, verdict: AuditVerdict) -> None:
     """Replicas differ: replace the minority, or close the generation undecided."""
     state = turn.state
-    _bar(turn, one)
-    _tell(turn, one, verdict)
+    _bar(turn, audit_round)
+    _tell(turn, audit_round, verdict)
     often = [rank for rank in verdict.minority if state.audit.blamed.get(rank, 0) >= REPLACED_MAX]
     if verdict.outcome == "minority" and state.audit.whole is not None and not often:
-        _replace(turn, one, verdict)
+        _replace(turn, audit_round, verdict)
         return
     state.audit = replace(state.audit, undecided=True)
     why = "no majority says which of them is right"
@@ -203,25 +217,29 @@ def _part(turn: ControllerTurn, one: AuditRound, verdict: AuditVerdict) -> None:
             " is its host or the script, not one process"
         )
     ranks = _ranks(verdict.majority + verdict.minority)
-    detail = f"{ranks} hold different bytes of {_tensors(verdict)} after step {one.step}; {why}"
-    fault = events.Fault(kind="diverged", detail=detail, n=one.n, step=one.step, t_ns=turn.now_ns)
+    detail = (
+        f"{ranks} hold different bytes of {_tensors(verdict)} after step {audit_round.step}; {why}"
+    )
+    fault = events.Fault(
+        kind="diverged", detail=detail, n=audit_round.n, step=audit_round.step, t_ns=turn.now_ns
+    )
     incident_response.record_fault(turn, fault, "audit")
 
 
-def _bar(turn: ControllerTurn, one: AuditRound) -> None:
+def _bar(turn: ControllerTurn, audit_round: AuditRound) -> None:
     """Bar the copies that were saved since the last agreement."""
     state = turn.state
     whole = state.audit.whole
     if whole is None:
         checkpoint_tracking.set_checkpoint(turn, None)
         return
-    bar = CopyBar(whole.n, one.generation)
+    bar = CopyBar(whole.n, audit_round.generation)
     turn.journal(inputs.CopiesBarred(after_n=bar.after_n, generation=bar.generation))
     state.audit = state.audit.barred(bar)
     checkpoint_tracking.set_checkpoint(turn, state.audit.newest_copy())
 
 
-def _replace(turn: ControllerTurn, one: AuditRound, verdict: AuditVerdict) -> None:
+def _replace(turn: ControllerTurn, audit_round: AuditRound, verdict: AuditVerdict) -> None:
     state = turn.state
     blamed = dict(state.audit.blamed)
     for rank in verdict.minority:
@@ -231,15 +249,17 @@ def _replace(turn: ControllerTurn, one: AuditRound, verdict: AuditVerdict) -> No
             continue  # it was lost meanwhile
         whole = state.audit.whole
         detail = (
-            f"rank {rank} does not hold what {_ranks(verdict.majority)} hold after step {one.step}:"
-            f" {_tensors(verdict)}"
+            f"rank {rank} does not hold what {_ranks(verdict.majority)} hold after step"
+            f" {audit_round.step}: {_tensors(verdict)}"
         )
-        if whole is not None and whole.step < one.step - 1:
+        if whole is not None and whole.step < audit_round.step - 1:
             detail += (
                 f"; all were last equal after step {whole.step}, and steps since then may have used"
                 " its gradients"
             )
-        fault = replace(turn.blame(worker, "diverged", detail), n=one.n, step=one.step)
+        fault = replace(
+            turn.blame(worker, "diverged", detail), n=audit_round.n, step=audit_round.step
+        )
         incident_response.give_up(turn, worker, fault, "audit")
     state.audit = replace(state.audit, blamed=blamed)
 

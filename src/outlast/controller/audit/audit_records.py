@@ -90,8 +90,8 @@ def _votes(classes: Sequence[Iterable[int]], origins: Mapping[int, int]) -> list
             digests.setdefault(origins.get(rank, rank), Counter())[at] += 1
     votes = [0] * len(classes)
     for count in digests.values():
-        (most, many), *others = count.most_common(2)
-        if not others or many > others[0][1]:
+        (most, top_votes), *others = count.most_common(2)
+        if not others or top_votes > others[0][1]:
             votes[most] += 1
     return votes
 
@@ -100,10 +100,10 @@ def _classes(
     ranks: list[int], holdings: Mapping[int, ReplicaDigests], origins: Mapping[int, int]
 ) -> list[list[int]]:
     """Ranks with equal digests, the class with most votes first."""
-    found: dict[tuple[tuple[str, bytes], ...], list[int]] = {}
+    by_digest: dict[tuple[tuple[str, bytes], ...], list[int]] = {}
     for rank in ranks:
-        found.setdefault(tuple(sorted(holdings[rank].kinds.items())), []).append(rank)
-    classes = list(found.values())
+        by_digest.setdefault(tuple(sorted(holdings[rank].kinds.items())), []).append(rank)
+    classes = list(by_digest.values())
     votes = _votes(classes, origins)
     order = sorted(range(len(classes)), key=lambda at: (-votes[at], classes[at][0]))
     return [classes[at] for at in order]
@@ -129,12 +129,12 @@ def _decide(
         first, others = classes[0], classes[1:]
         agreeing, differing = list(first), list[list[int]]()
         for ranks in others:
-            found = _differences(first[0], ranks[0], holdings, names)
-            if found:
+            differences = _differences(first[0], ranks[0], holdings, names)
+            if differences:
                 differing.append(ranks)
             else:
                 agreeing += ranks
-            tensors.update(dict.fromkeys(found))
+            tensors.update(dict.fromkeys(differences))
         votes, *against = _votes([agreeing, *differing], origins)
         if differing:
             undecided = undecided or votes <= sum(against)
@@ -157,21 +157,21 @@ def _differences(
 ) -> list[str]:
     """Return what two ranks hold differently: names, or a kind whose names are not known."""
     a, b = holdings[one].kinds, holdings[other].kinds
-    found: list[str] = []
+    names_differing: list[str] = []
     for kind in sorted(a.keys() | b.keys()):
         if a.get(kind) == b.get(kind):
             continue
         remaining, right = (names.get(rank, {}).get(kind) for rank in (one, other))
         if remaining is None or right is None:
-            found.append(kind)
+            names_differing.append(kind)
             continue
         shared = remaining.keys() & right.keys()
         wanted = shared if kind in OPTIONAL_KINDS else remaining.keys() | right.keys()
         differing = sorted(name for name in wanted if remaining.get(name) != right.get(name))
         if not differing and kind not in OPTIONAL_KINDS:
             differing = [kind]
-        found += differing
-    return found
+        names_differing += differing
+    return names_differing
 
 
 class AuditRound(msgspec.Struct, frozen=True, kw_only=True):
@@ -226,16 +226,16 @@ class AuditState(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_disputed(self) -> bool:
         """Return whether replicas are known to differ, and names are still waited for."""
-        return any(one.names_requested for one in self.rounds.values())
+        return any(audit_round.names_requested for audit_round in self.rounds.values())
 
     def agreed(self, point: Agreement) -> AuditState:
         """Return the state after one more agreement."""
         if point.parts == 1:
             return replace(self, newest=point, whole=point, recent=(), origins={})
-        same = [one for one in self.recent if one.parts == point.parts]
+        same = [agreement for agreement in self.recent if agreement.parts == point.parts]
         recent = (*same, point)[-point.parts :]
         whole = self.whole
-        if {one.part for one in recent} == set(range(point.parts)):
+        if {agreement.part for agreement in recent} == set(range(point.parts)):
             whole = recent[0] if whole is None or recent[0].n > whole.n else whole
         return replace(self, newest=point, recent=recent, whole=whole)
 
@@ -283,5 +283,5 @@ def is_barred(bars: Iterable[CopyBar], n: int, path: str) -> bool:
 
 def generation_of(path: str) -> int:
     """Return the generation in which a copy was made, by its directory's name; 0: unknown."""
-    found = _GENERATION.search(path)
-    return int(found[1]) if found else 0
+    match = _GENERATION.search(path)
+    return int(match[1]) if match else 0

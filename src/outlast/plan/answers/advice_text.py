@@ -104,19 +104,21 @@ def describe_strategy(at: BestSettings) -> str:
     """Describe the strategy and the extra cost of the others."""
     others = sorted((one for one in at.found if one is not at.taken), key=lambda one: one.usd)
     close = CLOSE * at.taken.usd
-    same: list[Strategy] = [one.strategy for one in others if abs(one.usd - at.taken.usd) <= close]
+    same: list[Strategy] = [
+        other.strategy for other in others if abs(other.usd - at.taken.usd) <= close
+    ]
     sentences: list[str] = []
     if same:
         sentences.append(f"{_listed(same)} {'saves' if len(same) == 1 else 'save'} nothing more")
-    for one in others:
-        more = one.usd - at.taken.usd
+    for other in others:
+        more = other.usd - at.taken.usd
         if math.isinf(more):
-            sentences.append(f"{one.strategy} does not end")
+            sentences.append(f"{other.strategy} does not end")
         elif more > close:
-            sentences.append(f"{one.strategy} costs {_usd(more)} more")
+            sentences.append(f"{other.strategy} costs {_usd(more)} more")
         elif more < -close:
             less = (
-                f"{one.strategy} may cost {_usd(-more)} less by a formula that does not hold here"
+                f"{other.strategy} may cost {_usd(-more)} less by a formula that does not hold here"
             )
             sentences.append(f"{less} (`pip install 'outlast[plan]'` has it simulated)")
     text = " ".join(
@@ -124,7 +126,7 @@ def describe_strategy(at: BestSettings) -> str:
     )
     if at.taken.strategy not in RUN_CANNOT:
         return text
-    least = next((one for one in others if one.strategy not in RUN_CANNOT), None)
+    least = next((other for other in others if other.strategy not in RUN_CANNOT), None)
     instead = (
         f"; of what it does, {least.strategy} is the cheapest, for {_usd(least.usd - at.taken.usd)}"
         " more"
@@ -229,11 +231,11 @@ def describe_spares(
     return f"{text} There are {scenario.spares:,}: the change{by} saves {_usd(saves_usd)}."
 
 
-def describe_main_inputs(found: list[InputSensitivity]) -> str:
+def describe_main_inputs(sensitivities: list[InputSensitivity]) -> str:
     """Describe the inputs, not free to set, that move the price most."""
-    if not found or found[0].swing_usd == 0:
+    if not sensitivities or sensitivities[0].swing_usd == 0:
         return ""
-    most = found[0]
+    most = sensitivities[0]
     ends = [
         f"{_usd(turn.usd)} at {side}" if math.isfinite(turn.usd) else f"does not end at {side}"
         for side, turn in (("half of it", most.half), ("double", most.double))
@@ -308,13 +310,15 @@ def next_measures(
         and one.key not in ("failures", "replica-gpus")
         and one.swing_usd > TELLING * at.taken.usd
     ]
-    for one in assumed[:DOUBTS_MAX]:
-        moves = f"half or double moves the price by {_usd(one.swing_usd)}"
-        if math.isinf(one.swing_usd):
+    for assumption in assumed[:DOUBTS_MAX]:
+        moves = f"half or double moves the price by {_usd(assumption.swing_usd)}"
+        if math.isinf(assumption.swing_usd):
             moves = "half or double decides whether the run ends"
-        taken = format_quantity(one.value, one.unit)
+        taken = format_quantity(assumption.value, assumption.unit)
         measures.append(
-            NextMeasure(what=one.key, why=f"The {one.label}: {taken} is assumed, and {moves}.")
+            NextMeasure(
+                what=assumption.key, why=f"The {assumption.label}: {taken} is assumed, and {moves}."
+            )
         )
     return measures
 
@@ -364,30 +368,32 @@ def _width(weight: float) -> float:
 
 def advice_warnings(scenario: Scenario, at: BestSettings) -> list[str]:
     """Return the effects that the advice leaves out, and the premises that do not hold."""
-    found = list(at.taken.warnings)
+    warnings = list(at.taken.warnings)
     if scenario.nodes == 1:
-        found.append("one node: copies in memory and live replicas go with it")
+        warnings.append("one node: copies in memory and live replicas go with it")
     elif scenario.replicas < 2:
-        found.append(
+        warnings.append(
             "the model is held once: there are no live replicas to go on from; a smaller"
             " --replica-gpus says otherwise"
         )
     elif "replica-gpus" in scenario.assumed and at.taken.strategy in ("migrate", "drop", "outlast"):
         each = scenario.gpus // scenario.replicas
-        found.append(
+        warnings.append(
             f"{format_count(scenario.replicas, 'replica')} of {format_count(each, 'GPU')} are"
             " assumed: say"
             " --replica-gpus"
         )
     if at.taken.how == "simulated":
-        found.append(f"{at.taken.strategy} is simulated: its prices have an error of some per cent")
+        warnings.append(
+            f"{at.taken.strategy} is simulated: its prices have an error of some per cent"
+        )
     if at.taken.strategy == "drop" and at.taken.how != "simulated":
-        found.append("dropping is told for the long run; this one begins whole, and does better")
+        warnings.append("dropping is told for the long run; this one begins whole, and does better")
     if scenario.spares == 0 and at.taken.strategy != "drop":
-        found.append("--spares 0: each node that is lost is waited for")
+        warnings.append("--spares 0: each node that is lost is waited for")
     if math.isinf(at.taken.usd):
-        found.append(
+        warnings.append(
             "no strategy ends this run: failures come every"
             f" {format_quantity(mtbf_s(scenario), 's')}"
         )
-    return found
+    return warnings

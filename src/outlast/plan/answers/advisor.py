@@ -64,10 +64,12 @@ def advise(
     at = best_settings(open_)
     settings = settings_of(at.scenario, at.taken)
     finishes = math.isfinite(at.taken.usd)
-    found = input_sensitivities(open_, at)
+    sensitivities = input_sensitivities(open_, at)
     quantities = _quantities(at, settings)
-    doubts, rest = _doubts(open_, found, settings)
-    can: list[Strategy] = [one for one in STRATEGIES if not reason_impossible(scenario, one)]
+    doubts, rest = _doubts(open_, sensitivities, settings)
+    can: list[Strategy] = [
+        strategy for strategy in STRATEGIES if not reason_impossible(scenario, strategy)
+    ]
     about = {"work", "gpu-hour"}.union(*(matters(one) for one in can))
     plain = answer(
         "What should this run set, and what should it buy?",
@@ -86,12 +88,12 @@ def advise(
         now=_current_cost(scenario, in_use, at),
         items=_items(scenario, in_use, at, settings) if finishes else [],
         bill=make_bill(at.scenario, at.taken),
-        strategies=[_option(at, one) for one in STRATEGIES],
-        levers=found,
-        matters_most=advice_text.describe_main_inputs(found) if finishes else _rarer(open_),
+        strategies=[_option(at, strategy) for strategy in STRATEGIES],
+        levers=sensitivities,
+        matters_most=advice_text.describe_main_inputs(sensitivities) if finishes else _rarer(open_),
         doubts=doubts if finishes else [],
         sure=advice_text.describe_certainty(doubts, rest, at) if finishes else "",
-        measure=advice_text.next_measures(scenario, found, at),
+        measure=advice_text.next_measures(scenario, sensitivities, at),
         extras=tuple(extra_costs(at.scenario, at.taken, extras)) if extras else (),
     )
 
@@ -132,9 +134,9 @@ def _with_copies(scenario: Scenario) -> Scenario:
     """Choose the fewest copies, among divisors of the nodes, that cost no more than others."""
     if "copies" not in scenario.assumed or scenario.copies < 2:
         return scenario
-    fitting = [many for many in COPIES if scenario.nodes % many == 0] or [scenario.copies]
-    choices = [replace(scenario, copies=many, spares=0) for many in fitting]
-    usd = [predict(one, "peer-memory").usd for one in choices]
+    fitting = [copies for copies in COPIES if scenario.nodes % copies == 0] or [scenario.copies]
+    choices = [replace(scenario, copies=copies, spares=0) for copies in fitting]
+    usd = [predict(choice, "peer-memory").usd for choice in choices]
     enough = next(i for i, one in enumerate(usd) if one <= min(usd) * (1 + TIE))
     return replace(scenario, copies=choices[enough].copies)
 
@@ -215,7 +217,7 @@ def _items(
 ) -> list[AdviceItem]:
     how = at.taken.how
     saves = next((one.usd - at.taken.usd for one in at.found if one.strategy == in_use), None)
-    found = [
+    items = [
         AdviceItem(
             what="strategy",
             set_to=settings.strategy,
@@ -228,7 +230,7 @@ def _items(
         _interval(scenario, at, settings),
     ]
     if settings.memory_interval_s is not None:
-        found += [
+        items += [
             AdviceItem(
                 what="memory-interval",
                 set_to=format_quantity(settings.memory_interval_s, "s"),
@@ -246,7 +248,7 @@ def _items(
                 why=advice_text.describe_copies(scenario, settings),
             ),
         ]
-    return [*found, _spares(scenario, at, settings)]
+    return [*items, _spares(scenario, at, settings)]
 
 
 def _interval(scenario: Scenario, at: BestSettings, settings: TunedSettings) -> AdviceItem:

@@ -72,7 +72,7 @@ def memory_copies(scenario: Scenario) -> Replicas:
     scenario = replace(scenario, spares=spares_of(scenario, "peer-memory"))  # at any rate
     most = min(COPIES_MAX, scenario.nodes)
     rows = [_row(scenario, copies) for copies in range(1, most + 1)]
-    found = [
+    quantities = [
         Quantity(
             name="a part lacks a copy for",
             value=exposed_s(scenario),
@@ -106,13 +106,13 @@ def memory_copies(scenario: Scenario) -> Replicas:
         *(limits := _limits(scenario)),
     ]
     warnings = _warnings(scenario, rows)
-    if any(math.isinf(one.value) for one in limits):
+    if any(math.isinf(limit.value) for limit in limits):
         warnings.append(
             "where neither saves nor what is counted of restarts takes time, no number of GPUs is"
             " too large: its limit is infinite"
         )
     about = matters("peer-memory") | {"state", "step"}
-    base = answer("How many copies in memory?", scenario, found, warnings, about)
+    base = answer("How many copies in memory?", scenario, quantities, warnings, about)
     return Replicas(
         question=base.question,
         failures=base.failures,
@@ -163,8 +163,8 @@ def _how(scenario: Scenario) -> How:
 
 
 def _how_losses(scenario: Scenario) -> How:
-    found = formula_domain.of_losses(scenario, exposed_s(scenario))
-    return found if found != "exact" else _how(scenario)
+    domain = formula_domain.of_losses(scenario, exposed_s(scenario))
+    return domain if domain != "exact" else _how(scenario)
 
 
 def _row(scenario: Scenario, copies: int) -> CopiesRow:
@@ -213,10 +213,10 @@ def _limits(scenario: Scenario) -> list[Quantity]:
         ("storage", stored, scenario.detect_s + scenario.restart_s),
         ("memory", sent, scenario.detect_s + scenario.restore_s),
     )
-    found: list[Quantity] = []
+    limits: list[Quantity] = []
     for kind, cost_s, back_s in kinds:
         for name, restart_s in (("", back_s), (", R not counted", 0.0)):
-            found.append(
+            limits.append(
                 quantity_with_band(
                     f"half goodput, {kind}{name}",
                     "GPUs",
@@ -226,7 +226,7 @@ def _limits(scenario: Scenario) -> list[Quantity]:
                     lambda one, cost_s=cost_s, restart_s=restart_s: _half(one, cost_s, restart_s),
                 )
             )
-    return found
+    return limits
 
 
 def _half(scenario: Scenario, cost_s: Callable[[float], float], restart_s: float) -> float:
@@ -242,7 +242,7 @@ def _warnings(scenario: Scenario, rows: list[CopiesRow]) -> list[str]:
         "there is one node: no other holds a copy": scenario.nodes == 1,
         "no two copies of a part are taken to lie in one rack": racks,
         "no end with some numbers of copies: failures come faster than the run gets on": any(
-            math.isinf(one.losses) for one in rows
+            math.isinf(row.losses) for row in rows
         ),
         "nodes are taken not to age": scenario.shape != 1,
         "lemons are taken for ordinary nodes with the mean rate": scenario.lemons > 0,

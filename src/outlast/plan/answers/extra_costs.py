@@ -59,24 +59,24 @@ def extra_costs(scenario: Scenario, taken: Prediction, inputs: ExtraInputs) -> l
     """
     if math.isinf(taken.usd):
         return []
-    found: list[ExtraCost] = []
+    costs: list[ExtraCost] = []
     if inputs.silent_mtbf_s is not None:
-        found.append(_silent(scenario, taken, inputs.silent_mtbf_s, inputs.verify_s))
+        costs.append(_silent(scenario, taken, inputs.silent_mtbf_s, inputs.verify_s))
     if inputs.straggler_share is not None:
-        found.append(_stragglers(scenario, taken, inputs.straggler_share, inputs.straggler_factor))
+        costs.append(_stragglers(scenario, taken, inputs.straggler_share, inputs.straggler_factor))
     if inputs.maintenance_every_s is not None:
-        found.append(
+        costs.append(
             _maintenance(scenario, taken, inputs.maintenance_every_s, inputs.maintenance_s)
         )
     if inputs.preempted_every_s is not None:
-        found.append(_preemption(scenario, taken, inputs, inputs.preempted_every_s))
+        costs.append(_preemption(scenario, taken, inputs, inputs.preempted_every_s))
     elif inputs.usd_per_spot_hour is not None:
         raise UsageError("--spot-hour needs --preempted-every: how often is the job preempted?")
     if inputs.usd_per_gb_month is not None:
-        found.append(_storage(scenario, taken, inputs, inputs.usd_per_gb_month))
+        costs.append(_storage(scenario, taken, inputs, inputs.usd_per_gb_month))
     if inputs.local_cost_s is not None:
-        found.append(_levels(scenario, taken, inputs, inputs.local_cost_s))
-    return found
+        costs.append(_levels(scenario, taken, inputs, inputs.local_cost_s))
+    return costs
 
 
 def _silent(scenario: Scenario, taken: Prediction, every_s: float, verify_s: float) -> ExtraCost:
@@ -230,15 +230,15 @@ def _levels(
     )
     above = [memory] if in_memory else []
     without = levels.pattern([*above, storage], every_s, down_s=scenario.detect_s)
-    found = levels.pattern([*above, local, storage], every_s, down_s=scenario.detect_s)
+    pattern = levels.pattern([*above, local, storage], every_s, down_s=scenario.detect_s)
     chosen = ", ".join(
-        f"{one.level.name} every {format_quantity(one.interval_s, 's')}" for one in found.chosen
+        f"{one.level.name} every {format_quantity(one.interval_s, 's')}" for one in pattern.chosen
     )
-    saves = min(0.0, found.waste - without.waste)
+    saves = min(0.0, pattern.waste - without.waste)
     return ExtraCost(
         what="levels of saves",
         usd=taken.usd * saves,
         text=f"Where a whole job begins again, best are {chosen}:"
-        f" {format_quantity(found.waste, 'share')} of"
+        f" {format_quantity(pattern.waste, 'share')} of"
         f" the time, {format_quantity(without.waste, 'share')} without local drives.",
     )

@@ -38,7 +38,7 @@ def ettr(scenario: Scenario, target: float | None = None, queue_s: float = 0.0) 
     if target is not None and not 0 < target < 1:
         raise UsageError(f"--target {target:g} must lie between 0 and 1: no ETTR is either")
     at_s = interval_s(scenario)
-    found = [
+    quantities = [
         quantity_with_band(
             "between failures of the job",
             "s",
@@ -66,10 +66,10 @@ def ettr(scenario: Scenario, target: float | None = None, queue_s: float = 0.0) 
     warnings = _regime(scenario, at_s) + predict(scenario, "checkpoint-restart").warnings
     if target is not None:
         gives, cannot = _giving(scenario, at_s, queue_s, target)
-        found += gives
+        quantities += gives
         warnings += cannot
     about = matters("checkpoint-restart")
-    return answer("Which share of time is training (ETTR)?", scenario, found, warnings, about)
+    return answer("Which share of time is training (ETTR)?", scenario, quantities, warnings, about)
 
 
 def init_s(scenario: Scenario) -> float:
@@ -106,24 +106,24 @@ def _by_formula(scenario: Scenario, at_s: float, queue_s: float) -> list[Quantit
     share = partial(quantity_with_band, unit="share", scenario=scenario)
     flushed = partial(how_at_other_rate, strategy="checkpoint-restart", job=job)
 
-    def free(one: Scenario) -> float:
-        return theory.exact(at_s, mtbf_s(one), init_s=start_s, queue_s=queue_s)
+    def free(scenario: Scenario) -> float:
+        return theory.exact(at_s, mtbf_s(scenario), init_s=start_s, queue_s=queue_s)
 
-    def one_and_seven(one: Scenario) -> float:
+    def one_and_seven(scenario: Scenario) -> float:
         return theory.equation_1(
-            at_s, mtbf_s(one), productive_s=work_s, init_s=start_s, queue_s=queue_s
+            at_s, mtbf_s(scenario), productive_s=work_s, init_s=start_s, queue_s=queue_s
         )
 
-    def two(one: Scenario) -> float:
-        return theory.equation_2(at_s, mtbf_s(one), init_s=start_s)
+    def two(scenario: Scenario) -> float:
+        return theory.equation_2(at_s, mtbf_s(scenario), init_s=start_s)
 
-    def six(one: Scenario) -> float:
+    def six(scenario: Scenario) -> float:
         return theory.equation_6(
-            at_s, mtbf_s(one), productive_s=work_s, init_s=start_s, queue_s=queue_s
+            at_s, mtbf_s(scenario), productive_s=work_s, init_s=start_s, queue_s=queue_s
         )
 
-    def failures(one: Scenario) -> float:
-        return theory.equation_4(at_s, mtbf_s(one), productive_s=work_s, init_s=start_s)
+    def failures(scenario: Scenario) -> float:
+        return theory.equation_4(at_s, mtbf_s(scenario), productive_s=work_s, init_s=start_s)
 
     return [
         share("ETTR", how=how, source=RENEWAL, function=lambda one: exact(one, at_s, queue_s)),
@@ -163,7 +163,7 @@ def _giving(
     start_s = init_s(scenario)
     cost_s = scenario.cost_s
     source = f"for {target:g}"
-    found: list[Quantity] = []
+    quantities: list[Quantity] = []
     cannot: list[str] = []
 
     def ask(name: str, function: Callable[[Scenario], float], source: str = source) -> None:
@@ -173,20 +173,20 @@ def _giving(
             cannot.append(f"no {name.removesuffix(' at most')} alone gives {target:g}: {error}")
         else:
             known = partial(_or_0, function)
-            found.append(quantity_with_band(name, "s", how, source, scenario, known))
-            if "interval" in name and found[-1].value < scenario.flush_s:
+            quantities.append(quantity_with_band(name, "s", how, source, scenario, known))
+            if "interval" in name and quantities[-1].value < scenario.flush_s:
                 cannot.append(
-                    f"{name} {span(found[-1].value)}: a flush takes {span(scenario.flush_s)}, and"
-                    " a save begins when the last is there"
+                    f"{name} {span(quantities[-1].value)}: a flush takes {span(scenario.flush_s)},"
+                    " and a save begins when the last is there"
                 )
 
-    def interval(one: Scenario) -> float:
+    def interval(scenario: Scenario) -> float:
         return theory.interval_for(
-            target, mtbf_s(one), init_s=start_s, queue_s=queue_s, cost_s=cost_s
+            target, mtbf_s(scenario), init_s=start_s, queue_s=queue_s, cost_s=cost_s
         )
 
-    def start(one: Scenario) -> float:
-        return theory.init_for(target, at_s, mtbf_s(one), queue_s=queue_s, cost_s=cost_s)
+    def start(scenario: Scenario) -> float:
+        return theory.init_for(target, at_s, mtbf_s(scenario), queue_s=queue_s, cost_s=cost_s)
 
     ask("interval at most", interval)
     ask("start at most", start)
@@ -211,8 +211,8 @@ def _giving(
             how=how(scenario),
             source=source,
         )
-        found += [least_s, times]
-    return found, cannot
+        quantities += [least_s, times]
+    return quantities, cannot
 
 
 def _or_0(function: Callable[[Scenario], float], scenario: Scenario) -> float:
@@ -250,10 +250,10 @@ def best_interval(scenario: Scenario, strategy: Strategy) -> Answer:
     tuned = replace(scenario, interval_s=None)
     best = predict(tuned, strategy)
 
-    def hows(one: Scenario) -> How:
-        return predict(one, strategy).how
+    def hows(scenario: Scenario) -> How:
+        return predict(scenario, strategy).how
 
-    found = [
+    quantities = [
         quantity_with_band(
             "between failures of the job",
             "s",
@@ -276,13 +276,13 @@ def best_interval(scenario: Scenario, strategy: Strategy) -> Answer:
     ]
     warnings = list(best.warnings)
     if best.memory_interval_s is not None:
-        found.insert(2, _in_memory(tuned, best))
-        if found[2].high == math.inf:
+        quantities.insert(2, _in_memory(tuned, best))
+        if quantities[2].high == math.inf:
             warnings.append("at an end of the rate's band no versions in memory are taken")
     if math.isfinite(best.wall_s):
         zone = flat_zone(tuned, best)
         ends = (("flat zone from", zone.low_s), ("flat zone to", zone.high_s))
-        found[-1:-1] = [
+        quantities[-1:-1] = [
             Quantity(
                 name=name, value=value, unit="s", how=best.how, source="within one point of goodput"
             )
@@ -293,12 +293,12 @@ def best_interval(scenario: Scenario, strategy: Strategy) -> Answer:
         warnings.append(f"no interval ends this run: failures come every {every}")
     if scenario.interval_s is not None:
         here = predict(scenario, strategy)
-        found.append(_goodput("goodput at the given interval", scenario, strategy))
-        warnings += [one for one in here.warnings if one not in warnings]
+        quantities.append(_goodput("goodput at the given interval", scenario, strategy))
+        warnings += [warning for warning in here.warnings if warning not in warnings]
     return answer(
         f"How often should {strategy} save?",
         scenario,
-        found,
+        quantities,
         warnings,
         matters(strategy) - {"work"},
     )

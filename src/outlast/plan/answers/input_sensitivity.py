@@ -73,10 +73,10 @@ class InputSensitivity(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def swing_usd(self) -> float:
         """Difference of the highest and lowest price over the variations."""
-        found = [one.usd for one in (self.half, self.double) if one]
-        if math.inf in found:
-            return math.inf if min(found) < math.inf or not math.isinf(self.here_usd) else 0.0
-        return max(found) - min(found) if len(found) > 1 else self.saves_usd
+        prices = [one.usd for one in (self.half, self.double) if one]
+        if math.inf in prices:
+            return math.inf if min(prices) < math.inf or not math.isinf(self.here_usd) else 0.0
+        return max(prices) - min(prices) if len(prices) > 1 else self.saves_usd
 
 
 class _Input(NamedTuple):
@@ -157,20 +157,24 @@ def best_settings(scenario: Scenario, *, every: bool = True, stocked: bool = Fal
     if scenario.spares is None:
         scenario = replace(scenario, spares=cheapest_spares(scenario).best)
         stocked = True
-    found: list[Prediction] = []
-    for one in sorted(STRATEGIES, key=lambda one: one == "peer-memory"):  # the slow one last
-        least = min((_at_most_usd(other) for other in found), default=math.inf)
-        if reason_impossible(scenario, one) or not (
-            every or _least_usd(scenario, one) <= least * (1 + TIE)
+    predictions: list[Prediction] = []
+    for strategy in sorted(STRATEGIES, key=lambda one: one == "peer-memory"):  # the slow one last
+        least = min((_at_most_usd(other) for other in predictions), default=math.inf)
+        if reason_impossible(scenario, strategy) or not (
+            every or _least_usd(scenario, strategy) <= least * (1 + TIE)
         ):
             continue
-        here = replace(scenario, spares=0) if stocked and one == "drop" else scenario
-        found.append(price_strategy(here, one, beside_usd=math.inf if every else least))
-    least = min(_at_most_usd(one) for one in found)
+        here = replace(scenario, spares=0) if stocked and strategy == "drop" else scenario
+        predictions.append(price_strategy(here, strategy, beside_usd=math.inf if every else least))
+    least = min(_at_most_usd(one) for one in predictions)
     if math.isinf(least):
-        return BestSettings(scenario, found, max(found, key=lambda one: one.outcome.goodput))
-    tied = [one for one in found if _at_most_usd(one) <= least * (1 + TIE)]
-    return BestSettings(scenario, found, min(tied, key=lambda one: STRATEGIES.index(one.strategy)))
+        return BestSettings(
+            scenario, predictions, max(predictions, key=lambda one: one.outcome.goodput)
+        )
+    tied = [one for one in predictions if _at_most_usd(one) <= least * (1 + TIE)]
+    return BestSettings(
+        scenario, predictions, min(tied, key=lambda one: STRATEGIES.index(one.strategy))
+    )
 
 
 def _at_most_usd(of: Prediction) -> float:
@@ -233,14 +237,17 @@ def input_sensitivities(scenario: Scenario, at: BestSettings) -> list[InputSensi
     `scenario`: with the free settings left open, `at` being their best.
     """
     about = {
-        key for one in STRATEGIES if not reason_impossible(scenario, one) for key in matters(one)
+        key
+        for strategy in STRATEGIES
+        if not reason_impossible(scenario, strategy)
+        for key in matters(strategy)
     }
-    found = [
+    sensitivities = [
         _sensitivity(key, scenario, at)
         for key, one in _INPUTS.items()
         if key in about and 0 < one.get(scenario) < NEVER_S
     ]
-    moving = [one for one in found if one.swing_usd > 0]
+    moving = [one for one in sensitivities if one.swing_usd > 0]
     return sorted(moving, key=lambda one: -one.swing_usd)
 
 

@@ -120,10 +120,14 @@ def read_measured_run(run_dir: Path) -> MeasuredRun:
         raise RunDirError(f"{run_dir}: no time has passed in this run; nothing can be compared")
     outside_s = _outside_s(times)
     spent_s = _spent_s(summary, outside_s) if summary.goodput is not None else {}
-    count = sum(one.count for one in summary.causes.values())
-    fatal = sum(one.rung == "restart" and one.cause in summary.causes for one in summary.incidents)
+    count = sum(cause.count for cause in summary.causes.values())
+    fatal = sum(
+        incident.rung == "restart" and incident.cause in summary.causes
+        for incident in summary.incidents
+    )
     hosts_lost = sum(
-        one.rung != "restart" and one.cause == "agent_lost" for one in summary.incidents
+        incident.rung != "restart" and incident.cause == "agent_lost"
+        for incident in summary.incidents
     )
     work_s = spent_s.get("work", 0.0) / summary.world
     return MeasuredRun(
@@ -168,7 +172,7 @@ def compare_run(scenario: Scenario, of: MeasuredRun, *, seed: int = 0) -> RunCom
         outside_s=of.outside_s,
         goodput=summary.goodput,
         ettr=summary.ettr,
-        incidents={kind: one.count for kind, one in summary.causes.items()},
+        incidents={kind: cause.count for kind, cause in summary.causes.items()},
         rows=rows,
         believed=_believed(scenario, of),
         notes=list(summary.notes),
@@ -182,16 +186,16 @@ def _fields(events: Sequence[AnyEvent], summary: RunSummary, work_s: float) -> d
     interval_s = _interval_s(events, work_s / max(1, summary.steps or 0)) or work_s
     mean_s["flush"] = min(mean_s.get("flush", 0.0), interval_s)
     mean_s.setdefault("cost", 0.0)
-    found = {name: f"{value:.6f}s" for name, value in mean_s.items() if value or name != "step"}
-    found["interval"] = f"{interval_s:.6f}s"
+    fields = {name: f"{value:.6f}s" for name, value in mean_s.items() if value or name != "step"}
+    fields["interval"] = f"{interval_s:.6f}s"
     if "pause" in mean_s:
-        found["window"] = "0"  # a replica is whole when its state has moved, in the pause
-    return found
+        fields["window"] = "0"  # a replica is whole when its state has moved, in the pause
+    return fields
 
 
 def _interval_s(events: Sequence[AnyEvent], step_s: float) -> float:
     """Return the mean work between two checkpoints; 0 where none was saved."""
-    saved = sorted({one.step for one in events if isinstance(one, CheckpointSaved)})
+    saved = sorted({event.step for event in events if isinstance(event, CheckpointSaved)})
     return saved[-1] / len(saved) * step_s if saved else 0.0
 
 
@@ -200,20 +204,20 @@ def _outside_s(times: TimeAccount) -> float:
     lanes = [lane.spans for lane in times.lanes if lane.spans]
     edges = [spans[0] for spans in lanes if spans[0].bucket == "start"]
     edges += [spans[-1] for spans in lanes if spans[-1].bucket == "stop"]
-    return sum(one.end_ns - one.begin_ns for one in edges) / 1e9
+    return sum(edge.end_ns - edge.begin_ns for edge in edges) / 1e9
 
 
 def _course(times: TimeAccount) -> list[tuple[float, float]]:
-    spans = [one for one in times.lanes[0].spans if one.bucket not in ("start", "stop")]
+    spans = [span for span in times.lanes[0].spans if span.bucket not in ("start", "stop")]
     begun_ns = spans[0].begin_ns if spans else 0
     done_s = 0.0
-    found = [(0.0, 0.0)]
-    for one in spans:
-        if OF_BUCKET[one.bucket] == "work":
-            found.append(((one.begin_ns - begun_ns) / 1e9, done_s))
-            done_s += (one.end_ns - one.begin_ns) / 1e9
-            found.append(((one.end_ns - begun_ns) / 1e9, done_s))
-    return found
+    course = [(0.0, 0.0)]
+    for span in spans:
+        if OF_BUCKET[span.bucket] == "work":
+            course.append(((span.begin_ns - begun_ns) / 1e9, done_s))
+            done_s += (span.end_ns - span.begin_ns) / 1e9
+            course.append(((span.end_ns - begun_ns) / 1e9, done_s))
+    return course
 
 
 def _spent_s(summary: RunSummary, outside_s: float) -> dict[Cause, float]:
@@ -222,7 +226,9 @@ def _spent_s(summary: RunSummary, outside_s: float) -> dict[Cause, float]:
         spent_s[OF_BUCKET[bucket]] += seconds
     spent_s["restart"] -= outside_s
     # Until a failure is noticed, its peers wait in an attempt that is then lost.
-    noticing_s = sum(one.phases_ms["notice"] for one in summary.incidents) / 1e3 * summary.world
+    noticing_s = (
+        sum(incident.phases_ms["notice"] for incident in summary.incidents) / 1e3 * summary.world
+    )
     spent_s["detect"] = min(spent_s["redo"], noticing_s)
     spent_s["redo"] -= spent_s["detect"]
     return spent_s
@@ -236,10 +242,10 @@ def _runs(
     seed: int,
 ) -> EnsembleRuns:
     each = affordable(scenario, {strategy: tuned}, job.work_s)
-    found = run_ensemble({strategy: job}, draws(scenario, each), seed=seed).runs[strategy]
+    rows = run_ensemble({strategy: job}, draws(scenario, each), seed=seed).runs[strategy]
     # A run ends with its last step, without the flush of the last save.
-    found.spent_s[CAUSES.index("save"), ~found.capped] -= job.flush_s
-    return found
+    rows.spent_s[CAUSES.index("save"), ~rows.capped] -= job.flush_s
+    return rows
 
 
 def _at_its_rate(scenario: Scenario, of: MeasuredRun) -> Scenario:
@@ -338,10 +344,10 @@ def _compared(predicted: Quantity, observed: Quantity, again: Quantity | None) -
 def _verdict(predicted: Quantity, observed: Quantity) -> Verdict:
     """Return whether two bands, or values without one, are disjoint."""
 
-    def ends(one: Quantity) -> tuple[float, float]:
+    def ends(quantity: Quantity) -> tuple[float, float]:
         return (
-            one.value if one.low is None else one.low,
-            one.value if one.high is None else one.high,
+            quantity.value if quantity.low is None else quantity.low,
+            quantity.value if quantity.high is None else quantity.high,
         )
 
     (predicted_low, predicted_high), (low, high) = ends(predicted), ends(observed)

@@ -92,21 +92,21 @@ def sweep_points(
     given = {**(read_file(file) if file else {}), **flags}
     axes = [parse_axis(text, given) for text in over]
     for key, _ in axes:
-        if key in flags or sum(one.key == key for one in axes) > 1:
+        if key in flags or sum(ax.key == key for ax in axes) > 1:
             raise UsageError(f"--over {key}: the field is given twice")
-    many = math.prod(len(one.texts) for one in axes) * len(strategies)
-    if many > POINTS_MAX:
-        raise UsageError(f"--over: {many:,} points with all strategies; at most {POINTS_MAX:,}")
-    found: list[SweepPoint] = []
-    for texts in product(*(one.texts for one in axes)):
-        values = dict(zip((one.key for one in axes), texts, strict=True))
+    count = math.prod(len(ax.texts) for ax in axes) * len(strategies)
+    if count > POINTS_MAX:
+        raise UsageError(f"--over: {count:,} points with all strategies; at most {POINTS_MAX:,}")
+    points: list[SweepPoint] = []
+    for texts in product(*(ax.texts for ax in axes)):
+        values = dict(zip((ax.key for ax in axes), texts, strict=True))
         try:
             scenario = scenario_of({**flags, **values}, file)
         except ConfigError as error:
             name = " ".join(f"{key}={text}" for key, text in values.items())
             raise ConfigError(f"--over {name}: {error}") from error
-        found += [SweepPoint(values, scenario, strategy) for strategy in strategies]
-    return found
+        points += [SweepPoint(values, scenario, strategy) for strategy in strategies]
+    return points
 
 
 def sweep(
@@ -127,10 +127,10 @@ def sweep(
     """
     if not 0 <= replications <= RUNS_MAX:
         raise UsageError(f"--replications {replications}: from 0 to {RUNS_MAX:,}")
-    found = [_in_theory(one) for one in wanted]
+    points = [_in_theory(point) for point in wanted]
     interrupted = False
     if replications:
-        here = {at: one.theory for at, one in enumerate(found) if one.theory}
+        here = {at: one.theory for at, one in enumerate(points) if one.theory}
         ended = _simulate_points(
             {at: (wanted[at], theory) for at, theory in here.items()},
             replications,
@@ -140,12 +140,12 @@ def sweep(
             on_progress=on_progress,
         )
         for at, (runs, failed) in ended.items():
-            found[at] = replace(found[at], runs=runs, failed=failed)
+            points[at] = replace(points[at], runs=runs, failed=failed)
         interrupted = any(
             not failed and (runs is None or runs.replications < replications)
             for runs, failed in ended.values()
         )
-    return _answer(wanted, found, seed, replications, interrupted=interrupted)
+    return _answer(wanted, points, seed, replications, interrupted=interrupted)
 
 
 class _PointSums:
@@ -168,19 +168,19 @@ class _PointSums:
         self._totals += [rows[name].sum() for name in TALLIES]
 
     def runs(self) -> PointRuns | None:
-        many = self._wall.count
-        if not many:
+        count = self._wall.count
+        if not count:
             return None
         usd = usd_per_s(self.point.scenario, self.theory.spares)
         goodput = tally("goodput", "share", self._goodput)
         return PointRuns(
-            replications=many,
+            replications=count,
             unfinished=self._wall.endless,
             takes=tally("takes", "s", self._wall, self.theory.wall_s),
             goodput=replace(goodput, predicted=self.theory.outcome.goodput),
             costs=tally("costs", "USD", self._wall, self.theory.usd, times=usd),
             failures=tally("failures", "times", self._failures),
-            means=dict(zip(TALLIES, (self._totals / many).tolist(), strict=True)),
+            means=dict(zip(TALLIES, (self._totals / count).tolist(), strict=True)),
         )
 
 
@@ -197,7 +197,7 @@ def _simulate_points(
     # The simulator takes a while to import, and theory alone does not need it.
     from outlast.plan.simulate.replications import IN_FLIGHT, reason, results
 
-    sums = {at: _PointSums(*one) for at, one in wanted.items()}
+    sums = {at: _PointSums(*point) for at, point in wanted.items()}
     done = 0
     total = replications * len(sums)
     queue = _by_turns(sums, replications, seed)
@@ -235,17 +235,19 @@ def _in_theory(point: SweepPoint) -> PointResult:
 
 def _answer(
     wanted: Sequence[SweepPoint],
-    found: list[PointResult],
+    points: list[PointResult],
     seed: int,
     replications: int,
     *,
     interrupted: bool,
 ) -> Sweep:
-    over = {key: list(dict.fromkeys(one.values[key] for one in found)) for key in found[0].values}
+    over = {
+        key: list(dict.fromkeys(point.values[key] for point in points)) for key in points[0].values
+    }
     strategies: list[Strategy] = [
-        one for one in STRATEGIES if any(each.strategy == one for each in found)
+        strategy for strategy in STRATEGIES if any(point.strategy == strategy for point in points)
     ]
-    about = frozenset[str]().union(*(matters(one) for one in strategies), {"gpu-hour"})
+    about = frozenset[str]().union(*(matters(strategy) for strategy in strategies), {"gpu-hour"})
     answers = [answer("", point.scenario, [], [], about) for point in wanted]
     rates = dict.fromkeys(one.failures for one in answers)
     return Sweep(
@@ -253,49 +255,54 @@ def _answer(
         failures=next(iter(rates)) if len(rates) == 1 else "by point",
         quantities=[],
         assumed=list(_agreed(answers)),
-        warnings=list(_warnings(found, replications)),
+        warnings=list(_warnings(points, replications)),
         over=over,
         strategies=strategies,
         seed=seed,
         requested=replications,
         interrupted=interrupted,
-        points=found,
+        points=points,
     )
 
 
 def _agreed(answers: Sequence[Answer]) -> Iterator[Assumed]:
     """Return the assumptions common to all points, and the fields derived from others."""
     for first in answers[0].assumed:
-        texts = {one.text for each in answers for one in each.assumed if one.key == first.key}
+        texts = {
+            assumption.text
+            for each in answers
+            for assumption in each.assumed
+            if assumption.key == first.key
+        }
         yield first if len(texts) == 1 else Assumed(first.key, "by point")
 
 
-def _warnings(found: Sequence[PointResult], replications: int) -> Iterator[str]:
+def _warnings(points: Sequence[PointResult], replications: int) -> Iterator[str]:
     """Yield each warning once, with its points."""
     where: dict[str, list[str]] = {}
-    for one in found:
-        name = " ".join([*(f"{key}={text}" for key, text in one.values.items()), one.strategy])
-        for text in _warnings_at(one, replications):
+    for point in points:
+        name = " ".join([*(f"{key}={text}" for key, text in point.values.items()), point.strategy])
+        for text in _warnings_at(point, replications):
             where.setdefault(text, []).append(name)
     for text, names in where.items():
         more = f" and {len(names) - NAMED_MAX:,} more" if len(names) > NAMED_MAX else ""
         yield f"{', '.join(names[:NAMED_MAX])}{more}: {text}"
 
 
-def _warnings_at(one: PointResult, replications: int) -> Iterator[str]:
-    runs = one.runs
-    if one.why:
-        yield one.why
-    if one.failed:
-        yield f"failed where it ran, {one.failed}"
-    if one.theory:
-        yield from without_advice(one.theory.warnings) if replications else one.theory.warnings
-        if math.isinf(one.theory.wall_s):
+def _warnings_at(point: PointResult, replications: int) -> Iterator[str]:
+    runs = point.runs
+    if point.why:
+        yield point.why
+    if point.failed:
+        yield f"failed where it ran, {point.failed}"
+    if point.theory:
+        yield from without_advice(point.theory.warnings) if replications else point.theory.warnings
+        if math.isinf(point.theory.wall_s):
             yield "no end; failures come faster than the run gets on"
     if (
         replications
-        and one.theory
-        and not one.failed
+        and point.theory
+        and not point.failed
         and (runs is None or runs.replications < replications)
     ):
         yield "interrupted, with fewer runs than were asked for"
@@ -310,4 +317,4 @@ def strategies_of(text: str) -> list[Strategy]:
     named = STRATEGIES if text == "all" else [one.strip() for one in text.split(",")]
     if unknown := next((one for one in named if one not in STRATEGIES), None):
         raise UsageError(f"--strategy {unknown}: there are {', '.join(STRATEGIES)}, and all")
-    return [one for one in STRATEGIES if one in named]
+    return [strategy for strategy in STRATEGIES if strategy in named]

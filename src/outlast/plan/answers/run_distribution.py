@@ -74,15 +74,15 @@ def run_distribution(
     predicted = predict(scenario, strategy)
     job = bound_failures(job_of(scenario, strategy), predicted)
     wanted = ((None, part) for part in parts(job, replications, seed))
-    found = {name: StreamingSummary() for name in (*TALLIES, "goodput")}
+    summaries = {name: StreamingSummary() for name in (*TALLIES, "goodput")}
     with closing(results(wanted, executor, in_flight)) as done:
         for _, part, rows in done:
             if isinstance(rows, Exception):
                 context = f"replications from {part.first:,} failed, and nothing was kept: "
                 raise OutlastError(context + reason(rows)) from rows
             for name in TALLIES:
-                found[name].add(rows[name])
-            found["goodput"].add(job.work_s / rows["wall_s"])
+                summaries[name].add(rows[name])
+            summaries["goodput"].add(job.work_s / rows["wall_s"])
             on_rows(rows)
     base = answer(
         f"What do runs of {scenario.gpus:,} GPUs with {strategy} come to?",
@@ -91,8 +91,8 @@ def run_distribution(
         [],
         matters(strategy) | {"gpu-hour"},
     )
-    wall = found["wall_s"]
-    tallies = _make_tallies(scenario, predicted, found) if wall.count else []
+    wall = summaries["wall_s"]
+    tallies = _make_tallies(scenario, predicted, summaries) if wall.count else []
     return RunDistribution(
         question=base.question,
         failures=base.failures,
@@ -113,19 +113,23 @@ def run_distribution(
 
 
 def _make_tallies(
-    scenario: Scenario, predicted: Prediction, found: dict[str, StreamingSummary]
+    scenario: Scenario, predicted: Prediction, summaries: dict[str, StreamingSummary]
 ) -> list[Tally]:
     theory = {"wall_s": predicted.wall_s}
     if predicted.strategy != "drop":  # where theory counts replicas that leave, not failures
         theory["failures"] = predicted.outcome.failures_per_s * predicted.wall_s
     tallies = [
-        tally(label, unit, found[name], theory.get(name))
+        tally(label, unit, summaries[name], theory.get(name))
         for name, (label, unit) in _TALLIES.items()
     ]
     # A mean of goodputs is not the goodput of the mean time, which theory gives: no z.
-    goodput = tally("goodput", "share", found["goodput"])
+    goodput = tally("goodput", "share", summaries["goodput"])
     costs = tally(
-        "costs", "USD", found["wall_s"], predicted.usd, times=usd_per_s(scenario, predicted.spares)
+        "costs",
+        "USD",
+        summaries["wall_s"],
+        predicted.usd,
+        times=usd_per_s(scenario, predicted.spares),
     )
     plain = msgspec.structs.replace(goodput, predicted=predicted.outcome.goodput)
     return [tallies[0], plain, costs, *tallies[1:]]

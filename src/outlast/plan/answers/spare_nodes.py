@@ -143,7 +143,7 @@ def spare_nodes(scenario: Scenario) -> Spares:
         GOING_ON: cheapest([here], dropping=True),
     }
     if len(rates) > 1:
-        points[UNSURE] = cheapest([SpareModel(one) for one in rates])
+        points[UNSURE] = cheapest([SpareModel(rate) for rate in rates])
     if scenario.spares is not None:
         points["given"] = scenario.spares
     once_usd = plain_usd(scenario, here)
@@ -178,12 +178,12 @@ def cheapest(stocks: Sequence[SpareModel], *, dropping: bool = False) -> int:
     """
 
     def price(count: int) -> float:
-        return math.fsum(one.price(count, dropping=dropping) for one in stocks)
+        return math.fsum(stock.price(count, dropping=dropping) for stock in stocks)
 
     def enough(count: int) -> bool:
         return price(count) <= price(count + 1) < math.inf
 
-    return bisect.bisect_left(range(max(one.most for one in stocks)), True, key=enough)
+    return bisect.bisect_left(range(max(stock.most for stock in stocks)), True, key=enough)
 
 
 def whole_replicas(scenario: Scenario) -> SpareModel:
@@ -217,17 +217,17 @@ def _whole_replicas_share(points: Sequence[float], most: int, stays: float) -> l
 
     A missing node leaves a given replica complete with probability `stays`.
     """
-    found = [1.0] * (most + 1)
+    shares = [1.0] * (most + 1)
     padded = [*points, *[0.0] * (most + 2 - len(points))]
     beyond = math.fsum(
         point * stays ** (count - most) for count, point in enumerate(padded) if count > most
     )
     enough = math.fsum(padded[: most + 1])
     for count in range(most, -1, -1):
-        found[count] = min(1.0, enough + beyond)
+        shares[count] = min(1.0, enough + beyond)
         enough -= padded[count]
         beyond = stays * (padded[count] + beyond)
-    return found
+    return shares
 
 
 def equally_likely(scenario: Scenario) -> list[Scenario]:
@@ -248,13 +248,13 @@ def _merged(points: dict[str, int]) -> list[tuple[int, list[str]]]:
 def _quantities(scenario: Scenario) -> list[Quantity]:
     stocks: dict[float, SpareModel] = {}
 
-    def at(one: Scenario) -> SpareModel:
-        return stocks.setdefault(one.failures.per_gpu_s, SpareModel(one))
+    def at(scenario: Scenario) -> SpareModel:
+        return stocks.setdefault(scenario.failures.per_gpu_s, SpareModel(scenario))
 
     racks = scenario.rack_mtbf_s < NEVER_S
 
-    def how(one: Scenario) -> How:
-        return "first order" if racks else formula_domain.of_repairs(one)
+    def how(scenario: Scenario) -> How:
+        return "first order" if racks else formula_domain.of_repairs(scenario)
 
     law = "racks return together" if racks else "Poisson, any law of repairs"
     waits = "racks return one by one" if racks else "Erlang's B of s + 1"
@@ -298,7 +298,7 @@ def _quantities(scenario: Scenario) -> list[Quantity]:
 
 
 def _row_named(rows: Sequence[SparesRow], name: str) -> SparesRow:
-    return next(one for one in rows if name in one.names)
+    return next(row for row in rows if name in row.names)
 
 
 NO_END = "no run ends here, whatever stands by: failures come faster than it gets on"
@@ -335,7 +335,7 @@ def _conclusions(scenario: Scenario, stocks: SpareModel, rows: Sequence[SparesRo
                 f", which saves {format_quantity(saved, 'USD')}, spares paid." if saved > 0 else "."
             ),
         ]
-    unsure = [one for one in rows if UNSURE in one.names and one is not best]
+    unsure = [row for row in rows if UNSURE in row.names and row is not best]
     if unsure:
         sentences.append(
             f"The rate is not sure: on the average over what it may be,"

@@ -142,26 +142,28 @@ def compare(
     naming the invalid field.
     """
     predicted: dict[Strategy, Prediction] = {
-        one: predict(scenario, one) for one in STRATEGIES if not reason_impossible(scenario, one)
+        strategy: predict(scenario, strategy)
+        for strategy in STRATEGIES
+        if not reason_impossible(scenario, strategy)
     }
-    found = simulate_strategies(scenario, list(predicted), request, place, on_progress)
+    ensemble = simulate_strategies(scenario, list(predicted), request, place, on_progress)
     base = answer(
         f"Which strategy for {scenario.gpus:,} GPUs?",
         scenario,
         [],
         [],
-        frozenset[str]().union(*(matters(one) for one in predicted), {"gpu-hour"}),
+        frozenset[str]().union(*(matters(strategy) for strategy in predicted), {"gpu-hour"}),
     )
     usd: dict[Strategy, np.ndarray] = {
-        one: usd_per_s(scenario, predicted[one].spares) * runs.wall_s
-        for one, runs in found.runs.items()
+        run: usd_per_s(scenario, predicted[run].spares) * runs.wall_s
+        for run, runs in ensemble.runs.items()
     }
     ranked: list[Strategy] = []
-    if found.draws:
+    if ensemble.draws:
         ranked = sorted(predicted, key=lambda one: (*_rank(usd[one]), -STRATEGIES.index(one)))
     contenders = [
-        _compared_strategy(scenario, request, predicted[one], found, usd, ranked[0])
-        for one in ranked
+        _compared_strategy(scenario, request, predicted[strategy], ensemble, usd, ranked[0])
+        for strategy in ranked
     ]
     return StrategyComparison(
         question=base.question,
@@ -170,15 +172,15 @@ def compare(
         quantities=[],
         warnings=_warnings(contenders, predicted),
         seed=request.seed,
-        runs=len(found.draw_of),
-        rates=len({d.factor for d in found.draws}),
-        interrupted=found.interrupted,
+        runs=len(ensemble.draw_of),
+        rates=len({d.factor for d in ensemble.draws}),
+        interrupted=ensemble.interrupted,
         within_s=request.within_s,
         contenders=contenders,
         impossible=[
-            ImpossibleStrategy(one, why)
-            for one in STRATEGIES
-            if (why := reason_impossible(scenario, one))
+            ImpossibleStrategy(strategy, why)
+            for strategy in STRATEGIES
+            if (why := reason_impossible(scenario, strategy))
         ],
         observed=compare_run(scenario, measured, seed=request.seed) if measured else None,
     )
@@ -192,12 +194,14 @@ def simulate_strategies(
     on_progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> Ensemble:
     """Simulate these strategies with the requested number of runs."""
-    jobs: dict[Strategy, SimulatedJob] = {one: job_of(scenario, one) for one in strategies}
+    jobs: dict[Strategy, SimulatedJob] = {
+        strategy: job_of(scenario, strategy) for strategy in strategies
+    }
     if request.replications is not None:
         each = math.ceil(request.replications / STRATA)
     else:
         tuned: dict[Strategy, theory.RecoveryJob] = {
-            one: tuned_job(scenario, one) for one in strategies
+            strategy: tuned_job(scenario, strategy) for strategy in strategies
         }
         each = affordable(scenario, tuned, scenario.work_s)
     return run_ensemble(
@@ -207,7 +211,11 @@ def simulate_strategies(
 
 def expected_simulated_failures(scenario: Scenario, replications: int | None) -> float:
     """Return a rough number of failures to simulate; 0 if seconds suffice."""
-    jobs = [job_of(scenario, one) for one in STRATEGIES if not reason_impossible(scenario, one)]
+    jobs = [
+        job_of(scenario, strategy)
+        for strategy in STRATEGIES
+        if not reason_impossible(scenario, strategy)
+    ]
     each = sum(min(ENSEMBLE_FAILURES_MAX, expected_failures(job)) for job in jobs)
     return (replications or 0) * each
 
@@ -227,12 +235,12 @@ def _compared_strategy(
     scenario: Scenario,
     request: ComparisonRequest,
     predicted: Prediction,
-    found: Ensemble,
+    ensemble: Ensemble,
     usd: Mapping[Strategy, np.ndarray],
     best: Strategy,
 ) -> ComparedStrategy:
     strategy = predicted.strategy
-    runs = found.runs[strategy]
+    runs = ensemble.runs[strategy]
     takes = band("takes", "s", runs.wall_s)
     either = np.isfinite(usd[strategy]) | np.isfinite(usd[best])
     more = usd[strategy][either] - usd[best][either] if either.any() else np.zeros(1)
@@ -252,7 +260,7 @@ def _compared_strategy(
         in_time=None
         if request.within_s is None
         else float((runs.wall_s <= request.within_s).mean()),
-        theory=_theory(scenario, predicted, found.draws, found.draw_of, runs),
+        theory=_theory(scenario, predicted, ensemble.draws, ensemble.draw_of, runs),
     )
 
 
@@ -299,11 +307,11 @@ def _warnings(
     contenders: list[ComparedStrategy], predicted: Mapping[Strategy, Prediction]
 ) -> list[str]:
     strategies_by_text: dict[str, list[str]] = {}
-    for one in contenders:
-        for text in predicted[one.strategy].warnings:
-            strategies_by_text.setdefault(text.partition(";")[0], []).append(one.strategy)
+    for contender in contenders:
+        for text in predicted[contender.strategy].warnings:
+            strategies_by_text.setdefault(text.partition(";")[0], []).append(contender.strategy)
     texts = [f"theory of {', '.join(names)}: {text}" for text, names in strategies_by_text.items()]
-    if any(abs(one.theory.z or 0.0) > Z_MAX for one in contenders):
+    if any(abs(contender.theory.z or 0.0) > Z_MAX for contender in contenders):
         texts.append(LONG_RUN)
     for one in contenders:
         if one.endless:

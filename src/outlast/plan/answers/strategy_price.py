@@ -101,12 +101,12 @@ def _simulated_price(scenario: Scenario, strategy: Strategy, failures: int) -> _
     first = run_part(ReplicationPart(job, 0, 0, 1))
     runs = math.ceil(failures / max(1.0, float(first["failures"][0])))
     rows = run_part(ReplicationPart(job, 0, 0, min(RUNS_MAX, runs)))
-    found = of_rows(job, rows)
-    wall_s = float(found.wall_s.mean())
-    elapsed_s = found.spent_s.sum(axis=0)
+    summary = of_rows(job, rows)
+    wall_s = float(summary.wall_s.mean())
+    elapsed_s = summary.spent_s.sum(axis=0)
     # What was simulated of a run stands for the whole of it.
-    whole = found.wall_s / elapsed_s if math.isfinite(wall_s) else 1.0
-    spent_s = (found.spent_s * whole).sum(axis=1)
+    whole = summary.wall_s / elapsed_s if math.isfinite(wall_s) else 1.0
+    spent_s = (summary.spent_s * whole).sum(axis=1)
     falls = float(rows["from_storage"].sum() / elapsed_s.sum())
     shares = dict(zip(CAUSES, (spent_s / spent_s.sum()).tolist(), strict=True))
     often = float((rows["failures"] / elapsed_s).mean())

@@ -53,11 +53,11 @@ def parse_axis(text: str, fields: Mapping[str, str]) -> SweepAxis:
 
 
 def _range(
-    what: str, key: str, low: str, high: str, many: int, fields: Mapping[str, str]
+    what: str, key: str, low: str, high: str, count: int, fields: Mapping[str, str]
 ) -> list[str]:
     ends = [_split(what, low), _split(what, high)]
     (first, unit), (last, other) = ends
-    if not 2 <= many <= VALUES_MAX:
+    if not 2 <= count <= VALUES_MAX:
         raise ConfigError(f"{what}: a range has from 2 to {VALUES_MAX:,} values")
     if unit != other:
         scale = next((one for one in _SCALES if unit in one and other in one), None)
@@ -68,8 +68,8 @@ def _range(
         unit = "B" if scale is quantities.BYTES else "s" if scale is quantities.SECONDS else ""
     if not 0 < first < last:
         raise ConfigError(f"{what}: a range is logarithmic, from above 0 to more")
-    step = math.log(last / first) / (many - 1)
-    between = [first * math.exp(step * at) for at in range(1, many - 1)]
+    step = math.log(last / first) / (count - 1)
+    between = [first * math.exp(step * at) for at in range(1, count - 1)]
     if _is_whole_number(key):
         unit_size = _MANY.get(unit, 1.0)
         size = _per_node(fields) if key == "gpus" else 1

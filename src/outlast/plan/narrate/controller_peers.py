@@ -91,7 +91,12 @@ class ControllerPeers:
         """Break a connection between live workers; return False where none can report it."""
         state = self.state
         worker = next(
-            (each for each in state.generation_members() if each.whole and not each.killed_ns), None
+            (
+                generation_member
+                for generation_member in state.generation_members()
+                if generation_member.whole and not generation_member.killed_ns
+            ),
+            None,
         )
         if worker is None:
             return False

@@ -228,12 +228,12 @@ class LeftoverGradients:
         self, name: str, parameter: torch.nn.Parameter, gradient: torch.Tensor
     ) -> list[torch.utils.hooks.RemovableHandle]:
         number = id(parameter)
-        found = _Found(name, weakref.ref(parameter), weakref.ref(gradient), gradient._version)  # noqa: SLF001 - torch's own counter of changes
-        self._found[number] = found
+        stale = _Found(name, weakref.ref(parameter), weakref.ref(gradient), gradient._version)  # noqa: SLF001 - torch's own counter of changes
+        self._found[number] = stale
 
         def reached(_new: torch.Tensor) -> None:
             self._had.discard(number)
-            if found.is_left(unchanged=True):
+            if stale.is_left(unchanged=True):
                 self._had.add(number)
 
         def added(_parameter: torch.Tensor) -> None:  # not where autograd.grad came by
@@ -253,16 +253,16 @@ class LeftoverGradients:
         self._steps[key] += 1
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                found = self._found.get(id(parameter))
-                if found is None:
+                stale = self._found.get(id(parameter))
+                if stale is None:
                     continue
                 # Written to by hand, it may be a new one: the rehearsal of the second step tells.
-                is_stale = id(parameter) not in self._reached and found.is_left(
+                is_stale = id(parameter) not in self._reached and stale.is_left(
                     unchanged=self._reads(key)
                 )
                 if is_stale or id(parameter) in self._used:
                     raise PhaseError(
-                        f"{key} steps with a gradient of {found.name} that was there before it"
+                        f"{key} steps with a gradient of {stale.name} that was there before it"
                         " began: a redo, or a replacement worker, begins with zeroes there; compute"
                         " all gradients of a step in its own phase, and clear those that are there"
                         " first (optimizer.zero_grad())"
@@ -272,10 +272,10 @@ class LeftoverGradients:
         """Call `refuse` where a phase that does not step may have read such a gradient."""
         if not (self._found and self._reads(key)):
             return
-        for found in self._found.values():
-            if found.is_left(unchanged=True):
+        for stale in self._found.values():
+            if stale.is_left(unchanged=True):
                 refuse(
-                    f"{key} reads .grad while {found.name} has a gradient of another phase, which"
+                    f"{key} reads .grad while {stale.name} has a gradient of another phase, which"
                     " a redo, or a worker that takes a rank over, does not have",
                     "read gradients in the phase that computes them, and clear them there",
                 )
