@@ -88,6 +88,13 @@ class IngestFlags:
         _ingest_flag("The columns of accounting without a header, as in JobID,State,Start,End."),
     ] = None
 
+    label: Annotated[
+        str | None,
+        _ingest_flag(
+            "Label of an experiment, as routing-on, for benchmarks of collectives, which the report"
+            " compares by it. {name} and {folder} in it as in --node."
+        ),
+    ] = None
     policy: Annotated[
         Path | None,
         _ingest_flag("A TOML file with XIDs to judge otherwise than the shipped policy does."),
@@ -109,6 +116,7 @@ class IngestFlags:
             delimiter=self.delimiter or "",
             columns=self.columns or "",
             policy=self.policy,
+            label=self.label or "",
         )
 
 
