@@ -234,7 +234,7 @@ class _BenchmarkReader:
             each = report.config.nthreads * report.config.ngpus
             run.ranks.add(len(report.config.devices) * each - 1)
         for place, result in enumerate(report.results, 1):
-            text = bytes(result[:_LINE_CHARS]).decode(errors="replace")
+            text = bytes(result)[:_LINE_CHARS].decode(errors="replace")
             run.rows.append((place, text, parse_result(result, t_ns)))
         self._held += len(run.rows)
         self._close(run)
