@@ -23,7 +23,9 @@ def ranks(hosts: Sequence[str], gpus: int = 8, style: str = "2.13") -> str:
             style, f"Group  0 Pid {4000 + rank:6d} "
         )
         bus = f"[0x{device:02x}]" if style < "2.13" else f"[0000:{device:02x}:00]"
-        lines.append(f"#  Rank {rank:2d} {where}on {host:>10s} device {device:2d} {bus} NVIDIA H100\n")
+        lines.append(
+            f"#  Rank {rank:2d} {where}on {host:>10s} device {device:2d} {bus} NVIDIA H100\n"
+        )
     return "".join(lines)
 
 
@@ -32,7 +34,9 @@ def row(
 ) -> str:
     us = size / bus / 1e3
     out = f"  {us:7.1f}  {bus / 2:6.2f}  {bus:6.2f}  {wrong!s:>5}"
-    again = out if in_place is None else f"  {us:7.1f}  {bus / 2:6.2f}  {in_place!s:>6}  {wrong!s:>5}"
+    again = (
+        out if in_place is None else f"  {us:7.1f}  {bus / 2:6.2f}  {in_place!s:>6}  {wrong!s:>5}"
+    )
     return f"{size:12d}  {size // 4:12d}  {'float':>8}  {op}{out}{again}\n"
 
 

@@ -173,6 +173,7 @@ class _BenchmarkReader:
         self._default = named[1] if named else ""
         self._collective = self._default  # the last that the file named
         self._label = context.label
+        self._repeated: Counter[int] = Counter()  # runs by identity
         self._held = 0  # rows of runs that have not ended
 
     def take(self) -> RecordBatch:
@@ -269,13 +270,17 @@ class _BenchmarkReader:
                 self._totals.skipped[EMPTY] += 1
             else:
                 good.append(one)
+        first = run.rows[0][1] if run.rows else ""
         self._held -= len(run.rows)
         run.rows.clear()
         if not good:
             return 0
         hosts = host_lists.compress(run.hosts)
         if not run.cycles:  # also the first row: containers have equal process numbers
-            run.identity.update(f"{run.collective} {good[0].size} {good[0].bus}".encode())
+            run.identity.update(first.encode(errors="replace"))
+            seen = run.identity.intdigest()
+            self._repeated[seen] += 1
+            run.identity.update(str(self._repeated[seen]).encode())
         for one in good:
             key = one[1:5]
             record = Bandwidth(

@@ -24,6 +24,7 @@ from outlast.fleet.analysis.exposure import KEY
 from outlast.fleet.analysis.lemons import clip_tables
 from outlast.fleet.record_tables import DAY_NS, Tables
 from outlast.fleet.report import cost_sections, failure_sections, lemon_sections
+from outlast.fleet.report.bandwidth_sections import BANDWIDTH_KEYS, bandwidth_sections
 from outlast.fleet.report.report_sections import (
     DrawnSection,
     Headline,
@@ -42,6 +43,7 @@ UNCOVERED_GAPS = 5  # and as many mean gaps between findings
 ORDER = (
     "lemons",
     "parts",
+    *BANDWIDTH_KEYS,
     "goodput",
     "ettr",
     "whatif",
@@ -149,6 +151,7 @@ def _sections(facts: ReportFacts) -> Iterator[DrawnSection]:
     ranking = lemons.rank_lemons(facts.tables, facts.infra, by=facts.by, history_days=history_days)
     yield from lemon_sections.lemon_sections(facts, ranking)
     yield cost_sections.counterfactual_section(facts, runs, ranking)
+    yield from bandwidth_sections(facts.tables)
 
 
 def _load_tables(tables: Tables) -> Tables:
