@@ -6,6 +6,7 @@ import datetime as dt
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import msgspec
@@ -103,10 +104,12 @@ def build_report(
     tables = _load_tables(tables)
     facts = _facts(tables)
     drawn: list[DrawnSection] = []
-    for one in _sections(facts):
+    benchmarks = list(bandwidth_sections(tables))
+    count = len(ORDER) - len(BANDWIDTH_KEYS) + len(benchmarks)
+    for one in chain(benchmarks, _sections(facts)):
         drawn.append(one)
         on_section(one)
-        on_progress(len(drawn), len(ORDER))
+        on_progress(len(drawn), count)
     drawn.sort(key=lambda one: ORDER.index(one.section.key))
     in_window = clip_tables(tables, tables.since_ns, tables.until_ns)
     records = {
@@ -151,7 +154,6 @@ def _sections(facts: ReportFacts) -> Iterator[DrawnSection]:
     ranking = lemons.rank_lemons(facts.tables, facts.infra, by=facts.by, history_days=history_days)
     yield from lemon_sections.lemon_sections(facts, ranking)
     yield cost_sections.counterfactual_section(facts, runs, ranking)
-    yield from bandwidth_sections(facts.tables)
 
 
 def _load_tables(tables: Tables) -> Tables:
