@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 
 import polars as pl
 import pytest
-from benchmark_output import SIZES, header, ranks, report, row, run
+from tests.fleet.benchmark_output import SIZES, header, ranks, report, row, run
 
 from outlast.cli.main import main
 from outlast.errors import SourceError
