@@ -62,10 +62,21 @@ NO_HOSTS = "bandwidths of runs that do not name their hosts"
 NO_NAME = "bandwidths of runs that do not name their collective"
 BAD_HOST = "a rank on no host name, or with no rank"
 SPLIT = "a run of several groups at once (NCCL_TESTS_SPLIT): its bandwidth is their mean"
-COLLECTIVES = (
-    "all_reduce", "all_gather", "alltoallv", "alltoall", "broadcast", "gather", "hypercube",
-    "reduce_scatter", "reduce", "scatter", "sendrecv",
-)  # fmt: skip
+COLLECTIVES = tuple(
+    [
+        "all_reduce",
+        "all_gather",
+        "alltoallv",
+        "alltoall",
+        "broadcast",
+        "gather",
+        "hypercube",
+        "reduce_scatter",
+        "reduce",
+        "scatter",
+        "sendrecv",
+    ]
+)
 _LINE_CHARS = 8192  # of a line that are examined
 _WORDS = 64  # of a line that are told apart
 _HELD_MAX = 100_000  # rows
@@ -174,7 +185,7 @@ class _BenchmarkReader:
         self._collective = self._default  # the last that the file named
         self._label = context.label
         self._repeated: Counter[int] = Counter()  # runs by identity
-        self._held = 0  # rows of runs that have not ended
+        self._pending_rows = 0  # rows of runs that have not ended
 
     def take(self) -> RecordBatch:
         """Return what was read since the last call."""
@@ -199,8 +210,8 @@ class _BenchmarkReader:
             if run.names[-1] == TIMESTAMP:
                 self._note_zone()
             run.is_mixed |= run.ends > 0
-            self._held += 1
-            if self._held >= _HELD_MAX:
+            self._pending_rows += 1
+            if self._pending_rows >= _HELD_MAX:
                 for one in self._runs.values():
                     self._flush(one)
         elif found := _ERROR.match(text):
@@ -237,7 +248,7 @@ class _BenchmarkReader:
         for place, result in enumerate(report.results, 1):
             text = bytes(result)[:_LINE_CHARS].decode(errors="replace")
             run.rows.append((place, text, parse_result(result, t_ns)))
-        self._held += len(run.rows)
+        self._pending_rows += len(run.rows)
         self._close(run)
 
     def finish(self) -> None:
@@ -271,16 +282,16 @@ class _BenchmarkReader:
             else:
                 good.append(one)
         first = run.rows[0][1] if run.rows else ""
-        self._held -= len(run.rows)
+        self._pending_rows -= len(run.rows)
         run.rows.clear()
         if not good:
             return 0
         hosts = host_lists.compress(run.hosts)
         if not run.cycles:  # also the first row: containers have equal process numbers
             run.identity.update(first.encode(errors="replace"))
-            seen = run.identity.intdigest()
-            self._repeated[seen] += 1
-            run.identity.update(str(self._repeated[seen]).encode())
+            digest = run.identity.intdigest()
+            self._repeated[digest] += 1
+            run.identity.update(str(self._repeated[digest]).encode())
         for one in good:
             key = one[1:5]
             record = Bandwidth(
