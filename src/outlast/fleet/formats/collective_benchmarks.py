@@ -62,20 +62,18 @@ NO_HOSTS = "bandwidths of runs that do not name their hosts"
 NO_NAME = "bandwidths of runs that do not name their collective"
 BAD_HOST = "a rank on no host name, or with no rank"
 SPLIT = "a run of several groups at once (NCCL_TESTS_SPLIT): its bandwidth is their mean"
-COLLECTIVES = tuple(
-    [
-        "all_reduce",
-        "all_gather",
-        "alltoallv",
-        "alltoall",
-        "broadcast",
-        "gather",
-        "hypercube",
-        "reduce_scatter",
-        "reduce",
-        "scatter",
-        "sendrecv",
-    ]
+COLLECTIVES = (
+    "all_reduce",
+    "all_gather",
+    "alltoallv",
+    "alltoall",
+    "broadcast",
+    "gather",
+    "hypercube",
+    "reduce_scatter",
+    "reduce",
+    "scatter",
+    "sendrecv",
 )
 _LINE_CHARS = 8192  # of a line that are examined
 _WORDS = 64  # of a line that are told apart
