@@ -174,7 +174,31 @@ class Cost(Event, frozen=True, tag="cost"):
     many: int  # durations of which this is the mean
 
 
-Record = JobEnded | Finding | Outage | Repair | NodeSeen | CheckAdded | Interruption | Cost
+class Bandwidth(Event, frozen=True, tag="bandwidth"):
+    """Bus bandwidth of a collective at one size, from one line of a benchmark's table.
+
+    Bytes per second, with separate buffers (`bus_bytes_per_s`) and with one; None if not measured.
+    """
+
+    cluster: str
+    run: str  # identity of the benchmark's run
+    label: str  # of an experiment, as routing-on
+    hosts: str  # a host list; "" if the run does not name them
+    ranks: int
+    collective: str  # all_reduce; "" if the run does not name it
+    datatype: str
+    redop: str
+    root: int  # -1: none
+    size_bytes: int
+    cycle: int  # repetition of the same size in the run, from 0 on
+    bus_bytes_per_s: int | None
+    in_place_bytes_per_s: int | None
+    wrong: int | None  # wrong values of both results; None: not validated
+
+
+Record = (
+    JobEnded | Finding | Outage | Repair | NodeSeen | CheckAdded | Interruption | Cost | Bandwidth
+)
 KINDS: tuple[type[Record], ...] = (
-    JobEnded, Finding, Outage, Repair, NodeSeen, CheckAdded, Interruption, Cost,
+    JobEnded, Finding, Outage, Repair, NodeSeen, CheckAdded, Interruption, Cost, Bandwidth,
 )  # fmt: skip

@@ -106,7 +106,7 @@ def test_only_what_lies_in_the_window_is_counted_as_read() -> None:
     )  # fmt: skip
     assert said(found).records == {
         "jobs": 2, "findings": 1, "outages": 1, "repairs": 0, "nodes": 0, "checks": 0,
-        "interruptions": 0, "costs": 0,
+        "interruptions": 0, "costs": 0, "bandwidths": 0,
     }  # fmt: skip
 
 

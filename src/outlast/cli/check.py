@@ -52,10 +52,9 @@ def check(
 ) -> int:
     """Check this node: GPUs, links, file systems, kernel log, memory, services.
 
-    Exit code 0: healthy, or only warnings. 1: a finding of severity now (jobs fail)
-    or drain (drain the node when its job has ended). 2: wrong usage; nothing was
-    checked. 3: a check was inconclusive. With --format nagios: 0 ok, 1 warning, 2
-    critical, 3 unknown.
+    Exit code 0: healthy, or only warnings. 1: a finding of severity now (jobs fail) or drain (drain
+    the node when its job has ended). 2: wrong usage. 3: a check was inconclusive. With --format
+    nagios: 0 ok, 1 warning, 2 critical, 3 unknown.
 
     Parameters
     ----------
@@ -78,7 +77,7 @@ def check(
         drained stay as they are. The settings limit drained nodes to 2 % of the fleet per hour. Not
         possible in a prolog or epilog. Nodes are never resumed.
     learn
-        Write a new settings file with the hardware of this node as expectations, and check nothing.
+        Write a new settings file with this node's hardware as expectations, and check nothing.
     ring
         Measure all-reduces between neighbouring nodes: host:port of the node with --rank 0. Start
         the command on all nodes at once, with --profile preflight or --only neighbour.

@@ -11,6 +11,7 @@ from msgspec.structs import astuple
 
 from outlast.log_records import (
     KINDS,
+    Bandwidth,
     CheckAdded,
     Cost,
     Finding,
@@ -24,7 +25,15 @@ from outlast.log_records import (
 
 DAY_NS = 86_400 * 10**9
 Name = Literal[
-    "jobs", "findings", "outages", "repairs", "nodes", "checks", "interruptions", "costs"
+    "jobs",
+    "findings",
+    "outages",
+    "repairs",
+    "nodes",
+    "checks",
+    "interruptions",
+    "costs",
+    "bandwidths",
 ]
 NAMES: dict[type[Record], Name] = {
     JobEnded: "jobs",
@@ -35,6 +44,7 @@ NAMES: dict[type[Record], Name] = {
     CheckAdded: "checks",
     Interruption: "interruptions",
     Cost: "costs",
+    Bandwidth: "bandwidths",
 }
 KIND_OF: dict[Name, type[Record]] = {name: kind for kind, name in NAMES.items()}
 
@@ -54,6 +64,7 @@ class Tables(NamedTuple):
     checks: pl.LazyFrame
     interruptions: pl.LazyFrame
     costs: pl.LazyFrame
+    bandwidths: pl.LazyFrame
     since_ns: int
     until_ns: int
 

@@ -89,6 +89,13 @@ class IngestFlags:
         ),
     ] = None
 
+    label: Annotated[
+        str | None,
+        _ingest_flag(
+            "Label of an experiment, as routing-on, for benchmarks of collectives, which the report"
+            " compares by it. {name} and {folder} in it as in --node."
+        ),
+    ] = None
     policy: Annotated[
         Path | None,
         _ingest_flag(
@@ -112,6 +119,7 @@ class IngestFlags:
             delimiter=self.delimiter or "",
             columns=self.columns or "",
             policy=self.policy,
+            label=self.label or "",
         )
 
 

@@ -12,6 +12,11 @@ from typing import NamedTuple
 
 import polars as pl
 
+from outlast.fleet.analysis.collective_bandwidth import (
+    measured_bandwidths,
+    slow_groups,
+    slow_hosts,
+)
 from outlast.fleet.analysis.exposure import KEY, SECOND_NS
 from outlast.fleet.analysis.failure_attribution import CAUSES, AttributedFailures
 from outlast.fleet.record_tables import Tables
@@ -66,7 +71,8 @@ def lemon_evidence(tables: Tables, found: AttributedFailures, nodes: pl.DataFram
     those of the most findings that can end a job (`failure_attribution.CAUSES`), else "". `device`:
     the one with the most findings of that code or symptom. `part`: the most often replaced one
     (`exchanged`), else the one that a ticket names, else the one that the symptom suggests (PARTS),
-    else UNKNOWN. `why`: all of it in a sentence, with counts and the last day.
+    else UNKNOWN. `why`: all of it in a sentence, with counts and the last day, and the benchmarks
+    in which the node's groups were slow or had wrong values.
     """
     wanted = nodes.select(NODE).unique().lazy()
     ours = pl.col("severity").is_in(CAUSES)
@@ -76,10 +82,12 @@ def lemon_evidence(tables: Tables, found: AttributedFailures, nodes: pl.DataFram
     inside = pl.col("t_ns").is_between(tables.since_ns, tables.until_ns, closed="left")
     findings = tables.findings.filter(ours, inside).join(wanted, on=NODE, how="semi").collect()
     repairs = tables.repairs.filter(inside).join(wanted, on=NODE, how="semi").collect()
+    benchmarks = _benchmark_facts(tables)
     rows = [
         _row(
             cluster,
             node,
+            benchmarks.get(node, []),
             *(
                 frame.filter(pl.col("cluster") == cluster, pl.col("node") == node)
                 for frame in (causes, findings, repairs)
@@ -109,8 +117,29 @@ def suspected_parts(rows: pl.DataFrame) -> pl.DataFrame:
     return counts.join(paper, on="part", how="left", maintain_order="left")
 
 
+def _benchmark_facts(tables: Tables) -> dict[str, list[str]]:
+    """Return what benchmarks of collectives show about nodes."""
+    found = measured_bandwidths(tables)
+    facts: dict[str, list[str]] = {}
+    for one in slow_hosts(found, slow_groups(found)).iter_rows(named=True):
+        if one["slow"]:
+            facts.setdefault(one["node"], []).append(
+                f"{one['slow']} of {plural(one['groups'], 'group')} with slow collectives"
+            )
+        if one["wrong_runs"]:
+            facts.setdefault(one["node"], []).append(
+                f"{plural(one['wrong_runs'], 'benchmark')} with wrong values"
+            )
+    return facts
+
+
 def _row(
-    cluster: str, node: str, causes: pl.DataFrame, findings: pl.DataFrame, repairs: pl.DataFrame
+    cluster: str,
+    node: str,
+    benchmarks: list[str],
+    causes: pl.DataFrame,
+    findings: pl.DataFrame,
+    repairs: pl.DataFrame,
 ) -> tuple[str, str, str, str, str, str, bool, str]:
     failures = causes.select(KEY).n_unique() if len(causes) else 0
     symptom, many = _most_frequent(causes.unique([*KEY, "symptom"]), "symptom")
@@ -142,6 +171,7 @@ def _row(
     tickets = len(repairs) - len(swaps)
     if tickets:
         facts.append(plural(tickets, "ticket"))
+    facts += benchmarks
     return (cluster, node, symptom, code, device, part, exchanged, "; ".join(facts))
 
 

@@ -153,6 +153,7 @@ def clip_tables(tables: Tables, since_ns: int, until_ns: int) -> Tables:
         checks=tables.checks.filter(at < until_ns),
         interruptions=tables.interruptions.filter(inside),
         costs=tables.costs.filter(inside),
+        bandwidths=tables.bandwidths.filter(inside),
         since_ns=since_ns,
         until_ns=until_ns,
     )

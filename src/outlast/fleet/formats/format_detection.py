@@ -12,6 +12,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from outlast.errors import SourceError, UsageError
 from outlast.fleet.formats import (
+    collective_benchmarks,
     column_mapping,
     hardware_logs,
     launched_runs,
@@ -44,6 +45,7 @@ Format = Literal[
     "check",
     "run",
     "slurm-events",
+    "nccl-tests",
 ]
 FORMATS: tuple[Format, ...] = get_args(Format)
 HEAD_BYTES = 1 << 16
@@ -68,15 +70,18 @@ class LogOptions(NamedTuple):
     delimiter: str = ""  # of accounting; default: from its header
     columns: str = ""  # of accounting without a header
     policy: Path | None = None  # of XIDs; default: the shipped one
+    label: str = ""  # of an experiment, for benchmarks
 
     def node_of(self, path: Path) -> str:
         """Return the given node name.
 
         {name} in it is replaced by the log's name without suffix, {folder} by its directory's name.
         """
-        name = path.name.removesuffix(".gz")
-        stem = name.rpartition(".")[0] or name
-        return self.node.replace("{name}", stem).replace("{folder}", path.absolute().parent.name)
+        return _fill_in(self.node, path)
+
+    def label_of(self, path: Path) -> str:
+        """Return the given label, with the same replacements."""
+        return _fill_in(self.label, path)
 
     @property
     def zone_info(self) -> ZoneInfo:
@@ -87,6 +92,12 @@ class LogOptions(NamedTuple):
             close = difflib.get_close_matches(self.zone, available_timezones(), n=1)
             hint = f"did you mean {close[0]}?" if close else "use a name as in Europe/Paris"
             raise UsageError(f"--zone {self.zone}: there is no such time zone; {hint}") from error
+
+
+def _fill_in(text: str, path: Path) -> str:
+    name = path.name.removesuffix(".gz")
+    stem = name.rpartition(".")[0] or name
+    return text.replace("{name}", stem).replace("{folder}", path.absolute().parent.name)
 
 
 def detect_format(path: Path, options: LogOptions) -> Format:
@@ -252,6 +263,17 @@ def _hardware_context(path: Path, options: LogOptions) -> hardware_logs.Hardware
     )
 
 
+def _read_benchmark(path: Path, options: LogOptions) -> LogReading:
+    context = collective_benchmarks.BenchmarkContext(
+        cluster=options.cluster,
+        label=options.label_of(path),
+        zone=options.zone_info,
+        taken_ns=_moment("--at", options.at, options) if options.at else path.stat().st_mtime_ns,
+        is_zone_given=bool(options.zone),
+    )
+    return collective_benchmarks.read_benchmark(path, context)
+
+
 def _is_kernel(head: str) -> bool:
     lines = head.splitlines()[:50]
     return sum(has_known_time(line) for line in lines) * 2 > len(lines)
@@ -264,6 +286,7 @@ _FITS: dict[Format, Callable[[str], bool]] = {
     "dcgm": lambda head: any(f'"{each}"' in head for each in (*dcgm.ROOTS, "Overall Health")),
     "nvidia-smi": lambda head: "<nvidia_smi_log" in head or bool(_SMI.match(head)),
     "ipmi": lambda head: bool(_SEL.match(head)),
+    "nccl-tests": collective_benchmarks.is_benchmark,
     "kernel": _is_kernel,
     "sacct-json": _is_sacct_json,
     "sacct": lambda head: is_text(head.encode()),
@@ -289,6 +312,7 @@ _READERS: dict[Format, Callable[[Path, LogOptions], LogReading]] = {
     "sacct": _read_sacct,
     "sacct-json": _read_sacct,
     "run": lambda path, options: launched_runs.read_run(path, options.cluster),
+    "nccl-tests": _read_benchmark,
 }
 # Formats that each option applies to; it is refused for others.
 _ONLY: dict[str, tuple[str, frozenset[Format]]] = {
@@ -297,7 +321,11 @@ _ONLY: dict[str, tuple[str, frozenset[Format]]] = {
     "gpus_per_node": ("--gpus-per-node", frozenset({"faults"})),
     "epoch": ("--epoch", frozenset({"faults"})),
     "node": ("--node", frozenset({"kernel", "ipmi", "dcgm", "nvidia-smi"})),
-    "at": ("--at", frozenset({"sacct", "sacct-json", "kernel", "dcgm", "nvidia-smi", "jobs"})),
+    "at": (
+        "--at",
+        frozenset({"sacct", "sacct-json", "kernel", "dcgm", "nvidia-smi", "jobs", "nccl-tests"}),
+    ),
+    "label": ("--label", frozenset({"nccl-tests"})),
     "boot": ("--boot", frozenset({"kernel"})),
     "policy": ("--policy", frozenset({"kernel"})),
     "delimiter": ("--delimiter", frozenset({"sacct"})),

@@ -6,6 +6,7 @@ import datetime as dt
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import msgspec
@@ -24,6 +25,7 @@ from outlast.fleet.analysis.exposure import KEY
 from outlast.fleet.analysis.lemons import clip_tables
 from outlast.fleet.record_tables import DAY_NS, Tables
 from outlast.fleet.report import cost_and_lemon_sections, failure_sections
+from outlast.fleet.report.bandwidth_sections import BANDWIDTH_KEYS, bandwidth_sections
 from outlast.fleet.report.report_sections import (
     DrawnSection,
     Headline,
@@ -42,6 +44,7 @@ UNCOVERED_GAPS = 5  # and as many mean gaps between findings
 ORDER = (
     "lemons",
     "parts",
+    *BANDWIDTH_KEYS,
     "goodput",
     "ettr",
     "whatif",
@@ -101,10 +104,12 @@ def build_report(
     tables = _load_tables(tables)
     facts = _facts(tables)
     drawn: list[DrawnSection] = []
-    for one in _sections(facts):
+    benchmarks = list(bandwidth_sections(tables))
+    count = len(ORDER) - len(BANDWIDTH_KEYS) + len(benchmarks)
+    for one in chain(benchmarks, _sections(facts)):
         drawn.append(one)
         on_section(one)
-        on_progress(len(drawn), len(ORDER))
+        on_progress(len(drawn), count)
     drawn.sort(key=lambda one: ORDER.index(one.section.key))
     in_window = clip_tables(tables, tables.since_ns, tables.until_ns)
     records = {

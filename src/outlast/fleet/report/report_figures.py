@@ -263,6 +263,39 @@ def draw_signals(steps: pl.DataFrame, figure: Figure) -> None:
     axes.legend(fontsize=6)
 
 
+def draw_bandwidth(points: pl.DataFrame, figure: Figure) -> None:
+    """Draw bandwidths by iteration of one group, and the sorted medians of groups, by label."""
+    panels = points["panel"].unique(maintain_order=True).sort(descending=True).to_list()
+    several = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axes, panel in zip(several, panels, strict=True):
+        some = points.filter(pl.col("panel") == panel)
+        for at, name in enumerate(some["label"].unique().sort()):
+            line = some.filter(pl.col("label") == name)
+            colour = LINE_COLOURS[at % len(LINE_COLOURS)]
+            axes.plot(
+                line["at"].to_list(),
+                line["gb_per_s"].to_list(),
+                "o" + LINES[at // len(LINE_COLOURS) % len(LINES)],
+                color=colour,
+                linewidth=1,
+                markersize=3,
+                label=name or "no label",
+            )
+            if panel == "groups":
+                hit = line.filter("slow")
+                axes.plot(hit["at"].to_list(), hit["gb_per_s"].to_list(), "x", color=RED)
+        setting = some.row(0, named=True)
+        axes.set_title(
+            f"{setting['collective']} of {plural(setting['ranks'], 'rank')},"
+            f" {setting['size_bytes']:,} B",
+            fontsize=7,
+        )
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("iteration" if panel == "iterations" else "groups, the slowest first")
+    several[0].set_ylabel("bus bandwidth, GB/s")
+    several[-1].legend(fontsize=6)
+
+
 def _draw_pairs(
     axes: Axes,
     places: list[int],

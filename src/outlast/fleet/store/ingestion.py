@@ -138,6 +138,7 @@ def _log(path: Path, options: LogOptions, names: Pseudonyms | None) -> _Log:
         raise SourceError(f"{path} cannot be read: {error.strerror}; nothing was read") from error
     # Two nodes can have the same log.
     identity = f"{digest.hexdigest()} {options.cluster} {options.node_of(path)}"
+    identity += f" {options.label_of(path)}" if options.label else ""
     known = (
         names.replaced("digest", identity)
         if names

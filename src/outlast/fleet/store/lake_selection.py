@@ -191,7 +191,10 @@ def load_window(
         begin = since or format_time(since_ns)
         end = until or format_time(until_ns)
         raise UsageError(f"--since {begin} is not before --until {end}: no time is between them")
-    return load_period(lake, since_ns, until_ns, cluster=cluster, notes=notes)
+    found = load_period(lake, since_ns, until_ns, cluster=cluster, notes=notes)
+    if notes is not None:
+        _outside_bandwidths(lake, since_ns, until_ns, notes)
+    return found
 
 
 def load_period(
@@ -273,9 +276,26 @@ def _mentioned_days(lake: Lake, cluster: str, notes: list[str]) -> tuple[int, in
         source.since_ns
         for source in lake.manifest.sources
         if source.since_ns is not None
+        and not source.records.get("bandwidths")  # a benchmark covers its own time only
         and any(source.records.get(kind) for kind in ("outages", "findings", "repairs"))
     ]
-    return min(begun, default=lake.since_ns), lake.until_ns
+    if not begun:
+        return lake.since_ns, lake.until_ns
+    parts = [part for part in lake.manifest.parts if part.kind != "bandwidths"]
+    return min(begun), max(part.last_ns for part in parts) + 1
+
+
+def _outside_bandwidths(lake: Lake, since_ns: int, until_ns: int, notes: list[str]) -> None:
+    """Note the benchmarks outside of a window, which is that of the jobs if none is given."""
+    parts = [part for part in lake.manifest.parts if part.kind == "bandwidths"]
+    outside = [one for one in parts if one.first_ns < since_ns or one.last_ns >= until_ns]
+    if outside:
+        first = format_time(min(one.first_ns for one in outside))
+        last = format_time(max(one.last_ns for one in outside))
+        notes.append(
+            f"benchmarks of collectives from {first} to {last} are not all in the window: --since"
+            " and --until reach them"
+        )
 
 
 def _run_starts(lake: Lake, until_ns: int) -> list[int]:

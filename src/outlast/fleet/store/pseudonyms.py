@@ -26,6 +26,7 @@ KEY_BYTES = 32
 _WORD_BYTES = 6
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`")
 _NUMBERS = re.compile(r"\d+(_\[?[\d,\-%]+\]?)?(\+\d+)?")  # a job as Slurm counts them
+_LABEL = re.compile(r"(?:NCCL_IB_ADAPTIVE_ROUTING=)?(?:\d|on|off)")
 # A PCI address, or the name that every machine has for a part of its own.
 _DEVICE = re.compile(
     r"(?:PCI:)?[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}(?::[0-9a-fA-F]{2}(?:\.\d)?)?"
@@ -47,6 +48,7 @@ _COLUMNS: dict[Name, dict[str, str]] = {
     "checks": {"cluster": "cluster"},
     "interruptions": {"cluster": "cluster", "job": "job", "node": "host"},
     "costs": {"cluster": "cluster", "job": "job"},
+    "bandwidths": {"cluster": "cluster", "run": "run", "label": "label", "hosts": "hosts"},
 }  # fmt: skip
 
 
@@ -97,6 +99,8 @@ class Pseudonyms:
             return self._host
         if what == "job":
             return partial(self._unless, _NUMBERS, what)
+        if what == "label":
+            return partial(self._unless, _LABEL, what)
         if what == "device":
             return partial(self._unless, _DEVICE, what)
         return partial(self.replaced, what)

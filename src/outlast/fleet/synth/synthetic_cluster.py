@@ -54,7 +54,7 @@ from outlast.fleet.synth.synthetic_tables import (
     make_node_tables,
     node_names,
 )
-from outlast.log_records import Cost, Interruption
+from outlast.log_records import Bandwidth, Cost, Interruption
 from outlast.node_logs.taxonomy import TABLE
 
 __all__ = ["RSC1", "RSC2", "SHAPES", "ClusterShape", "GroundTruth", "make_cluster", "resize_shape"]
@@ -96,6 +96,7 @@ def make_cluster(
         *(frame.lazy() for frame in rest),
         interruptions=pl.LazyFrame(schema=schema(Interruption)),
         costs=pl.LazyFrame(schema=schema(Cost)),
+        bandwidths=pl.LazyFrame(schema=schema(Bandwidth)),
         since_ns=SINCE_NS,
         until_ns=window.until_ns,
     )
