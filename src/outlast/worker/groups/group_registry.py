@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import distributed as dist
 from torch._C._distributed_c10d import Store
+from torch.distributed import distributed_c10d
 
 from outlast.errors import GroupError, StepRefused, UnsupportedError, UsageError
 from outlast.worker.groups.collective_rules import CollectiveRules
@@ -22,7 +23,7 @@ from outlast.worker.groups.inner_group import LIFE, InnerGroup, has_nccl, is_tra
 from outlast.worker.groups.pending_works import PendingWorks, SeveredGroups, trackable
 from outlast.worker.groups.rendezvous import BuildGuard, JobStore, Mailbox
 from outlast.worker.groups.setup_record import SetupRecord
-from outlast.worker.groups.stable_group import BACKEND, StableGroup
+from outlast.worker.groups.stable_group import BACKEND, StableGroup, meeting_name
 
 State = Literal["waiting", "dry", "connecting", "live", "closed"]
 
@@ -236,8 +237,8 @@ class GroupRegistry:
     def adopt(self, name: str, ranks: tuple[int, ...], rank: int, size: int) -> StableGroup:
         """A new stable group; connected at once while a generation is live. Raises GroupError."""
         ranks = ranks or tuple(range(size))
-        again = sum((known.group_name, known.ranks) == (name, ranks) for known in self._stable)
-        group = StableGroup(self, name, ranks, rank, again)
+        earlier = sum(known.ranks == ranks for known in self._stable)
+        group = StableGroup(self, name, ranks, rank, meeting_name(ranks, earlier))
         if self.live:
             try:
                 with self._building(self._connect_s) as guard:
@@ -388,3 +389,7 @@ def register(groups: GroupRegistry) -> None:
         )
 
     dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=["cpu", "cuda"])
+    if (recording := getattr(distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", None)) is not None:
+        # torch 2.15 attaches its flight recorder to each group whose backend is not listed here.
+        # The inner groups record themselves, and a group in Python cannot be attached to.
+        recording.add(BACKEND)
