@@ -18,8 +18,9 @@ from torch.distributed import distributed_c10d
 from outlast.errors import GroupError, StepRefused, UnsupportedError, UsageError
 from outlast.worker.groups.collective_rules import CollectiveRules
 from outlast.worker.groups.control_group import ControlGroup
+from outlast.worker.groups.device_drivers import DeviceDriver, has_nccl, nccl_drivers
 from outlast.worker.groups.gloo_device import GlooDevice
-from outlast.worker.groups.inner_group import LIFE, InnerGroup, has_nccl, is_transport_error
+from outlast.worker.groups.inner_group import LIFE, InnerGroup, is_transport_error
 from outlast.worker.groups.pending_works import PendingWorks, SeveredGroups, trackable
 from outlast.worker.groups.rendezvous import BuildGuard, JobStore, Mailbox
 from outlast.worker.groups.setup_record import SetupRecord
@@ -51,6 +52,7 @@ class GroupRegistry:
         self._on_collective = on_collective
         self._timeout_s, self._copy_s = timeout_s, copy_s
         self._device = GlooDevice(interface)
+        self._drivers: list[DeviceDriver] = [self._device, *nccl_drivers()]
         self._mailbox = Mailbox(publish)
         self._store = JobStore()
         self._contract = CollectiveRules()
@@ -137,14 +139,14 @@ class GroupRegistry:
         self._close(generation)
         if (guard := self._guard) is not None:
             guard.stir()
-        self._device.cut(self._peers)
-        self._works.give_up()
+        self.cut()
         for inner in list(self._inners):
             inner.abort()
 
     def cut(self) -> None:
         """Break this process's own connections, as a failing network would (fault injection)."""
-        self._device.cut(self._peers)
+        for driver in self._drivers:
+            driver.cut(self._peers)
         self._works.give_up()
 
     def reap(self) -> int:
@@ -340,7 +342,7 @@ class GroupRegistry:
             len(ranks),
             generation=self._generation,
             mailbox=self._mailbox,
-            device=self._device,
+            drivers=self._drivers,
             guard=guard,
             timeout_s=self._timeout_s,
         )

@@ -18,7 +18,8 @@ from torch._C._distributed_c10d import Store
 
 from outlast.errors import UnsupportedError, UsageError
 from outlast.worker.groups import closed_answers
-from outlast.worker.groups.inner_group import InnerGroup, has_nccl
+from outlast.worker.groups.device_drivers import has_nccl
+from outlast.worker.groups.inner_group import InnerGroup
 from outlast.worker.groups.work_handles import FinishedWork, opaque_class
 
 if TYPE_CHECKING:
@@ -37,10 +38,11 @@ def meeting_name(ranks: tuple[int, ...], earlier: int) -> str:
     (`use_local_synchronization`), so that other ranks count differently.
     """
     text = ",".join(map(str, ranks))
-    if len(ranks) > 1 and ranks == tuple(range(ranks[0], ranks[-1] + 1)):
-        text = f"{ranks[0]}-{ranks[-1]}"
+    first, last = min(ranks), max(ranks)
+    if len(ranks) > 1 and ranks == tuple(range(first, last + 1)):
+        text = f"{first}-{last}"
     elif len(text) > _RANKS_TEXT_MAX:
-        text = f"{ranks[0]}-{ranks[-1]} of {len(ranks)} {xxhash.xxh3_64_hexdigest(text)}"
+        text = f"{first}-{last} of {len(ranks)} {xxhash.xxh3_64_hexdigest(text.encode())}"
     return f"ranks {text}" + (f" #{earlier + 1}" if earlier else "")
 
 
@@ -115,6 +117,11 @@ class StableGroup(_ProcessGroup):
         self.inner: InnerGroup | None = None
         self.meeting = meeting
         self._destroyed = False
+
+    @property
+    def registry(self) -> GroupRegistry:
+        """Return the registry that this group belongs to."""
+        return self._groups
 
     # --- the one way through ---
 
