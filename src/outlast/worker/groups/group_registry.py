@@ -185,6 +185,8 @@ class GroupRegistry:
             self._keep_severed()
         self._severed.reap()
         atexit.unregister(self.shutdown)
+        # Both refer to this registry: without them it ends with its last reference.
+        self._stable, self._works = [], PendingWorks(lambda _: None)
 
     # --- phases ---
 

@@ -18,7 +18,7 @@ from outlast.transport.connection_errors import is_gloo_failure, is_nccl_failure
 from outlast.worker.groups.device_drivers import DeviceDriver
 from outlast.worker.groups.rendezvous import BuildGuard, JoinStore, Mailbox
 
-_WAIT_TIMED_OUT = "Operation timed out!"
+WAIT_TIMED_OUT = "Operation timed out!"
 
 
 def is_caused_by_transport(error: BaseException) -> bool:
@@ -48,7 +48,7 @@ def is_transport_error(error: BaseException) -> bool:
     text = str(error)
     if isinstance(error, dist.DistBackendError) and is_nccl_failure(text):
         return True
-    return is_gloo_failure(text) or text.strip() == _WAIT_TIMED_OUT
+    return is_gloo_failure(text) or text.strip() == WAIT_TIMED_OUT
 
 
 LIFE = " @"  # in what torch records a group is called NAME @GENERATION
