@@ -26,7 +26,7 @@ from outlast.worker.groups.group_registry import GroupRegistry
 from outlast.worker.groups.inner_group import WAIT_TIMED_OUT, is_transport_error
 from outlast.worker.groups.stable_group import StableGroup
 
-TRIED = ("2.11", "2.12", "2.13", "2.14", "2.15")  # docs/torch-versions.md says what ran on which
+TRIED = ("2.13", "2.14", "2.15")  # docs/torch-versions.md: what ran on which
 PROOF_S = 30.0
 
 
