@@ -10,6 +10,7 @@ from pathlib import Path
 # Lines were raised by 2,200 when the formatter got all code but tables of data, and by 49 for
 # tables of states, locks and memory layouts; lines by 414 and modules by one for variables that
 # change late.
+# Lines were raised for the proof of groups and the drivers of communicators.
 CEILINGS = {
     "modules": 420,
     "folders of more than 16 modules": 0,
@@ -20,7 +21,7 @@ CEILINGS = {
     "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 92362,
+    "lines": 92691,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 0,
 }
