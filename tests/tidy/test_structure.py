@@ -10,9 +10,9 @@ from pathlib import Path
 # Lines were raised by 2,200 when the formatter got all code but tables of data, and by 49 for
 # tables of states, locks and memory layouts; lines by 414 and modules by one for variables that
 # change late.
-# Lines were raised for the proof of groups and the drivers of communicators.
+# Lines, and modules by two, were raised for the proof of groups and the drivers of communicators.
 CEILINGS = {
-    "modules": 420,
+    "modules": 422,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 1,
