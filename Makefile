@@ -9,6 +9,16 @@ TIMES  ?= 10
 LOAD   ?= 4
 BENCH  ?=
 PYTEST ?=
+TORCH  ?=
+
+# TORCH=2.15.0: an environment of its own, and the tests of all that touches torch.
+ifneq ($(TORCH),)
+VENV        := .venv-torch-$(TORCH)
+CONSTRAINTS := $(VENV)/constraints.txt
+TORCH_TESTS := tests/groups tests/worker tests/survive tests/checkpoint tests/launch
+else
+CONSTRAINTS := constraints.txt
+endif
 
 BIN   := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -24,6 +34,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help:
 	@echo "make demo    train a small GPT while it is killed, stopped and broken; compare with its twin"
 	@echo "make test    lint, format, types, and every test"
+	@echo "             TORCH=2.15.0: what touches torch, on that release in an environment of its own"
 	@echo "make scripts kinds of training scripts, undisturbed and with faults, against plain torchrun"
 	@echo "make docs    the documentation in docs/_build/html, every code block of it, every example"
 	@echo "make flaky   the suite TIMES=$(TIMES) times beside LOAD=$(LOAD) busy processes: what failed at least once"
@@ -43,8 +54,11 @@ $(READY): pyproject.toml constraints.txt
 	  echo "'$(PYTHON)' cannot make virtual environments (on Debian and Ubuntu:" \
 	       "apt install python3-venv), or name another: make PYTHON=..." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
+ifneq ($(TORCH),)
+	sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt > $(CONSTRAINTS)
+endif
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-	  -e '.[run,figures,objects,plan,dask,fleet,health,dev,docs]' -c constraints.txt
+	  -e '.[run,figures,objects,plan,dask,fleet,health,dev,docs]' -c $(CONSTRAINTS)
 	@touch $@
 
 demo: $(READY)
@@ -64,8 +78,13 @@ format: $(READY)
 types: $(READY)
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
+ifeq ($(TORCH),)
 test: check
 	$(BIN)/python -m pytest --numprocesses=2 --dist=worksteal $(PYTEST)
+else
+test: $(READY)
+	$(BIN)/python -m pytest --numprocesses=2 --dist=worksteal $(TORCH_TESTS) $(PYTEST)
+endif
 
 scripts: $(READY)
 	$(BIN)/python -m pytest --numprocesses=2 --dist=worksteal -m 'not long' tests/scripts $(PYTEST)
@@ -97,5 +116,5 @@ judge: $(READY)
 	  --work "$$(mktemp -d)/judged" -- $(BIN)/python tests/soak/judged.py {out}
 
 clean:
-	rm -rf $(VENV) runs dist docs/_build docs/reference/commands .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-torch-* runs dist docs/_build docs/reference/commands .pytest_cache .ruff_cache .hypothesis
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

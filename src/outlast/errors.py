@@ -36,6 +36,10 @@ class UnsupportedError(UsageError):
     """A torch feature that stable groups do not support; refused at first use."""
 
 
+class GroupProofError(UnsupportedError):
+    """Process groups on the installed torch failed their proof; no step was run."""
+
+
 class CodecError(UsageError):
     """A value cannot be written without pickle."""
 

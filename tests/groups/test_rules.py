@@ -154,3 +154,24 @@ def test_a_record_is_bounded_and_checked() -> None:
     assert len(record.encode()) < (8 << 20) + 65_536
     with pytest.raises(CorruptionError):
         SetupRecord.decode(b"\xc1damaged")
+
+
+def _after_a_group_of_the_others(member: Any) -> list[float]:
+    """Rank 0 does not make the call for ranks 1 and 2; then all make further groups."""
+    member.init()
+    if member.rank:
+        local = dist.new_group([1, 2], use_local_synchronization=True)
+        dist.all_reduce(torch.ones(1), group=local)
+    found = []
+    for ranks in ([0, 1, 2], [0, 2], [0, 1, 2]):
+        group = dist.new_group(ranks)
+        if member.rank in ranks:
+            tensor = torch.ones(1) * (member.rank + 1)
+            dist.all_reduce(tensor, group=group)
+            found.append(tensor.item())
+    return found
+
+
+def test_groups_connect_behind_one_that_only_its_members_make(cluster: Any) -> None:
+    """From torch 2.14 on, plain ranks wait for each other under different names here."""
+    assert cluster.run(3, _after_a_group_of_the_others) == [[6, 4, 6], [6, 6], [6, 4, 6]]

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 
 from outlast.config import Limits, WorkerSettings, gloo_interface, local_rank, set_rank
@@ -31,7 +32,13 @@ from outlast.worker.controller_link import (
     StandaloneControl,
     end_process,
 )
-from outlast.worker.groups import GroupRegistry, is_caused_by_transport, register
+from outlast.worker.groups import (
+    GroupRegistry,
+    is_caused_by_transport,
+    prove_groups,
+    register,
+    warn_if_untried,
+)
 from outlast.worker.groups import SetupRecord as GroupRecord
 from outlast.worker.injected_faults import InjectedFaults
 from outlast.worker.phases.phase_attempt import deep_copy
@@ -169,6 +176,7 @@ class WorkerProcess(WorkerPorts):
             self._prepare_restore(body.seat, body.n, body.checkpoint)
         self.groups.take_seat(body.seat, body.world, dry=not body.first)
         if body.first:
+            self._trust_torch()
             self.recovery.recover()
             self.timeline.generation = self.status.opened
         register(self.groups)
@@ -179,6 +187,13 @@ class WorkerProcess(WorkerPorts):
         self.faults.reach("setup")
         if self._settings:
             self._prepare_saves(self._settings, first=body.first)
+
+    def _trust_torch(self) -> None:
+        """Once a job, warn of a torch that was never tried; once a host, prove its groups."""
+        if self.seat == 0:
+            warn_if_untried(torch.__version__)
+        if self.local_rank == 0 and self.world > 1:
+            prove_groups()
 
     def _prepare_restore(self, seat: int, n: int, origin: messages.Checkpointed) -> None:
         from outlast.worker.checkpoint_restore import RunRestorer

@@ -16,6 +16,7 @@ Order of locks: `GroupRegistry._lock`, then the mailbox's, `PendingWorks`' or `S
 Callbacks (`publish`, `on_trouble`, `on_collective`) run without any of them.
 """
 
+from outlast.worker.groups.group_proof import prove_groups, warn_if_untried
 from outlast.worker.groups.group_registry import GroupRegistry, register
 from outlast.worker.groups.inner_group import is_caused_by_transport, is_transport_error
 from outlast.worker.groups.setup_record import SetupRecord
@@ -27,5 +28,7 @@ __all__ = [
     "StableGroup",
     "is_caused_by_transport",
     "is_transport_error",
+    "prove_groups",
     "register",
+    "warn_if_untried",
 ]

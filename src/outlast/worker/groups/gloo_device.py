@@ -11,9 +11,12 @@ import os
 import socket
 import struct
 from collections.abc import Collection, Iterator, Sequence
+from datetime import timedelta
 from pathlib import Path
 
+import torch
 from torch import distributed as dist
+from torch._C._distributed_c10d import Store
 
 from outlast.errors import ConfigError
 
@@ -25,7 +28,12 @@ _INTERNET = (socket.AF_INET, socket.AF_INET6)
 
 
 class GlooDevice:
-    """A gloo device without lazy connections. `address` is its listener's "host:port"."""
+    """A gloo device without lazy connections: the `DeviceDriver` of CPU tensors. `address` is its
+    listener's "host:port"."""
+
+    name = "gloo"
+    device = torch.device("cpu")
+    kind = dist.ProcessGroup.BackendType.GLOO
 
     def __init__(self, interface: str) -> None:
         """`interface`: a network interface's name; "" means loopback. Raises ConfigError when
@@ -42,6 +50,17 @@ class GlooDevice:
             f"gloo's listening socket on {interface or 'loopback'} could not be told from others"
             f" that opened in the same moment, {_ATTEMPTS} times; open servers after outlast.init()"
         )
+
+    def open(self, store: Store, rank: int, size: int, timeout_s: float) -> dist.ProcessGroupGloo:
+        """Return a connected gloo backend on this device."""
+        # torch's only way to share a device; its stubs do not know it
+        options = dist.ProcessGroupGloo._Options()  # noqa: SLF001 # pyright: ignore[reportAttributeAccessIssue]
+        options._devices = [self.gloo]  # noqa: SLF001
+        options._timeout = timedelta(seconds=timeout_s)  # noqa: SLF001
+        return dist.ProcessGroupGloo(store, rank, size, options)
+
+    def abort(self, backend: dist.ProcessGroupGloo) -> None:
+        """Do nothing: gloo's abort wakes nobody, and `cut` has woken all."""
 
     def release(self, tickets: Sequence[int]) -> None:
         """Free a building group that waits for peers which will never connect: take their place,

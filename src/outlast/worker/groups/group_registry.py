@@ -13,16 +13,18 @@ from typing import Any, Literal
 import torch
 from torch import distributed as dist
 from torch._C._distributed_c10d import Store
+from torch.distributed import distributed_c10d
 
 from outlast.errors import GroupError, StepRefused, UnsupportedError, UsageError
 from outlast.worker.groups.collective_rules import CollectiveRules
 from outlast.worker.groups.control_group import ControlGroup
+from outlast.worker.groups.device_drivers import DeviceDriver, has_nccl, nccl_drivers
 from outlast.worker.groups.gloo_device import GlooDevice
-from outlast.worker.groups.inner_group import LIFE, InnerGroup, has_nccl, is_transport_error
+from outlast.worker.groups.inner_group import LIFE, InnerGroup, is_transport_error
 from outlast.worker.groups.pending_works import PendingWorks, SeveredGroups, trackable
 from outlast.worker.groups.rendezvous import BuildGuard, JobStore, Mailbox
 from outlast.worker.groups.setup_record import SetupRecord
-from outlast.worker.groups.stable_group import BACKEND, StableGroup
+from outlast.worker.groups.stable_group import BACKEND, StableGroup, meeting_name
 
 State = Literal["waiting", "dry", "connecting", "live", "closed"]
 
@@ -50,6 +52,7 @@ class GroupRegistry:
         self._on_collective = on_collective
         self._timeout_s, self._copy_s = timeout_s, copy_s
         self._device = GlooDevice(interface)
+        self._drivers: list[DeviceDriver] = [self._device, *nccl_drivers()]
         self._mailbox = Mailbox(publish)
         self._store = JobStore()
         self._contract = CollectiveRules()
@@ -136,14 +139,14 @@ class GroupRegistry:
         self._close(generation)
         if (guard := self._guard) is not None:
             guard.stir()
-        self._device.cut(self._peers)
-        self._works.give_up()
+        self.cut()
         for inner in list(self._inners):
             inner.abort()
 
     def cut(self) -> None:
         """Break this process's own connections, as a failing network would (fault injection)."""
-        self._device.cut(self._peers)
+        for driver in self._drivers:
+            driver.cut(self._peers)
         self._works.give_up()
 
     def reap(self) -> int:
@@ -182,6 +185,8 @@ class GroupRegistry:
             self._keep_severed()
         self._severed.reap()
         atexit.unregister(self.shutdown)
+        # Both refer to this registry: without them it ends with its last reference.
+        self._stable, self._works = [], PendingWorks(lambda _: None)
 
     # --- phases ---
 
@@ -236,8 +241,8 @@ class GroupRegistry:
     def adopt(self, name: str, ranks: tuple[int, ...], rank: int, size: int) -> StableGroup:
         """A new stable group; connected at once while a generation is live. Raises GroupError."""
         ranks = ranks or tuple(range(size))
-        again = sum((known.group_name, known.ranks) == (name, ranks) for known in self._stable)
-        group = StableGroup(self, name, ranks, rank, again)
+        earlier = sum(known.ranks == ranks for known in self._stable)
+        group = StableGroup(self, name, ranks, rank, meeting_name(ranks, earlier))
         if self.live:
             try:
                 with self._building(self._connect_s) as guard:
@@ -339,7 +344,7 @@ class GroupRegistry:
             len(ranks),
             generation=self._generation,
             mailbox=self._mailbox,
-            device=self._device,
+            drivers=self._drivers,
             guard=guard,
             timeout_s=self._timeout_s,
         )
@@ -388,3 +393,7 @@ def register(groups: GroupRegistry) -> None:
         )
 
     dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=["cpu", "cuda"])
+    if (recording := getattr(distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", None)) is not None:
+        # torch 2.15 attaches its flight recorder to each group whose backend is not listed here.
+        # The inner groups record themselves, and a group in Python cannot be attached to.
+        recording.add(BACKEND)

@@ -12,16 +12,38 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
+import xxhash
 from torch import distributed as dist
 from torch._C._distributed_c10d import Store
 
 from outlast.errors import UnsupportedError, UsageError
 from outlast.worker.groups import closed_answers
-from outlast.worker.groups.inner_group import InnerGroup, has_nccl
+from outlast.worker.groups.device_drivers import has_nccl
+from outlast.worker.groups.inner_group import InnerGroup
 from outlast.worker.groups.work_handles import FinishedWork, opaque_class
 
 if TYPE_CHECKING:
     from outlast.worker.groups.group_registry import GroupRegistry
+
+
+_RANKS_TEXT_MAX = 64
+
+
+def meeting_name(ranks: tuple[int, ...], earlier: int) -> str:
+    """Return the name under which `ranks` connect a group, after `earlier` groups of theirs.
+
+    Members create the groups that they share in one order, so the name is equal on all of them.
+    torch's own names are not: they are numbers that start again once all groups are destroyed,
+    and from 2.14 on they count groups that only their members create
+    (`use_local_synchronization`), so that other ranks count differently.
+    """
+    text = ",".join(map(str, ranks))
+    first, last = min(ranks), max(ranks)
+    if len(ranks) > 1 and ranks == tuple(range(first, last + 1)):
+        text = f"{first}-{last}"
+    elif len(text) > _RANKS_TEXT_MAX:
+        text = f"{first}-{last} of {len(ranks)} {xxhash.xxh3_64_hexdigest(text.encode())}"
+    return f"ranks {text}" + (f" #{earlier + 1}" if earlier else "")
 
 
 class BackendView:
@@ -82,9 +104,9 @@ class StableGroup(_ProcessGroup):
     """One process group of the job on this seat, in every generation."""
 
     def __init__(
-        self, groups: GroupRegistry, name: str, ranks: tuple[int, ...], rank: int, again: int = 0
+        self, groups: GroupRegistry, name: str, ranks: tuple[int, ...], rank: int, meeting: str
     ) -> None:
-        """`again`: how many groups of this name and these ranks were there before."""
+        """`name` is torch's, `meeting` the name under which the ranks of the group connect."""
         super().__init__(rank, len(ranks))
         self._groups = groups
         self._name = name
@@ -93,9 +115,13 @@ class StableGroup(_ProcessGroup):
         self.place = closed_answers.RankPlace(rank, len(ranks))
         self.ranks = ranks
         self.inner: InnerGroup | None = None
-        # torch numbers its groups anew once all are destroyed; where ranks meet must stay unique.
-        self.meeting = f"group {name}" + (f" {ranks} {again}" if again else "")
+        self.meeting = meeting
         self._destroyed = False
+
+    @property
+    def registry(self) -> GroupRegistry:
+        """Return the registry that this group belongs to."""
+        return self._groups
 
     # --- the one way through ---
 

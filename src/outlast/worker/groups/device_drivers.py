@@ -1,0 +1,113 @@
+"""Drivers of communicators, one for each kind of device, and the choice between NCCL's two.
+
+A driver opens the communicators of a generation, and severs them when the generation is over. What
+runs on them is torch's; they close when the last reference to them is dropped.
+
+| driver        | `open`                      | `cut` wakes operations | `abort` wakes operations |
+|---------------|-----------------------------|------------------------|--------------------------|
+| `GlooDevice`  | connects                    | yes, by `shutdown(2)`  | no: gloo's does nothing  |
+| `nccl-legacy` | connects at first collective| no                     | yes; may hang            |
+| `nccl2`       | connects                    | no                     | yes; may hang            |
+
+The two NCCL drivers were never run: that needs GPUs.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Collection
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+from torch import distributed as dist
+from torch._C._distributed_c10d import PrefixStore
+
+from outlast.errors import ConfigError
+from outlast.worker.groups.rendezvous import JoinStore
+
+_CHOICE = "TORCH_DIST_USE_NCCL2"
+
+
+class DeviceDriver(Protocol):
+    """Communicators for the tensors of one kind of device."""
+
+    name: str
+    device: torch.device
+    kind: dist.ProcessGroup.BackendType
+
+    def open(self, store: JoinStore, rank: int, size: int, timeout_s: float) -> Any:
+        """Return a torch backend that meets its peers in `store`. `timeout_s` bounds each of its
+        operations. Raises RuntimeError when a peer is gone."""
+        ...
+
+    def cut(self, peers: Collection[str]) -> int:
+        """Shut down all connections to `peers` and return their number. Any thread."""
+        ...
+
+    def abort(self, backend: Any) -> threading.Thread | None:
+        """Wake the operations of `backend`. Return the thread that does it, if one is needed."""
+        ...
+
+
+@functools.cache
+def has_nccl() -> bool:
+    """Return whether this torch has NCCL and this process a GPU."""
+    return torch.cuda.is_available() and dist.is_nccl_available()
+
+
+class NcclDriver:
+    """NCCL by the class that torch 2.15 calls "nccl-legacy", and older ones "nccl"; or "nccl2"."""
+
+    device = torch.device("cuda")
+    kind = dist.ProcessGroup.BackendType.NCCL
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def open(self, store: JoinStore, rank: int, size: int, timeout_s: float) -> Any:
+        """Return an NCCL backend; "nccl-legacy" connects at its first collective."""
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timedelta(seconds=timeout_s)  # noqa: SLF001 - torch's own name for it
+        store.extend(timeout_s)
+        own: Any = PrefixStore("nccl", store)
+        if self.name == "nccl2":
+            current = torch.device("cuda", torch.cuda.current_device())
+            # torch's stubs do not know all constructors
+            return dist.ProcessGroupNCCL2(own, rank, size, options, current)  # pyright: ignore[reportAttributeAccessIssue]
+        return dist.ProcessGroupNCCL(own, rank, size, options)
+
+    def cut(self, peers: Collection[str]) -> int:  # noqa: ARG002
+        """Return 0: NCCL's connections are not this process's sockets alone."""
+        return 0
+
+    def abort(self, backend: Any) -> threading.Thread:
+        """Abort in a thread of its own, because NCCL's abort may hang; the worker is then killed
+        and replaced."""
+        thread = threading.Thread(target=backend.abort, name="outlast-nccl-abort", daemon=True)
+        thread.start()
+        return thread
+
+
+def nccl_name() -> str:
+    """Return the NCCL driver to use: "nccl-legacy", or "nccl2" where TORCH_DIST_USE_NCCL2=1.
+
+    From torch 2.15 on, `nccl` means nccl2 unless that variable is 0. Here the older class is the
+    default: it connects at its first collective, where a lost peer can be woken from, while nccl2
+    connects at its construction. Raises ConfigError where this torch has no nccl2.
+    """
+    if os.environ.get(_CHOICE, "0") != "1":
+        return "nccl-legacy"
+    if not hasattr(dist, "ProcessGroupNCCL2"):
+        raise ConfigError(
+            f"{_CHOICE}=1 asks for nccl2, which torch {torch.__version__} does not have;"
+            f" unset {_CHOICE} or install torch 2.15"
+        )
+    return "nccl2"
+
+
+def nccl_drivers() -> list[DeviceDriver]:
+    """Return the driver for CUDA tensors, or nothing where there is no GPU."""
+    return [NcclDriver(nccl_name())] if has_nccl() else []
