@@ -14,6 +14,7 @@ import msgspec
 from outlast.errors import ConfigError
 
 WORKER_VARIABLE = "OUTLAST_WORKER"
+TEMPLATE_VARIABLE = "OUTLAST_TEMPLATE"
 TORCH_MIN = (2, 11)
 AUTO = -1  # an interval that the run finds for itself
 LIMIT_MAX = 1e9  # seconds: 31 years, and every clock and timer can still count them
@@ -174,3 +175,38 @@ def gloo_interface(environment: Mapping[str, str] = os.environ) -> str:
 def run_dir_default() -> Path:
     """Return the default parent of run directories, `runs`."""
     return Path("runs")
+
+
+class TemplateSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of the template process, passed by the launcher in one environment variable."""
+
+    launcher: int  # its pid
+    run_dir: str
+    socket_fd: int
+    entry: str  # the folder that is in front of `python_path`
+    python_path: str | None  # PYTHONPATH of workers
+    script_dir: str | None  # where the script's own modules are; None: nowhere
+    command: tuple[str, ...]  # of a worker
+    modules: tuple[str, ...]  # to import
+
+
+def take_template_settings() -> TemplateSettings:
+    """Return the launcher's settings, and give this process the environment that workers have.
+
+    Raises ConfigError when the variable is missing or damaged.
+    """
+    try:
+        settings = msgspec.json.decode(os.environ.pop(TEMPLATE_VARIABLE, ""), type=TemplateSettings)
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{TEMPLATE_VARIABLE} is damaged: {error}") from error
+    os.environ.pop("PYTHONPATH", None)
+    if settings.python_path is not None:
+        os.environ["PYTHONPATH"] = settings.python_path
+    return settings
+
+
+def set_environment(environment: Mapping[str, str]) -> None:
+    """Make this process's environment equal to `environment`."""
+    for name in set(os.environ) - set(environment):
+        del os.environ[name]
+    os.environ.update(environment)
