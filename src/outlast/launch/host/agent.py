@@ -198,10 +198,10 @@ class Agent:
     # --- workers --------------------------------------------------------------------------
 
     def _template_settled(self) -> None:
-        """Start who awaited the template, one in a turn of the loop."""
-        if self._awaiting:
-            self._spawn(self._awaiting.pop(0))
-            asyncio.get_running_loop().call_soon(self._template_settled)
+        """Start all in one turn of the loop: none may end before the others are started."""
+        awaiting, self._awaiting = self._awaiting, []
+        for spawn in awaiting:
+            self._spawn(spawn)
 
     def _spawn(self, body: messages.Spawn) -> None:
         if self._done:

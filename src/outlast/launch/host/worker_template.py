@@ -275,6 +275,11 @@ class WorkerTemplate:
     # --- forks ---
 
     @property
+    def pid(self) -> int:
+        """The number of the newest template process."""
+        return self._popen.pid
+
+    @property
     def fds(self) -> tuple[int, int] | None:
         """The numbers that control socket and page have in a forked worker; None: spawn it."""
         return (self._ready.control_fd, self._ready.page_fd) if self._state == "ready" else None

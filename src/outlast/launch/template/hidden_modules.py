@@ -1,23 +1,47 @@
 """Modules that a forked worker has from its template, invisible until the script imports one.
 
-`sys.modules` holds them only from the first import of any of them on. That import is also where a
-forked worker could differ from a spawned one: libraries read variables, processor affinity and the
-search path when they load, and the template has loaded them earlier. So what they depend on is
-compared there with what it was when the worker began.
+The template loads them in groups, one for each of its imports. `sys.modules` holds a group only
+from the first import of any of its modules on, and that import is where a forked worker could
+differ from a spawned one: libraries read variables, processor affinity and the search path when
+they load. So these are compared there with what they were when the worker began.
+
+| group                     | compared                           | after a change              |
+|---------------------------|------------------------------------|-----------------------------|
+| the first: torch          | all of them: libraries in C read   | the worker starts anew, as  |
+|                           | variables that nobody sees         | a spawned one               |
+| later ones, as the script | variables that loading has read    | ConfigError: the script may |
+| may already work with     |                                    | have done anything by then  |
+| torch                     |                                    |                             |
 """
 
 from __future__ import annotations
 
 import copy
+import importlib.abc
 import importlib.machinery
 import os
 import sys
 import types
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NoReturn, Protocol
+from collections.abc import Sequence
+from typing import Any, NamedTuple, NoReturn, Protocol
+
+from outlast.errors import ConfigError
 
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")  # `outlast.init()` sets them
+
+
+class ModuleGroup(NamedTuple):
+    """Modules that one import has loaded, and what else it did.
+
+    `variables`: those that it has set; `read`: names of those that it has read; `filters`: the
+    warnings filters that it has put in front.
+    """
+
+    modules: dict[str, types.ModuleType]
+    variables: dict[str, str]
+    read: set[str]
+    filters: list[Any]
 
 
 def top_level(name: str) -> str:
@@ -25,16 +49,9 @@ def top_level(name: str) -> str:
     return name.partition(".")[0]
 
 
-def third_party(
-    loaded: Mapping[str, types.ModuleType], before: Iterable[str]
-) -> dict[str, types.ModuleType]:
-    """Return the modules that were loaded since `before` and are not of the standard library."""
-    early = set(before)
-    return {
-        name: module
-        for name, module in loaded.items()
-        if name not in early and top_level(name) not in sys.stdlib_module_names
-    }
+def is_third_party(name: str) -> bool:
+    """Return whether a module is not of the standard library, nor the script's own."""
+    return top_level(name) not in sys.stdlib_module_names and name != "__mp_main__"
 
 
 def set_warnings_filters(filters: Sequence[Any]) -> None:
@@ -54,35 +71,40 @@ class Restart(Protocol):
         """Take note that it is needed no more."""
 
 
-class HiddenModules:
-    """A finder and loader of the modules that were loaded in advance, by their top-level names.
+class HiddenModules(importlib.abc.Loader):
+    """A finder and loader of the modules that were loaded in advance."""
 
-    `variables`: those that loading has set. `filters`: the warnings filters that loading has put
-    in front.
-    """
-
-    def __init__(
-        self,
-        modules: Mapping[str, types.ModuleType],
-        variables: Mapping[str, str],
-        filters: Sequence[Any],
-        restart: Restart,
-    ) -> None:
-        self._modules = dict(modules)
-        self._variables = dict(variables)
-        self._filters = list(filters)
+    def __init__(self, groups: Sequence[ModuleGroup], restart: Restart) -> None:
+        self._groups = list(groups)  # those that are hidden, in the order of loading
+        self._started = False  # the first group is visible
         self._restart = restart
-        self._specs = {name: getattr(module, "__spec__", None) for name, module in modules.items()}
+        self._specs = {
+            name: getattr(module, "__spec__", None)
+            for group in groups
+            for name, module in group.modules.items()
+        }
         self._environment = dict(os.environ)
         self._processors = os.sched_getaffinity(0)
         self._path = list(sys.path)
         self._warnings = list(warnings.filters)
 
     def hide(self) -> None:
-        """Take the modules out of `sys.modules`, and be asked for them first."""
-        for name in self._modules:
-            sys.modules.pop(name, None)
+        """Take the modules out of `sys.modules` and their packages, and be asked for them first."""
+        for group in self._groups:
+            for name, module in group.modules.items():
+                sys.modules.pop(name, None)
+                package, attribute = self._place(name, group)
+                if package is not None and vars(package).get(attribute) is module:
+                    delattr(package, attribute)
         sys.meta_path.insert(0, self)
+
+    def _place(self, name: str, group: ModuleGroup) -> tuple[types.ModuleType | None, str]:
+        """Return the package of an earlier group that holds this module, and under which name."""
+        parent, _, attribute = name.rpartition(".")
+        if parent in group.modules:
+            return None, attribute
+        packages = (each.modules[parent] for each in self._groups if parent in each.modules)
+        return next(packages, None), attribute
 
     # --- the protocol of importlib ---
 
@@ -90,52 +112,69 @@ class HiddenModules:
         self, name: str, _path: Sequence[str] | None = None, _target: object = None
     ) -> importlib.machinery.ModuleSpec | None:
         """Return the module's own specification with this loader; None for other modules."""
-        spec = self._specs.get(name)
-        if spec is None or "." in name:
+        if not any(name in group.modules for group in self._groups):
             return None
-        spec = copy.copy(spec)
+        spec = copy.copy(self._specs[name] or importlib.machinery.ModuleSpec(name, None))
         spec.loader = self
         return spec
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
-        """Return the module that was loaded in advance, and show all the others."""
-        if reason := self._difference(spec.name):
-            self._restart.execute(reason)
-        self._show()
-        return self._modules[spec.name]
+        """Return the module that was loaded in advance, and show its group and earlier ones."""
+        while True:
+            group = self._groups[0]
+            self._compare(group, spec.name)
+            self._show(group)
+            if spec.name in group.modules:
+                return group.modules[spec.name]
 
     def exec_module(self, module: types.ModuleType) -> None:
         """Leave the module as the template has it."""
         module.__spec__ = self._specs[module.__name__]
 
-    def _show(self) -> None:
-        if self not in sys.meta_path:
-            return
-        sys.meta_path.remove(self)
-        sys.modules.update(self._modules)
-        os.environ.update(self._variables)
-        self._restart.close()
-        set_warnings_filters([*self._filters, *warnings.filters])
+    def _show(self, group: ModuleGroup) -> None:
+        if not self._started:
+            self._started = True
+            self._restart.close()
+        packages = [(*self._place(name, group), name) for name in group.modules]
+        for package, attribute, name in packages:
+            if package is not None:
+                setattr(package, attribute, group.modules[name])
+        sys.modules.update(group.modules)
+        os.environ.update(group.variables)
+        self._environment.update(group.variables)
+        set_warnings_filters([*group.filters, *warnings.filters])
+        self._groups.remove(group)
+        if not self._groups:
+            sys.meta_path.remove(self)
 
-    def _difference(self, name: str) -> str:
-        """Return what the script changed before this import; "" where it changed nothing."""
-        names = set(self._environment) | set(os.environ)
-        changed = sorted(
-            each
-            for each in names - set(RANK_VARIABLES)
-            if self._environment.get(each) != os.environ.get(each)
-        )
-        if changed:
-            return f"it changed {', '.join(changed)} before it imported {name}"
+    def _compare(self, group: ModuleGroup, name: str) -> None:
+        if self._started:
+            if changed := sorted(group.read.intersection(self._changed())):
+                raise ConfigError(
+                    f"{name} was loaded before the script changed {', '.join(changed)}, which it"
+                    " reads; nothing was imported; start the run with --no-template, or set"
+                    " the variable in the shell"
+                )
+        elif reason := self._difference():
+            self._restart.execute(f"it {reason} before it imported {name}")
+
+    def _changed(self) -> list[str]:
+        """Return the environment variables that the script has changed."""
+        names = (set(self._environment) | set(os.environ)) - set(RANK_VARIABLES)
+        return sorted(name for name in names if self._environment.get(name) != os.environ.get(name))
+
+    def _difference(self) -> str:
+        """Return what the script has changed of what loading depends on; "" for nothing."""
+        if changed := self._changed():
+            return f"changed {', '.join(changed)}"
         if os.sched_getaffinity(0) != self._processors:
-            return f"it changed its processor affinity before it imported {name}"
-        if others := sorted(each for each in self._modules if each in sys.modules):
-            return f"it put {others[0]} into sys.modules before it imported {name}"
+            return "changed its processor affinity"
+        if others := sorted(name for name in self._specs if name in sys.modules):
+            return f"put {others[0]} into sys.modules"
         if any(each[0] != "ignore" for each in warnings.filters if each not in self._warnings):
-            return f"it changed the warnings filters before it imported {name}"
+            return "changed the warnings filters"
         # The template has looked for other modules in the script's folder, the first of the path.
-        is_same = self._path in (sys.path, sys.path[1:])
-        return "" if is_same else self._moved()
+        return "" if self._path in (sys.path, sys.path[1:]) else self._moved()
 
     def _moved(self) -> str:
         """Return which module another search path would find elsewhere; "" for none."""
@@ -144,5 +183,5 @@ class HiddenModules:
                 continue
             found = importlib.machinery.PathFinder.find_spec(name)
             if found is None or found.origin != spec.origin:
-                return f"it changed sys.path, where {name} is another one now"
+                return f"changed sys.path, where {name} is another module,"
         return ""

@@ -33,20 +33,24 @@ from outlast.errors import ConfigError
 from outlast.launch.template import template_frames as frames
 from outlast.launch.template.hidden_modules import (
     HiddenModules,
+    ModuleGroup,
+    is_third_party,
     set_warnings_filters,
-    third_party,
     top_level,
 )
 
 _PR_SET_PDEATHSIG = 1
 _FAMILY = b"OUTLAST_FAMILY="
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/infiniband")
+_ALL = "the whole environment"
 _SIZE_BYTES_MAX = 16 << 30
 
 
-def serve() -> None:
-    """Load, then fork a worker for each request; returns in forked workers only."""
-    early = set(sys.modules)
+def serve(early: frozenset[str]) -> None:
+    """Load, then fork a worker for each request; returns in forked workers only.
+
+    `early`: names of the modules that any interpreter has at this point.
+    """
     settings = config.take_template_settings()
     sys.path.remove(settings.entry)
     sys.path_importer_cache.pop(settings.entry, None)
@@ -57,15 +61,17 @@ def serve() -> None:
 class TemplateProcess:
     """The template, and after a fork the worker that it becomes."""
 
-    def __init__(self, settings: config.TemplateSettings, early: set[str]) -> None:
+    def __init__(self, settings: config.TemplateSettings, early: frozenset[str]) -> None:
         self._settings = settings
-        self._early = {name for name in early if top_level(name) != "outlast"}
+        self._early = early
+        self._machinery = {
+            name for name in sys.modules if name not in early and is_third_party(name)
+        }
         self._socket = socket.socket(fileno=settings.socket_fd)
         self._socket.set_inheritable(False)
         self._control_fd = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         self._page_fd = os.dup(self._control_fd)
-        self._variables: dict[str, str] = {}
-        self._filters: list[Any] = []
+        self._groups: list[ModuleGroup] = []
         self._files: dict[str, tuple[int, ...]] = {}
         self._middle = 0
 
@@ -101,27 +107,46 @@ class TemplateProcess:
         filters = list(warnings.filters)
         collects = gc.isenabled()
         gc.disable()  # imports leave no garbage
-        with _recorded_environment() as read:
-            for name in self._settings.modules:
-                importlib.import_module(name)
+        for name in self._settings.modules:
+            self._groups.append(self._import(name))
+        if rest := self._machinery.difference(*(group.modules for group in self._groups)):
+            self._groups.append(
+                ModuleGroup({name: sys.modules[name] for name in rest}, {}, set(), [])
+            )
         gc.collect()
         if collects:
             gc.enable()
-        self._variables = {
-            name: value for name, value in os.environ.items() if environment.get(name) != value
-        }
-        self._filters = [each for each in warnings.filters if each not in filters]
         set_warnings_filters(filters)
         config.set_environment(environment)
         self._files = _files()
-        return self._objection(before, read)
+        return self._objection(before)
 
-    def _objection(self, before: dict[str, object], read: set[str]) -> str:
+    def _import(self, name: str) -> ModuleGroup:
+        environment = dict(os.environ)
+        filters = list(warnings.filters)
+        with _recorded_environment() as read:
+            importlib.import_module(name)
+        known = self._early.union(*(group.modules for group in self._groups))
+        if top_level(name) != "outlast":
+            known |= self._machinery  # shown with the rest of outlast
+        return ModuleGroup(
+            {
+                each: module
+                for each, module in sys.modules.items()
+                if each not in known and is_third_party(each)
+            },
+            {each: value for each, value in os.environ.items() if environment.get(each) != value},
+            read,
+            [each for each in warnings.filters if each not in filters],
+        )
+
+    def _objection(self, before: dict[str, object]) -> str:
         sys.stdout.flush()
         sys.stderr.flush()
         if any(os.fstat(stream).st_size for stream in (1, 2)):
             return "an import wrote to stdout or stderr"
-        if read:
+        read = set[str]().union(*(group.read for group in self._groups))
+        if read := read.intersection((*frames.PER_WORKER, _ALL)):
             return f"an import reads {', '.join(sorted(read))}, which differ between workers"
         after = _process_state()
         if changed := sorted(name for name in before if before[name] != after[name]):
@@ -233,10 +258,8 @@ class TemplateProcess:
         config.set_environment(environment)
         _mark_memory(request.mark)
         _draw_anew()
-        hidden = third_party(sys.modules, self._early)
-        command = self._settings.command
-        restart = WorkerRestart(gate, command, environment)
-        HiddenModules(hidden, self._variables, self._filters, restart).hide()
+        restart = WorkerRestart(gate, self._settings.command, environment)
+        HiddenModules(self._groups, restart).hide()
 
 
 class WorkerRestart:
@@ -291,18 +314,16 @@ def _draw_anew() -> None:
 
 @contextlib.contextmanager
 def _recorded_environment() -> Iterator[set[str]]:
-    """Record which variables of frames.PER_WORKER are read meanwhile."""
+    """Record which variables are read meanwhile, _ALL for a look at all of them."""
     read: set[str] = set()
-    names = {name.encode(): name for name in frames.PER_WORKER}
 
     class Recording(dict[bytes, bytes]):
         def __iter__(self) -> Iterator[bytes]:
-            read.add("the whole environment")
+            read.add(_ALL)
             return super().__iter__()
 
         def __getitem__(self, key: bytes) -> bytes:
-            if key in names:
-                read.add(names[key])
+            read.add(os.fsdecode(key))
             return super().__getitem__(key)
 
     environ: Any = os.environ  # what it keeps is private, and only there all reads can be seen
@@ -359,7 +380,7 @@ def _files() -> dict[str, tuple[int, ...]]:
 
 def _signature(path: str) -> tuple[int, ...]:
     try:
-        stat = Path(path).stat()
+        stat = os.stat(path)  # noqa: PTH116 - thousands of Path objects take four times as long
     except OSError:
         return ()
     return (stat.st_mtime_ns, stat.st_size, stat.st_ino)

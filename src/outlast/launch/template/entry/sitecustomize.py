@@ -10,10 +10,11 @@ import os
 import sys
 import traceback
 
+_early = frozenset(sys.modules)
 try:
     from outlast.launch.template.template_process import serve
 
-    serve()
+    serve(_early)
 except BaseException:  # noqa: BLE001 - whatever it is, the template must never run the script
     traceback.print_exc()
     sys.stderr.flush()
