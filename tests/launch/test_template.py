@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from outlast.launch.host import worker_template
+from outlast.launch.host.reaper import is_marked, read_process_stat
 from outlast.launch.host.worker_family import become_subreaper
 from outlast.launch.host.worker_pool import WorkerHandle, WorkerOutcome, WorkerPool, WorkerPost
 from outlast.launch.run_display import DisplayRecord
@@ -85,8 +89,8 @@ for _ in range(3):
 product = numpy.linalg.inv(numpy.random.RandomState(1).rand(300, 300))
 raw = b"".join(p.detach().numpy().tobytes() for p in model.parameters()) + product.tobytes()
 numbers = [torch.get_num_threads(), torch.get_num_interop_threads(),
-    torch.__config__.parallel_info(), torch.backends.cpu.get_cpu_capability(), len(os.listdir("/proc/self/task")),
-    hashlib.sha256(raw).hexdigest()]
+    torch.__config__.parallel_info(), torch.backends.cpu.get_cpu_capability(),
+    len(os.listdir("/proc/self/task")), hashlib.sha256(raw).hexdigest()]
 print(json.dumps({"before": before, "after": after, "numbers": numbers, "draws": draws}))
 atexit.register(print, "the end")
 sys.exit(3)
