@@ -65,7 +65,9 @@ class TemplateProcess:
         self._settings = settings
         self._early = early
         self._machinery = {
-            name for name in sys.modules if name not in early and is_third_party(name)
+            name
+            for name in sys.modules
+            if name not in early and top_level(name) in ("outlast", "msgspec")
         }
         self._socket = socket.socket(fileno=settings.socket_fd)
         self._socket.set_inheritable(False)
