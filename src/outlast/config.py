@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -210,3 +211,42 @@ def set_environment(environment: Mapping[str, str]) -> None:
     for name in set(os.environ) - set(environment):
         del os.environ[name]
     os.environ.update(environment)
+
+
+def add_to_environment(variables: Mapping[str, str]) -> None:
+    """Set variables of this process's environment."""
+    os.environ.update(variables)
+
+
+def process_environment() -> dict[str, str]:
+    """Return a copy of this process's environment."""
+    return dict(os.environ)
+
+
+WHOLE_ENVIRONMENT = "the whole environment"
+
+
+@contextlib.contextmanager
+def recorded_environment() -> Iterator[set[str]]:
+    """Record which variables are read meanwhile, WHOLE_ENVIRONMENT for a look at all of them."""
+    read: set[str] = set()
+
+    class Recording(dict[bytes, bytes]):
+        def __iter__(self) -> Iterator[bytes]:
+            read.add(WHOLE_ENVIRONMENT)
+            return super().__iter__()
+
+        def __getitem__(self, key: bytes) -> bytes:
+            read.add(os.fsdecode(key))
+            return super().__getitem__(key)
+
+    environ: Any = os.environ  # what it keeps is private, and only there all reads can be seen
+    plain = vars(environ)["_data"]
+    recording = Recording(plain)
+    vars(environ)["_data"] = recording
+    try:
+        yield read
+    finally:
+        vars(environ)["_data"] = plain
+        plain.clear()
+        plain.update({name: recording.get(name, b"") for name in dict.keys(recording)})

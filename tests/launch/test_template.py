@@ -204,7 +204,7 @@ def test_a_template_that_dies_or_stops_is_replaced(
             await stage.eventually_async(lambda: crew.template.fds is None, "it is noticed")
         _, outcome, out = await live(crew, "w1-0")  # spawned
         assert (outcome.exit_code, out) == (0, "torch\n")
-        assert len(stage.notes) == 1 and "workers are spawned meanwhile" in stage.notes[0]
+        assert len(stage.notes) == 1 and "spawned while another one loads" in stage.notes[0]
         await stage.eventually_async(lambda: crew.template.fds, "another one has loaded")
         assert crew.template.pid != first and not stage.alive(first)
         _, outcome, out = await live(crew, "w1-1")

@@ -10,8 +10,9 @@ from pathlib import Path
 # Lines were raised by 2,200 when the formatter got all code but tables of data, and by 49 for
 # tables of states, locks and memory layouts; lines by 414 and modules by one for variables that
 # change late.
+# Seven modules and some 1,000 lines are the template process, which a worker forks from.
 CEILINGS = {
-    "modules": 431,
+    "modules": 438,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 1,
@@ -20,7 +21,7 @@ CEILINGS = {
     "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 92421,
+    "lines": 93781,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 0,
 }

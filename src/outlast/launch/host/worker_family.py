@@ -35,7 +35,7 @@ class ProcessIdentity(NamedTuple):
     page_fd: int
 
 
-class ChildProcess(Protocol):
+class WorkerChild(Protocol):
     """A child of this process that nobody has waited for."""
 
     @property
@@ -51,7 +51,7 @@ class ChildProcess(Protocol):
         ...
 
 
-def spawn(command: Sequence[str], born: ProcessIdentity) -> ChildProcess:
+def spawn(command: Sequence[str], born: ProcessIdentity) -> WorkerChild:
     """Start a worker's command as a new program. Raises OSError."""
     with open_logs(born.log_dir) as (out, err):
         return subprocess.Popen(
@@ -95,7 +95,7 @@ class WorkerFamily:
 
     def __init__(
         self,
-        child: ChildProcess,
+        child: WorkerChild,
         born: ProcessIdentity,
         leaders: set[int],
         on_exit: Callable[[], None],

@@ -39,6 +39,7 @@ LOAD_S = 60.0
 FORK_S = 5.0  # the launcher stands still meanwhile: well below its lease
 TEMPLATES_MAX = 8  # in a launcher's life
 _ENTRY = Path(frames.__file__).with_name("entry")
+_END_S = 0.5  # from the end of a process's socket to its own
 _MARK_LENGTH = 200  # of a worker's family mark, at most
 
 
@@ -198,7 +199,9 @@ class WorkerTemplate:
         try:
             packet = frames.receive(self._socket)
             if not packet.data:
-                self._lose("it has ended")
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._popen.wait(_END_S)
+                self._lose("it closed its socket")
                 return
             message = frames.parse_answer(packet.data)
         except (OSError, WireError) as error:
@@ -227,8 +230,9 @@ class WorkerTemplate:
         how = self._end()
         self._note(
             f"the template process {how} ({reason}); "
-            + ("workers are spawned" if was_first else "another one loads, and workers are spawned")
-            + f" meanwhile; its output is in {self._run_dir.room('logs') / 'template'}"
+            + "workers are spawned"
+            + ("" if was_first else " while another one loads")
+            + f"; its output is in {self._run_dir.room('logs') / 'template'}"
         )
         if was_first:
             self._state = "off"

@@ -26,6 +26,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn, Protocol
 
+from outlast import config
 from outlast.errors import ConfigError
 
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")  # `outlast.init()` sets them
@@ -83,7 +84,7 @@ class HiddenModules(importlib.abc.Loader):
             for group in groups
             for name, module in group.modules.items()
         }
-        self._environment = dict(os.environ)
+        self._environment = config.process_environment()
         self._processors = os.sched_getaffinity(0)
         self._path = list(sys.path)
         self._warnings = list(warnings.filters)
@@ -140,7 +141,7 @@ class HiddenModules(importlib.abc.Loader):
             if package is not None:
                 setattr(package, attribute, group.modules[name])
         sys.modules.update(group.modules)
-        os.environ.update(group.variables)
+        config.add_to_environment(group.variables)
         self._environment.update(group.variables)
         set_warnings_filters([*group.filters, *warnings.filters])
         self._groups.remove(group)
@@ -160,8 +161,9 @@ class HiddenModules(importlib.abc.Loader):
 
     def _changed(self) -> list[str]:
         """Return the environment variables that the script has changed."""
-        names = (set(self._environment) | set(os.environ)) - set(RANK_VARIABLES)
-        return sorted(name for name in names if self._environment.get(name) != os.environ.get(name))
+        now = config.process_environment()
+        names = (set(self._environment) | set(now)) - set(RANK_VARIABLES)
+        return sorted(name for name in names if self._environment.get(name) != now.get(name))
 
     def _difference(self) -> str:
         """Return what the script has changed of what loading depends on; "" for nothing."""

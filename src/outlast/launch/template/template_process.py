@@ -24,9 +24,8 @@ import signal
 import socket
 import sys
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from outlast import config
 from outlast.errors import ConfigError
@@ -42,7 +41,6 @@ from outlast.launch.template.hidden_modules import (
 _PR_SET_PDEATHSIG = 1
 _FAMILY = b"OUTLAST_FAMILY="
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/infiniband")
-_ALL = "the whole environment"
 _SIZE_BYTES_MAX = 16 << 30
 
 
@@ -105,7 +103,7 @@ class TemplateProcess:
     def _load(self) -> str:
         """Import the modules; return why they cannot be handed on, or ""."""
         before = _process_state()
-        environment = dict(os.environ)
+        environment = config.process_environment()
         filters = list(warnings.filters)
         collects = gc.isenabled()
         gc.disable()  # imports leave no garbage
@@ -124,10 +122,11 @@ class TemplateProcess:
         return self._objection(before)
 
     def _import(self, name: str) -> ModuleGroup:
-        environment = dict(os.environ)
+        environment = config.process_environment()
         filters = list(warnings.filters)
-        with _recorded_environment() as read:
+        with config.recorded_environment() as read:
             importlib.import_module(name)
+        after = config.process_environment()
         known = self._early.union(*(group.modules for group in self._groups))
         if top_level(name) != "outlast":
             known |= self._machinery  # shown with the rest of outlast
@@ -137,7 +136,11 @@ class TemplateProcess:
                 for each, module in sys.modules.items()
                 if each not in known and is_third_party(each)
             },
-            {each: value for each, value in os.environ.items() if environment.get(each) != value},
+            {
+                each: value
+                for each, value in config.process_environment().items()
+                if environment.get(each) != value
+            },
             read,
             [each for each in warnings.filters if each not in filters],
         )
@@ -148,7 +151,7 @@ class TemplateProcess:
         if any(os.fstat(stream).st_size for stream in (1, 2)):
             return "an import wrote to stdout or stderr"
         read = set[str]().union(*(group.read for group in self._groups))
-        if read := read.intersection((*frames.PER_WORKER, _ALL)):
+        if read := read.intersection((*frames.PER_WORKER, config.WHOLE_ENVIRONMENT)):
             return f"an import reads {', '.join(sorted(read))}, which differ between workers"
         after = _process_state()
         if changed := sorted(name for name in before if before[name] != after[name]):
@@ -312,32 +315,6 @@ def _draw_anew() -> None:
         numpy_random.seed()
     if torch := sys.modules.get("torch"):
         torch.default_generator.seed()
-
-
-@contextlib.contextmanager
-def _recorded_environment() -> Iterator[set[str]]:
-    """Record which variables are read meanwhile, _ALL for a look at all of them."""
-    read: set[str] = set()
-
-    class Recording(dict[bytes, bytes]):
-        def __iter__(self) -> Iterator[bytes]:
-            read.add(_ALL)
-            return super().__iter__()
-
-        def __getitem__(self, key: bytes) -> bytes:
-            read.add(os.fsdecode(key))
-            return super().__getitem__(key)
-
-    environ: Any = os.environ  # what it keeps is private, and only there all reads can be seen
-    plain = vars(environ)["_data"]
-    recording = Recording(plain)
-    vars(environ)["_data"] = recording
-    try:
-        yield read
-    finally:
-        vars(environ)["_data"] = plain
-        plain.clear()
-        plain.update({name: recording.get(name, b"") for name in dict.keys(recording)})
 
 
 def _process_state() -> dict[str, object]:
