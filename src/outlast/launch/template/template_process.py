@@ -136,11 +136,7 @@ class TemplateProcess:
                 for each, module in sys.modules.items()
                 if each not in known and is_third_party(each)
             },
-            {
-                each: value
-                for each, value in config.process_environment().items()
-                if environment.get(each) != value
-            },
+            {each: value for each, value in after.items() if environment.get(each) != value},
             read,
             [each for each in warnings.filters if each not in filters],
         )
