@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from outlast.errors import ConfigError
 
 WORKER_VARIABLE = "OUTLAST_WORKER"
+TEMPLATE_VARIABLE = "OUTLAST_TEMPLATE"
 TORCH_MIN = (2, 11)
 AUTO = -1  # an interval that the run finds for itself
 LIMIT_MAX = 1e9  # seconds: 31 years, and every clock and timer can still count them
@@ -174,3 +176,77 @@ def gloo_interface(environment: Mapping[str, str] = os.environ) -> str:
 def run_dir_default() -> Path:
     """Return the default parent of run directories, `runs`."""
     return Path("runs")
+
+
+class TemplateSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of the template process, passed by the launcher in one environment variable."""
+
+    launcher: int  # its pid
+    run_dir: str
+    socket_fd: int
+    entry: str  # the folder that is in front of `python_path`
+    python_path: str | None  # PYTHONPATH of workers
+    script_dir: str | None  # where the script's own modules are; None: nowhere
+    command: tuple[str, ...]  # of a worker
+    modules: tuple[str, ...]  # to import
+
+
+def take_template_settings() -> TemplateSettings:
+    """Return the launcher's settings, and give this process the environment that workers have.
+
+    Raises ConfigError when the variable is missing or damaged.
+    """
+    try:
+        settings = msgspec.json.decode(os.environ.pop(TEMPLATE_VARIABLE, ""), type=TemplateSettings)
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{TEMPLATE_VARIABLE} is damaged: {error}") from error
+    os.environ.pop("PYTHONPATH", None)
+    if settings.python_path is not None:
+        os.environ["PYTHONPATH"] = settings.python_path
+    return settings
+
+
+def set_environment(environment: Mapping[str, str]) -> None:
+    """Make this process's environment equal to `environment`."""
+    for name in set(os.environ) - set(environment):
+        del os.environ[name]
+    os.environ.update(environment)
+
+
+def add_to_environment(variables: Mapping[str, str]) -> None:
+    """Set variables of this process's environment."""
+    os.environ.update(variables)
+
+
+def process_environment() -> dict[str, str]:
+    """Return a copy of this process's environment."""
+    return dict(os.environ)
+
+
+WHOLE_ENVIRONMENT = "the whole environment"
+
+
+@contextlib.contextmanager
+def recorded_environment() -> Iterator[set[str]]:
+    """Record which variables are read meanwhile, WHOLE_ENVIRONMENT for a look at all of them."""
+    read: set[str] = set()
+
+    class Recording(dict[bytes, bytes]):
+        def __iter__(self) -> Iterator[bytes]:
+            read.add(WHOLE_ENVIRONMENT)
+            return super().__iter__()
+
+        def __getitem__(self, key: bytes) -> bytes:
+            read.add(os.fsdecode(key))
+            return super().__getitem__(key)
+
+    environ: Any = os.environ  # what it keeps is private, and only there all reads can be seen
+    plain = vars(environ)["_data"]
+    recording = Recording(plain)
+    vars(environ)["_data"] = recording
+    try:
+        yield read
+    finally:
+        vars(environ)["_data"] = plain
+        plain.clear()
+        plain.update({name: recording.get(name, b"") for name in dict.keys(recording)})

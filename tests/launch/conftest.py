@@ -131,13 +131,14 @@ class Stage:
         self,
         plan: torchrun_arguments.RunPlan,
         act: Callable[[WorkerPool, DisplayRecord], Awaitable[object]],
+        deadline_s: float = DEADLINE_S,
     ) -> None:
         """Run `act` with a crew; everybody is gone afterwards, whatever it did."""
 
         async def scene() -> None:
             crew = WorkerPool(plan, run_dir, self.token, "here", EventClock(), self.notes.append)
             try:
-                async with asyncio.timeout(60):
+                async with asyncio.timeout(deadline_s):
                     await act(crew, record)
             finally:
                 await crew.close()

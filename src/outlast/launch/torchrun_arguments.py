@@ -71,6 +71,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     faults: tuple[str, ...]
     fault_seed: int
     limits: config.Limits
+    template: bool = True  # fork workers from a template process
     json: bool
     plain: bool
 
@@ -126,6 +127,7 @@ def parse(argv: list[str]) -> RunPlan:
         faults=_faults(given, world),
         fault_seed=given.fault_seed,
         limits=_limits(given),
+        template=not given.no_template,
         json=given.json,
         plain=given.plain,
     )
@@ -177,6 +179,13 @@ def _parser() -> ArgumentParser:
         default=[],
         metavar="NAME=VALUE",
         help="A deadline, budget or threshold: " + ", ".join(config.Limits.__struct_fields__),
+    )
+    add(
+        "--no-template",
+        "--no_template",
+        action="store_true",
+        help="Start each worker as a new interpreter. By default workers are forked from one"
+        " process per host that has imported torch (docs/template.md).",
     )
     add("--json", action="store_true", help="The summary as JSON on stdout.")
     add("--plain", action="store_true", help="Progress lines, even on a terminal.")

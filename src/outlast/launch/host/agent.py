@@ -53,6 +53,7 @@ class Agent:
         self._renewals: deque[float] = deque(maxlen=1000)  # sent and not yet answered
         self._lease_from_s = time.monotonic()
         self._queued: list[messages.Spawn] = []  # spares, until the script is known to be ours
+        self._awaiting: list[messages.Spawn] = []  # the first template process
         self._killed_early: list[
             WorkerHandle
         ] = []  # before any Hello, in a script that may still send one
@@ -196,7 +197,18 @@ class Agent:
 
     # --- workers --------------------------------------------------------------------------
 
+    def _template_settled(self) -> None:
+        """Start all in one turn of the loop: none may end before the others are started."""
+        awaiting, self._awaiting = self._awaiting, []
+        for spawn in awaiting:
+            self._spawn(spawn)
+
     def _spawn(self, body: messages.Spawn) -> None:
+        if self._done:
+            return
+        if self._crew.template.awaits(self._template_settled):
+            self._awaiting.append(body)
+            return
         post = WorkerPost(body.worker, body.seat, self._host, self._incarnation, 0)
         try:
             worker = self._crew.start(post)
@@ -235,6 +247,7 @@ class Agent:
             self._crew.kill(worker, body.reason)
             return
         self._queued = [spawn for spawn in self._queued if spawn.worker != body.worker]
+        self._awaiting = [spawn for spawn in self._awaiting if spawn.worker != body.worker]
         known = [lost for lost in self._lost if lost.worker == body.worker]
         fault = Fault(kind="requested", detail=f"never started: {body.reason}", worker=body.worker)
         report = messages.WorkerLostReport(worker=body.worker, fault=fault, n=-1, state="starting")

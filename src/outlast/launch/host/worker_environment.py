@@ -10,6 +10,7 @@ import msgspec
 
 from outlast import config
 from outlast.launch.host.reaper import MARK_VARIABLE
+from outlast.launch.template.template_frames import PER_WORKER
 from outlast.launch.torchrun_arguments import RunPlan
 
 # A later torch may read more of them; a spare must have none that implies a rank.
@@ -26,11 +27,28 @@ def worker_environment(
     error_file: str,
 ) -> dict[str, str]:
     """Return the environment of one worker; a spare (`settings.seat` -1) has no RANK."""
-    world, rank = str(plan.world), str(settings.seat)
-    extra = {
+    rank = str(settings.seat)
+    environment = {
+        **common_environment(plan),
         "RANK": rank,
         "ROLE_RANK": rank,
         "LOCAL_RANK": str(local_rank),
+        "MASTER_PORT": str(master_port),
+        "TORCHELASTIC_RESTART_COUNT": str(restart_count),
+        "TORCHELASTIC_ERROR_FILE": error_file,
+        config.WORKER_VARIABLE: msgspec.json.encode(settings).decode(),
+        MARK_VARIABLE: mark,
+    }
+    if settings.seat < 0:
+        for name in _SEAT_VARIABLES:
+            environment.pop(name)
+    return environment
+
+
+def common_environment(plan: RunPlan) -> dict[str, str]:
+    """Return what the environments of all workers have in common."""
+    world = str(plan.world)
+    extra = {
         "WORLD_SIZE": world,
         "LOCAL_WORLD_SIZE": world,
         "ROLE_WORLD_SIZE": world,
@@ -38,22 +56,16 @@ def worker_environment(
         "GROUP_RANK": "0",
         "GROUP_WORLD_SIZE": "1",
         "MASTER_ADDR": plan.master_addr,
-        "MASTER_PORT": str(master_port),
         "TORCHELASTIC_RUN_ID": plan.run_id,
-        "TORCHELASTIC_RESTART_COUNT": str(restart_count),
         "TORCHELASTIC_MAX_RESTARTS": str(plan.max_restarts),
         "TORCHELASTIC_USE_AGENT_STORE": "False",
-        "TORCHELASTIC_ERROR_FILE": error_file,
-        config.WORKER_VARIABLE: msgspec.json.encode(settings).decode(),
-        MARK_VARIABLE: mark,
     }
     defaults = {"PYTHONHASHSEED": "0", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
     if plan.world > 1:
         defaults["OMP_NUM_THREADS"] = "1"  # torchrun's default, and the same bits on every worker
     environment = config.child_environment(extra, defaults)
-    if settings.seat < 0:
-        for name in _SEAT_VARIABLES:
-            environment.pop(name)
+    for name in (*PER_WORKER, MARK_VARIABLE):
+        environment.pop(name, None)
     return environment
 
 

@@ -7,16 +7,14 @@ import contextlib
 import ctypes
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple, Protocol
 
 from outlast.launch.host import reaper
-from outlast.transport.worker_page import Page
 
 _SHIM = Path(__file__).with_name("shim.py")
 _PR_SET_CHILD_SUBREAPER = 36
@@ -31,10 +29,52 @@ class ProcessIdentity(NamedTuple):
 
     name: str
     mark: str  # of its family, unique to this worker
-    environment: Mapping[str, str]
+    environment: dict[str, str]
     log_dir: Path
-    control: socket.socket  # the worker's end; closed here once the worker has it
-    page: Page
+    control_fd: int  # the worker's end
+    page_fd: int
+
+
+class WorkerChild(Protocol):
+    """A child of this process that nobody has waited for."""
+
+    @property
+    def pid(self) -> int:
+        """Its number, which is its own until `wait` has returned."""
+        ...
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+
+    def wait(self, timeout: float) -> int:
+        """Reap it; return its exit code as subprocess does. Raises TimeoutExpired."""
+        ...
+
+
+def spawn(command: Sequence[str], born: ProcessIdentity) -> WorkerChild:
+    """Start a worker's command as a new program. Raises OSError."""
+    with open_logs(born.log_dir) as (out, err):
+        return subprocess.Popen(
+            shim_command(command),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            env=born.environment,
+            pass_fds=(born.control_fd, born.page_fd),
+            start_new_session=True,
+        )
+
+
+def shim_command(command: Sequence[str]) -> list[str]:
+    """Return the command that binds its life to this process's and then becomes `command`."""
+    return [sys.executable, "-I", "-S", str(_SHIM), str(os.getpid()), *command]
+
+
+@contextlib.contextmanager
+def open_logs(log_dir: Path) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
+    """Open a worker's stdout.log and stderr.log to append to them."""
+    with (log_dir / "stdout.log").open("ab") as out, (log_dir / "stderr.log").open("ab") as err:
+        yield out, err
 
 
 def become_subreaper() -> None:
@@ -55,7 +95,7 @@ class WorkerFamily:
 
     def __init__(
         self,
-        command: Sequence[str],
+        child: WorkerChild,
         born: ProcessIdentity,
         leaders: set[int],
         on_exit: Callable[[], None],
@@ -63,28 +103,13 @@ class WorkerFamily:
         self.name = born.name
         self.mark = born.mark
         self.log_dir = born.log_dir
-        self.page = born.page
-        shim = [sys.executable, "-I", "-S", str(_SHIM), str(os.getpid()), *command]
-        with (
-            born.control,
-            (born.log_dir / "stdout.log").open("ab") as out,
-            (born.log_dir / "stderr.log").open("ab") as err,
-        ):
-            self._popen = subprocess.Popen(
-                shim,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                env=born.environment,
-                pass_fds=(born.control.fileno(), born.page.fd),
-                start_new_session=True,
-            )
-        self.pid = self._popen.pid
+        self._child = child
+        self.pid = child.pid
         try:
             self._pidfd = os.pidfd_open(self.pid)
         except OSError:  # it could not be watched: kill it
-            self._popen.kill()
-            self._popen.wait(KILL_S)
+            child.kill()
+            child.wait(KILL_S)
             raise
         self._leaders = leaders  # main processes and the reaper: their owners reap them
         leaders.add(self.pid)
@@ -143,7 +168,7 @@ class WorkerFamily:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, 0.1)
         try:
-            self._exit_code = self._popen.wait(timeout=KILL_S)
+            self._exit_code = self._child.wait(KILL_S)
         except subprocess.TimeoutExpired as error:
             raise TimeoutError(f"worker {self.name} cannot be reaped: {error}") from error
         self._leaders.discard(self.pid)

@@ -27,7 +27,9 @@ from outlast.launch.host.worker_family import (
     ReaperHandle,
     WorkerFamily,
     signal_name,
+    spawn,
 )
+from outlast.launch.host.worker_template import WorkerTemplate
 from outlast.launch.run_directory import RunDir
 from outlast.launch.torchrun_arguments import RunPlan
 from outlast.telemetry.event_store import EventClock
@@ -106,6 +108,7 @@ class WorkerPool:
         self.master_port = plan.master_port or free_port(plan.master_addr)
         self.leaders: set[int] = set()  # pids that their owners reap
         self._reaper = ReaperHandle(f"{self._mark}:", run_dir.lock_fd, self.leaders, note)
+        self.template = WorkerTemplate(plan, run_dir, self._mark, self.leaders, self._reaper, note)
         self._keepers_prefix = f"@outlast-{self._mark}-"
         self.keepers = KeeperPool(
             self._keepers_prefix,
@@ -124,28 +127,13 @@ class WorkerPool:
     def start(self, post: WorkerPost) -> WorkerHandle:
         """Start one worker. Raises OSError or ConfigError when the host cannot."""
         worker = WorkerHandle(post, self._free_local_rank(post.seat))
-        mark = f"{self._mark}:{post.name};"
         page = Page.create()
         ours, theirs = socket.socketpair()
         try:
-            log_dir = self.run_dir.log_dir(post.seat, post.name)
-            settings = self._settings(post, theirs.fileno(), page.fd)
-            environment = worker_environment(
-                self.plan,
-                settings,
-                mark,
-                worker.local_rank,
-                self.master_port,
-                post.restart_count,
-                str(log_dir / ERROR_FILE_NAME),
-            )
-            born = ProcessIdentity(post.name, mark, environment, log_dir, theirs, page)
-            process = WorkerFamily(
-                self.plan.command, born, self.leaders, lambda: worker.on_exit(worker)
-            )
+            with theirs:
+                process = self._family(worker, post, theirs.fileno(), page.fd)
         except BaseException:
             ours.close()
-            theirs.close()
             page.close()
             raise
         self._reaper.add(process.pid)
@@ -156,6 +144,30 @@ class WorkerPool:
         self.workers[post.name] = worker
         self.started.append(worker)
         return worker
+
+    def _family(
+        self, worker: WorkerHandle, post: WorkerPost, control_fd: int, page_fd: int
+    ) -> WorkerFamily:
+        """Fork the worker's process from the template, or spawn it."""
+        log_dir = self.run_dir.log_dir(post.seat, post.name)
+        mark = f"{self._mark}:{post.name};"
+
+        def identity(fds: tuple[int, int]) -> ProcessIdentity:
+            environment = worker_environment(
+                self.plan,
+                self._settings(post, *fds),
+                mark,
+                worker.local_rank,
+                self.master_port,
+                post.restart_count,
+                str(log_dir / ERROR_FILE_NAME),
+            )
+            return ProcessIdentity(post.name, mark, environment, log_dir, control_fd, page_fd)
+
+        child = self.template.fork(identity(fds)) if (fds := self.template.fds) else None
+        born = identity((control_fd, page_fd))
+        child = child or spawn(self.plan.command, born)
+        return WorkerFamily(child, born, self.leaders, lambda: worker.on_exit(worker))
 
     def _settings(self, post: WorkerPost, control_fd: int, page_fd: int) -> config.WorkerSettings:
         job = self.run_dir.job
@@ -272,6 +284,7 @@ class WorkerPool:
             await self.kill_all("the launcher ends")
         except (TimeoutError, OSError) as error:
             self.note(f"{error}; the reaper tries once more, and waits longer")
+        self.template.close()
         await self.keepers.close(self.plan.limits.stop_s)
         self._reaper.dismiss()
 

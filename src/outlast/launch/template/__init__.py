@@ -1,0 +1,1 @@
+"""The template process: it imports torch once, and forks the workers of its host (template.md)."""

@@ -1,0 +1,189 @@
+"""Modules that a forked worker has from its template, invisible until the script imports one.
+
+The template loads them in groups, one for each of its imports. `sys.modules` holds a group only
+from the first import of any of its modules on, and that import is where a forked worker could
+differ from a spawned one: libraries read variables, processor affinity and the search path when
+they load. So these are compared there with what they were when the worker began.
+
+| group                     | compared                           | after a change              |
+|---------------------------|------------------------------------|-----------------------------|
+| the first: torch          | all of them: libraries in C read   | the worker starts anew, as  |
+|                           | variables that nobody sees         | a spawned one               |
+| later ones, as the script | variables that loading has read    | ConfigError: the script may |
+| may already work with     |                                    | have done anything by then  |
+| torch                     |                                    |                             |
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.abc
+import importlib.machinery
+import os
+import sys
+import types
+import warnings
+from collections.abc import Sequence
+from typing import Any, NamedTuple, NoReturn, Protocol
+
+from outlast import config
+from outlast.errors import ConfigError
+
+RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")  # `outlast.init()` sets them
+
+
+class ModuleGroup(NamedTuple):
+    """Modules that one import has loaded, and what else it did.
+
+    `variables`: those that it has set; `read`: names of those that it has read; `filters`: the
+    warnings filters that it has put in front.
+    """
+
+    modules: dict[str, types.ModuleType]
+    variables: dict[str, str]
+    read: set[str]
+    filters: list[Any]
+
+
+def top_level(name: str) -> str:
+    """Return the first part of a module's name."""
+    return name.partition(".")[0]
+
+
+def is_third_party(name: str) -> bool:
+    """Return whether a module is not of the standard library, nor the script's own."""
+    return top_level(name) not in sys.stdlib_module_names and name != "__mp_main__"
+
+
+def set_warnings_filters(filters: Sequence[Any]) -> None:
+    """Replace the list of warnings filters."""
+    warnings.resetwarnings()  # tells the C half that they have changed
+    warnings.filters[:] = filters  # pyright: ignore[reportIndexIssue]
+
+
+class Restart(Protocol):
+    """Starts this worker anew, without a template."""
+
+    def execute(self, reason: str) -> NoReturn:
+        """Start it anew."""
+        ...
+
+    def close(self) -> None:
+        """Take note that it is needed no more."""
+
+
+class HiddenModules(importlib.abc.Loader):
+    """A finder and loader of the modules that were loaded in advance."""
+
+    def __init__(self, groups: Sequence[ModuleGroup], restart: Restart) -> None:
+        self._groups = list(groups)  # those that are hidden, in the order of loading
+        self._started = False  # the first group is visible
+        self._restart = restart
+        self._specs = {
+            name: getattr(module, "__spec__", None)
+            for group in groups
+            for name, module in group.modules.items()
+        }
+        self._environment = config.process_environment()
+        self._processors = os.sched_getaffinity(0)
+        self._path = list(sys.path)
+        self._warnings = list(warnings.filters)
+
+    def hide(self) -> None:
+        """Take the modules out of `sys.modules` and their packages, and be asked for them first."""
+        for group in self._groups:
+            for name, module in group.modules.items():
+                sys.modules.pop(name, None)
+                package, attribute = self._place(name, group)
+                if package is not None and vars(package).get(attribute) is module:
+                    delattr(package, attribute)
+        sys.meta_path.insert(0, self)
+
+    def _place(self, name: str, group: ModuleGroup) -> tuple[types.ModuleType | None, str]:
+        """Return the package of an earlier group that holds this module, and under which name."""
+        parent, _, attribute = name.rpartition(".")
+        if parent in group.modules:
+            return None, attribute
+        packages = (each.modules[parent] for each in self._groups if parent in each.modules)
+        return next(packages, None), attribute
+
+    # --- the protocol of importlib ---
+
+    def find_spec(
+        self, name: str, _path: Sequence[str] | None = None, _target: object = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Return the module's own specification with this loader; None for other modules."""
+        if not any(name in group.modules for group in self._groups):
+            return None
+        spec = copy.copy(self._specs[name] or importlib.machinery.ModuleSpec(name, None))
+        spec.loader = self
+        return spec
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        """Return the module that was loaded in advance, and show its group and earlier ones."""
+        while True:
+            group = self._groups[0]
+            self._compare(group, spec.name)
+            self._show(group)
+            if spec.name in group.modules:
+                return group.modules[spec.name]
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Leave the module as the template has it."""
+        module.__spec__ = self._specs[module.__name__]
+
+    def _show(self, group: ModuleGroup) -> None:
+        if not self._started:
+            self._started = True
+            self._restart.close()
+        packages = [(*self._place(name, group), name) for name in group.modules]
+        for package, attribute, name in packages:
+            if package is not None:
+                setattr(package, attribute, group.modules[name])
+        sys.modules.update(group.modules)
+        config.add_to_environment(group.variables)
+        self._environment.update(group.variables)
+        set_warnings_filters([*group.filters, *warnings.filters])
+        self._groups.remove(group)
+        if not self._groups:
+            sys.meta_path.remove(self)
+
+    def _compare(self, group: ModuleGroup, name: str) -> None:
+        if self._started:
+            if changed := sorted(group.read.intersection(self._changed())):
+                raise ConfigError(
+                    f"{name} was loaded before the script changed {', '.join(changed)}, which it"
+                    " reads; nothing was imported; start the run with --no-template, or set"
+                    " the variable in the shell"
+                )
+        elif reason := self._difference():
+            self._restart.execute(f"it {reason} before it imported {name}")
+
+    def _changed(self) -> list[str]:
+        """Return the environment variables that the script has changed."""
+        now = config.process_environment()
+        names = (set(self._environment) | set(now)) - set(RANK_VARIABLES)
+        return sorted(name for name in names if self._environment.get(name) != now.get(name))
+
+    def _difference(self) -> str:
+        """Return what the script has changed of what loading depends on; "" for nothing."""
+        if changed := self._changed():
+            return f"changed {', '.join(changed)}"
+        if os.sched_getaffinity(0) != self._processors:
+            return "changed its processor affinity"
+        if others := sorted(name for name in self._specs if name in sys.modules):
+            return f"put {others[0]} into sys.modules"
+        if any(each[0] != "ignore" for each in warnings.filters if each not in self._warnings):
+            return "changed the warnings filters"
+        # The template has looked for other modules in the script's folder, the first of the path.
+        return "" if self._path in (sys.path, sys.path[1:]) else self._moved()
+
+    def _moved(self) -> str:
+        """Return which module another search path would find elsewhere; "" for none."""
+        for name, spec in self._specs.items():
+            if spec is None or "." in name:
+                continue
+            found = importlib.machinery.PathFinder.find_spec(name)
+            if found is None or found.origin != spec.origin:
+                return f"changed sys.path, where {name} is another module,"
+        return ""

@@ -1,0 +1,113 @@
+"""Modules that a template loads for a script, found in the script's text before anything runs.
+
+Only imports of torch, of `outlast`, and of installed packages that require torch count: without
+one of them a template would cost more than it saves. The script's own modules are followed.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.machinery
+import importlib.metadata
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+_FILES_MAX = 200
+_FILE_BYTES_MAX = 1 << 20
+TORCH = "torch"
+WORKER = ("outlast.worker.session", "outlast.worker.worker_checkpointing")
+COMPILER = "torch._dynamo"  # a worker imports it with its first optimizer
+
+
+def template_modules(script: Path, script_dir: Path) -> tuple[str, ...]:
+    """Return what a template should import for this script; nothing where none is worth it."""
+    names, sets_variables = _imports(script, script_dir)
+    if not names & {"outlast", TORCH} and not any(map(_requires_torch, names)):
+        return ()
+    worker = WORKER if "outlast" in names else ()
+    # It reads many variables when it is imported, and a script may set them shortly before.
+    return (TORCH, *worker) if sets_variables else (TORCH, *worker, COMPILER)
+
+
+def module_file(name: str, search_path: Sequence[str]) -> Path | None:
+    """Return the file that `python -m name` runs, or None where it is not found."""
+    path: Sequence[str] | None = search_path
+    spec = None
+    parts = name.split(".")
+    for count in range(1, len(parts) + 1):
+        spec = importlib.machinery.PathFinder.find_spec(".".join(parts[:count]), path)
+        if spec is None:
+            return None
+        path = list(spec.submodule_search_locations or ())
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = importlib.machinery.PathFinder.find_spec(f"{name}.__main__", path)
+    origin = spec.origin if spec is not None else None
+    return Path(origin) if origin and origin.endswith(".py") else None
+
+
+def _imports(script: Path, script_dir: Path) -> tuple[set[str], bool]:
+    """Return the top-level names of installed packages that the script's own files import, and
+    whether they may set environment variables.
+
+    "outlast" only where it is imported for its own names, as in `import outlast`.
+    """
+    names: set[str] = set()
+    sets_variables = False
+    files, read = [script], set[Path]()
+    while files and len(read) < _FILES_MAX:
+        file = files.pop()
+        if file in read:
+            continue
+        read.add(file)
+        tree = _parsed(file)
+        sets_variables |= any(map(_sets_variables, ast.walk(tree)))
+        for name in _names(tree):
+            top = name.partition(".")[0]
+            if own := module_file(name, [str(script_dir)]) or module_file(top, [str(script_dir)]):
+                files.append(own)
+            elif name == "outlast" or (top != "outlast" and top not in sys.stdlib_module_names):
+                names.add(top)
+    return names, sets_variables
+
+
+def _parsed(file: Path) -> ast.Module:
+    """Return a file's syntax, an empty module's where it cannot be read."""
+    try:
+        if file.stat().st_size <= _FILE_BYTES_MAX:
+            return ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        pass
+    return ast.Module([], [])
+
+
+def _names(tree: ast.Module) -> Iterator[str]:
+    """Yield the dotted names that a module imports."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
+
+
+def _sets_variables(node: ast.AST) -> bool:
+    """Return whether this may set an environment variable: all but a look at one."""
+    match node:
+        case ast.Attribute(attr="putenv" | "unsetenv"):
+            return True
+        case ast.Subscript(value=ast.Attribute(attr="environ"), ctx=ast.Store() | ast.Del()):
+            return True
+        case ast.Subscript(value=ast.Name(id="environ"), ctx=ast.Store() | ast.Del()):
+            return True
+        case ast.Attribute(value=ast.Attribute(attr="environ") | ast.Name(id="environ"), attr=name):
+            return name not in ("get", "copy", "items", "keys", "values")
+    return False
+
+
+def _requires_torch(name: str) -> bool:
+    try:
+        requirements = importlib.metadata.requires(name) or []
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return any(re.match(r"torch\b(?![\w.-])", requirement) for requirement in requirements)
