@@ -91,12 +91,11 @@ class CarriedVariables:
             if path in self._pending:
                 yield path, self._pending[path]
                 continue
-            try:
-                value = outward(self._roots.read(path, spaces))
+            try:  # reading what is not bound yet would compute a cached property
+                is_unbound = path in self._first_bound and self._roots.is_unbound(path)
+                value = _UNBOUND if is_unbound else outward(self._roots.read(path, spaces))
             except PathGone:
                 value = _ABSENT
-            if path in self._first_bound and self._roots.is_unbound(path):
-                value = _UNBOUND
             if isinstance(value, torch.Tensor):
                 _must_end_here(path, value)
             yield path, value
@@ -160,7 +159,7 @@ class CarriedVariables:
             self._pending[path] = value
             return
         try:
-            live = self._roots.read(path)
+            live = None if self._roots.is_unbound(path) else self._roots.read(path)
         except PathGone:
             live = None
         try:

@@ -287,7 +287,7 @@ class ScriptVariables:
     def differs(self, key: str, found: RepetitionDifference, *, zeroed: bool = False) -> None:
         """Two attempts at a step did not compute the same, from the same state but for gradients
         that were there before, where these were `zeroed` for the second one."""
-        name = key.partition(":")[0]
+        name, caches = key.partition(":")[0], "".join(f", {c}" for c in self.caches.grown())
         if found.is_rounding:
             self._tell_once(
                 f"{name} {found.what} in a second attempt from the same state, within rounding: its"
@@ -306,7 +306,7 @@ class ScriptVariables:
         self.refuse(
             f"{name} {found.what} in a second attempt from the same state, on this rank or on one"
             " that it reduces with: it reads or writes what nobody protects (a clock, a file, a"
-            " generator of its own), or an operation is not deterministic"
+            f" generator of its own{caches}), or an operation is not deterministic"
             " (torch.use_deterministic_algorithms(True) names it)",
             "give the step all that it reads through session.protect(...), session.state or its"
             " arguments",
