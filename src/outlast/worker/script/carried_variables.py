@@ -117,6 +117,7 @@ class CarriedVariables:
     def unbind(self, path: Path) -> None:
         """Leave the variable at `path` as unbound as it was."""
         self._first_bound.add(path)
+        self._expected.add(path)
         with suppress(PathGone):
             self._roots.unbind(path)
 
