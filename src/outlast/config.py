@@ -174,3 +174,22 @@ def gloo_interface(environment: Mapping[str, str] = os.environ) -> str:
 def run_dir_default() -> Path:
     """Return the default parent of run directories, `runs`."""
     return Path("runs")
+
+
+class ProcessEnvironment:
+    """The environment's variables as a mapping; None where a variable is not set."""
+
+    def __getitem__(self, name: str) -> str | None:
+        """Return a variable."""
+        return os.environ.get(name)
+
+    def __setitem__(self, name: str, value: str | None) -> None:
+        """Set a variable, or delete it."""
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+    def snapshot(self) -> dict[str, str]:
+        """Return all variables that are set."""
+        return dict(os.environ)

@@ -13,6 +13,8 @@ import torch
 from outlast import random_state
 from outlast.data import draw_counts
 from outlast.data.draw_counts import CountedStates, advanced, count_between
+from outlast.data.epoch_order import IteratorReplay
+from outlast.errors import UsageError
 
 MAKERS: dict[str, Callable[[], random_state.Generator]] = {
     "torch": lambda: torch.Generator().manual_seed(5),
@@ -100,3 +102,19 @@ def test_equal_counts_in_a_row_take_the_place_of_one() -> None:
         draw(generator, 3 if number < 40 else 4)
         assert counted.add(number, {"it": state_of(generator)}, {"it": before}) == 0
     assert [run[:2] for run in counted.runs] == [[0, 40], [40, 10]] and not counted.whole
+
+
+def test_draws_in_turn_that_cannot_be_counted_end_the_run_at_its_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(draw_counts, "SEARCHED_MAX", -1)
+    replay = IteratorReplay({})
+
+    def draw_in_turn() -> None:
+        for _ in range(40):
+            with replay.drawing():
+                torch.rand(1)
+            torch.rand(1)
+
+    with pytest.raises(UsageError, match=r"cannot be counted.*\(the process's torch\)"):
+        draw_in_turn()

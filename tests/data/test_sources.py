@@ -20,7 +20,6 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, get_worker
 
 from outlast import random_state
 from outlast.checkpoint.format import codec
-from outlast.data import draw_counts
 from outlast.data.batch_source import BatchSource
 from outlast.errors import UsageError
 
@@ -286,16 +285,6 @@ def test_draws_in_turn_with_the_model_are_counted_and_cost_nothing() -> None:
     fresh.seek(codec.decode(place))
     torch.set_rng_state(before)
     assert torch.equal(fresh.next(), expected)
-
-
-def test_draws_in_turn_that_cannot_be_counted_end_the_run_at_its_start(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(draw_counts, "SEARCHED_MAX", -1)
-    source = open_source(plain(Endless(), batch_size=1))
-    source.start_epoch(0, None)
-    with pytest.raises(UsageError, match=r"cannot be counted.*\(the process's torch\)"):
-        read(source, 40)
 
 
 def read(source: BatchSource, batches: int) -> None:

@@ -9,9 +9,10 @@ from pathlib import Path
 # fmt: skip 40, cycles 3, undocumented 5 %, lines 86,681. A ceiling is lowered whenever it can be.
 # Lines were raised by 2,200 when the formatter got all code but tables of data, and by 49 for
 # tables of states, locks and memory layouts; lines by 414 and modules by one for variables that
-# change late.
+# change late; lines by 740 and modules by three for caches, modes of the process, names that are
+# bound late, and counts of draws.
 CEILINGS = {
-    "modules": 420,
+    "modules": 423,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 1,
@@ -20,7 +21,7 @@ CEILINGS = {
     "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 92362,
+    "lines": 93102,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 0,
 }

@@ -103,10 +103,10 @@ def _is_pcg(state: Any) -> bool:
 def _split(state: Any) -> _Twister | None:
     if isinstance(state, torch.Tensor) and state.numel() == _TORCH_BYTES:
         data = state.numpy().tobytes()
-        left, _, place = struct.unpack_from("<iiQ", data, 8)
+        until_next, _, place = struct.unpack_from("<iiQ", data, 8)
         words = np.frombuffer(data[_TORCH_WORDS], np.uint64).astype(np.uint32)
         rest = [data[:8], data[_TORCH_WORDS.stop :]]
-        return _Twister(words, _WORDS if left == 1 else place, rest)
+        return _Twister(words, _WORDS if until_next == 1 else place, rest)
     if isinstance(state, tuple) and len(state) == 3:
         *words, place = state[1]
         return _Twister(np.array(words, np.uint32), place, [state[0], state[2]])

@@ -7,12 +7,13 @@ late (number of inter-op threads).
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from functools import partial, reduce
 from typing import Any
 
 import torch
+
+from outlast.config import ProcessEnvironment
 
 # Attributes of torch.backends; a general precision stands before those that inherit it.
 _BACKENDS = (
@@ -56,25 +57,6 @@ class TorchModes:
     def snapshot(self) -> dict[str, Any]:
         """Return all modes."""
         return {name: read() for name, (read, _) in _MODES.items()}
-
-
-class Environment:
-    """The environment's variables as a mapping; None where a variable is not set."""
-
-    def __getitem__(self, name: str) -> str | None:
-        """Return a variable."""
-        return os.environ.get(name)
-
-    def __setitem__(self, name: str, value: str | None) -> None:
-        """Set a variable, or delete it."""
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
-
-    def snapshot(self) -> dict[str, str]:
-        """Return all variables that are set."""
-        return dict(os.environ)
 
 
 def _read_precision() -> str | None:
@@ -152,4 +134,4 @@ for _device in _AUTOCAST:
         partial(_set_autocast_type, _device),
     )
 TORCH_MODES = TorchModes()
-ENVIRONMENT = Environment()
+ENVIRONMENT = ProcessEnvironment()

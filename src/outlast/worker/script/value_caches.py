@@ -75,7 +75,7 @@ class WatchedCaches:
             if isinstance(cache, CACHED_FUNCTION) and random_state.moved(self._random):
                 function = unwrapped(cache)
                 if isinstance(function, types.FunctionType) and _names_random(function.__code__):
-                    self._refuse(*_told(name, "code between phases fills"))
+                    self._refuse(*_refusal_of(name, "code between phases fills"))
         self._settle()
 
     def end(self) -> None:
@@ -113,10 +113,12 @@ class WatchedCaches:
     def refuse_repeated(self, what: str) -> None:
         """Refuse the caches of a repeated attempt that was not equal to the one before."""
         names, self.repeated = ", ".join(self.repeated), []
-        self._refuse(*_told(names, f"a step {what} in a second attempt, which found values in"))
+        self._refuse(
+            *_refusal_of(names, f"a step {what} in a second attempt, which found values in")
+        )
 
 
-def _told(name: str, what: str) -> tuple[str, str]:
+def _refusal_of(name: str, what: str) -> tuple[str, str]:
     return (
         f"{what} the cache {name}, whose values are drawn from random generators when they are"
         " first needed",
