@@ -250,3 +250,22 @@ def recorded_environment() -> Iterator[set[str]]:
         vars(environ)["_data"] = plain
         plain.clear()
         plain.update({name: recording.get(name, b"") for name in dict.keys(recording)})
+
+
+class ProcessEnvironment:
+    """The environment's variables as a mapping; None where a variable is not set."""
+
+    def __getitem__(self, name: str) -> str | None:
+        """Return a variable."""
+        return os.environ.get(name)
+
+    def __setitem__(self, name: str, value: str | None) -> None:
+        """Set a variable, or delete it."""
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+    def snapshot(self) -> dict[str, str]:
+        """Return all variables that are set."""
+        return dict(os.environ)

@@ -15,7 +15,7 @@ from outlast.checkpoint.stores.catalog import checkpoint_places, open_checkpoint
 from outlast.checkpoint.stores.folder_store import Folder
 from outlast.checkpoint.upkeep.checkpoint_copy import copy_checkpoint
 from outlast.errors import ConfigError, CorruptionError, StorageError
-from outlast.launch import run_directory
+from outlast.launch import run_directory, start_point
 from outlast.launch.run_directory import RunDir, RunningJob
 from outlast.launch.start_point import CheckpointSearch, begin, find_copies
 
@@ -204,3 +204,37 @@ def test_storage_that_is_gone_ends_a_restart_only_where_nothing_is_here(
     found = find_copies(CheckpointSearch(local.root, job_of(far), (), "", [gone]))
     assert found.checkpoint is not None and found.checkpoint.step == 1 and not found.error
     assert "cannot be reached" in found.damaged[-1]
+
+
+class Faulty(Folder):
+    """A disk with one checkpoint that cannot be read."""
+
+    broken = place(2).directory
+
+    def get(self, directory: str, name: str) -> bytes:
+        if directory == self.broken:
+            raise StorageError(f"{self.where}/{directory}/{name}: could not be read: I/O error")
+        return super().get(directory, name)
+
+
+def faulty_disk(monkeypatch: pytest.MonkeyPatch, root: Path) -> Path:
+    """Only what reads from `root` meets the fault."""
+    folder = start_point.Folder
+    monkeypatch.setattr(
+        start_point, "Folder", lambda at: Faulty(at) if Path(at) == root else folder(at)
+    )
+    return root
+
+
+def test_an_io_error_on_the_newest_is_no_damage_and_nothing_older_is_taken(
+    tmp_path: Path, far: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = taken(tmp_path, job_of(far))
+    root = faulty_disk(monkeypatch, run_dir.room("checkpoints"))
+    for step in (1, 2):
+        copy_checkpoint(far, place(step), Folder(root))
+    with pytest.raises(StorageError, match=r"not known to be damaged.*I/O error"):
+        started(run_dir)
+    found = find_copies(CheckpointSearch(root, job_of(far), (), ""))
+    assert found.checkpoint is None and isinstance(found.error, StorageError)
+    assert "I/O error" in str(found.error)

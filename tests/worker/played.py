@@ -12,8 +12,10 @@ from typing import Any
 
 from torch import nn
 
+from outlast import random_state
 from outlast.checkpoint.format import codec
 from outlast.errors import CodecError
+from outlast.worker.script.repetitions import Repetition, RepetitionCheck
 from outlast.worker.script.script_variables import ScriptVariables
 from outlast.worker.session import _key
 
@@ -56,6 +58,8 @@ class Session:
         self._redo, self._die, self._slot, self._begin = redo, die, slot, begin
         self._settled: set[str] = set()
         self._refusing = False
+        self._check = RepetitionCheck()
+        self.attempts = 0
         self.index = 0
 
     def batches(self, count: int) -> Iterator[int]:
@@ -78,11 +82,25 @@ class Session:
             for _ in range(2):
                 self._refuse(function, args)
                 self.script.rehearsed(key)
+            self.script.caches.trust_grown()
         if self.index == self._redo:
             self._refuse(function, args)
-        result = function(*args)
+            self.script.undone()
+        while True:
+            before = random_state.snapshot(), self._own()
+            self.attempts += 1
+            result = function(*args)
+            if not self._check.must_repeat(key, self.script.caches, self._look):
+                break
+            random_state.restore(before[0])
+            carried.restore(codec.decode(before[1]))
         self._own()
+        self.script.completed(key)
         return result
+
+    def _look(self) -> Repetition:
+        choices = codec.encode({"random": random_state.snapshot(), "script": self._own()})
+        return Repetition(1, choices, {}, {})
 
     def _own(self) -> bytes:
         carried = self.script.carried
@@ -93,11 +111,12 @@ class Session:
             return codec.encode(carried.state())
 
     def _refuse(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        before = self._own()
+        before, states = self._own(), random_state.snapshot()
         self._refusing = True
         with contextlib.suppress(RefusedError):
             function(*args)
         self._refusing = False
+        random_state.restore(states)
         self.script.carried.restore(codec.decode(before))
 
     def step(self) -> None:

@@ -344,7 +344,7 @@ def test_modes_are_read_beside_the_newer_settings_of_precisions() -> None:
     """torch refuses the older function once the newer settings were used."""
     code = (
         "import torch; torch.backends.cuda.matmul.fp32_precision = 'tf32'\n"
-        "from outlast.worker.script.value_paths import TORCH_MODES\n"
+        "from outlast.worker.script.process_modes import TORCH_MODES\n"
         "before = TORCH_MODES.snapshot()\n"
         "for name, mode in before.items(): TORCH_MODES[name] = mode\n"
         "assert TORCH_MODES.snapshot() == before and before['matmul precision'] is None"

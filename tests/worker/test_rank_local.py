@@ -61,7 +61,7 @@ def dispute(ranks: list[ProtectedState], sets: list[bytes] | None = None) -> lis
 
         replicas = sets[rank] if sets else b"all"
         told_here: list[str] = []
-        assert ranks[rank].local.dispute(PLACE, replicas, exchange, told_here.append)
+        ranks[rank].local.dispute(PLACE, replicas, exchange, told_here.append)
         told[rank] = " ".join(told_here)
 
     with ThreadPoolExecutor(len(ranks)) as threads:

@@ -6,7 +6,8 @@ moments: when its iteration begins, and with each list, which loader processes f
 Under torchrun a loader draws from the same generators as the model, between the model's draws.
 Outlast's loader does the same. A replay of an iterator records the generator states that it found
 wherever other code had moved a generator since the iterator's last draw, and only there: a
-generator that no other code moves costs one state, whatever the iterator's length.
+generator that no other code moves costs one state, whatever the iterator's length. Where other code
+moves it in turn, the number of its draws is recorded (draw_counts.py).
 """
 
 from __future__ import annotations
@@ -30,12 +31,17 @@ from torch.utils.data import (
 
 from outlast import random_state
 from outlast.data.counted_source import BatchTicket, Codec
+from outlast.data.draw_counts import CountedStates, DrawCount, advanced
 from outlast.data.loader_state import LoaderState
 from outlast.errors import UsageError
 
-_STATES_MAX = 1000
+_WHOLE_MAX = 32  # states that no count can take the place of, of one epoch
+_RUNS_MAX = 100_000
 _PROCESS = "process/"
 _NAMED = "the process's "
+
+
+_NO_RUN: tuple[int, int, dict[str, Any]] = (1 << 62, 0, {})
 
 
 class IteratorReplay:
@@ -49,9 +55,9 @@ class IteratorReplay:
     ) -> None:
         self._owned, self._process = owned, process
         self.draws = 0
-        self._recorded: list[tuple[int, dict[str, Any]]] = []
+        self._recorded = CountedStates()
         self._reached: dict[str, Any] = random_state.states(owned)  # the states after a replay
-        self._states = 0
+        self._whole = 0
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
@@ -68,23 +74,26 @@ class IteratorReplay:
         return states | {_PROCESS + name: s for name, s in random_state.snapshot().items()}
 
     def _note(self, before: dict[str, Any], after: dict[str, Any]) -> None:
-        moved = {}
-        for name, state in before.items():
-            if random_state.same(state, after.get(name)):
-                continue
-            if not random_state.same(state, self._reached.get(name)):
-                moved[name] = state
-            self._reached[name] = after[name]
-        if moved:
-            self._recorded.append((self.draws, moved))
-            self._states += len(moved)
-        if self._states > _STATES_MAX:
-            names = ", ".join(sorted(moved)).replace(_PROCESS, _NAMED)
+        moved = {
+            name: state
+            for name, state in before.items()
+            if not random_state.same(state, after.get(name))
+        }
+        found = {
+            name: state
+            for name, state in moved.items()
+            if not random_state.same(state, self._reached.get(name))
+        }
+        if found:
+            self._whole += self._recorded.add(self.draws, found, self._reached)
+        self._reached |= {name: after[name] for name in moved}
+        if self._whole > _WHOLE_MAX or len(self._recorded.runs) > _RUNS_MAX:
+            names = ", ".join(sorted(found)).replace(_PROCESS, _NAMED)
             raise UsageError(
-                f"the loader and the rest of the script draw from the same generators in turn, more"
-                f" than {_STATES_MAX} times: more than can be kept for a worker that takes this"
-                f" seat ({names}); draw in the loader from a generator of its"
-                " own (self.rng = random.Random(seed), or torch.Generator), or set num_workers > 0"
+                "the loader and the rest of the script draw from the same generators in turn, and"
+                f" the draws between cannot be counted for a worker that takes this seat ({names});"
+                " draw in the loader from a generator of its own (self.rng = random.Random(seed),"
+                " or torch.Generator), or set num_workers > 0"
             )
 
     def leads_to(self, name: str, state: Any) -> bool:
@@ -93,7 +102,9 @@ class IteratorReplay:
 
     def saved(self) -> dict[str, Any]:
         """Return the recorded states as plain data."""
-        return {"draws": self.draws, "found": list(self._recorded)}
+        recorded = self._recorded
+        runs = [list(run) for run in recorded.runs]
+        return {"draws": self.draws, "found": list(recorded.whole), "runs": runs}
 
     def follow(self, saved: Mapping[str, Any], draw: Callable[[], None]) -> None:
         """Call `draw` as often as recorded, each time from the recorded states.
@@ -101,9 +112,17 @@ class IteratorReplay:
         The process's generators are restored afterwards.
         """
         found = dict(saved["found"])
+        runs = iter(saved.get("runs", ()))
+        first, times, counts = next(runs, _NO_RUN)
         with random_state.preserved():
             for number in range(saved["draws"]):
-                self._place(found.get(number, {}))
+                if number == first + times:
+                    first, times, counts = next(runs, _NO_RUN)
+                counted = {
+                    name: advanced(self._reached[name], DrawCount(*count))
+                    for name, count in (counts.items() if number >= first else ())
+                }
+                self._place({**found.get(number, {}), **counted})
                 with self.drawing():
                     draw()
 

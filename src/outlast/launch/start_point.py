@@ -14,7 +14,7 @@ from typing import NamedTuple
 from outlast.checkpoint.format.manifests import SavePoint
 from outlast.checkpoint.replicas.memory_copies import MemoryCopies
 from outlast.checkpoint.stores import catalog
-from outlast.checkpoint.stores.catalog import Checkpoint
+from outlast.checkpoint.stores.catalog import Checkpoint, UnreadableCheckpointError
 from outlast.checkpoint.stores.folder_store import Folder
 from outlast.checkpoint.stores.store_interfaces import Store
 from outlast.checkpoint.upkeep.checkpoint_copy import copy_checkpoint
@@ -48,7 +48,8 @@ def newest_checkpoint(
     root: Path, job: str, on_damage: Callable[[str], None], bars: Sequence[CopyBar] = ()
 ) -> messages.Checkpointed | None:
     """The newest whole checkpoint of the job, or None; reads every byte of it. Each one that is
-    passed over is reported to `on_damage`. Raises StorageError when they cannot be listed."""
+    passed over is reported to `on_damage`. Raises StorageError when they cannot be listed,
+    UnreadableCheckpointError when the newest one cannot be read."""
     found = catalog.newest_checkpoint(
         Folder(root), on_damage, verify=True, job=job, barred=_barred(bars, on_damage)
     )
@@ -62,13 +63,20 @@ def newest_copy(
     bars: Sequence[CopyBar] = (),
 ) -> messages.Checkpointed | None:
     """The newest version of which these keepers hold every rank's part, or None; every byte of it
-    is verified."""
-    copies = MemoryCopies.reach(keepers, token, "the launcher", on_damage)
+    is verified. Memory that cannot be read is lost, so that an older version is next."""
+    copies, lost = MemoryCopies.reach(keepers, token, "the launcher", on_damage), set[SavePoint]()
+    barred = _barred(bars, on_damage)
     try:
-        found = catalog.newest_checkpoint(
-            copies, on_damage, verify=True, barred=_barred(bars, on_damage)
-        )
-        return _point(found, "", "memory")
+        while True:
+            try:
+                found = catalog.newest_checkpoint(
+                    copies, on_damage, verify=True, barred=lambda p: p in lost or barred(p)
+                )
+            except UnreadableCheckpointError as error:
+                on_damage(str(error))
+                lost.add(error.place)
+            else:
+                return _point(found, "", "memory")
     finally:
         copies.close()
 
@@ -117,22 +125,30 @@ def bring(
 
 
 def find_copies(what: CheckpointSearch, bars: Sequence[CopyBar] = ()) -> SearchResult:
-    """The newest of all that is not barred, every byte of it verified."""
+    """The newest of all that is not barred, every byte of it verified.
+
+    Where the newest on disk cannot be read, only a copy in memory that is as new takes its place.
+    """
     damaged: list[str] = []
     copies = disk = far = error = None
+    oldest = (-1, -1, -1)
     try:
         copies = newest_copy(what.keepers, what.token, damaged.append, bars)
-        disk = newest_checkpoint(what.root, what.job, damaged.append, bars)
+        try:
+            disk = newest_checkpoint(what.root, what.job, damaged.append, bars)
+        except UnreadableCheckpointError as unreadable:
+            error, oldest = unreadable, unreadable.place.position
         # A bucket may be slow or unreachable: it is read only where the local copy is damaged.
-        if what.durable and (damaged or not (copies or disk)):
+        if what.durable and not error and (damaged or not (copies or disk)):
             beyond = max(copies, disk, key=_position)
             far = bring(what.durable, what.root, beyond, damaged.append, bars=bars)
     except OutlastError as unreadable:
         error = unreadable
-    if error and (copies or disk):
+    found = far or max(copies, disk, key=_position)
+    if error and found and _position(found) >= oldest:
         damaged.append(str(error))
         error = None
-    return SearchResult(far or max(copies, disk, key=_position), tuple(damaged), error)
+    return SearchResult(None if error else found, tuple(damaged), error)
 
 
 def search(
@@ -206,7 +222,8 @@ def begin(
     of it before, since that takes time. A fresh directory takes the job over then: it is the same
     run, on another machine. `bars`: copies that are out of use. Raises ConfigError where a store is
     another job's, and CorruptionError or StorageError where one has checkpoints, or does not
-    answer, and none can be brought here.
+    answer, and none can be brought here; UnreadableCheckpointError where the newest one here cannot
+    be read.
     """
     notes: list[str] = []
     root = run_dir.room("checkpoints")

@@ -47,6 +47,7 @@ class CheckpointDamage(NamedTuple):
     chunk: int | None
     what: str
     tensors: tuple[str, ...]
+    is_unreadable: bool = False  # a fault of the storage: the bytes may be whole
 
 
 class Checkpoint:
@@ -195,6 +196,18 @@ def lineage_of(store: StoreSource, origin: SavePoint | None = None) -> Lineage:
     return resume_lineage(origin or newest, base, newest, tip)
 
 
+class UnreadableCheckpointError(StorageError):
+    """The newest checkpoint, at `place`, cannot be read, and is not known to be damaged."""
+
+    def __init__(self, place: SavePoint, error: StorageError) -> None:
+        super().__init__(
+            f"checkpoint {place.directory} cannot be read, and is not known to be damaged: {error};"
+            " no older one was taken; try again, or move its directory away to continue from the"
+            " one before it"
+        )
+        self.place = place
+
+
 def newest_checkpoint(
     store: StoreSource,
     on_damage: Callable[[str], None],
@@ -205,8 +218,9 @@ def newest_checkpoint(
     """Return the newest checkpoint with valid records and files of the right sizes, or None.
 
     `verify`: read each of its bytes, too. `job`: accept only checkpoints of this job. `on_damage`
-    gets a message for each checkpoint that is passed over; `barred` ones are no candidates. Raises
-    StorageError when the store cannot be listed, StalledError when it does not answer.
+    gets a message for each damaged checkpoint, which is passed over; `barred` ones are no
+    candidates. Raises StorageError when the store cannot be listed, UnreadableCheckpointError when
+    the newest one cannot be read, StalledError when the store does not answer.
     """
     for place in checkpoint_places(store):
         if barred(place):
@@ -220,7 +234,9 @@ def newest_checkpoint(
                 _check_every_byte(checkpoint)
         except StalledError:
             raise  # an older checkpoint would lose steps
-        except (CorruptionError, StorageError) as error:
+        except StorageError as error:  # the same: it may be whole
+            raise UnreadableCheckpointError(place, error) from error
+        except CorruptionError as error:
             on_damage(f"checkpoint {place.directory} is passed over: {error}")
             continue
         return checkpoint
@@ -257,7 +273,10 @@ def verify(
             raise
         except (CorruptionError, StorageError) as error:
             file = f"{checkpoint.where}/{chunk.file}"
-            damages.append(CheckpointDamage(file, chunk.number, str(error), chunk.tensors))
+            is_unreadable = isinstance(error, StorageError)
+            damages.append(
+                CheckpointDamage(file, chunk.number, str(error), chunk.tensors, is_unreadable)
+            )
         with adding:
             done += chunk.size_bytes
             on_progress(done, checkpoint.size_bytes)
@@ -294,9 +313,11 @@ def _look_at_manifests(checkpoint: Checkpoint) -> tuple[list[CheckpointDamage], 
         except StalledError:
             raise
         except (CorruptionError, StorageError) as error:
-            damages.append(
-                CheckpointDamage(f"{checkpoint.where}/{entry.name}", None, str(error), ())
+            file, is_unreadable = (
+                f"{checkpoint.where}/{entry.name}",
+                isinstance(error, StorageError),
             )
+            damages.append(CheckpointDamage(file, None, str(error), (), is_unreadable))
     if damages:
         return damages, manifests  # their coverage is unknown
     try:
@@ -322,7 +343,9 @@ def _uncovered(manifests: Sequence[Manifest], tensors: Mapping[str, Tensor]) -> 
 def _check_every_byte(checkpoint: Checkpoint) -> None:
     if damages := verify(checkpoint):
         more = f" (and {len(damages) - 1} more damages)" if damages[1:] else ""
-        raise CorruptionError(f"{damages[0].what}{more}")
+        is_unreadable = all(damage.is_unreadable for damage in damages)
+        first = next(d for d in damages if d.is_unreadable == is_unreadable)
+        raise (StorageError if is_unreadable else CorruptionError)(f"{first.what}{more}")
 
 
 def _by_position(place: SavePoint) -> tuple[tuple[int, int, int], str]:

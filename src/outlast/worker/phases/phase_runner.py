@@ -208,7 +208,7 @@ class PhaseRunner:
     def _rehearse(self, attempt: PhaseAttempt) -> None:
         """Raises StepRefused in a function's first attempts, which are compared with each other."""
         key = attempt.key
-        place = (self._status.opened, self._status.n)
+        place = self._status.opened, self._status.n
         is_new = not self._standalone and key not in self.joining.rehearsed_here
         if is_new or self._leftovers.is_due(key, place):
             self._rehearsals[key] = self._rehearsals.get(key, 0) + 1
@@ -220,15 +220,19 @@ class PhaseRunner:
             raise StepRefused("rehearsal")
         if self._repetitions.awaits(key):
             self._compare(attempt)
+            self.script.caches.trust_grown()
 
     def _compare(self, attempt: PhaseAttempt) -> None:
         """Compare what the attempt has computed with the previous attempt."""
-        protected, key, check = self.protected_state(), attempt.key, self._repetitions
-        choices, named = protected.own_choices(), protected.tree.named_parameters()
-        now = repetitions.look(self._status.opened, choices, attempt.reports, named)
+        key, check, now = attempt.key, self._repetitions, self._look(attempt)
         difference = check.rehearsed(key, now) if attempt.rehearsed else check.first_step(key, now)
         if difference is not None:
             self.script.differs(key, difference, zeroed=self._rehearsals[key] > REHEARSALS)
+
+    def _look(self, attempt: PhaseAttempt) -> repetitions.Repetition:
+        protected = self.protected_state()
+        choices, named = protected.own_choices(), protected.tree.named_parameters()
+        return repetitions.look(self._status.opened, choices, attempt.reports, named)
 
     def _is_rehearsal(self, attempt: PhaseAttempt) -> bool:
         """Return whether the attempt may be refused at its gate and must not be interrupted."""
@@ -237,8 +241,7 @@ class PhaseRunner:
         return is_gated and attempt.key not in self.joining.rehearsed_here
 
     def _vote(self, attempt: PhaseAttempt, *, gated: bool) -> None:
-        """Vote on phase n+1; `gated`: before an optimizer's step, else at the phase's end. Raises
-        StepRefused; PhaseError for a broken contract."""
+        """Vote on phase n+1, `gated` before an optimizer's step. Raises StepRefused, PhaseError."""
         protected, local = self.protected_state(), self.protected_state().local
         commit_gate.must_have_waited(self._groups.unfinished(), attempt)
         self.before_vote()
@@ -250,6 +253,10 @@ class PhaseRunner:
         place = f"{n} {attempt.kind} {attempt.key}"
         compares = gated or attempt.has_copy
         ballot = f"{place} {local.ballot()}" if compares else place
+        look, caches = lambda: self._look(attempt), self.script.caches
+        repeats = self._repetitions.must_repeat(attempt.key, caches, look)
+        if repeats:  # no other rank has this ballot: all attempt the phase again
+            ballot += f" again, rank {self._recovery.seat}"
         status.enter_attempt("voting")
         try:
             self._watch("vote")
@@ -257,7 +264,7 @@ class PhaseRunner:
         except (Exception, StepRefused) as error:  # noqa: BLE001 - after any error, the vote may be out
             self._resolve_lost_vote(error)
         else:
-            if not agreed:
+            if repeats or not agreed:
                 status.enter("running")
                 self._resolve_unequal_ballots(attempt, place)
         if compares:
@@ -269,20 +276,12 @@ class PhaseRunner:
         protected.buffers.mark_vote()
 
     def _resolve_unequal_ballots(self, attempt: PhaseAttempt, place: str) -> None:
-        """Resolve unequal ballots: redo the phase if state beside the weights differs by rank.
-        Raises StepRefused then; PhaseError where the ranks are in different phases."""
-        protected = self.protected_state()
-        if not protected.local.dispute(
-            place, replica_set(protected), self._groups.gather_bytes, self._note_once
-        ):
-            raise PhaseError(
-                f"the ranks are in different phases: this one votes on phase {self._status.n + 1}"
-                f" ({attempt.key}, {attempt.kind}); every rank must make the same calls of"
-                " session.run in the same order"
-            )
+        """Agree with the other ranks on what differs. Raises StepRefused, or PhaseError."""
+        protected, exchange = self.protected_state(), self._groups.gather_bytes
+        protected.local.dispute(place, replica_set(protected), exchange, self._note_once)
         attempt.disputed = True
         self._slots.forget_before()
-        raise StepRefused("the ranks have agreed on what differs by rank")
+        raise StepRefused("the ranks differ beside the weights, or a cache has grown")
 
     def _resolve_lost_vote(self, error: BaseException) -> None:
         """Wait for the controller's decision on a vote whose result this rank did not receive."""
@@ -335,8 +334,9 @@ class PhaseRunner:
             self.await_replacement(GroupError(reason), "torn")
         if why := attempt.undo.put_back():
             self.await_replacement(GroupError(why), "broken")
-        key = attempt.key
-        rehearsed = self.joining.rehearsed_here
+        key, rehearsed = attempt.key, self.joining.rehearsed_here
+        if not (attempt.rehearsed or (attempt.disputed and self.script.caches.repeated)):
+            self.script.undone()
         if attempt.rehearsed and key not in rehearsed and self.script.rehearsed(key):
             self._repetitions.widened(key)
         if attempt.rehearsed or attempt.disputed:
@@ -369,12 +369,11 @@ class PhaseRunner:
             self._status.next_message(self._recovery.patience_s)
 
     def _fault(self, error: BaseException | str, kind: Any) -> Fault:
-        detail, text = error, ""
+        detail, text, now_ns = str(error), "", self._timeline.now_ns()
         if isinstance(error, BaseException):
             detail = f"{type(error).__name__}: {error}"
             text = "".join(traceback.format_exception(error)) if kind != "transport" else ""
-        now_ns = self._timeline.now_ns()
-        return self._status.fault(kind, str(detail), text, self._recovery.seat, now_ns)
+        return self._status.fault(kind, detail, text, self._recovery.seat, now_ns)
 
     # --- port of CatchUp ---
 
@@ -388,6 +387,7 @@ class PhaseRunner:
                 yield
         finally:
             attempt.undo.put_back()
+            self.script.undone()
 
     def report_fault(self, detail: str, kind: FaultKind) -> None:
         """Report a fault that closes this generation."""

@@ -158,7 +158,10 @@ def iterated_names(code: types.CodeType, offset: int) -> set[str]:
     index = next((i for i, each in enumerate(all_) if each.offset == offset), 0)
     if all_[index].opname != "FOR_ITER":
         return set()
-    where = all_[index].positions
+    # The last instruction of the expression spans it. FOR_ITER and GET_ITER do so from Python 3.12
+    # on only; before, they span the whole statement with its body.
+    before = [i for i in all_[:index] if i.opname not in ("GET_ITER", "EXTENDED_ARG", "CACHE")]
+    where = before[-1].positions
     if where is None or where.lineno is None:
         return set()
     begin, end = (where.lineno, where.col_offset), (where.end_lineno, where.end_col_offset)

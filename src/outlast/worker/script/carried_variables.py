@@ -13,8 +13,7 @@ import torch
 
 from outlast.checkpoint.format import codec
 from outlast.errors import CodecError, CorruptionError, PhaseError
-from outlast.worker.script.reachable_values import written
-from outlast.worker.script.value_encoding import is_reference, outward, refill
+from outlast.worker.script.value_encoding import is_reference, outward, refill, written
 from outlast.worker.script.value_paths import (
     Path,
     PathGone,
@@ -38,6 +37,7 @@ class CarriedVariables:
         self._paths: dict[Path, bool] = {}  # whether the value is changed in its own memory
         self._packed = b""  # the paths as they are written down
         self._first_bound: set[Path] = set()  # by a phase; unbound before
+        self._expected: set[Path] = set()  # of these, what nobody has bound yet
         self._pending: dict[Path, Any] = {}  # of phases' functions that have not been seen yet
 
     def __contains__(self, path: Path) -> bool:
@@ -47,6 +47,12 @@ class CarriedVariables:
         """Carry the value at `path` from here on."""
         self._paths[path] = self._paths.get(path, False) or in_place
         self._packed = b""
+
+    def expect(self, path: Path) -> None:
+        """Carry a name that is not bound yet, if its value can be carried when it is."""
+        self.add(path, in_place=False)
+        self._first_bound.add(path)
+        self._expected.add(path)
 
     def _drop(self, path: Path) -> None:
         del self._paths[path]
@@ -59,12 +65,25 @@ class CarriedVariables:
 
     def state(self) -> dict[str, Any]:
         """Every carried value. Raises PhaseError for one that holds a graph."""
-        if not self._packed:
-            self._packed = msgspec.msgpack.encode(list(self._paths.items()))
+        for path in [p for p in self._expected if not self._roots.is_unbound(p)]:
+            self._expected.discard(path)
+            if self._is_scratch(path):
+                self._drop(path)
         values = [value for _, value in self._values()]
         waiting = [number for number, path in enumerate(self._paths) if path in self._pending]
+        if not self._packed:
+            self._packed = msgspec.msgpack.encode(list(self._paths.items()))
         state = {"paths": self._packed, "values": values}
         return {**state, "waiting": waiting} if waiting else state
+
+    def _is_scratch(self, path: Path) -> bool:
+        """Return whether a value that was bound late is a result under way: a tensor with its
+        graph, which a phase makes for its own use."""
+        try:
+            value = self._roots.read(path)
+        except PathGone:
+            return True
+        return isinstance(value, torch.Tensor) and value.requires_grad
 
     def _values(self) -> Iterator[tuple[Path, Any]]:
         spaces: dict[Step, Any] = {}
@@ -72,12 +91,11 @@ class CarriedVariables:
             if path in self._pending:
                 yield path, self._pending[path]
                 continue
-            try:
-                value = outward(self._roots.read(path, spaces))
+            try:  # reading what is not bound yet would compute a cached property
+                is_unbound = path in self._first_bound and self._roots.is_unbound(path)
+                value = _UNBOUND if is_unbound else outward(self._roots.read(path, spaces))
             except PathGone:
                 value = _ABSENT
-            if path in self._first_bound and self._roots.is_unbound(path):
-                value = _UNBOUND
             if isinstance(value, torch.Tensor):
                 _must_end_here(path, value)
             yield path, value
@@ -99,6 +117,7 @@ class CarriedVariables:
     def unbind(self, path: Path) -> None:
         """Leave the variable at `path` as unbound as it was."""
         self._first_bound.add(path)
+        self._expected.add(path)
         with suppress(PathGone):
             self._roots.unbind(path)
 
@@ -141,7 +160,7 @@ class CarriedVariables:
             self._pending[path] = value
             return
         try:
-            live = self._roots.read(path)
+            live = None if self._roots.is_unbound(path) else self._roots.read(path)
         except PathGone:
             live = None
         try:

@@ -3,38 +3,35 @@
 from __future__ import annotations
 
 import types
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from contextvars import ContextVar
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from outlast.checkpoint.format import codec
-from outlast.errors import CodecError
-from outlast.random_state import GENERATOR_TYPES
 from outlast.worker.script.bytecode import CodeNames, names_of, nested
-from outlast.worker.script.value_encoding import is_reference, outward
+from outlast.worker.script.value_encoding import CONTAINERS, PLAIN, is_reference, written
 from outlast.worker.script.value_paths import (
+    CACHED_FUNCTION,
     Path,
+    attributes_stored_by,
+    cached_properties,
     is_own_class,
     is_own_file,
+    text,
     unwrapped,
 )
 
-VALUE_BYTES_MAX = 1 << 20
 _VALUES_MAX = 20_000  # visited in one walk
 _ITEMS_MAX = 256  # of one container that cannot be written down
-_NODES_MAX = 20_000  # of one container that can
-_CONTAINERS = (list, tuple, dict, OrderedDict, defaultdict, Counter, set, frozenset, deque)
 _OF_EVERY_OPTIMIZER = ("param_groups", "state", "defaults")
 _OPAQUE = (enumerate, zip, map, filter)
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_OF_LIBRARIES = {*vars(nn.Module()), "_zero_grad_profile_name"}
 
 
 class ValueSpot(NamedTuple):
@@ -77,8 +74,10 @@ class ReachableValues:
         self._modules: list[types.ModuleType] = []
         self._visited: set[int] = set()
         self._todo: deque[tuple[Path, Any]] = deque()
-        self._library_modules: list[tuple[Path, nn.Module]] = []
+        self._owners: list[tuple[Path, Any]] = []  # of attributes that code may set
         self.spots: dict[Path, ValueSpot] = {}
+        self.caches: dict[str, Any] = {}
+        self.constants: set[str] = set()  # strings in code
 
     def add_code(
         self, code: types.CodeType, space: dict[str, Any], offsets: frozenset[int] | None = None
@@ -95,14 +94,45 @@ class ReachableValues:
             self._todo.append((path, value))
 
     def walk(self) -> None:
-        """Visit everything, breadth first; then settings of torch's modules that code may set."""
+        """Visit everything, breadth first; then attributes that only the names in code lead to.
+
+        These are private attributes of the script's modules and optimizers, and plain attributes
+        that code sets on objects of libraries (`dropout.p`, `args.scale`).
+        """
         self._walk()
-        stored = frozenset[str]().union(*(each.names.stored_attributes for each in self.codes))
-        for path, module in self._library_modules:
-            for name in sorted(stored & vars(module).keys() - {"training"}):
-                if type(value := vars(module)[name]) in _PLAIN:
-                    self.add((*path, ("attr", name)), value)
-        self._walk()
+        while self._owners and len(self.spots) < _VALUES_MAX:
+            names = [each.names for each in self.codes]
+            stored = frozenset[str]().union(*(each.stored_attributes for each in names))
+            named = stored.union(*(each.attributes for each in names))
+            owners, self._owners = self._owners, []
+            for path, owner in owners:
+                is_own = is_own_class(type(owner))
+                for name in sorted((named if is_own else stored) & vars(owner).keys()):
+                    value = vars(owner)[name]
+                    if name not in _OF_LIBRARIES and (is_own or type(value) in PLAIN):
+                        self.add((*path, ("attr", name)), value)
+            self._walk()
+
+    def late_names(self) -> set[Path]:
+        """Return the attributes and globals that reached code may bind and that are not there."""
+        found = {
+            (("module", each.space["__name__"]), ("name", name))
+            for each in self.codes
+            if "__name__" in each.space
+            for name in each.names.stored_globals - each.space.keys()
+        }
+        for path, spot in self.spots.items():
+            kind = type(spot.value)
+            if is_own_class(kind) and isinstance(getattr(spot.value, "__dict__", None), dict):
+                missing = (
+                    n for n in attributes_stored_by(kind) if not hasattr(type(spot.value), n)
+                )
+                found |= {
+                    (*path, ("attr", name))
+                    for name in (*missing, *cached_properties(kind))
+                    if name not in vars(spot.value) and not _is_registered(spot.value, name)
+                }
+        return found
 
     def _walk(self) -> None:
         while self._todo and len(self.spots) < _VALUES_MAX:
@@ -115,6 +145,7 @@ class ReachableValues:
     def _add_one(self, code: types.CodeType, space: dict[str, Any], names: CodeNames) -> None:
         self._seen_code.add(id(code))
         self.codes.append(ReachableCode(code, names, space))
+        self.constants.update(each for each in code.co_consts if type(each) is str)
         self._add_globals(space, names.outer | names.stored_globals)
         for module in self._modules:
             self._add_globals(vars(module), names.attributes | names.stored_attributes)
@@ -158,9 +189,18 @@ class ReachableValues:
                 continue
             for name, member in vars(base).items():
                 function = getattr(member, "__func__", getattr(member, "fget", member))
+                function = member.func if isinstance(member, cached_property) else function
+                self._add_cache((*path, ("attr", name)), function)
                 function = unwrapped(function)
                 if isinstance(function, types.FunctionType) and name != "__init__":
                     self._add_function((*path, ("attr", name)), function)
+
+    def _add_cache(self, path: Path, function: Any) -> None:
+        """Note a function of the script whose results `functools.lru_cache` keeps."""
+        if isinstance(function, CACHED_FUNCTION):
+            code = getattr(unwrapped(function), "__code__", None)
+            if code is not None and is_own_file(code.co_filename):
+                self.caches[text(path)] = function
 
     def _add_optimizer(self, path: Path, optimizer: torch.optim.Optimizer) -> None:
         """Count in what one of the script's own keeps beside its groups and state."""
@@ -168,6 +208,7 @@ class ReachableValues:
             return
         self._visited.add(id(optimizer))
         self._add_class(path, type(optimizer))
+        self._owners.append((path, optimizer))
         for name, value in vars(optimizer).items():
             if not name.startswith("_") and name not in _OF_EVERY_OPTIMIZER:
                 self.add((*path, ("attr", name)), value)
@@ -195,10 +236,14 @@ class ReachableValues:
             self.add((*path, step), inner)
 
     def _inside(self, path: Path, value: Any) -> Iterator[tuple[tuple[str, Any], Any]]:
-        if isinstance(value, _CONTAINERS):
+        if isinstance(value, CONTAINERS):
             yield from _items(value)
         elif isinstance(value, types.MethodType):
             self._add_bound(path, value)
+        elif isinstance(value, CACHED_FUNCTION):
+            self._add_cache(path, value)
+            if isinstance(wrapped := unwrapped(value), types.FunctionType):
+                self._add_function((*path, ("attr", "__wrapped__")), wrapped)
         elif isinstance(value, types.FunctionType):
             wrapped = unwrapped(value)
             self._add_function(path, value)
@@ -222,6 +267,8 @@ class ReachableValues:
         elif isinstance(value, partial):
             for name in ("func", "args", "keywords"):
                 yield ("attr", name), getattr(value, name)
+        elif isinstance(getattr(value, "__dict__", None), dict):
+            self._owners.append((path, value))
 
     def _add_bound(self, path: Path, method: types.MethodType) -> None:
         self.add((*path, ("attr", "__self__")), method.__self__)
@@ -237,8 +284,7 @@ class ReachableValues:
             for name, inner in vars(module).items():
                 if not name.startswith("_") and name != "training":  # its mode: see Modules
                     yield ("attr", name), inner
-        else:
-            self._library_modules.append((path, module))
+        self._owners.append((path, module))
         for name, child in module.named_children():
             yield ("attr", name), child
         if id(module) not in self._skip:
@@ -251,43 +297,6 @@ class ReachableValues:
             )
 
 
-def written(value: Any) -> bytes | None:
-    """The value without pickle, or None where it is too large or cannot be."""
-    if isinstance(value, (type, types.FunctionType, nn.Module, torch.device)):
-        return None
-    if type(value) not in _PLAIN and not _fits(value):
-        return None
-    try:
-        return codec.encode(outward(value))
-    except CodecError:
-        return None
-
-
-def _fits(value: Any) -> bool:
-    """Return whether it is small, by a look at its size that itself is small."""
-    room, nodes, todo = VALUE_BYTES_MAX, _NODES_MAX, [value]
-    while todo:
-        each = todo.pop()
-        nodes -= 1
-        if isinstance(each, torch.Tensor):
-            if each.requires_grad:
-                return False
-            room -= each.numel() * each.element_size()
-        elif isinstance(each, np.ndarray):
-            room -= each.nbytes
-        elif isinstance(each, (str, bytes)):
-            room -= len(each)
-        elif isinstance(each, _CONTAINERS):
-            if len(each) > nodes:
-                return False
-            todo += [*each.keys(), *each.values()] if isinstance(each, dict) else each
-        elif not isinstance(each, (*_PLAIN, *GENERATOR_TYPES, np.generic, torch.Size, torch.dtype)):
-            return False
-        if room < 0 or nodes < 0:
-            return False
-    return True
-
-
 def _slot_values(value: Any) -> Iterator[tuple[tuple[str, Any], Any]]:
     """Attributes of classes with `__slots__`."""
     for base in type(value).__mro__:
@@ -297,6 +306,11 @@ def _slot_values(value: Any) -> Iterator[tuple[tuple[str, Any], Any]]:
             name = f"_{base.__name__.lstrip('_')}{slot}" if is_private else slot
             if name not in ("__dict__", "__weakref__") and hasattr(value, name):
                 yield ("attr", name), getattr(value, name)
+
+
+def _is_registered(value: Any, name: str) -> bool:
+    """Return whether a module has a parameter, a buffer or a child of this name."""
+    return isinstance(value, nn.Module) and hasattr(value, name)
 
 
 def _class_values(kind: type) -> Iterator[tuple[tuple[str, Any], Any]]:
@@ -349,7 +363,7 @@ def _locals(value: types.GeneratorType[Any, Any, Any]) -> Any:
     if frame is None:
         return None
     return tuple(
-        (name, written(inner) if isinstance(inner, _PLAIN) else id(inner))
+        (name, written(inner) if isinstance(inner, PLAIN) else id(inner))
         for name, inner in frame.f_locals.items()
     )
 

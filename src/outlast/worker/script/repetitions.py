@@ -7,11 +7,12 @@ summation gives other bits: gradients are compared from the second attempt on.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import torch
 
+from outlast.worker.script.value_caches import WatchedCaches
 from outlast.worker.state.tensor_digests import local_shard
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -61,6 +62,22 @@ class RepetitionCheck:
     def __init__(self) -> None:
         self._last: dict[str, Repetition] = {}
         self._count: dict[str, int] = {}
+        self._before: dict[str, Repetition] = {}  # the attempts that are being repeated
+
+    def must_repeat(
+        self, key: str, caches: WatchedCaches, look_at: Callable[[], Repetition]
+    ) -> bool:
+        """Return whether this attempt must be repeated before it counts: a cache has grown in it.
+        Refuse the cache where the repeated attempt differs from the one before."""
+        if caches.repeated and key in self._before:
+            if difference := _difference(self._before.pop(key), look_at(), gradients=True):
+                caches.refuse_repeated(difference.what)
+            caches.trust(caches.repeated)
+        elif grown := caches.grown():
+            self._before[key] = look_at()
+            caches.repeated = grown
+            return True
+        return False
 
     def widened(self, key: str) -> None:
         """More variables are looked at since the last rehearsal, which cannot speak of them."""

@@ -1,30 +1,34 @@
-"""Variables of the script during one worker's life: carried or refused.
-
-DataLoaders with persistent workers are read beside the loop's own loader: such a loader draws the
-seed of its processes once, when it is first read, and its processes go on from read to read. A redo
-would move them twice, and a successor would draw a seed that the others do not draw.
-"""
+"""Variables of the script during one worker's life: carried or refused."""
 
 from __future__ import annotations
 
-import gc
-import multiprocessing
 import types
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from torch.utils.data import DataLoader
-
-from outlast.data.epoch_order import TicketSampler
 from outlast.errors import PhaseError
 from outlast.worker.script.bytecode import reads_gradients
 from outlast.worker.script.carried_variables import ADVICE, CarriedVariables
-from outlast.worker.script.reachable_values import ReachableValues, ValueSpot, is_opaque
+from outlast.worker.script.process_modes import ENVIRONMENT, TORCH_MODES
+from outlast.worker.script.reachable_values import (
+    ReachableValues,
+    ValueSpot,
+    is_opaque,
+)
 from outlast.worker.script.repetitions import RepetitionDifference
-from outlast.worker.script.training_loop import RebindWatch, TrainingLoop, candidates
+from outlast.worker.script.training_loop import (
+    LastingLoaders,
+    RebindWatch,
+    TrainingLoop,
+    candidates,
+    large_containers,
+)
+from outlast.worker.script.value_caches import WatchedCaches
+from outlast.worker.script.value_encoding import written
 from outlast.worker.script.value_paths import (
-    TORCH_MODES,
     Path,
+    PathGone,
     PathRoots,
     own_frames,
     text,
@@ -34,55 +38,6 @@ from outlast.worker.state.optimizer_state import GROUPS
 
 if TYPE_CHECKING:
     from outlast.worker.state.protected_state import ProtectedState
-
-
-class LastingLoaders:
-    """Finds such loaders by the processes that appear in phases and between them."""
-
-    def __init__(self, refuse: Callable[[str, str], None]) -> None:
-        self._refuse = refuse
-        self._processes: set[int | None] | None = None
-        self._known: set[int] = set()  # ids of loaders that the loop itself reads
-
-    def accept(self) -> None:
-        """The loaders that are being read now belong to the loop."""
-        self._processes = _children()
-        self._known = {id(loader) for loader in _lasting()}
-
-    def check(self, where: str) -> None:
-        """Refuse a loader that has started processes since the last look and kept them."""
-        now = _children()
-        if self._processes is None or now <= self._processes:
-            self._processes = now
-            return
-        self._processes = now
-        for loader in _lasting():
-            if id(loader) not in self._known:
-                self._known.add(id(loader))
-                self._refuse(
-                    f"{where} read a DataLoader of {type(loader.dataset).__name__} with"
-                    " persistent_workers=True, whose processes go on from one read to the next",
-                    "leave persistent_workers at False for loaders other than the one given to"
-                    " session.batches()",
-                )
-
-
-def _children() -> set[int | None]:
-    return {process.pid for process in multiprocessing.active_children()}
-
-
-def _lasting() -> list[DataLoader[object]]:
-    """The DataLoaders of the script whose processes stay, and have been started."""
-    found: list[DataLoader[object]] = [
-        thing for thing in gc.get_objects() if issubclass(type(thing), DataLoader)
-    ]
-    return [
-        loader
-        for loader in found
-        if getattr(loader, "persistent_workers", False)
-        and getattr(loader, "_iterator", None) is not None
-        and not isinstance(loader.sampler, TicketSampler)  # the source's own
-    ]
 
 
 Unrepeatable = Literal["stop", "warn", ""]  # "": a worker without a launcher, and without redos
@@ -100,7 +55,7 @@ def identities(protected: ProtectedState) -> set[int]:
         *protected.optimizers.values(),
         *protected.objects.values(),
         *protected.generators.values(),
-        *protected.loaders,
+        *(loader for loader in protected.loaders if loader is not None),
         *protected.own.values(),
     ]
     while todo:
@@ -140,7 +95,11 @@ class ScriptVariables:
         self._has_listed = False
         self._lasting = LastingLoaders(self.refuse)
         self._watch = RebindWatch(self._roots, self.carried)
-        self._modes: dict[str, Any] = {}  # of torch, before the first step
+        self._modes: dict[str, dict[str, Any]] = {}  # of the process, before the first step
+        self._constants: set[str] = set()  # strings in the script's code
+        self._expected: set[str] = set()  # functions whose late names are known
+        self._containers: dict[str, Path] = {}  # that are watched as caches
+        self.caches = WatchedCaches(self.refuse, lambda value: written(value) is not None)
 
     # --- phases ---
 
@@ -149,9 +108,15 @@ class ScriptVariables:
         if not self._alone:
             self._lasting.check("the script, between phases,")
             self._carry_modes()
+            self.caches.begin()
         known = key in self._roots.functions
         self._roots.functions[key] = function
-        if known or self._alone:
+        if self._alone:
+            return
+        if known:
+            if key not in self._expected:
+                self._expected.add(key)
+                self._expect(self._reach_of(key))
             return
         reach = self._reach_of(key)
         for path, in_place in candidates(reach):
@@ -163,6 +128,22 @@ class ScriptVariables:
         """A phase of `key` has ended for good. Raises PhaseError for processes that it left."""
         if not self._alone:
             self._lasting.check(key.partition(":")[0])
+            self.caches.end()
+
+    def undone(self) -> None:
+        """An attempt was refused that is not compared with others: its cache entries go, too."""
+        for name in self.caches.remove_entries():
+            path = self._containers[name]
+            with suppress(PathGone):
+                if written(self._roots.read(path)) is not None:
+                    self.carried.add(path, in_place=True)
+                    self.caches.forget(name)
+
+    def _expect(self, reach: ReachableValues) -> None:
+        """Carry names that are bound late from then on."""
+        for path in reach.late_names():
+            if path not in self.carried:
+                self.carried.expect(path)
 
     def rehearsed(self, key: str) -> bool:
         """An attempt was refused and put back: what is not as before is unprotected. Returns
@@ -198,7 +179,16 @@ class ScriptVariables:
         reach = ReachableValues(self._protected())
         reach.add((("phase", key),), self._roots.functions[key])
         reach.walk()
+        self._watch_caches(reach)
         return reach
+
+    def _watch_caches(self, reach: ReachableValues) -> None:
+        self._constants |= reach.constants
+        self.caches.add(reach.caches.items())
+        for path, container in large_containers(reach):
+            if path not in self.carried:
+                self._containers[text(path)] = path
+                self.caches.add([(text(path), container)])
 
     def _check_opaque(self, spots: dict[Path, ValueSpot], what: str) -> None:
         for path, spot in spots.items():
@@ -238,6 +228,7 @@ class ScriptVariables:
 
     def _look_at(self, loop: TrainingLoop) -> None:
         reach = loop.reach(self._protected())
+        self._watch_caches(reach)
         for path, in_place in [*candidates(reach), *loop.rebound(reach)]:
             if loop.is_generator and path[0] == loop.root:
                 self.refuse(f"the generator around session.batches keeps {text(path)}")
@@ -257,6 +248,7 @@ class ScriptVariables:
         self._check_opaque(reach.spots, "the training loop can take values from")
         if loop.looks == LOOKS_AT_LOOP:
             self._watch.add(reach, loop)
+            self._expect(reach)
         is_last = loop in (self._loops or ())[:1] and loop.looks == LOOKS_AT_LOOP
         if is_last and (name := loop.reads_gradients(self._phase_codes())):
             self.refuse(
@@ -266,13 +258,21 @@ class ScriptVariables:
             )
 
     def _carry_modes(self) -> None:
-        """Carry those of torch's modes that the script has changed since its first step."""
-        modes = TORCH_MODES.snapshot()
+        """Carry those modes of the process that the script has changed since its first step."""
+        modes: dict[str, dict[str, Any]] = {
+            "torch": TORCH_MODES.snapshot(),
+            "environment": ENVIRONMENT.snapshot(),
+        }
         self._modes = self._modes or modes
-        for name in modes:
-            path: Path = (("process", "torch"), ("key", name))
-            if modes[name] != self._modes[name] and path not in self.carried:
-                self.carried.add(path, in_place=False)
+        for kind, before in self._modes.items():
+            if modes[kind] == before:
+                continue
+            for name in before.keys() | modes[kind].keys():
+                path: Path = (("process", kind), ("key", name))
+                is_same = modes[kind].get(name) == before.get(name)
+                is_named = kind == "torch" or name in self._constants
+                if is_named and not is_same and path not in self.carried:
+                    self.carried.add(path, in_place=False)
 
     def _phase_codes(self) -> set[types.CodeType]:
         functions = map(unwrapped, self._roots.functions.values())
@@ -287,7 +287,7 @@ class ScriptVariables:
     def differs(self, key: str, found: RepetitionDifference, *, zeroed: bool = False) -> None:
         """Two attempts at a step did not compute the same, from the same state but for gradients
         that were there before, where these were `zeroed` for the second one."""
-        name = key.partition(":")[0]
+        name, caches = key.partition(":")[0], "".join(f", {c}" for c in self.caches.grown())
         if found.is_rounding:
             self._tell_once(
                 f"{name} {found.what} in a second attempt from the same state, within rounding: its"
@@ -306,7 +306,7 @@ class ScriptVariables:
         self.refuse(
             f"{name} {found.what} in a second attempt from the same state, on this rank or on one"
             " that it reduces with: it reads or writes what nobody protects (a clock, a file, a"
-            " generator of its own), or an operation is not deterministic"
+            f" generator of its own{caches}), or an operation is not deterministic"
             " (torch.use_deterministic_algorithms(True) names it)",
             "give the step all that it reads through session.protect(...), session.state or its"
             " arguments",

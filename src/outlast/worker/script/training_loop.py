@@ -9,16 +9,21 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
+import multiprocessing
 import types
-from collections.abc import Iterator
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
 
+from outlast.data.epoch_order import TicketSampler
 from outlast.worker.script.bytecode import CodeFlow, iterated_names, names_of, reads_gradients
 from outlast.worker.script.carried_variables import CarriedVariables
 from outlast.worker.script.reachable_values import ReachableCode, ReachableValues, ValueSpot
@@ -38,6 +43,7 @@ MUTATED_BYTES_MAX = 16 << 10  # of values that are carried since they may be cha
 _IMMUTABLE = (bool, int, float, complex, str, bytes, tuple, frozenset, type(None))
 # Objects of libraries that a step computes with; others (iterators, handles) are made anew.
 _WATCHED = (torch.nn.Module, torch.optim.Optimizer, LRScheduler, types.FunctionType, partial)
+_GROWING = (list, dict, OrderedDict, defaultdict)  # which keep the order of insertion
 _COUNTERS = {"enumerate", "zip", "islice", "count"}
 
 
@@ -166,6 +172,16 @@ def candidates(reach: ReachableValues) -> Iterator[tuple[Path, bool]]:
             yield path, True
 
 
+def large_containers(reach: ReachableValues) -> Iterator[tuple[Path, Any]]:
+    """Containers that reached code changes in place and that are too large, or not plain, to be
+    carried from the start."""
+    stored = _StoredNames(reach.codes)
+    for path, spot in reach.spots.items():
+        is_large = spot.saved is None or len(spot.saved) > MUTATED_BYTES_MAX
+        if is_large and type(spot.value) in _GROWING and path[-1][1] in stored.mutated:
+            yield path, spot.value
+
+
 class RebindWatch:
     """Objects under names that reached code can bind to others, which no process could get."""
 
@@ -219,3 +235,57 @@ class RebindWatch:
             if spot.is_carriable:
                 self._carried.add(at, in_place=False)
         return True
+
+
+class LastingLoaders:
+    """DataLoaders with persistent workers that are read beside the loop's own loader.
+
+    Such a loader draws the seed of its processes once, when it is first read, and its processes
+    continue from read to read. A redo would advance them twice, and a successor would draw a seed
+    that the others do not draw. They are found by the processes that they start.
+    """
+
+    def __init__(self, refuse: Callable[[str, str], None]) -> None:
+        self._refuse = refuse
+        self._processes: set[int | None] | None = None
+        self._known: set[int] = set()  # ids of loaders that the loop itself reads
+
+    def accept(self) -> None:
+        """The loaders that are being read now belong to the loop."""
+        self._processes = _children()
+        self._known = {id(loader) for loader in _lasting()}
+
+    def check(self, where: str) -> None:
+        """Refuse a loader that has started processes since the last look and kept them."""
+        now = _children()
+        if self._processes is None or now <= self._processes:
+            self._processes = now
+            return
+        self._processes = now
+        for loader in _lasting():
+            if id(loader) not in self._known:
+                self._known.add(id(loader))
+                self._refuse(
+                    f"{where} read a DataLoader of {type(loader.dataset).__name__} with"
+                    " persistent_workers=True, whose processes go on from one read to the next",
+                    "leave persistent_workers at False for loaders other than the one given to"
+                    " session.batches()",
+                )
+
+
+def _children() -> set[int | None]:
+    return {process.pid for process in multiprocessing.active_children()}
+
+
+def _lasting() -> list[DataLoader[object]]:
+    """The DataLoaders of the script whose processes stay, and have been started."""
+    found: list[DataLoader[object]] = [
+        thing for thing in gc.get_objects() if issubclass(type(thing), DataLoader)
+    ]
+    return [
+        loader
+        for loader in found
+        if getattr(loader, "persistent_workers", False)
+        and getattr(loader, "_iterator", None) is not None
+        and not isinstance(loader.sampler, TicketSampler)  # the source's own
+    ]

@@ -5,18 +5,25 @@ from __future__ import annotations
 import dataclasses
 import sys
 import types
-from collections import deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from enum import Enum
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from outlast import random_state
+from outlast.checkpoint.format import codec
+from outlast.errors import CodecError
 from outlast.random_state import GENERATOR_TYPES
 from outlast.worker.script.value_paths import PathGone, is_own_class, is_own_file
 
+VALUE_BYTES_MAX = 1 << 20
+_NODES_MAX = 20_000  # of one container
+CONTAINERS = (list, tuple, dict, OrderedDict, defaultdict, Counter, set, frozenset, deque)
+PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _GENERATOR, _DEQUE = "outlast.generator", "outlast.deque"
 
 
@@ -64,6 +71,43 @@ def refill(live: Any, saved: Any, *, in_place: bool) -> tuple[Any, bool]:
     else:
         return new, False
     return live, True
+
+
+def written(value: Any) -> bytes | None:
+    """The value without pickle, or None where it is too large or cannot be."""
+    if isinstance(value, (type, types.FunctionType, nn.Module, torch.device)):
+        return None
+    if type(value) not in PLAIN and not _fits(value):
+        return None
+    try:
+        return codec.encode(outward(value))
+    except CodecError:
+        return None
+
+
+def _fits(value: Any) -> bool:
+    """Return whether it is small, by a look at its size that itself is small."""
+    room, nodes, todo = VALUE_BYTES_MAX, _NODES_MAX, [value]
+    while todo:
+        each = todo.pop()
+        nodes -= 1
+        if isinstance(each, torch.Tensor):
+            if each.requires_grad:
+                return False
+            room -= each.numel() * each.element_size()
+        elif isinstance(each, np.ndarray):
+            room -= each.nbytes
+        elif isinstance(each, (str, bytes)):
+            room -= len(each)
+        elif isinstance(each, CONTAINERS):
+            if len(each) > nodes:
+                return False
+            todo += [*each.keys(), *each.values()] if isinstance(each, dict) else each
+        elif not isinstance(each, (*PLAIN, *GENERATOR_TYPES, np.generic, torch.Size, torch.dtype)):
+            return False
+        if room < 0 or nodes < 0:
+            return False
+    return True
 
 
 # --- values that another process finds by their names ---

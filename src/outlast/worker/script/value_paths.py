@@ -8,7 +8,7 @@ steps. Both are pairs of a kind and a name:
 | `module` | a module of the script |
 | `frame` | the function that holds the loop, by its qualified name; it is on the stack |
 | `phase` | a function given to `session.run`, by its key |
-| `process` | torch's modes of the process (`TORCH_MODES`), items by name |
+| `process` | `torch`: its modes, items by name; `environment`: variables, by name |
 
 | step | goes to |
 |---|---|
@@ -33,12 +33,12 @@ import sys
 import sysconfig
 import types
 from collections.abc import Callable, Iterator
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import Any
 
-import torch
-
 import outlast
+from outlast.worker.script.bytecode import names_of
+from outlast.worker.script.process_modes import ENVIRONMENT, TORCH_MODES
 
 
 @cache
@@ -186,7 +186,7 @@ class PathRoots:
         if kind == "phase" and name in self.functions:
             return self.functions[name]
         if kind == "process":
-            return TORCH_MODES
+            return TORCH_MODES if name == "torch" else ENVIRONMENT
         if kind == "frame":
             for frame in own_frames():
                 if frame.f_code.co_qualname == name:
@@ -216,12 +216,17 @@ def text(path: Path) -> str:
             parts.append(f".{name}" if step == "attr" else f"[{name!r}]")
     dotted = "".join(parts).removeprefix(".")
     if kind == "process":
-        return f"torch's {steps[-1][1]}"
+        owner = "torch" if root == "torch" else "the environment"
+        return f"{owner}'s {steps[-1][1]}"
     if kind == "frame":
         return f"{dotted} (of {root}())"
     if kind == "phase":
         return f"{dotted} (of {root.partition(':')[0]})"
     return dotted if root == "__main__" else f"{root}.{dotted}"
+
+
+CACHED_FUNCTION: type = type(cache(lambda: None))  # of functools.lru_cache, which has no name
+WRAPPERS = (types.FunctionType, CACHED_FUNCTION)
 
 
 def unwrapped(function: Any) -> Any:
@@ -231,7 +236,7 @@ def unwrapped(function: Any) -> Any:
             function = function.func
         elif isinstance(function, types.MethodType):
             function = function.__func__
-        elif isinstance(function, types.FunctionType) and "__wrapped__" in vars(function):
+        elif isinstance(function, WRAPPERS) and "__wrapped__" in vars(function):
             function = vars(function)["__wrapped__"]
         else:
             return function
@@ -276,46 +281,21 @@ def _cell(function: Any, name: str) -> types.CellType:
         raise PathGone(f"cell {name}") from error
 
 
-# --- torch's modes ---
+@cache
+def attributes_stored_by(kind: type) -> frozenset[str]:
+    """Return the attributes that methods of the script's store, those of a constructor apart."""
+    functions = (
+        unwrapped(getattr(member, "__func__", getattr(member, "fget", member)))
+        for base in kind.__mro__
+        if is_own_class(base)
+        for name, member in vars(base).items()
+        if name != "__init__"
+    )
+    codes = [each.__code__ for each in functions if isinstance(each, types.FunctionType)]
+    return frozenset[str]().union(*(names_of(code).stored_attributes for code in codes))
 
 
-class TorchModes:
-    """torch's modes of this process that change what a step computes, as a mapping."""
-
-    def __getitem__(self, name: str) -> Any:
-        """Return a mode."""
-        return _MODES[name][0]()
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        """Set a mode."""
-        _MODES[name][1](value)
-
-    def snapshot(self) -> dict[str, Any]:
-        """Return all modes."""
-        return {name: read() for name, (read, _) in _MODES.items()}
-
-
-def _read_precision() -> str | None:
-    """Return the precision of products; None where the script sets it by `torch.backends`."""
-    try:
-        return torch.get_float32_matmul_precision()
-    except RuntimeError:  # torch refuses to name one of both interfaces' settings
-        return None
-
-
-def _set_precision(precision: str | None) -> None:
-    if precision is not None:
-        torch.set_float32_matmul_precision(precision)
-
-
-_MODES: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
-    "default dtype": (torch.get_default_dtype, torch.set_default_dtype),
-    "deterministic algorithms": (
-        torch.get_deterministic_debug_mode,
-        torch.set_deterministic_debug_mode,
-    ),
-    "matmul precision": (_read_precision, _set_precision),
-    "number of threads": (torch.get_num_threads, torch.set_num_threads),
-    "grad mode": (torch.is_grad_enabled, torch.set_grad_enabled),
-}
-TORCH_MODES = TorchModes()
+def cached_properties(kind: type) -> list[str]:
+    """Return the names of cached properties of a class of the script."""
+    members = (item for base in kind.__mro__ if is_own_class(base) for item in vars(base).items())
+    return [name for name, member in members if isinstance(member, cached_property)]

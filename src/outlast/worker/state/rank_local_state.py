@@ -199,10 +199,12 @@ class RankLocalState:
         replica_set: bytes,
         exchange: Callable[[bytes], list[bytes]],
         tell: Callable[[str], None],
-    ) -> bool:
-        """Find out why the ballots of a vote were not the same. Returns False where the ranks do
-        not stand at the same place; else all know by now what differs by rank. Raises PhaseError
-        where that is too large to be carried."""
+    ) -> None:
+        """Find out why the ballots of a vote were not the same; all ranks then know what differs.
+
+        Raises PhaseError where the ranks are in different phases, or where what differs is too
+        large to be carried.
+        """
         mine = StateStanding(
             place,
             replica_set,
@@ -213,13 +215,15 @@ class RankLocalState:
         answers = exchange(msgspec.msgpack.encode(mine))
         standings = [msgspec.msgpack.decode(each, type=StateStanding) for each in answers]
         if any(each.place != place for each in standings):
-            return False
+            raise PhaseError(
+                f"the ranks are in different phases: this one votes on phase {place}; every rank"
+                " must make the same calls of session.run in the same order"
+            )
         if news := self._settle(standings):
             tell(
                 f"{news} differ by rank: they are the rank's own from here on, as under torchrun; a"
                 " rank that is lost while it steps brings all ranks back to the newest copy"
             )
-        return True
 
     def _settle(self, standings: Sequence[StateStanding]) -> str:
         before = set(self.differing)

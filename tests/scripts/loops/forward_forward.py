@@ -1,0 +1,42 @@
+"""Forward-forward: each layer learns by its own loss in its own phase."""
+
+import torch
+from digests import write_digests
+from torch import nn
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+import outlast
+
+session = outlast.init()
+torch.manual_seed(0)
+
+layers = nn.ModuleList([nn.Linear(6, 8), nn.Linear(8, 8)])
+ranked = [DistributedDataParallel(layer) for layer in layers]
+optimizers = [torch.optim.Adam(layer.parameters(), lr=0.03) for layer in layers]
+torch.manual_seed(50 + session.rank)
+
+session.protect(model=layers, first=optimizers[0], second=optimizers[1])
+threshold = 2.0
+goodness = []
+
+
+def layer_step(number, good, bad):
+    optimizers[number].zero_grad()
+    up = ranked[number](good).relu().square().sum(1)
+    down = ranked[number](bad).relu().square().sum(1)
+    loss = (functional.softplus(threshold - up) + functional.softplus(down - threshold)).mean()
+    loss.backward()
+    optimizers[number].step()
+    return loss.item()
+
+
+for _index in session.batches(None, until=10):
+    good, bad = torch.randn(4, 6) + 1, torch.randn(4, 6)
+    for number, layer in enumerate(layers):
+        goodness.append(session.run(layer_step, number, good, bad))
+        with torch.no_grad():
+            good, bad = layer(good).relu(), layer(bad).relu()
+    threshold = 0.9 * threshold + 0.1 * goodness[-1]
+    session.report(loss=goodness[-1])
+write_digests(session, model=layers, a=optimizers[0], threshold=threshold, goodness=goodness)
