@@ -202,3 +202,9 @@ print(sorted({"torch", "numpy", "obstore"} & set(sys.modules)))
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("address", ["s3//bucket/run", "s3:/bucket", "gs:bucket", "file:/data"])
+def test_a_mistyped_url_is_no_directory(address: str) -> None:
+    with pytest.raises(ConfigError, match="is no URL"):
+        open_store(address)

@@ -10,9 +10,11 @@ from pathlib import Path
 # Lines were raised by 2,200 when the formatter got all code but tables of data, and by 49 for
 # tables of states, locks and memory layouts; lines by 414 and modules by one for variables that
 # change late; lines by some 270 for help texts with unit and default, and for names of locals.
-# Then lines by 1,121 and modules by four for the bandwidth of collectives (figure 12).
+# Modules reached 420; then came new capabilities: the bandwidth of collectives (figure 12; 1,121
+# lines, four modules), torch 2.15 and the proof of groups (330, two), the template process (1,100,
+# seven), caches, late names, modes of the process and counts of draws (740, three).
 CEILINGS = {
-    "modules": 424,
+    "modules": 436,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 1,
@@ -21,7 +23,7 @@ CEILINGS = {
     "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 93740,
+    "lines": 96171,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 0,
 }

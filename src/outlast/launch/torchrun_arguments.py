@@ -151,8 +151,19 @@ def _parser() -> ArgumentParser:
     )
     ours = parser.add_argument_group("outlast")
     add = ours.add_argument
-    add("--spares", type=int, default=0, help="Workers that wait without a seat.")
-    add("--run-dir", "--run_dir", help="Run directory; a run that it already has is resumed.")
+    add(
+        "--spares",
+        type=int,
+        default=0,
+        help="Number of spare worker processes, which take over the ranks of failed ones"
+        " (default 0).",
+    )
+    add(
+        "--run-dir",
+        "--run_dir",
+        help="Directory for events, logs and checkpoints; an existing run is resumed (default: a"
+        " new one under runs/).",
+    )
     outlast_flags.add_save_flags(add)
     outlast_flags.add_check_flags(add)
     add(
@@ -161,24 +172,31 @@ def _parser() -> ArgumentParser:
         type=outlast_flags.steps,
         default=AUDIT_EVERY,
         metavar="STEPS",
-        help="Committed steps between two audits, in which ranks compare digests of one eighth of"
-        " their state in turn (default 100; 0: only after the start and after each recovery).",
+        help="Compare digests of one eighth of the state between replicas every STEPS committed"
+        " steps (default 100; 0: only after the start and after each recovery).",
     )
     add(
         "--fault",
         action="append",
         default=[],
         metavar="SPEC",
-        help="Break something: kill:rank=2,step=10,phase=backward, or in any script"
-        " kill:rank=1,after=30 (repeatable).",
+        help="Inject a failure, for tests: kill:rank=2,step=10,phase=backward, or in any script"
+        " kill:rank=1,after=30 (seconds). Repeatable; see docs/howto/break_a_run.md.",
     )
-    add("--fault-seed", "--fault_seed", type=int, default=0, help="For faults with random=.")
+    add(
+        "--fault-seed",
+        "--fault_seed",
+        type=int,
+        default=0,
+        help="Random seed of faults with random= (default 0).",
+    )
     add(
         "--limit",
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="A deadline, budget or threshold: " + ", ".join(config.Limits.__struct_fields__),
+        help="Set a deadline (names in _s, seconds), factor or budget, for example hang_floor_s=10."
+        " Repeatable. Names: " + ", ".join(config.Limits.__struct_fields__),
     )
     add(
         "--no-template",
@@ -187,8 +205,8 @@ def _parser() -> ArgumentParser:
         help="Start each worker as a new interpreter. By default workers are forked from one"
         " process per host that has imported torch (docs/template.md).",
     )
-    add("--json", action="store_true", help="The summary as JSON on stdout.")
-    add("--plain", action="store_true", help="Progress lines, even on a terminal.")
+    add("--json", action="store_true", help="Print the summary as JSON on stdout at the end.")
+    add("--plain", action="store_true", help="Print progress lines instead of the live view.")
     return parser
 
 

@@ -39,6 +39,7 @@ _CREDENTIALS = {
     "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
 }
 _LOCAL = "file://"
+_MISTYPED_URL = re.compile(r"(s3|gs|az|file)(//|:)")
 
 
 def open_store(
@@ -63,6 +64,8 @@ def open_store(
         if not text.startswith("/"):
             raise ConfigError(f"{address}: a file URL has three slashes, as in file:///path")
     scheme, is_url, _ = text.partition("://")
+    if not is_url and _MISTYPED_URL.match(text):
+        raise ConfigError(f"{text} is no URL: write SCHEME://..., or ./{text} for a directory")
     if isinstance(address, Path) or not is_url:
         return Folder(Path(text))
     if scheme in _CREDENTIALS:

@@ -28,6 +28,7 @@ class DamagedPart(msgspec.Struct, frozen=True):
     chunk: int | None
     what: str
     tensors: tuple[str, ...]
+    is_unreadable: bool = False  # a fault of the storage: the bytes may be whole
 
 
 class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
