@@ -1,14 +1,11 @@
 """The tests of this room share `making`, and one server that speaks S3."""
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parent))
-
-from bucket_server import BUCKET, BucketServer
+from tests.checkpoint.bucket_server import BUCKET, BucketServer
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from bucket_server import BucketServer
+from tests.checkpoint.bucket_server import BucketServer
 from torch import nn
 
 from outlast.checkpoint import Checkpointer, CheckpointWarning

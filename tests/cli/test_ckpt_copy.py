@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.checkpoint.bucket_server import BUCKET, BucketServer
-from tests.cli.making_ckpts import Ckpt, checkpoint, flip, place, tree
+from tests.cli.ckpt_command import Ckpt, checkpoint, flip, place, tree
 
 from outlast.errors import EXIT_USAGE, EXIT_USER_ERROR
 from outlast.launch.run_directory import RunningJob

@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from tests.fleet.attempts import attempt, of, put
+from tests.fleet.job_attempts import attempt, of, put
 
 from outlast.cli.main import main
 from outlast.errors import EXIT_DONE, EXIT_USAGE, EXIT_USER_ERROR
