@@ -112,10 +112,11 @@ def test_resumed_training_has_the_same_bits(tmp_path: Path) -> None:
 
 
 def test_two_ranks_and_one(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.checkpoint.checkpointer_ranks"]
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.checkpoint.checkpointer_ranks", tmp_path, tmp_path / "store",
-             str(rank), "2"], cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            [*command, tmp_path, tmp_path / "store", str(rank), "2"], cwd=REPOSITORY,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )
         for rank in range(2)
     ]  # fmt: skip

@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from tests.data.source_driver import open_source, seen, train
-from tests.data.loader_kinds import SIZE, Augmented, Homemade, Stream, Uneven, mapped, other, plain
 from tests.data.foreign_loaders import Mixed
+from tests.data.loader_kinds import SIZE, Augmented, Homemade, Stream, Uneven, mapped, other, plain
+from tests.data.source_driver import open_source, seen, train
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, get_worker_info
 
 from outlast import random_state

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.data.source_driver import Draw, go_on, open_source, train
 from tests.data.loader_kinds import MAPPED, OTHERS, mapped, other
+from tests.data.source_driver import Draw, go_on, open_source, train
 
 from outlast.data.mapped_source import MappedSource
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.data.source_driver import Draw, go_on, open_source, seen, train
 from tests.data.foreign_loaders import STRANGERS
+from tests.data.source_driver import Draw, go_on, open_source, seen, train
 
 from outlast.data.counted_source import set_epoch
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from tests.health.checks.test_compute_check import one
 from tests.health.checks.test_gpu_check import H100, ONE_DOWN, gpu, node
+from tests.health.checks.test_host_checks import RAM, TSC
 from tests.health.checks.test_kernel_log_check import OOM, XID79, log
 from tests.health.checks.test_link_check import ib
-from tests.health.checks.test_compute_check import one
 from tests.health.checks.test_mount_check import HOME, mounted
-from tests.health.checks.test_host_checks import RAM, TSC
 
 from outlast.health.check_contract import AnyCheck, Sample
 from outlast.health.check_settings import CheckSettings, parse_settings

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import msgspec
-from tests.health.judged_samples import SECOND_NS, T0_NS, about
 from tests.health.checks.test_kernel_log_check import OOM, XID79, log
+from tests.health.judged_samples import SECOND_NS, T0_NS, about
 
 from outlast.health.check_memory import CheckMemory, StuckProcess
 from outlast.health.checks import kernel_log_check

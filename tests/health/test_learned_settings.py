@@ -9,9 +9,9 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.health.judged_samples import about, severities
 from tests.health.checks.test_gpu_check import H100
 from tests.health.checks.test_link_check import ib
+from tests.health.judged_samples import about, severities
 
 from outlast.cli.main import main
 from outlast.health.check_settings import parse_settings, read_settings

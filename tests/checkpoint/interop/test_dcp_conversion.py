@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from tests.checkpoint.interop.dcp_states import same, state
 from tests.checkpoint.checkpoint_maker import make
+from tests.checkpoint.interop.dcp_states import same, state
 from torch.distributed.checkpoint.filesystem import (
     FileSystemReader,
 )

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.checkpoint.interop.dcp_states import bits, same
-from tests.checkpoint.checkpoint_maker import make
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from tests.checkpoint.checkpoint_maker import make
+from tests.checkpoint.interop.dcp_states import bits, same
 
 from outlast.checkpoint.checkpointer import Checkpointer
 from outlast.checkpoint.format.manifests import ITEM_BYTES, SavePoint

@@ -13,7 +13,17 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.checkpoint.keeper_orders import TIMEOUT_S, Desk, filled, gone, holds, manifest_of, newest, order_of, until
+from tests.checkpoint.keeper_orders import (
+    TIMEOUT_S,
+    Desk,
+    filled,
+    gone,
+    holds,
+    manifest_of,
+    newest,
+    order_of,
+    until,
+)
 
 from outlast.checkpoint.keeper import keeper_client
 from outlast.checkpoint.keeper.keeper_client import KeeperClient

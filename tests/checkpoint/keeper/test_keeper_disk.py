@@ -8,7 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.checkpoint.keeper_orders import complete, directory, filled, holds, newest, save_here, steps_of_a_save
+from tests.checkpoint.keeper_orders import (
+    complete,
+    directory,
+    filled,
+    holds,
+    newest,
+    save_here,
+    steps_of_a_save,
+)
 
 from outlast.checkpoint.keeper.arena import Arena
 from outlast.checkpoint.keeper.keeper_disk import KeeperDisk

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from tests.checkpoint.load import layout_ranks
 from tests.checkpoint.checkpoint_maker import make
+from tests.checkpoint.load import layout_ranks
 from tests.checkpoint.sample_checkpoint import flip, place
 from torch import distributed as dist
 from torch import nn

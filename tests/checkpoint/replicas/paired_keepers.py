@@ -10,8 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+from tests.checkpoint.keeper_orders import (
+    SIZE_BYTES,
+    TIMEOUT_S,
+    filled,
+    manifest_of,
+    order_of,
+    until,
+)
 from tests.checkpoint.replicas.faulty_network import Network
-from tests.checkpoint.keeper_orders import SIZE_BYTES, TIMEOUT_S, filled, manifest_of, order_of, until
 
 from outlast.checkpoint.keeper.arena import Arena
 from outlast.checkpoint.keeper.keeper_client import KeeperClient

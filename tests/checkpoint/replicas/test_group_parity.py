@@ -11,11 +11,26 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.checkpoint.replicas.faulty_network import Network
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.checkpoint.keeper_orders import CHUNK_BYTES, SIZE_BYTES, TIMEOUT_S, manifest_of, order_of, place_of, until
-from tests.checkpoint.replicas.paired_keepers import LARGE_BYTES, TOKEN, Seat, grouped, newest_of, shard
+from tests.checkpoint.keeper_orders import (
+    CHUNK_BYTES,
+    SIZE_BYTES,
+    TIMEOUT_S,
+    manifest_of,
+    order_of,
+    place_of,
+    until,
+)
+from tests.checkpoint.replicas.faulty_network import Network
+from tests.checkpoint.replicas.paired_keepers import (
+    LARGE_BYTES,
+    TOKEN,
+    Seat,
+    grouped,
+    newest_of,
+    shard,
+)
 
 from outlast.checkpoint.format.manifests import Manifest, SavePoint
 from outlast.checkpoint.keeper.keeper_client import KeeperClient

@@ -7,9 +7,26 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.checkpoint.keeper_orders import (
+    SIZE_BYTES,
+    TIMEOUT_S,
+    filled,
+    newest,
+    order_of,
+    place_of,
+    until,
+)
 from tests.checkpoint.replicas.faulty_network import Network
-from tests.checkpoint.keeper_orders import SIZE_BYTES, TIMEOUT_S, filled, newest, order_of, place_of, until
-from tests.checkpoint.replicas.paired_keepers import LARGE_BYTES, TOKEN, Seat, held, held_after, newest_of, paired, shard
+from tests.checkpoint.replicas.paired_keepers import (
+    LARGE_BYTES,
+    TOKEN,
+    Seat,
+    held,
+    held_after,
+    newest_of,
+    paired,
+    shard,
+)
 
 from outlast.checkpoint.keeper.keeper_client import KeeperClient
 from outlast.checkpoint.keeper.keeper_launch import address_of, open_door

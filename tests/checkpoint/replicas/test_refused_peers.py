@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
-from tests.checkpoint.replicas.faulty_network import Network
 from tests.checkpoint.keeper_orders import TIMEOUT_S, manifest_of, until
+from tests.checkpoint.replicas.faulty_network import Network
 from tests.checkpoint.replicas.paired_keepers import LARGE_BYTES, TOKEN, Seat, paired
 
 from outlast.checkpoint.keeper.arena import Arena

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.checkpoint.syscall_gate import CHANGES, HOLD, PASS, Act, Gate, Seen, gate
 from tests.checkpoint.keeper_orders import Desk, newest, order_of, until
+from tests.checkpoint.syscall_gate import CHANGES, HOLD, PASS, Act, Gate, Seen, gate
 
 from outlast.checkpoint.checkpointer import Checkpointer
 from outlast.checkpoint.stores.catalog import checkpoint_places, open_checkpoint, verify

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.checkpoint.bucket_server import BUCKET, BucketServer
 from obstore.store import MemoryStore
+from tests.checkpoint.bucket_server import BUCKET, BucketServer
 
 from outlast.checkpoint.format.manifests import COMMIT, SavePoint
 from outlast.checkpoint.stores.catalog import checkpoint_places

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.checkpoint.syscall_gate import CHANGES, KILL, PASS, Gate, Seen
 from tests.checkpoint.keeper_orders import TIMEOUT_S, Desk, newest
+from tests.checkpoint.syscall_gate import CHANGES, KILL, PASS, Gate, Seen
 from tests.checkpoint.upkeep.launcher_upkeep import work
 
 from outlast.checkpoint.stores.catalog import checkpoint_places

@@ -6,8 +6,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.fleet.sacct_log import HEADER, row
 from tests.fleet.job_attempts import at_ns, attempt, of, put
+from tests.fleet.sacct_log import HEADER, row
 from tests.fleet.small_clusters import T0, cluster, finding, job
 
 from outlast.cli.main import main

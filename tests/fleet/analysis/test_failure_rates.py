@@ -8,8 +8,8 @@ import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.fleet.small_clusters import DAY_NS, HOUR, T0, cluster, finding, job
 from tests.fleet.poisson_jobs import poisson_jobs
+from tests.fleet.small_clusters import DAY_NS, HOUR, T0, cluster, finding, job
 
 from outlast.fleet.analysis.exposure import attempts, job_node_days
 from outlast.fleet.analysis.failure_attribution import attribute_failures

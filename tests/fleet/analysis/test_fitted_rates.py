@@ -11,8 +11,8 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.fleet.small_clusters import DAY_NS, HOUR, T0, cluster, finding, job
 from tests.fleet.poisson_jobs import poisson_jobs
+from tests.fleet.small_clusters import DAY_NS, HOUR, T0, cluster, finding, job
 
 from outlast.atomic_files import write_new
 from outlast.cli.fleet.fit import RatesSource, format_rates

@@ -7,8 +7,8 @@ import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.fleet.small_clusters import cluster, job
 from tests.fleet.poisson_jobs import poisson_jobs
+from tests.fleet.small_clusters import cluster, job
 
 from outlast.fleet.analysis.confidence_intervals import bootstrap_interval, garwood, jeffreys
 from outlast.fleet.analysis.failure_attribution import attribute_failures
