@@ -1,5 +1,4 @@
-"""Scripts that need torch, each in a process of its own that ends as an interpreter does: forked
-from one that has imported it, since that takes longer than most of them."""
+"""Scripts that need torch, each in a process forked from one that has imported it."""
 
 from __future__ import annotations
 

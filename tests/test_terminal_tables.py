@@ -1,4 +1,4 @@
-"""Tables on narrow terminals: what does not fit is folded, or visibly cut."""
+"""Tables on narrow terminals: cells are folded or visibly truncated, digits are kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real server that speaks S3 on loopback (localbucket), with its bucket in a folder."""
+"""An S3 server on loopback (localbucket), with its bucket in a folder."""
 
 from __future__ import annotations
 

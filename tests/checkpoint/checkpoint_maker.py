@@ -1,4 +1,4 @@
-"""Checkpoints of formats 2 to 4, made by a few lines that share nothing with the keeper.
+"""Checkpoints of formats 2 to 4, written without the keeper.
 
 `make` divides tensors among ranks as the engine does, and writes them through Folder.
 """

@@ -1,4 +1,4 @@
-"""What one of two ranks does in test_checkpointer.py: `two_ranks.py ROOT STORE RANK WORLD`.
+"""One of two ranks of test_checkpointer.py: `checkpointer_ranks ROOT STORE RANK WORLD`.
 
 Writes what it has seen to ROOT/seen-RANK as a value.
 """

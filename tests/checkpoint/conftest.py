@@ -1,4 +1,4 @@
-"""The tests of this room share `making`, and one server that speaks S3."""
+"""Fixtures of a server that speaks S3, shared by the checkpoint tests."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What tests of the keeper order: small shards of random bytes, and what must be on the disk."""
+"""Orders to a keeper with small random shards, and checks of the files on disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks as threads of one process, which exchange messages as those of a job do."""
+"""Ranks as threads of one process that exchange messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A checkpoint worth copying, and its damage."""
+"""A small sample checkpoint, and damage to its files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A gate before the kernel: calls to the file system that hang, fail, or are a process's last.
+"""Gate for file system calls by seccomp: calls hang, fail, or kill their process.
 
 What happens is real: a call that is held sleeps in the kernel, as on a network file system whose
 server is gone, and only SIGKILL ends it (before Linux 5.19: any signal). It needs no rights and no

@@ -1,4 +1,4 @@
-"""Checkpoints without the launcher: saved, resumed to the bit, and failures that are heard."""
+"""Checkpointer without the launcher: bit-identical resume and reported failures."""
 
 from __future__ import annotations
 

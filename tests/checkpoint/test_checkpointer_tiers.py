@@ -1,4 +1,4 @@
-"""A script's own checkpoints behind its saves: old ones go, new ones are carried on, and read."""
+"""Checkpointer with retention and durable storage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A clock that jumps by hours: nothing that is committed is deleted, refused or taken for older."""
+"""Clock jumps of hours: committed checkpoints stay, load, and keep their order."""
 
 from __future__ import annotations
 

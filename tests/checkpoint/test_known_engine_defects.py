@@ -1,8 +1,9 @@
-"""What other engines are known to get wrong, each as a test of this one.
+"""Known defects of other checkpoint engines, each as a test of this one.
 
 torch.distributed.checkpoint tears a save while a stager is used again, tells nobody of a failed
 asynchronous save, has no checkpoints once its daemon was killed, and overwrites in place; all of
-them load flipped bits (load/test_corruption.py) and sync before they flush (keeper/test_keeper_disk.py).
+them load flipped bits (load/test_corruption.py) and sync before they flush
+(keeper/test_keeper_disk.py).
 """
 
 from __future__ import annotations

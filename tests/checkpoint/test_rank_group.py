@@ -1,4 +1,4 @@
-"""Ranks that come together before they speak: who does not come is named, and nobody waits."""
+"""Meetings of ranks before an exchange: absent ranks are named, within a deadline."""
 
 from __future__ import annotations
 

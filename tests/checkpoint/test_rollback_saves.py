@@ -1,5 +1,4 @@
-"""A job that goes back, begins anew or meets another one: what it saves is the newest, or it is
-refused by name."""
+"""Saves after a rollback, a new run, or beside another job: newest, or refused by name."""
 
 from __future__ import annotations
 

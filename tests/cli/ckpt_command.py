@@ -1,4 +1,4 @@
-"""Checkpoints for the tests of `outlast ckpt`, and the command itself, run in this process."""
+"""Checkpoints for `outlast ckpt`, and the command run in the test's process."""
 
 from __future__ import annotations
 

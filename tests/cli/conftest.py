@@ -1,4 +1,4 @@
-"""The tests of this room share a way to run `outlast ckpt`."""
+"""Fixture that runs `outlast ckpt`."""
 
 import pytest
 from tests.cli.ckpt_command import Ckpt

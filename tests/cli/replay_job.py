@@ -1,4 +1,4 @@
-"""A small DDP job with dropout. REPLAY_BUG says what is not deterministic in it, and where."""
+"""Small DDP job with dropout. REPLAY_BUG selects its nondeterminism and the place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`outlast ckpt ls, show, verify, prune`: what they find, what they refuse, what they leave."""
+"""`outlast ckpt ls, show, verify, prune`: results, refusals and remaining checkpoints."""
 
 from __future__ import annotations
 

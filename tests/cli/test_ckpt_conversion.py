@@ -1,4 +1,4 @@
-"""`outlast ckpt export, import, diff`, on what a real Checkpointer has written."""
+"""`outlast ckpt export, import, diff` on checkpoints of a Checkpointer."""
 
 from __future__ import annotations
 

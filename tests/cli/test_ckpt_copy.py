@@ -1,4 +1,4 @@
-"""`outlast ckpt copy`: equal bytes or nothing, between directories and a real bucket."""
+"""`outlast ckpt copy` between directories and a bucket: equal bytes or no checkpoint."""
 
 from __future__ import annotations
 

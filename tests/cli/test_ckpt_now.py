@@ -1,4 +1,4 @@
-"""`outlast ckpt now`: a real launcher is asked and saves; any other answer is said as it is."""
+"""`outlast ckpt now` against a real launcher, and its other answers."""
 
 from __future__ import annotations
 

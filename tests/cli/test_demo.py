@@ -1,4 +1,4 @@
-"""The whole promise, small: four faults, the same bits."""
+"""`outlast demo`: four faults, equal bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The example is shipped, is real text, and trains alone to the same bits each time."""
+"""The demo's example: shipped, deterministic, and within reach of its faults."""
 
 from __future__ import annotations
 

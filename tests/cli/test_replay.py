@@ -1,4 +1,4 @@
-"""`outlast replay` on a real run: deterministic, then with a bug in it, then refused."""
+"""`outlast replay` on real runs: deterministic, nondeterministic, and refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verdict on two replays: what counts as a difference, whose it is, and what is said of it."""
+"""Comparison of two replays: differences, their rank, and the report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo's verdict: equal only when nothing differs, nothing was lost, and something struck."""
+"""Verdict of the demo: runs are equal only if nothing differs or was lost, and a fault struck."""
 
 from __future__ import annotations
 

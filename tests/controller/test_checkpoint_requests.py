@@ -1,4 +1,4 @@
-"""A checkpoint on request: asked of all ranks at one place, until it is made."""
+"""Checkpoints on request: all ranks save at one step, with retries until it is complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose silence counts, and from when on."""
+"""Deadlines of silent agents, and their start at the first message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The language of --fault."""
+"""Parsing of fault specifications (`--fault`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The watch: who is blamed, when, and who is not."""
+"""Tests of hang detection: suspected ranks, timing, and innocent ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inputs that came together are taken in one turn, with the same result as one by one."""
+"""Inputs taken in one turn have the result of inputs taken one by one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The controller, turn by turn: what it says, what it drops, how it ends."""
+"""Membership turn by turn: frames sent, frames dropped, and the end of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What node checks find: an event when it changes, and a seat moved before its worker fails."""
+"""Findings of node checks, and migration of a rank before its worker fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies lie in as many failure domains as there are, and every rank holds its share."""
+"""Replica placement: distinct failure domains and equal loads."""
 
 from __future__ import annotations
 

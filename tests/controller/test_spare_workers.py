@@ -1,4 +1,4 @@
-"""Spares: made up to their number, unless they keep dying."""
+"""Spare workers: replacement up to their number, bounded by early deaths."""
 
 from __future__ import annotations
 

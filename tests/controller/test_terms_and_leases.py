@@ -1,4 +1,4 @@
-"""What is dropped, whose lease is out, and what a later term takes over."""
+"""Dropped frames, expired leases, and takeover by a later term."""
 
 from __future__ import annotations
 

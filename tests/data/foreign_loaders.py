@@ -1,4 +1,4 @@
-"""Loaders that strangers write: what they keep and draw is nobody's business but theirs."""
+"""Loaders with state and random numbers of their own."""
 
 from __future__ import annotations
 

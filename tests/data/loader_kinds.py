@@ -1,4 +1,4 @@
-"""Loaders of every kind, as a script builds them: each call is what a fresh process would do."""
+"""Loaders of every kind; each call builds one as a new process would."""
 
 from __future__ import annotations
 

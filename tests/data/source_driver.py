@@ -1,4 +1,4 @@
-"""Training that only draws: what a session does with a source, and what it would write down."""
+"""Training loop that only draws batches and records them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a source promises besides going on: torch's own order, small places, clear errors."""
+"""Batch sources: torch's order, small positions and error messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run is interrupted before every batch of two epochs; a fresh loader goes on with the same."""
+"""Resume of a loader before every batch of two epochs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every loader gives what it gives without us, draw by draw, and goes on so in another process."""
+"""Draws of every loader against plain torch, also after a resume in another process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading of code blocks: files, exit codes, console output, and lines that were not printed."""
+"""Reader of code blocks: files, exit codes, console output and missing lines."""
 
 from __future__ import annotations
 

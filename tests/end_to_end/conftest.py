@@ -1,4 +1,4 @@
-"""Runs the job under `outlast run`, and holds what it left against the undisturbed run."""
+"""Runs of a job under `outlast run`, and comparison with the undisturbed run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Buckets of DDP that come about in many ways: the bits of plain torchrun, whoever was lost."""
+"""DDP bucket layouts: the bits of plain torchrun, with and without failures."""
 
 from __future__ import annotations
 

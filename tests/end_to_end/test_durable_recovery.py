@@ -1,4 +1,4 @@
-"""When this machine's checkpoints are gone: durable storage has the run, to the bit."""
+"""Recovery from durable storage after the loss of local checkpoints."""
 
 from __future__ import annotations
 

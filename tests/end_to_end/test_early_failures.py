@@ -1,4 +1,4 @@
-"""Accidents before the first step, and errors around the vote, with real processes."""
+"""Failures before the first step, and errors around the vote."""
 
 from __future__ import annotations
 

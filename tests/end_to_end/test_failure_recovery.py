@@ -1,4 +1,4 @@
-"""What a run must survive, with real signals: the same bits, nothing left, the truth told."""
+"""Recovery from real signals: same bits, no leftovers, and correct reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A hang's flight recorders, collected by `outlast run` before it kills anybody."""
+"""Flight recorder dumps of a hang, collected before any worker is killed."""
 
 from __future__ import annotations
 

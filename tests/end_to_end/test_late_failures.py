@@ -1,4 +1,4 @@
-"""A rank lost at the script's very end, when the others have taken their groups down already."""
+"""Loss of a rank after destroy_process_group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Standing still is not being stuck: a run whose script waits goes on as if it had not."""
+"""Long waits of a script that are not hangs."""
 
 from __future__ import annotations
 

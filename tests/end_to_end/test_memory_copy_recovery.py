@@ -1,4 +1,4 @@
-"""Copies in other keepers' memory: a run goes on from them when workers and a keeper are gone."""
+"""Recovery from memory copies after the loss of workers and a keeper."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node check finds a GPU unwell while the job steps: its rank moves, and nobody can tell."""
+"""Migration of a rank after a GPU finding of a node check."""
 
 from __future__ import annotations
 

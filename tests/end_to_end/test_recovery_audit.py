@@ -1,4 +1,4 @@
-"""A rank that comes out of a recovery with wrong bits: named, replaced, and the run's end right."""
+"""Ranks with wrong bits after a recovery: named, replaced, and a correct end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scripts of other shapes than one model and one step: a failure leaves their bits alone too."""
+"""Recovery of scripts with several models, and with phases outside the loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run must not go on with: each ends with one stated cause, and nothing burnt."""
+"""Unrecoverable errors: the run ends with one stated cause, without retries."""
 
 from __future__ import annotations
 

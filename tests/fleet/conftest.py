@@ -1,4 +1,4 @@
-"""What the tests of Fleet share: real logs, where this machine has them."""
+"""Fixtures of the fleet tests: real logs, where this machine has them."""
 
 import os
 from pathlib import Path

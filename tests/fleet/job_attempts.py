@@ -1,4 +1,4 @@
-"""Hand-made accounting: attempts of jobs, in hours after a moment."""
+"""Handmade attempts of jobs, in hours after a fixed time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs that fail as a Poisson process, made by hand: their true rate is known."""
+"""Jobs that fail as a Poisson process with a known rate."""
 
 from __future__ import annotations
 

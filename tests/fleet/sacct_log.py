@@ -1,4 +1,4 @@
-"""A small log of accounting to change in one place, and what is read of it."""
+"""A small sacct log with one field changed, and its records."""
 
 from pathlib import Path
 from typing import Any

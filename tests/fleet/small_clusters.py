@@ -1,4 +1,4 @@
-"""Small clusters made by hand, for tests of what is computed of them."""
+"""Small handmade clusters of jobs and findings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Host lists: what they name, in which order, and what is none."""
+"""Host lists: expansion, order and refusals."""
 
 import polars as pl
 import pytest

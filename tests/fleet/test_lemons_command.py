@@ -1,4 +1,4 @@
-"""`outlast fleet lemons`: the ranking, its evidence, and commands that are printed and no more."""
+"""`outlast fleet lemons`: ranking, evidence and printed drain commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two clusters in one lake whose nodes share names: nothing of one is taken for the other's."""
+"""Several clusters in one lake with equal node names."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Where there is little, or nothing to divide by, or two of the same name: no figure from nothing,
-and nothing of one cluster is said of another."""
+"""Sparse data and equal names: no figure without data, no mixture of clusters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of checks share: real traces, where they are, and a way to get at the command."""
+"""Fixtures of the tests of node checks: real samples and output width."""
 
 from __future__ import annotations
 

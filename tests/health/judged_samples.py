@@ -1,4 +1,4 @@
-"""Checks judged in tests: one sample, settings, and what is remembered."""
+"""Judgement of a sample by a check, with settings and memory."""
 
 from __future__ import annotations
 

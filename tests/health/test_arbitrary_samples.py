@@ -1,4 +1,4 @@
-"""Whatever a sample says, judging it ends well: with findings, and none of them empty."""
+"""Arbitrary samples: every check ends with findings that are not empty."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shipped checks, held to the contract that checks of one's own are held to."""
+"""Shipped checks under the contract of external checks."""
 
 from __future__ import annotations
 

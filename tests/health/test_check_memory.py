@@ -1,4 +1,4 @@
-"""What is remembered of counters and events: rises over resets, flaps, what holds until quiet."""
+"""Memory of checks: counter rises over resets, flaps, and events until quiet."""
 
 from __future__ import annotations
 

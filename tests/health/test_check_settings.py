@@ -1,4 +1,4 @@
-"""The settings file: what is wrong in it is named before anything is probed."""
+"""Settings file of checks: errors are reported before any probe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From one check to the next: what was found of events holds, ends, and is told with its age."""
+"""Findings of events from one check to the next: duration, end and age."""
 
 from __future__ import annotations
 

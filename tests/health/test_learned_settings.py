@@ -1,4 +1,4 @@
-"""Settings learnt from a node: read back, they find it healthy, and what it then lacks missing."""
+"""Learned settings of a node: it is healthy with them, and missing parts are found."""
 
 from __future__ import annotations
 

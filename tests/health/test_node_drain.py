@@ -1,4 +1,4 @@
-"""Draining against a scontrol and a sinfo that keep their state in files: ours alone, rarely."""
+"""Node drain against scontrol and sinfo programs that keep their state in files."""
 
 from __future__ import annotations
 

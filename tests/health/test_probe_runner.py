@@ -1,4 +1,4 @@
-"""Probes in processes of their own: what answers, what fails, what hangs and what cannot die."""
+"""Probe runner: answers, failures, hangs and processes that cannot be killed."""
 
 from __future__ import annotations
 

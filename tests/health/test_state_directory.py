@@ -1,4 +1,4 @@
-"""The state directory: whole or not at all, for one check at a time, and never a crash."""
+"""State directory of checks: atomic, locked, and tolerant of damage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real launchers, real workers: what every test here needs."""
+"""Fixtures of real launchers and workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real launcher on a stage, with workers that keep to the protocol without torch."""
+"""Real launchers with workers that follow the protocol without torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Behind the run: old checkpoints go, new ones reach durable storage, and failures are heard."""
+"""Checkpoint upkeep beside a run: pruning, durable copies and reported failures."""
 
 from __future__ import annotations
 

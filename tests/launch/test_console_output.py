@@ -1,4 +1,4 @@
-"""Log files on the console: whole lines, bounded, none lost that are not said to be."""
+"""Log files on the console: whole lines, bounded rate, reported losses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The controller's door: who may come in, and how time is kept."""
+"""Controller shell: authentication of callers, and time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`outlast run` as a person runs it: real launchers, real signals, nothing left behind."""
+"""`outlast run` with real launchers and signals; no process remains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Time as a real launcher lives through it: slow scripts, a launcher that stood still."""
+"""Slow scripts, and a launcher that was suspended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is looked at before anything is started."""
+"""Preflight checks before any process is started."""
 
 from __future__ import annotations
 

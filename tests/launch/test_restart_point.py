@@ -1,5 +1,4 @@
-"""A restart inside a run, when the newest checkpoint has been damaged since it was written, or is
-gone before anybody has started from it."""
+"""Restart inside a run whose newest checkpoint was damaged or lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The run directory: one job, one launcher at a time."""
+"""Run directory: one job, one launcher at a time."""
 
 from __future__ import annotations
 

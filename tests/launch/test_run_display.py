@@ -1,4 +1,4 @@
-"""A view that is blocked, closed or broken costs the run nothing."""
+"""Run display: a blocked, closed or broken terminal does not delay the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a launcher begins: here, or in durable storage, of the same job."""
+"""Start point of a launcher: local or durable checkpoints of the same job."""
 
 from __future__ import annotations
 

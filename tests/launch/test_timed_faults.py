@@ -1,4 +1,4 @@
-"""`--fault ...,after=SECONDS`: it strikes real processes of a script that knows nothing of us."""
+"""Timed faults (`--fault ...,after=SECONDS`) on processes without a session."""
 
 from __future__ import annotations
 

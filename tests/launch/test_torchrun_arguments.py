@@ -1,4 +1,4 @@
-"""torchrun's command line, and ours, as somebody types it."""
+"""Command line of torchrun and of Outlast."""
 
 from __future__ import annotations
 

@@ -1,3 +1,3 @@
-"""What the tests of symptoms share: the real logs of Fleet's tests, and a kernel line's reading."""
+"""Fixtures of the tests of node logs."""
 
 from tests.fleet.conftest import traces as traces

@@ -1,4 +1,4 @@
-"""Small answers and lines of the shapes that machines write, made by hand."""
+"""Handmade log lines and tool outputs in the formats of real machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No text makes a reader raise, or go on without end; and what it yields can be stored."""
+"""Arbitrary text: every reader ends without an error, and its output can be stored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers of dcgmi: both roots, changed names, and that what did not run is not healthy."""
+"""Reading of dcgmi output: both roots, renamed tests, and tests that did not run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A storm becomes one finding, and nothing is lost of how often."""
+"""Repeated log events folded into one finding with its count."""
 
 from __future__ import annotations
 

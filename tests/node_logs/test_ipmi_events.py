@@ -1,4 +1,4 @@
-"""The event log of a board's controller."""
+"""Reading of IPMI system event logs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernel logs in all their shapes: when, who, and what."""
+"""Reading of kernel logs in all formats: time, host and message."""
 
 from __future__ import annotations
 

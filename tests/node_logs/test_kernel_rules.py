@@ -1,4 +1,4 @@
-"""What the kernel says of everything but NVIDIA's devices."""
+"""Rules of kernel messages other than NVIDIA's."""
 
 from __future__ import annotations
 

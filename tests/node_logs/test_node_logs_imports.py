@@ -1,4 +1,4 @@
-"""It runs on every node every five minutes: it loads nothing that is heavy."""
+"""Import cost of node logs: no heavy module is loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The XID policy: whole, versioned, honest about who disagrees, and overridden entry by entry."""
+"""XID policy: coverage, versions, sources and overrides."""
 
 from __future__ import annotations
 

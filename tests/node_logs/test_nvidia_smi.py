@@ -1,4 +1,4 @@
-"""nvidia-smi's CSV and XML: any columns, values that are none, and what is trouble."""
+"""Reading of nvidia-smi CSV and XML: columns, missing values and faults."""
 
 from __future__ import annotations
 

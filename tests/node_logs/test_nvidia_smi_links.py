@@ -1,4 +1,4 @@
-"""The links of each GPU: one that is down beside others, slow ones, and none at all."""
+"""NVLink states from nvidia-smi: inactive, slow and absent links."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logs and answers of real machines, where this one has them."""
+"""Logs and tool outputs of real machines, where this machine has them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Table I and the differential diagnosis over it."""
+"""Failure taxonomy (Table I) and its differential diagnosis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tests of this room share a way to ask `outlast plan`."""
+"""Fixture that runs `outlast plan`."""
 
 import pytest
 from tests.plan.plan_command import Plan

@@ -1,4 +1,4 @@
-"""`outlast plan`, asked in this process."""
+"""`outlast plan` run in the test's process."""
 
 from __future__ import annotations
 

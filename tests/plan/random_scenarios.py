@@ -1,4 +1,4 @@
-"""Scenarios drawn over the whole field space, and what runs of one come to."""
+"""Random scenarios over the whole field space, and their simulated results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every command of `outlast plan` has in common: how it refuses, prints and draws."""
+"""Refusals, output and figures that all commands of `outlast plan` share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loop: a run with failures → ingest → fit → plan → compare, within the predicted bands."""
+"""Plan from a measured run: ingest, fit, plan and compare, within the predicted bands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a cold start costs: questions that have closed forms load nothing that is heavy."""
+"""Imports of `outlast plan` at a cold start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loaders that draw go on from a copy in memory, and from the disk, as if nothing had happened."""
+"""Scripts with drawing loaders, resumed from a memory copy and from the disk."""
 
 from __future__ import annotations
 

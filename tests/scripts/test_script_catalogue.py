@@ -1,4 +1,4 @@
-"""The catalogue's headers, its document, and its size."""
+"""Headers, document and size of the script catalogue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scripts of the kinds that people write: equal to plain torchrun, or refused by name at start."""
+"""Scripts of the catalogue: equal to plain torchrun, or refused by name at the start."""
 
 from __future__ import annotations
 

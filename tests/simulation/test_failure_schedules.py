@@ -1,4 +1,4 @@
-"""Two thousand seeded schedules of failures; every promise is checked after every event."""
+"""Two thousand seeded failure schedules, with all invariants checked after every event."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Every outcome around one vote, for two to four ranks: who saw the answer, who died, and how far
-each dead rank's writing had come."""
+"""Every outcome of one vote, for two to four ranks: answers received, deaths, and pages written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random fault schedules on real processes: whatever strikes, the bits must be the same.
+"""Random fault schedules on real processes; the bits must stay equal.
 
 python tests/soak/fault_schedules.py --runs 30            # seeds 0 to 29
 python tests/soak/fault_schedules.py --first 17 --runs 1  # one seed again

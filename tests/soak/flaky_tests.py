@@ -1,4 +1,4 @@
-"""Find tests that fail now and then: run the suite several times beside busy processes.
+"""Finder of flaky tests: the suite, repeated beside busy processes.
 
 python tests/soak/flaky_tests.py --times 10 --load 4
 python tests/soak/flaky_tests.py --times 50 --load 4 -- tests/survive -k killed

@@ -1,5 +1,4 @@
-"""A training script for an outside judge, ckpt-chaos (make judge): it kills whoever writes at every
-file that a save creates, renames or removes, starts the script again, and compares the ends.
+"""Training script for ckpt-chaos (make judge), which kills writers and compares results.
 
 python tests/soak/judged_training.py ROOT          # trains to step 6, from the newest checkpoint on
 python tests/soak/judged_training.py --show ROOT   # what the newest checkpoint holds

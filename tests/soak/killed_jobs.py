@@ -1,5 +1,4 @@
-"""The job that kills.py kills: two ranks, forked from a process that has torch already, so that a
-life begins in milliseconds."""
+"""Job of save_kills.py: two ranks forked from a process that has imported torch."""
 
 from __future__ import annotations
 

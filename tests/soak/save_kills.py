@@ -1,4 +1,4 @@
-"""SIGKILL at random times while two ranks save: what is committed loads, byte for byte.
+"""SIGKILL at random times while two ranks save; committed checkpoints load byte for byte.
 
 python tests/soak/save_kills.py --kills 200              # another seed each time, printed
 python tests/soak/save_kills.py --kills 200 --seed 17    # one seed again

@@ -1,4 +1,4 @@
-"""The event store: nothing is lost, nobody is stopped, and everything comes in order."""
+"""Event store: no lost events, no blocked writers, and order by time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What node checks had said by the time that something broke."""
+"""Findings of node checks that precede an incident."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Explaining: what the engineer on call reads at night must be true, whole and framed."""
+"""Explanations of incidents: correct, complete and formatted."""
 
 from __future__ import annotations
 

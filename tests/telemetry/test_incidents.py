@@ -1,4 +1,4 @@
-"""Incidents: told as they were, with every millisecond in one phase."""
+"""Incidents: cause, timeline, and phases that add up to their duration."""
 
 from __future__ import annotations
 

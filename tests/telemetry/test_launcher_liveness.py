@@ -1,4 +1,4 @@
-"""Whether a launcher lives, told from the lock that it holds, without trying it."""
+"""Liveness of a launcher from the lock that it holds."""
 
 from __future__ import annotations
 

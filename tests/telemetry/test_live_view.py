@@ -1,4 +1,4 @@
-"""The living view: a board that is right, tables that fit, lines that say what matters."""
+"""Live view: correct board, fitting tables, and event lines."""
 
 from __future__ import annotations
 

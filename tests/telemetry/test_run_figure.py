@@ -1,4 +1,4 @@
-"""The report: drawn whole, small, deterministic, with the numbers that it claims."""
+"""Run figure: complete, small, deterministic, and equal to the accounts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The summary: right numbers, said readably, also of runs that ended badly."""
+"""Run summaries: figures and text, also of runs that failed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Segments: whatever happens to a file, whole records are read, once, and damage is named."""
+"""Segment files: whole records are read once, and damage is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every nanosecond of every seat is in exactly one bucket, whatever the events say."""
+"""Time accounting: every nanosecond of a rank is in exactly one bucket."""
 
 from __future__ import annotations
 

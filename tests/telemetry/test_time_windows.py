@@ -1,4 +1,4 @@
-"""Carving: what is given and what is left are the window, exactly."""
+"""Division of time windows among claims without gaps or overlaps."""
 
 from __future__ import annotations
 

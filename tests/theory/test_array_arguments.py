@@ -1,4 +1,4 @@
-"""Functions of numbers take arrays, and cost next to nothing more for numbers."""
+"""Array arguments of the formulas, and the cost for plain numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Going on without a replica, stops that are planned, slow workers, and what it all costs."""
+"""Losses without a replica, by planned stops and slow workers, and their cost."""
 
 from __future__ import annotations
 

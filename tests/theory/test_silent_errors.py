@@ -1,4 +1,4 @@
-"""Silent errors: against simulation, against the form without them, and at the optimum."""
+"""Silent errors against simulation, limiting cases, and the optimum."""
 
 from __future__ import annotations
 

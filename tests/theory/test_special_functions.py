@@ -1,4 +1,4 @@
-"""The root that both optimal intervals are made of."""
+"""Lambert W, the root in both optimal intervals."""
 
 from __future__ import annotations
 

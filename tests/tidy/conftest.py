@@ -1,4 +1,4 @@
-"""The repository as its rules see it: parsed sources and documents."""
+"""Parsed sources and documents of the repository."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts of broken connections, and texts that only look alike."""
+"""Recognition of error texts that report a broken connection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frames: what goes in comes out, and nothing else does."""
+"""Round trips of message frames, and refusal of damaged ones."""
 
 from __future__ import annotations
 

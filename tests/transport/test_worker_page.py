@@ -1,4 +1,4 @@
-"""The page: what a killed worker leaves must be whole, and enough for every decision."""
+"""Tests of the worker page: complete records after a kill, and refused slots."""
 
 from __future__ import annotations
 

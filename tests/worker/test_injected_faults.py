@@ -1,4 +1,4 @@
-"""`--fault` inside a worker: which of its places and which spare it strikes."""
+"""Places and workers that an injected fault (`--fault`) strikes."""
 
 from __future__ import annotations
 

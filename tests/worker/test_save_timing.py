@@ -1,4 +1,4 @@
-"""Steps are timed while nothing is written; what is slower beside a write is its drag."""
+"""Step times beside saves, and the slowdown that a save causes."""
 
 from __future__ import annotations
 

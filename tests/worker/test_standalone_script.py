@@ -1,4 +1,4 @@
-"""A script under plain `python`: the contract of a phase holds there too, and so do its errors."""
+"""Scripts under plain `python`: the contract of phases and its errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Saves of a whole job, by ranks that are threads: what one of them cannot do costs one save."""
+"""Saves of a job whose ranks are threads; a failed rank costs one save."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Imports of every process of a job before the script's first line, spares among them."""
+"""Imports of worker processes before the first line of the script."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker tells the watch about its own speed: exactly, however short its phases are."""
+"""Measurement of a worker's phase durations, also of very short phases."""
 
 from __future__ import annotations
 

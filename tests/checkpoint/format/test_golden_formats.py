@@ -1,6 +1,7 @@
-"""Bytes of formats 2 to 4: what is read today is read for ever, and written the same.
+"""Golden bytes of formats 2 to 4: read and written unchanged.
 
-To write them anew on purpose (a new version!): `python tests/checkpoint/format/test_golden_formats.py`.
+To write the files of a new version:
+`python -m tests.checkpoint.format.test_golden_formats`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Values come back as they were, and damage is always found."""
+"""Value encoder: round trips, and detection of damage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""States as DCP may be given them, and whether two are equal bit for bit."""
+"""Sample states for DCP, and their comparison bit for bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One of two ranks: `fsdp.py DIRECTORY RANK` saves an FSDP2 model through DCP and loads it."""
+"""One of two ranks: `fsdp_rank.py DIRECTORY RANK` saves an FSDP2 model through DCP and loads it."""
 
 from __future__ import annotations
 

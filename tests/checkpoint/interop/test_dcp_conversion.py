@@ -1,4 +1,4 @@
-"""Directories of torch.distributed.checkpoint: written for torch, read without unpickling."""
+"""Conversion of torch.distributed.checkpoint directories without unpickling."""
 
 from __future__ import annotations
 

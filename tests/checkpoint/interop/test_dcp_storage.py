@@ -1,4 +1,4 @@
-"""dcp.save and dcp.load with Outlast's format underneath."""
+"""dcp.save and dcp.load with Outlast's format as storage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Directories of torch.distributed.checkpoint that want more than to be read, or lie."""
+"""Hostile torch.distributed.checkpoint directories: refused by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Safetensors: read back by the library itself, and read from it."""
+"""Safetensors files, against the library itself."""
 
 from __future__ import annotations
 

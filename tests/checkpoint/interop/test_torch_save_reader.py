@@ -1,4 +1,4 @@
-"""What torch.save writes, as data; and pickles that want more than that."""
+"""Reader of torch.save files as data, and refusal of hostile pickles."""
 
 from __future__ import annotations
 

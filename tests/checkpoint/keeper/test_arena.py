@@ -1,4 +1,4 @@
-"""Shared memory: there when it is made, sealed, and honest about what it holds."""
+"""Arenas: allocated, sealed and bounded shared memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frozen regions: written twice, then linked in turn; whole, or written, whatever goes wrong."""
+"""Frozen regions: written twice, then linked in turn, under damage and deletions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The trainer's handle comes to its end, and says what it could not say."""
+"""Closing of the trainer's keeper client, and its last messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The steps of a save on a disk: their order, and disks that can do less than others."""
+"""Steps of a save on disk: order, and disks with fewer features."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A keeper and what becomes of orders: written, committed, or failed and said so."""
+"""Keeper process: orders are written, committed, or reported as failed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keepers and trainers that die at any moment: the newest commit is whole, and the save goes on."""
+"""Keepers and trainers killed at any moment: the newest commit is whole, and saves continue."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Four processes that save one model in every layout and load it into every other one.
 
-    python reshaping.py DIRECTORY
+    python -m tests.checkpoint.load.layout_ranks DIRECTORY
 
 Each process writes DIRECTORY/RANK.json: what went wrong by case, and nothing else. It is forked
 after torch was imported, so that this costs one import and not four.

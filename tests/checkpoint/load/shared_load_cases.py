@@ -1,4 +1,4 @@
-"""Loads by four ranks together: what is read, and that it is the same as by each alone."""
+"""Cases of shared loads by four ranks, compared with loads by each rank alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Four processes that load together while disks, wires and ranks fail them; and all other cases.
+"""Four processes that load together while disks, connections and ranks fail; and all other cases.
 
     python -m tests.checkpoint.load.shared_load_ranks DIRECTORY CASE ...
 

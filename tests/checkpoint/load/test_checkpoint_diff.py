@@ -1,4 +1,4 @@
-"""Two checkpoints held against each other: every element type, block by block, against NumPy."""
+"""Comparison of two checkpoints of every element type, against NumPy."""
 
 from __future__ import annotations
 

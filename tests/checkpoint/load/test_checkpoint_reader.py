@@ -1,4 +1,4 @@
-"""From any division of tensors into any other, bit for bit; nothing else is read or touched."""
+"""Checkpoint reader: any division of tensors into any other, with minimal reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever happens to a checkpoint's files is found and named, and the one before it is taken."""
+"""Corruption of checkpoint files: found and named, and the checkpoint before is loaded."""
 
 from __future__ import annotations
 

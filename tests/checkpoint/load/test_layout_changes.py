@@ -1,4 +1,4 @@
-"""Any layout loads into any other one, bit for bit, and replicas write equal parts."""
+"""Loads of any layout into any other one, and equal parts written by replicas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Directories beyond a network, as the kernel lists its mounts."""
+"""Detection of network directories from the kernel's list of mounts."""
 
 from __future__ import annotations
 

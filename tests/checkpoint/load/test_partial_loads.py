@@ -1,4 +1,4 @@
-"""Checkpoints loaded into a state that is not quite theirs: what is asked for, and nothing else."""
+"""Partial loads: skipped, renamed and cast names, and refusal of other differences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ways of chunks: every rank gets what it wants, once, and all legs fit each other."""
+"""Relay routes of chunks: every rank gets its chunks once, and all legs match."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks that load together: what several of them need is read once, and the outcome is the same."""
+"""Shared loads: chunks that several ranks need are read once, with equal results."""
 
 from __future__ import annotations
 

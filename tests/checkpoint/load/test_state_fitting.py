@@ -1,4 +1,4 @@
-"""What does not fit is listed, what is missing is named, what is a rank's own comes back."""
+"""Fitting of saved state: listed differences, missing names, and rank-local state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What differs between two values, and what digests alone say of two checkpoints."""
+"""Differences between two values, and between checkpoints by digests alone."""
 
 from __future__ import annotations
 

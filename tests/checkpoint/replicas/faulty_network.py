@@ -1,4 +1,4 @@
-"""A network between keepers that a test can break: it flips bits, stalls, and listens."""
+"""Network between keepers that flips bits, stalls, and records traffic."""
 
 from __future__ import annotations
 

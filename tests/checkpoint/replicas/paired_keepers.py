@@ -1,4 +1,4 @@
-"""Keepers that hold each other's copies or parity, with their trainers, and a network between."""
+"""Keepers with each other's copies or parity, their trainers, and the network between."""
 
 from __future__ import annotations
 

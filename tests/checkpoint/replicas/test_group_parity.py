@@ -1,4 +1,4 @@
-"""Parity in keepers' memory: one part of a group is lost, and computed, verified or not at all."""
+"""Parity in keepers' memory: one lost part of a group is computed and verified."""
 
 from __future__ import annotations
 

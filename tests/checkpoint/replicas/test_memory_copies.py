@@ -1,4 +1,4 @@
-"""Copies in other keepers' memory: verified before they count, and there when all else is gone."""
+"""Copies in other keepers' memory: verified, and available after losses."""
 
 from __future__ import annotations
 

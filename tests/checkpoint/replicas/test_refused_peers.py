@@ -1,4 +1,4 @@
-"""What keepers do not take from each other, and for whom they do not wait."""
+"""Refused offers and connections between keepers, and bounded waits."""
 
 from __future__ import annotations
 

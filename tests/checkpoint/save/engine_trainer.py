@@ -1,4 +1,4 @@
-"""An engine of a job of one rank: what the tests of saves share."""
+"""Save engine of a job of one rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Saves in one process and between ranks: what is copied, what is heard, what is refused."""
+"""Saves in one process and between ranks: copies, failures and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What comes back from a save: every bit, into tensors of every kind, or nothing at all."""
+"""Saved and restored bits of tensors of every kind."""
 
 from __future__ import annotations
 

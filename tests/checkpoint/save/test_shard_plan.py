@@ -1,4 +1,4 @@
-"""Who writes what: every element exactly once, evenly, whatever the placements are."""
+"""Shard plan: every element is written exactly once, evenly, for all placements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where pieces lie in a shard, and copies that bring every bit there."""
+"""Staging: positions of pieces in a shard, and exact copies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What differs by rank is refused by name at the save where it first does, or is the rank's own."""
+"""Refusal by name of saves whose ranks differ, or support as rank-local state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one of two ranks does in test_unlike_ranks.py: `unlike_ranks.py ROOT STORE RANK WORLD`.
+"""One of two ranks of test_unlike_ranks.py: `unlike_ranks ROOT STORE RANK WORLD`.
 
 Each rank has something that the other has not, or otherwise: it is refused by name.
 """

@@ -1,4 +1,4 @@
-"""States, and how one becomes another, without files: what the tests of content share."""
+"""Sample states, and transfers between them without files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A script's state as named tensors and one value, and back: whatever the model is wrapped in."""
+"""Script state as named tensors and one value, and back, for every wrapper of the model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which checkpoint is taken, which is passed over and said, what is removed."""
+"""Catalog: choice of a checkpoint, reported refusals, and removals."""
 
 from __future__ import annotations
 

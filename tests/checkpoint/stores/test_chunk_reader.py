@@ -1,4 +1,4 @@
-"""Chunks are walked by a few threads, each with a buffer of its own; the first error ends it."""
+"""Chunk reader: few threads, a buffer for each, and the first error ends the pass."""
 
 from __future__ import annotations
 

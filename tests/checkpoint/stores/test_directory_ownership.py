@@ -1,4 +1,4 @@
-"""Who may save into a directory: a second job is refused by name, a dead owner is taken over."""
+"""Directory ownership: a second job is refused by name, a dead owner is replaced."""
 
 from __future__ import annotations
 

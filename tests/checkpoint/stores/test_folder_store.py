@@ -1,4 +1,4 @@
-"""Checkpoints in a folder: the contract of stores, and what only a file system can do wrong."""
+"""Folder store: the contract of stores, and errors of file systems."""
 
 from __future__ import annotations
 

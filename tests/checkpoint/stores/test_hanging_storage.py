@@ -1,4 +1,4 @@
-"""A file system that stops answering, as a hard NFS mount does: every wait ends by its deadline."""
+"""Hanging file systems, as a hard NFS mount: every wait has a deadline."""
 
 from __future__ import annotations
 

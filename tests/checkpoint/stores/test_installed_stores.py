@@ -1,4 +1,4 @@
-"""Stores of other packages: found by entry point, opened by URL scheme, errors that name them."""
+"""Stores of other packages: entry points, URL schemes, and errors that name them."""
 
 from __future__ import annotations
 

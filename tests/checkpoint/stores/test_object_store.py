@@ -1,4 +1,4 @@
-"""Checkpoints in a bucket: the contract of stores on a real server, and what can be monkeypatch."""
+"""Object store: the contract of stores on a real server, and failures of buckets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a launcher does with the files of checkpoints, one after the other."""
+"""Upkeep of checkpoint files by a launcher, step by step."""
 
 from __future__ import annotations
 

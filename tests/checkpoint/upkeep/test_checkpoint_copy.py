@@ -1,4 +1,4 @@
-"""Copies between stores: whole and verified or not there, resumed after any end, never twice."""
+"""Checkpoint copies between stores: verified, resumable, and without duplicates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draining and pruning: what is lacking comes, what is superseded goes, and nothing in silence."""
+"""Drain to durable targets and pruning, with reported failures."""
 
 from __future__ import annotations
 

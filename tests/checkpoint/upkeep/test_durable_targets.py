@@ -1,4 +1,4 @@
-"""What a durable target is asked to be, and what is due there."""
+"""Durable targets: settings, and checkpoints that are due."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A launcher killed at every step of what it does with files: copies, deletions, clearing up."""
+"""Launcher killed at every step of its upkeep: copies, deletions and cleanup."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order of saves: whatever a job does, what it saved last is the newest, and stays."""
+"""Lineage of saves: the last save of a job is the newest, and is kept."""
 
 from __future__ import annotations
 

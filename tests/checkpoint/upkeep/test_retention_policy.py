@@ -1,4 +1,4 @@
-"""What stays and what goes: the promises for any history and policy, and the words of a policy."""
+"""Retention policies: checkpoints kept and deleted, and the syntax of a policy."""
 
 from __future__ import annotations
 

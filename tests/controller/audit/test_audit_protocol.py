@@ -1,4 +1,4 @@
-"""Audits at the controller: who is replaced, what is rolled back to, and when the run stops."""
+"""Audit protocol of the controller: replacement, rollback, and the end of the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who differs, and in what: the verdict of an audit, over random replica sets."""
+"""Verdicts of audits over random replica sets: deviating ranks and tensors."""
 
 from __future__ import annotations
 

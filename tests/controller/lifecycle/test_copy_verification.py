@@ -1,4 +1,4 @@
-"""A copy in memory that was found, and may end with its host before anybody starts from it."""
+"""Verification of a memory copy that may be lost with its host before the start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a run starts over and how it ends; what differs between ranks; shared values."""
+"""Restarts and ends of runs, differences between ranks, and shared values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a restart begins: at a checkpoint that is whole, once nobody is left."""
+"""Start of a restarted run: at a verified checkpoint, after all workers have ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How often what may go wrong: failures that have nothing in common end no healthy run."""
+"""Failure budgets: unrelated failures do not end a healthy run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a phase returned on a rank that was lost before it could say so."""
+"""Phase results of ranks that were lost before they reported them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ladder: each rung where it belongs, and the most telling cause."""
+"""Recovery ladder: the cheapest sufficient rung, and the root cause."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Intervals while a run lives: chosen once all is measured, told to seat 0."""
+"""Save intervals during a run: chosen once all costs are measured, sent to rank 0."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When to save: what is chosen, kept, bounded, refused and said."""
+"""Save intervals: choice, bounds, refusals and explanations."""
 
 from __future__ import annotations
 

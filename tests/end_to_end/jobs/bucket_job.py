@@ -1,5 +1,4 @@
-"""Many DDP modules whose buckets come about in different ways, trained in one step: on three ranks
-another layout of a bucket is another order of summation, so each shows in the bits."""
+"""Many DDP modules whose buckets are built differently, on three ranks, in one step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A script that ends as most do, with destroy_process_group; rank 2 is lost behind everybody's."""
+"""Script that ends with destroy_process_group; rank 2 is lost after it."""
 
 from __future__ import annotations
 

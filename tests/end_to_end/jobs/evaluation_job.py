@@ -1,4 +1,4 @@
-"""A script that evaluates twice behind its loop."""
+"""Script with two evaluations after its training loop."""
 
 from __future__ import annotations
 

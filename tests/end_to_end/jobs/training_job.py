@@ -1,4 +1,4 @@
-"""The job that must not be killed: DDP with BatchNorm and dropout, a real shuffled loader."""
+"""Training job: DDP with BatchNorm and dropout, and a shuffled loader."""
 
 from __future__ import annotations
 

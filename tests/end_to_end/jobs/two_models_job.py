@@ -1,4 +1,4 @@
-"""Two networks with a DDP each, stepped by two phase functions in turn, as a GAN is trained."""
+"""Two networks with a DDP each, stepped in turn by two phase functions, as a GAN."""
 
 from __future__ import annotations
 

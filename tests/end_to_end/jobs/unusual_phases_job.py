@@ -1,5 +1,4 @@
-"""Phases where they are seldom looked for: before the loop, behind it, in it without a step; a
-stream whose ranks agree on every draw; a file written between two phases."""
+"""Phases before, after and inside the loop without a step, a stream, and a file between phases."""
 
 from __future__ import annotations
 

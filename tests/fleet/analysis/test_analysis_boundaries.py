@@ -1,4 +1,4 @@
-"""Where one thing ends and the next begins: windows, jobs beside each other, clusters, ties."""
+"""Boundaries of the analyses: windows, adjacent jobs, clusters and ties."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs that fail, begin again and fail."""
+"""Crash loops: jobs that fail and are requeued repeatedly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What halving one thing would give."""
+"""Change of ETTR when one factor is halved."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What failures are counted over: nodes of any size, whole or in part, listed or not, in any
-spelling, and without a single record outweighing all others."""
+"""Exposure of nodes: any size, shared or whole, listed or not, in any spelling."""
 
 from __future__ import annotations
 

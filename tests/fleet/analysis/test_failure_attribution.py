@@ -1,4 +1,4 @@
-"""A failure is attributed to what was found on its nodes about its end, and to nothing else."""
+"""Failure attribution to findings on the job's nodes near its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rates by cause, as they change, of outages alone, and of exchanged parts."""
+"""Failure rates by cause, over time, of outages, and of replaced parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was measured on a cluster goes into plans, and what could not be measured is said."""
+"""Fitted rates of a cluster in plans, and rates that cannot be measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What failures cost their own jobs and others, by hand and on made cascades."""
+"""Goodput loss of failed and preempted jobs, by hand and on constructed cascades."""
 
 from __future__ import annotations
 

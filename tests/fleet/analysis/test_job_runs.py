@@ -1,4 +1,4 @@
-"""A run is the whole of a job: what it waited, what it held nodes for, what broke it."""
+"""Job runs: waiting time, node time and cause of the end."""
 
 from __future__ import annotations
 

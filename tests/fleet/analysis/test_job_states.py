@@ -1,4 +1,4 @@
-"""How jobs ended, with infrastructure's share."""
+"""Final states of jobs, with the share of infrastructure failures."""
 
 from __future__ import annotations
 

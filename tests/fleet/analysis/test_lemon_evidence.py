@@ -1,4 +1,4 @@
-"""Why a node is bad, what its part is, and what a report says of all of its window."""
+"""Evidence for lemon nodes, suspected parts, and its section in the report."""
 
 from __future__ import annotations
 

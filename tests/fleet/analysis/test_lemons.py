@@ -1,4 +1,4 @@
-"""Nodes that fail too often: their signals, the ranking, and what would drain them."""
+"""Lemon nodes: signals, ranking and drain candidates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ETTR of runs, by hand and against the exact form of theory."""
+"""Measured ETTR of runs, by hand and against the exact form."""
 
 from __future__ import annotations
 

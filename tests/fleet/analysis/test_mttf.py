@@ -1,4 +1,4 @@
-"""r_f and MTTF by size, on jobs whose true rate is known."""
+"""r_f and MTTF by job size, on jobs with a known failure rate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dumps as torch would have written them: single records, and a job that is played through."""
+"""Flight recorder dumps in torch's format: single records and simulated jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verdicts of played jobs, whose truth is known, and of single cases as torch records them."""
+"""Hang reports of simulated jobs with a known cause, and of single cases."""
 
 from __future__ import annotations
 

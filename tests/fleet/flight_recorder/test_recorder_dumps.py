@@ -1,4 +1,4 @@
-"""Dumps as files: both formats, hostile ones, odd names, and what the command says of them."""
+"""Flight recorder dump files: both formats, hostile files, and odd names."""
 
 from __future__ import annotations
 

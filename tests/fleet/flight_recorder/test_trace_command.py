@@ -1,4 +1,4 @@
-"""`outlast fleet trace`: what it prints, and how it ends."""
+"""`outlast fleet trace`: output and exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `outlast check --json` printed goes into a lake."""
+"""Ingestion of `outlast check --json` reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logs as other sites write them: the figures are right, or the log is refused by name."""
+"""Logs of other sites' tools: correct figures, or refusal by name."""
 
 from __future__ import annotations
 

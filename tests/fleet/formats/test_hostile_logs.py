@@ -1,4 +1,4 @@
-"""Logs and mappings that somebody made to hang a reading, or to fill memory or the disk."""
+"""Hostile logs and mappings: no hang, no exhausted memory or disk."""
 
 from __future__ import annotations
 

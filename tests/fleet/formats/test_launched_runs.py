@@ -1,4 +1,4 @@
-"""What `outlast run` wrote of itself, as records of a cluster."""
+"""Events of `outlast run` as records of a cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kubernetes jobs, lists in lists, keys with dots, counts of time from 0, and outages that last."""
+"""Mapped JSON logs: Kubernetes jobs, nested lists, dotted keys, relative times."""
 
 from __future__ import annotations
 

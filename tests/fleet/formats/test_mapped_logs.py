@@ -1,4 +1,4 @@
-"""Logs of any shape, by a file that says which column is what."""
+"""Logs of any columns, read through a mapping file."""
 
 from __future__ import annotations
 

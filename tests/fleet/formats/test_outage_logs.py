@@ -1,4 +1,4 @@
-"""Traces of faults, into a lake and out of it, and as the command says it."""
+"""Outage logs: reading, ingestion, and messages of the command."""
 
 from __future__ import annotations
 

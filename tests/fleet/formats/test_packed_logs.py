@@ -1,4 +1,4 @@
-"""Logs as a site has them: rotated and packed, of another command, or of another encoding."""
+"""Compressed, rotated and differently encoded logs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report: its figures are those of the analyses, its page is safe, and little data says so."""
+"""Fleet report: figures of the analyses, escaped text, and notes on sparse data."""
 
 from __future__ import annotations
 

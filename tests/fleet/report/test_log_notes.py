@@ -1,4 +1,4 @@
-"""What logs hide is said once, however many logs hide it."""
+"""Notes on incomplete logs, once for all logs."""
 
 from __future__ import annotations
 

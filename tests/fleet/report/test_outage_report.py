@@ -1,4 +1,4 @@
-"""The report of a cluster of which no job is known: what went away is what failed."""
+"""Fleet report of a cluster with outages and without jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`outlast fleet ingest`: from logs to a lake, whatever the logs are."""
+"""`outlast fleet ingest`: from logs of any kind to a lake."""
 
 from __future__ import annotations
 

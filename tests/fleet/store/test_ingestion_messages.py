@@ -1,4 +1,4 @@
-"""What `outlast fleet ingest` says: in words that fit the numbers, and with what to do next."""
+"""Messages of `outlast fleet ingest`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A writer that is killed before any one of its renames and deletions leaves the old lake or the
-new one, and nothing that a later reading would see."""
+"""Lake writers killed before any rename or deletion: the lake is the old or the new one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lake: whole or not at all, nothing twice, and only what a window asks for."""
+"""Lake: atomic writes, no duplicates, and reads limited to a window."""
 
 from __future__ import annotations
 

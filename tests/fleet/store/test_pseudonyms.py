@@ -1,4 +1,4 @@
-"""Names are replaced: consistently, everywhere, and host lists stay host lists."""
+"""Pseudonyms: consistent, complete, and valid in host lists."""
 
 from __future__ import annotations
 

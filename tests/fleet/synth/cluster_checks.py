@@ -1,4 +1,4 @@
-"""What the tests of synthetic clusters look at, read from the tables in the plainest way."""
+"""Checks of synthetic clusters, read directly from their tables."""
 
 import re
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""`outlast fleet synth`: what it writes is read back as what was made."""
+"""`outlast fleet synth`: written logs are read back unchanged."""
 
 import signal
 from pathlib import Path

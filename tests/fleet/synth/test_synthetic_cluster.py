@@ -1,4 +1,4 @@
-"""Synthetic clusters: what they tell is possible, and what is said to be true of them is."""
+"""Synthetic clusters: consistent records and correct ground truth."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Products of matrices: an error in one entry is found, and this machine computes right."""
+"""Compute check: errors in matrix products are found, and this machine passes."""
 
 from __future__ import annotations
 

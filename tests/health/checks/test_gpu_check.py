@@ -1,4 +1,4 @@
-"""GPUs on samples, and the driver asked for real: NVML's library, as far as a machine has one."""
+"""GPU check on samples, and the NVML probe where a machine has the library."""
 
 from __future__ import annotations
 

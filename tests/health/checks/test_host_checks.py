@@ -1,4 +1,4 @@
-"""Memory, drives, clock and services: from files of the kernel and answers of tools."""
+"""Memory, disk, clock and service checks on kernel files and tool outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernel's log since a mark: what is new, what was lost, what is ignored, what holds."""
+"""Kernel log check since a mark: new, lost, ignored and persistent events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Links from a tree of files as the kernel makes it: state, rate, errors in time, flaps."""
+"""Link check on trees of files as the kernel makes them: state, rate, errors, flaps."""
 
 from __future__ import annotations
 

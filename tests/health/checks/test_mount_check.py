@@ -1,4 +1,4 @@
-"""File systems: there, answering, writable, not full; a path that hangs is late, not healthy."""
+"""Mount check: present, responsive, writable and not full; a hanging path is late."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slow nodes and slow links told apart: on fleets made up, and by real all-reduces."""
+"""Neighbour check: slow nodes and slow links, on constructed fleets and real all-reduces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The agent before a controller of the test's own: frames in, frames out, leases kept."""
+"""Agent against a controller of the test: frames and leases."""
 
 from __future__ import annotations
 

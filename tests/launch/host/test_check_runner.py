@@ -1,4 +1,4 @@
-"""Node checks beside a run: real processes, and what is made of their answers."""
+"""Node checks beside a run, in real processes, and handling of their results."""
 
 from __future__ import annotations
 

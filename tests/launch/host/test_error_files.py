@@ -1,4 +1,4 @@
-"""Error files of workers, of torch's shapes and of any other."""
+"""Error files of workers, in torch's formats and others."""
 
 from __future__ import annotations
 

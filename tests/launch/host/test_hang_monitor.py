@@ -1,4 +1,4 @@
-"""Who computes, as the kernel counts it, on real processes."""
+"""CPU time of real processes and their children, as the hang monitor reads it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The keepers of a host: how often one is started anew."""
+"""Keeper pool of a host: bounded restarts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scripts that never call `init()`: restarted as by torchrun, with their failures as incidents."""
+"""Scripts without `init()`: restarts as by torchrun, failures as incidents."""
 
 from __future__ import annotations
 

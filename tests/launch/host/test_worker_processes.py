@@ -1,4 +1,4 @@
-"""A worker and its whole family: started, watched, killed, reaped."""
+"""Worker process families: start, watch, kill and reap."""
 
 from __future__ import annotations
 

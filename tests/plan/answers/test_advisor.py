@@ -1,4 +1,4 @@
-"""Advice: its figures against predictions of their own, and its sentences where things are odd."""
+"""Advice: its figures against independent predictions, and its sentences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How often to save, asked where the answer is odd."""
+"""Best save intervals in boundary cases."""
 
 from __future__ import annotations
 

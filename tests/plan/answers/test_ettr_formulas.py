@@ -1,4 +1,4 @@
-"""ETTR as it is printed, against its formula, the paper's own figures, and its inverses."""
+"""ETTR answers against the formula, published figures, and inverses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs by quantiles and sweeps: their numbers, where they run, what they write, how they end."""
+"""Quantiles of runs and parameter sweeps: figures, executors, files and ends."""
 
 from __future__ import annotations
 

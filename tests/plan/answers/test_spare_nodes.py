@@ -1,4 +1,4 @@
-"""Spares and copies as they are priced: against what a strategy costs, sums and simulation."""
+"""Prices of spares and copies against strategies, sums and simulation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Strategies on the same failures, a real run beside its prediction, and their pictures."""
+"""Comparison of strategies on equal failures, and of a run with its prediction."""
 
 from __future__ import annotations
 

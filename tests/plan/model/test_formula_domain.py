@@ -1,4 +1,4 @@
-"""What is called exact is held to the simulator, over the whole field space."""
+"""Domain of the closed forms against the simulator, over the whole field space."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A file of rates says what a cluster showed; who says otherwise has the last word."""
+"""Files of measured rates, and the precedence of explicit settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A scenario from the model and the machine, and what a run costs besides failures."""
+"""Scenarios from model and machine, and costs of a run besides failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user may say of a cluster and a run, and how what cannot be is refused."""
+"""Scenarios of a cluster and a run, and refusal of impossible ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What theory predicts of a strategy on a scenario, and what is simulated of the same."""
+"""Predictions of a strategy on a scenario against simulation."""
 
 from __future__ import annotations
 

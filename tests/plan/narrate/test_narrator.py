@@ -1,4 +1,4 @@
-"""Stories: the kernel to the second, decided by the real core, and readable as runs."""
+"""Narrated runs: equal to the kernel, decided by the real controller, readable as runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`outlast plan story`: one run, told; and what stands in its way."""
+"""`outlast plan story`: one narrated run, and its errors."""
 
 from __future__ import annotations
 

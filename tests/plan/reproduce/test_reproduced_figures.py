@@ -1,4 +1,4 @@
-"""Five documents computed again: what is right agrees, what is not is known and explained."""
+"""Reproduced figures of five documents; each disagreement is listed and explained."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Closed form, kernel and event simulator, three programs that share no model's code, agree: with
-costs, restarts and intervals from much shorter than the time between failures to as long."""
+"""Agreement of closed form, kernel and event simulator, with costs, restarts and all intervals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernel against closed forms, and its own accounts: every second in exactly one of them."""
+"""Simulation kernel against closed forms, and its time accounts."""
 
 from __future__ import annotations
 

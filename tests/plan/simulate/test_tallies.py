@@ -1,4 +1,4 @@
-"""A summary of values that came in parts, beside numpy's of all at once."""
+"""Summaries of partial values against NumPy on all values."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A tiny relay: forked ranks, each with its own `Groups`, joined by socket pairs to this process,
-which forwards what they publish and says when a generation connects and closes."""
+"""Relay between forked ranks, each with its own stable groups, over socket pairs."""
 
 from __future__ import annotations
 

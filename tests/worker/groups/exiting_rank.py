@@ -1,4 +1,4 @@
-"""One rank as a real interpreter that leaves in the way its argument says. Not a test itself."""
+"""One rank in an interpreter of its own that ends as its argument requests."""
 
 import contextlib
 import socket

@@ -1,4 +1,4 @@
-"""Every collective, carried by a stable group and by plain gloo: equal to the last bit."""
+"""Bit equality of every collective on stable groups and on plain gloo."""
 
 from __future__ import annotations
 

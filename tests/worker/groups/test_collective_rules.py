@@ -1,4 +1,4 @@
-"""Closed generations, the contract of a phase, what is refused by name, record and replay."""
+"""Closed generations, the phase contract, refused operations, record and replay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch.compile around stable groups: dynamo sees as little of them as of torch's own."""
+"""Stable groups under torch.compile: graph breaks as with torch's own groups."""
 
 from __future__ import annotations
 

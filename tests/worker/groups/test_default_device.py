@@ -1,4 +1,4 @@
-"""The script's own default device and dtype, set above init(), change nothing of ours."""
+"""Independence of the script's default device and dtype."""
 
 from __future__ import annotations
 

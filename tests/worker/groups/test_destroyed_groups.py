@@ -1,4 +1,4 @@
-"""Nearly every script ends with destroy_process_group: whoever has done so can still heal."""
+"""Recovery after destroy_process_group."""
 
 from __future__ import annotations
 

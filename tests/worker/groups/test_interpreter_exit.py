@@ -1,4 +1,4 @@
-"""However the script ends, the interpreter leaves with its own exit code, soon."""
+"""Exit codes of interpreters with stable groups, for every way to end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waits that must not be mistaken: for a broken connection, for a stuck process, for an end."""
+"""Pending operations: slow ones are neither connection failures nor hangs."""
 
 from __future__ import annotations
 

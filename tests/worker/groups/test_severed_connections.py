@@ -1,4 +1,4 @@
-"""Severing: who is blocked wakes, who is not ours is left alone, nothing stays behind."""
+"""Severed connections: blocked operations return, foreign groups are untouched."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job of two ranks that does what a session may refuse, or must carry."""
+"""Job of two ranks with operations that a session refuses or must carry."""
 
 from __future__ import annotations
 

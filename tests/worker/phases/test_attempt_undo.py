@@ -1,4 +1,4 @@
-"""A refused attempt leaves nothing behind: the redo ends in the bits of the undisturbed run."""
+"""Undo of a refused attempt: the redo is bit-identical to an undisturbed run."""
 
 from __future__ import annotations
 

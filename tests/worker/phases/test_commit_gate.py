@@ -1,4 +1,4 @@
-"""The gate: one vote before anything changes, and typed errors for what has no commit point."""
+"""Commit gate: one vote before any change, and typed errors without a commit point."""
 
 from __future__ import annotations
 

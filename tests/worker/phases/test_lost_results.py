@@ -1,4 +1,4 @@
-"""What a successor sees of a result that died with its worker, and what it may do with that."""
+"""Results that were lost with their worker, as a successor uses them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an attempt may leave behind, and what it may touch at all: gradients, buffers, copies."""
+"""Phase attempts: permitted changes of gradients, buffers and copies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Under `outlast run`: what no redo could mend ends the run at once, what must survive survives."""
+"""Contract of phases under `outlast run`: permanent errors end the run, others do not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rank's own part of a checkpoint: it comes back, it is told as values, or is said to be none."""
+"""A rank's own part of a checkpoint: restored, reported, or refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A phase steps with gradients of its own, or is refused before the step."""
+"""Refusal of steps with gradients of an earlier phase."""
 
 from __future__ import annotations
 

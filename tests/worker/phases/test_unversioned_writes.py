@@ -1,4 +1,4 @@
-"""Weights, moments and buffers that are written to before a vote and tell no version counter."""
+"""Detection of writes before a vote that change no version counter."""
 
 from __future__ import annotations
 

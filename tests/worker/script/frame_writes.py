@@ -1,5 +1,8 @@
-"""Binds local variables of running frames, thousands of times in the places where scripts have
-them. Needs nothing but the interpreter, and ends with its name: `python frame_writes.py ROUNDS`."""
+"""Stress test that binds local variables of running frames: `python frame_writes.py ROUNDS`.
+
+Local variables are bound thousands of times, in all places where scripts have them.
+Only the interpreter is needed; the process ends with its name.
+"""
 
 from __future__ import annotations
 

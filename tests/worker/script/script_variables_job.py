@@ -1,4 +1,4 @@
-"""A job whose script keeps state in its own variables, in the ways that scripts do.
+"""Job whose script keeps state in its own variables.
 
 `--way` chooses one. Under torchrun nothing of Outlast is used: that is what a run must equal.
 """

@@ -1,5 +1,4 @@
-"""Phases played without processes, for scripts given as text: what is under test is the real thing
-that finds and carries the script's variables."""
+"""Phases of a script without processes; detection and transfer of variables are real."""
 
 from __future__ import annotations
 

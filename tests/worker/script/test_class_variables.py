@@ -1,5 +1,4 @@
-"""Variables of classes, and names that the first step binds: a redo and a successor have them as
-the script alone has them."""
+"""Class variables and names bound by the first step, in a redo and in a successor."""
 
 from __future__ import annotations
 

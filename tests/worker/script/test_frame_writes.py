@@ -1,4 +1,4 @@
-"""Local variables of running frames are written without harm to the interpreter."""
+"""Writes to local variables of running frames leave the interpreter intact."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Variables that change late, or that another process finds by name: carried, or refused."""
+"""Script variables that change late or are found by name: carried or refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two attempts from one state are compared; a result that nobody knows is NaN."""
+"""Comparison of two attempts from one state; unknown results are NaN."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A script that keeps state in its own variables trains what it trains under torchrun, also when
-rank 0 is replaced; what cannot be carried ends the run in its first step, by name."""
+"""Real runs of scripts with state in variables: equal to torchrun, or refused by name."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Variables that the script changes and nobody protects: a redo and a successor have them exactly,
-or the first steps refuse them by name. The phases here are played, without processes."""
+"""Unprotected script variables: carried exactly, or refused by name in the first steps."""
 
 from __future__ import annotations
 

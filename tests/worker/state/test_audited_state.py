@@ -1,4 +1,4 @@
-"""Digests of what replicas must hold alike: every bit counts, nothing else does."""
+"""Digests of the state that replicas share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The buckets of a DDP are read, imposed and put back: what two ranks add is what was recorded."""
+"""DDP bucket layouts: recorded, imposed and restored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""State that differs by rank without anybody having said so: found by votes, and carried."""
+"""State that differs by rank: found by votes, and carried."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What could never reach another worker is named at once, and what can stays where it is held."""
+"""State that another worker can take over, and refusal of other state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real dumps of several sites and versions. What is right was counted by hand."""
+"""Real sacct dumps of several sites and versions, against counts made by hand."""
 
 from collections import Counter
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Files of accounting: in other clothes, cut anywhere, or something else. No row is lost."""
+"""sacct files: encodings, truncation and other content, without a lost row."""
 
 import gzip
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`sacct --json` of Slurm 21.08 and of later ones."""
+"""`sacct --json` of Slurm 21.08 and later."""
 
 import copy
 import json

@@ -1,4 +1,4 @@
-"""Accounting as text: what each row becomes."""
+"""sacct text: the record of each row."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Records of accounting that line breaks and delimiters in their fields have torn."""
+"""sacct records torn by line breaks and delimiters in their fields."""
 
 from pathlib import Path
 
