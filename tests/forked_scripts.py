@@ -19,7 +19,7 @@ Words = Sequence[str]  # a script's path, and its arguments
 
 
 class Left(NamedTuple):
-    """What a script left. `code` is as in subprocess."""
+    """Result of a script. `code` is as in subprocess."""
 
     code: int
     out: str
@@ -29,7 +29,7 @@ class Left(NamedTuple):
 def rear(
     folder: Path, batches: Sequence[Sequence[Words]], *flags: str, fds: Sequence[int] = ()
 ) -> list[list[Left]]:
-    """Run batch after batch, the scripts of each at the same time; the interpreter has `flags`."""
+    """Run batch after batch, the scripts of each concurrently; the interpreter has `flags`."""
     command = [sys.executable, *flags, __file__, str(folder), json.dumps(batches)]
     subprocess.run(command, pass_fds=fds, check=True, timeout=DEADLINE_S * (1 + len(batches)))
     return [[_left(folder, b, n) for n in range(len(batch))] for b, batch in enumerate(batches)]
@@ -43,7 +43,7 @@ def _left(folder: Path, batch: int, number: int) -> Left:
 
 
 def _born(folder: Path, batches: list[list[list[str]]]) -> list[str]:
-    """A script and its arguments, in each child. The parent stays until all are gone, and ends."""
+    """Return a script and its arguments in each child; the parent waits for all, and ends."""
     for b, batch in enumerate(batches):
         pids: list[int] = []
         for n, words in enumerate(batch):

@@ -40,7 +40,7 @@ PAGE_BYTES = 4096
 
 
 def evenly(tensors: Mapping[str, Array], world: int) -> list[list[tuple[str, Box]]]:
-    """Each tensor's elements divided among all ranks, as for replicas."""
+    """Divide each tensor's elements among all ranks, as for replicas."""
     names = list(tensors)
     shapes = [tensors[name].shape for name in names]
     return [

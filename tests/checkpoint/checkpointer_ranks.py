@@ -42,7 +42,7 @@ def make(
 
 
 def train(state: dict[str, Any], steps: int, width: int = WIDTH) -> None:
-    """On samples that are this rank's own: drawn from its generator."""
+    """Train on samples from this rank's own generator."""
     for _ in range(steps):
         state["model"](torch.randn(8, width)).square().mean().backward()
         state["optimizer"].step()
@@ -51,7 +51,7 @@ def train(state: dict[str, Any], steps: int, width: int = WIDTH) -> None:
 
 
 def seen(state: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """The tensors of the model and of Adam, whole."""
+    """Return the whole tensors of the model and of Adam."""
     named = dict(state["model"].state_dict())
     for index, parameter in enumerate(state["model"].parameters()):
         for key, value in state["optimizer"].state[parameter].items():
@@ -74,7 +74,7 @@ def directory(root: Path, step: int) -> Path:
 
 
 def replicas(root: Path, rank: int) -> dict[str, Any]:
-    """DDP, saved at steps 2 and 4, resumed by new objects, then with damage on rank 1's shard."""
+    """Save DDP at steps 2 and 4, resume with new objects, then damage rank 1's shard and resume."""
     state, position = make(0, ddp=True), {"at": 0}
     torch.manual_seed(100 + rank)
     with Checkpointer(root, on_failure="raise") as saves:
@@ -115,7 +115,7 @@ def replicas(root: Path, rank: int) -> dict[str, Any]:
 
 
 def refusals(root: Path, rank: int) -> None:
-    """One rank alone has what cannot be: both hear of it, and neither waits for the other."""
+    """Give one rank invalid arguments: both raise an error, and neither waits for the other."""
     with Checkpointer(root / "refused") as saves:
         state = make(0)
         own = {"o": {"f": print} if rank == 1 else {"f": 1}}
@@ -135,7 +135,7 @@ def refusals(root: Path, rank: int) -> None:
 
 
 def alone(root: Path, rank: int) -> None:
-    """Rank 1 alone changes its tensors, or cannot save: it is told at once, and so is rank 0."""
+    """Change tensors on rank 1 alone, or let its save fail: both ranks report it at once."""
     state, extra = make(0), {"more": torch.ones(3)} if rank == 1 else {}
     with Checkpointer(root / "alone", complete=False) as saves:
         saves.save(1, state)
@@ -165,7 +165,7 @@ def alone(root: Path, rank: int) -> None:
 
 
 def behind(root: Path, rank: int) -> None:
-    """Damage that only rank 0 reads, or rank 1, or both: durable storage has it, and mends it."""
+    """Damage data read by one rank or both: durable storage supplies and repairs it."""
     state, here, far = make(0), root / "behind", root / "far"
     with Checkpointer(here, durable=far, keep="last=1") as saves:
         saves.save(1, state)
@@ -183,7 +183,7 @@ def behind(root: Path, rank: int) -> None:
 
 
 def shards(root: Path, rank: int, at_4: dict[str, torch.Tensor]) -> None:
-    """What DDP has saved, in FSDP2; and what that saves, for one process."""
+    """Load a DDP save into FSDP2, and save that for one process."""
     state = make(3, shard=True)
     with Checkpointer(root, complete=False) as saves:
         assert saves.load(state)
@@ -208,7 +208,7 @@ def shards(root: Path, rank: int, at_4: dict[str, torch.Tensor]) -> None:
 
 
 def stage(ranks: list[int], seed: int) -> dict[str, Any]:
-    """Layers of a pipeline: each rank has its own, under names of their own."""
+    """Return the layers of a pipeline stage, with names of their own."""
     torch.manual_seed(seed)
     layers = nn.ModuleDict({f"layer{rank}": nn.Linear(4, 4) for rank in ranks})
     if 1 in ranks:
@@ -218,7 +218,7 @@ def stage(ranks: list[int], seed: int) -> dict[str, Any]:
 
 
 def stages(root: Path, rank: int) -> None:
-    """Ranks that hold different layers: nothing is missing that another rank has."""
+    """Save ranks with different layers: names that another rank holds are not missing."""
     state = stage([rank], 5 + rank)
     layer = state["model"][f"layer{rank}"]
 

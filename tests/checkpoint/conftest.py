@@ -16,12 +16,12 @@ def bucket_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BucketSe
 
 @pytest.fixture
 def server(bucket_server: BucketServer, monkeypatch: pytest.MonkeyPatch) -> BucketServer:
-    """Where `s3://bucket/...` leads to in this test."""
+    """Return the server to which `s3://bucket/...` leads in this test."""
     bucket_server.into(monkeypatch)
     return bucket_server
 
 
 @pytest.fixture
 def address(tmp_path: Path) -> str:
-    """A place in the bucket that is this test's alone."""
+    """Return an address in the bucket that only this test uses."""
     return f"s3://{BUCKET}/{tmp_path.name}"

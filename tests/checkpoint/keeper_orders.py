@@ -78,7 +78,7 @@ def order_of(
     deadline_s: float = TIMEOUT_S,
     manifest: Manifest | None = None,
 ) -> SaveOrder:
-    """Saves have the number of their step."""
+    """Return an order; a save has the number of its step."""
     return SaveOrder(
         save=step,
         arena=arena,
@@ -135,7 +135,7 @@ def names(path: Path) -> list[str]:
 
 
 def newest(root: Path) -> int | None:
-    """The step of the newest committed checkpoint; every byte of all of them is verified."""
+    """Verify all bytes of all checkpoints; return the step of the newest committed one."""
     store = Folder(root)
     found = catalog.checkpoint_places(store)
     for place in found:
@@ -144,19 +144,19 @@ def newest(root: Path) -> int | None:
 
 
 def holds(root: Path, step: int, arena: Arena, rank: int = 0) -> bool:
-    """Whether a rank's shard is what the arena has."""
+    """Return whether a rank's shard equals the arena."""
     shard = (directory(root, step) / shard_name(rank)).read_bytes()
     return shard == bytes(arena.view[: len(shard)])
 
 
 def complete(root: Path, step: int, world: int = 1) -> bool:
-    """Whether a directory has the files of a checkpoint, and nothing else."""
+    """Return whether a directory has the files of a checkpoint, and no others."""
     files = [name(rank) for rank in range(world) for name in (shard_name, manifest_name)]
     return names(directory(root, step)) == sorted([*files, "commit.json"])
 
 
 def until(true: Callable[[], object], what: str) -> None:
-    """Wait for a condition that nothing tells of."""
+    """Poll until a condition is true, with a deadline."""
     deadline = time.monotonic() + TIMEOUT_S
     with selectors.DefaultSelector() as pause:
         while not true():
@@ -165,7 +165,7 @@ def until(true: Callable[[], object], what: str) -> None:
 
 
 def gone(pid: int) -> bool:
-    """Whether a process has ended (a zombie has)."""
+    """Return whether a process has ended (a zombie has)."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:
@@ -173,7 +173,7 @@ def gone(pid: int) -> bool:
 
 
 def save_here(disk: KeeperDisk, root: Path, arena: Arena) -> None:
-    """One save of step 1, by the keeper's own hands but in this process."""
+    """Make the save of step 1 with the keeper's code in this process."""
     manifest = manifest_of(1)
     due = time.monotonic() + TIMEOUT_S
     PartFiles(disk, root, manifest, due).write(arena.view[: manifest.size_bytes], is_retry=False)
@@ -184,7 +184,7 @@ def save_here(disk: KeeperDisk, root: Path, arena: Arena) -> None:
 
 
 def steps_of_a_save(root: Path) -> list[tuple[str, str]]:
-    """Every step that a save takes on the disk, with the file's name."""
+    """Return all steps of a save on the disk, with the file names."""
     taken: list[tuple[str, str]] = []
 
     class Sized(FaultyDisk):

@@ -15,12 +15,12 @@ Exchange = Callable[[bytes], list[bytes]]
 
 
 def alone(message: bytes) -> list[bytes]:
-    """The exchange of a job of one rank."""
+    """Exchange messages in a job of one rank."""
     return [message]
 
 
 def all_ranks(world: int, do: Callable[[int, Exchange], Answer]) -> list[Answer | OutlastError]:
-    """What `do(rank, exchange)` returned or raised, on each of `world` ranks at once."""
+    """Return what `do(rank, exchange)` returned or raised, on `world` ranks at once."""
     barrier = threading.Barrier(world)
     slots: list[bytes] = [b""] * world
 

@@ -17,7 +17,7 @@ def place(step: int) -> SavePoint:
 def checkpoint(
     root: Path, step: int = 1, size: int = 100_000, chunk: int = 4096, world: int = 4
 ) -> Path:
-    """A few chunks a rank; different bytes at each step."""
+    """Write a checkpoint of a few chunks a rank, with different bytes at each step."""
     tensor = np.random.default_rng(step).integers(0, 255, size, np.uint8)
     return make(
         root, place(step), {"weight": tensor}, world, chunk_bytes=chunk, shared=b"s", time_ns=step
@@ -25,7 +25,7 @@ def checkpoint(
 
 
 def flip(path: Path, at: int) -> None:
-    """One bit of the byte `at`."""
+    """Flip one bit of the byte `at`."""
     data = bytearray(path.read_bytes())
     data[at] ^= 1
     path.write_bytes(data)

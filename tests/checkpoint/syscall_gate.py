@@ -50,7 +50,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Seen(NamedTuple):
-    """A call that somebody behind the gate makes. `path`: of the first file that it names."""
+    """A system call behind the gate. `path`: the first file that it names."""
 
     step: str
     path: str
@@ -63,10 +63,10 @@ Act = Callable[[Seen], str | int]
 
 
 class Gate:
-    """`act` says what becomes of each call: PASS, HOLD, KILL (the whole process), or an errno.
+    """Supervisor of system calls; `act` returns PASS, HOLD, KILL (the process), or an errno.
 
-    `enter` in the thread that is to be behind it; `steps` are the kinds of calls that are asked
-    about. Held calls go on with `release`, and at the end.
+    A thread enters the gate by `enter`; `steps` are the kinds of supervised calls. Suspended calls
+    continue after `release`, and at the end.
     """
 
     def __init__(self, act: Act) -> None:
@@ -79,14 +79,13 @@ class Gate:
         self._thread: threading.Thread | None = None
 
     def watch(self, listener: int) -> None:
-        """Begin to answer, in a thread."""
+        """Start to answer calls, in a thread."""
         self._listener = listener
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
 
     def run(self, do: Callable[[], None], steps: tuple[str, ...]) -> threading.Thread:
-        """Call `do` in a thread of this process that is behind the gate. Skips the test where there
-        can be none."""
+        """Call `do` in a thread of this process behind the gate; skip the test without seccomp."""
         entered: SimpleQueue[int | str] = SimpleQueue()
 
         def work() -> None:
@@ -106,7 +105,7 @@ class Gate:
         return thread
 
     def release(self) -> None:
-        """Let what is held go on, and hold nothing any more."""
+        """Continue all suspended calls, and suspend no others."""
         self.act = lambda _: PASS
         with self._lock:
             for number in self._waiting:
@@ -163,9 +162,9 @@ def gate(act: Act = lambda _: PASS) -> Iterator[Gate]:
 
 
 def enter(steps: tuple[str, ...]) -> int:
-    """Put the calling thread behind a gate; what its supervisor, outside, is to `watch`.
+    """Put the calling thread behind a gate; return the listener for its supervisor's `watch`.
 
-    Raises OSError where the kernel, or the container, does not let it.
+    Raises OSError where the kernel or the container forbids it.
     """
     machine = _MACHINES.get(os.uname().machine)
     if machine is None:

@@ -19,7 +19,7 @@ def place(step: int) -> SavePoint:
 
 
 def checkpoint(root: Path, step: int, *, world: int = 2, **tensors: Any) -> Path:
-    """Its directory: 40 kB in chunks of 4096 bytes where no tensors are given."""
+    """Write a checkpoint, by default 40 kB in chunks of 4096 bytes; return its directory."""
     numbers = np.random.default_rng(step)
     given = tensors or {
         "model.0.weight": numbers.standard_normal((60, 80), np.float32),
@@ -30,19 +30,19 @@ def checkpoint(root: Path, step: int, *, world: int = 2, **tensors: Any) -> Path
 
 
 def flip(path: Path, at: int) -> None:
-    """One bit of the byte `at`."""
+    """Flip one bit of the byte `at`."""
     data = bytearray(path.read_bytes())
     data[at] ^= 1
     path.write_bytes(data)
 
 
 def tree(root: Path) -> dict[str, bytes]:
-    """All that lies below a directory."""
+    """Return all paths below a directory."""
     return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
 
 
 class Said(NamedTuple):
-    """What one command came to; `err` on one line, without its frame."""
+    """Result of one command; `err` is one line, without its frame."""
 
     code: int
     out: str
@@ -54,7 +54,7 @@ class Said(NamedTuple):
 
 
 class Ckpt:
-    """`outlast ckpt ...`, wide enough that no line is folded."""
+    """Runs `outlast ckpt ...` with a width at which no line is folded."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self._capsys = capsys

@@ -26,7 +26,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 
 class OldIdiom(Augmented):
-    """Reseeds NumPy in each process by hand."""
+    """Dataset with NumPy reseeded by hand in each process."""
 
     @staticmethod
     def hook(worker: int) -> None:
@@ -34,7 +34,7 @@ class OldIdiom(Augmented):
 
 
 class LazyDice(Dataset[Any]):
-    """Makes its generator with the first item, from the seed of the process, behind a flag."""
+    """Dataset whose generator is made at the first item, from the seed of the process."""
 
     def __init__(self) -> None:
         self._is_ready = False
@@ -53,7 +53,7 @@ class LazyDice(Dataset[Any]):
 
 
 class Hooked(Dataset[Any]):
-    """Gets its generators from worker_init_fn."""
+    """Dataset with generators from worker_init_fn."""
 
     rng: random.Random
 
@@ -70,7 +70,7 @@ class Hooked(Dataset[Any]):
 
 
 class Counting(Dataset[Any]):
-    """Counts its items and remembers the last ones: they decide what comes."""
+    """Dataset whose items depend on a count and on the last items."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -88,7 +88,7 @@ class Counting(Dataset[Any]):
 
 
 class Mixed(Dataset[Any]):
-    """Mixes each item with the one before it."""
+    """Dataset that mixes each item with the one before it."""
 
     def __init__(self, size: int = 3) -> None:
         self._previous = torch.zeros(size)
@@ -106,7 +106,7 @@ class Mixed(Dataset[Any]):
 
 
 class Shuffled(IterableDataset[Any]):
-    """A shuffle buffer over numbers, split by process."""
+    """Shuffle buffer over numbers, split by process."""
 
     def __iter__(self) -> Iterator[Any]:
         info = get_worker_info()
@@ -139,7 +139,7 @@ class Shards(IterableDataset[Any]):
 
 
 class Pipeline(IterableDataset[Any]):
-    """Stages that wrap each other, as in WebDataset; its shuffle keeps a generator."""
+    """Nested stages, as in WebDataset; the shuffle has a generator."""
 
     def __init__(self) -> None:
         self._rng = random.Random(1)
@@ -159,7 +159,7 @@ class Pipeline(IterableDataset[Any]):
 
 
 class Bookmarked(IterableDataset[Any]):
-    """Knows its place, and draws."""
+    """Iterator with a position and random draws."""
 
     def __init__(self) -> None:
         self._at = 0
@@ -178,7 +178,7 @@ class Bookmarked(IterableDataset[Any]):
 
 
 class Eager(Sampler[int]):
-    """Draws before it gives its iterator, and counts its epochs itself."""
+    """Sampler that draws before it returns its iterator, and counts its epochs."""
 
     def __init__(self) -> None:
         self._epoch = 0
@@ -193,7 +193,7 @@ class Eager(Sampler[int]):
 
 
 class Episodes(Sampler[list[int]]):
-    """Few-shot episodes: each one is drawn when it is asked for."""
+    """Few-shot episodes, drawn on access."""
 
     def __len__(self) -> int:
         return 9
@@ -204,7 +204,7 @@ class Episodes(Sampler[list[int]]):
 
 
 class Buckets(BatchSampler):
-    """A BatchSampler with a generator of its own."""
+    """BatchSampler with its own generator."""
 
     def __init__(self) -> None:
         super().__init__(RandomSampler(range(SIZE)), BATCH, False)
@@ -217,7 +217,7 @@ class Buckets(BatchSampler):
 
 
 class MultiEpochs(DataLoader[Any]):
-    """timm's: one iterator for all epochs, made when the loader is."""
+    """timm's loader: one iterator for all epochs, made with the loader."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -244,14 +244,14 @@ class _Forever:
 
 
 class EachEpoch:
-    """Makes its DataLoader anew for each epoch."""
+    """Loader with a new DataLoader for each epoch."""
 
     def __iter__(self) -> Iterator[Any]:
         return iter(plain(shuffle=True, num_workers=2))
 
 
 class Zipped:
-    """Two loaders at once, the shorter one again and again."""
+    """Two loaders at once; the shorter one is repeated."""
 
     def __init__(self, workers: int) -> None:
         self._one = plain(shuffle=True, num_workers=workers)
@@ -271,7 +271,7 @@ class Zipped:
 
 
 def noisy_collate() -> Callable[[list[Any]], Any]:
-    """A collate function with a generator in its closure."""
+    """Return a collate function with a generator in its closure."""
     rng = np.random.default_rng(8)
     return lambda samples: (default_collate(samples), rng.random(), torch.rand(1))
 

@@ -24,7 +24,7 @@ SIZE, BATCH = 22, 4
 
 
 class Augmented(Dataset[Any]):
-    """Each sample carries draws from every generator that augmentations use."""
+    """Dataset whose samples carry draws from every generator that augmentations use."""
 
     def __init__(self, size: int = SIZE) -> None:
         self._size = size
@@ -37,7 +37,7 @@ class Augmented(Dataset[Any]):
 
 
 class OwnDice(Augmented):
-    """Augmentations drawn from generators that the dataset keeps."""
+    """Dataset with its own generators for augmentations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,14 +53,14 @@ class OwnDice(Augmented):
 
 
 class Whole(Augmented):
-    """A dataset that fetches a batch at once."""
+    """Dataset that fetches a batch at once."""
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         return [(i, torch.rand(1) + len(indices)) for i in indices]
 
 
 class Dice(Sampler[int]):
-    """Draws each index when it is asked for, from the process's generators."""
+    """Sampler that draws each index on demand, from the process's generators."""
 
     def __len__(self) -> int:
         return SIZE
@@ -73,7 +73,7 @@ class Dice(Sampler[int]):
 
 
 class Uneven(Sampler[list[int]]):
-    """A batch sampler whose batches differ in size, drawn from a generator of its own."""
+    """Batch sampler with batches of random sizes, from its own generator."""
 
     def __init__(self) -> None:
         self._rng = np.random.default_rng(11)
@@ -87,7 +87,7 @@ class Uneven(Sampler[list[int]]):
 
 
 class Stream(IterableDataset[Any]):
-    """Samples without an index; says nothing of its place."""
+    """Iterable dataset without a position."""
 
     def __iter__(self) -> Iterator[Any]:
         for index in range(SIZE):
@@ -95,14 +95,14 @@ class Stream(IterableDataset[Any]):
 
 
 class Ledger(IterableDataset[Any]):
-    """Samples without an index, from an iterator that says its place."""
+    """Iterable dataset whose iterator has a position."""
 
     def __iter__(self) -> Iterator[Any]:
         return LedgerPage()
 
 
 class LedgerPage(Iterator[Any]):
-    """torchdata asks an iterator whose batch was the last one again, so it must stay at its end."""
+    """Iterator that stays at its end: torchdata calls it again after the last batch."""
 
     def __init__(self) -> None:
         self._at = 0
@@ -121,7 +121,7 @@ class LedgerPage(Iterator[Any]):
 
 
 class Homemade:
-    """Not a DataLoader, but says its place."""
+    """Loader with a position that is not a DataLoader."""
 
     def __init__(self) -> None:
         self._at, self._epoch = 0, 0
@@ -140,7 +140,7 @@ class Homemade:
 
 
 class Bookmark:
-    """At its end its state is its end: loaded there, it gives nothing once, then starts over."""
+    """Iterator whose state at the end is the end: loaded there, it is empty once, then restarts."""
 
     def __init__(self) -> None:
         self._at, self._from = 0, 0
@@ -158,7 +158,7 @@ class Bookmark:
 
 
 class Forgetful:
-    """Counts its epochs itself, and cannot say where it is."""
+    """Loader that counts its epochs and has no position."""
 
     def __init__(self) -> None:
         self._epoch = 0
@@ -170,7 +170,7 @@ class Forgetful:
 
 
 class Told:
-    """Is told its epoch."""
+    """Loader whose epoch is set by the caller."""
 
     epoch = -1
 
@@ -201,7 +201,7 @@ def _seeded(seed: int = 7) -> torch.Generator:
 
 
 def mapped(name: str, **workers: Any) -> DataLoader[Any]:
-    """A map-style loader by the name of its sampler or peculiarity."""
+    """Return a map-style loader by the name of its sampler or feature."""
     match name:
         case "sequential":
             return plain(**workers)
@@ -243,7 +243,7 @@ MAPPED = (
 
 
 def other(name: str) -> Any:
-    """A loader that is no map-style DataLoader."""
+    """Return a loader that is no map-style DataLoader."""
     match name:
         case "none":
             return None

@@ -16,7 +16,7 @@ from outlast.data.counted_source import Codec
 
 
 class Draw(NamedTuple):
-    """One `next`: the place before it, this process's generators before it, and what came."""
+    """One `next`: the position and the generators before it, and the batch."""
 
     position: bytes
     random: dict[str, Any]
@@ -24,7 +24,7 @@ class Draw(NamedTuple):
 
 
 def open_source(loader: Any) -> BatchSource:
-    """The source that a session would open."""
+    """Return the source that a session opens."""
     return sources.open_source(loader, Codec(codec.encode, codec.decode))
 
 
@@ -34,7 +34,7 @@ def seen(batch: Any) -> str:
 
 
 def epoch(source: BatchSource, draws: list[Draw]) -> None:
-    """The rest of an epoch, its end included."""
+    """Draw the rest of an epoch, with its end."""
     while True:
         place, states = codec.encode(source.position()), random_state.snapshot()
         try:
@@ -46,7 +46,7 @@ def epoch(source: BatchSource, draws: list[Draw]) -> None:
 
 
 def train(source: BatchSource, epochs: int, length: int | None) -> list[Draw]:
-    """Whole epochs from the beginning."""
+    """Draw whole epochs from the beginning."""
     draws: list[Draw] = []
     for number in range(epochs):
         source.start_epoch(number, source.length if length is None else length)
@@ -55,7 +55,7 @@ def train(source: BatchSource, epochs: int, length: int | None) -> list[Draw]:
 
 
 def go_on(source: BatchSource, draw: Draw, epochs: int, length: int | None) -> list[Draw]:
-    """What a joiner does: seek, put the generators back, train to the end."""
+    """Seek, restore the generators, and draw to the end, as a joiner does."""
     before = codec.encode(random_state.snapshot())
     source.seek(codec.decode(draw.position))
     assert codec.encode(random_state.snapshot()) == before, "seek moved the process's generators"

@@ -25,7 +25,7 @@ PATIENCE_S = 60.0
 
 
 def wait_for(condition: Callable[[], Any], what: str, seconds: float = PATIENCE_S) -> Any:
-    """Poll without sleeping blindly: the deadline is the test's own error message."""
+    """Poll a condition, with the error of the deadline given by the test."""
     pause = threading.Event()
     for _ in range(int(seconds / 0.02)):
         if found := condition():
@@ -36,7 +36,7 @@ def wait_for(condition: Callable[[], Any], what: str, seconds: float = PATIENCE_
 
 @dataclass
 class Outcome:
-    """What one `outlast run` left."""
+    """Results and files of one `outlast run`."""
 
     code: int
     output: str
@@ -62,7 +62,7 @@ class Outcome:
 
 
 class Runner:
-    """Starts launchers, and knows how to find whatever they may have left behind."""
+    """Starts launchers, and finds processes and files that they leave behind."""
 
     def __init__(self, folder: Path, world: int = WORLD) -> None:
         self.folder, self.world = folder, world
@@ -103,7 +103,7 @@ class Runner:
         return self.end(self.start(*flags, job=job, script=script))
 
     def left_behind(self) -> list[str]:
-        """Processes that were started for a run in this folder, by what their kin cannot hide."""
+        """Return the processes that a run in this folder started, found by environment and command line."""
         mark = str(self.folder).encode()
         found = []
         for entry in Path("/proc").iterdir():
@@ -134,7 +134,7 @@ def runner(tmp_path: Path) -> Iterator[Runner]:
 
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Outcome:
-    """One run for all processes of a session: whoever is first makes it, the others wait."""
+    """Return the undisturbed run, made once for all processes of a test session."""
     base = tmp_path_factory.getbasetemp()
     folder = (base if worker_id == "master" else base.parent) / "undisturbed"
     folder.mkdir(exist_ok=True)
@@ -152,8 +152,10 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Out
 
 
 def same(outcome: Outcome, undisturbed: Outcome) -> None:
-    """Every rank ended in the bits of the undisturbed run, having seen the same samples in the
-    same order, with the script's code between phases run once a step."""
+    """Assert the bits and samples of the undisturbed run on every rank.
+
+    The samples have the same order, and code between phases ran once a step.
+    """
     assert outcome.code == 0, outcome.output
     ranks = outcome.ranks
     names = {rank.pop("name") for rank in ranks}
@@ -182,7 +184,7 @@ def _losses(outcome: Outcome) -> dict[tuple[int, int], float]:
 
 
 def faults_told(outcome: Outcome) -> set[tuple[str, int]]:
-    """(kind, rank) of every fault in the run's story, without the echoes at its peers."""
+    """Return (kind, rank) of every fault in the run's events, without echoes at peers."""
     return {
         (event.fault.kind, event.fault.seat)
         for event in outcome.events

@@ -28,7 +28,7 @@ def at_ns(hours: float) -> int:
 def attempt(
     job: str, start_h: float | None, end_h: float, *, eligible_h: float | None = None, **more: Any
 ) -> JobEnded:
-    """One that was eligible when it started, if nothing else is said."""
+    """Return an attempt, by default eligible when it started."""
     ready_h = start_h if eligible_h is None else eligible_h
     ready_ns = None if ready_h is None else at_ns(ready_h)
     start_ns = None if start_h is None else at_ns(start_h)
@@ -43,14 +43,14 @@ def of(*records: Record, days: float = 28) -> Tables:
 
 
 def failed(*keys: tuple[str, int]) -> pl.LazyFrame:
-    """These attempts, by job and number, were ended by infrastructure."""
+    """Return the table of attempts that infrastructure ended, by job and number."""
     rows = [("c", job, number) for job, number in keys]
     schema = {"cluster": pl.String, "job": pl.String, "attempt": pl.Int64}
     return pl.LazyFrame(rows, schema=schema, orient="row")
 
 
 def put(path: Path, made: Tables) -> None:
-    """A lake with these records."""
+    """Write a lake with these records."""
     with open_writer(path) as writer:
         for name in NAMES.values():
             frame = getattr(made, name).collect()

@@ -12,7 +12,7 @@ T0 = 19_800 * DAY_NS
 
 
 def job(name: str = "1", *, end: float = 2.0, hours: float = 1.0, **more: Any) -> JobEnded:
-    """An attempt on one node of 8 GPUs that ended `end` hours after T0, after `hours`."""
+    """Return an attempt on one node of 8 GPUs that ended `end` hours after T0, after `hours`."""
     end_ns = T0 + round(end * HOUR)
     start_ns = end_ns - round(hours * HOUR)
     said: dict[str, Any] = {
@@ -26,7 +26,7 @@ def job(name: str = "1", *, end: float = 2.0, hours: float = 1.0, **more: Any) -
 
 
 def finding(node: str = "n1", *, at: float = 2.0, after_s: float = 0, **more: Any) -> Finding:
-    """Of a severity that takes the job, `at` hours after T0 and `after_s` seconds."""
+    """Return a fatal finding, `at` hours and `after_s` seconds after T0."""
     said: dict[str, Any] = {
         "t_ns": T0 + round(at * HOUR) + round(after_s * S), "cluster": "c", "node": node,
         "check": "xid", "symptom": "pcie", "severity": "now", "code": "79", "device": "",

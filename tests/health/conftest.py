@@ -10,13 +10,13 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Messages are not broken into lines."""
+    """Set a width at which messages are not folded."""
     monkeypatch.setenv("COLUMNS", "1000")
 
 
 @pytest.fixture
 def fixtures() -> Path:
-    """Real samples of health tools."""
+    """Return the directory of real outputs of health tools."""
     place = Path(
         os.environ.get("OUTLAST_TRACES", str(Path(__file__).parents[3] / "shared" / "traces"))
     )

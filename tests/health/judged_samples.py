@@ -14,7 +14,7 @@ SECOND_NS = 10**9
 
 
 def about(before: CheckMemory | None = None, /, t_s: float = 0.0, **settings: Any) -> JudgeContext:
-    """`t_s`: seconds after T0. `settings`: as in the file."""
+    """Return the context of a judgement. `t_s`: seconds after T0. `settings`: as in the file."""
     return JudgeContext(
         cluster="c", node="n1", t_ns=T0_NS + round(t_s * SECOND_NS),
         settings=parse_settings(settings, "test"), memory=before or CheckMemory(),
@@ -23,7 +23,7 @@ def about(before: CheckMemory | None = None, /, t_s: float = 0.0, **settings: An
 
 
 def said(check: AnyCheck, sample: Sample, at: JudgeContext) -> list[tuple[str, str, str]]:
-    """(severity, device, detail) of each finding."""
+    """Return (severity, device, detail) of each finding."""
     return [(one.severity, one.device, one.detail) for one in found(check, sample, at)]
 
 
@@ -36,7 +36,7 @@ def severities(check: AnyCheck, sample: Sample, at: JudgeContext) -> list[str]:
 
 
 def after(check: AnyCheck, sample: Sample, at: JudgeContext, boot: str = "") -> CheckMemory:
-    """What is remembered once the sample was judged."""
+    """Return the memory after the sample was judged."""
     rule = at.settings.flaps
     events = [one for one in found(check, sample, at) if check.lasting]
     return updated_memory(

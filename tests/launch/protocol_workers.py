@@ -80,7 +80,7 @@ def actor(drains: bool = True, family: bool = False) -> str:
 
 
 class Theatre:
-    """Launchers of one test: started as from a shell, none of them survives the test."""
+    """Launchers of one test, started as from a shell and killed at its end."""
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
@@ -125,7 +125,7 @@ def theatre(stage: Stage) -> Iterator[Theatre]:
 
 
 def words(text: str) -> str:
-    """Without the frame and the line ends that a terminal's width brings."""
+    """Return the text without frame and line ends of the terminal's width."""
     return " ".join(text.replace("│", " ").split())
 
 

@@ -27,7 +27,7 @@ def unread(readings: list[Reading]) -> list[UnreadText]:
 
 
 def diagnostic(root: str, *tests: tuple[str, str], **result: object) -> str:
-    """An answer of dcgmi with a result for each test and status."""
+    """Return dcgmi output with a result for each test and status."""
     told = [{"name": name, "results": [{"status": status, **result}]} for name, status in tests]
     return json.dumps({root: {"test_categories": [{"category": "any", "tests": told}]}})
 

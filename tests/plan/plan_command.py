@@ -11,7 +11,7 @@ from outlast.cli.main import main
 
 
 class Said(NamedTuple):
-    """What a question came to; `err` on one line, without its frame."""
+    """Result of a command; `err` is one line, without its frame."""
 
     code: int
     out: str
@@ -22,13 +22,13 @@ class Said(NamedTuple):
         return json.loads(self.out)
 
     def named(self, name: str) -> dict[str, Any]:
-        """The quantity of this name."""
+        """Return the quantity of this name."""
         (found,) = [one for one in self.json["quantities"] if one["name"] == name]
         return found
 
 
 class Plan:
-    """`outlast plan ...`, wide enough that no line is folded."""
+    """Runs `outlast plan ...` with a width at which no line is folded."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self._capsys = capsys

@@ -33,7 +33,7 @@ PLACES = {
 
 
 def schedule(seed: int) -> list[str]:
-    """The flags of one run: spares, checkpoints, and one to four faults."""
+    """Return the flags of one run: spares, checkpoints, and one to four faults."""
     dice = random.Random(seed)
     flags = [f"--spares={dice.randrange(3)}", f"--checkpoint-every={dice.choice((0, 7))}"]
     struck = None  # a rank that is healing can only be hit where something has struck already
@@ -54,7 +54,7 @@ def schedule(seed: int) -> list[str]:
 
 
 def train(run_dir: Path, flags: list[str]) -> int:
-    """One run of the example; its exit code, or -1 past the deadline."""
+    """Run the example once; return its exit code, or -1 after the deadline."""
     command = [
         *(sys.executable, "-m", "outlast", "run", "--plain", f"--nproc-per-node={WORLD}"),
         *(f"--run-dir={run_dir}", *flags, str(example()), f"--steps={STEPS}"),

@@ -50,7 +50,7 @@ def run_round(number: int, folder: Path, words: list[str]) -> dict[str, str]:
 
 
 def read_failures(result: Path) -> dict[str, str]:
-    """The failures and errors of one round's JUnit file."""
+    """Return the failures and errors of one round's JUnit file."""
     failed = {}
     for case in ElementTree.parse(result).iter("testcase"):
         for wrong in (*case.findall("failure"), *case.findall("error")):

@@ -30,7 +30,7 @@ _SIZE = struct.Struct("<I")
 
 
 def content(place: SavePoint, rank: int, elements: int) -> dict[str, torch.Tensor]:
-    """What this rank holds there: other bytes at each step, in each life."""
+    """Return this rank's content: different bytes at each step, in each life."""
     begin = hash((place.step, place.attempt)) & 0xFFFFFF
     replica = np.arange(begin, begin + elements, dtype=np.int64)
     mine = np.arange(begin + rank, begin + rank + elements // 10, dtype=np.int64)
@@ -42,8 +42,11 @@ def content(place: SavePoint, rank: int, elements: int) -> dict[str, torch.Tenso
 
 
 class Job(NamedTuple):
-    """What a life is given. `begun`: the step that was loaded. `elements`: of its largest tensor.
-    Without `addresses` ranks start keepers of their own."""
+    """Parameters of a life.
+
+    `begun`: the loaded step. `elements`: of the largest tensor. Without `addresses` ranks start
+    keepers of their own.
+    """
 
     life: int
     root: Path
@@ -54,7 +57,7 @@ class Job(NamedTuple):
 
 
 class Life:
-    """Both ranks from their start to the end of the last, seen from outside."""
+    """Both ranks from their start to the end of the last, from outside."""
 
     def __init__(self, job: Job) -> None:
         self.addresses = job.addresses
@@ -84,7 +87,7 @@ class Life:
             self._listen(0.1)
 
     def listen_for(self, seconds: float) -> None:
-        """Take in what ranks say for so long; at least what they have said already."""
+        """Read the messages of ranks for this time, at least those already sent."""
         end = time.monotonic() + seconds
         while True:
             more = self._listen(max(0.0, end - time.monotonic()))
@@ -98,7 +101,7 @@ class Life:
                 os.kill(self._ranks[rank], signal.SIGKILL)
 
     def kill_keeper(self, rank: int) -> None:
-        """The one that the rank has started; it may have just ended, or not begun."""
+        """Kill the keeper that the rank started; it may have ended, or not started yet."""
         for task in Path(f"/proc/{self._ranks[rank]}/task").iterdir():
             # Threads and keepers may end between the listing and the look.
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -106,7 +109,7 @@ class Life:
                     os.kill(int(pid), signal.SIGKILL)
 
     def end(self, timeout_s: float) -> None:
-        """Kill the ranks that live, and reap all. Keepers finish what they were given."""
+        """Kill the live ranks, and reap all; keepers finish their orders."""
         self.kill(range(WORLD))
         for pid in self._ranks:
             os.waitpid(pid, 0)
@@ -114,7 +117,7 @@ class Life:
         os.close(self._reading)
 
     def _listen(self, timeout_s: float) -> bool:
-        """Whether there was something new."""
+        """Return whether a new message was read."""
         if self.ended or not select.select([self._reading], [], [], timeout_s)[0]:
             return False
         data = os.read(self._reading, 1 << 16)

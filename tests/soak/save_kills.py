@@ -45,7 +45,7 @@ DEADLINE_S = 60.0
 
 
 class Soak:
-    """Kills, and looks at what is left."""
+    """Repeated kills, and checks of the remaining checkpoints."""
 
     def __init__(self, root: Path, dice: random.Random, elements: int) -> None:
         self.root, self.dice, self.elements = root, dice, elements
@@ -58,7 +58,7 @@ class Soak:
         self.in_memory = 0  # kills after which memory still held a whole version
 
     def strike(self) -> None:
-        """One kill, and all that must hold after it."""
+        """Kill once, and check all invariants."""
         if not self.life:
             self._begin()
         life = self.life
@@ -111,7 +111,7 @@ class Soak:
                 self.served[rank] = self._serve(rank)  # as the launcher does
 
     def _look(self, life: Life) -> None:
-        """At once: keepers may still be writing."""
+        """Check at once, while keepers may still write."""
         life.listen_for(0)
         self.told = max(self.told, life.told)
         found = newest_checkpoint(self.store, damaged, verify=True)
@@ -127,7 +127,7 @@ class Soak:
         copies.close()
 
     def _forget_before(self, place: SavePoint) -> None:
-        """Room for the next; the newest two stay."""
+        """Delete old checkpoints, except the newest two."""
         steps = sorted({p.step for p in map(SavePoint.parse, self.store.directories()) if p})
         for name in self.store.directories():
             old = SavePoint.parse(name)
@@ -139,7 +139,7 @@ class Soak:
 
 
 def check(checkpoint: Checkpoint, elements: int) -> None:
-    """Every element of every tensor, and both kinds of blobs."""
+    """Compare every element of every tensor, and both kinds of blobs."""
     place, reader = checkpoint.place, CheckpointReader(checkpoint)
     wanted = [content(place, rank, elements) for rank in range(WORLD)]
     whole = {name: tensor for tensors in wanted for name, tensor in tensors.items()}

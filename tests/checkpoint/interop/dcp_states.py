@@ -8,7 +8,7 @@ import torch
 
 
 def state(seed: int) -> dict[str, Any]:
-    """Everything that DCP may be given: nested, of many types, with objects among the tensors."""
+    """Return a state of everything that DCP accepts: nested, many types, objects among tensors."""
     torch.manual_seed(seed)
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16))
     optimizer = torch.optim.AdamW(model.parameters())
@@ -35,7 +35,7 @@ def flat(value: Any, name: str = "") -> dict[str, Any]:
 
 
 def bits(value: Any) -> Any:
-    """What can be compared: of a tensor its type, shape and bytes."""
+    """Return a comparable value: of a tensor its type, shape and bytes."""
     if not isinstance(value, torch.Tensor):
         return value
     flat = value.contiguous().view(-1)

@@ -43,7 +43,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 class Model(nn.Module):
-    """Rows and columns that divide by nothing, one dimension of 1, and one tensor to divide."""
+    """Tensors with prime dimensions, with a dimension of 1, and one that divides evenly."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ def sharded(model: Model, mesh: DeviceMesh, dim: int = 0) -> Model:
 
 
 def by_hand() -> Tensors:
-    """Both dimensions of the mesh over one of the tensor, in the plain order; and both over two."""
+    """Return DTensors sharded on one tensor dimension by both mesh dimensions, and on two."""
     mesh, model = mesh_of(2, 2), Model.made()
     whole = {name: value.detach() for name, value in model.named_parameters()}
     both = {"up.weight": (Shard(1), Shard(0)), "big": (Shard(1), Shard(1))}
@@ -90,7 +90,7 @@ def by_hand() -> Tensors:
 
 
 def layouts() -> dict[str, tuple[int, Callable[[], Tensors]]]:
-    """By name: on how many processes, and the model's tensors there."""
+    """Return by name: the number of processes, and the model's tensors on them."""
 
     def of(model: nn.Module) -> Tensors:
         return {name: value.detach() for name, value in model.named_parameters()}
@@ -110,7 +110,7 @@ def layouts() -> dict[str, tuple[int, Callable[[], Tensors]]]:
 
 
 def gathered(message: bytes, group: dist.ProcessGroup | None, world: int) -> list[bytes]:
-    """Every rank's message, without pickle."""
+    """Return every rank's message, without pickle."""
     length = torch.tensor([len(message)])
     lengths = [torch.zeros_like(length) for _ in range(world)]
     dist.all_gather(lengths, length, group)
@@ -122,7 +122,7 @@ def gathered(message: bytes, group: dist.ProcessGroup | None, world: int) -> lis
 
 
 class Saver:
-    """What a rank needs to save as one of `world`."""
+    """Save engine of one rank of `world`."""
 
     def __init__(self, root: Path, rank: int) -> None:
         self.root = root
@@ -131,7 +131,7 @@ class Saver:
         self.groups = {n: group for n, group in groups.items() if rank < n}
 
     def save(self, name: str, world: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Into a directory of its own; returns once it is committed."""
+        """Save into a new directory, and return once it is committed."""
         exchange = partial(gathered, group=self.groups[world], world=world)
         keeper = KeeperClient.start(f"rank {self.rank}")
         settings = SaveSettings(
@@ -175,13 +175,13 @@ def check_load(root: Path, rank: int, expected: Tensors) -> None:
 
 
 def stages(rank: int) -> Tensors:
-    """A pipeline: its first two ranks are replicas of one stage, the others of the next one."""
+    """Return a pipeline: its first two ranks are replicas of one stage, the others of the next."""
     torch.manual_seed(rank // 2)
     return {f"stage{rank // 2}.weight": torch.randn(300, 100)}
 
 
 def run(rank: int, root: Path) -> dict[str, str]:
-    """What went wrong, by case."""
+    """Return the errors by case."""
     wrong: dict[str, str] = {}
     made: dict[str, tuple[int, Tensors]] = {}
     torch.set_num_threads(1)

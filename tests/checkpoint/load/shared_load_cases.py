@@ -31,8 +31,10 @@ whole_get = Folder.get
 
 
 class Seen(NamedTuple):
-    """Results of one rank's load. `size_bytes`: read from folders by all ranks; `records`: how
-    many manifests."""
+    """Results of one rank's load.
+
+    `size_bytes`: read from folders by all ranks. `records`: number of manifests.
+    """
 
     told: str
     notes: tuple[str, ...]
@@ -47,7 +49,7 @@ def values(step: int) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def saved(root: Path, *steps: int, world: int = WORLD) -> int:
-    """Checkpoints of many small chunks; how many bytes one of them has."""
+    """Save checkpoints of many small chunks; return the bytes of one."""
     if dist.get_rank() == 0:
         for step in steps:
             make(root, place(step), values(step), world, chunk_bytes=CHUNK, time_ns=step,
@@ -59,7 +61,7 @@ def saved(root: Path, *steps: int, world: int = WORLD) -> int:
 
 @contextmanager
 def reading(read: Read) -> Iterator[None]:
-    """Within, folders are read so."""
+    """Read folders by `read` within the context."""
     Folder.read = read
     yield
     Folder.read, Folder.get = whole_read, whole_get
@@ -68,7 +70,7 @@ def reading(read: Read) -> Iterator[None]:
 def load(
     root: Path, names: str, share: bool | None, read: Read = whole_read, **settings: Any
 ) -> Seen:
-    """Load tensors of these names into zeros; all ranks at once."""
+    """Load tensors of these names into zeros, on all ranks at once."""
     state = {"model": nn.ParameterDict({n: torch.zeros(SIZES[n]) for n in names})}
     count = torch.zeros(2, dtype=torch.int64)
 
@@ -111,7 +113,7 @@ def same(one: Seen, other: Seen) -> bool:
 
 
 def replicas(root: Path, rank: int) -> None:
-    """Everybody holds everything: a quarter of what they read without each other."""
+    """Load replicas: each rank reads a quarter of the bytes."""
     size = saved(root, 1)
     alone = load(root, "abc", False)
     assert equal(alone, 1) and alone.size_bytes >= WORLD * size, alone.size_bytes / size
@@ -131,7 +133,7 @@ def replicas(root: Path, rank: int) -> None:
 
 
 def own_saves(root: Path, rank: int) -> None:
-    """A save of their own, with what is each rank's: random generators, a position."""
+    """Load saves with rank-local state: random generators and a position."""
     torch.manual_seed(0)
     model = nn.Linear(300, 300)
     state, own = {"model": model, "best": 3}, {"position": {"at": rank}}
@@ -157,7 +159,7 @@ def own_saves(root: Path, rank: int) -> None:
 
 
 def unlike(root: Path, rank: int) -> None:
-    """Two stages with two replicas each, one of which holds less; then ranks without anything."""
+    """Load two stages with two replicas each, one of them smaller, and ranks without tensors."""
     size = saved(root, 1, world=3)
     for names in (("ac", "ac", "bc", "bc"), ("abc", "a", "c", ""), ("", "b", "b", "")):
         together = load(root, names[rank], True, strict=False)
@@ -167,7 +169,7 @@ def unlike(root: Path, rank: int) -> None:
 
 
 def damage(root: Path, rank: int) -> None:
-    """In a chunk that all want: passed over by all, unless durable storage has it."""
+    """Damage a chunk that all ranks need: all skip it, or read it from durable storage."""
     here, far = root / "here", root / "far"
     size = saved(here, 1, 2)
     shard = here / place(2).directory / "shard-00001"
@@ -187,7 +189,7 @@ def damage(root: Path, rank: int) -> None:
 
 
 def wire(root: Path, rank: int) -> None:
-    """What one rank hands on comes damaged: everybody behind it reads itself."""
+    """Damage the chunks that one rank forwards: all ranks behind it read them directly."""
     saved(root, 1)
     send = RankGroup.send
 
@@ -204,7 +206,7 @@ def wire(root: Path, rank: int) -> None:
 
 
 def unread(root: Path, rank: int) -> None:
-    """One rank's disk fails: that is an error on all, as where each reads alone."""
+    """Fail one rank's disk: all ranks raise an error, as in separate loads."""
     saved(root, 1)
 
     def failing(self: Folder, directory: str, name: str, at: int, into: memoryview) -> None:
@@ -221,7 +223,7 @@ def unread(root: Path, rank: int) -> None:
 
 
 def subgroup(root: Path, rank: int) -> None:
-    """Two ranks of a group of their own, whose numbers in it are others."""
+    """Load in a subgroup of two ranks with other numbers."""
     group = dist.new_group([1, 3])
     size = saved(root, 1)
     if rank not in (1, 3):
@@ -241,7 +243,7 @@ def subgroup(root: Path, rank: int) -> None:
 
 
 def layouts_of_torch(root: Path, rank: int) -> None:
-    """HSDP into itself, into FSDP, into tensor parallelism, into replicas."""
+    """Load HSDP into itself, FSDP, tensor parallelism and replicas."""
     known = layout_ranks.layouts()
     _, make_model = known["hsdp"]
     with Checkpointer(root, complete=False, on_failure="raise") as saves:
@@ -276,7 +278,7 @@ def layouts_of_torch(root: Path, rank: int) -> None:
 
 
 def bucket(root: Path, rank: int, address: str) -> None:
-    """Out of a bucket, which no rank was asked to read together with others."""
+    """Load from a bucket, without a request for a shared load."""
     torch.manual_seed(0)
     model = nn.Linear(300, 300)
     with Checkpointer(root, complete=False, on_failure="raise", durable=address) as saves:

@@ -41,7 +41,7 @@ from outlast.errors import OutlastError, StorageError
 
 
 def whatever(root: Path, rank: int, count: str) -> None:
-    """Any wants, slow reads, failing reads, wires that flip bits: equal, or refused alike."""
+    """Run random wants with slow and failed reads and bit flips: equal, or refused by all."""
     saved(root, 1)
     send = RankGroup.send
     told: dict[str, int] = {}
@@ -88,7 +88,7 @@ def hangs(root: Path, rank: int) -> str:
 
 
 def breaks(root: Path, rank: int, who: str, when: str, how: Callable[[], None]) -> str:
-    """One rank breaks at one of its reads."""
+    """Fail one rank at one of its reads."""
     saved(root, 1)
     left = int(when)
 

@@ -13,8 +13,11 @@ _BYTES = 16 << 10
 
 @dataclass
 class Network:
-    """Passes on what connects here to `address`. `flip`: the byte, of what each connection sends
-    there, that loses a bit; `pause`: after so many bytes in all nothing moves until `go` is set."""
+    """Forwards connections to `address`, with faults.
+
+    `flip`: the sent byte of each connection that loses a bit. `pause`: the total of bytes after
+    which forwarding stops until `go` is set.
+    """
 
     address: str
     flip: int = -1

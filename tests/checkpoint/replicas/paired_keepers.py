@@ -32,8 +32,19 @@ LARGE_BYTES = 24 << 20  # does not fit into what the kernel keeps on its way
 _numbers = itertools.count()
 
 
+class Memory:
+    """Bytes with the interface of an arena."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    def read(self, at: int, into: memoryview) -> None:
+        assert at + len(into) <= len(self.data)
+        into[:] = self.data[at : at + len(into)]
+
+
 class Seat:
-    """A keeper with a door, and its trainer, which has two filled arenas."""
+    """A keeper with a listener, and its trainer with two filled arenas."""
 
     def __init__(
         self,
@@ -55,7 +66,7 @@ class Seat:
         self.lend(SIZE_BYTES)
 
     def lend(self, size_bytes: int) -> None:
-        """Two arenas of this size are saved from here on."""
+        """Lend two arenas of this size for the following saves."""
         self.size_bytes = size_bytes
         self.arenas += [filled(size_bytes), filled(size_bytes)]
         self.numbers = [self.keeper.lend(arena) for arena in self.arenas[-2:]]
@@ -72,7 +83,7 @@ class Seat:
         return ServedKeeper(self.address, name, setup, door=self.door)
 
     def save(self, step: int, root: Path | None = None) -> Outcome:
-        """In memory, or on the disk as well; what became of its copies."""
+        """Save in memory, or on the disk as well; return the outcome of the copies."""
         self.order(step, root)
         return self.copied(step)
 
@@ -99,7 +110,7 @@ class Seat:
         return found[0]
 
     def kill(self) -> None:
-        """The keeper and all that it knows."""
+        """Kill the keeper; its memory is lost."""
         self.served.process.kill()
         self.served.close(TIMEOUT_S)
         self.alive = False
@@ -120,7 +131,7 @@ class Seat:
 
 
 def held(seat: Seat) -> dict[tuple[int, int], bytes]:
-    """What a keeper holds, by rank and step."""
+    """Return the copies of a keeper by rank and step."""
     keeper = KeeperClient.connect(seat.address, TOKEN)
     found = {}
     for version in keeper.held_versions():
@@ -138,12 +149,12 @@ def shard(seat: Seat, step: int) -> bytes:
 
 
 def held_after(seat: Seat) -> set[tuple[int, int]]:
-    """What a keeper holds that its own trainer is asked for; its bytes are looked at elsewhere."""
+    """Return the copies that a keeper lists to its own trainer; bytes are compared elsewhere."""
     return {(each.manifest.rank, each.manifest.place.step) for each in seat.keeper.held_versions()}
 
 
 def newest_of(*seats: Seat) -> tuple[int | None, list[str]]:
-    """The step that can be begun again from, every byte verified, and what was passed over."""
+    """Return the newest complete step, every byte verified, and the steps that were skipped."""
     source = MemoryCopies.reach([seat.address for seat in seats], TOKEN, "a test")
     notes: list[str] = []
     found = catalog.newest_checkpoint(source, notes.append, verify=True)
@@ -153,7 +164,7 @@ def newest_of(*seats: Seat) -> tuple[int | None, list[str]]:
 
 @contextlib.contextmanager
 def paired(network: Network) -> Iterator[tuple[Seat, Seat]]:
-    """Ranks 0 and 1; what rank 0 sends passes the network."""
+    """Pair ranks 0 and 1; copies of rank 0 pass through the network."""
     doors = [open_door(), open_door()]
     network.address = address_of(doors[1])
     pair = (
@@ -168,7 +179,7 @@ def paired(network: Network) -> Iterator[tuple[Seat, Seat]]:
 
 @contextlib.contextmanager
 def grouped(count: int, network: Network) -> Iterator[list[Seat]]:
-    """Ranks in one parity group; what the first one sends the second passes the network."""
+    """Form a parity group; copies from the first rank to the second pass through the network."""
     doors = [open_door() for _ in range(count)]
     addresses = [address_of(door) for door in doors]
     network.address = addresses[1]

@@ -26,6 +26,7 @@ from tests.checkpoint.replicas.faulty_network import Network
 from tests.checkpoint.replicas.paired_keepers import (
     LARGE_BYTES,
     TOKEN,
+    Memory,
     Seat,
     grouped,
     newest_of,
@@ -53,17 +54,6 @@ from outlast.checkpoint.replicas.replica_sender import ReplicaSender, SentVersio
 from outlast.errors import StorageError, WireError
 
 pytestmark = pytest.mark.process
-
-
-class Memory:
-    """Bytes as an arena has them."""
-
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-
-    def read(self, at: int, into: memoryview) -> None:
-        assert at + len(into) <= len(self.data)
-        into[:] = self.data[at : at + len(into)]
 
 
 blocks = st.integers(0, 9).map(lambda count: count * 4096)

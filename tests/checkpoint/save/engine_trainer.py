@@ -26,7 +26,7 @@ steps = itertools.count(1)
 
 
 class Trainer:
-    """An engine of a job of one rank, and what it has saved."""
+    """Save engine of a job of one rank, with its saves."""
 
     def __init__(self, root: Path, **how: Any) -> None:
         self.root = root
@@ -44,7 +44,7 @@ class Trainer:
         return self.engine.save(request), place
 
     def save(self, tensors: Mapping[str, torch.Tensor], shared: bytes = b"s") -> CheckpointReader:
-        """What reads the save back, once it is committed."""
+        """Save, and return a reader of the save once it is committed."""
         number, place = self.order(tensors, shared)
         outcome = self.engine.wait(number, DEADLINE_S)
         assert outcome.kind == "committed", outcome

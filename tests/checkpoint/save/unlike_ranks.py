@@ -37,7 +37,7 @@ def make(seed: int = 0, names: tuple[str, ...] = ("a", "b"), width: int = 4) -> 
 
 
 def refused(root: Path, state: dict[str, Any], match: str, **how: Any) -> None:
-    """On both ranks, at the first save, with nothing written."""
+    """Expect a refusal on both ranks, at the first save, with nothing written."""
     with Checkpointer(root, **how) as saves, pytest.raises(UsageError, match=match):
         saves.save(1, state)
     dist.barrier()
@@ -45,7 +45,7 @@ def refused(root: Path, state: dict[str, Any], match: str, **how: Any) -> None:
 
 
 def failed_at_the_commit(root: Path, rank: int, state: dict[str, Any], name: str) -> None:
-    """Equal at the first save, and no longer at the second one."""
+    """Differ from the second save on: its commit fails."""
     live = state["live"]
     with Checkpointer(root, complete=False, on_failure="raise") as saves:
         saves.save(1, state)
@@ -69,7 +69,7 @@ def failed_at_the_commit(root: Path, rank: int, state: dict[str, Any], name: str
 
 
 def asked_for_different_loads(root: Path, rank: int) -> None:
-    """What two ranks ask for differs: on both an error, before anything is touched."""
+    """Request different loads: both ranks raise an error before any tensor changes."""
     with Checkpointer(root) as saves:
         saves.save(1, make())
         saves.save(2, make(1))
@@ -97,7 +97,7 @@ def asked_for_different_loads(root: Path, rank: int) -> None:
 
 
 def loaded_apart(root: Path, rank: int) -> None:
-    """What is not the same on each host, and what is each rank's own."""
+    """Load checkpoints that differ by host, and rank-local state."""
     # A checkpoint of one name that is not the same on each host.
     apart = root / f"apart{rank}"
     name = SavePoint(1, 1, "a1")

@@ -35,7 +35,7 @@ def model(seed: int = 0) -> nn.Sequential:
 
 
 def compiled(network: nn.Module) -> Any:
-    """Wrapped, and never run: the default backend alone takes seconds to import."""
+    """Compile with the eager backend: import of the default one takes seconds."""
     return torch.compile(network, backend="eager")
 
 
@@ -51,7 +51,7 @@ def trained(network: nn.Module, steps: int = 2, **settings: Any) -> dict[str, An
 
 
 def saved(state: dict[str, Any]) -> tuple[SavedState, dict[str, torch.Tensor]]:
-    """What a checkpoint would have of `state` now, and the values of its tensors."""
+    """Return the content of a checkpoint of `state`, and the values of its tensors."""
     content = flatten_state(ScriptState(state))
     shared = codec.decode(content.shared)
     values = {name: full(tensor).clone() for name, tensor in content.tensors.items()}
@@ -95,7 +95,7 @@ def same_moments(a: torch.optim.Optimizer, b: torch.optim.Optimizer) -> None:
 
 
 class Holding:
-    """Has a state_dict of whatever it is given."""
+    """Object whose state_dict is a given value."""
 
     def __init__(self, value: Any) -> None:
         self.value = value

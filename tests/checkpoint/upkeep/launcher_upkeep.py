@@ -12,7 +12,7 @@ from outlast.checkpoint.upkeep.retention_policy import Keep, prune_store
 
 
 def work(room: Path) -> None:
-    """Clear up in `local`, bring its newest to `durable`, and let the others go."""
+    """Clear up in `local`, copy its newest checkpoint to `durable`, and prune the others."""
     local = Folder(room / "local")
     remove_uncommitted(local)
     copy_checkpoint(local, checkpoint_places(local)[0], Folder(room / "durable"))

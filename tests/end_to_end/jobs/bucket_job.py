@@ -27,7 +27,7 @@ STEPS, SMALL = 8, 0.0006  # MB a bucket: one or two of the layers below
 
 
 class Branches(nn.Module):
-    """Two branches whose gradients come in the other order on odd steps; one may be left out."""
+    """Two branches with reversed gradient order on odd steps; one may be unused."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()

@@ -24,7 +24,7 @@ STEPS, EVALUATE_EVERY = 14, 5
 
 
 class Samples(Dataset):
-    """Each item says its index and carries an augmentation drawn from the process's generators."""
+    """Items with their index and an augmentation from the process's generators."""
 
     def __len__(self) -> int:
         return 83
@@ -43,7 +43,7 @@ args = parser.parse_args()
 
 
 def pause(place: str) -> None:
-    """Stand here as an upload, a rollout or a request does: nothing moves, nothing is computed."""
+    """Wait as an upload, a rollout or a request does, without progress or computation."""
     for one in filter(None, args.wait.split(",")):
         where, rank, step, seconds = one.split(":")
         if where == place and int(rank) in (-1, session.rank) and session.step_index == int(step):
@@ -77,7 +77,7 @@ if args.bug == "vote" and session.rank == 1:
     votes = session._worker.groups.vote
 
     def vote(place: str) -> bool:
-        """One vote's answer is lost to an error that no network makes."""
+        """Replace one vote's answer by an error that no network raises."""
         agreed = votes(place)
         if place.startswith("13 "):
             session._worker.groups.vote = votes

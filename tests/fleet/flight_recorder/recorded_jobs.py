@@ -36,7 +36,7 @@ def entry(
 
 
 def dump(*entries: RecorderEntry, groups: dict[str, tuple[int, ...]] | None = None) -> RecorderDump:
-    """`groups`: members by name; "0" is all."""
+    """Return a dump. `groups`: members by name; "0" is all."""
     config = {
         name: GroupConfig(name, "default_pg" if name == "0" else f"d{name}", str(list(ranks)))
         for name, ranks in (groups or {}).items()
@@ -59,13 +59,13 @@ def write(folder: Path, dumps: dict[int, RecorderDump], *, as_pickle: bool = Fal
 
 
 class Raw(NamedTuple):
-    """Opcodes in the place of a value."""
+    """Opcodes in place of a value."""
 
     opcodes: bytes
 
 
 def pickled(value: Any) -> bytes:
-    """A pickle of plain values, as torch writes them (protocol 2)."""
+    """Return a pickle of plain values, as torch writes them (protocol 2)."""
     return b"\x80\x02" + _opcodes(value) + b"."
 
 
@@ -90,7 +90,7 @@ def _opcodes(value: Any) -> bytes:
 
 
 class Job(NamedTuple):
-    """Groups by number (0: all ranks), and the groups in which it has its collectives, in order."""
+    """Groups by number (0: all ranks), and the groups of its collectives, in order."""
 
     world: int
     groups: tuple[tuple[int, ...], ...]
@@ -100,9 +100,11 @@ class Job(NamedTuple):
 def played(
     job: Job, culprit: int, stops_at: int, *, gloo: bool, kept: int = 10**6, told: bool = True
 ) -> tuple[dict[int, RecorderDump], bool]:
-    """The dumps once nothing moves any more, when `culprit` stays away from its `stops_at`-th
-    collective and all that follow; and whether anybody waits for it then. A rank waits in each
-    collective until it is done. `kept`: how many records a rank keeps."""
+    """Return the dumps of a stalled job, and whether any rank waits for `culprit`.
+
+    `culprit` omits its `stops_at`-th collective and all after it. A rank waits in each collective
+    until it is complete. `kept`: number of records of a rank.
+    """
     at = dict.fromkeys(range(job.world), 0)  # each rank's place in the calls
     own = {rank: [c for c in job.calls if rank in job.groups[c]] for rank in at}
     ends = {rank: stops_at if rank == culprit else len(own[rank]) for rank in at}

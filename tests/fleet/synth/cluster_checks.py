@@ -23,7 +23,7 @@ class Seen(NamedTuple):
 
     @property
     def held(self) -> pl.DataFrame:
-        """A row for each attempt and node of it."""
+        """Return a row for each attempt and node of it."""
         pairs = [(row, node) for row, text in enumerate(self.jobs["hosts"]) for node in hosts(text)]
         rows, nodes = zip(*pairs, strict=True)
         return self.jobs[list(rows)].with_columns(node=pl.Series(nodes))
@@ -49,7 +49,7 @@ def hosts(text: str) -> list[str]:
 
 
 def most_at_once(held: pl.DataFrame) -> int:
-    """GPUs of one node in use at one time."""
+    """Return the largest number of GPUs of one node in use at one time."""
     used = held.select("node", "start_ns", "t_ns", used=pl.min_horizontal("gpus", pl.lit(8)))
     changes = pl.concat([
         used.select("node", at="start_ns", change="used"),
@@ -59,7 +59,7 @@ def most_at_once(held: pl.DataFrame) -> int:
 
 
 def problems(one: Seen) -> list[str]:
-    """What cannot be in a cluster that exists."""
+    """Return the contradictions in a cluster's records."""
     jobs = one.jobs.sort("job", "attempt")
     same = jobs["job"] == jobs["job"].shift(1)
     minutes = (jobs["t_ns"] - jobs["start_ns"]).to_numpy() / 60e9

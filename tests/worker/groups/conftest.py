@@ -58,7 +58,7 @@ class Line:
 
 
 class Member:
-    """Inside a rank: its groups, and its line to the relay."""
+    """A rank's groups and its connection to the relay."""
 
     def __init__(self, line: Line, rank: int, world: int, timeout_s: float = DEADLINE_S) -> None:
         torch.set_num_threads(1)
@@ -104,7 +104,7 @@ class Member:
         self.groups.connect(generation, addresses, timeout_s)
 
     def init(self, backend: str = "outlast", store: str = "") -> None:
-        """A job of the first generation, or the same on plain gloo."""
+        """Start the first generation, or the same job on plain gloo."""
         if backend != "outlast":
             files = dist.FileStore(store, self.world)
             dist.init_process_group(backend, store=files, rank=self.rank, world_size=self.world)
@@ -128,7 +128,7 @@ class Member:
 
 
 class Cluster:
-    """In the test: starts ranks, relays, and hears what they say and return."""
+    """Starts ranks, relays their messages, and collects their results."""
 
     line = Line
 
@@ -190,7 +190,7 @@ class Cluster:
                     line.write("connect", generation, addresses)
 
     def expect(self, word: str, count: int) -> None:
-        """Until `count` ranks have said `word`."""
+        """Wait until `count` ranks have sent `word`."""
         for _ in range(count):
             rank, said = self._words.get(timeout=DEADLINE_S)
             assert said == word, f"rank {rank} said {said!r}, not {word!r}"
@@ -207,7 +207,7 @@ class Cluster:
             self.lines[rank].write("tell", value)
 
     def join(self, timeout_s: float = DEADLINE_S) -> list[Any]:
-        """What every rank returned. Fails when one raised, died, or does not end."""
+        """Return the results of all ranks; fail if one raised, died, or does not end."""
         deadline_s = time.monotonic() + timeout_s
         for _ in self.lines:
             assert self._ended.acquire(timeout=max(0.1, deadline_s - time.monotonic())), (
@@ -244,7 +244,7 @@ def _run_rank(
     body: Callable[..., Any],
     args: tuple[Any, ...],
 ) -> None:
-    """Never returns. Leaves as an interpreter would, without pytest's own exit handlers."""
+    """Run a rank; exit as an interpreter does, without pytest's exit handlers."""
     line = Line(pairs[rank][1])
     for other, (ours, theirs) in enumerate(pairs):
         ours.close()

@@ -18,7 +18,7 @@ class Stage(enum.Enum):
 
 
 class Keys(nn.Module):
-    """Writes a large buffer in forward, as MoCo does with its queue of keys."""
+    """Module that writes a large buffer in forward, as MoCo does with its queue of keys."""
 
     def __init__(self, size: int) -> None:
         super().__init__()

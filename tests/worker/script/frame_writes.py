@@ -18,7 +18,7 @@ ROUNDS = int(sys.argv[1])
 
 
 class Falls:
-    """Looks into frames while it is let go, in the middle of a write."""
+    """Object that reads frames in its destructor, during a write."""
 
     def __del__(self) -> None:
         for frame in own_frames():
@@ -26,7 +26,7 @@ class Falls:
 
 
 def bind(function: str, **values: Any) -> None:
-    """As the worker does it: from a call that the frame waits for."""
+    """Bind as the worker does: from a call that the frame waits for."""
     frame = next(f for f in own_frames() if f.f_code.co_name == function)
     for name, value in values.items():
         bind_local(frame, name, value)

@@ -31,7 +31,7 @@ STEPS = 8
 
 
 class Plain:
-    """A session that protects nothing."""
+    """Session that protects nothing."""
 
     def __init__(self) -> None:
         torch.distributed.init_process_group("gloo")

@@ -32,7 +32,7 @@ class RefusedError(Exception):
 
 
 class DiedError(Exception):
-    """The rank died before a phase; holds what its slot has."""
+    """Death of the rank before a phase, with the contents of its slot."""
 
     def __init__(self, slot: bytes) -> None:
         super().__init__()
@@ -40,8 +40,11 @@ class DiedError(Exception):
 
 
 class Session:
-    """Plays what a worker does around phases. `redo`: the phase that is refused once more;
-    `die`: the one before which the rank dies; `slot`, `begin`: what a successor gets."""
+    """Simulation of a worker's actions around phases.
+
+    `redo`: the phase that is refused once more. `die`: the phase before which the rank dies.
+    `slot`, `begin`: the values that a successor gets.
+    """
 
     def __init__(
         self, *, stop: bool = True, redo: int = -1, die: int = -1, slot: bytes = b"", begin: int = 0
@@ -119,13 +122,13 @@ class Session:
         self.script.carried.restore(codec.decode(before))
 
     def step(self) -> None:
-        """The optimizer's step: the gate."""
+        """Make the optimizer's step behind the gate."""
         if self._refusing:
             raise RefusedError
 
 
 class Plain(Session):
-    """A session that does nothing: what the script computes by itself."""
+    """Session without actions: the script's own results."""
 
     def batches(self, count: int) -> Iterator[int]:
         yield from range(count)
@@ -139,7 +142,7 @@ def _parts(value: Any) -> list[Any]:
 
 
 def play(text: str, session: Session) -> list[Any]:
-    """Run a script in a module of its own; what it put into `out`."""
+    """Run a script in a new module; return its `out`."""
     module = types.ModuleType(NAME)
     module.__file__ = "<script>"
     sys.modules[NAME] = module
