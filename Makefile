@@ -15,7 +15,7 @@ TORCH  ?=
 ifneq ($(TORCH),)
 VENV        := .venv-torch-$(TORCH)
 CONSTRAINTS := $(VENV)/constraints.txt
-TORCH_TESTS := tests/groups tests/worker tests/survive tests/checkpoint tests/launch
+TORCH_TESTS := tests/worker tests/end_to_end tests/checkpoint tests/launch
 else
 CONSTRAINTS := constraints.txt
 endif

@@ -103,7 +103,7 @@ class Runner:
         return self.end(self.start(*flags, job=job, script=script))
 
     def left_behind(self) -> list[str]:
-        """Return the processes that a run in this folder started, found by environment and command line."""
+        """Return processes of runs in this folder, found by environment and command line."""
         mark = str(self.folder).encode()
         found = []
         for entry in Path("/proc").iterdir():

@@ -1,7 +1,7 @@
 """Finder of flaky tests: the suite, repeated beside busy processes.
 
 python tests/soak/flaky_tests.py --times 10 --load 4
-python tests/soak/flaky_tests.py --times 50 --load 4 -- tests/survive -k killed
+python tests/soak/flaky_tests.py --times 50 --load 4 -- tests/end_to_end -k killed
 
 Prints every test that failed at least once, how often, and where the output of each failure is.
 The exit code is 1 if any failed. Each round has a deadline, so that a hang ends as a failure.

@@ -1,4 +1,4 @@
-"""State that is bound late, private, or in a cache: carried, repeated and compared, or refused."""
+"""State that is bound late, private or cached: carried, compared or refused."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from tests.worker.played import DiedError, Plain, Session, play
+from tests.worker.script.simulated_phases import DiedError, Plain, Session, play
 
 from outlast.errors import PhaseError
 from outlast.worker.script import reachable_values, value_paths

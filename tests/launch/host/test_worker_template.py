@@ -1,4 +1,4 @@
-"""Workers forked from a template are what spawned ones are, or they are spawned."""
+"""Workers forked from a template are equal to spawned ones, or are spawned."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from outlast.launch.run_display import DisplayRecord
 from outlast.launch.template import script_imports
 
 if TYPE_CHECKING:
-    from conftest import Stage
+    from tests.launch.conftest import Stage
 
 pytestmark = pytest.mark.process
 SECONDS = 120.0  # two of a slow machine's loads

@@ -1,4 +1,4 @@
-"""The output of nccl-tests is read whole, by version, and damaged lines are rejects by name."""
+"""Reading of nccl-tests output of all versions, and rejection of damaged lines by name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 import polars as pl
 import pytest
 from msgspec.structs import replace
-from tests.fleet.benchmark_output import SIZES, header, ranks, report, row, run
+from tests.fleet.nccl_tests_output import SIZES, header, ranks, report, row, run
 
 from outlast.cli.main import main
 from outlast.errors import SourceError

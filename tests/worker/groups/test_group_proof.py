@@ -1,4 +1,4 @@
-"""Groups are proved before a job trusts them: what a torch that breaks them is told by."""
+"""Proof of groups before a job uses them, and refusal of a torch release that breaks them."""
 
 from __future__ import annotations
 
