@@ -15,7 +15,7 @@ TORCH  ?=
 ifneq ($(TORCH),)
 VENV        := .venv-torch-$(TORCH)
 CONSTRAINTS := $(VENV)/constraints.txt
-TORCH_TESTS := tests/groups tests/worker tests/survive tests/checkpoint tests/launch
+TORCH_TESTS := tests/worker tests/end_to_end tests/checkpoint tests/launch
 else
 CONSTRAINTS := constraints.txt
 endif
@@ -96,7 +96,7 @@ docs: $(READY)
 	  tests/documentation tests/examples $(PYTEST)
 
 flaky: $(READY)
-	$(BIN)/python tests/soak/flaky.py --times $(TIMES) --load $(LOAD)
+	$(BIN)/python tests/soak/flaky_tests.py --times $(TIMES) --load $(LOAD)
 
 bench: $(READY)
 	@missed=0; for each in recovery overhead audit checkpoint peers plan; do \
@@ -105,15 +105,15 @@ bench: $(READY)
 soak: $(READY)
 	$(BIN)/python -m pytest -m long
 	$(BIN)/python -m outlast.testing.soak --seeds $(SEEDS)
-	$(BIN)/python tests/soak/kills.py --kills $(KILLS)
-	$(BIN)/python tests/soak/schedules.py --runs $(RUNS)
+	$(BIN)/python tests/soak/save_kills.py --kills $(KILLS)
+	$(BIN)/python tests/soak/fault_schedules.py --runs $(RUNS)
 
 # What did "not crash" there was a keeper that was replaced; names differ ("drift") by the attempt.
 judge: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check ckpt-chaos==0.1.8
 	$(BIN)/ckpt-chaos run --modes before --step-regex 'resumed from step (\d+)' \
-	  --result-cmd '$(BIN)/python tests/soak/judged.py --show {out}' \
-	  --work "$$(mktemp -d)/judged" -- $(BIN)/python tests/soak/judged.py {out}
+	  --result-cmd '$(BIN)/python tests/soak/judged_training.py --show {out}' \
+	  --work "$$(mktemp -d)/judged" -- $(BIN)/python tests/soak/judged_training.py {out}
 
 clean:
 	rm -rf $(VENV) .venv-torch-* runs dist docs/_build docs/reference/commands .pytest_cache .ruff_cache .hypothesis

@@ -1,5 +1,8 @@
-"""Signals as a terminal leaves them: a shell that runs the tests in the background ignores SIGINT,
-and every launcher under test would inherit that. And children that end sooner."""
+"""Signal handlers, hypothesis profile and PYTHONPATH of all tests.
+
+A shell that runs the tests in the background ignores SIGINT, and launchers inherit that; the
+default handler is restored. Child processes import `children/sitecustomize.py`.
+"""
 
 from __future__ import annotations
 

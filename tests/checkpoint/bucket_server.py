@@ -1,4 +1,4 @@
-"""A real server that speaks S3 on loopback (localbucket), with its bucket in a folder."""
+"""An S3 server on loopback (localbucket), with its bucket in a folder."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ main()
 
 
 class BucketServer:
-    """Started at once; can be killed and started again at the same port with the same objects."""
+    """Server that starts at once; a restart keeps the port and the objects."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -58,12 +58,12 @@ class BucketServer:
         self.process.communicate(timeout=10)
 
     def requests(self, method: str, name: str = "") -> list[tuple[str, int]]:
-        """(path, status) of each request of this method whose path has `name` in it."""
+        """Return (path, status) of each request of this method whose path contains `name`."""
         lines = re.findall(rf'"{method} (\S+) HTTP/1.1" (\d+)', self._log.read_text())
         return [(path, int(status)) for path, status in lines if name in path]
 
     def into(self, environment: pytest.MonkeyPatch, port: int | None = None) -> None:
-        """Let `s3://bucket/...` lead here, or to a proxy at `port`."""
+        """Direct `s3://bucket/...` to this server, or to a proxy at `port`."""
         environment.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port or self.port}")
         environment.setenv("AWS_REGION", "us-east-1")
         environment.setenv("AWS_ACCESS_KEY_ID", "any")
@@ -72,7 +72,7 @@ class BucketServer:
 
 
 class SlowProxy:
-    """Passes connections on to a port at a limited rate to it, in bytes a second."""
+    """Proxy to a port with a limited upload rate, in bytes a second."""
 
     def __init__(self, port: int, bytes_per_s: float) -> None:
         self._to = port

@@ -1,14 +1,10 @@
-"""The tests of this room share `making`, and one server that speaks S3."""
+"""Fixtures of a server that speaks S3, shared by the checkpoint tests."""
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-sys.path.append(str(Path(__file__).parent))
-
-from bucket_server import BUCKET, BucketServer
+from tests.checkpoint.bucket_server import BUCKET, BucketServer
 
 
 @pytest.fixture(scope="session")
@@ -20,12 +16,12 @@ def bucket_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BucketSe
 
 @pytest.fixture
 def server(bucket_server: BucketServer, monkeypatch: pytest.MonkeyPatch) -> BucketServer:
-    """Where `s3://bucket/...` leads to in this test."""
+    """Return the server to which `s3://bucket/...` leads in this test."""
     bucket_server.into(monkeypatch)
     return bucket_server
 
 
 @pytest.fixture
 def address(tmp_path: Path) -> str:
-    """A place in the bucket that is this test's alone."""
+    """Return an address in the bucket that only this test uses."""
     return f"s3://{BUCKET}/{tmp_path.name}"

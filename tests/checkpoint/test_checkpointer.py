@@ -1,4 +1,4 @@
-"""Checkpoints without the launcher: saved, resumed to the bit, and failures that are heard."""
+"""Checkpointer without the launcher: bit-identical resume and reported failures."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from outlast.checkpoint.stores.folder_store import Folder
 from outlast.errors import CorruptionError, MismatchError, StorageError, UsageError
 
 pytestmark = pytest.mark.process
-HERE = Path(__file__).parent
+REPOSITORY = Path(__file__).parents[2]
 
 
 def make(seed: int = 0) -> dict[str, Any]:
@@ -112,9 +112,10 @@ def test_resumed_training_has_the_same_bits(tmp_path: Path) -> None:
 
 
 def test_two_ranks_and_one(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.checkpoint.checkpointer_ranks"]
     ranks = [
         subprocess.Popen(
-            [sys.executable, HERE / "two_ranks.py", tmp_path, tmp_path / "store", str(rank), "2"],
+            [*command, tmp_path, tmp_path / "store", str(rank), "2"], cwd=REPOSITORY,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )
         for rank in range(2)
@@ -122,9 +123,8 @@ def test_two_ranks_and_one(tmp_path: Path) -> None:
     for rank in ranks:
         out, _ = rank.communicate(timeout=120)
         assert rank.returncode == 0, out
-    sys.path.append(str(HERE))
-    from two_ranks import make as make_one
-    from two_ranks import seen, stage
+    from tests.checkpoint.checkpointer_ranks import make as make_one
+    from tests.checkpoint.checkpointer_ranks import seen, stage
 
     for root in (tmp_path, tmp_path / "sharded"):
         state = make_one(7)

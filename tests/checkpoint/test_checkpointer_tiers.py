@@ -1,4 +1,4 @@
-"""A script's own checkpoints behind its saves: old ones go, new ones are carried on, and read."""
+"""Checkpointer with retention and durable storage."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from bucket_server import BucketServer
+from tests.checkpoint.bucket_server import BucketServer
 from torch import nn
 
 from outlast.checkpoint import Checkpointer, CheckpointWarning

@@ -1,8 +1,8 @@
-"""What every Python that a test starts imports first; tests/conftest.py sees to that.
+"""Settings of the garbage collector for every Python process that a test starts.
 
 A third of the time of importing torch, and most of a second at an interpreter's end with torch in
-it, goes into looking for garbage, of which imports make none. So it is looked for less often, and
-not at the end; hooks run and modules go there as ever, and tests of ends do without this.
+it, is spent on garbage collection, and imports make no garbage. The collector runs less often, and
+not at the end. Exit hooks run as usual. Tests of interpreter exits do not use these settings.
 """
 
 import atexit

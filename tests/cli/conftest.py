@@ -1,7 +1,7 @@
-"""The tests of this room share a way to run `outlast ckpt`."""
+"""Fixture that runs `outlast ckpt`."""
 
 import pytest
-from tests.cli.making_ckpts import Ckpt
+from tests.cli.ckpt_command import Ckpt
 
 
 @pytest.fixture

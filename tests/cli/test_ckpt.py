@@ -1,4 +1,4 @@
-"""`outlast ckpt ls, show, verify, prune`: what they find, what they refuse, what they leave."""
+"""`outlast ckpt ls, show, verify, prune`: results, refusals and remaining checkpoints."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from tests.checkpoint.making import make
-from tests.cli.making_ckpts import Ckpt, checkpoint, flip, place, tree
+from tests.checkpoint.checkpoint_maker import make
+from tests.cli.ckpt_command import Ckpt, checkpoint, flip, place, tree
 
 from outlast.checkpoint.stores.folder_store import Folder
 from outlast.cli.ckpt.target_argument import check_room

@@ -1,4 +1,4 @@
-"""`outlast ckpt copy`: equal bytes or nothing, between directories and a real bucket."""
+"""`outlast ckpt copy` between directories and a bucket: equal bytes or no checkpoint."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.checkpoint.bucket_server import BUCKET, BucketServer
-from tests.cli.making_ckpts import Ckpt, checkpoint, flip, place, tree
+from tests.cli.ckpt_command import Ckpt, checkpoint, flip, place, tree
 
 from outlast.errors import EXIT_USAGE, EXIT_USER_ERROR
 from outlast.launch.run_directory import RunningJob

@@ -1,4 +1,4 @@
-"""`outlast ckpt now`: a real launcher is asked and saves; any other answer is said as it is."""
+"""`outlast ckpt now` against a real launcher, and its other answers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.making_ckpts import Ckpt
+from tests.cli.ckpt_command import Ckpt
 
 from outlast.errors import EXIT_USER_ERROR
 from outlast.launch import run_directory
 
 pytestmark = pytest.mark.process
-JOB = Path(__file__).parents[1] / "survive" / "job.py"
+JOB = Path(__file__).parents[1] / "end_to_end" / "jobs" / "training_job.py"
 PATIENCE_S = 60.0
 LAUNCHER = """
 import os, signal, sys, time

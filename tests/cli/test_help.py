@@ -1,5 +1,4 @@
-"""What `--help` says: a list has a line for each command, a command's own help all that its
-docstring has; and how both end where they cannot be written."""
+"""Help texts: summary lines, full docstrings, and unwritable output."""
 
 from __future__ import annotations
 

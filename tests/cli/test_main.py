@@ -1,4 +1,4 @@
-"""The command line: what it prints, where, with which exit code, and what it never imports."""
+"""Command line: output, streams, exit codes and imports."""
 
 from __future__ import annotations
 

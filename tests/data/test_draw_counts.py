@@ -1,4 +1,4 @@
-"""Numbers of draws between states of generators, found and gone again."""
+"""Numbers of draws between states of generators: counted, and applied again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fenced code blocks of a document, and what a test does with each."""
+"""Fenced code blocks of a document, and the action of a test for each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of Fleet share: real logs, where this machine has them."""
+"""Fixtures of the fleet tests: real logs, where this machine has them."""
 
 import os
 from pathlib import Path
@@ -10,13 +10,13 @@ BESIDE = Path(__file__).parents[2].parent / "shared" / "traces"
 
 @pytest.fixture(autouse=True)
 def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Messages are not broken into lines."""
+    """Set a width at which messages are not folded."""
     monkeypatch.setenv("COLUMNS", "1000")
 
 
 @pytest.fixture(scope="session")
 def traces() -> Path:
-    """The directory of real logs, which are not part of the project: OUTLAST_TRACES names it."""
+    """Return the directory of real logs outside the project, named by OUTLAST_TRACES."""
     named = os.environ.get("OUTLAST_TRACES")
     found = Path(named) if named else BESIDE
     if not found.is_dir():

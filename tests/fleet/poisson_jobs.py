@@ -1,4 +1,4 @@
-"""Jobs that fail as a Poisson process, made by hand: their true rate is known."""
+"""Jobs that fail as a Poisson process with a known rate."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ def poisson_jobs(
     gpus: tuple[int, ...] = (8, 64, 256, 512),
     again: float = 0.0,
 ) -> Tables:
-    """Jobs of up to four days, of which a share fails earlier; those that run when the window ends
-    are RUNNING. `again`: how likely a failure is followed by another, half an hour later, of the
-    same user's job of the same name."""
+    """Return jobs of up to four days, of which a share fails earlier.
+
+    Jobs that run at the end of the window are RUNNING. `again`: the probability that a failure is
+    followed by another, half an hour later, of the same user's job of the same name.
+    """
     rng = np.random.default_rng(seed)
     size = rng.choice(gpus, jobs)
     nodes = size // 8

@@ -1,4 +1,4 @@
-"""`outlast fleet lemons`: the ranking, its evidence, and commands that are printed and no more."""
+"""`outlast fleet lemons`: ranking, evidence and printed drain commands."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from tests.fleet.attempts import attempt, of, put
+from tests.fleet.job_attempts import attempt, of, put
 
 from outlast.cli.main import main
 from outlast.errors import EXIT_DONE, EXIT_USAGE, EXIT_USER_ERROR

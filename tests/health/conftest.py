@@ -1,25 +1,22 @@
-"""What tests of checks share: real traces, where they are, and a way to get at the command."""
+"""Fixtures of the tests of node checks: real samples and output width."""
 
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parent))
-
 
 @pytest.fixture(autouse=True)
 def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Messages are not broken into lines."""
+    """Set a width at which messages are not folded."""
     monkeypatch.setenv("COLUMNS", "1000")
 
 
 @pytest.fixture
 def fixtures() -> Path:
-    """Real samples of health tools."""
+    """Return the directory of real outputs of health tools."""
     place = Path(
         os.environ.get("OUTLAST_TRACES", str(Path(__file__).parents[3] / "shared" / "traces"))
     )

@@ -1,4 +1,4 @@
-"""`outlast check` for real, on this machine: reports, exit codes, state, recordings, Nagios."""
+"""`outlast check` on this machine: reports, exit codes, state, recordings, Nagios."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""The shipped checks, held to the contract that checks of one's own are held to."""
+"""Shipped checks under the contract of external checks."""
 
 from __future__ import annotations
 
 import pytest
-from test_gpus_check import H100, ONE_DOWN, gpu, node
-from test_kernel_log_check import OOM, XID79, log
-from test_links_check import ib
-from test_matmul_check import one
-from test_mounts_check import HOME, mounted
-from test_node_parts import RAM, TSC
+from tests.health.checks.test_compute_check import one
+from tests.health.checks.test_gpu_check import H100, ONE_DOWN, gpu, node
+from tests.health.checks.test_host_checks import RAM, TSC
+from tests.health.checks.test_kernel_log_check import OOM, XID79, log
+from tests.health.checks.test_link_check import ib
+from tests.health.checks.test_mount_check import HOME, mounted
 
 from outlast.health.check_contract import AnyCheck, Sample
 from outlast.health.check_settings import CheckSettings, parse_settings

@@ -1,4 +1,4 @@
-"""Real launchers, real workers: what every test here needs."""
+"""Fixtures of real launchers and workers."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def step(batch):
 
 
 class Stage:
-    """One run directory with a crew, as the launcher would have it."""
+    """One run directory with a worker pool, as a launcher has it."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -79,7 +79,7 @@ class Stage:
         self.notes: list[str] = []  # what the crew tells the owner
 
     def launch(self, script: Path, *flags: str, stderr: int = subprocess.PIPE) -> Launcher:
-        """`outlast run` as a person starts it, in this stage's run directory."""
+        """Start `outlast run` in this stage's run directory, as from a shell."""
         command = [sys.executable, "-m", "outlast", "run", "--run-dir", str(self.root / "run")]
         return subprocess.Popen(
             [*command, *flags, str(script)],
@@ -93,7 +93,7 @@ class Stage:
 
     @staticmethod
     def eventually(condition: Callable[[], object], what: str) -> None:
-        """Wait for a condition, for a bounded time."""
+        """Poll a condition, with a deadline."""
         until_s = time.monotonic() + DEADLINE_S
         pause = threading.Event()
         while not condition():
@@ -109,12 +109,12 @@ class Stage:
 
     @staticmethod
     def alive(pid: int) -> bool:
-        """Running in any way; a zombie is not."""
+        """Return whether a process runs; a zombie does not."""
         seen = read_process_stat(pid)
         return seen is not None and seen.state not in "ZX"
 
     def pid_in(self, name: str) -> int:
-        """The number that a worker wrote into a file here, or 0 when it has not yet."""
+        """Return the number in a file that a worker wrote, or 0."""
         path = self.root / name
         return int(path.read_text().strip() or 0) if path.exists() else 0
 
@@ -133,7 +133,7 @@ class Stage:
         act: Callable[[WorkerPool, DisplayRecord], Awaitable[object]],
         deadline_s: float = DEADLINE_S,
     ) -> None:
-        """Run `act` with a crew; everybody is gone afterwards, whatever it did."""
+        """Run `act` with a worker pool, and end all workers afterwards."""
 
         async def scene() -> None:
             crew = WorkerPool(plan, run_dir, self.token, "here", EventClock(), self.notes.append)
@@ -153,7 +153,7 @@ class Stage:
 
 
 def _works_in(pid: int, root: Path) -> bool:
-    """Every worker here is told its run directory in the environment."""
+    """Return whether a process has a run directory below `root` in its environment."""
     try:
         return str(root).encode() in Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:

@@ -1,4 +1,4 @@
-"""What is looked at before anything is started."""
+"""Preflight checks before any process is started."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from outlast.launch.host.worker_environment import free_port
 from outlast.launch.torchrun_arguments import RunPlan
 
 if TYPE_CHECKING:
-    from conftest import Stage
+    from tests.launch.conftest import Stage
 
 MIB = 1 << 20
 

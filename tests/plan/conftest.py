@@ -1,7 +1,7 @@
-"""The tests of this room share a way to ask `outlast plan`."""
+"""Fixture that runs `outlast plan`."""
 
 import pytest
-from tests.plan.asking import Plan
+from tests.plan.plan_command import Plan
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Scenarios drawn over the whole field space, and what runs of one come to."""
+"""Random scenarios over the whole field space, and their simulated results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FAILURES_OF_A_RUN = 40_000
 
 
 class Drawn(NamedTuple):
-    """A scenario that can be, a strategy that it can have, and its closed form."""
+    """A valid scenario, a strategy for it, and its closed form."""
 
     fields: dict[str, str]
     scenario: Scenario
@@ -52,7 +52,7 @@ def draw(seed: int) -> Drawn | None:
 
 
 def can_be_simulated(of: Drawn) -> bool:
-    """Whether a run of it ends within TOO_MANY failures."""
+    """Return whether a run ends within TOO_MANY failures."""
     failures = of.predicted.outcome.failures_per_s * of.predicted.wall_s
     return math.isfinite(of.predicted.wall_s) and failures <= TOO_MANY
 

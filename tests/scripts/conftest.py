@@ -1,4 +1,4 @@
-"""A table of what held for which script, printed and written as JSON when all tests are over."""
+"""Table of the catalogue's results, printed and written as JSON after all tests."""
 
 from __future__ import annotations
 

@@ -55,17 +55,17 @@ class Script:
         return self.path.parent.name
 
     def ways(self) -> tuple[str, ...]:
-        """A script that is refused has nothing that a fault could strike."""
+        """Return the ways to run the script; a refused script has no faults."""
         return WAYS[:1] if self.refused else WAYS
 
     def unmended_item(self, way: str) -> str:
-        """The item that must be mended before this way can hold; "" if it should hold."""
+        """Return the item that blocks this way, or ""."""
         ways, _, item = self.unmended.partition(": ")
         whole = "faults" if way in PLACES else way
         return item if whole in ways.split(", ") else ""
 
     def faults(self, way: str) -> list[str]:
-        """Flags for `way`: a kill, a stop, a raise, or one of each at three different steps."""
+        """Return flags for `way`: a kill, a stop, a raise, or each of them at another step."""
         dice = random.Random(f"{self.name} {os.environ.get('SCRIPTS_SEED', '0')}")
         steps = dice.sample(range(2, self.steps), k=len(PLACES))
         flags = []
@@ -95,13 +95,13 @@ def read_script(path: Path) -> Script:
 
 
 def read_catalogue() -> list[Script]:
-    """All scripts, by room and name."""
+    """Return all scripts, by folder and name."""
     paths = [path for room in ROOMS for path in sorted((FOLDER / room).glob("*.py"))]
     return [read_script(path) for path in paths]
 
 
 def table(catalogue: list[Script]) -> str:
-    """The catalogue as a Markdown table: kind, script, and what holds."""
+    """Return the catalogue as a Markdown table: kind, script, and outcome."""
     lines = ["| kind | script | what holds |", "|---|---|---|"]
     for script in catalogue:
         holds = f'refused: "{script.refused}"' if script.refused else "equal"

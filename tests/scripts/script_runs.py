@@ -41,7 +41,7 @@ def run_plainly(script: Script, folder: Path, plain_ranks: PlainRanks) -> Digest
 
 
 def run_under_torchrun(script: Script, folder: Path) -> Digests:
-    """The same ranks, started by torchrun."""
+    """Run the same ranks, started by torchrun."""
     words = ("torch.distributed.run", "--standalone", f"--nproc-per-node={script.ranks}")
     ended = _launch([*words, str(script.path)], folder, FOLDER / "plain")
     assert ended.code == 0, f"under torchrun: exit code {ended.code}\n{ended.output}"
@@ -61,7 +61,7 @@ def _digests(folder: Path, ranks: int) -> Digests:
 
 
 def reference_key(script: Script) -> str:
-    """A name for what decides the reference's bits, so that it can be kept between sessions."""
+    """Return a name for the inputs of the reference's bits, so that it can be cached."""
     cpu = f"{torch.__version__} {sys.version} {torch.backends.cpu.get_cpu_capability()}"
     sources = [script.path, *(FOLDER / "kit").glob("*.py"), *(FOLDER / "plain").glob("*.py")]
     texts = [path.read_bytes() for path in sorted(sources)]
@@ -103,7 +103,7 @@ def _launch(command: list[str], folder: Path, *paths: Path) -> Ended:
 
 
 def digests_of_run(ended: Ended, ranks: int) -> Digests:
-    """What the ranks wrote, and what they reported by the run's events."""
+    """Return the digests that the ranks wrote, and their results from the run's events."""
     digests = _digests(ended.folder, ranks)
     reports: list[dict[int, dict[str, float]]] = [{} for _ in range(ranks)]
     for event in read_events(ended.folder / "run"):
@@ -119,7 +119,7 @@ def _reported(reports: dict[int, dict[str, float]]) -> str:
 
 
 def differences(got: Digests, expected: Digests) -> list[str]:
-    """One line for each part of a rank that differs from plain torchrun."""
+    """Return one line for each part of a rank that differs from plain torchrun."""
     return [
         f"rank {rank}: {name} is {mine.get(name)}, plain torchrun has {theirs.get(name)}"
         for rank, (mine, theirs) in enumerate(zip(got, expected, strict=True))
@@ -129,7 +129,7 @@ def differences(got: Digests, expected: Digests) -> list[str]:
 
 
 def assert_refused(script: Script, ended: Ended) -> None:
-    """The run ended at its start with the script's error, by the words that are expected."""
+    """Assert that the run ended at its start with the expected words."""
     summary = summary_of(ended)
     assert ended.code == 1, f"exit code {ended.code} instead of a refusal\n{ended.output}"
     assert summary["outcome"] == "user_error", ended.output
@@ -138,5 +138,5 @@ def assert_refused(script: Script, ended: Ended) -> None:
 
 
 def summary_of(ended: Ended) -> dict[str, Any]:
-    """The run's summary."""
+    """Return the run's summary."""
     return json.loads((ended.folder / "run" / "summary.json").read_text())

@@ -1,4 +1,4 @@
-"""ETTR: the paper's equations, the exact form beside them, and the way back."""
+"""ETTR: the published equations, the exact form, and its inverse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rates of failure: published, and learnt."""
+"""Failure rates: published and estimated."""
 
 from __future__ import annotations
 

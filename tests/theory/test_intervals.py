@@ -1,4 +1,4 @@
-"""Intervals: against simulation, against each other, and against the documents' figures."""
+"""Save intervals against simulation, each other, and published figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several kinds of saves beside each other."""
+"""Multi-level checkpointing."""
 
 from __future__ import annotations
 

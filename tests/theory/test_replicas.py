@@ -1,4 +1,4 @@
-"""Copies in memory, and how large a job can become."""
+"""Replicas in memory, and limits of job size."""
 
 from __future__ import annotations
 

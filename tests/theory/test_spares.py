@@ -1,4 +1,4 @@
-"""Spares: against references, against simulation, and against the document that took the mean."""
+"""Spare nodes against references and simulation."""
 
 from __future__ import annotations
 

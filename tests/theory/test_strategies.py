@@ -1,4 +1,4 @@
-"""Strategies: each against a simulation of its model, told failure by failure."""
+"""Strategies against simulations of their models."""
 
 from __future__ import annotations
 

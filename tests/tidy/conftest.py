@@ -1,4 +1,4 @@
-"""The repository as its rules see it: parsed sources and documents."""
+"""Parsed sources and documents of the repository."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Source(NamedTuple):
     tree: ast.Module
 
     def at(self, node: ast.AST, what: str) -> str:
-        """One line of a failure message."""
+        """Return one line of a failure message."""
         return f"{self.path}:{getattr(node, 'lineno', 1)}: {what}"
 
 
@@ -43,7 +43,7 @@ def root() -> Path:
 
 @pytest.fixture(scope="session")
 def package() -> list[Source]:
-    """What is installed: src/outlast."""
+    """Return the sources that are installed: src/outlast."""
     found = _all("src/outlast")
     assert len(found) >= 9, "the sources were not found, so nothing would be checked"
     return found

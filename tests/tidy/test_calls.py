@@ -1,4 +1,4 @@
-"""Calls and words that this code base does without."""
+"""Forbidden calls and words in the source."""
 
 from __future__ import annotations
 

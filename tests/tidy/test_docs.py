@@ -1,4 +1,4 @@
-"""Documents hold what they promise: links lead somewhere, commands exist, words are defined."""
+"""Documents: valid links, existing files and commands, defined words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An extra brings all that its rooms import: `pip install 'outlast[fleet]'` is enough for Fleet."""
+"""Extras install all imports of their packages: `outlast[fleet]` suffices for Fleet."""
 
 from __future__ import annotations
 

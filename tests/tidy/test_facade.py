@@ -1,4 +1,4 @@
-"""What a training script imports: small, lazy, and documented where it stands."""
+"""Public names for training scripts: few, lazily imported, and documented."""
 
 from __future__ import annotations
 

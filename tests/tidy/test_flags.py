@@ -1,4 +1,4 @@
-"""The command line of `outlast run` is a promise: it changes only together with run_flags.txt.
+"""Flags of `outlast run` are frozen: they change only together with run_flags.txt.
 
 To accept a change on purpose: `python tests/tidy/test_flags.py > tests/tidy/run_flags.txt`.
 """

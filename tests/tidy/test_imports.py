@@ -1,4 +1,4 @@
-"""Imports point one way, and torch stays in the rooms that need it."""
+"""Import rules: one direction between packages, and torch in few of them."""
 
 from __future__ import annotations
 

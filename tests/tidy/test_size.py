@@ -1,4 +1,4 @@
-"""Small rooms: one idea a file, one screen a function, every name typed."""
+"""Sizes of files and functions, and types of every name."""
 
 from __future__ import annotations
 

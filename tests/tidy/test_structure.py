@@ -1,4 +1,4 @@
-"""The package's structure gets no worse: each figure of structure.py has a ceiling."""
+"""Ceilings of the figures of structure.py."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Domain of each closed form: effects of a scenario that it leaves out, with their size.
 
 `domain_gaps` alone decides whether a prediction may be called exact. Each gap has an estimate of
-the share of wall time by which it moves the result; tests/plan/test_domain.py draws scenarios over
-the whole field space and compares predictions called exact with the simulator.
+the share of wall time by which it moves the result; tests/plan/model/test_formula_domain.py draws
+scenarios over the whole field space and compares predictions called exact with the simulator.
 """
 
 from __future__ import annotations

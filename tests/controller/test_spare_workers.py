@@ -1,0 +1,181 @@
+"""Spare workers: replacement up to their number, bounded by early deaths."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from outlast import events
+from outlast.config import Limits
+from outlast.controller import membership, state_machine
+from outlast.controller.controller_state import (
+    AgentRecord,
+    ControllerState,
+    ControllerTurn,
+    WorkerRecord,
+)
+from outlast.controller.recovery import reconfiguration
+from outlast.testing.controller_driver import ControllerDriver
+from outlast.transport import messages
+
+
+def running(spares: int = 1, **limits: Any) -> ControllerDriver:
+    return ControllerDriver(world=2, spares=spares, **limits).begin().open()
+
+
+def notes(desk: ControllerDriver) -> str:
+    return " ".join(note.text for note in desk.emitted(events.Note))
+
+
+@pytest.mark.parametrize("lived_s", [1, 700])
+def test_a_lost_spare_is_replaced_at_once(lived_s: int) -> None:
+    desk = running(lease_s=1000)
+    desk.tick(lived_s)
+    desk.lose("w1-2", state="waiting")
+    assert [body.seat for _, body in desk.sent(messages.Spawn)] == [-1]
+    assert "spare w1-2 is lost" in notes(desk) and "another is started" in notes(desk)
+    assert desk.state.mode == "open" and desk.state.budgets.respawns == 1
+
+
+@pytest.mark.parametrize("warm", [True, False])
+def test_spares_that_keep_dying_young_are_not_replaced_for_ever(warm: bool) -> None:
+    desk = running(attempts_max=3)
+    for number in range(2, 5):
+        if warm and number > 2:
+            desk.hello(f"w1-{number}")
+        desk.lose(f"w1-{number}", state="waiting")
+    assert not desk.sent(messages.Spawn)
+    assert "no other is started before the next recovery, since 3 in a row" in notes(desk)
+    desk.status("w1-0", 0, "idle", fault=events.Fault(kind="transport", detail="reset"))
+    desk.status("w1-1", 0, "idle")
+    desk.heal(0)
+    desk.commit(1)
+    assert [body.seat for _, body in desk.sent(messages.Spawn)] == [-1]
+
+
+def test_a_used_spare_is_replaced_though_no_phase_is_completed_for_long() -> None:
+    desk = running(lease_s=1000)
+    desk.lose("w1-1", 5, slots={"before:5": b"x", "after:5": b"y"})
+    desk.status("w1-0", 5, "running")
+    desk.heal(5)
+    desk.say("", messages.Renew())
+    assert not desk.sent(messages.Spawn)
+    desk.tick(40)
+    desk.say("", messages.Renew())
+    assert [body.seat for _, body in desk.sent(messages.Spawn)] == [-1]
+
+
+def test_a_spare_that_is_still_starting_takes_the_seat_when_it_is_warm() -> None:
+    desk = ControllerDriver(world=2, spares=1, lease_s=1000).begin()
+    desk.agent()
+    for worker in ("w1-0", "w1-1"):
+        desk.hello(worker)
+    desk.heal(0)
+    desk.commit(1)
+    desk.lose("w1-1", 5, slots={"before:5": b"x"})
+    desk.status("w1-0", 5, "running")
+    assert not desk.sent(messages.Spawn) and desk.seats() == ("w1-0", "w1-2")
+    assert desk.emitted(events.Decided, history=True)[-1].rung == "replace"
+    desk.hello("w1-2")
+    ((worker, seat),) = desk.sent(messages.Seat)
+    assert (worker, seat.seat) == ("w1-2", 1)
+
+
+def test_the_first_spare_to_be_warm_gets_the_seat() -> None:
+    desk = ControllerDriver(world=2, spares=2, lease_s=1000).begin()
+    desk.agent()
+    for worker in ("w1-0", "w1-1"):
+        desk.hello(worker)
+    desk.heal(0)
+    desk.lose("w1-1", 5, slots={"before:5": b"x"})
+    desk.status("w1-0", 5, "running")
+    assert desk.seats() == ("w1-0", "w1-2")
+    desk.hello("w1-3")
+    assert desk.seats() == ("w1-0", "w1-3")
+    assert [worker for worker, _ in desk.sent(messages.Seat)] == ["w1-3"]
+    desk.hello("w1-2")
+    assert [worker.name for worker in desk.state.warm_spares()] == ["w1-2"]
+
+
+def test_long_lives_are_not_counted_together() -> None:
+    desk = running(attempts_max=2, lease_s=1e6)
+    for number in range(2, 9):
+        desk.hello(f"w1-{number}")
+        desk.tick(700)
+        desk.lose(f"w1-{number}", state="waiting")
+        assert desk.sent(messages.Spawn), number
+
+
+def test_a_spare_that_was_given_up_is_replaced_when_it_is_reaped() -> None:
+    desk = running(hello_s=5, lease_s=1000)
+    desk.lose("w1-2", state="waiting")
+    desk.tick(6)
+    assert desk.killed() == {"w1-3"}
+    desk.lose("w1-3", state="starting", kind="requested", detail="killed by its agent")
+    assert [body.seat for _, body in desk.sent(messages.Spawn)] == [-1]
+    assert desk.state.budgets.spares_failed == 2
+
+
+def test_a_run_that_drains_starts_no_spares() -> None:
+    desk = running()
+    desk.stop()
+    for worker in desk.seats():
+        desk.status(worker, 7, "idle")
+    desk.heal(7)
+    desk.history.clear()
+    desk.lose("w1-2", state="waiting")
+    assert not desk.sent(messages.Spawn, history=True)
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_spare_that_dies_before_init_is_told_with_its_last_line_and_log(is_open: bool) -> None:
+    desk = running(spares=2) if is_open else ControllerDriver(world=2, spares=1).begin()
+    if not is_open:
+        desk.agent()
+    spare = next(b.worker for _, b in desk.sent(messages.Spawn, history=True)[::-1] if b.seat < 0)
+    if is_open:
+        desk.lose(spare, state="waiting")
+        spare = next(b.worker for _, b in desk.sent(messages.Spawn) if b.seat < 0)
+    desk.lose(spare, state="starting", kind="exited", exit_code=1, traceback="a\nKeyError: 'RANK'")
+    told = notes(desk)
+    assert "its last line: KeyError: 'RANK'" in told
+    assert f"before outlast.init(), where a spare has no rank yet: see logs/spare/{spare}" in told
+
+
+def two_hosts(world: int, spares: int = 0) -> ControllerTurn:
+    state = state_machine.initial(world, spares, Limits())
+    state.members.agents = {
+        name: AgentRecord(
+            name=name, incarnation=1, host=name, capacity=9, lease_ns=10**12, renewed_ns=0
+        )
+        for name in ("a", "b")
+    }  # fmt: skip
+    turn = ControllerTurn(state)
+    reconfiguration.start_over(turn, 0, 0)
+    return turn
+
+
+def hosts(state: ControllerState) -> str:
+    return "".join(state.members.workers[name].agent for name in state.members.seats)
+
+
+@pytest.mark.parametrize(("world", "expected"), [(4, "aabb"), (5, "aaabb"), (2, "ab")])
+def test_ranks_are_contiguous_by_host(world: int, expected: str) -> None:
+    turn = two_hosts(world)
+    reconfiguration.gather_members(turn)
+    assert hosts(turn.state) == expected
+
+
+def test_a_spare_of_the_same_host_takes_the_seat_first() -> None:
+    turn = two_hosts(4)
+    reconfiguration.gather_members(turn)
+    state = turn.state
+    hello = messages.WorkerHello(pid=1, fingerprint={}, address="")
+    for name, agent in (("s1", "a"), ("s2", "b")):
+        state.members.workers[name] = WorkerRecord(
+            name=name, agent=agent, since_ns=1, hello=hello, is_spare=True
+        )
+    del state.members.workers[state.members.seats[3]]
+    state.members.seats = (*state.members.seats[:3], "")
+    assert membership.fill(turn, 3) == "s2" and hosts(state) == "aabb"

@@ -1,0 +1,35 @@
+"""Failures before the first step, and errors around the vote."""
+
+from __future__ import annotations
+
+import pytest
+from tests.end_to_end.conftest import Outcome, Runner, faults_told, same
+
+pytestmark = pytest.mark.process
+
+
+def test_a_kill_in_set_up_is_no_error_of_the_script(runner: Runner, undisturbed: Outcome) -> None:
+    outcome = runner.run("--spares=1", "--fault=kill:rank=1,phase=setup")
+    same(outcome, undisturbed)
+    assert ("killed", 1) in faults_told(outcome)
+    assert "error of the script" not in outcome.output
+
+
+@pytest.mark.long
+def test_a_kill_before_init_leaves_the_others_starting(
+    runner: Runner, undisturbed: Outcome
+) -> None:
+    outcome = runner.run("--spares=1", "--fault=kill:rank=2,after=0.3")
+    same(outcome, undisturbed)
+    assert "rank 2 was lost before init()" in outcome.output
+    assert outcome.summary["generations"] == 1
+
+
+def test_an_error_behind_a_yes_is_told_as_it_is_and_recovered(
+    runner: Runner, undisturbed: Outcome
+) -> None:
+    """Rank 1's vote fails in no way that a transport does, after the others have its yes."""
+    outcome = runner.run(job=("--bug", "vote"))
+    same(outcome, undisturbed)
+    assert ("raised", 1) in faults_told(outcome)
+    assert "contradict" not in outcome.output + outcome.explain()

@@ -1,0 +1,43 @@
+"""Recovery of scripts with several models, and with phases outside the loop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.end_to_end.conftest import Runner
+
+from outlast import events
+
+pytestmark = pytest.mark.process
+TWO_MODELS = Path(__file__).with_name("jobs") / "two_models_job.py"
+ODD_JOB = Path(__file__).with_name("jobs") / "unusual_phases_job.py"
+
+
+@pytest.mark.long
+def test_two_models_stepped_in_turn(
+    runner: Runner, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    undisturbed = Runner(tmp_path_factory.mktemp("two")).run(script=TWO_MODELS)
+    assert undisturbed.code == 0, undisturbed.output
+    outcome = runner.run("--spares=2", script=TWO_MODELS, job=("--die", "judge:4", "maker:8"))
+    assert outcome.code == 0, outcome.output
+    assert outcome.ranks == undisturbed.ranks
+    noticed = [e.fault.kind for e in outcome.events if isinstance(e, events.Noticed)]
+    # The first joiner meets the second function when DDP was used already: it has its buckets.
+    told = [kind for kind in noticed if kind in ("killed", "unsettled")]
+    assert told == ["killed", "killed"]
+
+
+def test_phases_in_odd_places(runner: Runner, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Rank 0 dies behind a file that it has written between two phases: it writes it again."""
+    undisturbed = Runner(tmp_path_factory.mktemp("odd")).run(script=ODD_JOB)
+    assert undisturbed.code == 0, undisturbed.output
+    places = ("2:evaluate:0", "1:draw:4", "2:look:5", "0:evaluate:6", "1:evaluate:10", "3:last:10")
+    outcome = runner.run("--spares=2", script=ODD_JOB, job=("--die", *places))
+    assert outcome.code == 0, outcome.output
+    for seat, (got, want) in enumerate(zip(outcome.ranks, undisturbed.ranks, strict=True)):
+        assert got == want, f"rank {seat}"
+    assert len(want["history"]) == 13
+    assert {(outcome.out / place).exists() for place in places} == {True}
+    assert {i["rung"] for i in outcome.summary["incidents"]} <= {"replace", "respawn"}

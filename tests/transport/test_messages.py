@@ -1,0 +1,81 @@
+"""Round trips of message frames, and refusal of damaged ones."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outlast.errors import WireError
+from outlast.events import Fault
+from outlast.transport import channel, messages
+
+TOKEN = b"k" * 32
+
+
+def envelope(body: messages.AnyBody, seq: int = 1) -> messages.MessageEnvelope:
+    return messages.MessageEnvelope(
+        run="r", term=1, agent="a0", incarnation=1, worker="w1-0", seq=seq, body=body
+    )
+
+
+BODIES = [
+    messages.WorkerHello(pid=3, fingerprint={"torch": "2"}, address="127.0.0.1:1"),
+    messages.Status(
+        generation=2, n=7, step=7, state="idle", fault=Fault(kind="killed", detail="x")
+    ),
+    messages.Joined(generation=3, sent={2: ("ab", 10, 0.5)}),
+    messages.Seat(generation=2, seat=1, world=4, n=7, first=False, slots={"before:7": b"\0\1"}),
+    messages.Connect(
+        generation=1, n=0, seats=("a",), addresses=("x:1",), transfers=((0, 2),), timeout_s=1.5
+    ),
+    messages.WorkerLostReport(
+        worker="w", fault=Fault(kind="exited", detail="y"), n=3, state="running"
+    ),
+]
+
+
+@pytest.mark.parametrize("body", BODIES, ids=lambda b: type(b).__name__)
+def test_a_frame_survives_the_wire(body: messages.AnyBody) -> None:
+    frame = channel.encode_frame(envelope(body), TOKEN)
+    assert list(channel.FrameDecoder(TOKEN).feed(frame)) == [envelope(body)]
+
+
+@given(st.lists(st.integers(1, 400), max_size=60))
+def test_any_split_of_the_stream_gives_the_same_frames(cuts: list[int]) -> None:
+    sent = [envelope(body, seq) for seq, body in enumerate(BODIES, 1)]
+    stream = b"".join(channel.encode_frame(e, TOKEN) for e in sent)
+    decoder, got, at = channel.FrameDecoder(TOKEN), [], 0
+    for cut in [*cuts, len(stream)]:
+        got += decoder.feed(stream[at : at + cut])
+        at += cut
+    assert got == sent
+
+
+@given(st.data())
+def test_any_flipped_bit_is_refused(data: st.DataObject) -> None:
+    frame = bytearray(channel.encode_frame(envelope(BODIES[0]), TOKEN))
+    bit = data.draw(st.integers(0, len(frame) * 8 - 1))
+    frame[bit // 8] ^= 1 << (bit % 8)
+    # A flipped length may make the decoder wait for more; it must never deliver a frame.
+    with contextlib.suppress(WireError):
+        assert list(channel.FrameDecoder(TOKEN).feed(bytes(frame))) == []
+
+
+def test_another_runs_token_is_refused() -> None:
+    frame = channel.encode_frame(envelope(BODIES[0]), os.urandom(32))
+    with pytest.raises(WireError, match="token"):
+        list(channel.FrameDecoder(TOKEN).feed(frame))
+
+
+def test_a_frame_above_the_limit_is_refused_by_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    big = envelope(messages.Put(generation=1, key="k", value=b"x" * 4096))
+    frame = channel.encode_frame(big, TOKEN)
+    monkeypatch.setattr(channel, "FRAME_BYTES_MAX", 1024)
+    with pytest.raises(WireError, match="limit"):
+        channel.encode_frame(big, TOKEN)
+    with pytest.raises(WireError, match="announces"):
+        list(channel.FrameDecoder(TOKEN).feed(frame))

@@ -1,0 +1,68 @@
+"""Results that were lost with their worker, as a successor uses them."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+import pytest
+import torch
+
+from outlast.worker.phases.catch_up import LostResult, is_evidence, placeholder
+
+
+class Used(Exception):  # noqa: N818 - stands for the end of this process
+    pass
+
+
+def use() -> NoReturn:
+    raise Used
+
+
+class Result(NamedTuple):
+    loss: float
+    name: str
+
+
+def test_a_result_that_nobody_knows_has_no_plausible_value_in_it() -> None:
+    dry = {"loss": 0.5, "hits": [3, True], "pair": Result(1.0, "best"), "none": None}
+    found = placeholder(dry, use)
+    assert math.isnan(found["loss"])
+    assert math.isnan(found["pair"].loss)
+    assert found["none"] is None
+    assert all(type(one) is LostResult for one in (*found["hits"], found["pair"].name))
+    assert bool(placeholder(torch.ones(2), use).isnan().all())
+    assert bool(np.isnan(placeholder(np.ones(3), use)).all())
+    for counted in (torch.ones(2, dtype=torch.int64), torch.ones(2) > 0, np.arange(3)):
+        assert type(placeholder(counted, use)) is LostResult
+
+
+USES: tuple[Callable[[Any], object], ...] = (
+    bool, operator.not_, int, float, len, iter, hash, list, operator.neg, operator.index,
+    lambda lost: lost == 1, lambda lost: lost < 1, lambda lost: lost < 1, lambda lost: lost[0],
+    lambda lost: 1 in lost, lambda lost: 1 + lost, lambda lost: lost.item(), lambda lost: lost(),
+    lambda lost: lost & True, range, torch.tensor, math.isnan, "%d".__mod__, open,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("deed", USES)
+def test_whoever_needs_its_value_does_not_get_any(deed: Callable[[Any], object]) -> None:
+    with pytest.raises(Used):
+        deed(placeholder(True, use))
+
+
+def test_it_may_be_kept_and_printed() -> None:
+    lost = placeholder(True, use)
+    kept = [lost, {"stop": lost}]
+    assert f"{lost} {lost:>5}" == "<lost with its worker> <lost with its worker>"
+    assert str(kept) and kept[0] is lost
+
+
+def test_flags_and_counts_that_agree_are_no_evidence() -> None:
+    for value in (True, 3, "stop", None, [0, False], torch.ones(2) > 0, np.arange(2)):
+        assert not is_evidence(value)
+    for value in (0.5, [0, {"loss": 0.5}], torch.ones(2), np.ones(2), 1j, np.float32(1)):
+        assert is_evidence(value)

@@ -1,0 +1,69 @@
+"""A rank's own part of a checkpoint: restored, reported, or refused."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+import torch
+
+from outlast.checkpoint.format import codec
+from outlast.errors import CorruptionError
+from outlast.worker.phases.script_progress import (
+    LOST,
+    SEAT_MAGIC,
+    Intervals,
+    ProgressSlot,
+    RankPart,
+    ScriptProgress,
+    part_summary,
+)
+from outlast.worker.state.ddp_buckets import BucketState
+
+
+def slot(**changed: object) -> ProgressSlot:
+    own = codec.encode({"buffers": {}, "choices": codec.encode({"random": 3, "objects": {"o": 4}})})
+    place = ScriptProgress(saved_step=2, every=Intervals(1, 5), prelude=[codec.encode(8), LOST])
+    place.draw(codec.encode({"step": 3, "random": torch.arange(4)}))
+    made = place.slot(7, 3, own, reports={"loss": 0.5})
+    return msgspec.structs.replace(made, **changed)
+
+
+def test_a_place_comes_back() -> None:
+    states = [BucketState(sync=True, buckets=[[1], [0, 2]]), BucketState(sync=False)]
+    part = RankPart(slot().pack(), states, {"name": codec.encode("run-1")})
+    found = RankPart.unpack(part.pack(), "here")
+    assert found == part
+    assert ProgressSlot.unpack(found.slot) == slot()
+    older = b"OLP2" + msgspec.msgpack.encode([slot().pack(), [True, False]])
+    states = [BucketState(sync=True), BucketState(sync=False)]
+    assert RankPart.unpack(older, "here") == RankPart(slot().pack(), states, {})
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"\x80", r"rank 3 is not a seat's part of version 2 or 3 \(starts with b'\\x80'"),
+        (b"OLP1\x80", "the Outlast that wrote it"),
+        (SEAT_MAGIC + b"\xc1", "rank 3 is no place in a run"),
+        (SEAT_MAGIC + msgspec.msgpack.encode([b"\x80", []]), "missing required field"),
+        (b"OLP2" + msgspec.msgpack.encode([b"\x80"]), "rank 3 is no place in a run"),
+        (b"OLP2" + msgspec.msgpack.encode({}), "rank 3 is no place in a run"),
+    ],
+)
+def test_what_is_no_place_is_damage(data: bytes, message: str) -> None:
+    with pytest.raises(CorruptionError, match=message):
+        RankPart.unpack(data, "rank 3")
+
+
+def test_what_is_told_is_what_training_goes_on_from() -> None:
+    """Not when it saves, nor what it has saved: two runs may do that differently."""
+    part = part_summary(
+        RankPart(slot(at_draw=True).pack(), [BucketState(sync=True)]).pack(), "here"
+    )
+    assert part == {
+        "random": 3, "objects": {"o": 4}, "buffers": {}, "batch": {"step": 3}, "results": [8],
+        "ddp": [[True, False, None]], "script": {}, "local": {},
+    }  # fmt: skip
+    other = slot(at_draw=True, every=Intervals(9, 9), saved_step=1, n=99, reports={})
+    assert part_summary(RankPart(other.pack(), [BucketState(sync=True)]).pack(), "here") == part
+    assert "random" in part_summary(RankPart(slot().pack(), []).pack(), "here")["batch"]

@@ -1,0 +1,165 @@
+"""Digests of the state that replicas share."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from outlast.errors import ConfigError
+from outlast.worker.state.audited_state import (
+    WHOLE,
+    AuditedPart,
+    collect,
+    digest_kinds,
+    digest_names,
+    flip_bit,
+    replica_set,
+)
+from outlast.worker.state.ddp_buckets import BucketState
+from outlast.worker.state.protected_state import ProtectedState
+from outlast.worker.state.tensor_digests import digests, weighted_sum
+
+
+def protected() -> ProtectedState:
+    """A model that has made one step, a scheduler, and an object that is the rank's own."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 4))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+    held = ProtectedState(
+        {"model": model, "optimizer": optimizer, "scheduler": scheduler, "own": {"drawn": 3}}, {}
+    )
+    model(torch.randn(5, 8)).sum().backward()
+    held.buffers.mark_vote()
+    optimizer.step()
+    held.completed("step")
+    return held
+
+
+ONE, OTHER = protected(), protected()
+
+
+def kinds(held: ProtectedState, part: AuditedPart = WHOLE) -> dict[str, bytes]:
+    return digest_kinds(digest_names(collect(held), part))
+
+
+def test_equal_states_have_equal_digests() -> None:
+    one, other = protected(), protected()
+    assert kinds(one) == kinds(other)
+    assert replica_set(one) == replica_set(other)
+    assert {"parameters", "optimizers", "objects"} <= kinds(one).keys()
+
+
+def test_every_tensor_of_the_model_and_the_optimizer_is_named() -> None:
+    names = digest_names(collect(protected()), WHOLE)
+    assert "model.0.weight" in names["parameters"]
+    assert "optimizer.state.model.2.bias.exp_avg_sq" in names["optimizers"]
+    assert "optimizer.state.model.2.bias.step" in names["optimizers"]
+
+
+def test_what_is_the_ranks_own_is_not_compared() -> None:
+    """BatchNorm's statistics come from the rank's own samples."""
+    one, other = protected(), protected()
+    assert digest_names(collect(one), WHOLE)["buffers"] == {}
+    other.modules["model"][1].running_mean.add_(1)  # type: ignore[index]
+    other.own["own"]["drawn"] = 4  # type: ignore[index]
+    assert kinds(one) == kinds(other)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "kind"),
+    [
+        ("model.2.weight", "parameters"),
+        ("optimizer.state.model.0.bias.exp_avg", "optimizers"),
+        ("optimizer.state.*.step", "optimizers"),
+    ],
+)
+def test_one_flipped_bit_changes_its_kind_and_its_name(pattern: str, kind: str) -> None:
+    one, other = protected(), protected()
+    flip_bit(other, pattern)
+    a, b = (digest_names(collect(held), WHOLE) for held in (one, other))
+    differing = {
+        (group, name)
+        for group, named in a.items()
+        for name in named
+        if named[name] != b[group][name]
+    }
+    assert len(differing) == 1
+    assert next(iter(differing))[0] == kind
+    assert [key for key in kinds(one) if kinds(one)[key] != kinds(other)[key]] == [kind]
+    flip_bit(other, pattern)
+    assert kinds(one) == kinds(other)
+
+
+def test_what_every_vote_compares_is_not_audited() -> None:
+    one, other = protected(), protected()
+    other.optimizers["optimizer"].param_groups[0]["lr"] = 2e-3
+    other.schedules["scheduler"].last_epoch = 7  # type: ignore[attr-defined]
+    assert kinds(one) == kinds(other)
+
+
+def test_another_order_of_ddps_buckets_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = protected(), protected()
+    layouts = ([[0, 1], [2]], [[1, 0], [2]])  # of the same sizes
+    for held, buckets in zip((one, other), layouts, strict=True):
+        state = BucketState(sync=True, buckets=buckets)
+        monkeypatch.setattr(held.reducers, "states", lambda state=state: [state])
+    assert [k for k in kinds(one) if kinds(one)[k] != kinds(other)[k]] == ["buckets"]
+
+
+def test_a_flip_of_a_tensor_that_is_not_there_names_those_that_are() -> None:
+    with pytest.raises(ConfigError, match=r"model\.0\.weight"):
+        flip_bit(protected(), "model.7.weight")
+
+
+@settings(max_examples=25)
+@given(parts=st.integers(1, 11), bit=st.integers(0, 8 * (8 * 16 + 16) * 4 - 1))
+def test_the_parts_together_are_all_of_the_state(parts: int, bit: int) -> None:
+    one, other = ONE, OTHER
+    weight = [*other.modules["model"].parameters()][:2]
+    index, tensor = divmod(bit, 8)[0], weight[0]
+    if index >= 8 * 16 * 4:
+        index, tensor = index - 8 * 16 * 4, weight[1]
+    data = tensor.detach().view(-1).view(torch.uint8)
+    data[index] ^= 1 << bit % 8
+    found = [
+        number
+        for number in range(parts)
+        if kinds(one, AuditedPart(number, parts)) != kinds(other, AuditedPart(number, parts))
+    ]
+    data[index] ^= 1 << bit % 8
+    assert found and len(found) <= 2  # an element at an edge belongs to both parts
+
+
+@given(
+    values=st.lists(st.integers(0, 255), min_size=1, max_size=200), bit=st.integers(0, 200 * 8 - 1)
+)
+def test_a_devices_sum_finds_every_flipped_bit(values: list[int], bit: int) -> None:
+    """Computed on the CPU here: the arithmetic is a device's."""
+    one = torch.tensor(values, dtype=torch.uint8)
+    other = one.clone()
+    index, place = divmod(bit % (8 * len(values)), 8)
+    other[index] ^= 1 << place
+    assert weighted_sum(one) == weighted_sum(one.clone())
+    assert weighted_sum(one) != weighted_sum(other)
+
+
+def test_a_devices_sum_knows_order_and_length() -> None:
+    values = torch.arange(100, dtype=torch.float32)
+    assert weighted_sum(values) != weighted_sum(values.flip(0))
+    zeros = torch.zeros(8), torch.zeros(16)
+    assert weighted_sum(zeros[0]) != weighted_sum(zeros[1])
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float64, torch.bool, torch.int8, torch.complex64]
+)
+def test_any_type_and_layout_has_a_digest(dtype: torch.dtype) -> None:
+    plain = torch.arange(35).reshape(5, 7).to(dtype)
+    turned = plain.t().contiguous().t()
+    assert digests([plain]) == digests([turned])
+    assert weighted_sum(plain) == weighted_sum(turned)
+    assert digests([plain[:0]]) == digests([plain[:0].clone()])

@@ -1,0 +1,95 @@
+"""Places and workers that an injected fault (`--fault`) strikes."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from outlast.controller.fault_spec import FaultSpec, parse
+from outlast.worker.injected_faults import InjectedError, InjectedFaults
+from outlast.worker.worker_events import WorkerEvents
+
+
+class Place:
+    """A worker that has committed `step` steps, on seat 0."""
+
+    def __init__(self, markers: Path, *specs: FaultSpec) -> None:
+        self.step = 0
+        self.resets = 0
+        self.flipped: list[str] = []
+        self.faults = InjectedFaults(
+            list(specs),
+            markers,
+            WorkerEvents(None, "w"),
+            self,
+        )
+        self.faults.seat = 0
+
+    def progress(self) -> tuple[int, int]:
+        return self.step, self.step
+
+    def is_real(self) -> bool:
+        return True
+
+    def cut_connections(self) -> None:
+        self.resets += 1
+
+    def flip_bit(self, pattern: str) -> None:
+        self.flipped.append(pattern)
+
+
+def test_the_next_checkpoint_from_there_on_fails_once(tmp_path: Path) -> None:
+    place = Place(tmp_path, parse("full:step=10"))
+    place.step = 9
+    place.faults.reach("checkpoint")
+    place.step = 12
+    place.faults.reach("forward")
+    with pytest.raises(OSError, match="full:step=10") as caught:
+        place.faults.reach("checkpoint")
+    assert caught.value.errno == errno.ENOSPC
+    place.faults.reach("checkpoint")
+
+
+def test_a_step_is_hit_while_it_is_made_and_what_follows_it_afterwards(tmp_path: Path) -> None:
+    place = Place(tmp_path, parse("reset:step=3"), parse("reset:step=3,phase=between"))
+    struck = []
+    for place.step in range(6):
+        for where in ("between", "forward", "forward"):
+            before = place.resets
+            place.faults.reach(where)
+            if place.resets > before:
+                struck.append((place.step, where))
+    assert struck == [(2, "forward"), (3, "between")]
+
+
+def test_another_worker_of_the_run_knows_what_has_struck(tmp_path: Path) -> None:
+    for struck in (1, 1, 0):
+        place = Place(tmp_path, parse("reset:times=2"))
+        place.faults.reach("forward")
+        assert place.resets == struck
+
+
+def test_the_spare_that_is_named_is_hit_and_no_other(tmp_path: Path) -> None:
+    place = Place(tmp_path, FaultSpec(text="raise:spare=1", kind="raise", spare=1))
+    for other in (-1, 0, 2):
+        place.faults.warm(other)
+    place.faults.reach("forward")
+    with pytest.raises(InjectedError):
+        place.faults.warm(1)
+
+
+def test_what_the_launcher_does_is_not_done_here(tmp_path: Path) -> None:
+    place = Place(tmp_path, FaultSpec(text="reset:after=3", kind="reset", after_s=3.0))
+    place.faults.reach("forward")
+    place.faults.warm(-1)
+    assert place.resets == 0
+
+
+def test_a_flip_comes_once_after_the_commit(tmp_path: Path) -> None:
+    place = Place(tmp_path, parse("flip:rank=0,step=3,tensor=model.0.*"))
+    place.step = 3
+    for where in ("forward", "backward", "apply", "done", "committed", "committed"):
+        place.faults.reach(where)
+    assert place.flipped == ["model.0.*"]

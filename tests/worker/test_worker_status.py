@@ -1,0 +1,81 @@
+"""Measurement of a worker's phase durations, also of very short phases."""
+
+from __future__ import annotations
+
+import pytest
+
+from outlast.transport.worker_page import KEYS, WARM_PHASES, Page
+from outlast.worker.worker_status import WorkerStatus
+
+SMALL = 4096
+
+
+@pytest.fixture
+def page():
+    made = Page.create(SMALL)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def moment(page: Page) -> WorkerStatus:
+    made = WorkerStatus(page, lambda _body: None, lambda _generation: None)
+    made.generation = made.opened = 1
+    return made
+
+
+def phase(moment: WorkerStatus, name: str, work: int = 0) -> None:
+    moment.enter_attempt("running", name)
+    sum(range(work))
+    moment.enter_attempt("voting")
+    moment.enter("applying")
+    moment.completed(step=moment.step + 1, result=b"", shared=False)
+
+
+def test_phases_much_shorter_than_a_look_are_measured(moment: WorkerStatus, page: Page) -> None:
+    for _ in range(WARM_PHASES):
+        phase(moment, "step train", work=3_000_000)
+    step = page.read().key
+    assert page.paces() == {step: (WARM_PHASES, 0)}
+    for _ in range(50):
+        phase(moment, "step train")
+    (pace,) = page.paces().values()
+    assert pace.phases == WARM_PHASES + 50 and 0 < pace.slowest_ns < 10**9
+
+
+def test_each_kind_of_phase_has_its_own(moment: WorkerStatus, page: Page) -> None:
+    for _ in range(5):
+        phase(moment, "step train")
+    step = page.read().key
+    moment.enter_attempt("running", "eval evaluate")
+    evaluation = page.read().key
+    assert evaluation != step
+    before = page.paces()
+    assert evaluation not in before  # the first one: the watch knows nothing yet
+    phase(moment, "eval evaluate", work=1_000_000)
+    assert page.paces() == {**before, evaluation: (1, 0)}
+    moment.enter_attempt("checkpoint", "checkpoint")
+    moment.completed(step=6, result=b"", shared=True)
+    assert page.paces()[step] == before[step] and len(page.paces()) == 3
+
+
+def test_a_try_that_was_put_back_is_not_measured(moment: WorkerStatus, page: Page) -> None:
+    for _ in range(WARM_PHASES):
+        phase(moment, "step train")
+    moment.enter_attempt("running", "step train")
+    sum(range(5_000_000))
+    moment.enter("idle")  # refused
+    phase(moment, "step train")
+    begun_ns = page.read().t_ns
+    sum(range(5_000_000))
+    moment.enter("healing")
+    waited_ns = page.read().t_ns - begun_ns
+    assert 0 < page.paces()[page.read().key].slowest_ns < waited_ns / 2
+
+
+def test_kinds_beyond_the_pages_room_are_never_known(moment: WorkerStatus, page: Page) -> None:
+    for index in range(KEYS + 3):
+        phase(moment, f"step {index}")
+    assert len(page.paces()) == KEYS and page.read().key == 0
+    phase(moment, "step 0")
+    assert page.paces()[page.read().key].phases == 2
