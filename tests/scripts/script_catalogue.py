@@ -20,7 +20,17 @@ import re
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-ROOMS = ("collectives", "data", "ddp", "loops", "models", "optimizers", "phases", "state")
+ROOMS = (
+    "collectives",
+    "data",
+    "ddp",
+    "loops",
+    "models",
+    "optimizers",
+    "phases",
+    "sharded",
+    "state",
+)
 PLACES = {
     "kill": ("forward", "backward", "vote", "apply", "done", "between"),
     "stop": ("forward", "backward", "vote", "between"),
