@@ -39,19 +39,21 @@ def donors_of(state: ControllerState, seat: int, whole: Collection[int]) -> list
 
 
 def without_donor(state: ControllerState, whole: Collection[int]) -> tuple[int, ...]:
-    """Return the ranks beside `whole` whose shards none of `whole` holds."""
+    """Return the ranks beside `whole` whose shards are known, and held by none of `whole`.
+
+    A rank that was lost in set-up has reported nothing: its next worker does (see `transfers`).
+    """
     return tuple(
         seat
         for seat in range(state.world)
-        if seat not in whole and not donors_of(state, seat, whole)
+        if seat not in whole and seat in state.shared.holdings and not donors_of(state, seat, whole)
     )
 
 
 def transfers(turn: ControllerTurn, whole: Collection[int]) -> tuple[tuple[int, int], ...] | None:
     """Return (donor, joiner) for every rank that is not whole, spread over the donors.
 
-    Give up joiners without a donor, whose generation is then closed, and return None. This is
-    found here only where a rank's report did not reach an earlier controller.
+    Give up a joiner without a donor, whose generation is then closed, and return None.
     """
     state = turn.state
     joiners = [seat for seat in range(state.world) if seat not in whole]

@@ -1,11 +1,11 @@
-"""DDP x tensor parallel: two replicas of a model whose layers are split over two ranks each."""
+"""Data and tensor parallel on a 2x1x2 mesh: two replicas of layers that two ranks split."""
 # ranks: 4
 
 import torch
 from digests import write_digests
 from torch import nn
-from torch.distributed._composable.replicate import replicate
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -16,13 +16,13 @@ import outlast
 
 session = outlast.init()
 torch.manual_seed(0)
-mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+mesh = init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("replicate", "shard", "tensor"))
 model = nn.Sequential(nn.Linear(8, 24), nn.GELU(), nn.Linear(24, 6))
 plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
 model = parallelize_module(model, mesh["tensor"], plan)
-model = replicate(model, device_mesh=mesh["data"])
+fully_shard(model, mesh=mesh["replicate", "shard"])
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-torch.manual_seed(7 + mesh["data"].get_local_rank())
+torch.manual_seed(7 + mesh["replicate"].get_local_rank())
 session.protect(model=model, optimizer=optimizer)
 
 

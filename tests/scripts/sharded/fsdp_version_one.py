@@ -1,5 +1,6 @@
 """FSDP1: FullyShardedDataParallel, whose flat parameters are no DTensors."""
 # ranks: 2
+# refused: use fully_shard (FSDP2)
 
 import torch
 from digests import write_digests

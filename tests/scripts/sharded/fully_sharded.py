@@ -31,6 +31,13 @@ def train_step(_index):
     optimizer.step()
 
 
+@torch.no_grad()
+def evaluate():
+    session.report(accuracy=model(torch.ones(3, 9)).sum().item())
+
+
 for index in session.batches(None, until=10):
     session.run(train_step, index)
+    if session.step_index % 3 == 0:
+        session.run(evaluate)
 write_digests(session, model=model, optimizer=optimizer)

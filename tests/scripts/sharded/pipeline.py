@@ -1,5 +1,6 @@
 """A pipeline: two stages, and GPipe's schedule of four micro-batches."""
 # ranks: 2
+# refused: stages of a pipeline
 
 import torch
 from digests import write_digests
