@@ -11,8 +11,9 @@ from pathlib import Path
 # tables of states, locks and memory layouts; lines by 414 and modules by one for variables that
 # change late; lines by some 270 for help texts with unit and default, and for names of locals.
 # Then lines by 1,121 and modules by four for the bandwidth of collectives (figure 12).
+# Then lines by 310 and modules by two for sharded state: donors by shard, undone FSDP2 iterations.
 CEILINGS = {
-    "modules": 424,
+    "modules": 426,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 1,
@@ -21,7 +22,7 @@ CEILINGS = {
     "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 93740,
+    "lines": 94050,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 0,
 }

@@ -10,26 +10,19 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from outlast.controller.controller_state import ControllerState, ControllerTurn, WorkerRecord
-from outlast.controller.inputs import ShardsHeld
 from outlast.controller.lifecycle import run_ending
 from outlast.controller.recovery import incident_response
 
 
-def record(turn: ControllerTurn, sender: WorkerRecord, shards: bytes) -> None:
-    """Record what a rank holds; a later worker of the rank must hold the same."""
-    holdings = turn.state.shared.holdings
-    known = holdings.get(sender.seat)
-    if known is None:
-        holdings[sender.seat] = shards
-        turn.journal(ShardsHeld(seat=sender.seat, shards=shards))
-    elif known != shards:
-        detail = (
-            f"{sender.name} at rank {sender.seat} holds other shards than the rank's first worker"
-            " did; nothing was committed by it; build device meshes and shard modules from the rank"
-            " and the world size alone"
-        )
-        fault = turn.blame(sender, "mismatch", detail)
-        run_ending.stop(turn, "user_error", fault, fault.detail)
+def stop_for_other_shards(turn: ControllerTurn, sender: WorkerRecord) -> None:
+    """End the run: a worker holds other shards than its rank's first worker."""
+    detail = (
+        f"{sender.name} at rank {sender.seat} holds other shards than the rank's first worker"
+        " did; nothing was committed by it; build device meshes and shard modules from the rank"
+        " and the world size alone"
+    )
+    fault = turn.blame(sender, "mismatch", detail)
+    run_ending.stop(turn, "user_error", fault, fault.detail)
 
 
 def donors_of(state: ControllerState, seat: int, whole: Collection[int]) -> list[int]:

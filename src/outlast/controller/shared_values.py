@@ -180,4 +180,9 @@ def protected(turn: ControllerTurn, sender: WorkerRecord, body: messages.StatePr
         )
         run_ending.stop(turn, "user_error", fault, fault.detail)
         return
-    shard_holdings.record(turn, sender, body.shards)
+    shards = state.shared.holdings.get(sender.seat)
+    if shards is None:
+        state.shared.holdings[sender.seat] = body.shards
+        turn.journal(ShardsHeld(seat=sender.seat, shards=body.shards))
+    elif shards != body.shards:
+        shard_holdings.stop_for_other_shards(turn, sender)

@@ -373,8 +373,8 @@ class SimCluster:
         slots = self.ledger.slots_left
         lost = set(range(self.plan.world)) - survivors.keys()
         shards = {worker.shards() for worker in survivors.values()}
-        held = {b"shards %d" % (seat % self.plan.shard_sets) for seat in lost} <= shards
-        if held and all(keys & slots.get(seat, set()) for seat in lost):
+        needed = {b"shards %d" % (seat % self.plan.shard_sets) for seat in lost}
+        if needed <= shards and all(keys & slots.get(seat, set()) for seat in lost):
             self.ledger.fail(f"a restart that nothing asked for: {event.reason}")
 
     def _tell(self, text: str) -> str:

@@ -83,7 +83,7 @@ class FSDPIterations:
         fsdp = sys.modules.get("torch.distributed.fsdp")
         if fsdp is None:
             return []
-        parts = (part for part in self._modules.parts if isinstance(part, fsdp.FSDPModule))
+        parts: list[Any] = [p for p in self._modules.parts if isinstance(p, fsdp.FSDPModule)]
         # None before the first forward, when there is nothing to end.
         return [part for part in parts if part._get_fsdp_state()._is_root]  # noqa: SLF001 - no other
 
