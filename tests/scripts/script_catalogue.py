@@ -20,7 +20,17 @@ import re
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-ROOMS = ("collectives", "data", "ddp", "loops", "models", "optimizers", "phases", "state")
+ROOMS = (
+    "collectives",
+    "data",
+    "ddp",
+    "loops",
+    "models",
+    "optimizers",
+    "phases",
+    "sharded",
+    "state",
+)
 PLACES = {
     "kill": ("forward", "backward", "vote", "apply", "done", "between"),
     "stop": ("forward", "backward", "vote", "between"),
@@ -28,7 +38,7 @@ PLACES = {
 }
 WAYS = ("undisturbed", "faults", *PLACES)
 # Cheap and telling: these run with the suite, the others with `make scripts`.
-IN_THE_SUITE = ("accumulation", "best_so_far", "by_hand", "grad_scaler")
+IN_THE_SUITE = ("accumulation", "best_so_far", "by_hand", "grad_scaler", "hybrid_sharded")
 
 _HEADER = re.compile(r"^# (ranks|steps|places|refused|unmeasured|unmended): (.+)$", re.MULTILINE)
 

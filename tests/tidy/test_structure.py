@@ -12,9 +12,10 @@ from pathlib import Path
 # change late; lines by some 270 for help texts with unit and default, and for names of locals.
 # Modules reached 420; then came new capabilities: the bandwidth of collectives (figure 12; 1,121
 # lines, four modules), torch 2.15 and the proof of groups (330, two), the template process (1,100,
-# seven), caches, late names, modes of the process and counts of draws (740, three).
+# seven), caches, late names, modes of the process and counts of draws (740, three), sharded
+# state (310, two).
 CEILINGS = {
-    "modules": 436,
+    "modules": 438,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 1,
@@ -23,7 +24,7 @@ CEILINGS = {
     "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 96171,
+    "lines": 96476,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 0,
 }

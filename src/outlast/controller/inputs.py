@@ -172,6 +172,13 @@ class RecordStored(JournalEntry, frozen=True, tag="RecordKept"):
     record: bytes
 
 
+class ShardsHeld(JournalEntry, frozen=True):
+    """The shards of the protected state that a rank holds; equal on replicas."""
+
+    seat: int
+    shards: bytes
+
+
 class PutStored(JournalEntry, frozen=True, tag="PutKept"):
     """A rendezvous value of generation 0, for the job's life."""
 
@@ -217,6 +224,7 @@ AnyEntry = (
     | Opened
     | SharedValueStored
     | RecordStored
+    | ShardsHeld
     | PutStored
     | RankMigrated
     | AuditAgreedEntry

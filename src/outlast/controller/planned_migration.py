@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from msgspec.structs import replace
 
+from outlast.controller import shard_holdings
 from outlast.controller.controller_state import (
     S_NS,
     AgentRecord,
@@ -132,14 +133,16 @@ def _why_not(
         name for name, t_ns in state.findings.moves.values() if now_ns - t_ns < WINDOW_S * S_NS
     }
     well = [spare for spare in state.warm_spares() if spare.name not in _unwell(state)]
-    donors = [
-        worker for worker in state.generation_members() if worker.whole and not worker.killed_ns
+    whole = [
+        each.seat
+        for each in state.generation_members()
+        if each.whole and not each.killed_ns and each.name not in {*chosen, worker.name}
     ]
     if len((recent | set(chosen)) - {worker.name}) >= MOVES_MAX:
         return f"{MOVES_MAX} moves were made within the last hour"
     if len(chosen) >= len(well):
         return "no warm spare is on a device that is well"
-    if len(chosen) + 1 >= len(donors):
+    if not shard_holdings.donors_of(state, worker.seat, whole):
         return "no other rank would be left that holds the state"
     return ""
 

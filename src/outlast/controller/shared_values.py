@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from outlast.controller import shard_holdings
 from outlast.controller.controller_state import S_NS, ControllerTurn, WorkerRecord
-from outlast.controller.inputs import JournalEntry, PutStored, RecordStored, SharedValueStored
+from outlast.controller.inputs import (
+    JournalEntry,
+    PutStored,
+    RecordStored,
+    ShardsHeld,
+    SharedValueStored,
+)
 from outlast.controller.lifecycle import run_ending
 from outlast.controller.recovery import incident_response
 from outlast.controller.state_parts import SharedValueInProgress
@@ -23,6 +30,8 @@ def restore(turn: ControllerTurn, entry: JournalEntry) -> None:
             shared.stored[entry.name] = entry.value
         case RecordStored():
             shared.records[entry.seat] = entry.record
+        case ShardsHeld():
+            shared.holdings[entry.seat] = entry.shards
         case PutStored():
             shared.puts[entry.key] = entry.value
         case _:
@@ -32,6 +41,7 @@ def restore(turn: ControllerTurn, entry: JournalEntry) -> None:
 def clear(turn: ControllerTurn) -> None:
     """Drop the values that belong to processes, since all ranks start again."""
     turn.state.shared.records = {}
+    turn.state.shared.holdings = {}
     turn.state.shared.puts = {}
 
 
@@ -158,7 +168,6 @@ def protected(turn: ControllerTurn, sender: WorkerRecord, body: messages.StatePr
     state = turn.state
     if state.shared.schema is None:
         state.shared.schema = (sender.seat, body)
-        return
     seat, known = state.shared.schema
     if known.schema != body.schema:
         fault = turn.blame(
@@ -166,6 +175,14 @@ def protected(turn: ControllerTurn, sender: WorkerRecord, body: messages.StatePr
             "mismatch",
             f"rank {sender.seat} protects something else than rank {seat}: {body.summary!r}"
             f" against {known.summary!r}; nothing was committed by it; make every rank build the"
-            " same model, optimizer and loader",
+            " same model, optimizer and loader, or shard one model by fully_shard or"
+            " parallelize_module; stages of a pipeline are not supported",
         )
         run_ending.stop(turn, "user_error", fault, fault.detail)
+        return
+    shards = state.shared.holdings.get(sender.seat)
+    if shards is None:
+        state.shared.holdings[sender.seat] = body.shards
+        turn.journal(ShardsHeld(seat=sender.seat, shards=body.shards))
+    elif shards != body.shards:
+        shard_holdings.stop_for_other_shards(turn, sender)

@@ -109,6 +109,7 @@ class FaultPlan(NamedTuple):
     rot: bool  # whether the newest checkpoint is damaged when a restart wants it
     policy: SavePolicy
     fails: float  # the share of saves that fail
+    shard_sets: int = 1  # rank r holds shards r % shard_sets; the world: no rank has a replica
     waits: bool = False  # the script waits, and nothing else happens
     early: bool = False  # nothing but a few kills before the first step
     flips: tuple[
@@ -169,7 +170,8 @@ def draw_plan(seed: int) -> FaultPlan:
         plan = plan._replace(spares=2, phases=40, timed=(*plan.timed, *when))
     plan = _waiting(dice, plan)
     plan = _killed_early(dice, plan) if dice.random() < 0.08 else plan
-    return _flipping(dice, plan)
+    plan = _flipping(dice, plan)
+    return plan._replace(shard_sets=dice.choice((1, 1, 1, 1, 2, world)))
 
 
 def _killed_early(dice: random.Random, plan: FaultPlan) -> FaultPlan:

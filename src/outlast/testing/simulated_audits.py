@@ -176,6 +176,23 @@ class AuditedProcess(SimProcess):
     opened: int
     answered: int
 
+    has_state: bool
+
+    def shards(self) -> bytes:
+        """Return what this rank holds; equal on replicas."""
+        return b"shards %d" % (self.seat % self.cluster.plan.shard_sets)
+
+    def protect(self) -> None:
+        """Report what this rank holds."""
+        self.say(messages.StateProtected(schema="s", summary="a model", shards=self.shards()))
+
+    def must_be_donor_of(self, joiner: AuditedProcess) -> None:
+        """Check that this rank holds state, and the shards of the joiner."""
+        if not self.has_state:
+            self.ledger.fail(f"{self.name} is a donor and holds no state")
+        if self.shards() != joiner.shards():
+            self.ledger.fail(f"{self.name} sends other shards than rank {joiner.seat} holds")
+
     def begin_audits(self) -> None:
         """Initialize the state of audits."""
         self._audited = 0  # the generation whose first phase was audited

@@ -372,7 +372,9 @@ class SimCluster:
         keys = {f"before:{n}", f"after:{n}"}
         slots = self.ledger.slots_left
         lost = set(range(self.plan.world)) - survivors.keys()
-        if all(keys & slots.get(seat, set()) for seat in lost):
+        shards = {worker.shards() for worker in survivors.values()}
+        needed = {b"shards %d" % (seat % self.plan.shard_sets) for seat in lost}
+        if needed <= shards and all(keys & slots.get(seat, set()) for seat in lost):
             self.ledger.fail(f"a restart that nothing asked for: {event.reason}")
 
     def _tell(self, text: str) -> str:

@@ -107,6 +107,7 @@ class SimWorker(AuditedProcess):
             assert chosen is not None
             self.own = int(chosen) if before is not None else own_tail(int(chosen), body.n)
             self.is_set_up = True
+            self.protect()
             self.work(0.2, 0.8, self._stand)
 
     def _stand(self) -> None:
@@ -249,8 +250,7 @@ class SimWorker(AuditedProcess):
             return
         for donor, joiner in mesh.transfers:
             if donor == self.seat:
-                if not self.has_state:
-                    self.ledger.fail(f"{self.name} is a donor and holds no state")
+                self.must_be_donor_of(mesh.members[joiner])
                 self.point("send")
                 mesh.states[donor, joiner] = self.model
                 self.sent[joiner] = (f"{mix(self.model):x}", 8, 0.1)
@@ -315,7 +315,7 @@ class SimWorker(AuditedProcess):
         self.soon(self.lag_s, self.lag_s, self._protect)
 
     def _protect(self) -> None:
-        self.say(messages.StateProtected(schema="s", summary="a model"))
+        self.protect()
         self.say(messages.Recorded(seat=self.seat, record=f"record {self.seat}".encode()))
         self._ask()
 

@@ -29,10 +29,14 @@ class WorkerHello(Body, frozen=True, tag="Hello"):
 
 
 class StateProtected(Body, frozen=True, tag="Protected"):
-    """Digest of the protected state's schema, which must be equal on all ranks."""
+    """Digest of the protected state's schema, which must be equal on all ranks.
+
+    `shards`: what this rank holds of it, equal on ranks that are each other's replicas.
+    """
 
     schema: str
     summary: str
+    shards: bytes = b""
 
 
 class Recorded(Body, frozen=True):

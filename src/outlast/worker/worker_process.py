@@ -47,6 +47,7 @@ from outlast.worker.phases.script_progress import Intervals, ScriptProgress, wal
 from outlast.worker.phases.worker_recovery import WorkerRecovery
 from outlast.worker.save_timing import SaveTimer, first_intervals
 from outlast.worker.script.script_variables import ScriptVariables
+from outlast.worker.state.audited_state import replica_set
 from outlast.worker.state.protected_state import ProtectedState
 from outlast.worker.worker_events import WorkerEvents
 from outlast.worker.worker_ports import WorkerPorts
@@ -258,7 +259,8 @@ class WorkerProcess(WorkerPorts):
         protected.script = self.script.carried
         self.phases.protected = protected
         digest, summary = protected.schema()
-        self.link.send(messages.StateProtected(schema=digest, summary=summary))
+        shards = replica_set(protected)
+        self.link.send(messages.StateProtected(schema=digest, summary=summary, shards=shards))
         if self.faults:
             for module in protected.modules.values():
                 self.faults.watch_model(module, lambda: self.loop.pending)

@@ -38,7 +38,8 @@ def _plain(part: Any, found: Any) -> str:
     if isinstance(part, torch.optim.Optimizer):
         return _plain(part.state_dict(), found)
     if isinstance(part, torch.Tensor):
-        data = part.detach().cpu().contiguous()
+        to_local = getattr(part, "to_local", None)  # a DTensor: what this rank holds of it
+        data = (to_local() if to_local else part).detach().cpu().contiguous()
         found.update(data.flatten().view(torch.uint8).numpy().tobytes())
         return f"tensor {tuple(data.shape)} {data.dtype}"
     if type(part).__module__ == "numpy":

@@ -209,7 +209,8 @@ def _part(turn: ControllerTurn, audit_round: AuditRound, verdict: AuditVerdict) 
         why = (
             "they have never been found equal: state that differs by rank must be the"
             " rank's own (session.state, or an object given to protect), not a module's or an"
-            " optimizer's"
+            " optimizer's; stages of a pipeline, and experts that one rank alone holds, are not"
+            " supported unless they are sharded by fully_shard or parallelize_module"
         )
     elif often:
         why = (

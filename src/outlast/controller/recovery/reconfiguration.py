@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outlast import events
-from outlast.controller import checkpoint_tracking, membership, shared_values
+from outlast.controller import checkpoint_tracking, membership, shard_holdings, shared_values
 from outlast.controller.audit import audit_protocol as audit
 from outlast.controller.controller_state import S_NS, ControllerTurn, WorkerRecord
 from outlast.controller.inputs import DecisionMade, Opened
@@ -191,12 +191,12 @@ def ready(turn: ControllerTurn, worker: WorkerRecord, body: messages.WorkerReady
 def _connect(turn: ControllerTurn) -> None:
     state = turn.state
     members = [state.members.workers[name] for name in state.members.seats]
-    donors = [worker.seat for worker in members if worker.whole]
-    first = state.progress.first
-    joiners = [] if first else [worker.seat for worker in members if not worker.whole]
-    state.progress.connect(
-        tuple((donors[index % len(donors)], joiner) for index, joiner in enumerate(joiners))
-    )
+    moves: tuple[tuple[int, int], ...] | None = ()
+    if not state.progress.first:
+        moves = shard_holdings.transfers(turn, [each.seat for each in members if each.whole])
+    if moves is None:
+        return
+    state.progress.connect(moves)
     turn.enter("connecting")
     frame = connect_frame(turn)
     for worker in members:

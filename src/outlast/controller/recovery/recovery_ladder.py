@@ -25,7 +25,8 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     lost: tuple[int, ...] = ()  # seats without a worker
     planned: tuple[int, ...] = ()  # seats that were given up to be moved
     stateless: tuple[int, ...] = ()  # those among them whose own state is lost
-    donors: int = 0  # survivors that hold the replicated state
+    unreplicated: tuple[int, ...] = ()  # seats whose shards no survivor holds
+    donors: int = 0  # survivors that hold their part of the state
     diverged: bool = False  # replicas differ, and no majority tells which is right
     spares: int = 0  # warm, and fit
     cold: int = 0  # spares that are still starting
@@ -83,13 +84,20 @@ def _retry(situation: Situation, _: str) -> tuple[str, bool]:
         return "no worker is left that holds the whole state", False
     if situation.lost:
         return "", False
+    if situation.unreplicated:
+        return _missing_state(situation), False
     return f"every worker is alive{_cause_suffix(situation)}: the phase is tried again", True
 
 
 def _migrate(situation: Situation, _: str) -> tuple[str, bool]:
     lost = situation.lost
-    possible = situation.donors and not situation.stateless and len(lost) <= situation.spares
-    if not lost or not possible or not set(lost) <= set(situation.planned):
+    possible = situation.donors and len(lost) <= situation.spares
+    if (
+        not lost
+        or not possible
+        or _missing_state(situation)
+        or not set(lost) <= set(situation.planned)
+    ):
         return "", False
     to = "a warm spare" if len(lost) == 1 else "warm spares"
     return f"{_ranks(lost)} moved to {to}{_cause_suffix(situation)}", True
@@ -99,9 +107,8 @@ def _replace(situation: Situation, why_not: str) -> tuple[str, bool]:
     lost = situation.lost
     if not situation.donors:
         return why_not, False
-    if situation.stateless:
-        ranks = _ranks(situation.stateless)
-        return f"nothing is left of the own state of {ranks}{_cause_suffix(situation)}", False
+    if missing := _missing_state(situation):
+        return missing, False
     if len(lost) > situation.spares + situation.cold:
         return "", False
     starting = len(lost) - situation.spares
@@ -110,7 +117,7 @@ def _replace(situation: Situation, why_not: str) -> tuple[str, bool]:
 
 
 def _respawn(situation: Situation, why_not: str) -> tuple[str, bool]:
-    if not situation.donors or situation.stateless:
+    if not situation.donors or _missing_state(situation):
         return why_not, False
     missing = len(situation.lost) - situation.spares - situation.cold
     if missing > situation.respawns:
@@ -131,7 +138,8 @@ def _restart(situation: Situation, why_not: str) -> tuple[str, bool]:
 
 
 def _begin_again(situation: Situation, why_not: str) -> tuple[str, bool]:
-    if situation.donors and not situation.stateless and not situation.checkpoint_n:
+    is_whole = situation.donors and not _missing_state(situation)
+    if is_whole and not situation.checkpoint_n:
         return why_not, False  # only workers are lacking, and every committed step would be, too
     if situation.diverged and not situation.checkpoint_n:
         return f"{why_not}; there is no copy from before the last agreement", False
@@ -228,6 +236,17 @@ def is_user_error(cause: Fault | None) -> bool:
 
 def _cause_suffix(situation: Situation) -> str:
     return f" ({situation.cause.kind}: {situation.cause.detail})" if situation.cause else ""
+
+
+def _missing_state(situation: Situation) -> str:
+    """Return what no survivor can give to a replacement worker, "" for nothing."""
+    if situation.stateless:
+        ranks = _ranks(situation.stateless)
+        return f"nothing is left of the own state of {ranks}{_cause_suffix(situation)}"
+    if situation.unreplicated:
+        ranks = _ranks(situation.unreplicated)
+        return f"no other rank holds the shards of {ranks}{_cause_suffix(situation)}"
+    return ""
 
 
 def _ranks(seats: tuple[int, ...]) -> str:

@@ -340,10 +340,6 @@ class CatchUp:
         return result
 
     def _on_dry_step_failed(self, key: str, error: Exception) -> None:
-        """Note that a dry step raised, or retire where its changes cannot be undone."""
+        """Note that a dry step raised; its changes are undone."""
         text = f"a dry step of {key} raised {type(error).__name__}: {error}"[:500]
-        if self._owner.protected_state().tree.is_sharded:
-            self._owner.await_replacement(
-                GroupError(f"{text}; FSDP's state cannot be restored after it"), "broken"
-            )
         self._timeline.note(f"{text}; this worker continues without it")

@@ -93,6 +93,7 @@ class AttemptGradients:
             return False
         if id(before.parameter) in self._in_buckets():
             return False  # DDP itself moves these to new memory when it rebuilds its buckets
+        now = local_shard(now)
         values = now.coalesce().values() if now.is_sparse else now
         return bool(values.any())
 
@@ -187,6 +188,7 @@ class UndoCopy:
                     f"optimizer {name!r} got another number of groups in an attempt that was"
                     f" refused, and cannot be put back: {GROUPS}"
                 )
+        self._protected.iterations.undo()
         self._buffers.must_fit()
         if self._copy is not None:
             self._protected.adopt(self._copy)

@@ -203,7 +203,7 @@ class PhaseRunner:
 
     def _prepare_vote(self, attempt: PhaseAttempt) -> None:
         commit_gate.must_not_have_written(attempt)
-        self.protected_state().reducers.settle()
+        self.protected_state().settle()
 
     def _rehearse(self, attempt: PhaseAttempt) -> None:
         """Raises StepRefused in a function's first attempts, which are compared with each other."""

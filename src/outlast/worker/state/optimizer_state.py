@@ -11,6 +11,8 @@ import torch
 from outlast.checkpoint.state.state_content import without_owner
 from outlast.checkpoint.state.state_values import restore_group
 from outlast.errors import ProtectError, UnsupportedError
+from outlast.worker.state.sharded_modules import as_sharded, sharded_keys
+from outlast.worker.state.tensor_digests import local_shard
 
 GROUPS = (
     "give every group to the optimizer before protect(); parameters that are frozen meanwhile"
@@ -39,9 +41,16 @@ def optimizer_tree(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return {
         "groups": hyperparameters(optimizer),
         # Raw tensors, and not load_state_dict, which would cast moments to the parameters' dtype.
-        "state": [dict(optimizer.state[p]) if p in optimizer.state else None for p in parameters],
+        "state": [
+            _shards(optimizer.state[p]) if p in optimizer.state else None for p in parameters
+        ],
+        "sharded": [sharded_keys(p, optimizer.state.get(p, {})) for p in parameters],
         "unowned": without_owner(optimizer),
     }
+
+
+def _shards(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: local_shard(v) if isinstance(v, torch.Tensor) else v for k, v in values.items()}
 
 
 def must_be_whole(name: str, optimizer: torch.optim.Optimizer) -> None:
@@ -86,9 +95,13 @@ def optimizer_adopt(
         put_in_groups(optimizer, saved["groups"])
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     optimizer.state.clear()
-    for parameter, values in zip(parameters, saved["state"], strict=True):
+    for parameter, values, sharded in zip(
+        parameters, saved["state"], saved["sharded"], strict=True
+    ):
         if values is not None:
-            optimizer.state[parameter] = {k: _on(parameter, v) for k, v in values.items()}
+            optimizer.state[parameter] = {
+                k: as_sharded(parameter, k, _on(parameter, v), sharded) for k, v in values.items()
+            }
     for key, value in saved.get("unowned", {}).items():
         optimizer.state[key] = _on(parameters[0], value)
 

@@ -16,7 +16,6 @@ Small ones that change after the vote may differ by rank (rank_local_state.py).
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection, Mapping
 
 import torch
@@ -26,6 +25,7 @@ from torch.utils.hooks import RemovableHandle
 
 from outlast.errors import ProtectError
 from outlast.transport.worker_page import SLOT_BYTES
+from outlast.worker.state.tensor_digests import local_shard
 
 _DENSE, _SPARSE = 1, 2  # kinds of gradients
 _HOOKS_MAX = 1 << 30  # of a module that was not there before
@@ -142,22 +142,13 @@ class ProtectedModules:
         ]
 
     def buffers(self) -> dict[str, torch.Tensor]:
-        """All buffers now, by "module.name"."""
+        """All buffers now, by "module.name"; of sharded ones what this rank holds."""
         return {
-            f"{prefix}.{key}": buffer
+            f"{prefix}.{key}": local_shard(buffer)
             for prefix, part in self._parts
             for key, buffer in part._buffers.items()  # noqa: SLF001 - the same
             if buffer is not None
         }
-
-    @property
-    def is_sharded(self) -> bool:
-        """Return whether FSDP holds some part."""
-        fsdp = sys.modules.get("torch.distributed.fsdp")  # not there: nobody has wrapped anything
-        if fsdp is None:
-            return False
-        kinds = (fsdp.FSDPModule, fsdp.FullyShardedDataParallel)
-        return any(isinstance(part, kinds) for _, part in self._parts)
 
     def flags(self) -> list[bool]:
         """Of each DDP, whether its next forward broadcasts buffers: a forward without gradients

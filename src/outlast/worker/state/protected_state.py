@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -36,6 +36,8 @@ from outlast.worker.state.optimizer_state import (
 )
 from outlast.worker.state.protected_modules import ModuleBuffers, ProtectedModules
 from outlast.worker.state.rank_local_state import RankLocalState
+from outlast.worker.state.sharded_modules import FSDPIterations, refuse_unsupported
+from outlast.worker.state.tensor_digests import local_shard
 
 
 def capture(named: Mapping[str, Generator]) -> dict[str, Any]:
@@ -93,8 +95,10 @@ class ProtectedState:
                 )
         self._shape = self._count()
         self.tree = ProtectedModules(self.modules)
+        refuse_unsupported(self.modules)
         refuse_hidden(part for module in self.modules.values() for part in module.modules())
         self.reducers = DDPBuckets(lambda: self.tree.reducers)
+        self.iterations = FSDPIterations(self.tree)
         self._identity = [id(p) for p in self.tree.parameters()]
         self.buffers = ModuleBuffers(self.tree)
         self.local = RankLocalState(self)
@@ -221,6 +225,11 @@ class ProtectedState:
         numbers = sum(p.numel() for m in self.modules.values() for p in m.parameters())
         return digest, f"{len(lines)} entries, {numbers} parameters, {lines[:1]} ..."
 
+    def settle(self) -> None:
+        """End what wrappers have under way in an attempt that is about to vote."""
+        self.reducers.settle()
+        self.iterations.settle()
+
     # --- rank-specific ---
 
     def own_state(self, choices: bytes, *, whole: bool = True) -> bytes:
@@ -311,12 +320,12 @@ class ProtectedState:
         return ScriptState({**self.modules, **self.optimizers, **self.objects})
 
     def replicated(self) -> dict[str, Any]:
-        """Everything a joiner needs from a donor: tensors by reference, nothing copied."""
+        """Everything a joiner needs from a donor: shards by reference, nothing copied."""
         return {
             "modules": {
                 name: {
-                    "parameters": {k: p.detach() for k, p in module.named_parameters()},
-                    "buffers": {k: b.detach() for k, b in module.named_buffers()},
+                    "parameters": _shards(module.named_parameters()),
+                    "buffers": _shards(module.named_buffers()),
                 }
                 for name, module in self.modules.items()
             },
@@ -347,8 +356,8 @@ class ProtectedState:
         pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
         for name, module in self.modules.items():
             for kind, live in (
-                ("parameters", dict(module.named_parameters())),
-                ("buffers", dict(module.named_buffers())),
+                ("parameters", _shards(module.named_parameters())),
+                ("buffers", _shards(module.named_buffers())),
             ):
                 saved = state["modules"][name][kind]
                 _must_match(f"{name} {kind}", saved, live)
@@ -367,6 +376,10 @@ class ProtectedState:
         self.reducers.adopt(reducers)
         self.tree.set_gradients(state["gradients"])
         self.buffers.look_away()
+
+
+def _shards(named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    return {name: local_shard(tensor.detach()) for name, tensor in named}
 
 
 def _must_match(

@@ -33,6 +33,7 @@ from outlast.worker.state.optimizer_state import (
     optimizer_tree,
     put_in_groups,
 )
+from outlast.worker.state.tensor_digests import local_shard
 
 if TYPE_CHECKING:
     from outlast.worker.state.protected_state import ProtectedState
@@ -108,7 +109,7 @@ class RankLocalState:
         protected = self._protected
         return {
             "tensors": {
-                f"{name}.{key}": tensor.detach()
+                f"{name}.{key}": local_shard(tensor.detach())
                 for name, module in protected.modules.items()
                 for key, tensor in [*module.named_parameters(), *module.named_buffers()]
             },

@@ -43,7 +43,10 @@ def local_shard(tensor: torch.Tensor) -> torch.Tensor:
     By the method and not by the class, whose import costs every process 0.3 s.
     """
     to_local = getattr(tensor, "to_local", None)
-    return to_local() if to_local else tensor
+    if to_local is None:
+        return tensor
+    with torch.no_grad():  # the memory itself, and no view that autograd follows
+        return to_local()
 
 
 def weighted_sum(tensor: torch.Tensor) -> torch.Tensor:

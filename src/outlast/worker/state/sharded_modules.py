@@ -1,0 +1,142 @@
+"""Sharded modules: iterations of FSDP2 that are undone, and the shards of optimizers' states.
+
+A DTensor is a shard in this process's memory and a layout that the script has built. Only the shard
+moves between workers; the layout is the joiner's own.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from outlast.errors import PhaseError, ProtectError, UnsupportedError
+from outlast.worker.state.protected_modules import ProtectedModules
+
+
+def refuse_unsupported(modules: Mapping[str, nn.Module]) -> None:
+    """Raise UnsupportedError for shards whose place cannot be known."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # not there: nobody has wrapped anything
+    for name, module in modules.items():
+        for part in module.modules():
+            if fsdp is not None and isinstance(part, fsdp.FullyShardedDataParallel):
+                raise UnsupportedError(
+                    f"module {name!r} is wrapped in FullyShardedDataParallel (FSDP1): its flat"
+                    " parameters do not say which shard a rank holds; nothing was protected; use"
+                    " fully_shard (FSDP2), on a 2-D mesh where each shard is to have a replica"
+                )
+            if fsdp is not None and isinstance(part, fsdp.FSDPModule):
+                _must_be_resettable(name, part)
+        if any(hasattr(parameter, "_st_info") for parameter in module.parameters()):
+            raise UnsupportedError(
+                f"module {name!r} is a tensor-parallel module inside DistributedDataParallel with a"
+                " device_mesh, which makes new parameters in each forward; nothing was protected;"
+                " use fully_shard on the data dimensions of the mesh instead of DDP"
+            )
+
+
+def _must_be_resettable(name: str, part: Any) -> None:
+    if not hasattr(part, "reset_iter_state"):
+        raise UnsupportedError(
+            f"module {name!r} is sharded by fully_shard of torch {torch.__version__}, whose"
+            " iteration cannot be undone; nothing was protected; torch 2.13 and newer can"
+        )
+
+
+class FSDPIterations:
+    """The iterations of all FSDP2 modules among the protected ones."""
+
+    def __init__(self, modules: ProtectedModules) -> None:
+        self._modules = modules
+
+    def settle(self) -> None:
+        """End an attempt that is about to vote: reshard, and forget the order of its forwards.
+
+        The order decides which all-gathers a backward prefetches, and a joiner has seen fewer
+        forwards. Raises PhaseError where gradients were not reduced.
+        """
+        for root in self._roots():
+            for shard in _parameters_of(root):
+                if _gradient_of(shard) is not None:
+                    raise PhaseError(
+                        "the phase leaves gradients of fully_shard that were not reduced"
+                        " (set_requires_gradient_sync(False)): a replacement worker would not have"
+                        " them; end the phase with a backward that synchronizes"
+                    )
+            root.reset_iter_state()
+
+    def undo(self) -> None:
+        """End an attempt that was refused, wherever in its forward or backward it was left."""
+        for root in self._roots():
+            for group in _groups_of(root):
+                group._all_gather_result = None  # noqa: SLF001 - its generation has been severed
+            for shard in _parameters_of(root):
+                shard.unsharded_accumulated_grad = None
+                if hasattr(shard, "_unsharded_param"):
+                    shard._unsharded_param.grad = None  # noqa: SLF001 - torch has no other access
+            root.reset_iter_state()
+
+    def _roots(self) -> list[Any]:
+        fsdp = sys.modules.get("torch.distributed.fsdp")
+        if fsdp is None:
+            return []
+        parts: list[Any] = [p for p in self._modules.parts if isinstance(p, fsdp.FSDPModule)]
+        # None before the first forward, when there is nothing to end.
+        return [part for part in parts if part._get_fsdp_state()._is_root]  # noqa: SLF001 - no other
+
+
+def _groups_of(root: Any) -> Iterator[Any]:
+    for state in root._get_fsdp_state()._state_ctx.all_states:  # noqa: SLF001 - torch has no list
+        yield from state._fsdp_param_groups  # noqa: SLF001 - the same
+
+
+def _parameters_of(root: Any) -> Iterator[Any]:
+    for group in _groups_of(root):
+        yield from group.fsdp_params
+
+
+def _gradient_of(shard: Any) -> Any:
+    whole = getattr(shard, "_unsharded_param", None)
+    gradient = None if whole is None else whole.grad
+    return gradient if gradient is not None else shard.unsharded_accumulated_grad
+
+
+def sharded_keys(parameter: torch.Tensor, values: Mapping[str, Any]) -> list[str]:
+    """Return the keys of an optimizer's values that are sharded as their parameter is.
+
+    Raises ProtectError for a value that is sharded in another way.
+    """
+    keys = [key for key, value in values.items() if hasattr(value, "to_local")]
+    for key in keys:
+        if _layout(values[key]) != _layout(parameter):
+            raise ProtectError(
+                f"an optimizer keeps {key!r} of a parameter of shape {tuple(parameter.shape)} in"
+                " another layout than the parameter's: a replacement worker could not rebuild it;"
+                " use an optimizer whose moments are sharded as the parameters are (Adam, SGD)"
+            )
+    return keys
+
+
+def as_sharded(parameter: Any, key: str, value: Any, keys: Collection[str]) -> Any:
+    """Return the shard `value` as a DTensor in the layout of `parameter` where `keys` has `key`."""
+    if key not in keys:
+        return value
+    from torch.distributed.tensor import DTensor  # it is there: the parameter is one
+
+    return DTensor.from_local(
+        value,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+
+
+def _layout(tensor: Any) -> tuple[Any, ...]:
+    if not hasattr(tensor, "to_local"):
+        return ()
+    return tensor.device_mesh, tuple(tensor.placements), tuple(tensor.shape)
