@@ -243,7 +243,7 @@ class _Reducer:
         if not part._has_rebuilt_buckets:  # noqa: SLF001
             raise UnsupportedError(
                 f"the DDP of torch {torch.__version__} did not take the recorded buckets; torch"
-                " 2.11 to 2.13 does"
+                " 2.11 to 2.15 does"
             )
 
 
@@ -284,7 +284,7 @@ def _check(part: DistributedDataParallel) -> None:
     if missing or not hasattr(part, "_ddp_init_helper"):
         raise UnsupportedError(
             f"the buckets of the DDP of torch {torch.__version__} cannot be recorded"
-            f" ({', '.join(missing) or '_ddp_init_helper'} is missing); torch 2.11 to 2.13 can"
+            f" ({', '.join(missing) or '_ddp_init_helper'} is missing); torch 2.11 to 2.15 can"
         )
     if part.mixed_precision is not None:
         raise UnsupportedError(
