@@ -76,6 +76,7 @@ class HiddenModules(importlib.abc.Loader):
     """A finder and loader of the modules that were loaded in advance."""
 
     def __init__(self, groups: Sequence[ModuleGroup], restart: Restart) -> None:
+        self._all = tuple(groups)
         self._groups = list(groups)  # those that are hidden, in the order of loading
         self._started = False  # the first group is visible
         self._restart = restart
@@ -104,7 +105,7 @@ class HiddenModules(importlib.abc.Loader):
         parent, _, attribute = name.rpartition(".")
         if parent in group.modules:
             return None, attribute
-        packages = (each.modules[parent] for each in self._groups if parent in each.modules)
+        packages = (each.modules[parent] for each in self._all if parent in each.modules)
         return next(packages, None), attribute
 
     # --- the protocol of importlib ---
