@@ -22,7 +22,7 @@ ASKED = ("interval", "--gpus=1024")
         (["--figur", "x.png"], "did you mean --figure?"),
         (["--costs", "5s"], "did you mean --cost?"),
         (["--cost", "-5s"], "'--cost -5s' needs a number"),
-        (["--figure", "."], "draw as one of .svg, .png, .pdf"),
+        (["--figure", "."], "must be one of .svg, .png, .pdf"),
     ],
 )
 def test_a_flag_that_cannot_be_is_named(plan: Plan, flags: list[str], says: str) -> None:

@@ -145,7 +145,7 @@ def test_theory_alone_needs_no_runs(plan: Plan, tmp_path: Path) -> None:
     assert len(goodputs) == 3 and goodputs == sorted(goodputs, reverse=True)
     assert all(one["runs"] is None for one in found["points"]) and picture.exists()
     text = plan.text("sweep", "--over", "gpus=1024,4096", "--replications", 0)
-    assert "checkpoint-restart: 2 points, by theory alone" in text
+    assert "checkpoint-restart: 2 points, by formulas only" in text
 
 
 @pytest.mark.parametrize(

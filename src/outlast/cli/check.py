@@ -52,9 +52,9 @@ def check(
 ) -> int:
     """Check this node: GPUs, links, file systems, kernel log, memory, services.
 
-    Exit code 0: healthy, or only warnings. 1: a finding of severity now (jobs fail) or drain (drain
-    the node when its job has ended). 2: wrong usage. 3: a check was inconclusive. With --format
-    nagios: 0 ok, 1 warning, 2 critical, 3 unknown.
+    Exit code 0: healthy, or only warnings. 1: a finding of severity now (jobs fail)
+    or drain (after its job). 2: wrong usage. 3: a check was inconclusive. With
+    --format nagios: 0 ok, 1 warning, 2 critical, 3 unknown.
 
     Parameters
     ----------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -77,7 +78,8 @@ def test_any_tensors_come_back_bit_for_bit(
 
 
 def test_complex_halves_come_back(trainer: Trainer) -> None:
-    with pytest.warns(UserWarning, match="ComplexHalf"):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # ComplexHalf; torch warns once per process
         value = torch.empty(3, dtype=torch.complex32)
     value.view(torch.int32).copy_(torch.tensor([1, -2, 3]))
     found = value.clone()

@@ -42,10 +42,7 @@ def presets(*, json: bool = False) -> int:
         grid.add_row(
             rate.name, f"{100 * rate.per_gpu_day:.3g} %", span(rate.gpu_mtbf_s), *job_mtbfs
         )
-    echo(
-        "Failures that stop a job: rate of a GPU per day, MTBF of a GPU, MTBF of jobs by"
-        " number of GPUs"
-    )
+    echo("Failures that stop a job: rate and MTBF of a GPU, MTBF of jobs by size")
     echo(grid)
     for one in rates:
         echo(Text(f"{one.name}: {one.source}", "dim"))
