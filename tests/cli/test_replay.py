@@ -135,7 +135,7 @@ def test_it_goes_no_further_than_the_loop(tmp_path: Path) -> None:
     assert _until(tmp_path, places[0], 4) == 6
     assert _until(tmp_path, places[1], 100) == STEPS - 1
     (note,) = _shortened(places[1], 100, STEPS - 1)
-    assert "--steps 100 goes beyond" in note and f"ends with step {STEPS}" in note
+    assert "--steps 100 exceeds" in note and f"ends with step {STEPS}" in note
     assert _shortened(places[1], 3, STEPS - 1) == _shortened(places[1], None, STEPS - 1) == []
     with pytest.raises(UsageError, match=r"nothing to replay.*earlier checkpoints: 2, 8"):
         _until(tmp_path, places[2], None)
