@@ -48,6 +48,7 @@ class ModuleGroup(NamedTuple):
     read: set[str]
     filters: list[Any]
     loggers: dict[str, Any]
+    is_dependency: bool = False  # packages that the import depends on, and nothing else
 
     def split(self, name: str) -> tuple[ModuleGroup, ...]:
         """Return what the package of this name depends on, where it does, and the rest.
@@ -67,7 +68,7 @@ class ModuleGroup(NamedTuple):
             [each for each in self.filters if each not in filters],
             {each: self.loggers[each] for each in self.loggers if each not in loggers},
         )
-        return ModuleGroup(others, {}, self.read, filters, loggers), own
+        return ModuleGroup(others, {}, self.read, filters, loggers, is_dependency=True), own
 
 
 def top_level(name: str) -> str:
@@ -132,6 +133,7 @@ class HiddenModules(importlib.abc.Loader):
         self, groups: Sequence[ModuleGroup], restart: Restart, restartable: Sequence[ModuleGroup]
     ) -> None:
         self._groups = list(groups)  # those that are hidden, in the order of loading
+        self._attributes: dict[str, tuple[types.ModuleType, str]] = {}  # of packages, by module
         self._restartable = list(restartable)  # those of the first import that are hidden
         self._lock = threading.RLock()  # threads may import at once
         self._restart = restart
@@ -156,6 +158,7 @@ class HiddenModules(importlib.abc.Loader):
                 sys.modules.pop(name, None)
                 package, attribute = self._place(name, group)
                 if package is not None and vars(package).get(attribute) is module:
+                    self._attributes[name] = (package, attribute)
                     delattr(package, attribute)
             for name in group.loggers:
                 loggers().pop(name, None)
@@ -184,14 +187,22 @@ class HiddenModules(importlib.abc.Loader):
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
         """Return the module that was loaded in advance, and show its group and earlier ones."""
         with self._lock:
-            while any(spec.name in group.modules for group in self._groups):
-                self._compare(self._groups[0], spec.name)
-                self._show(self._groups[0])
+            for group in self._groups_until(spec.name):
+                self._compare(group, spec.name)
+                self._show(group)
         return sys.modules[spec.name]  # another thread may have shown it
 
     def exec_module(self, module: types.ModuleType) -> None:
         """Leave the module as the template has it."""
         module.__spec__ = self._specs[module.__name__]
+
+    def _groups_until(self, name: str) -> list[ModuleGroup]:
+        """Return the groups to show for an import: a dependency needs other dependencies only."""
+        for count, group in enumerate(self._groups, start=1):
+            if name in group.modules:
+                until = self._groups[:count]
+                return [one for one in until if one.is_dependency or not group.is_dependency]
+        return []
 
     def _show(self, group: ModuleGroup) -> None:
         self._groups.remove(group)
@@ -199,10 +210,9 @@ class HiddenModules(importlib.abc.Loader):
             self._restartable.remove(group)
             if not self._restartable:
                 self._restart.close()
-        packages = [(*self._place(name, group), name) for name in group.modules]
-        for package, attribute, name in packages:
-            if package is not None:
-                setattr(package, attribute, group.modules[name])
+        for name in group.modules:
+            if name in self._attributes:
+                setattr(*self._attributes[name], group.modules[name])
         sys.modules.update(group.modules)
         config.add_to_environment(group.variables)
         self._environment.update(group.variables)
