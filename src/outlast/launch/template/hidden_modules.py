@@ -1,14 +1,16 @@
 """Modules that a forked worker has from its template, invisible until the script imports one.
 
-The template loads them in groups, one for each of its imports. `sys.modules` holds a group only
-from the first import of any of its modules on, and that import is where a forked worker could
-differ from a spawned one: libraries read variables, processor affinity and the search path when
-they load. So these are compared there with what they were when the worker began.
+The template loads them in groups, two for each of its imports: the packages that it depends on,
+such as NumPy, and the rest. `sys.modules` holds a group only from the first import of any of its
+modules on, and that import is where a forked worker could differ from a spawned one: libraries
+read variables, processor affinity and the search path when they load. So these are compared there
+with what they were when the worker began. The groups' loggers are hidden with them: a script that
+configures logging first, with `disable_existing_loggers` for example, changes only its own.
 
 | group                     | compared                           | after a change              |
 |---------------------------|------------------------------------|-----------------------------|
-| the first: torch          | all of them: libraries in C read   | the worker starts anew, as  |
-|                           | variables that nobody sees         | a spawned one               |
+| what torch depends on,    | all of them: libraries in C read   | the worker starts anew, as  |
+| and torch                 | variables that nobody sees         | a spawned one               |
 | later ones, as the script | variables that loading has read    | ConfigError: the script may |
 | may already work with     |                                    | have done anything by then  |
 | torch                     |                                    |                             |
@@ -19,8 +21,10 @@ from __future__ import annotations
 import copy
 import importlib.abc
 import importlib.machinery
+import logging
 import os
 import sys
+import threading
 import types
 import warnings
 from collections.abc import Sequence
@@ -36,13 +40,35 @@ class ModuleGroup(NamedTuple):
     """Modules that one import has loaded, and what else it did.
 
     `variables`: those that it has set; `read`: names of those that it has read; `filters`: the
-    warnings filters that it has put in front.
+    warnings filters that it has put in front; `loggers`: those that it has created, by name.
     """
 
     modules: dict[str, types.ModuleType]
     variables: dict[str, str]
     read: set[str]
     filters: list[Any]
+    loggers: dict[str, Any]
+    is_dependency: bool = False  # packages that the import depends on, and nothing else
+
+    def split(self, name: str) -> tuple[ModuleGroup, ...]:
+        """Return what the package of this name depends on, where it does, and the rest.
+
+        A script may import NumPy, then set variables, and import torch afterwards.
+        """
+        package = top_level(name)
+        others = {each: self.modules[each] for each in self.modules if top_level(each) != package}
+        if not others:
+            return (self,)
+        filters = [each for each in self.filters if package not in repr(each)]
+        loggers = {each: self.loggers[each] for each in self.loggers if top_level(each) in others}
+        own = ModuleGroup(
+            {each: self.modules[each] for each in self.modules if each not in others},
+            self.variables,
+            self.read,
+            [each for each in self.filters if each not in filters],
+            {each: self.loggers[each] for each in self.loggers if each not in loggers},
+        )
+        return ModuleGroup(others, {}, self.read, filters, loggers, is_dependency=True), own
 
 
 def top_level(name: str) -> str:
@@ -61,6 +87,34 @@ def set_warnings_filters(filters: Sequence[Any]) -> None:
     warnings.filters[:] = filters  # pyright: ignore[reportIndexIssue]
 
 
+def loggers() -> dict[str, Any]:
+    """Return all loggers, and the places of those that have only children, by name."""
+    return logging.root.manager.loggerDict
+
+
+def _show_loggers(hidden: dict[str, Any]) -> None:
+    """Put loggers where `logging` finds them, with what the script has set on one of its own."""
+    manager: Any = logging.root.manager  # how it links loggers is private
+    for name, logger in hidden.items():
+        present = loggers().get(name)
+        if isinstance(present, logging.Logger) and isinstance(logger, logging.Logger):
+            logger.__dict__ = present.__dict__  # both are one from here on
+        elif isinstance(logger, logging.Logger):
+            loggers()[name] = logger
+            if present is not None:
+                manager._fixupChildren(present, logger)  # noqa: SLF001
+            manager._fixupParents(logger)  # noqa: SLF001
+    manager._clear_cache()  # noqa: SLF001
+
+
+def _logger_state(name: str) -> tuple[Any, ...]:
+    logger = loggers().get(name)
+    if not isinstance(logger, logging.Logger):
+        return ()
+    places = (tuple(logger.handlers), tuple(logger.filters))
+    return (logger.disabled, logger.level, logger.propagate, *places)
+
+
 class Restart(Protocol):
     """Starts this worker anew, without a template."""
 
@@ -75,10 +129,13 @@ class Restart(Protocol):
 class HiddenModules(importlib.abc.Loader):
     """A finder and loader of the modules that were loaded in advance."""
 
-    def __init__(self, groups: Sequence[ModuleGroup], restart: Restart) -> None:
-        self._all = tuple(groups)
+    def __init__(
+        self, groups: Sequence[ModuleGroup], restart: Restart, restartable: Sequence[ModuleGroup]
+    ) -> None:
         self._groups = list(groups)  # those that are hidden, in the order of loading
-        self._started = False  # the first group is visible
+        self._attributes: dict[str, tuple[types.ModuleType, str]] = {}  # of packages, by module
+        self._restartable = list(restartable)  # those of the first import that are hidden
+        self._lock = threading.RLock()  # threads may import at once
         self._restart = restart
         self._specs = {
             name: getattr(module, "__spec__", None)
@@ -89,6 +146,10 @@ class HiddenModules(importlib.abc.Loader):
         self._processors = os.sched_getaffinity(0)
         self._path = list(sys.path)
         self._warnings = list(warnings.filters)
+        hidden = set[str]().union(*(group.loggers for group in groups))
+        self._loggers = {name: _logger_state(name) for name in loggers() if name not in hidden}
+        self._logger_class = logging.getLoggerClass()
+        self._standard = sorted({name for name in sys.modules if name in sys.stdlib_module_names})
 
     def hide(self) -> None:
         """Take the modules out of `sys.modules` and their packages, and be asked for them first."""
@@ -97,7 +158,10 @@ class HiddenModules(importlib.abc.Loader):
                 sys.modules.pop(name, None)
                 package, attribute = self._place(name, group)
                 if package is not None and vars(package).get(attribute) is module:
+                    self._attributes[name] = (package, attribute)
                     delattr(package, attribute)
+            for name in group.loggers:
+                loggers().pop(name, None)
         sys.meta_path.insert(0, self)
 
     def _place(self, name: str, group: ModuleGroup) -> tuple[types.ModuleType | None, str]:
@@ -105,7 +169,7 @@ class HiddenModules(importlib.abc.Loader):
         parent, _, attribute = name.rpartition(".")
         if parent in group.modules:
             return None, attribute
-        packages = (each.modules[parent] for each in self._all if parent in each.modules)
+        packages = (each.modules[parent] for each in self._groups if parent in each.modules)
         return next(packages, None), attribute
 
     # --- the protocol of importlib ---
@@ -122,35 +186,44 @@ class HiddenModules(importlib.abc.Loader):
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
         """Return the module that was loaded in advance, and show its group and earlier ones."""
-        while True:
-            group = self._groups[0]
-            self._compare(group, spec.name)
-            self._show(group)
-            if spec.name in group.modules:
-                return group.modules[spec.name]
+        with self._lock:
+            for group in self._groups_until(spec.name):
+                self._compare(group, spec.name)
+                self._show(group)
+        return sys.modules[spec.name]  # another thread may have shown it
 
     def exec_module(self, module: types.ModuleType) -> None:
         """Leave the module as the template has it."""
         module.__spec__ = self._specs[module.__name__]
 
+    def _groups_until(self, name: str) -> list[ModuleGroup]:
+        """Return the groups to show for an import: a dependency needs other dependencies only."""
+        for count, group in enumerate(self._groups, start=1):
+            if name in group.modules:
+                until = self._groups[:count]
+                return [one for one in until if one.is_dependency or not group.is_dependency]
+        return []
+
     def _show(self, group: ModuleGroup) -> None:
-        if not self._started:
-            self._started = True
-            self._restart.close()
-        packages = [(*self._place(name, group), name) for name in group.modules]
-        for package, attribute, name in packages:
-            if package is not None:
-                setattr(package, attribute, group.modules[name])
+        self._groups.remove(group)
+        if group in self._restartable:
+            self._restartable.remove(group)
+            if not self._restartable:
+                self._restart.close()
+        for name in group.modules:
+            if name in self._attributes:
+                setattr(*self._attributes[name], group.modules[name])
         sys.modules.update(group.modules)
         config.add_to_environment(group.variables)
         self._environment.update(group.variables)
         set_warnings_filters([*group.filters, *warnings.filters])
-        self._groups.remove(group)
+        self._warnings += group.filters
+        _show_loggers(group.loggers)
         if not self._groups:
             sys.meta_path.remove(self)
 
     def _compare(self, group: ModuleGroup, name: str) -> None:
-        if self._started:
+        if not self._restartable:
             if changed := sorted(group.read.intersection(self._changed())):
                 raise ConfigError(
                     f"{name} was loaded before the script changed {', '.join(changed)}, which it"
@@ -172,19 +245,37 @@ class HiddenModules(importlib.abc.Loader):
             return f"changed {', '.join(changed)}"
         if os.sched_getaffinity(0) != self._processors:
             return "changed its processor affinity"
-        if others := sorted(name for name in self._specs if name in sys.modules):
+        if others := sorted(name for name in self._hidden() if name in sys.modules):
             return f"put {others[0]} into sys.modules"
         if any(each[0] != "ignore" for each in warnings.filters if each not in self._warnings):
             return "changed the warnings filters"
+        if reason := self._logging_difference():
+            return reason
         # The template has looked for other modules in the script's folder, the first of the path.
         return "" if self._path in (sys.path, sys.path[1:]) else self._moved()
 
+    def _hidden(self) -> list[str]:
+        return [name for group in self._groups for name in group.modules]
+
+    def _logging_difference(self) -> str:
+        if logging.getLoggerClass() is not self._logger_class:
+            return "changed the class of loggers"
+        for group in self._groups:
+            for name in group.loggers:
+                if isinstance(loggers().get(name), logging.Logger):
+                    return f"made the logger {name}"
+        for name, state in self._loggers.items():
+            if _logger_state(name) != state:
+                return f"changed the logger {name}"
+        return ""
+
     def _moved(self) -> str:
         """Return which module another search path would find elsewhere; "" for none."""
-        for name, spec in self._specs.items():
-            if spec is None or "." in name:
+        find = importlib.machinery.PathFinder.find_spec
+        for name in (*self._hidden(), *self._standard):
+            if "." in name:
                 continue
-            found = importlib.machinery.PathFinder.find_spec(name)
-            if found is None or found.origin != spec.origin:
+            before, now = find(name, self._path), find(name)
+            if (before and before.origin) != (now and now.origin):
                 return f"changed sys.path, where {name} is another module,"
         return ""

@@ -11,7 +11,8 @@ import importlib.machinery
 import importlib.metadata
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import takewhile
 from pathlib import Path
 
 _FILES_MAX = 200
@@ -55,7 +56,12 @@ def _imports(script: Path, script_dir: Path) -> tuple[set[str], bool]:
     """
     names: set[str] = set()
     sets_variables = False
-    files, read = [script], set[Path]()
+    roots, files = {script_dir}, [script]
+    if script.parent != script_dir:  # it is run as a module: its packages are executed first
+        packages = takewhile(Path.is_file, (each / "__init__.py" for each in script.parents))
+        files += (inits := list(packages))
+        roots |= {each.parent.parent for each in inits[-1:]}
+    read = set[Path]()
     while files and len(read) < _FILES_MAX:
         file = files.pop()
         if file in read:
@@ -63,10 +69,11 @@ def _imports(script: Path, script_dir: Path) -> tuple[set[str], bool]:
         read.add(file)
         tree = _parsed(file)
         sets_variables |= any(map(_sets_variables, ast.walk(tree)))
+        files += _siblings(tree, file)
         for name in _names(tree):
             top = name.partition(".")[0]
-            if own := module_file(name, [str(script_dir)]) or module_file(top, [str(script_dir)]):
-                files.append(own)
+            if own := [file for root in roots for file in _own_files(name, root)]:
+                files += own
             elif name == "outlast" or (top != "outlast" and top not in sys.stdlib_module_names):
                 names.add(top)
     return names, sets_variables
@@ -83,12 +90,36 @@ def _parsed(file: Path) -> ast.Module:
 
 
 def _names(tree: ast.Module) -> Iterator[str]:
-    """Yield the dotted names that a module imports."""
+    """Yield the dotted names that a module imports, and those that may be a module's attribute."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _own_files(name: str, root: Path) -> list[Path]:
+    """Return the script's own files that an import of this name executes, where there are any."""
+    parts = name.split(".")
+    files = [root.joinpath(*parts[:count]) for count in range(1, len(parts) + 1)]
+    return _existing(files)
+
+
+def _siblings(tree: ast.Module, file: Path) -> list[Path]:
+    """Return the files that the relative imports of a file execute."""
+    files: list[Path] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and 0 < node.level <= len(file.parents):
+            folder = file.parents[node.level - 1].joinpath(*(node.module or "").split("."))
+            files += (folder, *(folder / alias.name for alias in node.names))
+    return _existing(files)
+
+
+def _existing(modules: Iterable[Path]) -> list[Path]:
+    """Return the files of modules, and of packages, that exist."""
+    files = (each for at in modules for each in (at.with_name(f"{at.name}.py"), at / "__init__.py"))
+    return [file for file in files if file.is_file()]
 
 
 def _sets_variables(node: ast.AST) -> bool:

@@ -29,6 +29,7 @@ from typing import NoReturn
 
 from outlast import config
 from outlast.errors import ConfigError
+from outlast.launch.template import hidden_modules
 from outlast.launch.template import template_frames as frames
 from outlast.launch.template.hidden_modules import (
     HiddenModules,
@@ -72,6 +73,7 @@ class TemplateProcess:
         self._control_fd = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         self._page_fd = os.dup(self._control_fd)
         self._groups: list[ModuleGroup] = []
+        self._restartable: list[ModuleGroup] = []  # those of the first import
         self._files: dict[str, tuple[int, ...]] = {}
         self._middle = 0
 
@@ -108,10 +110,11 @@ class TemplateProcess:
         collects = gc.isenabled()
         gc.disable()  # imports leave no garbage
         for name in self._settings.modules:
-            self._groups.append(self._import(name))
+            self._groups += self._import(name).split(name)
+            self._restartable = self._restartable or list(self._groups)
         if rest := self._machinery.difference(*(group.modules for group in self._groups)):
             self._groups.append(
-                ModuleGroup({name: sys.modules[name] for name in rest}, {}, set(), [])
+                ModuleGroup({name: sys.modules[name] for name in rest}, {}, set(), [], {})
             )
         gc.collect()
         if collects:
@@ -124,6 +127,7 @@ class TemplateProcess:
     def _import(self, name: str) -> ModuleGroup:
         environment = config.process_environment()
         filters = list(warnings.filters)
+        loggers = set(hidden_modules.loggers())
         with config.recorded_environment() as read:
             importlib.import_module(name)
         after = config.process_environment()
@@ -139,6 +143,11 @@ class TemplateProcess:
             {each: value for each, value in after.items() if environment.get(each) != value},
             read,
             [each for each in warnings.filters if each not in filters],
+            {
+                each: logger
+                for each, logger in hidden_modules.loggers().items()
+                if each not in loggers and is_third_party(each)
+            },
         )
 
     def _objection(self, before: dict[str, object]) -> str:
@@ -260,7 +269,7 @@ class TemplateProcess:
         _mark_memory(request.mark)
         _draw_anew()
         restart = WorkerRestart(gate, self._settings.command, environment)
-        HiddenModules(self._groups, restart).hide()
+        HiddenModules(self._groups, restart, self._restartable).hide()
 
 
 class WorkerRestart:

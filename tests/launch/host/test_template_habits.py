@@ -1,0 +1,134 @@
+"""Habits of training scripts that could make a forked worker differ from one of torchrun's."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.launch.host.test_worker_template import live, play
+
+from outlast.launch.host.worker_pool import WorkerPool
+from outlast.launch.template import script_imports
+
+if TYPE_CHECKING:
+    from tests.launch.conftest import Stage
+
+pytestmark = pytest.mark.process
+
+NUMPY_THEN_VARIABLE = """
+import numpy
+numpy.random.seed(1)
+os.environ["OMP_NUM_THREADS"] = "2"
+import torch
+print(torch.get_num_threads())
+"""
+LOGGING_BEFORE = """
+import logging.config
+logging.config.dictConfig({"version": 1, "disable_existing_loggers": EXISTING})
+import torch, torch._dynamo
+names = ("torch._dynamo", "torch._dynamo.convert_frame", "asyncio")
+print([logging.getLogger(name).disabled for name in names])
+"""
+LOGGING_AFTER = """
+import logging.config, torch
+logging.config.dictConfig({"version": 1})
+logging.getLogger("torch._dynamo.utils").setLevel(35)
+import torch._dynamo
+names = ("torch", "torch._dynamo", "torch._dynamo.convert_frame", "torch._dynamo.utils")
+print([(one.disabled, one.level, one.getEffectiveLevel()) for one in map(logging.getLogger, names)])
+print(torch._dynamo.utils.log.level, logging.getLogger("torch._dynamo.utils").parent)
+"""
+LEVEL_BEFORE = """
+import logging
+logging.getLogger("torch").setLevel(logging.ERROR)
+import torch
+print(logging.getLogger("torch"))
+"""
+PATH_WITH_QUEUE = """
+sys.path.insert(0, f"{ROOT}/lib")
+import queue
+import torch
+print(queue.__file__)
+"""
+PATH_WITHOUT = """
+sys.path.insert(0, f"{ROOT}/other")
+import torch
+print(torch.__name__)
+"""
+LATER_MODULES = """
+import numpy, torch
+torch.manual_seed(1)  # imports torch._dynamo
+numpy.random.seed(1)
+print(numpy.random.rand(), torch._inductor.__name__)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (NUMPY_THEN_VARIABLE, "changed OMP_NUM_THREADS"),
+        (LOGGING_BEFORE.replace("EXISTING", "True"), "changed the logger"),
+        (LOGGING_BEFORE.replace("EXISTING", "False"), ""),
+        (LOGGING_AFTER, ""),
+        (LEVEL_BEFORE, "made the logger torch"),
+        (PATH_WITH_QUEUE, "where queue is another module"),
+        (PATH_WITHOUT, ""),
+        (LATER_MODULES, ""),
+    ],
+)
+def test_a_habit_of_scripts_has_the_same_outcome_as_without_a_template(
+    stage: Stage, text: str, reason: str
+) -> None:
+    """A worker is forked where no reason is expected, and starts anew for that reason elsewhere."""
+    for folder in ("lib", "other"):
+        (stage.root / folder).mkdir()
+    (stage.root / "lib" / "queue.py").write_text("from _queue import *\nQueue = LifoQueue = list")
+    script = stage.script(text)
+    plain = subprocess.run(
+        [sys.executable, str(script)],
+        env={**os.environ, "PYTHONHASHSEED": "0"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+
+    async def act(crew: WorkerPool) -> None:
+        assert crew.template.fds, stage.notes
+        _, outcome, out = await live(crew, "w1-0")
+        assert (outcome.exit_code, out, outcome.stderr_tail) == (0, plain.stdout, plain.stderr)
+        assert bool(crew.template.fds) == (not reason)
+        assert reason in " ".join(" ".join(stage.notes).split())
+
+    play(stage, script, act)
+
+
+@pytest.mark.parametrize(
+    ("files", "script"),
+    [
+        ({"main.py": "import torch\nfrom helpers import env"}, "main.py"),
+        ({"main.py": "import torch\nimport helpers.env"}, "main.py"),
+        ({"helpers/__main__.py": "import torch\nfrom . import env"}, "helpers/__main__.py"),
+        ({"helpers/train.py": "import torch\nfrom .env import SET"}, "helpers/train.py"),
+        ({"helpers/train.py": "import torch\nfrom helpers import env"}, "helpers/train.py"),
+        (
+            {"helpers/train.py": "import torch", "helpers/__init__.py": "import helpers.env"},
+            "helpers/train.py",
+        ),
+    ],
+)
+@pytest.mark.parametrize("is_found", [True, False])
+def test_modules_of_the_script_that_set_variables_are_found(
+    stage: Stage, files: dict[str, str], script: str, is_found: bool
+) -> None:
+    """With them the template has no torch._dynamo, whose variables they may change."""
+    (stage.root / "helpers").mkdir()
+    (stage.root / "helpers" / "__init__.py").touch()
+    text = "import os\nos.environ['SET'] = '1'" if is_found else "SET = 1"
+    for name, content in {"helpers/env.py": text, **files}.items():
+        (stage.root / name).write_text(content)
+    modules = script_imports.template_modules(stage.root / script, stage.root)
+    assert modules == (("torch",) if is_found else ("torch", "torch._dynamo"))
