@@ -16,6 +16,7 @@ from outlast.errors import ConfigError
 
 WORKER_VARIABLE = "OUTLAST_WORKER"
 TEMPLATE_VARIABLE = "OUTLAST_TEMPLATE"
+NCCL2_VARIABLE = "TORCH_DIST_USE_NCCL2"
 TORCH_MIN = (2, 11)
 AUTO = -1  # an interval that the run finds for itself
 LIMIT_MAX = 1e9  # seconds: 31 years, and every clock and timer can still count them
@@ -171,6 +172,11 @@ def python_executable(environment: Mapping[str, str] = os.environ) -> str:
 def gloo_interface(environment: Mapping[str, str] = os.environ) -> str:
     """Return GLOO_SOCKET_IFNAME, or "" (then loopback)."""
     return environment.get("GLOO_SOCKET_IFNAME", "")
+
+
+def wants_nccl2(environment: Mapping[str, str] = os.environ) -> bool:
+    """Return whether torch's variable for the choice of its NCCL backend names nccl2."""
+    return environment.get(NCCL2_VARIABLE, "0") == "1"
 
 
 def run_dir_default() -> Path:

@@ -59,8 +59,7 @@ def check(
     Parameters
     ----------
     profile
-        Set of checks, with the time limit of all of them: prolog (10 s), periodic (30 s), epilog
-        (20 s), preflight (300 s).
+        Set of checks and their time limit: prolog 10 s, periodic 30 s, epilog 20 s, preflight 300 s.
     settings
         TOML file with the expected hardware of this node and custom checks (see docs/check.md).
     state

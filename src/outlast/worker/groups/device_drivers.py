@@ -15,7 +15,6 @@ The two NCCL drivers were never run: that needs GPUs.
 from __future__ import annotations
 
 import functools
-import os
 import threading
 from collections.abc import Collection
 from datetime import timedelta
@@ -25,10 +24,9 @@ import torch
 from torch import distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
+from outlast import config
 from outlast.errors import ConfigError
 from outlast.worker.groups.rendezvous import JoinStore
-
-_CHOICE = "TORCH_DIST_USE_NCCL2"
 
 
 class DeviceDriver(Protocol):
@@ -98,12 +96,12 @@ def nccl_name() -> str:
     default: it connects at its first collective, where a lost peer can be woken from, while nccl2
     connects at its construction. Raises ConfigError where this torch has no nccl2.
     """
-    if os.environ.get(_CHOICE, "0") != "1":
+    if not config.wants_nccl2():
         return "nccl-legacy"
     if not hasattr(dist, "ProcessGroupNCCL2"):
         raise ConfigError(
-            f"{_CHOICE}=1 asks for nccl2, which torch {torch.__version__} does not have;"
-            f" unset {_CHOICE} or install torch 2.15"
+            f"{config.NCCL2_VARIABLE}=1 asks for nccl2, which torch {torch.__version__} does not have;"
+            f" unset {config.NCCL2_VARIABLE} or install torch 2.15"
         )
     return "nccl2"
 
