@@ -59,7 +59,7 @@ def check(
     Parameters
     ----------
     profile
-        Set of checks and their time limit: prolog 10 s, periodic 30 s, epilog 20 s, preflight 300 s.
+        Set of checks with a time limit (s): prolog 10, periodic 30, epilog 20, preflight 300.
     settings
         TOML file with the expected hardware of this node and custom checks (see docs/check.md).
     state

@@ -229,7 +229,8 @@ def test_a_script_that_sets_variables_before_torch_is_spawned(stage: Stage) -> N
 
     text = """
 print("begins")
-os.environ["ATEN_CPU_CAPABILITY"] = "default"
+variables = os.environ  # not seen in the text: it would be spawned from the start
+variables["ATEN_CPU_CAPABILITY"] = "default"
 import torch
 print(torch.backends.cpu.get_cpu_capability(), os.getpid())
 """

@@ -23,13 +23,16 @@ COMPILER = "torch._dynamo"  # a worker imports it with its first optimizer
 
 
 def template_modules(script: Path, script_dir: Path) -> tuple[str, ...]:
-    """Return what a template should import for this script; nothing where none is worth it."""
+    """Return what a template should import for this script; nothing where workers are spawned.
+
+    A script that sets environment variables sets them for libraries that it imports afterwards. A
+    forked worker would have to start anew there, and execute twice what stands above.
+    """
     names, sets_variables = _imports(script, script_dir)
-    if not names & {"outlast", TORCH} and not any(map(_requires_torch, names)):
+    uses_torch = names & {"outlast", TORCH} or any(map(_requires_torch, names))
+    if sets_variables or not uses_torch:
         return ()
-    worker = WORKER if "outlast" in names else ()
-    # It reads many variables when it is imported, and a script may set them shortly before.
-    return (TORCH, *worker) if sets_variables else (TORCH, *worker, COMPILER)
+    return (TORCH, *(WORKER if "outlast" in names else ()), COMPILER)
 
 
 def module_file(name: str, search_path: Sequence[str]) -> Path | None:
