@@ -216,7 +216,7 @@ class AuditState(msgspec.Struct, frozen=True, kw_only=True):
     rounds: dict[int, AuditRound] = {}  # by n
     newest: Agreement | None = None
     recent: tuple[Agreement, ...] = ()  # consecutive agreements on parts
-    whole: Agreement | None = None  # newest agreement on all of the state; None: never
+    whole: Agreement | None = None  # all parts were found equal then or later; None: never
     saved: tuple[messages.Checkpointed, ...] = ()  # the newest complete copies that are not barred
     bars: tuple[CopyBar, ...] = ()
     origins: dict[int, int] = {}  # rank -> rank whose state it copied since `whole`
@@ -277,7 +277,7 @@ class AuditState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_barred(bars: Iterable[CopyBar], n: int, path: str) -> bool:
-    """Return whether the copy of phase n in directory `path` must not be started from."""
+    """Return whether a restart must not use the copy of phase n in directory `path`."""
     return any(bar.covers(n, path) for bar in bars)
 
 
