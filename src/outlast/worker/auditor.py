@@ -55,7 +55,7 @@ class AuditOwner(Protocol):
 
 
 class Auditor:
-    """Auditor of one worker. `every`: committed steps between audits of a part; 0: no such audits."""
+    """Auditor of one worker. `every`: committed steps between audits of a part; 0: none."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Auditor:
     ) -> None:
         self._status, self._groups, self._owner = status, groups, owner
         self._every, self._patience_s = every, patience_s
-        self._generation = 0  # the newest with an audited first step
+        self._generation = 0  # newest one with an audited first step
         self._whole_n = -1  # the newest phase after which all of the state was reported
         self._is_behind_loop = False
         self._set = b""

@@ -143,7 +143,7 @@ class WorkerStatus:
         self._beat()
 
     def report_prepared(self, fault: Fault) -> None:
-        """Report the ballot of a vote that ended in an error."""
+        """Report this worker as prepared: its vote was cast and ended in an error."""
         with self._lock:
             self._answer("prepared", fault)
 
@@ -155,7 +155,7 @@ class WorkerStatus:
                 self._answer(self._reported_state(), fault)
 
     def report_loss(self, state: str, fault: Fault) -> None:
-        """Report this process as "torn" or "broken": it must be replaced despite its answer."""
+        """Report this process as "torn" or "broken": replace it whatever it answered before."""
         with self._lock:
             self._answer(state, fault)
 
