@@ -80,7 +80,7 @@ def _worker_deadline(turn: ControllerTurn, worker: WorkerRecord) -> int | None:
     state = turn.state
     limits = state.limits
     if worker.missing_ns:
-        return None  # unknown to its agent: lost at the end of the grace period
+        return None  # unknown to its agent: lost after the grace period
     if worker.killed_ns:
         return worker.killed_ns + worker.kills * _ns(limits.kill_s)
     if worker.hello is None:
@@ -159,7 +159,7 @@ def _mode_deadline(turn: ControllerTurn) -> int | None:
 
 
 def wake(turn: ControllerTurn) -> None:
-    """Ask for a Tick at the next deadline, if it is another one than before."""
+    """Request a Tick at the next deadline if that has changed."""
     state = turn.state
     members = state.members
     if state.mode == "ended":

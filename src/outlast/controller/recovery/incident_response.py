@@ -139,9 +139,7 @@ def give_up(turn: ControllerTurn, worker: WorkerRecord, fault: events.Fault, how
     """Kill a worker for a fault found from outside; a seat's loss closes its generation."""
     fresh = not worker.killed_ns
     turn.kill(worker.name, fault)
-    starting = (
-        turn.state.progress.first and turn.state.mode == "gathering"
-    )  # Lost follows
+    starting = turn.state.progress.first and turn.state.mode == "gathering"  # Lost follows
     if fresh and worker.seat >= 0 and not starting:
         record_fault(turn, fault, how)
 
