@@ -84,7 +84,7 @@ def _worker_deadline(turn: ControllerTurn, worker: WorkerRecord) -> int | None:
     if worker.killed_ns:
         return worker.killed_ns + worker.kills * _ns(limits.kill_s)
     if worker.hello is None:
-        # Before the first Hello nothing is known about the script: it may never call init().
+        # Before the first Hello the script may be one that never calls init().
         began_ns = max(worker.since_ns, state.members.greeted_ns)
         return began_ns + _ns(limits.hello_s) if state.members.greeted_ns else None
     waits_for_ready = (

@@ -201,7 +201,7 @@ class WorkerProcess(WorkerPorts):
 
         assert self._settings is not None
         self.restorer = RunRestorer(self._settings, seat, origin)
-        # In a run on another machine no other process knows them.
+        # On another machine no other process has these values.
         self.shared_values.known = self.restorer.shared
         self._walk({f"before:{n}": self.restorer.slot}, n)
 
@@ -209,7 +209,7 @@ class WorkerProcess(WorkerPorts):
         from outlast.worker.worker_checkpointing import RunCheckpointer
 
         begun_at = self.restorer.place if self.restorer else None
-        if first:  # what this start was told, whatever an earlier one was
+        if first:  # settings of this start replace those of an earlier start
             self.place.every = first_intervals(settings)
         self.saver.checkpointer = RunCheckpointer(
             settings,

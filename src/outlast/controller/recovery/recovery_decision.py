@@ -200,9 +200,9 @@ def _slots_at(
 ) -> dict[int, dict[str, bytes]]:
     """Return the slots of phase n that lost workers left, with what the phase returned.
 
-    The result of a worker lost between its vote and its return is known only if at least two
-    survivors returned equal shared results. A prepared worker has no result yet, and a rank's own
-    result implies nothing about another rank's.
+    A worker lost between its vote and its return takes the survivors' result if all results are
+    equal, and either shared or returned by every survivor, at least two. A prepared worker has no
+    result yet, and a rank's own result implies nothing about another rank's.
     """
     keys = reconfiguration.slot_keys(n)
     kept = {seat: {k: slots[k] for k in keys if k in slots} for seat, slots in abandoned.items()}
