@@ -41,7 +41,7 @@ def pending_request(turn: ControllerTurn) -> Literal["", "save", "drain"]:
 
 
 def on_save_failed(turn: ControllerTurn, body: messages.SaveFailed) -> None:
-    """Note a failed save, or end the run for it where the save policy demands that."""
+    """Note a failed save, or end the run if the save policy requires that."""
     state = turn.state
     if state.mode in ("stopping", "ended"):
         return
@@ -58,19 +58,19 @@ def on_save_failed(turn: ControllerTurn, body: messages.SaveFailed) -> None:
 
 
 def on_checkpointed(turn: ControllerTurn, body: messages.Checkpointed) -> None:
-    """Keep the newest complete copy; of two of one phase the one in memory, which is nearer."""
+    """Keep the newest complete copy; for equal phases the one in memory."""
     known = turn.state.saves.checkpoint
     if known is None or (body.n, body.tier == "memory") >= (known.n, known.tier == "memory"):
         turn.state.saves.checkpoint = body
 
 
 def set_checkpoint(turn: ControllerTurn, checkpoint: messages.Checkpointed | None) -> None:
-    """Replace the copy to begin again from: another one was found, or it was barred."""
+    """Replace the copy that a restart begins from."""
     turn.state.saves.checkpoint = checkpoint
 
 
 def on_host_lost(turn: ControllerTurn) -> None:
-    """Record that copies in memory may be lost: they have to be searched again."""
+    """Record that copies in memory may be lost and must be searched again."""
     turn.state.saves.is_searched = False
 
 

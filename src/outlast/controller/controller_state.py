@@ -1,4 +1,4 @@
-"""State of the controller, and one turn that changes a private copy of it."""
+"""State of the controller, and turns that change a private copy of it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ S_NS = 1_000_000_000
 
 
 class AgentRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """An agent: its host, incarnation, lease and last message."""
+    """Record of an agent: its host, incarnation, lease and last message."""
 
     name: str
     incarnation: int
@@ -31,11 +31,11 @@ class AgentRecord(msgspec.Struct, frozen=True, kw_only=True):
     capacity: int
     lease_ns: int
     renewed_ns: int
-    connected: bool = True  # its connection stands: frames reach it
-    lapsed: bool = False  # its lease ran out: it has no workers
+    connected: bool = True  # frames reach it
+    lapsed: bool = False  # its lease expired: it has no workers
 
     def until_ns(self) -> int:
-        """Return the time at which its workers count as lost, unless it renews its lease before."""
+        """Return the time at which its workers count as lost unless it renews its lease."""
         return self.renewed_ns + self.lease_ns
 
 
@@ -49,7 +49,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     is_spare: bool = False  # born without a seat
     hello: messages.WorkerHello | None = None
     member: int = 0  # the newest generation that was announced to it
-    whole: bool = False  # has stood in an open generation: holds its seat's state
+    whole: bool = False  # was in an open generation: holds its seat's state
     status: messages.Status | None = None  # its newest answer to a Close
     seated: int = 0  # the generation of its Seat
     ready: int = 0  # the newest generation for which it sent Ready
@@ -74,7 +74,7 @@ class Members(parts.StatePart, kw_only=True):
     fingerprint: dict[str, str] | None = None  # of the first start; every worker must have it
     spawned: int = 0  # workers started in this term
     greeted_ns: int = 0  # when the first worker of this term sent Hello; 0: none has
-    refill_due: bool = False  # spares are to be filled up once this generation completes a phase
+    refill_due: bool = False  # replace spares once this generation completes a phase
 
     def change(self, name: str, **changes: Any) -> WorkerRecord:
         """Replace fields of one worker's record."""
@@ -109,7 +109,7 @@ class Members(parts.StatePart, kw_only=True):
         self.refill_due = True
 
     def excuse(self, later: Callable[[int], int]) -> None:
-        """Move all times of waiting by a stall of the launcher."""
+        """Move all start times of waits by a stall of the launcher."""
         for agent in tuple(self.agents.values()):
             self.agents[agent.name] = replace(agent, renewed_ns=later(agent.renewed_ns))
         for worker in tuple(self.workers.values()):
@@ -155,7 +155,7 @@ class ControllerState(parts.StatePart, kw_only=True):
         return self.progress.generation
 
     def generation_members(self) -> Iterator[WorkerRecord]:
-        """Return seated workers to which this generation was announced, given up or not."""
+        """Return seated workers to which this generation was announced, even if given up."""
         return (
             worker
             for worker in self.members.workers.values()
@@ -312,7 +312,7 @@ class ControllerTurn:
         self.tell(worker.agent, messages.Kill(worker=name, reason=fault.detail))
 
     def blame(self, worker: WorkerRecord, kind: events.FaultKind, detail: str) -> events.Fault:
-        """A fault that the controller itself found at a worker."""
+        """Return a fault that the controller itself found at a worker."""
         agent = self.state.members.agents.get(worker.agent)
         return events.Fault(
             kind=kind,

@@ -80,11 +80,11 @@ def _worker_deadline(turn: ControllerTurn, worker: WorkerRecord) -> int | None:
     state = turn.state
     limits = state.limits
     if worker.missing_ns:
-        return None  # unknown to its agent: lost at the end of the grace period
+        return None  # unknown to its agent: lost after the grace period
     if worker.killed_ns:
         return worker.killed_ns + worker.kills * _ns(limits.kill_s)
     if worker.hello is None:
-        # Before the first Hello nothing is known about the script: it may never call init().
+        # Before the first Hello the script may be one that never calls init().
         began_ns = max(worker.since_ns, state.members.greeted_ns)
         return began_ns + _ns(limits.hello_s) if state.members.greeted_ns else None
     waits_for_ready = (
@@ -159,7 +159,7 @@ def _mode_deadline(turn: ControllerTurn) -> int | None:
 
 
 def wake(turn: ControllerTurn) -> None:
-    """Ask for a Tick at the next deadline, if it is another one than before."""
+    """Request a Tick at the next deadline if that has changed."""
     state = turn.state
     members = state.members
     if state.mode == "ended":

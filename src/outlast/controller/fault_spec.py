@@ -13,11 +13,11 @@
     kill:rank=1,after=30                   SIGKILL (or stop) 30 s after the start, in any script
 
 `step=10` means: in the phase that would commit step 10 (the tenth step; steps count from 1); with
-`between`, `eval` and `checkpoint`, what follows step 10. Without `step` the first time, without
-`rank` the first rank that comes by.
-A fault fires once in a run unless `times` is larger; it fires in the worker that holds the
-seat, so that it needs no help from outside and hits the very instruction that it names. One with
-`after` comes from the launcher, and needs no help from the script.
+`between`, `eval` and `checkpoint`, what follows step 10. Without `step`: the first time. Without
+`rank`: the first rank that reaches the place.
+A fault fires once in a run unless `times` is larger. It fires inside the worker that has the seat,
+at exactly the named instruction. A fault with `after` is sent by the launcher and works in any
+script.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Where = Literal[
     "setup",  # between init() and the first phase
     "forward",  # at the first collective or module call of the attempt
     "backward",  # inside autograd
-    "vote",  # after this rank's yes is on its way
+    "vote",  # after this rank's vote is sent
     "apply",  # inside optimizer.step, some parameters changed
     "done",  # after the phase is complete, before `run` returns
     "committed",  # the same, of a step alone, before its audit
@@ -50,7 +50,7 @@ Where = Literal[
 ]
 _KINDS, _PLACES = get_args(Kind), get_args(Where)
 _LEAST = {"rank": 0, "step": 1, "spare": 0, "times": 1, "random": 1}
-# What may stand beside the key that makes it a fault of this form, and for which kinds.
+# Keys allowed beside the key that selects the form of a fault, and the kinds of the form.
 _FORMS: dict[str, tuple[set[str], tuple[Kind, ...]]] = {
     "spare": ({"for"}, ("kill", "stop")),
     "after": ({"rank", "for"}, ("kill", "stop")),
@@ -75,7 +75,7 @@ class FaultSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     text: str
     kind: Kind
-    rank: int = -1  # -1: any rank may fire it, the first one that comes by does
+    rank: int = -1  # -1: the first rank that reaches the place fires it
     step: int = -1
     where: Where = "forward"
     spare: int = -1
@@ -83,7 +83,7 @@ class FaultSpec(msgspec.Struct, frozen=True, kw_only=True):
     for_s: float = 0.0
     after_s: float = 0.0
     random: int = 0
-    tensor: str = "*"  # that flip strikes: a name as audits give it, with * and ?
+    tensor: str = "*"  # tensor that flip changes: its name in audits, with * and ?
     steps: tuple[int, int] = _STEPS  # that `random` draws from
     places: tuple[Where, ...] = ()  # likewise
 

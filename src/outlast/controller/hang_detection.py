@@ -1,32 +1,32 @@
-"""Hang detection: a pure watch over the pages of a job's workers and the kernel's word on them.
+"""Hang detection from the status pages of a job's workers and their kernel process states.
 
-`watch(memory, looks, now_ns, limits) -> (memory, verdict)` is called at every look. Times are
-CLOCK_MONOTONIC nanoseconds, as in the pages; faults carry Unix times.
+`watch(memory, looks, now_ns, limits) -> (memory, verdict)` is pure and called per observation.
+Times are CLOCK_MONOTONIC nanoseconds, as in the pages; faults carry Unix times.
 
-What standing still means depends on where a rank stands, and on who waits for it:
+The timeout of a rank without progress depends on its place and on the other ranks:
 
-| the rank                               | the others                  | is given up after        |
+| the rank                               | the others                  | timeout                  |
 |----------------------------------------|-----------------------------|--------------------------|
-| is stopped (SIGSTOP), says the kernel  | in any state                | the floor                |
-| waits in a collective or the vote      | all wait at the same place  | its patience: all retry  |
-|                                        | wait elsewhere, none is out | its patience             |
-|                                        | one is out of a collective  | never: that one is judged|
-| is out of a collective, in an attempt  | at least half of all wait   | its patience, once       |
+| is stopped (SIGSTOP, kernel state T)   | in any state                | the floor                |
+| waits in a collective or the vote      | all wait at the same place  | phase timeout: all retry |
+|                                        | wait elsewhere, none is out | phase timeout            |
+|                                        | a rank is out of collectives| none: that rank is judged|
+| is out of a collective, in an attempt  | at least half of all wait   | phase timeout, once      |
 |                                        | more than half are out      | the ceiling              |
 | is between phases, applies, sets up,.. | in any state                | the ceiling              |
 
-*Patience* is what this run's own phases of that kind allow: `hang_factor` times the slowest recent
-one, at least the floor. A process that computes, or whose main thread keeps being woken (an upload
-under way, a poll), does not stand still. Who is out of a collective may hang or may wait for
-something else: nobody can tell. Giving it up costs little once, and everything where it repeats. So
-after one such verdict the rest of this phase, and this place in every later one, have the ceiling.
+The *phase timeout* ("patience" below) is `hang_factor` times the slowest recent phase of the same
+kind in this run, at least the floor. A process that uses CPU time, or whose main thread is woken
+repeatedly (upload, poll), makes progress. A rank outside a collective may hang or may wait for
+something else, which cannot be distinguished. A wrong verdict is cheap once but not repeatedly. So
+after one such verdict the rest of this phase, and this place in later phases, have the ceiling.
 
-When all wait at the same place nobody is blamed and the generation is to be tried again, each time
-with twice the patience. So it is when a few went on to the vote without a collective that all the
-others wait in: when the same comes again, they are blamed, and not those who wait.
+When all ranks wait at the same place, no rank is blamed and the generation is retried with a
+doubled timeout. A retry also follows if a minority is in the vote but skipped a collective in which
+the other ranks wait. If that recurs, the minority is blamed.
 
-Whoever waited for a rank that has died, heals or is given up has been standing for long, and needs
-a moment to be woken: when one is judged no longer, the floor begins anew for the others.
+Ranks that waited for a rank that died, heals or was given up have stood still for long and need
+time to wake. When a rank is no longer judged, the floor starts again for the other ranks.
 """
 
 from __future__ import annotations
@@ -43,32 +43,32 @@ from outlast.transport.worker_page import WorkerObservation, is_judged, is_out
 
 _S_NS = 1_000_000_000
 _PACED = ("running", "voting")
-_LEFT_NS = 1 * _S_NS  # pages are read one after the other: a contradiction must last this long
+_LEFT_NS = 1 * _S_NS  # pages are not read atomically: a contradiction must last this long
 _STAGES: dict[str, int] = {"running": 1, "checkpoint": 1, "dry": 1, "voting": 2, "applying": 3}
-_NEW_PATIENCE = 3  # times what others are given, for a process that has not run this kind itself
-_NEW_FLOORS = 6  # and at most so many floors, unless the others' own patience is longer
-_PLACES_MAX = 256  # where a rank was given up out of a collective; the oldest gives way
+_NEW_PATIENCE = 3  # factor on the timeout of a process that has not run this kind of phase itself
+_NEW_FLOORS = 6  # its limit in floors, unless the other ranks' timeout is longer
+_PLACES_MAX = 256  # bound of `excused`; the oldest places are dropped
 
 
 class WorkerHistory(msgspec.Struct, frozen=True, kw_only=True):
     """Memory of the hang detector between observations. Start with `WorkerHistory()`."""
 
     stopped: dict[str, int] = {}  # worker -> first seen stopped
-    blamed_ns: dict[str, int] = {}  # worker -> when it was blamed; said again after the floor
-    retried: tuple[int, ...] = ()  # the last moves of those for whom a retry was asked for
-    retries: int = 0  # in a row, before the same phase
+    blamed_ns: dict[str, int] = {}  # worker -> time of its newest fault; repeated after the floor
+    retried: tuple[int, ...] = ()  # last moves of the ranks at the newest retry
+    retries: int = 0  # consecutive ones before the same phase
     retried_n: int = -1
-    excused: tuple[tuple[int, int], ...] = ()  # (key, collectives) of who was given up outside
-    excused_n: int = -1  # the phase in which the newest of them was
-    out: dict[str, tuple[int, int]] = {}  # worker -> (n, last move), of those outside
-    stood: tuple[int, int] = (-1, 0)  # n, and the longest that a rank stood outside and went on
-    judged: tuple[str, ...] = ()  # at the last look
-    left_ns: int | None = None  # when one of them last was judged no longer: dead, or it heals
+    excused: tuple[tuple[int, int], ...] = ()  # (key, collectives) of ranks given up outside
+    excused_n: int = -1  # phase of the newest `excused` place
+    out: dict[str, tuple[int, int]] = {}  # worker -> (n, last move), of ranks outside
+    stood: tuple[int, int] = (-1, 0)  # n, and the longest wait outside that ended
+    judged: tuple[str, ...] = ()  # at the last observation
+    left_ns: int | None = None  # when a worker last left `judged` (dead or healing)
 
 
 class HangVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """`suspects`: to be killed and replaced. `retry`: nobody is to blame, but nothing moves:
-    say `Suspect(worker="", fault=retry)`, and the generation is closed and tried again."""
+    """Result of one observation. `suspects`: faults of workers to kill and replace. `retry`: no
+    worker is to blame; send `Suspect(worker="", fault=retry)` to retry the generation."""
 
     suspects: tuple[Fault, ...] = ()
     retry: Fault | None = None
@@ -77,10 +77,9 @@ class HangVerdict(msgspec.Struct, frozen=True, kw_only=True):
 def timeout_ns(
     worker: WorkerObservation, looks: Iterable[WorkerObservation], limits: Limits
 ) -> int:
-    """Return how long a rank may stand in a phase of its kind while others wait for it; `looks`: at
-    all.
+    """Return the timeout of a rank in its kind of phase while others wait; `looks`: all workers.
 
-    A process that is new to this kind of phase is given several times what the others are."""
+    A process that has not run this kind of phase before has a multiple of it."""
     ceiling_ns = int(limits.hang_ceiling_s * _S_NS)
     slowest_ns = [other.paces.get(worker.key, worker_page.UNSEEN).slowest_ns for other in looks]
     if worker.state not in _PACED or not any(slowest_ns):
@@ -99,7 +98,7 @@ def _patience_ns(
     seated: list[WorkerObservation],
     limits: Limits,
 ) -> int:
-    """Return what this rank is given where it stands now."""
+    """Return the timeout of this rank at its present place."""
     patience_ns = timeout_ns(worker, seated, limits)
     if not is_out(worker):
         return patience_ns
@@ -122,7 +121,7 @@ def watch(
     *,
     unix_ns: int = 0,
 ) -> tuple[WorkerHistory, HangVerdict]:
-    """One look at all workers of this host. `unix_ns`: the Unix time of `now_ns`."""
+    """Judge one observation of all workers. `unix_ns`: the Unix time of `now_ns`."""
     looks = tuple(looks)
     seated = [worker for worker in looks if is_judged(worker)]
     memory = _remember(memory, looks, seated, now_ns)
@@ -150,7 +149,7 @@ def _moves(seated: list[WorkerObservation]) -> tuple[int, ...]:
 
 
 def _at(fault: Fault, now_ns: int, unix_ns: int) -> Fault:
-    """The fault with its Unix time, where that is known."""
+    """Return the fault with its Unix time; 0 if unknown."""
     t_ns = fault.t_ns + unix_ns - now_ns if unix_ns else 0
     return replace(fault, t_ns=t_ns)
 
@@ -161,8 +160,8 @@ def _remember(
     seated: list[WorkerObservation],
     now_ns: int,
 ) -> WorkerHistory:
-    """Return the history after these observations: times of stops and departures; workers that
-    ended and retries of a finished phase are dropped."""
+    """Return the history after these observations, without ended workers and retries of a
+    finished phase."""
     stopped = {
         worker.worker: memory.stopped.get(worker.worker, now_ns)
         for worker in looks
@@ -194,7 +193,7 @@ def _remember(
 def _excuse(
     memory: WorkerHistory, seated: list[WorkerObservation], fresh: list[Fault]
 ) -> WorkerHistory:
-    """Give nobody up once more where a rank was given up outside a collective."""
+    """Record the places of ranks given up outside a collective, which then have the ceiling."""
     blamed = {fault.worker for fault in fresh if fault.kind == "hung"}
     places = {
         (worker.key, worker.collectives): worker.n
@@ -210,7 +209,7 @@ def _excuse(
 def _stopped(
     memory: WorkerHistory, looks: tuple[WorkerObservation, ...], now_ns: int, limits: Limits
 ) -> list[Fault]:
-    """The kernel says that the process is stopped: no page is needed to blame it."""
+    """Return faults of processes that the kernel reports as stopped for longer than the floor."""
     faults = []
     for worker in looks:
         since_ns = memory.stopped.get(worker.worker)
@@ -224,7 +223,7 @@ def _stopped(
 
 
 def _left_collectives(looks: tuple[WorkerObservation, ...], now_ns: int) -> list[Fault]:
-    """A rank whose script has ended, while others stand in a phase that it has not completed."""
+    """Return faults of ranks whose script ended while others are in a phase it did not complete."""
     going = [
         worker
         for worker in looks
@@ -261,7 +260,7 @@ def _stuck(
     still = [
         worker
         for worker in seated
-        if worker.worker not in memory.stopped  # which `_stopped` has a truer word for
+        if worker.worker not in memory.stopped  # reported by `_stopped`
         and (
             now_ns - _alive_ns(worker) > patience_ns[worker.worker]
             or now_ns - worker.t_ns > ceiling_ns
@@ -270,7 +269,7 @@ def _stuck(
     if not still:
         return [], None
     if out := [worker for worker in seated if is_out(worker)]:
-        # Whoever waits may wait for one of these, however many collectives each has behind it.
+        # Waiting ranks may wait for these ranks, whatever their counts of collectives.
         return [_hung(look, seated, now_ns, limits) for look in out if look in still], None
     last = min(_place(worker) for worker in seated)
     behind = [worker for worker in seated if _place(worker) == last]
@@ -278,19 +277,19 @@ def _stuck(
     progressed = _progressed(seated)
     if progressed:
         if len(blamed) < len(behind):
-            return [], None  # whoever of them still computes may be waited for
+            return [], None  # a rank behind that still computes may be the cause
         if not memory.retries or _moves(seated) == memory.retried:
             return [], _skipped("transport", progressed, behind)
         return [_skipped("hung", [look], behind) for look in progressed], None
     if len(behind) < len(seated):
         return [_hung(look, seated, now_ns, limits) for look in blamed], None
     if any(worker.seat >= 0 and worker.state == "healing" for worker in looks):
-        return [], None  # the generation is over: they wait for the decision
+        return [], None  # the generation has ended: ranks wait for the decision
     first = min(seated, key=lambda look: look.t_ns)
     still_ns = now_ns - max(worker.t_ns for worker in seated)
     doubled_ns = max(patience_ns.values()) << memory.retries
     if len(blamed) < len(seated) or still_ns <= min(ceiling_ns, doubled_ns):
-        return [], None  # one of them still moves: the others may wait for it
+        return [], None  # a rank still moves: the others may wait for it
     still_s = still_ns / _S_NS
     detail = (
         f"all {len(seated)} ranks have stood at the same place for {still_s:.1f} s"
@@ -300,15 +299,15 @@ def _stuck(
 
 
 def _alive_ns(worker: WorkerObservation) -> int:
-    """Return when it last showed that it goes on. Who waits for others is woken by its own
-    timers."""
+    """Return the time of the newest progress. Wake-ups count only outside a collective, since
+    timers wake a waiting rank."""
     return max(worker.t_ns, worker.t_work_ns, worker.t_woken_ns if is_out(worker) else 0)
 
 
 def _progressed(seated: list[WorkerObservation]) -> list[WorkerObservation]:
-    """Ranks in the vote, each with fewer collectives than the one that all others, who are no
-    fewer, stand in. A rank that hangs behind a collective of a group of its own looks alike: this
-    alone is no reason to kill anybody."""
+    """Return ranks in the vote, at most half, that skipped the collective in which all others wait.
+
+    A rank that hangs behind a collective of a subgroup looks alike: this is no proof of a hang."""
     progressed = [worker for worker in seated if worker.state == "voting"]
     places = {_place(worker) for worker in seated if worker.state == "running"}
     others = [worker for worker in seated if worker.state not in ("voting", "running")]
@@ -334,8 +333,8 @@ def _skipped(
 
 
 def _place(worker: WorkerObservation) -> tuple[int, int, int]:
-    """Return the progress of a rank, comparable between ranks. Between phases its work of the last
-    phase does not count."""
+    """Return the progress of a rank, comparable between ranks. Between phases, collectives of the
+    last phase do not count."""
     stage = _STAGES.get(worker.state, 0)
     collectives = 0 if worker.state == "idle" else worker.collectives
     return worker.n, stage, collectives
@@ -362,7 +361,7 @@ def _hung(
 
 
 def _others(worker: WorkerObservation, seated: list[WorkerObservation]) -> str:
-    """Return who waits for it, and where the nearest of them does."""
+    """Return text: how many ranks wait for `worker`, and the place of the least advanced."""
     waiting = [other for other in seated if other is not worker and not is_out(other)]
     if not is_out(worker):
         waiting = [other for other in waiting if _place(other) > _place(worker)]

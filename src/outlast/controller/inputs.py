@@ -12,7 +12,7 @@ from outlast.transport import messages
 
 
 class BeginTerm(msgspec.Struct, frozen=True, kw_only=True):
-    """The controller starts. `journal`: what earlier terms of this job wrote, oldest first."""
+    """Start of the controller. `journal`: entries of earlier terms of this job, oldest first."""
 
     t_ns: int
     run: str
@@ -29,7 +29,7 @@ class Received(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentLost(msgspec.Struct, frozen=True, kw_only=True):
-    """The connection to an agent broke. Its workers count as lost only when its lease is out."""
+    """Broken connection to an agent. Its workers count as lost only when its lease expires."""
 
     t_ns: int
     agent: str
@@ -51,21 +51,21 @@ class SaveRequested(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tick(msgspec.Struct, frozen=True, kw_only=True):
-    """The time of a Wake has been reached or passed."""
+    """Arrival of the time of a Wake."""
 
     t_ns: int
 
 
 class LauncherStalled(msgspec.Struct, frozen=True, kw_only=True):
-    """The controller did not run for `gap_ns` until now (stopped, suspended, a blocked write):
-    nobody's silence in that time was its own. Comes before whatever was missed meanwhile."""
+    """Stall of the controller for `gap_ns` until now (stopped, suspended, a blocked write): all
+    deadlines are extended. Precedes the inputs that were missed meanwhile."""
 
     t_ns: int
     gap_ns: int
 
 
 class CheckpointFound(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to Verify: the newest checkpoint of which every byte is as it was written."""
+    """Answer to Verify: the newest checkpoint without damage."""
 
     t_ns: int
     generation: int  # as in Verify
@@ -111,7 +111,7 @@ class Wake(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verify(msgspec.Struct, frozen=True, kw_only=True):
-    """A restart needs a checkpoint that is whole: read them, newest first, and answer with
+    """Request to read checkpoints, newest first, and answer with the first whole one in
     CheckpointFound. No checkpoint is written meanwhile."""
 
     generation: int  # the newest: it has ended, or was not announced to any worker
@@ -119,7 +119,7 @@ class Verify(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EndRun(msgspec.Struct, frozen=True, kw_only=True):
-    """The run is over. `outcome`: done | user_error | gave_up | interrupted."""
+    """End of the run. `outcome`: done | user_error | gave_up | interrupted."""
 
     outcome: str
     exit_code: int
@@ -132,19 +132,19 @@ Action = Send | AppendJournal | Emit | Wake | Verify | EndRun
 
 
 class JournalEntry(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=True):
-    """Base of what a later term must know."""
+    """Base of journal entries, which a later term restores."""
 
 
 class DecisionMade(JournalEntry, frozen=True):
-    """Written before anybody hears of generation `generation`. `verdict`: commit, redo, or start
-    (everybody begins, from a checkpoint where n > 0)."""
+    """Decision, durable before generation `generation` is announced. `verdict`: commit, redo, or
+    start (all ranks start, from a checkpoint if n > 0)."""
 
     generation: int
     n: int
     step: int
     verdict: str
     seats: tuple[str, ...]
-    slots: dict[int, dict[str, bytes]] = {}  # seat -> what its lost worker left
+    slots: dict[int, dict[str, bytes]] = {}  # seat -> slots of its lost worker
     agents: tuple[str, ...] = ()  # agent by seat: each must report before a later term decides
     joining: tuple[int, ...] = ()  # seats whose worker holds no state until Opened
     incident: int = 0
@@ -197,8 +197,8 @@ class FindingKey(NamedTuple):
 
 
 class RankMigrated(JournalEntry, frozen=True, tag="Moved"):
-    """Written before a worker is given up for a finding: a later term must not do it again for
-    the same one, and counts it as one of the hour's."""
+    """Move for a finding, durable before its worker is given up: a later term must not repeat it,
+    and counts it as a move of the hour."""
 
     worker: str
     finding: FindingKey
@@ -206,14 +206,14 @@ class RankMigrated(JournalEntry, frozen=True, tag="Moved"):
 
 
 class AuditAgreedEntry(JournalEntry, frozen=True, tag="Agreed"):
-    """Replicas held the same in all of their state after phase n."""
+    """Agreement of replicas on all of their state after phase n."""
 
     n: int
     step: int
 
 
 class CopiesBarred(JournalEntry, frozen=True, tag="Barred"):
-    """Replicas differed: copies beyond phase `after_n` made up to `generation` are not used."""
+    """Bar on copies beyond phase `after_n` up to `generation`, since replicas differed."""
 
     after_n: int
     generation: int

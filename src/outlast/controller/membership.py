@@ -26,9 +26,9 @@ _SETUP = ("starting", "waiting", "setup", "dry")
 
 
 def spawn(turn: ControllerTurn, seat: int) -> str:
-    """Start a worker: on an agent of its neighbours while that has fewer seats than its share, so
-    that ranks are contiguous by host as torchrun's are; else on the agent with the most room; ""
-    where there is no room now."""
+    """Start a worker and return its name; "" if there is no room or no respawn left. It goes to a
+    neighbour's agent below its share of seats, so that ranks are contiguous by host as with
+    torchrun, else to the agent with the most room."""
     state = turn.state
     members = state.members
     load = dict.fromkeys(members.agents, 0)
@@ -41,7 +41,7 @@ def spawn(turn: ControllerTurn, seat: int) -> str:
         if agent.connected and load[agent.name] < agent.capacity
     ]
     first_ones = state.world + state.spares
-    # Whoever starts with everybody else is paid for by the bound on restarts.
+    # Workers of a start of all ranks count against the bound on restarts instead.
     respawn = members.spawned >= first_ones and not (
         state.progress.first and state.mode == "gathering"
     )
@@ -60,7 +60,7 @@ def spawn(turn: ControllerTurn, seat: int) -> str:
 
 
 def neighbours(state: ControllerState, seat: int) -> set[str]:
-    """Agents whose hosts hold a rank beside this one, and fewer seats than their share."""
+    """Return agents whose hosts hold an adjacent rank and fewer seats than their share."""
     if seat < 0 or not state.members.agents:
         return set()
     share = -(-state.world // len(state.members.agents))
@@ -87,8 +87,8 @@ def _count_respawn(turn: ControllerTurn) -> None:
 
 
 def fill(turn: ControllerTurn, seat: int) -> str:
-    """Fill an empty seat: a warm spare, else one that is starting, which will be warm before any
-    other, else a new worker; "" where there is none."""
+    """Fill an empty seat with a warm spare, else the oldest starting spare, else a new worker.
+    Return its name; "" if there is none."""
     state = turn.state
     spares = planned_migration.healthy_first(state, neighbours(state, seat)) or state.cold_spares()
     if spares:
@@ -110,8 +110,8 @@ def keep_spares(turn: ControllerTurn) -> None:
 
 
 def refill_spares(turn: ControllerTurn, body: messages.Renew) -> None:
-    """Replace the spares that were used, once the generation has completed a phase: to start a
-    process beside the redone step would slow the recovery down."""
+    """Replace used spares once the generation has completed a phase, since starting a process
+    during the redone step would slow down the recovery."""
     state = turn.state
     members = state.members
     if not members.refill_due or state.mode != "open" or state.ending.drain_ns:
@@ -136,7 +136,7 @@ def on_spawned(turn: ControllerTurn, agent: AgentRecord, body: messages.Spawned)
 
 
 def on_hello(turn: ControllerTurn, worker: WorkerRecord, body: messages.WorkerHello) -> None:
-    """A worker waits inside init(). One that would compute other bits is not let in."""
+    """Handle a worker that waits inside init(); refuse it if its fingerprint differs."""
     state = turn.state
     members = state.members
     if worker.hello is not None:
@@ -152,7 +152,7 @@ def on_hello(turn: ControllerTurn, worker: WorkerRecord, body: messages.WorkerHe
 
 
 def _overtake(turn: ControllerTurn, spare: WorkerRecord) -> None:
-    """A spare that is warm first takes a seat from one that was born a spare and still starts."""
+    """Move a seat from a former spare that still starts to a spare that is warm."""
     state = turn.state
     members = state.members
     for seat, name in enumerate(members.seats):
@@ -184,7 +184,7 @@ def differing(ours: dict[str, str], theirs: dict[str, str]) -> str:
 def on_offered(
     turn: ControllerTurn, envelope: messages.MessageEnvelope, body: messages.AgentHello
 ) -> list[WorkerRecord]:
-    """An agent is there (again). Returns its known workers, which may have missed frames."""
+    """Handle an agent's (re)connection. Return its known workers, which may have missed frames."""
     state = turn.state
     members = state.members
     known = members.agents.get(envelope.agent)
@@ -216,7 +216,7 @@ def on_offered(
 
 
 def _meet(turn: ControllerTurn, agent: str, name: str) -> None:
-    """A worker that this term did not start: of the old generation's seats, or fenced."""
+    """Handle a worker of an earlier term: it has a seat of the old generation, or is fenced."""
     state = turn.state
     members = state.members
     if state.mode == "awaiting" and name in members.seats:
@@ -254,7 +254,7 @@ def on_renewed(turn: ControllerTurn, agent: AgentRecord, body: messages.Renew) -
 
 
 def on_agent_lost(turn: ControllerTurn, agent: AgentRecord) -> None:
-    """Its connection broke; until its lease is out, its workers may still live and act."""
+    """Note a broken connection; until the lease expires, its workers may still run."""
     turn.state.members.agents[agent.name] = replace(agent, connected=False)
     checkpoint_tracking.on_host_lost(turn)
 
@@ -281,7 +281,7 @@ def on_worker_lost_with_agent(turn: ControllerTurn, worker: WorkerRecord, detail
 def on_worker_lost(
     turn: ControllerTurn, worker: WorkerRecord, body: messages.WorkerLostReport, how: str = "pidfd"
 ) -> None:
-    """A worker is dead and reaped with its session; what it left outside itself is kept."""
+    """Handle a worker that is dead and reaped with its session; its page slots are kept."""
     state = turn.state
     members = state.members
     progress = state.progress
@@ -321,7 +321,7 @@ def on_worker_lost(
 
 
 def _spare_lost(turn: ControllerTurn, worker: WorkerRecord, fault: events.Fault) -> None:
-    """In an open generation another takes its place at once: the next failure may need it."""
+    """Count a lost spare; in an open generation, start another one at once."""
     state = turn.state
     if fault.kind not in ("requested", "agent_lost"):
         young = worker.hello is None or turn.now_ns - worker.since_ns < state.limits.hello_s * S_NS
@@ -352,7 +352,7 @@ def _spare_lost(turn: ControllerTurn, worker: WorkerRecord, fault: events.Fault)
 def _why(
     turn: ControllerTurn, worker: WorkerRecord, body: messages.WorkerLostReport
 ) -> events.Fault:
-    """The first reason that was known, with what the death has added to it."""
+    """Return the first known fault, completed from the report of the death."""
     fault = worker.fault or body.fault
     detail = fault.detail
     if fault.kind == "exited" and not fault.exit_code and worker.seat >= 0 and not worker.finished:
@@ -373,8 +373,8 @@ def _why(
 def _died_before_its_seat(
     turn: ControllerTurn, worker: WorkerRecord, fault: events.Fault, how: str
 ) -> None:
-    """Nobody counts on it yet: another takes its seat, and the others go on starting. Too often at
-    one seat, it is a failed start like any other, which the bound on restarts ends."""
+    """Replace a worker lost before init() while the others go on starting. At the limit per seat,
+    record a failed start, which counts against the bound on restarts."""
     state = turn.state
     if state.budgets.count_early_death(worker.seat, state.limits.attempts_max):
         incident_response.record_fault(turn, fault, how)

@@ -20,16 +20,16 @@ from outlast.controller.recovery import incident_response
 from outlast.events import Warned
 from outlast.transport import messages
 
-MOVES_MAX = 3  # within the window: a check that always fires must not use up every spare
+MOVES_MAX = 3  # per window: a check that always fires must not use all spares
 WINDOW_S = 3600.0
-WARNED_MAX = 1024  # findings that are known at once
+WARNED_MAX = 1024  # bound on known findings
 MOVED_FOR: dict[MigrateOn, tuple[str, ...]] = {"": (), "now": ("now",), "drain": ("now", "drain")}
 _STEPPING = ("idle", "running", "voting", "applying")  # states of a page
 _WORST_FIRST = ("now", "drain", "unknown", "warn")
 
 
 def record_findings(turn: ControllerTurn, agent: AgentRecord, body: messages.NodeChecked) -> None:
-    """All that a host's newest check finds. An agent may say it again: only changes are events."""
+    """Replace the findings of a host by those of its newest check; only changes are events."""
     known = turn.state.findings.warned
     found: dict[FindingKey, Warned] = {}
     for one in body.found:
@@ -70,8 +70,8 @@ def record_check(state: ControllerState, agent: AgentRecord, body: messages.Rene
 
 
 def move_when_possible(turn: ControllerTurn) -> None:
-    """Give up, on purpose and together, the workers whose device will not last, where warm spares
-    can take their seats. What follows is a failure's own way: close, decide, seat, transfer."""
+    """Give up together all workers with a failing device that warm spares can replace. The recovery
+    is that of a failure: close, decide, seat, transfer."""
     state = turn.state
     if not state.migrate_on or state.mode != "open" or state.ending.drain_ns:
         return
@@ -93,12 +93,12 @@ def move_when_possible(turn: ControllerTurn) -> None:
 
 
 def restore_moves(turn: ControllerTurn, entry: RankMigrated) -> None:
-    """A move of an earlier term; its clock may have been ahead of ours."""
+    """Restore a move of an earlier term, whose clock may have been ahead of this one."""
     turn.state.findings.moves[entry.finding] = (entry.worker, min(entry.t_ns, turn.now_ns))
 
 
 def healthy_first(state: ControllerState, near: Collection[str] = ()) -> list[WorkerRecord]:
-    """Warm spares; those that a finding names last, those of the agents `near` before others."""
+    """Return warm spares: those without findings first, then those of the agents `near`."""
     unwell = _unwell(state)
     return sorted(
         state.warm_spares(), key=lambda worker: (worker.name in unwell, worker.agent not in near)
@@ -106,7 +106,7 @@ def healthy_first(state: ControllerState, near: Collection[str] = ()) -> list[Wo
 
 
 def _wished(state: ControllerState) -> list[tuple[FindingKey, Warned, WorkerRecord]]:
-    """Findings that ask for a move not made yet, with whom it would move; the worst first."""
+    """Return findings that require a move not made yet, with the worker; the worst first."""
     if any(worker.finished for worker in state.generation_members()):
         return []  # the run is about to end
     if any(
@@ -117,7 +117,7 @@ def _wished(state: ControllerState) -> list[tuple[FindingKey, Warned, WorkerReco
     wished = []
     for key, one in state.findings.warned.items():
         worker = state.members.workers.get(one.worker)
-        # One who was to be moved and still lives: the launcher died before it could do so.
+        # If the worker of a recorded move still lives, the launcher died before the move.
         done = key in state.findings.moves and state.findings.moves[key][0] != one.worker
         if done or one.severity not in MOVED_FOR[state.migrate_on]:
             continue
@@ -157,7 +157,7 @@ def _say_unmoved(
 
 
 def _unwell(state: ControllerState) -> set[str]:
-    """Workers on a device that should be left, or have been."""
+    """Return workers with a finding of severity now or drain."""
     return {
         one.worker for one in state.findings.warned.values() if one.severity in MOVED_FOR["drain"]
     }

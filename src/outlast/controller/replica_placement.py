@@ -18,18 +18,18 @@ class ReplicaSpot(NamedTuple):
 
 
 class ReplicaPlacement(NamedTuple):
-    """`peers`: by rank, who else holds its part. `notes`: what the copies do not survive."""
+    """Placement. `peers`: by rank, the other holders of its part. `notes`: losses not survived."""
 
     peers: tuple[tuple[int, ...], ...]
     notes: tuple[str, ...]
 
 
 def place(spots: Sequence[ReplicaSpot], copies: int) -> ReplicaPlacement:
-    """`copies` holders for each rank's part, itself the first. The same for the same arguments.
+    """Return `copies` holders for each rank's part, the rank itself first. Deterministic.
 
-    A part lies in as many racks, then hosts, as there are, up to `copies`. Every rank holds as
-    many parts of others' as it has peers, but where domains differ so much in size that one of
-    the two must give way: then it is the balance. Raises ConfigError where ranks do not suffice.
+    A part lies in as many racks, then hosts, as possible, up to `copies`. Every rank holds as many
+    parts of other ranks as it has peers, unless domains differ so much in size that the load must
+    be unequal for that. Raises ConfigError if there are too few ranks.
     """
     world = len(spots)
     if not 1 <= copies <= max(1, world):
@@ -52,10 +52,10 @@ def place(spots: Sequence[ReplicaSpot], copies: int) -> ReplicaPlacement:
 
 
 def group(spots: Sequence[ReplicaSpot], size: int) -> ReplicaPlacement:
-    """Groups of up to `size` ranks that hold each other's parity: `peers` are the others of a
-    rank's own, in order. As few groups as that takes, of equal sizes as far as they go, but of two
-    at least. A domain's ranks lie in as many groups as there are. Raises ConfigError where ranks do
-    not suffice.
+    """Return parity groups of up to `size` ranks; `peers`: the other members of a rank's group, in
+    order. The number of groups is minimal and sizes are as equal as possible, at least two. The
+    ranks of a domain lie in as many groups as possible. Raises ConfigError if there are too few
+    ranks.
     """
     world = len(spots)
     if not 2 <= size <= world:
@@ -78,8 +78,8 @@ def group(spots: Sequence[ReplicaSpot], size: int) -> ReplicaPlacement:
 
 
 def _ring(hosts: Sequence[tuple[str, str]], copies: int) -> list[list[int]]:
-    """Ranks side by side, domain by domain, and equal strides around: whatever is no larger than a
-    stride is visited once, and every stride visits each rank once."""
+    """Return peers at equal strides on a ring of ranks in order of domains. A domain of at most one
+    stride is used once per rank, and every stride uses each rank once."""
     world = len(hosts)
     line = sorted(range(world), key=lambda rank: (hosts[rank], rank))
     stride = world // copies
@@ -90,13 +90,13 @@ def _ring(hosts: Sequence[tuple[str, str]], copies: int) -> list[list[int]]:
 
 
 def _spread(hosts: Sequence[tuple[str, str]], holders: Sequence[int]) -> tuple[int, int]:
-    """In how many racks and hosts these lie."""
+    """Return the numbers of racks and hosts of these ranks."""
     found = {hosts[rank] for rank in holders}
     return len({rack for rack, _ in found}), len(found)
 
 
 def _move(hosts: Sequence[tuple[str, str]], peers: list[list[int]], ranks: Sequence[int]) -> None:
-    """Give these ranks the best spread there is, and the peers with the least to hold."""
+    """Give these ranks the peers with the widest spread and, among those, the least load."""
     moved = set(ranks)
     others = (peer for rank, peers_of in enumerate(peers) if rank not in moved for peer in peers_of)
     loads = Counter(others)
@@ -126,7 +126,7 @@ def _move(hosts: Sequence[tuple[str, str]], peers: list[list[int]], ranks: Seque
 
 
 def _take(queue: list[tuple[int, int]], rank: int) -> tuple[int, int]:
-    """Take a rank out of its host's queue: nobody is its own peer."""
+    """Remove a rank from its host's queue, since no rank is its own peer."""
     at = next(at for at, (_, found) in enumerate(queue) if found == rank)
     entry = queue.pop(at)
     heapq.heapify(queue)

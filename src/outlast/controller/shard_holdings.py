@@ -15,7 +15,7 @@ from outlast.controller.recovery import incident_response
 
 
 def stop_for_other_shards(turn: ControllerTurn, sender: WorkerRecord) -> None:
-    """End the run: a worker holds other shards than its rank's first worker."""
+    """End the run, since a worker holds other shards than its rank's first worker."""
     detail = (
         f"{sender.name} at rank {sender.seat} holds other shards than the rank's first worker"
         " did; nothing was committed by it; build device meshes and shard modules from the rank"

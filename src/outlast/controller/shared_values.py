@@ -46,14 +46,14 @@ def clear(turn: ControllerTurn) -> None:
 
 
 def excuse(turn: ControllerTurn, gap_ns: int) -> None:
-    """Give every maker the time in which the launcher stalled."""
+    """Extend every maker's deadline by the time of the launcher's stall."""
     making = turn.state.shared.making
     for name, one in tuple(making.items()):
         making[name] = replace(one, until_ns=one.until_ns + gap_ns)
 
 
 def put(turn: ControllerTurn, sender: WorkerRecord, body: messages.Put) -> None:
-    """Forward a rendezvous value; keep it where it is for the job's life."""
+    """Forward a rendezvous value; keep those of generation 0 for the job's life."""
     state = turn.state
     got = messages.RendezvousValue(generation=body.generation, key=body.key, value=body.value)
     if body.generation == 0:
@@ -74,7 +74,7 @@ def replay_puts(turn: ControllerTurn, worker: WorkerRecord) -> None:
 
 
 def request_shared_value(turn: ControllerTurn, sender: WorkerRecord, name: str) -> None:
-    """Answer with the value, with the wish to make it, or later."""
+    """Answer with the value, ask the worker to make it, or let the worker wait."""
     state = turn.state
     if name in state.shared.stored:
         turn.send(sender, messages.SharedValueReply(name=name, value=state.shared.stored[name]))
@@ -99,7 +99,7 @@ def request_shared_value(turn: ControllerTurn, sender: WorkerRecord, name: str) 
 
 
 def shared_value_ready(turn: ControllerTurn, body: messages.SharedValueMade) -> None:
-    """The first value wins; it is durable before anybody else sees it."""
+    """Store the first value of a name; it is durable before it is sent to other workers."""
     state = turn.state
     making = state.shared.making.pop(body.name, None)
     if body.name not in state.shared.stored:
@@ -116,8 +116,8 @@ def shared_value_ready(turn: ControllerTurn, body: messages.SharedValueMade) -> 
 
 
 def pass_on(turn: ControllerTurn, lost: str) -> None:
-    """A maker that is dead loses its turn to the next asker. One that lives keeps it, however long
-    it takes: what it makes may exist only once in the world."""
+    """Let the next waiting worker make the values of a lost maker. A live maker is never replaced,
+    since its value may have to be unique."""
     state = turn.state
     for name, making in tuple(state.shared.making.items()):
         askers = tuple(asker for asker in making.askers if asker != lost)
@@ -164,7 +164,7 @@ def record(turn: ControllerTurn, sender: WorkerRecord, body: messages.Recorded) 
 
 
 def protected(turn: ControllerTurn, sender: WorkerRecord, body: messages.StateProtected) -> None:
-    """All ranks must protect the same things; a run that does not is stopped before it begins."""
+    """Record a rank's schema; stop the run before it begins if ranks protect different objects."""
     state = turn.state
     if state.shared.schema is None:
         state.shared.schema = (sender.seat, body)

@@ -61,15 +61,15 @@ def initial(
 def handle(
     state: ControllerState, event: inputs.Input
 ) -> tuple[ControllerState, list[inputs.Action]]:
-    """One turn: `state` stays as it was; actions are to be carried out in their order."""
+    """Handle one event; `state` is unchanged, actions must be carried out in order."""
     return handle_all(state, (event,))
 
 
 def handle_all(
     state: ControllerState, batch: Sequence[inputs.Input]
 ) -> tuple[ControllerState, list[inputs.Action]]:
-    """One turn for a batch of events: what follows is decided when all have been taken. A
-    turn costs as much as there are workers, so that their answers cost N in one, and N^2 in N.
+    """Handle a batch of events in one turn, which decides after the last one. A turn costs O(N) for
+    N workers, so that N answers cost O(N) in one turn and O(N^2) in N turns.
     """
     turn = ControllerTurn(state)
     runs = state.mode not in ("unborn", "ended")

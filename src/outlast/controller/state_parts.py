@@ -145,7 +145,7 @@ class Clock(StatePart, kw_only=True):
         return min(t_ns + gap_ns, self.now_ns) if t_ns else 0
 
     def excuse(self, gap_ns: int) -> None:
-        """Give the present mode the time in which the launcher stalled."""
+        """Extend the present mode by the launcher's stall."""
         self.since_ns = self.later(self.since_ns, gap_ns)
 
     def wake_at(self, t_ns: int) -> None:
@@ -180,7 +180,7 @@ class Progress(StatePart, kw_only=True):
     """The generation, the phase before which it stands, and the farthest phase reported."""
 
     generation: int = 0
-    n: int = 0  # where the generation stands: before phase n+1
+    n: int = 0  # the generation stands before phase n+1
     step: int = 0
     verdict: str = ""  # commit, redo or start
     first: bool = True  # all of its members start; none joins
@@ -238,7 +238,7 @@ class Budgets(StatePart, kw_only=True):
     restarted_from: int = -1  # the farthest checkpoint at a restart
     respawns: int = 0  # workers started beyond the first ones, with no phase completed between
     respawned_at: int = -1  # the farthest phase reported when the newest of them was started
-    early_deaths: dict[int, int] = {}  # seat -> accidents before its seat, since one opened
+    early_deaths: dict[int, int] = {}  # seat -> early deaths since a generation opened
     spares_failed: int = 0  # spares in a row that died young, since a generation opened
 
     def end_attempts(self, faults: tuple[events.Fault, ...]) -> None:
@@ -260,7 +260,7 @@ class Budgets(StatePart, kw_only=True):
         self.respawns = 0
 
     def respawns_left(self, respawns_max: int, reached: int) -> int:
-        """Return how many workers may still be started; a completed phase gives all back."""
+        """Return how many workers may still be started; a completed phase resets the budget."""
         spent = self.respawns if reached <= self.respawned_at else 0
         return max(0, respawns_max - spent)
 
@@ -283,7 +283,7 @@ class Budgets(StatePart, kw_only=True):
         self.spares_failed = self.spares_failed + 1 if died_young else 0
 
     def record_opened(self) -> None:
-        """Give back what an open generation gives back."""
+        """Reset the budgets that an open generation resets."""
         self.spares_failed = 0
         self.early_deaths = {}
 
@@ -319,7 +319,7 @@ class SaveIntervals(StatePart, kw_only=True):
 class Findings(StatePart, kw_only=True):
     """Findings of node checks, and the moves of ranks for them (planned_migration)."""
 
-    warned: dict[FindingKey, events.Warned] = {}  # found by node checks and not over
+    warned: dict[FindingKey, events.Warned] = {}  # open findings of node checks
     calm: dict[str, int] = {}  # agent -> the generation in which its ranks were last seen to step
     moves: dict[FindingKey, tuple[str, int]] = {}  # of all terms: the given-up worker, and when
     unmoved: tuple[FindingKey, ...] = ()  # findings that are noted as moving no rank

@@ -1,10 +1,9 @@
 """Audit reports of this rank, and the votes that wait for the answer.
 
-After the first step of every generation all of the state is digested, and no phase is voted on
-before the controller has answered: gradients of a rank whose state is wrong are never applied.
-Every `every` steps one of PARTS parts is digested, and nothing waits. At the loop's end all is
-digested once more, and the process waits before it ends; so it is behind the first phase of a
-generation that is opened later.
+After the first step of every generation all of the state is digested. No phase is voted on before
+the controller has answered, so that gradients of a rank with wrong state are never applied. Every
+`every` steps one of PARTS parts is digested without waiting. All state is digested again at the
+loop's end, and after the first phase of a generation opened later; the process waits before exit.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ from outlast.worker.state.protected_state import ProtectedState
 from outlast.worker.worker_status import WorkerStatus
 
 PARTS = 8
-AGAIN_S = 2.0  # a report or its answer may be lost with a connection
-_KEPT = 2  # audits whose names can still be asked for
+AGAIN_S = 2.0  # interval of repeats: a report or its answer may be lost
+_KEPT = 2  # audits whose names can still be requested
 
 
 class AuditOwner(Protocol):
@@ -56,7 +55,7 @@ class AuditOwner(Protocol):
 
 
 class Auditor:
-    """One worker's. `every`: committed steps between audits of a part; 0: none of those."""
+    """Auditor of one worker. `every`: committed steps between audits of a part; 0: none."""
 
     def __init__(
         self,
@@ -69,12 +68,12 @@ class Auditor:
     ) -> None:
         self._status, self._groups, self._owner = status, groups, owner
         self._every, self._patience_s = every, patience_s
-        self._generation = 0  # whose first step has been audited
+        self._generation = 0  # newest one with an audited first step
         self._whole_n = -1  # the newest phase after which all of the state was reported
         self._is_behind_loop = False
         self._set = b""
         self._names: dict[int, dict[str, dict[str, bytes]]] = {}  # by n
-        self._pending: messages.Audited | None = None  # its answer is waited for
+        self._pending: messages.Audited | None = None  # report without an answer
         self._answered = threading.Event()
 
     @property
@@ -87,7 +86,7 @@ class Auditor:
         flip_bit(self._owner.protected_state(), pattern)
 
     def completed(self, kind: str) -> None:
-        """A phase is complete on this rank; report digests where they are due."""
+        """Report due digests after a complete phase."""
         status = self._status
         self._pending = None
         if kind == "step":
@@ -106,10 +105,9 @@ class Auditor:
             self._report(AuditedPart(status.step // self._every % PARTS, PARTS))
 
     def loop_ended(self, stands: bool) -> None:
-        """Report what the loop's last step left, unless that has been reported.
+        """Report the state after the loop's last step, unless it has been reported.
 
-        Nothing where this rank walks by and does not stand there: then the step is not known to be
-        complete on all ranks.
+        No-op in a replay walk (not `stands`), since the step may be incomplete on other ranks.
         """
         status, self._is_behind_loop = self._status, True
         if (
@@ -123,18 +121,18 @@ class Auditor:
             self._report(WHOLE)
 
     def finish(self) -> None:
-        """Wait for the answer to what the loop's end has reported, at most so long."""
+        """Wait, with a deadline, for the answer to the report at the loop's end."""
         if report := self._overdue():
             self._owner.note(f"no answer to the audit of step {report.step}, the last one")
 
     def before_vote(self) -> None:
-        """Return once the state that the phase began with is known to be its replicas'."""
+        """Wait until the state at the phase's start is known to equal that of its replicas."""
         if report := self._overdue():
             detail = f"no answer to the audit of step {report.step} in {self._patience_s:.0f} s"
             self._owner.report_trouble(GroupError(detail))
 
     def _overdue(self) -> messages.Audited | None:
-        """Wait for an answer, and return the report that has none in time."""
+        """Wait for an answer; return the report if none arrives in time."""
         report = self._pending
         if report is None or report.generation != self._status.opened:
             return None
@@ -151,7 +149,7 @@ class Auditor:
     # --- the reader thread ---
 
     def hear(self, body: messages.AuditRequest | messages.AuditAgreed) -> None:
-        """Take the controller's question or answer."""
+        """Handle the controller's request or answer."""
         if isinstance(body, messages.AuditRequest):
             names = self._names.get(body.n, {})
             request = {kind: names.get(kind, {}) for kind in body.kinds}
@@ -162,7 +160,7 @@ class Auditor:
             self._answered.set()
 
     def wake(self) -> None:
-        """The generation has closed: nothing is waited for any more."""
+        """Wake the main thread, since the generation has closed."""
         self._answered.set()
 
     def _report(self, part: AuditedPart) -> None:

@@ -25,7 +25,7 @@ from outlast.worker.worker_status import WorkerStatus
 
 
 class BatchLoop:
-    """One training loop: epochs over a source until `until` steps or `epochs` epochs are done."""
+    """Training loop: epochs over a source until `until` steps or `epochs` epochs are done."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class BatchLoop:
     def _batches(
         self, source: BatchSource, epoch: int, length: int | None, until: int | None, again: bool
     ) -> Iterator[Any]:
-        """One epoch's batches. `again`: the first one is drawn a second time, by a joiner."""
+        """Yield one epoch's batches. `again`: a joiner draws the first one a second time."""
         while again or until is None or self._status.step < until:
             place = self._describe(source, epoch, length)
             if not again:

@@ -47,8 +47,8 @@ class RunRestorer:
 
     @torch.no_grad()
     def restore(self, protected: ProtectedState) -> None:
-        """Fill what the script protects. Raises MismatchError listing all differences before
-        anything is touched."""
+        """Restore the protected state. Raises MismatchError with all differences before any
+        change."""
         shared = codec.decode(self._reader.blob(0, "shared"))
         saved = SavedState(self._checkpoint.tensors, shared, shared["rest"])
         fitting = StateFitting(protected.content(), saved)

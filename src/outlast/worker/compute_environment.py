@@ -21,7 +21,7 @@ def fingerprint(device: torch.device) -> dict[str, str]:
 
 
 def settings_of(device: torch.device) -> dict[str, str]:
-    """The same as far as it can be told without computing anything."""
+    """Return the part of the fingerprint that needs no computation."""
     facts = {
         "python": platform.python_version(),
         "torch": str(torch.__version__),
@@ -42,13 +42,13 @@ def settings_of(device: torch.device) -> dict[str, str]:
 
 
 def _tf32() -> str:
-    """However the script has set it: `allow_tf32` raises where the newer way was used."""
-    backends: Any = torch.backends  # its stubs do not know the newer way
+    """Return the TF32 settings from the newer interface, since `allow_tf32` may raise."""
+    backends: Any = torch.backends  # missing in its stubs
     return f"{backends.cuda.matmul.fp32_precision} {backends.cudnn.conv.fp32_precision}"
 
 
 def _arithmetic(device: torch.device) -> str:
-    """Digest of one small forward and backward, with a generator of its own."""
+    """Return a digest of one small forward and backward with a separate generator."""
     generator = torch.Generator("cpu").manual_seed(20260)
     plain: dict[str, Any] = {"generator": generator, "dtype": torch.float32, "device": "cpu"}
     weight = torch.randn(48, 48, **plain).to(device).requires_grad_()
@@ -67,7 +67,7 @@ def device_count() -> int:
 
 
 def device_of(index: int) -> torch.device:
-    """This process's GPU by its local index, else the CPU."""
+    """Return this process's GPU by its local index, else the CPU."""
     if torch.cuda.is_available():
         torch.cuda.set_device(index % torch.cuda.device_count())
         return torch.device("cuda", index % torch.cuda.device_count())

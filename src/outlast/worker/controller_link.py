@@ -23,9 +23,8 @@ SharedAnswer: TypeAlias = messages.SharedValueReply | messages.SharedValueMake
 
 
 class ControllerLink:
-    """Sends bodies to the controller and hands received ones to `on_body`, on the reader thread.
-
-    When the agent is gone the worker has no run any more: `on_gone` is called once.
+    """Link that sends bodies to the controller and passes received ones to `on_body`, on the reader
+    thread. `on_gone` is called once when the connection to the agent has ended.
     """
 
     def __init__(
@@ -70,7 +69,7 @@ class ControllerLink:
                 raise WireError(f"the agent of worker {self._settings.worker} is gone") from error
 
     def try_send(self, body: messages.WorkerBody) -> None:
-        """Like `send`, for last words: a missing agent is no error any more."""
+        """Send, without an error if the agent is missing."""
         with contextlib.suppress(WireError):
             self.send(body)
 
@@ -98,13 +97,13 @@ class ControllerLink:
 
 
 def end_process(reason: str) -> None:
-    """End this worker at once: without its agent it must not touch anything any more."""
+    """End this worker at once, since it must not act without its agent."""
     sys.stderr.write(f"outlast: {reason}; this worker ends\n")
     os._exit(1)
 
 
 class SharedValueClient:
-    """Values that one rank makes for all, requested from the controller by name."""
+    """Client for values that one rank makes for all, requested from the controller by name."""
 
     def __init__(self, send: Callable[[messages.WorkerBody], None], limits: Limits) -> None:
         self._send, self._limits = send, limits
@@ -112,7 +111,7 @@ class SharedValueClient:
         self.known: dict[str, bytes] = {}  # a repeated request gets the same answer
 
     def deliver(self, answer: SharedAnswer) -> None:
-        """Take an answer of the controller, on the reader thread."""
+        """Store an answer of the controller, on the reader thread."""
         self._answers.put(answer)
 
     def get(self, name: str, make: Callable[[], Any]) -> Any:
@@ -142,7 +141,7 @@ class SharedValueClient:
 
 
 class StandaloneControl:
-    """Speaks the protocol for a world of one, in the process itself."""
+    """Stand-in for the controller in a world of one, within the process."""
 
     def __init__(self, on_body: Callable[[messages.AnyBody], None]) -> None:
         self._on_body = on_body

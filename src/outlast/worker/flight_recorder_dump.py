@@ -1,10 +1,9 @@
 """Dump of torch's flight recorder of this process, on request, when a rank hangs.
 
-torch records by itself; nothing of this is on the path of a step. The file is torch's JSON with the
-groups' members, which gloo's lacks, and without what the groups of earlier generations did:
-`outlast fleet trace` reads it. NCCL's recorder is asked through the handler that torch has for
-debuggers: unlike torch's function it lets go of Python's lock, which a device that does not answer
-would hold for ever.
+torch records anyway; this adds no cost to a step. The file is torch's JSON with the groups' members
+(missing in gloo's) and without entries of earlier generations; `outlast fleet trace` reads it.
+NCCL's recorder is read through torch's debug handler. Unlike torch's function, the handler releases
+the GIL, which a device that does not respond would block forever.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from outlast.transport import messages
 from outlast.worker.groups.inner_group import LIFE
 
 ROOM = "traces"
-_MEMBERS_MAX = 4096  # of one group: above, the file would mostly hold these
-_TAKEN_S = 0.2  # to copy the records needs milliseconds
-NCCL = "dump_nccl_trace_json"  # torch's handler; not there where torch was built without NCCL
+_MEMBERS_MAX = 4096  # per group; bounds the file size
+_TAKEN_S = 0.2  # time limit; copying the records takes milliseconds
+NCCL = "dump_nccl_trace_json"  # torch's handler; missing if torch was built without NCCL
 
 
 class DumpPlace(NamedTuple):
@@ -42,21 +41,21 @@ def answer(
     groups: Mapping[str, tuple[int, ...]],
     say: Callable[[messages.Traced], None],
 ) -> None:
-    """Write what was asked for and say so, unless `asked.until_ns` (CLOCK_MONOTONIC) has passed.
+    """Write the dump and report it, unless `request.until_ns` (CLOCK_MONOTONIC) has passed.
 
-    On a thread of its own: what does not end, in torch or on a disk, holds nobody up. The control
-    thread, on which this is called, waits until the records are copied, `_TAKEN_S` at most: what
-    it hears next may be Close, which changes them.
+    A thread writes, so that a hang in torch or on a disk blocks no other thread. The calling
+    control thread waits at most `_TAKEN_S` until the records are copied, since its next message may
+    be Close, which changes them.
     """
     if request.until_ns <= time.monotonic_ns():
-        return  # of a moment that is over: this process stood still
+        return  # the request is too old: this process was stalled
     taken = threading.Event()
     writer = threading.Thread(
         target=_write, args=(request, place, groups, say, taken), name="outlast-trace", daemon=True
     )
     try:
         writer.start()
-    except RuntimeError as error:  # as many threads as this process may have
+    except RuntimeError as error:  # thread limit of the process
         say(messages.Traced(folder=request.folder, error=str(error)))
         return
     taken.wait(_TAKEN_S)
@@ -84,7 +83,7 @@ def _write(
 
 
 def _path(request: messages.Trace, place: DumpPlace) -> Path:
-    """Raises UsageError for names that lead elsewhere, and where there is no seat to name."""
+    """Return the dump's path. Raises UsageError for unsafe names and without a seat."""
     for name in (request.folder, request.host):
         if Path(name).name != name or name in ("", ".."):
             raise UsageError(f"{name!r} is no name for a trace")
@@ -105,7 +104,7 @@ def _put(path: Path, data: bytes) -> None:
 
 
 class _Question(c10d._Request):  # noqa: SLF001
-    """Asks a handler for all that it has."""
+    """Request to a handler for all records."""
 
     def body(self) -> bytes:
         return b""
@@ -115,22 +114,22 @@ class _Question(c10d._Request):  # noqa: SLF001
 
 
 class _Answer(c10d._Response):  # noqa: SLF001
-    """Keeps what a handler says."""
+    """Response of a handler, kept in `text`."""
 
     def __init__(self) -> None:
         super().__init__()
         self.text: str | bytes = ""
 
     def set_status(self, status: int) -> None:
-        """Told before what is said; whatever it is, what is said is no dump then."""
+        """Ignore the status: a handler sets it only with a text that is no dump."""
 
     def set_content(self, content: str | bytes, content_type: str) -> None:  # noqa: ARG002
         self.text = content
 
 
 def _of_nccl() -> list[bytes]:
-    """NCCL's records. If a device does not answer this does not end, and nothing is written: a
-    file without them would say that its rank entered nothing."""
+    """Return NCCL's records. Blocks while a device does not respond; then no file is written, since
+    a file without them would mean that the rank entered no collective."""
     if NCCL not in c10d._get_handler_names():  # noqa: SLF001 # pyright: ignore[reportAttributeAccessIssue]
         return []
     answer = _Answer()
@@ -139,16 +138,16 @@ def _of_nccl() -> list[bytes]:
 
 
 def with_members(recorded: Sequence[bytes], groups: Mapping[str, tuple[int, ...]]) -> bytes:
-    """Torch's JSON, of one recorder or several, with the members of `groups`, which are called
-    NAME @GENERATION. What groups of other generations did is left out, and generations from the
-    names. Records are numbered from 0, or from 1 where some have been written over."""
+    """Return torch's JSON of all recorders with the members of `groups` (NAME @GENERATION), without
+    records of other generations; names lose their generation. Records are numbered from 0, or from
+    1 if some were overwritten."""
     dumps: list[dict[str, Any]] = [msgspec.json.decode(one) for one in recorded]
     kept: list[dict[str, Any]] = []
     lost = 0
     for each in dumps:
         entries = sorted(each.get("entries", ()), key=lambda entry: entry["record_id"])
         mine = [entry for entry in entries if _is_of_now(entry["process_group"][0], groups)]
-        # Where something older is there, nothing of these has been written over.
+        # If an older record exists, none of these was overwritten.
         lost |= bool(mine) and len(mine) == len(entries) and mine[0]["record_id"] > 0
         kept += mine
     kept.sort(key=lambda entry: entry.get("time_created_ns", 0))
@@ -168,5 +167,5 @@ def with_members(recorded: Sequence[bytes], groups: Mapping[str, tuple[int, ...]
 
 
 def _is_of_now(name: str, groups: Mapping[str, tuple[int, ...]]) -> bool:
-    """Groups that the script made behind our back have no generation."""
+    """Return whether a group is of this generation; groups made by the script itself have none."""
     return name in groups or not name.rpartition(LIFE)[0]

@@ -19,7 +19,7 @@ from outlast.controller.fault_spec import FaultSpec, Where
 from outlast.worker.groups.work_handles import opaque
 from outlast.worker.worker_events import WorkerEvents
 
-# Places that belong to the step committed last, and not to the one being made.
+# Places that belong to the last committed step, not to the step under way.
 _BEHIND_THE_STEP: tuple[Where, ...] = ("committed", "between", "eval", "checkpoint")
 
 
@@ -46,7 +46,7 @@ class FaultTarget(Protocol):
 
 
 class InjectedFaults:
-    """The faults of this run, and whether each has fired already, in any worker of its life."""
+    """Faults of this run, with markers of those that have fired in any of its workers."""
 
     def __init__(
         self, specs: list[FaultSpec], markers: Path, timeline: WorkerEvents, target: FaultTarget
@@ -60,7 +60,7 @@ class InjectedFaults:
         return bool(self._specs)
 
     def reach(self, where: Where) -> None:
-        """The worker is at `where`: fire what is due there."""
+        """Fire the faults that are due at `where`."""
         if not self._specs or not self._target.is_real():
             return
         n, step = self._target.progress()
@@ -77,13 +77,13 @@ class InjectedFaults:
                 self._fire(spec, n, step)
 
     def warm(self, spare: int) -> None:
-        """The spare of this number has become warm."""
+        """Fire the faults of the spare of this number, which has become warm."""
         for spec in self._specs:
             if spec.spare == spare >= 0 and self._claim(spec):
                 self._fire(spec, -1, -1)
 
     def watch_model(self, model: nn.Module, is_step: Callable[[], bool]) -> None:
-        """Reach "forward" and "backward" (or "eval") where this module does."""
+        """Call `reach` when this module reaches "forward" and "backward" (or "eval")."""
 
         def before(*_: object) -> None:
             if torch._C._current_graph_task_id() == -1:  # noqa: SLF001 - not under recomputation
@@ -99,7 +99,7 @@ class InjectedFaults:
         model.register_forward_hook(opaque(after))
 
     def _claim(self, spec: FaultSpec) -> bool:
-        """True once a firing in the run's life, however many workers come by."""
+        """Return True for one worker per firing in the whole run."""
         for count in range(spec.times):
             path = self._markers / spec.marker(count)
             try:
@@ -132,9 +132,9 @@ class InjectedFaults:
             case "reset":
                 self._target.cut_connections()
             case "hang":
-                threading.Event().wait()  # for ever: that is what is being tested
+                threading.Event().wait()  # no timeout: this is the injected hang
             case "slow":
-                time.sleep(spec.for_s or 1.0)  # house rule: being slow is the point
+                time.sleep(spec.for_s or 1.0)  # house rule: the injected delay
             case "flip":
                 self._target.flip_bit(spec.tensor)
             case "full":
@@ -143,7 +143,7 @@ class InjectedFaults:
     def _kill(self, spec: FaultSpec) -> None:
         if spec.where != "vote":
             os.kill(os.getpid(), signal.SIGKILL)
-        # The yes leaves with the collective that follows this call: die while it is on its way.
+        # The vote is sent by the collective that follows this call: die while it is in transit.
         late = threading.Timer(0.0005, os.kill, (os.getpid(), signal.SIGKILL))
         late.daemon = True
         late.start()

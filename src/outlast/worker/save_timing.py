@@ -1,4 +1,4 @@
-"""Times of saves: at the intervals that all ranks share, and on request; durations of steps."""
+"""Timing of saves, at shared intervals and on request, and durations of steps."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TRIED_EVERY = 4
 
 
 class SaveTimer:
-    """Saves are phases of their own. `checkpointer` is there once this worker has its seat."""
+    """Timer of saves, which are separate phases. `checkpointer`: set once the worker has a seat."""
 
     def __init__(
         self,
@@ -44,8 +44,8 @@ class SaveTimer:
         self.proposal: Intervals | None = None  # the controller's, for the next save
 
     def end_step(self, next_batch: bytes) -> None:
-        """Between two steps; `next_batch` says how to draw the batch that comes. A run that goes
-        to a step only ends there, with a checkpoint."""
+        """Save if due between two steps; `next_batch` describes how to draw the next batch. A run
+        with an `until_step` ends there with a checkpoint."""
         self._watch("between")
         checkpointer = self.checkpointer
         if checkpointer is not None:
@@ -69,7 +69,7 @@ class SaveTimer:
             checkpointer.rhythm.begin(time.monotonic())
 
     def on_request(self) -> None:
-        """A checkpoint where the script stands; after a drain's the script ends."""
+        """Save a checkpoint at the script's present place; end the script for a drain."""
         request = self._status.requested
         self._phases.aside = True
         try:
@@ -81,14 +81,14 @@ class SaveTimer:
             raise SystemExit(EXIT_INTERRUPTED)
 
     def wait_durable(self, timeout_s: float) -> None:
-        """Let what is being written become durable, and tell of it."""
+        """Wait until saves under way are durable, and report their outcomes."""
         if self.checkpointer is not None:
             self._status.enter("checkpoint")
             self.checkpointer.settle(timeout_s)
 
     def _save(self, next_batch: bytes = b"", *, to_disk: bool = True) -> Intervals:
-        """Save what a fresh start needs to stand here: with `next_batch` at the top of the next
-        step, else where the script is. Returns when to save from here on: the same on all ranks.
+        """Save the state for a start at this place: with `next_batch` the start of the next step,
+        else the script's present place. Return the next intervals, equal on all ranks.
         """
         protected, checkpointer = self._need(), self.checkpointer
         assert checkpointer is not None
@@ -113,8 +113,7 @@ class SaveTimer:
 
 
 def first_intervals(settings: WorkerSettings) -> Intervals:
-    """Return the intervals until the run has measured its costs: tiers of unknown cost are tried
-    early."""
+    """Return the intervals until the run has measured its costs, TRIED_EVERY for AUTO."""
     memory, disk = settings.snapshot_every, settings.checkpoint_every
     return Intervals(
         TRIED_EVERY if memory == AUTO else memory, TRIED_EVERY if disk == AUTO else disk
@@ -125,7 +124,7 @@ SLOWED_MAX = 10_000
 
 
 class StepRhythm:
-    """Times whole steps, from the end of one boundary to the next one, saves left out."""
+    """Durations of whole steps between two boundaries, without saves."""
 
     def __init__(self) -> None:
         self._quiet = RunningMedian()
@@ -133,11 +132,11 @@ class StepRhythm:
         self._begin_s = 0.0
 
     def begin(self, now_s: float) -> None:
-        """A step begins."""
+        """Begin a step."""
         self._begin_s = now_s
 
     def end(self, now_s: float, *, writing: bool) -> None:
-        """It has ended; `writing`: a checkpoint was being written meanwhile."""
+        """End the step; `writing`: a checkpoint was being written during it."""
         if not self._begin_s:
             return
         step_s, self._begin_s = now_s - self._begin_s, 0.0
@@ -148,12 +147,12 @@ class StepRhythm:
 
     @property
     def step_s(self) -> float:
-        """While nothing is written; 0: unknown."""
+        """Return the step time in seconds without a write under way; 0: unknown."""
         return self._quiet.median_s
 
     def drag_s(self) -> float:
-        """By how much all steps were slower since the last call, beside a write that has ended.
-        By medians: an evaluation among them is no drag."""
+        """Return the total slow-down in seconds of the steps beside a write since the last call.
+        Medians are compared, so that an evaluation does not count as drag."""
         slowed, self._slowed = self._slowed, []
         if not slowed or not self._quiet.values:
             return 0.0

@@ -61,7 +61,7 @@ T = TypeVar("T")
 
 
 class Session:
-    """A seat in the job. Made by `init`; one a process."""
+    """Seat in the job, made by `init`; one per process."""
 
     def __init__(self, worker: WorkerProcess) -> None:
         self._worker = worker
@@ -81,17 +81,17 @@ class Session:
 
     @property
     def rank(self) -> int:
-        """This worker's seat, from 0 to world_size - 1; it never changes."""
+        """Return this worker's seat, from 0 to world_size - 1; it never changes."""
         return self._worker.seat
 
     @property
     def world_size(self) -> int:
-        """The number of seats; it never changes."""
+        """Return the number of seats; it never changes."""
         return self._worker.world
 
     @property
     def local_rank(self) -> int:
-        """The index of this process's device on its host."""
+        """Return the index of this process's device on its host."""
         return self._worker.local_rank
 
     @property
@@ -120,7 +120,7 @@ class Session:
     def batches(
         self, loader: Any, *, until: int | None = None, epochs: int | None = None
     ) -> Iterator[Any]:
-        """The batches of `loader`, epoch after epoch, until `until` steps or `epochs` epochs.
+        """Yield the batches of `loader`, epoch after epoch, until `until` steps or `epochs` epochs.
 
         `loader`: a DataLoader, torchdata's StatefulDataLoader, anything with `state_dict`, any
         iterable (replayed from its start for a replacement worker), or None (yields indices).
@@ -141,7 +141,7 @@ class Session:
         return self._worker.run(_key(fn), fn, lambda: fn(*args, **kwargs), undo=True)
 
     def report(self, **values: float) -> None:
-        """Numbers of the last committed step (inside a phase: of the step being made).
+        """Report metrics of the last committed step (inside a phase: of the step under way).
 
         Tensors of one element are taken as numbers.
         """
@@ -167,7 +167,7 @@ def _number(name: str, value: Any) -> float:
 
 
 def _key(fn: Callable[..., Any]) -> str:
-    """A name for a phase's function that is equal in every process that runs this script."""
+    """Return a name for a phase's function that is equal in all processes of this script."""
     target: Any = fn
     while hasattr(target, "func"):
         target = target.func

@@ -190,7 +190,7 @@ class WorkerProcess(WorkerPorts):
             self._prepare_saves(self._settings, first=body.first)
 
     def _trust_torch(self) -> None:
-        """Once a job, warn of a torch that was never tried; once a host, prove its groups."""
+        """Warn once per job of an untested torch; prove its groups once per host."""
         if self.seat == 0:
             warn_if_untried(torch.__version__)
         if self.local_rank == 0 and self.world > 1:
@@ -201,7 +201,7 @@ class WorkerProcess(WorkerPorts):
 
         assert self._settings is not None
         self.restorer = RunRestorer(self._settings, seat, origin)
-        # In a run on another machine no other process knows them.
+        # On another machine no other process has these values.
         self.shared_values.known = self.restorer.shared
         self._walk({f"before:{n}": self.restorer.slot}, n)
 
@@ -209,7 +209,7 @@ class WorkerProcess(WorkerPorts):
         from outlast.worker.worker_checkpointing import RunCheckpointer
 
         begun_at = self.restorer.place if self.restorer else None
-        if first:  # what this start was told, whatever an earlier one was
+        if first:  # settings of this start replace those of an earlier start
             self.place.every = first_intervals(settings)
         self.saver.checkpointer = RunCheckpointer(
             settings,
@@ -357,7 +357,7 @@ class WorkerProcess(WorkerPorts):
             )
 
     def finish(self) -> None:
-        """At interpreter exit: stay a donor until everybody has ended."""
+        """Stay a donor at interpreter exit until all ranks have ended."""
         if not self._failed and self.status.opened:
             with suppress(SystemExit, GaveUpError):
                 if self.phases.joining.walk is not None:
@@ -374,7 +374,7 @@ class WorkerProcess(WorkerPorts):
         self.timeline.close()
 
     def failed(self, error: BaseException) -> None:
-        """The script ended by `error`: the controller hears it before the process is gone."""
+        """Report that the script ended by `error`, before the process exits."""
         if self._failed:
             return
         self._failed = True

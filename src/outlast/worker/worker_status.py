@@ -1,10 +1,10 @@
 """Status of this worker, shared by its main thread and its reader thread.
 
-The main thread moves through states; the reader thread, on Close, must answer at once and finally.
-Both happen under one lock, so an answer "running" means that this attempt can no longer vote, and a
-worker that has begun to vote is never reported before the vote's outcome is known. Once a vote is
-won, the worker is given a moment to complete the phase, whose result then goes with the answer; a
-script that takes longer is not waited for: "applying" says that phase n+1 will be complete here.
+The main thread changes states; the reader thread must answer a Close at once and only once. One
+lock guards both, so an answer "running" means that this attempt can no longer vote, and a voting
+worker answers only once the vote's outcome is known. After a won vote the worker has `APPLIED_S` to
+complete the phase, so that its result goes with the answer. Otherwise the answer is "applying":
+phase n+1 will be complete here.
 
 A third thread, the pulse, reports whether the main thread, while it stands still, waits for other
 ranks. Standing still inside a collective depends on other ranks; standing still outside one is an
@@ -42,7 +42,7 @@ from outlast.transport import messages, worker_page
 from outlast.transport.worker_page import KEYS, Page, Pulse, State
 
 RESULT_BYTES_MAX = 4096
-APPLIED_S = 0.25  # for a won phase to be complete before its answer goes out without a result
+APPLIED_S = 0.25  # time for a won phase to complete before its answer is sent without a result
 _UNDECIDED: tuple[State, ...] = ("voting", "applying")
 
 
@@ -55,18 +55,18 @@ class WorkerStatus:
         self.page, self._send, self._sever = page, send, sever
         self._lock = threading.RLock()
         self.inbox: queue.Queue[messages.ControllerBody] = queue.Queue(maxsize=1024)
-        self.generation = 0  # the newest one that this worker knows of
-        self.closed = 0  # every generation up to this one is over
+        self.generation = 0  # the newest known to this worker
+        self.closed = 0  # all generations up to this one have ended
         self.opened = 0
         self.n = 0
         self.step = 0
         self.state: State = "starting"
         self._step_won = 0  # steps committed once the won phase is complete
         self.requested: Literal["", "save", "drain"] = ""  # the checkpoint that comes first
-        self.joining = False  # has not taken over the seat's state yet: cannot be a donor
+        self.joining = False  # has not adopted the seat's state yet: cannot be a donor
         self.rehearsing = False  # a live rehearsal cut short leaves DDP half-way on some ranks
         self._is_answer_due = False
-        self._answered = 0  # the newest generation whose end this worker has spoken about
+        self._answered = 0  # the newest generation with an answer to its Close
         self._collectives = 0
         self._t_state_ns = self._t_attempt_ns = time.monotonic_ns()
         self._key = 0  # of the newest phase, as the hang watch knows it
@@ -87,7 +87,7 @@ class WorkerStatus:
         return self.opened == self.generation > max(self.closed, self._answered)
 
     def enter(self, state: State) -> None:
-        """Move to `state`; pays an answer that Close asked for while the outcome was unknown."""
+        """Move to `state`; send the pending answer to a Close once the vote's outcome is known."""
         with self._lock:
             self.state = state
             self._t_state_ns = time.monotonic_ns()
@@ -96,8 +96,8 @@ class WorkerStatus:
                 self._answer(self._reported_state(), None)
 
     def enter_attempt(self, state: State, name: str = "") -> None:
-        """Like `enter`, but raises StepRefused when the generation is over. `name`, where the
-        attempt begins: the kind of phase that it is."""
+        """Enter `state`. Raises StepRefused if the generation has ended. `name`: kind of phase, at
+        the beginning of an attempt."""
         with self._lock:
             if not self.is_open:
                 raise StepRefused("the generation closed before the attempt began")
@@ -109,14 +109,14 @@ class WorkerStatus:
                 self._t_attempt_ns = self._t_state_ns
 
     def _name_key(self, name: str) -> int:
-        """Its key, or 0 for one kind too many: the watch then never expects anything of it."""
+        """Return a new key, or 0 beyond KEYS kinds, which the hang detector does not time."""
         if len(self._keys) == KEYS:
             return 0
         key = self._keys[name] = worker_page.phase_key(name)
         return key
 
     def won(self, step: int) -> None:
-        """The vote is won: phase n+1, after which `step` steps are committed, is being applied."""
+        """Record a won vote: phase n+1 is being applied; `step`: committed steps after it."""
         with self._lock:
             self._step_won = step
             self.enter("applying")
@@ -124,7 +124,7 @@ class WorkerStatus:
                 self._answer_after_grace()
 
     def completed(self, *, step: int, result: bytes, shared: bool) -> None:
-        """Phase n+1 is complete on this worker."""
+        """Record that phase n+1 is complete on this worker."""
         with self._lock:
             self.result = result if len(result) <= RESULT_BYTES_MAX else b""
             self.shared = shared
@@ -143,19 +143,19 @@ class WorkerStatus:
         self._beat()
 
     def report_prepared(self, fault: Fault) -> None:
-        """The vote was answered by an error: say what was voted, now or as the first notice."""
+        """Report this worker as prepared: its vote was cast and ended in an error."""
         with self._lock:
             self._answer("prepared", fault)
 
     def report_fault(self, fault: Fault) -> None:
-        """First word about a failure that this worker sees. It is also this worker's answer, so
-        while a vote is undecided nothing is said: the vote will fail by itself."""
+        """Report a failure that this worker detects first. The report is also its answer to Close,
+        so none is sent during an undecided vote, which fails by itself."""
         with self._lock:
             if self.generation > self._answered and self.state not in _UNDECIDED:
                 self._answer(self._reported_state(), fault)
 
     def report_loss(self, state: str, fault: Fault) -> None:
-        """This process is "torn" or "broken": whatever it said before, it must be replaced."""
+        """Report this process as "torn" or "broken": replace it whatever it answered before."""
         with self._lock:
             self._answer(state, fault)
 
@@ -173,7 +173,7 @@ class WorkerStatus:
         )
 
     def next_message(self, timeout_s: float) -> messages.ControllerBody:
-        """The controller's next word. Raises GaveUpError after `timeout_s`."""
+        """Return the controller's next message. Raises GaveUpError after `timeout_s`."""
         try:
             return self.inbox.get(timeout=timeout_s)
         except queue.Empty:
@@ -200,7 +200,7 @@ class WorkerStatus:
         self._sever(body.generation)
 
     def answer_if_won(self) -> None:
-        """Pay an owed answer whose content is known though the script is not done."""
+        """Send a pending answer after a won vote before the phase is complete."""
         with self._lock:
             if self._is_answer_due and self.state == "applying":
                 self._answer("applying", None)
@@ -225,7 +225,7 @@ class WorkerStatus:
         self._is_answer_due = False
         self._answered = self.generation
         news = fault if self.generation > self.closed or state in ("torn", "broken") else None
-        applying = state == "applying"  # what the phase returns is not known yet
+        applying = state == "applying"  # the phase's result is not known yet
         self._send(
             messages.Status(
                 generation=self.generation,
@@ -252,11 +252,11 @@ class WorkerStatus:
 
 
 _PERIOD_S = (0.02, 0.5)
-_FLOOR_PART = 10  # of the hang floor: several readings before anybody is judged
+_FLOOR_PART = 10  # per hang floor: several readings before a rank is judged
 
 
 class PulseThread:
-    """Writes the page's pulse several times a hang floor; 50 us each, off the step's path."""
+    """Thread that writes the page's pulse several times per hang floor; 50 us per write."""
 
     def __init__(self, page: Page, is_waiting: Callable[[], bool], floor_s: float) -> None:
         """`is_waiting`: whether an operation with other ranks is under way; from any thread."""
@@ -281,7 +281,7 @@ class PulseThread:
             self.write()
 
     def write(self) -> None:
-        """Write one reading; of a main thread that moves nothing need be known."""
+        """Write one reading; `is_waiting` is called only if the main thread has not moved."""
         beat_ns, now_ns = self.page.read().t_ns, time.monotonic_ns()
         still = now_ns - beat_ns > self._period_s * 1e9
         is_waiting = still and self._is_waiting()

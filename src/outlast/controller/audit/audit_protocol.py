@@ -1,10 +1,10 @@
-"""Audits: collect digests, ask for names where they differ, and act on the verdict.
+"""Audits: comparison of the digests of replicas, and actions on the verdict.
 
-    reports of all ranks ─► equal ──────────────────────────────► AuditAgreed, the newest agreement
-                        └─► kinds differ ─► AuditAsk ─► names ─► minority: those are replaced
+    reports of all ranks ─► equal ──────────────────────────────► AuditAgreed, newest agreement
+                        └─► kinds differ ─► AuditAsk ─► names ─► minority: replace those ranks
                                                              └─► no majority: roll back, else stop
 
-A round belongs to one generation and is dropped with it, unless it is known that replicas differ.
+A round is dropped with its generation, unless replicas are known to differ.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from outlast.controller.recovery import incident_response
 from outlast.transport import messages
 
 ROUNDS_MAX = 8
-REPLACED_MAX = 3  # workers of one rank; then the rank's host or script is the cause
+REPLACED_MAX = 3  # replacements per rank; beyond, its host or the script is the cause
 
 
 def on_report(turn: ControllerTurn, worker: WorkerRecord, body: messages.Audited) -> None:
-    """Take one rank's digests; judge once all ranks have reported."""
+    """Record one rank's digests; judge once all ranks have reported."""
     audit = turn.state.audit
     known = audit.whole if body.parts == 1 else audit.newest
     one = audit.rounds.get(body.n)
     if known is not None and body.n <= known.n and one is None:
-        if body.parts == 1:  # a repeated report: the answer was lost
+        if body.parts == 1:  # repeated report: the answer was lost
             turn.send(worker, messages.AuditAgreed(generation=body.generation, n=body.n))
         return
     if one is not None and one.generation == body.generation and one.parts < body.parts:
-        return  # all of the state is compared there by now
+        return  # a round over all of the state replaced it
     if one is None or one.generation != body.generation or one.parts > body.parts:
         one = AuditRound(
             generation=body.generation, n=body.n, step=body.step, part=body.part, parts=body.parts
@@ -54,7 +54,7 @@ def on_report(turn: ControllerTurn, worker: WorkerRecord, body: messages.Audited
 
 
 def on_named(turn: ControllerTurn, worker: WorkerRecord, body: messages.AuditNamed) -> None:
-    """Take the names and digests of one rank's state."""
+    """Record the names and digests of one rank's state."""
     one = turn.state.audit.rounds.get(body.n)
     if one is None or worker.seat not in one.names_requested:
         return
@@ -76,7 +76,7 @@ def begin_again(turn: ControllerTurn, n: int, step: int) -> None:
 
 
 def record_transfers(turn: ControllerTurn) -> None:
-    """Record that joiners have what their donors had, right or wrong."""
+    """Record that joiners hold copies of their donors' state."""
     turn.state.audit = turn.state.audit.copied(turn.state.progress.transfers)
 
 
@@ -87,7 +87,7 @@ def conclude(turn: ControllerTurn) -> None:
 
 
 def expire(turn: ControllerTurn) -> None:
-    """Names that do not come in time are not waited for."""
+    """Judge without the missing names once their deadline has passed."""
     due = due_ns(turn)
     if due and turn.now_ns >= due:
         _act_on_requested(turn)
@@ -106,7 +106,7 @@ def _act_on_requested(turn: ControllerTurn) -> None:
 
 
 def due_ns(turn: ControllerTurn) -> int:
-    """Return when names are not waited for any longer; 0: nothing is waited for."""
+    """Return the deadline for requested names in nanoseconds; 0: none are requested."""
     requested = [
         audit_round.asked_ns
         for audit_round in turn.state.audit.rounds.values()
@@ -154,7 +154,7 @@ def _act(turn: ControllerTurn, audit_round: AuditRound, verdict: AuditVerdict) -
     unnamed = set(verdict.tensors) <= set(OPTIONAL_KINDS)
     if verdict.outcome == "agreed":
         _agree(turn, audit_round, verdict)
-    # Otherwise the next audit finds it again.
+    # A difference in optional kinds without names is left to the next audit.
     elif not (unnamed and len(audit_round.names) < len(audit_round.names_requested)):
         _part(turn, audit_round, verdict)
 
@@ -195,7 +195,7 @@ def _tell(turn: ControllerTurn, audit_round: AuditRound, verdict: AuditVerdict) 
 
 
 def _part(turn: ControllerTurn, audit_round: AuditRound, verdict: AuditVerdict) -> None:
-    """Replicas differ: replace the minority, or close the generation undecided."""
+    """Handle differing replicas: replace the minority, or close the generation undecided."""
     state = turn.state
     _bar(turn, audit_round)
     _tell(turn, audit_round, verdict)
@@ -247,7 +247,7 @@ def _replace(turn: ControllerTurn, audit_round: AuditRound, verdict: AuditVerdic
         worker = state.occupant(rank)
         blamed[rank] = blamed.get(rank, 0) + 1
         if worker is None:
-            continue  # it was lost meanwhile
+            continue  # already lost
         whole = state.audit.whole
         detail = (
             f"rank {rank} does not hold what {_ranks(verdict.majority)} hold after step"
@@ -276,7 +276,7 @@ def _ranks(ranks: tuple[int, ...]) -> str:
 
 
 def restore_audits(turn: ControllerTurn, journal: Sequence[inputs.JournalEntry]) -> None:
-    """Take over what earlier terms have agreed on, copied between ranks, and put out of use."""
+    """Restore agreements, transfers and barred copies of earlier terms from the journal."""
     audit = AuditState()
     for entry in journal:
         match entry:

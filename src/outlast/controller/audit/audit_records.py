@@ -1,7 +1,7 @@
-"""Audits as the controller knows them: digests and verdicts, agreements, copies not trusted.
+"""Audit records of the controller: digests, verdicts, agreements and barred copies.
 
-Replicas are ranks with the same `replica_set`. Each reports one digest per kind of state; names
-are asked for only where kinds differ, and only from one rank of each class of equal ranks.
+Replicas are ranks with the same `replica_set`. Each reports one digest per kind of state. Names are
+requested only for kinds that differ, and only from one rank of each class of equal ranks.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from outlast.transport import messages
 
 SAVED_MAX = 8
 _GENERATION = re.compile(r"g([0-9]{1,18})$")
-CLASSES_MAX = 8  # representatives of a replica set that are asked for names
+CLASSES_MAX = 8  # representatives of a replica set whose names are requested
 NAMES_MAX = 16  # names of tensors in a verdict
-OPTIONAL_KINDS = ("buffers",)  # one rank may hold as its own what another holds as replicated
+OPTIONAL_KINDS = ("buffers",)  # may be rank-local on one rank and replicated on another
 
 Names = Mapping[str, Mapping[str, bytes]]  # kind -> name -> digest
 
 
 class ReplicaDigests(msgspec.Struct, frozen=True):
-    """Report of one rank: whose replica it is, and one digest per kind."""
+    """Report of one rank: its replica set, and one digest per kind."""
 
     replica_set: bytes
     kinds: dict[str, bytes]
@@ -37,7 +37,7 @@ class AuditVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """Outcome of comparing the reports of all ranks.
 
     `compared`: ranks that have at least one replica. `majority`: the ranks that agree in each
-    disputed set. `tensors`: what differs, or the kinds where no names are known. `ask`: ranks
+    disputed set. `tensors`: differing tensors, or their kinds if names are unknown. `ask`: ranks
     whose names of `kinds` are needed first (outcome "ask" only).
     """
 
@@ -46,7 +46,7 @@ class AuditVerdict(msgspec.Struct, frozen=True, kw_only=True):
     minority: tuple[int, ...] = ()
     majority: tuple[int, ...] = ()
     tensors: tuple[str, ...] = ()
-    more: int = 0  # tensors that differ beyond those named
+    more: int = 0  # differing tensors beyond `tensors`
     ask: tuple[int, ...] = ()
     kinds: tuple[str, ...] = ()
 
@@ -60,10 +60,10 @@ def judge(
 ) -> AuditVerdict:
     """Compare the reports of all ranks.
 
-    `names`: the answers so far, by rank. `origins`: by rank, whose state it is a copy of: a donor
-    and those that have its copy are one vote, since the donor may have been wrong. It is the vote
-    of most of them: who differs from them has changed since. With `may_ask` False what is not there
-    is not waited for: names of tensors are replaced by their kinds.
+    `names`: answers so far, by rank. `origins`: by rank, the rank whose state it copied. A donor
+    and its copies have one vote together, since the donor may have been wrong. Their majority casts
+    that vote, since a rank that differs from it has changed later. With `may_ask` False, missing
+    names of tensors are replaced by their kinds.
     """
     origins = origins or {}
     sets: dict[bytes, list[int]] = {}
@@ -99,7 +99,7 @@ def _votes(classes: Sequence[Iterable[int]], origins: Mapping[int, int]) -> list
 def _classes(
     ranks: list[int], holdings: Mapping[int, ReplicaDigests], origins: Mapping[int, int]
 ) -> list[list[int]]:
-    """Ranks with equal digests, the class with most votes first."""
+    """Return the classes of ranks with equal digests, the class with most votes first."""
     by_digest: dict[tuple[tuple[str, bytes], ...], list[int]] = {}
     for rank in ranks:
         by_digest.setdefault(tuple(sorted(holdings[rank].kinds.items())), []).append(rank)
@@ -155,7 +155,7 @@ def _decide(
 def _differences(
     one: int, other: int, holdings: Mapping[int, ReplicaDigests], names: Mapping[int, Names]
 ) -> list[str]:
-    """Return what two ranks hold differently: names, or a kind whose names are not known."""
+    """Return the differences between two ranks: tensor names, or kinds if names are unknown."""
     a, b = holdings[one].kinds, holdings[other].kinds
     names_differing: list[str] = []
     for kind in sorted(a.keys() | b.keys()):
@@ -186,12 +186,12 @@ class AuditRound(msgspec.Struct, frozen=True, kw_only=True):
     names: dict[int, dict[str, dict[str, bytes]]] = {}
     names_requested: tuple[
         int, ...
-    ] = ()  # ranks whose names were asked for; none: nothing differs so far
+    ] = ()  # ranks whose names were requested; none: no difference so far
     asked_ns: int = 0
 
 
 class Agreement(msgspec.Struct, frozen=True):
-    """All replicas held the same of one part of the state after phase n."""
+    """Agreement of all replicas on one part of the state after phase n."""
 
     n: int
     step: int
@@ -200,13 +200,13 @@ class Agreement(msgspec.Struct, frozen=True):
 
 
 class CopyBar(msgspec.Struct, frozen=True):
-    """Copies beyond phase `after_n` made up to `generation` may hold what replicas disagree on."""
+    """Bar on copies beyond phase `after_n` up to `generation`, whose state may be disputed."""
 
     after_n: int
     generation: int
 
     def covers(self, n: int, path: str) -> bool:
-        """Return whether the copy of phase n in directory `path` must not be started from."""
+        """Return whether a restart must not use the copy of phase n in directory `path`."""
         return n > self.after_n and generation_of(path) <= self.generation
 
 
@@ -215,17 +215,17 @@ class AuditState(msgspec.Struct, frozen=True, kw_only=True):
 
     rounds: dict[int, AuditRound] = {}  # by n
     newest: Agreement | None = None
-    recent: tuple[Agreement, ...] = ()  # of parts, in a row, with no other outcome between
-    whole: Agreement | None = None  # all of the state agreed then, or since; None: never
+    recent: tuple[Agreement, ...] = ()  # consecutive agreements on parts
+    whole: Agreement | None = None  # all parts were found equal then or later; None: never
     saved: tuple[messages.Checkpointed, ...] = ()  # the newest complete copies that are not barred
     bars: tuple[CopyBar, ...] = ()
-    origins: dict[int, int] = {}  # rank -> whose state its copy is, since all agreed
+    origins: dict[int, int] = {}  # rank -> rank whose state it copied since `whole`
     blamed: dict[int, int] = {}  # rank -> how often its worker was replaced for an audit
-    undecided: bool = False  # replicas differ and nothing says which of them is right
+    undecided: bool = False  # replicas differ without a majority
 
     @property
     def is_disputed(self) -> bool:
-        """Return whether replicas are known to differ, and names are still waited for."""
+        """Return whether replicas are known to differ and requested names are pending."""
         return any(audit_round.names_requested for audit_round in self.rounds.values())
 
     def agreed(self, point: Agreement) -> AuditState:
@@ -240,7 +240,7 @@ class AuditState(msgspec.Struct, frozen=True, kw_only=True):
         return replace(self, newest=point, recent=recent, whole=whole)
 
     def begun_again(self, n: int, step: int) -> AuditState:
-        """Return the state when everybody starts before phase n+1: later agreements are void."""
+        """Return the state without agreements beyond phase n, for a start before phase n+1."""
         start = Agreement(n, step)
         whole = self.whole if self.whole is None or self.whole.n <= n else start
         newest = self.newest if self.newest is None or self.newest.n <= n else start
@@ -249,14 +249,14 @@ class AuditState(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def copied(self, transfers: Iterable[tuple[int, int]]) -> AuditState:
-        """Return the state when joiners have what donors had, right or wrong."""
+        """Return the state after joiners have copied their donors' state."""
         origins = dict(self.origins)
         for donor, joiner in transfers:
             origins[joiner] = self.origins.get(donor, donor)
         return replace(self, origins=origins)
 
     def is_barred(self, copy: messages.Checkpointed) -> bool:
-        """Return whether a copy must not be started from."""
+        """Return whether a restart must not use a copy."""
         return is_barred(self.bars, copy.n, copy.path)
 
     def with_copy(self, copy: messages.Checkpointed) -> AuditState:
@@ -266,18 +266,18 @@ class AuditState(msgspec.Struct, frozen=True, kw_only=True):
         return replace(self, saved=(*self.saved, copy)[-SAVED_MAX:])
 
     def barred(self, bar: CopyBar) -> AuditState:
-        """Return the state with what `bar` covers out of use."""
+        """Return the state without the copies that `bar` covers."""
         bars = (*self.bars, bar)
         saved = tuple(copy for copy in self.saved if not is_barred(bars, copy.n, copy.path))
         return replace(self, bars=bars, saved=saved)
 
     def newest_copy(self) -> messages.Checkpointed | None:
-        """Return the newest known copy that is not barred; of one place the nearer one."""
+        """Return the newest copy that is not barred; memory before disk for equal phases."""
         return max(self.saved, key=lambda one: (one.n, one.tier == "memory"), default=None)
 
 
 def is_barred(bars: Iterable[CopyBar], n: int, path: str) -> bool:
-    """Return whether the copy of phase n in directory `path` must not be started from."""
+    """Return whether a restart must not use the copy of phase n in directory `path`."""
     return any(bar.covers(n, path) for bar in bars)
 
 

@@ -61,15 +61,14 @@ def on_stop_requested(turn: ControllerTurn, reason: str) -> None:
     else:
         ending.drain_reason = reason
         ending.drain_ns = turn.now_ns + int(state.limits.stop_s * S_NS)
-        # All ranks must stop at one place: the generation closes like any other, and the next one
-        # opens with a request to drain.
+        # All ranks must stop at one place: close the generation and make the next one drain.
         if state.mode == "open":
             fault = events.Fault(kind="requested", detail=reason, t_ns=turn.now_ns)
             incident_response.record_fault(turn, fault, "report")
 
 
 def excuse(turn: ControllerTurn, gap_ns: int) -> None:
-    """Give a drain the time in which the launcher stalled."""
+    """Extend the deadline of a drain by the launcher's stall."""
     if turn.state.ending.drain_ns:
         turn.state.ending.drain_ns += gap_ns
 
@@ -81,7 +80,7 @@ def interrupt(turn: ControllerTurn, reason: str) -> None:
 
 
 def finish_when_finished(turn: ControllerTurn) -> None:
-    """In an open generation: once every seat's script has ended, so does the run."""
+    """End the run once every seat's script has ended in an open generation."""
     state = turn.state
     if state.audit.is_disputed:
         return
@@ -97,7 +96,7 @@ def finish_when_finished(turn: ControllerTurn) -> None:
 def lost_while_stopping(
     turn: ControllerTurn, fault: events.Fault, *, seated: bool, ours: bool
 ) -> None:
-    """A seat's worker that leaves badly after its run was done is the user's error."""
+    """Record a worker's failure after the end of its run as the user's error."""
     ending = turn.state.ending
     end = ending.result
     assert end is not None

@@ -53,7 +53,7 @@ def _start(turn: ControllerTurn) -> None:
 
 
 def adopt_abandoned_slots(turn: ControllerTurn, body: messages.WorkerLostReport) -> bool:
-    """Take over what a worker left that died while no controller lived. Return False if it had no
+    """Keep the slots of a worker that died while no controller ran. Return False if it had no
     seat."""
     state = turn.state
     if state.mode not in ("awaiting", "closing") or body.worker not in state.term.old_seats:
@@ -78,8 +78,8 @@ def decide_when_agents_reported(turn: ControllerTurn) -> None:
 
 
 def decide_without(turn: ControllerTurn) -> None:
-    """Decide without the workers that have not reported by now: their agents' leases of the old
-    term have expired."""
+    """Decide without the workers that have not reported: their agents' leases of the old term have
+    expired."""
     state = turn.state
     members = state.members
     alive = [worker for worker in members.workers.values() if worker.seat >= 0]

@@ -12,7 +12,7 @@ _FAULTS_MAX = 64
 
 
 def record_fault(turn: ControllerTurn, fault: events.Fault, how: str) -> None:
-    """Take a fault into the open incident, or begin one; close the generation if it is alive."""
+    """Add a fault to the open incident, or begin one; close the generation if it is alive."""
     state = turn.state
     if state.mode not in ("gathering", "connecting", "open", "closing"):
         return
@@ -70,7 +70,7 @@ def end_incident(turn: ControllerTurn) -> None:
 
 
 def close(turn: ControllerTurn, reason: str) -> None:
-    """No vote of this generation can end well after this has reached its workers."""
+    """Close the generation: no vote of it succeeds once its workers have received Close."""
     state = turn.state
     turn.enter("closing")
     for worker in tuple(state.generation_members()):
@@ -139,9 +139,7 @@ def give_up(turn: ControllerTurn, worker: WorkerRecord, fault: events.Fault, how
     """Kill a worker for a fault found from outside; a seat's loss closes its generation."""
     fresh = not worker.killed_ns
     turn.kill(worker.name, fault)
-    starting = (
-        turn.state.progress.first and turn.state.mode == "gathering"
-    )  # then Lost says the rest
+    starting = turn.state.progress.first and turn.state.mode == "gathering"  # Lost follows
     if fresh and worker.seat >= 0 and not starting:
         record_fault(turn, fault, how)
 

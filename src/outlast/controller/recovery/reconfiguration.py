@@ -26,7 +26,7 @@ def start_over(turn: ControllerTurn, n: int, step: int) -> None:
 
 
 def gather_members(turn: ControllerTurn) -> None:
-    """Fill the seats, tell the new members, and connect once all stand before phase n+1."""
+    """Fill the seats, announce the generation, and connect once all stand before phase n+1."""
     state = turn.state
     progress = state.progress
     for seat in range(state.world):
@@ -64,7 +64,7 @@ def _seat_everybody(turn: ControllerTurn) -> None:
 
 
 def _same_bits(turn: ControllerTurn, occupants: list[WorkerRecord]) -> bool:
-    """The first start fixes the fingerprint; spares that differ from it are of no use."""
+    """Fix the fingerprint at the first start; spares that differ from it are unusable."""
     state = turn.state
     assert occupants[0].hello is not None
     ours = state.members.settle_fingerprint(occupants[0].hello.fingerprint)

@@ -12,7 +12,7 @@ from outlast.controller.recovery.recovery_ladder import RecoveryChoice, Situatio
 
 
 def decide_when_answered(turn: ControllerTurn) -> None:
-    """Invariants (b) and (g): no worker of the old generation can still act in it."""
+    """Decide once no worker of the old generation can act in it (invariants (b) and (g))."""
     state = turn.state
     audit.conclude(turn)
     members = list(state.generation_members())
@@ -55,13 +55,13 @@ def _answer(worker: WorkerRecord) -> str:
 
 
 def _place(turn: ControllerTurn, survivors: list[WorkerRecord]) -> tuple[int, int]:
-    """(N, step): the farthest that a survivor has completed, never behind an earlier decision."""
+    """Return (N, step), the farthest completed by a survivor, never behind an earlier decision."""
     places = [(w.status.n, w.status.step) for w in survivors if w.status]
     return max([(turn.state.progress.n, turn.state.progress.step), *places])
 
 
 def _possible(worker: WorkerRecord, n: int) -> bool:
-    """Invariant (a): one vote a phase, so a survivor is at most one undecided phase behind."""
+    """Return whether a survivor is at most one undecided phase behind (invariant (a))."""
     status = worker.status
     assert status is not None
     return status.n == n or (status.n == n - 1 and status.state == "prepared")
@@ -104,7 +104,7 @@ def _give_up_unfit_joiners(
 
 
 def _release_fenced(turn: ControllerTurn) -> None:
-    """A given-up worker that was never told of the generation leaves its seat at once."""
+    """Vacate the seat of a given-up worker to which the generation was never announced."""
     state = turn.state
     for worker in tuple(state.members.workers.values()):
         if worker.seat >= 0 and worker.killed_ns:
@@ -113,7 +113,7 @@ def _release_fenced(turn: ControllerTurn) -> None:
 
 
 def _count_attempt(turn: ControllerTurn, survivors: list[WorkerRecord], n: int) -> None:
-    """A generation that was open and completed a phase ends the row of failed ones."""
+    """Count a generation without progress; a completed phase ends the row of failed ones."""
     state = turn.state
     if not survivors:
         n = max([n, *(fault.n for fault in state.incident.faults)])
@@ -172,7 +172,7 @@ def _recovery_situation(turn: ControllerTurn, survivors: list[WorkerRecord], n: 
 def _continue_with_survivors(
     turn: ControllerTurn, survivors: list[WorkerRecord], n: int, step: int, choice: RecoveryChoice
 ) -> None:
-    """Survivors keep what they hold; empty seats are filled; the decision is durable first."""
+    """Fill empty seats and keep the survivors' state; the decision is durable first."""
     state = turn.state
     members = state.members
     progress = state.progress
@@ -200,9 +200,9 @@ def _slots_at(
 ) -> dict[int, dict[str, bytes]]:
     """Return the slots of phase n that lost workers left, with what the phase returned.
 
-    A worker lost between the vote and its return takes what phase n returned with it; where at
-    least two survivors returned it and all the same, it is known. Who prepared has returned
-    nothing yet, and one rank's own result says nothing about another's.
+    A worker lost between its vote and its return takes the survivors' result if all results are
+    equal, and either shared or returned by every survivor, at least two. A prepared worker has no
+    result yet, and a rank's own result implies nothing about another rank's.
     """
     keys = reconfiguration.slot_keys(n)
     kept = {seat: {k: slots[k] for k in keys if k in slots} for seat, slots in abandoned.items()}
@@ -257,8 +257,8 @@ def _stop(
 
 
 def answer_limit_s(turn: ControllerTurn, worker: WorkerRecord) -> float:
-    """Return how long a worker may take for its answer: one whose interpreter is held by a
-    computation has the ceiling, as it would have in an open generation."""
+    """Return the time limit for a worker's answer. If a computation holds its interpreter, the
+    limit is the ceiling, as in an open generation."""
     limits = turn.state.limits
     return max(limits.status_s, limits.hang_ceiling_s) if worker.is_blocked else limits.status_s
 

@@ -1,6 +1,6 @@
 """Recovery ladder: the cheapest way to recover that works, with its reason.
 
-The order of LADDER is the policy. A rung returns why it cannot be taken, or is taken.
+The order of LADDER is the policy. A rung returns the reason if it cannot be taken.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     stateless: tuple[int, ...] = ()  # those among them whose own state is lost
     unreplicated: tuple[int, ...] = ()  # seats whose shards no survivor holds
     donors: int = 0  # survivors that hold their part of the state
-    diverged: bool = False  # replicas differ, and no majority tells which is right
+    diverged: bool = False  # replicas differ without a majority
     spares: int = 0  # warm, and fit
     cold: int = 0  # spares that are still starting
     respawns: int = 0  # workers that may still be started
@@ -176,7 +176,7 @@ LADDER: tuple[tuple[Rung, Callable[[Situation, str], tuple[str, bool]]], ...] = 
 )
 
 _KINDS_OF_TROUBLE = 4
-# SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV: the process did this to itself, and may do it again.
+# SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV: raised by the process itself, and may recur.
 _CRASHES = (4, 6, 7, 8, 11)
 
 _TELLING = (
@@ -186,7 +186,7 @@ _TELLING = (
 
 
 def root_fault(faults: tuple[Fault, ...]) -> Fault | None:
-    """The fault that explains the others: a traceback first, a broken connection last."""
+    """Return the fault that explains the others: a traceback first, a broken connection last."""
     order = [fault for fault in faults if fault.kind == "contract"]
     order += [fault for fault in faults if fault.kind == "diverged" and fault.seat < 0]
     order += [fault for fault in faults if fault.traceback and fault.kind in ("raised", "exited")]
@@ -239,7 +239,7 @@ def _cause_suffix(situation: Situation) -> str:
 
 
 def _missing_state(situation: Situation) -> str:
-    """Return what no survivor can give to a replacement worker, "" for nothing."""
+    """Return the state that no survivor can give to a replacement worker; "" if none."""
     if situation.stateless:
         ranks = _ranks(situation.stateless)
         return f"nothing is left of the own state of {ranks}{_cause_suffix(situation)}"

@@ -1,7 +1,7 @@
 """Updates of save intervals during a run.
 
-Seat 0 proposes them at its next save, where all ranks agree on them: they change everywhere at
-once, or nowhere.
+Seat 0 proposes them at its next save, where all ranks agree on them, so that they change on all
+ranks at once.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from outlast.controller.save_schedule.save_tiers import (
 )
 from outlast.transport import messages
 
-AGAIN_S = 10.0  # between two decisions that only follow measurements
-DISK_MIN_S = 10.0  # a checkpoint is read back, carried on and deleted, too, which nobody times
+AGAIN_S = 10.0  # minimum time between decisions caused by measurements only
+DISK_MIN_S = 10.0  # covers the unmeasured costs of reading back, upload and deletion
 
 
 def begin_measurements(turn: ControllerTurn) -> None:
-    """Measure from the beginning of the term on."""
+    """Begin the measurements of this term."""
     turn.state.intervals.measured = RunMeasurements(since_ns=turn.now_ns)
 
 
 def record_save(turn: ControllerTurn, body: messages.Checkpointed) -> None:
-    """A save was measured: perhaps intervals change."""
+    """Record a measured save, which may change the intervals."""
     state = turn.state
     if not state.policy.auto:
         return
@@ -53,7 +53,7 @@ def record_restart(turn: ControllerTurn) -> None:
 
 
 def record_found(turn: ControllerTurn) -> None:
-    """It is known from where, unless it must be looked for again: the newest answer counts."""
+    """Record the tier that a restart restores from; a later search replaces it."""
     state = turn.state
     measurements = state.intervals.measured
     if not measurements.restoring_ns:
@@ -70,7 +70,7 @@ def record_found(turn: ControllerTurn) -> None:
 
 
 def record_opened(turn: ControllerTurn) -> None:
-    """A generation runs: what restoring has cost is known, and seat 0 may have a new worker."""
+    """Record the cost of a restore once a generation opens, and send seat 0 its intervals."""
     state = turn.state
     measurements = state.intervals.measured
     if measurements.restoring_ns and state.progress.first:
@@ -86,7 +86,7 @@ def record_opened(turn: ControllerTurn) -> None:
 
 
 def send_intervals(turn: ControllerTurn, *, again: bool = False) -> None:
-    """Let seat 0's worker know the intervals, unless it does; `again`: it may have missed them."""
+    """Send new intervals to seat 0's worker; `again`: repeat them, since a frame may be lost."""
     state = turn.state
     intervals = state.intervals
     worker = state.occupant(0)
@@ -99,8 +99,8 @@ def send_intervals(turn: ControllerTurn, *, again: bool = False) -> None:
 
 
 def _with(measurements: RunMeasurements, body: messages.Checkpointed) -> RunMeasurements:
-    """A checkpoint is charged with its copy, also where that was due for memory's sake: without
-    that tier it would have to be made, and nobody shall think that it is free."""
+    """Return the measurements after a save. A checkpoint's cost includes its copy in memory, even
+    if that copy was due anyway, since a checkpoint always needs it."""
     step = measurements.step.add(body.step_s) if body.step_s else measurements.step
     memory = measurements.memory
     disk = measurements.disk
@@ -112,7 +112,7 @@ def _with(measurements: RunMeasurements, body: messages.Checkpointed) -> RunMeas
 
 
 def _schedule(turn: ControllerTurn) -> None:
-    """Decide, once everything that is to be chosen has been measured; say what changes."""
+    """Decide intervals once all tiers with AUTO intervals are measured; emit changes."""
     state = turn.state
     intervals = state.intervals
     policy = state.policy
@@ -163,7 +163,7 @@ def _tier(
 
 
 def _intervals(schedule: Schedule, policy: SavePolicy) -> tuple[int, int]:
-    """Steps between copies in memory and between checkpoints: what was asked for stays."""
+    """Return the steps between copies in memory and between checkpoints; fixed ones stay."""
     chosen = {one.tier: one.every_steps for one in schedule.choices}
     return (
         chosen["memory"] if policy.memory == AUTO else policy.memory,
@@ -172,6 +172,6 @@ def _intervals(schedule: Schedule, policy: SavePolicy) -> tuple[int, int]:
 
 
 def _fixed(policy: SavePolicy) -> list[str]:
-    """Return one text for each interval that the owner has fixed."""
+    """Return one text for each interval that a flag fixes."""
     flags = (("--snapshot-every", policy.memory), ("--checkpoint-every", policy.disk))
     return [f"as asked for: {flag} {steps}" for flag, steps in flags if steps != AUTO]

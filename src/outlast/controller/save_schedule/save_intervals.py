@@ -22,16 +22,16 @@ from outlast.theory.failures import RatePosterior, job_mtbf_s, posterior
 from outlast.theory.intervals import POINT, REGIME_MAX, efficiency, flat_zone
 from outlast.theory.levels import Level, pattern
 
-NEVER_S = 1e9  # 31 years: stands for an interval without end, which no wire format carries
+NEVER_S = 1e9  # 31 years: an infinite interval, since wire formats lack infinity
 FIRST_S = 300.0  # until a tier's first save has been timed
-STAY_SHARE = 0.1  # of the least waste: a step count that costs at most this more is kept
-STAY_CHEAP = 1.5  # a tier that saves as often as it can goes on until it costs this much more
+STAY_SHARE = 0.1  # a step count is kept if its waste exceeds the least waste by at most this share
+STAY_CHEAP = 1.5  # factor on the affordable cost of a tier that already saves as often as possible
 
 Reason = Literal["optimum", "bounds", "flush", "cheap", "kept", "covered", "unmeasured"]
 
 
 class IntervalChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """One tier's interval, and what it follows from. Seconds; `NEVER_S` stands for no end.
+    """Interval of one tier and its reason. Seconds; `NEVER_S` means infinite.
 
     `reason`: the optimum · the nearest to it that the bounds allow, or that leaves time to flush ·
     as often as can be, since that is cheap · kept from before, since the optimum is hardly better ·
@@ -56,16 +56,16 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     step_s: float
 
     def due(self, step: int) -> tuple[Name, ...]:
-        """The tiers that save after committed step `step` (counted from 1), shallowest first."""
+        """Return the tiers that save after committed step `step` (from 1), shallowest first."""
         return tuple(one.tier for one in self.choices if step > 0 and step % one.every_steps == 0)
 
 
 def decide(facts: ScheduleInputs, before: Schedule | None = None) -> Schedule:
-    """The intervals for `facts`. Those of `before` are kept where changing them gains next to
-    nothing, so that noise in what is measured moves nothing.
+    """Return the intervals for `facts`. Those of `before` are kept if a change gains little, so
+    that measurement noise does not change them.
 
-    A deeper tier's interval is a multiple of the shallower one's wherever bounds allow it, since
-    one copy then serves both. Raises UsageError and ConfigError for facts that cannot be.
+    A deeper tier's interval is a multiple of the shallower one's if bounds allow it, since one copy
+    then serves both. Raises UsageError and ConfigError for invalid `facts`.
     """
     facts.check()
     rate = posterior(facts.prior, facts.failures, facts.exposure_device_s)
@@ -86,7 +86,7 @@ def decide(facts: ScheduleInputs, before: Schedule | None = None) -> Schedule:
         elif target.reason != "covered":
             fits[name] = _fit(target, reach, base, step_s, earlier.get(name, 0))
         base = fits[name].steps if name in fits else base
-    # What does not pay by itself goes with the next deeper tier, so far as its own bounds allow.
+    # A tier that does not pay alone takes the interval of the next deeper tier, within its bounds.
     for target, reach in reversed(list(zip(targets, reaches, strict=True))):
         along = _Fit(reach.nearest(base), "covered")
         base = fits.setdefault(target.tier.name, along).steps
@@ -110,13 +110,13 @@ class _Target(NamedTuple):
     mtbf_s: float = math.inf
 
     def lost(self, interval_s: float) -> float:
-        """The share of time that this tier's saves and the failures it is restored after take.
-        Exact; restoring itself is left out, since no interval changes it."""
+        """Return the exact share of time lost to this tier's saves and the failures that it covers,
+        without the restore time, which does not depend on the interval."""
         return 1 - efficiency(interval_s, self.tier.costs.cost_s, self.mtbf_s)
 
 
 class _Reach(NamedTuple):
-    """The step counts that bounds and flushes allow."""
+    """Range of step counts that bounds and flushes allow."""
 
     low: int
     high: int
@@ -126,7 +126,7 @@ class _Reach(NamedTuple):
 
 
 def _targets(facts: ScheduleInputs, mtbf_s: float, shares: dict[Name, float]) -> list[_Target]:
-    """The best intervals of the tiers that have been timed, and a first guess for the others."""
+    """Return the optimal intervals of measured tiers, and a first guess for the others."""
     levels = [
         Level(
             tier.name,
@@ -153,8 +153,8 @@ def _targets(facts: ScheduleInputs, mtbf_s: float, shares: dict[Name, float]) ->
 
 
 def _reaches(facts: ScheduleInputs) -> list[_Reach]:
-    """Each tier's bounds in steps. A shallower tier is never saved more rarely than a deeper one
-    must be; a flush that takes longer than the maximum beats it."""
+    """Return each tier's bounds in steps. A shallower tier's maximum is at most that of a deeper
+    tier; a flush that takes longer than the maximum raises it."""
     step_s, high = facts.step.median_s, STEPS_MAX
     found: list[_Reach] = []
     for tier in reversed(facts.tiers):
@@ -167,8 +167,8 @@ def _reaches(facts: ScheduleInputs) -> list[_Reach]:
 
 
 def _is_cheap(tier: SaveTier, reach: _Reach, facts: ScheduleInputs, was_cheap: int) -> bool:
-    """Return whether saving as often as can be takes at most the share of training that is stated.
-    `was_cheap`: the interval that was chosen for that before, which is kept for longer."""
+    """Return whether saving as often as possible costs at most `cheap_share` of training.
+    `was_cheap`: the earlier interval for that reason, which may cost STAY_CHEAP times that."""
     afford_s = facts.cheap_share * reach.low * facts.step.median_s
     if was_cheap == reach.low:
         afford_s *= STAY_CHEAP
@@ -176,7 +176,7 @@ def _is_cheap(tier: SaveTier, reach: _Reach, facts: ScheduleInputs, was_cheap: i
 
 
 def _fit(target: _Target, reach: _Reach, base: int, step_s: float, earlier: int) -> _Fit:
-    """The best step count within reach; a multiple of `base` where there is one."""
+    """Return the best step count within reach; a multiple of `base` if there is one."""
     wanted = _steps(target.wanted_s, step_s)
     below = max(base, math.floor(wanted) // base * base)
     around = (below, below + base)
@@ -225,8 +225,8 @@ FORMULA = (
 
 
 def explain(schedule: Schedule, facts: ScheduleInputs) -> str:
-    """Lines for people: the failure rate, each tier, what all of it costs, and the formula.
-    `facts` are those that `schedule` was decided from."""
+    """Return a readable explanation: failure rate, tiers, total cost and formula. `facts` are those
+    that `schedule` was decided from."""
     pairs = list(zip(schedule.choices, facts.tiers, strict=True))
     lines = [_failures(schedule, facts)]
     for choice, tier in pairs:
@@ -243,7 +243,7 @@ def explain(schedule: Schedule, facts: ScheduleInputs) -> str:
 
 
 def span(seconds: float) -> str:
-    """Seconds in the largest unit that they fill, three digits."""
+    """Return seconds as text in the largest unit that they fill, three digits."""
     if seconds >= NEVER_S:
         return "never"
     if seconds == 0:
@@ -302,7 +302,7 @@ def _reason(choice: IntervalChoice, tier: SaveTier, facts: ScheduleInputs) -> st
 
 
 def _bound(choice: IntervalChoice, tier: SaveTier, facts: ScheduleInputs) -> str:
-    """The bound that keeps a tier from its optimum."""
+    """Return the bound that keeps a tier from its optimum."""
     bounds, best_s = tier.bounds, choice.optimum_s
     best = best_s / facts.step.median_s
     if best_s > bounds.max_s:

@@ -16,18 +16,18 @@ WINDOW = 9
 
 
 class RunningMedian(msgspec.Struct, frozen=True):
-    """The last `WINDOW` values of something measured, in seconds."""
+    """Running median of the last `WINDOW` measured values, in seconds."""
 
     values: tuple[float, ...] = ()
 
     def add(self, value_s: float) -> RunningMedian:
-        """With one more. Raises UsageError for what no clock measures: negative, NaN, infinite."""
+        """Return this with one more value. Raises UsageError if it is negative, NaN or infinite."""
         check_not_negative("a measured time", value_s)
         return RunningMedian((*self.values, value_s)[-WINDOW:])
 
     @property
     def median_s(self) -> float:
-        """0 where nothing has been measured."""
+        """Return the median in seconds; 0 without values."""
         ordered, count = sorted(self.values), len(self.values)
         return (ordered[(count - 1) // 2] + ordered[count // 2]) / 2 if count else 0.0
 
@@ -46,7 +46,7 @@ class SaveCosts(msgspec.Struct, frozen=True):
     restore: RunningMedian = RunningMedian()
 
     def saved(self, *, blocking_s: float, flush_s: float = 0.0, drag_s: float = 0.0) -> SaveCosts:
-        """After one more save, once it can be restored."""
+        """Return the costs after one more save that can be restored."""
         return replace(
             self,
             blocking=self.blocking.add(blocking_s),
@@ -55,7 +55,7 @@ class SaveCosts(msgspec.Struct, frozen=True):
         )
 
     def restored(self, restore_s: float) -> SaveCosts:
-        """After one more restore."""
+        """Return the costs after one more restore."""
         return replace(self, restore=self.restore.add(restore_s))
 
     @property
@@ -65,13 +65,13 @@ class SaveCosts(msgspec.Struct, frozen=True):
 
     @property
     def cost_s(self) -> float:
-        """Return the time that a save takes from training: blocking and drag, in seconds."""
+        """Return the training time lost to a save: blocking and drag, in seconds."""
         return self.blocking.median_s + self.drag.median_s
 
 
 class RunMeasurements(msgspec.Struct, frozen=True, kw_only=True):
-    """`failures`: those after which all began again; so many of them `from_memory` and
-    `from_disk`, the rest from nothing. `restoring`: where the one that is under way begins."""
+    """Measurements of a run. `failures`: those that restarted all ranks, `from_memory`, `from_disk`
+    or else from the start. `restoring`: the tier of the restore under way."""
 
     since_ns: int = 0  # when this launch began
     step: RunningMedian = RunningMedian()
@@ -81,7 +81,7 @@ class RunMeasurements(msgspec.Struct, frozen=True, kw_only=True):
     from_memory: int = 0
     from_disk: int = 0
     restoring: str = ""
-    restoring_ns: int = 0  # when it was decided to begin again; 0: all is well
+    restoring_ns: int = 0  # time of the decision to restore; 0: no restore
 
 
 Name = Literal["memory", "local", "durable"]
@@ -91,8 +91,8 @@ STEPS_MAX = 1_000_000_000
 
 
 class IntervalBounds(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds of an interval. Where they conflict at the measured step time, the maximum wins; no
-    save begins before the last one is complete."""
+    """Bounds of an interval. If they conflict at the measured step time, the maximum wins. A save
+    never begins before the last one is complete."""
 
     min_steps: int = 1
     max_steps: int = STEPS_MAX
@@ -101,9 +101,9 @@ class IntervalBounds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SaveTier(msgspec.Struct, frozen=True, kw_only=True):
-    """A place where checkpoints go. `survives`: the share of failures after which this tier or a
-    shallower one can be restored, as assumed beforehand; None: `SURVIVES`. `restored`: how many
-    failures so far were restored from it."""
+    """Storage tier of checkpoints. `survives`: prior share of failures after which this tier or a
+    shallower one can be restored; None: `SURVIVES`. `restored`: number of failures restored from
+    it so far."""
 
     name: Name
     costs: SaveCosts = SaveCosts()
@@ -119,9 +119,9 @@ class SaveTier(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScheduleInputs(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that a schedule follows from. `tiers`: shallowest first. `failures`: those after
-    which a checkpoint was needed (one that a replica healed in place costs no roll back and is not
-    counted) in `exposure_device_s`, devices times seconds of running, over this job's life."""
+    """Inputs of a schedule. `tiers`: shallowest first. `failures`: those that needed a checkpoint
+    (not those healed by a replica in place) in `exposure_device_s`, devices times seconds of
+    running, over this job's life."""
 
     step: RunningMedian
     devices: int
@@ -129,11 +129,11 @@ class ScheduleInputs(msgspec.Struct, frozen=True, kw_only=True):
     exposure_device_s: float
     tiers: tuple[SaveTier, ...]
     prior: RatePrior = msgspec.field(default_factory=lambda: preset("llama3-405b"))
-    cheap_share: float = 0.01  # memory is saved as often as it can be where that costs at most this
+    cheap_share: float = 0.01  # below this cost, memory saves are as frequent as possible
 
     def check(self) -> None:
-        """Raises UsageError for measurements that cannot be, ConfigError for settings that no
-        interval satisfies."""
+        """Validate the inputs. Raises UsageError for impossible measurements, ConfigError for
+        settings that no interval satisfies."""
         check_positive("step time (the median of Facts.step)", self.step.median_s)
         check_positive("devices", self.devices)
         check_not_negative("failures", self.failures)
@@ -158,8 +158,8 @@ class ScheduleInputs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def survival(tiers: tuple[SaveTier, ...]) -> dict[Name, float]:
-    """The share of failures that each tier or a shallower one survives: what was assumed, weighing
-    as much as `WEIGHT_FAILURES` failures, and what was seen (the mean of a Beta posterior)."""
+    """Return the share of failures that each tier or a shallower one survives: the mean of a Beta
+    posterior, whose prior weighs as much as `WEIGHT_FAILURES` failures."""
     failures, total = 0, sum(tier.restored for tier in tiers)
     shares: dict[Name, float] = {}
     for tier in tiers:
@@ -182,10 +182,10 @@ def _check(tier: SaveTier) -> None:
 
 
 class SavePolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """`memory`, `disk`: committed steps between copies in memory, and between checkpoints on disk;
-    0: none but those that somebody asks for; AUTO: as the schedule says.
+    """Save policy. `memory`, `disk`: committed steps between copies in memory and between
+    checkpoints on disk; 0: only on request; AUTO: by the schedule.
 
-    `durable`: checkpoints go on to storage that outlives this host. `stop`: a save that fails ends
+    `durable`: checkpoints are copied to storage that survives this host. `stop`: a failed save ends
     the run.
     """
 

@@ -151,7 +151,7 @@ PHASES_WATCHED = 64  # of each function, where none of them steps
 
 
 class _Found(NamedTuple):
-    """A gradient at the start of a phase."""
+    """Gradient at the start of a phase."""
 
     name: str
     parameter: weakref.ref[torch.nn.Parameter]
@@ -159,7 +159,7 @@ class _Found(NamedTuple):
     version: int
 
     def is_left(self, *, unchanged: bool = False) -> bool:
-        """Return whether its parameter still has it, and it is not zero."""
+        """Return whether its parameter still has this gradient and it is not zero."""
         parameter = self.parameter()
         now = None if parameter is None else parameter.grad
         if now is None or now is not self.gradient():
@@ -185,20 +185,20 @@ class LeftoverGradients:
         self._steps = Counter[str]()
         self._phases = Counter[str]()
         self._found: dict[int, _Found] = {}
-        self._had: set[int] = set()  # there when backward came to the parameter
-        self._reached: set[int] = set()  # backward has given these a gradient
-        self._used: dict[int, str] = {}  # ... and added to what they held
+        self._had: set[int] = set()  # gradient present when backward reached the parameter
+        self._reached: set[int] = set()  # parameters with a gradient from backward
+        self._used: dict[int, str] = {}  # parameters whose old gradient backward added to
         self._by_hand: dict[str, tuple[int, int]] = {}  # the generation and phase of a rehearsal
 
     def rehearsed(self, key: str, flags: Iterable[bytes], place: tuple[int, int]) -> None:
-        """Function `key` was rehearsed in this generation and phase; `flags`: of each rank,
+        """Record a rehearsal of function `key` in this generation and phase; `flags`: by rank,
         whether its code reads gradients."""
         if any(flags):
             self._by_hand[key] = place
 
     def is_due(self, key: str, place: tuple[int, int]) -> bool:
-        """Return whether its next step is to be rehearsed: once, the same on all ranks. Ranks that
-        came with another generation would know nothing of it."""
+        """Return whether the next step must be rehearsed, once and equally on all ranks. False in
+        another generation, since its new ranks lack the record."""
         before = self._by_hand.get(key, place)
         if before == place:
             return False
@@ -236,7 +236,7 @@ class LeftoverGradients:
             if stale.is_left(unchanged=True):
                 self._had.add(number)
 
-        def added(_parameter: torch.Tensor) -> None:  # not where autograd.grad came by
+        def added(_parameter: torch.Tensor) -> None:  # not called by autograd.grad
             if number in self._had and number not in self._reached:
                 self._used[number] = name
             self._reached.add(number)
@@ -247,7 +247,7 @@ class LeftoverGradients:
         ]
 
     def must_not_be_used(self, key: str, optimizer: torch.optim.Optimizer) -> None:
-        """Raises PhaseError where `optimizer` is about to step with such a gradient."""
+        """Raise PhaseError if `optimizer` is about to step with a leftover gradient."""
         if not self._found:
             return
         self._steps[key] += 1
@@ -256,7 +256,7 @@ class LeftoverGradients:
                 stale = self._found.get(id(parameter))
                 if stale is None:
                     continue
-                # Written to by hand, it may be a new one: the rehearsal of the second step tells.
+                # One written by hand may be new: the rehearsal of the second step decides.
                 is_stale = id(parameter) not in self._reached and stale.is_left(
                     unchanged=self._reads(key)
                 )
@@ -269,7 +269,7 @@ class LeftoverGradients:
                     )
 
     def must_not_be_read(self, key: str, refuse: Callable[[str, str], None]) -> None:
-        """Call `refuse` where a phase that does not step may have read such a gradient."""
+        """Call `refuse` if a phase that does not step may have read a leftover gradient."""
         if not (self._found and self._reads(key)):
             return
         for stale in self._found.values():

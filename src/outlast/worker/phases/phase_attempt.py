@@ -1,4 +1,4 @@
-"""One attempt at a phase: what it may change before its vote, copied, watched and undone.
+"""Attempts at a phase: copies, checks and undo of the state that may change before the vote.
 
 Gradients: those present before, and those left without a vote.
 
@@ -33,7 +33,7 @@ from outlast.worker.state.tensor_digests import digests, local_shard, weighted_s
 
 
 class _Seen(NamedTuple):
-    """A gradient as it was: weakly, since an attempt that drops it must free its memory."""
+    """Weak reference to a gradient at the start, so that an attempt can free its memory."""
 
     parameter: nn.Parameter
     gradient: weakref.ref[torch.Tensor] | None
@@ -61,7 +61,7 @@ class AttemptGradients:
         self._scalers = [(s, s._per_optimizer_states) for s in scalers]  # noqa: SLF001 - see `_skipped`
 
     def changed_parameter(self) -> nn.Parameter | None:
-        """A parameter that the attempt has written to."""
+        """Return a parameter that the attempt has written to, or None."""
         for before in self._before:
             if before.parameter._version != before.parameter_version:  # noqa: SLF001 - as above
                 return before.parameter
@@ -80,7 +80,7 @@ class AttemptGradients:
 
     @torch.no_grad()
     def put_back(self) -> None:
-        """None where there was none, zero elsewhere: a phase begins by clearing what it finds."""
+        """Remove new gradients and zero the others, since a phase clears gradients first."""
         for before in self._before:
             if before.gradient is None:
                 before.parameter.grad = None
@@ -237,8 +237,8 @@ _Word = bytes | torch.Tensor
 
 
 class WrittenWeights:
-    """The weights at the start of an attempt. `everything`: of a function that is new here, else
-    the window that is due in the `turn`-th attempt."""
+    """Digests of weights at the start of an attempt: with `everything` (a function that is new
+    here) all weights and moments, else the window of the `turn`-th attempt."""
 
     def __init__(self, protected: ProtectedState, *, everything: bool, turn: int) -> None:
         self._protected, self._everything = protected, everything
@@ -257,7 +257,7 @@ class WrittenWeights:
         self._words = {"": _word(local_shard(parameter).reshape(-1)[self._window])}
 
     def changed(self) -> str:
-        """The name of a weight or moment that is not what it was; "" where there is none."""
+        """Return the name of a changed weight or moment; "" if there is none."""
         if self._parameter is not None:
             now = _word(local_shard(self._parameter).reshape(-1)[self._window])
             return "" if _same(self._words[""], now) else self._name()
@@ -291,7 +291,7 @@ def _moments(protected: ProtectedState) -> list[tuple[str, torch.Tensor]]:
 
 
 def _word(tensor: torch.Tensor) -> _Word:
-    """A digest; on a device, where nobody waits for it yet, a tensor."""
+    """Return a digest of `tensor`: bytes, or a tensor on a device, to avoid synchronization."""
     tensor = tensor.detach()
     if tensor.device.type == "cpu":
         return xxhash.xxh3_64_digest(raw(tensor.contiguous()))
@@ -309,7 +309,7 @@ Kind = Literal["step", "eval", "checkpoint", "epoch", "draw"]
 
 @dataclasses.dataclass
 class PhaseAttempt:
-    """One try at one phase."""
+    """State of one attempt at one phase."""
 
     kind: Kind
     key: str

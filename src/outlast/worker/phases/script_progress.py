@@ -32,7 +32,7 @@ LOST = b""  # a result that could not be kept
 
 
 def keep_result(value: Any) -> bytes:
-    """A phase's result for a later walker, or LOST when it is too large or cannot be written."""
+    """Return a phase's result for a later walk, or LOST if it is too large or not encodable."""
     try:
         kept = codec.encode(value)
     except CodecError:
@@ -54,7 +54,7 @@ class Intervals(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ProgressSlot(msgspec.Struct, frozen=True, kw_only=True):
-    """The payload of one page slot: a seat's rank-specific state at one place."""
+    """Payload of one page slot: a seat's rank-specific state at one place."""
 
     n: int
     step: int
@@ -81,7 +81,7 @@ class ProgressSlot(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclasses.dataclass
 class ScriptProgress:
-    """The main thread's own record of where it is."""
+    """Record of the main thread's place in its script."""
 
     saved_step: int = 0
     every: Intervals = dataclasses.field(default_factory=Intervals)
@@ -91,13 +91,13 @@ class ScriptProgress:
     between: list[bytes] = dataclasses.field(default_factory=list)
 
     def draw(self, batch: bytes) -> None:
-        """The loop is about to draw a batch; `batch` says how to draw it again."""
+        """Record the place before a draw; `batch` describes how to draw it again."""
         self.batch = batch
         self.done.clear()
         self.between.clear()
 
     def add(self, result: bytes, own: bytes) -> None:
-        """A phase has returned; `own` is what the script's code behind it may read."""
+        """Record a phase's result; `own`: state that the script's code after it may read."""
         if self.batch:
             self.done.append(result)
             self.between.append(own)
@@ -121,7 +121,7 @@ class ScriptProgress:
 
 
 class ReplayWalk:
-    """A joiner's way from the top of its script to the place before phase n+1.
+    """Replay of a joiner's script from its top to the place before phase n+1.
 
     `after`: the slot was written before the last phase's vote, so this worker must run the
     script's code behind that phase itself, with `own` put back before it.
@@ -141,12 +141,12 @@ class ReplayWalk:
 
     @property
     def remaining(self) -> int:
-        """Phases behind us that the script has not come to yet."""
+        """Return the number of completed phases that the script has not reached yet."""
         return len(self._done) if self.in_loop else len(self._prelude)
 
     def next(self) -> tuple[bytes, bytes, bool] | None:
-        """(result, what is the rank's own behind it, is it the last one) of the next phase behind
-        us, or None: join here."""
+        """Return (result, the rank's own state after it, whether it is the last) of the next
+        completed phase, or None: join here."""
         if self._prelude and not self.in_loop:
             result = self._prelude.pop(0)
             return result, b"", not self._prelude and not self.slot.batch
@@ -157,7 +157,7 @@ class ReplayWalk:
 
 
 def walk_from(slots: dict[str, bytes], n: int) -> ReplayWalk | None:
-    """The walk to the place before phase n+1, from what the seat's last worker left."""
+    """Return the walk to the place before phase n+1 from the slots of the seat's last worker."""
     if f"before:{n}" in slots:
         return ReplayWalk(ProgressSlot.unpack(slots[f"before:{n}"]), after=False, last_result=LOST)
     if f"after:{n}" in slots:
@@ -171,7 +171,7 @@ POSITION_BYTES_NOTED = 1 << 20
 
 
 class ProgressSlots:
-    """One worker's."""
+    """Progress slots of one worker."""
 
     def __init__(
         self,
@@ -188,7 +188,7 @@ class ProgressSlots:
         self._before_n = -1
 
     def write_before(self, own: bytes) -> None:
-        """The state that the next phase begins with, once."""
+        """Write the state at the start of the next phase, once."""
         n = self._status.n
         if self._before_n == n:
             return
@@ -203,11 +203,11 @@ class ProgressSlots:
         self._before_n = n
 
     def forget_before(self) -> None:
-        """The next attempt begins with more than the slot holds."""
+        """Make the next attempt write the slot again, since the state has changed."""
         self._before_n = -1
 
     def write_after(self, attempt: PhaseAttempt, *, aside: bool) -> None:
-        """Write what is known before the vote of phase n+1: the slot, where that is all."""
+        """Write the slot before the vote of phase n+1, unless it waits for the phase's end."""
         protected, n = self._protected(), self._status.n + 1
         own = protected.own_state(attempt.choices, whole=not attempt.is_gated)
         if not attempt.waits:
@@ -217,8 +217,8 @@ class ProgressSlots:
         self._page.drop("after", n)  # an attempt that was refused may have left one
 
     def write_end(self, attempt: PhaseAttempt, result: bytes | None, *, aside: bool) -> None:
-        """Write what phase n+1 has returned, None where nobody can write it down, and what
-        waited."""
+        """Write the result of phase n+1 (None: not encodable) and the slot that waited for the
+        phase's end."""
         protected, n = self._protected(), self._status.n + 1
         if result is not None:
             self._page.put("result", n, result)
@@ -252,7 +252,7 @@ class RankPart(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
     @classmethod
     def unpack(cls, data: bytes, where: str) -> RankPart:
-        """Raises CorruptionError where it is none of version 2 or 3; `where` names it."""
+        """Return the part of these bytes. Raises CorruptionError if it is not of version 2 or 3."""
         magic, body = data[: len(SEAT_MAGIC)], data[len(SEAT_MAGIC) :]
         if magic not in (SEAT_MAGIC, _FLAGS_ONLY):
             raise CorruptionError(

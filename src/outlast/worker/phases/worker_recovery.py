@@ -80,7 +80,7 @@ def _raw(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _pieces(sizes: list[int]) -> Iterator[list[tuple[int, int, int]]]:
-    """Chunks as lists of (tensor, from, to): the same cut on both ends, from sizes alone."""
+    """Yield chunks as lists of (tensor, from, to); equal on both ends for equal sizes."""
     chunk: list[tuple[int, int, int]] = []
     room = CHUNK_BYTES
     for index, size in enumerate(sizes):
@@ -169,7 +169,7 @@ class WorkerRecovery:
         self.seat = -1
 
     def vote_outcome(self) -> str:
-        """Wait, with a yes cast and its answer lost, for the decision: "commit" or "redo"."""
+        """Wait for the decision on a cast vote with a lost outcome; return "commit" or "redo"."""
         while True:
             body = self._status.next_message(self.patience_s)
             if isinstance(body, messages.Decide):
@@ -178,7 +178,7 @@ class WorkerRecovery:
             self._stop(body)
 
     def recover(self) -> None:
-        """Return when a generation is open and this worker stands in it before phase n+1."""
+        """Recover until a generation is open and this worker stands in it before phase n+1."""
         status = self._status
         status.enter("healing")
         self._owner.reach("heal")
@@ -201,13 +201,13 @@ class WorkerRecovery:
                     self._stop(body)
 
     def adopt_staged_state(self) -> None:
-        """Be where the staged state is, once a generation with it was open. More than once,
-        because the script's code between walked phases is run again (a scheduler's step)."""
+        """Adopt the staged state once a generation with it was open. Repeated, because the script's
+        code between walked phases (a scheduler's step) runs again."""
         if self.staged is not None and self._status.opened:
             self._owner.adopt(self.staged)
 
     def stay_as_donor(self) -> None:
-        """After the script's end: stay a possible donor until the run is over."""
+        """Stay a possible donor after the script's end until the run ends."""
         while True:
             if not self._status.is_open:
                 self.recover()
