@@ -106,8 +106,7 @@ class PhaseRunner:
         if not self._recorded:
             self._recorded = True
             self.on_record()
-        if function is not None:
-            self.script.meet(key, function)
+        self.script.meet(key, function)
         replayed = self.joining.replay(call, key, kind=kind)
         if replayed is not None:
             return replayed[0]
@@ -254,7 +253,8 @@ class PhaseRunner:
         compares = gated or attempt.has_copy
         ballot = f"{place} {local.ballot()}" if compares else place
         look, caches = lambda: self._look(attempt), self.script.caches
-        repeats = self._repetitions.must_repeat(attempt.key, caches, look)
+        is_scripts = attempt.kind in ("step", "eval")  # the gradients of others do not repeat
+        repeats = is_scripts and self._repetitions.must_repeat(attempt.key, caches, look)
         if repeats:  # no other rank has this ballot: all attempt the phase again
             ballot += f" again, rank {self._recovery.seat}"
         status.enter_attempt("voting")

@@ -103,8 +103,11 @@ class ScriptVariables:
 
     # --- phases ---
 
-    def meet(self, key: str, function: Callable[..., Any]) -> None:
-        """A phase of `function` begins."""
+    def meet(self, key: str, function: Callable[..., Any] | None) -> None:
+        """Begin a phase of `function`, or of the session itself (None)."""
+        if function is None:
+            self.caches.settle()
+            return
         if not self._alone:
             self._lasting.check("the script, between phases,")
             self._carry_modes()

@@ -76,15 +76,16 @@ class WatchedCaches:
                 function = unwrapped(cache)
                 if isinstance(function, types.FunctionType) and _names_random(function.__code__):
                     self._refuse(*_refusal_of(name, "code between phases fills"))
-        self._settle()
+        self.settle()
 
     def end(self) -> None:
         """A phase is complete."""
-        self._settle()
+        self.settle()
         if any(name not in self._trusted for name in self._caches):
             self._random = random_state.snapshot()
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
+        """Take the present sizes as those of a phase's beginning."""
         self._sizes = {name: _size(cache) for name, cache in self._caches.items()}
         self.repeated = []
 
@@ -107,7 +108,7 @@ class WatchedCaches:
                 _shorten(cache, self._sizes[name])
             elif all(map(self._is_plain, _results(cache))):
                 cache.cache_clear()
-        self._settle()
+        self.settle()
         return containers
 
     def refuse_repeated(self, what: str) -> None:
