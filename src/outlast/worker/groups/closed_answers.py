@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import torch
 
 Tensors = list[torch.Tensor]
-COUNT_MAX = 1 << 20  # an integer that nobody sent may become a size: keep it below this
+COUNT_MAX = 1 << 20  # bound of made-up integers, which the script may use as sizes
 _COUNTS = (torch.int64, torch.int32, torch.uint64, torch.uint32)
-_NONE = b"N."  # the shortest pickle there is: None
+_NONE = b"N."  # pickle of None, the shortest pickle
 _OBJECT_FUNCTIONS = {"broadcast_object_list", "scatter_object_list", "recv_object_list"}
 
 
@@ -27,18 +27,18 @@ class RankPlace(NamedTuple):
 
 
 def answer(op: str, place: RankPlace, args: Sequence[Any]) -> Tensors:
-    """Fill the outputs of `op` and list them. `args` as ProcessGroup's method takes them."""
+    """Fill and return the outputs of `op`; `args` are those of ProcessGroup's method."""
     with torch.no_grad():
         return _ANSWERS[op](place, *args)
 
 
 def outputs_of(op: str, args: Sequence[Any]) -> Tensors:
-    """The tensors that `op` writes (for a send: those that it reads)."""
+    """Return the tensors that `op` writes (for a send: the tensors that it reads)."""
     return [] if op == "barrier" else _flat(args[0])
 
 
 def any_source(place: RankPlace) -> int:
-    """A rank that an any-source receive may truthfully name."""
+    """Return a rank that an any-source receive may report as its source."""
     return (place.rank + 1) % place.size
 
 
@@ -53,7 +53,7 @@ def _root(options: Any) -> int:
 
 
 def _fill(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Copy, and where the shapes differ (uneven parts) as much as fits, the rest zero."""
+    """Copy `source`; if sizes differ (uneven parts), copy what fits and zero the remainder."""
     if target.numel() == source.numel():
         target.copy_(source.reshape(target.shape))
         return
@@ -64,8 +64,8 @@ def _fill(target: torch.Tensor, source: torch.Tensor) -> None:
 
 
 def _unknown(target: torch.Tensor) -> None:
-    """Only another rank knows these bytes. Torch's object collectives read a size and then a
-    pickle from them; they get None, everybody else gets zeros."""
+    """Fill data that only another rank has: zeros, or, for torch's object collectives (which read a
+    size and then a pickle), the pickle of None and its size."""
     target.zero_()
     if not _for_objects():
         return

@@ -45,13 +45,13 @@ class ControlGroup:
         return self._busy > 0
 
     def let_go(self) -> None:
-        """Nothing more will be done; whoever still holds this holds no inner group."""
+        """Drop the reference to the inner group; no operation may follow."""
         self._inner = None
 
     @property
     def _group(self) -> dist.ProcessGroup:
-        """No frame keeps it by a name: an error that is held would hold it, too, and whoever lets
-        go of that error last would wait in gloo's destructor."""
+        """The group; callers bind it to no local variable. A stored traceback would reference it,
+        and the release of that traceback would block in gloo's destructor."""
         assert self._inner is not None
         return self._inner.group
 
@@ -70,8 +70,8 @@ class ControlGroup:
             self._busy -= 1
 
     def _wait(self, work: dist.Work) -> None:
-        """gloo sometimes forgets to wake a sender whose connection broke while its event loop was
-        writing: the wait looks up now and then, and leaves a severed operation behind."""
+        """Wait for `work` in intervals, and abandon it once the generation is severed: gloo may not
+        wake a sender whose connection broke while its event loop was writing."""
         while True:
             live = self._is_live()
             try:

@@ -93,13 +93,13 @@ class GroupRegistry:
         self._state = "dry" if dry else "waiting"
 
     def deliver(self, generation: int, key: str, value: bytes) -> None:
-        """A rendezvous value from another rank."""
+        """Accept a rendezvous value from another rank."""
         self._mailbox.deliver(generation, key, value)
 
     def connect(self, generation: int, addresses: Sequence[str], timeout_s: float) -> None:
         """Build the control group and the inner groups of all stable groups, in the order of their
-        creation. `addresses` are the listeners by seat. Raises GroupError when the generation is
-        closed meanwhile, a peer is gone, or `timeout_s` has passed; it is then closed here."""
+        creation. `addresses` are the listeners by seat. Raises GroupError, and closes the
+        generation, if it is severed meanwhile, a peer is lost, or `timeout_s` has passed."""
         with self._lock:
             if generation <= max(self._closed_to, self._generation):
                 raise GroupError(f"generation {generation} was closed before it was connected")
@@ -127,8 +127,8 @@ class GroupRegistry:
             self._refresh()
 
     def sever(self, generation: int) -> None:
-        """This generation is over: wake every operation of ours and of our peers, and let none
-        begin. Any thread; the second call and other generations change nothing."""
+        """End this generation: wake its operations here and on peers, and refuse new operations.
+        Callable from any thread; no-op for a second call or another generation."""
         with self._lock:
             if generation <= self._closed_to or generation < self._generation:
                 return
@@ -150,16 +150,16 @@ class GroupRegistry:
         self._works.give_up()
 
     def reap(self) -> int:
-        """Drop what severed generations have left. Answers how many generations could not be
-        dropped within a second because an operation still runs on them."""
+        """Drop the groups of severed generations. Return the number of generations that could
+        not be dropped within a second because an operation still runs on them."""
         with self._lock:
             if self._state == "closed":
                 self._keep_severed()
         return self._severed.reap()
 
     def stuck(self, generation: int) -> int:
-        """Operations of a severed generation that gloo has not let go of; 0 once another one is
-        connected. Any thread."""
+        """Return the number of operations of a severed generation that gloo has not ended; 0 once
+        another generation is connected. Callable from any thread."""
         with self._lock:
             if generation != self._generation or self._state != "closed":
                 return 0
@@ -175,7 +175,7 @@ class GroupRegistry:
         return bool(works.stuck()) or (control is not None and control.busy)
 
     def shutdown(self) -> None:
-        """Leave in order: cut what still runs, drop all inner groups while Python lives."""
+        """Cut running operations and drop all inner groups while the interpreter is alive."""
         with self._lock:
             generation, busy = self._generation, self._busy()
         if busy:

@@ -40,7 +40,7 @@ OWNED = frozenset(
 def trackable(
     op: str, work: dist.Work, *, on_cpu: bool, ended: Callable[[], None] | None
 ) -> dist.Work:
-    """The work to hand out: itself wherever its end can be seen and nobody asks to hear of it."""
+    """Return `work`, or a handle around it if `ended` is given or torch hides its completion."""
     if on_cpu and op == "recv_anysource":
         return AnySourceWork(work, ended)
     if ended is not None or (on_cpu and op in OWNED):
@@ -60,20 +60,20 @@ class _Pending(NamedTuple):
     def ended(self) -> bool:
         if self.work.is_completed() or self.owned or not self.on_cpu:
             return self.work.is_completed()
-        # gloo completes a work's future a moment before the work says so; DDP waits for the
+        # gloo completes a work's future shortly before `is_completed`; DDP waits for the
         # future. (NCCL completes it inside the call, and means only that the call is queued.)
         return self.work.get_future().done()
 
     def stuck(self) -> bool:
-        """Return whether a thread waits in this work or will never see its end. An owned work whose
-        owner has not reached its wait cannot end, and blocks nobody."""
+        """Return whether this work is unfinished; an owned work counts only while a thread waits
+        in it, because it cannot end before its owner's wait."""
         if self.owned:
             return isinstance(self.work, WaitedWork) and self.work.waiting
         return not self.ended()
 
 
 class PendingWorks:
-    """Bounded; completed works are let go at the next collective, so that they keep no memory."""
+    """Bounded queue of works; the next collective releases completed works and their memory."""
 
     def __init__(self, on_failure: Callable[[BaseException], object]) -> None:
         self._on_failure = on_failure
@@ -83,13 +83,13 @@ class PendingWorks:
         self._on_device = False
 
     def prune(self) -> None:
-        """Before the next collective: let go of what has ended, report what has failed."""
+        """Release completed works and report failures, before the next collective."""
         with self._lock:
             errors = self._prune_head()
         self._report(errors)
 
     def add(self, op: str, work: dist.Work, *, on_cpu: bool) -> None:
-        """Raises PhaseError when absurdly many operations are in flight."""
+        """Add a work. Raises PhaseError if PENDING_MAX operations are in flight."""
         with self._lock:
             if len(self._pending) < PENDING_MAX:
                 self._pending.append(_Pending(op, work, on_cpu))
@@ -100,42 +100,42 @@ class PendingWorks:
         )
 
     def on_device(self) -> None:
-        """An operation was queued on the CUDA device, which the host runs ahead of."""
+        """Record that an operation was queued on the CUDA device; the host runs ahead of it."""
         self._on_device = True
 
     def give_up(self) -> None:
-        """The connections are cut: end the waits that this does not end."""
+        """End the any-source receives, which cut connections do not end."""
         for pending in list(self._pending):
             if isinstance(pending.work, AnySourceWork):
                 pending.work.give_up()
 
     def forget_failures(self) -> None:
-        """A new phase begins."""
+        """Reset the failure count for a new phase."""
         with self._lock:
             self._failed = 0
 
     def unfinished(self) -> int:
-        """Works that have not completed, or that ended in an error. Waits for the CUDA device
-        first: until then nothing that was queued on it is known to have ended well."""
+        """Return the number of works that have not completed or that failed. Synchronizes the
+        CUDA device first: errors of queued operations appear only then."""
         if self._on_device:
             self._on_device = False
             torch.cuda.synchronize()
         return self._count()
 
     def running(self) -> int:
-        """Works that have not ended; nothing is waited for, reported or let go."""
+        """Return the number of unfinished works, without waiting, reporting or releasing."""
         with self._lock:
             return sum(not pending.ended() for pending in self._pending)
 
     def stuck(self) -> int:
-        """Works that other ranks or the network must end; after the connections are cut: works
-        that should have ended by then, and have not."""
+        """Return the number of works that depend on other ranks or the network. After the
+        connections are cut, these are works that failed to end."""
         with self._lock:
             return sum(pending.stuck() for pending in self._pending)
 
     def settle(self, deadline_s: float) -> int:
-        """After the connections are cut: let each pending work end, until `deadline_s` on the
-        monotonic clock. Answers how many still run; those were never cut."""
+        """Wait for the pending works after the connections are cut, until `deadline_s` on the
+        monotonic clock. Return the number of works still running; these were never cut."""
         for pending in list(self._pending):
             left_s = deadline_s - time.monotonic()
             if left_s <= 0 or pending.work.is_completed():
@@ -143,8 +143,8 @@ class PendingWorks:
             try:
                 pending.work.wait(timedelta(seconds=left_s))
             except RuntimeError:
-                # Ended in an error, as cut operations do. Owned works say so only by raising; a
-                # collective that merely timed out is still counted below.
+                # Cut operations end in an error. Owned works report it only by raising; a
+                # collective that timed out is still counted below.
                 if pending.owned:
                     with self._lock:
                         self._pending = deque(p for p in self._pending if p is not pending)
@@ -164,8 +164,8 @@ class PendingWorks:
         errors: list[BaseException] = []
         while self._pending and self._pending[0].ended():
             pending = self._pending.popleft()
-            # The owner of an owned work has waited, and heard of any error. A wait for NCCL's
-            # would hold back the stream, and says nothing: who is severed is not asked to vote.
+            # The owner's wait has raised any error of an owned work. A wait for an NCCL work would
+            # block the stream and report nothing; a severed rank does not vote.
             if pending.owned or not pending.on_cpu:
                 continue
             try:
@@ -181,7 +181,7 @@ class PendingWorks:
 
 
 _REAP_S = 1.0
-_LEAVE_S = 5.0  # one that hangs for longer does not come back while the interpreter ends
+_LEAVE_S = 5.0  # a destructor that hangs longer does not return while the interpreter ends
 
 
 @dataclasses.dataclass
@@ -195,7 +195,7 @@ class _SeveredGroup:
         if self.dropper is None:
             if not self._has_ended(deadline_s):
                 return False
-            if self.control is not None:  # it holds an inner group, too
+            if self.control is not None:  # it also references an inner group
                 self.control.let_go()
             self.dropper = threading.Thread(
                 target=self.inners.clear, name="outlast-drop", daemon=True
@@ -213,7 +213,7 @@ class _SeveredGroup:
 
 
 class SeveredGroups:
-    """Used by the main thread only."""
+    """Severed generations whose groups wait to be dropped. Main thread only."""
 
     def __init__(self) -> None:
         self._graves: list[_SeveredGroup] = []
@@ -226,14 +226,14 @@ class SeveredGroups:
         self._graves.append(_SeveredGroup(inners, works, control))
 
     def reap(self) -> int:
-        """Drop every generation whose operations have ended, waiting a second at most for all.
-        Answers how many generations were left."""
+        """Drop every generation whose operations have ended; wait at most one second in total.
+        Return the number of generations left."""
         deadline_s = time.monotonic() + _REAP_S
         self._graves = [grave for grave in self._graves if not grave.is_gone(deadline_s)]
         return len(self._graves)
 
     def leave(self) -> None:
-        """Wait for what is being dropped, before the interpreter ends."""
+        """Wait for running droppers before the interpreter ends."""
         deadline_s = time.monotonic() + _LEAVE_S
         for grave in self._graves:
             if grave.dropper is not None:

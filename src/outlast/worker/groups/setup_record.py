@@ -1,8 +1,8 @@
 """Results of the set-up collectives of generation 1, kept for joiners.
 
-By group and position: the op, what it wrote, and, for small integer results, the bytes. A joiner
-runs the same script, so the same position asks the same question; where it does not, replay ends
-for that group and dry answers go on.
+Entries by group and position: the op, its output shapes, and the bytes of small integer results. A
+joiner runs the same script, so the same position has the same op. At the first mismatch, replay
+ends for that group and dry answers are used.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class SetupEntry(msgspec.Struct, array_like=True):
 
 
 class SetupRecord:
-    """Records while `recording`; replays after `decode`. Safe to use from any thread."""
+    """Record of set-up results: records while `recording`, replays after `decode`. Thread-safe."""
 
     def __init__(self) -> None:
         self.recording = True
@@ -45,7 +45,7 @@ class SetupRecord:
         self._ended: set[str] = set()
 
     def stop(self) -> None:
-        """Set-up is over: what follows is not recorded."""
+        """Stop recording at the end of set-up."""
         self.recording = False
 
     def encode(self) -> bytes:
@@ -55,7 +55,7 @@ class SetupRecord:
 
     @classmethod
     def decode(cls, data: bytes) -> SetupRecord:
-        """A record to replay from. Raises CorruptionError when `data` is not one."""
+        """Return a record to replay. Raises CorruptionError if `data` cannot be decoded."""
         record = cls()
         record.recording = False
         if data:
@@ -69,7 +69,7 @@ class SetupRecord:
         return record
 
     def note(self, group: str, op: str, tensors: Sequence[torch.Tensor]) -> SetupEntry | None:
-        """Write down that `op` was begun. The entry takes its bytes from `capture`, later."""
+        """Record the start of `op`; `capture` adds its result. None if the record is full."""
         entry = SetupEntry(op, _shape(tensors))
         with self._lock:
             if self._entries >= ENTRIES_MAX:
@@ -79,7 +79,7 @@ class SetupRecord:
         return entry
 
     def capture(self, entry: SetupEntry, tensors: Sequence[torch.Tensor]) -> None:
-        """The op of `entry` has ended well: keep its result when it is small and of integers."""
+        """Keep the result of a completed op if it is small and of integers."""
         if not tensors or any(tensor.dtype not in _KEPT for tensor in tensors):
             return
         size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
@@ -92,8 +92,8 @@ class SetupRecord:
         entry.value = b"".join(_bytes(tensor) for tensor in tensors)
 
     def replay(self, group: str, op: str, tensors: Sequence[torch.Tensor]) -> bool:
-        """Answer the next collective of `group` as generation 1 was answered. False: nothing is
-        known about it (then a dry answer stands)."""
+        """Replay the result of the next collective of `group` from generation 1. Return False if
+        none is recorded (the dry answer is then used)."""
         with self._lock:
             entries = self._groups.get(group)
             if self.recording or entries is None or group in self._ended:

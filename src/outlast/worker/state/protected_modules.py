@@ -33,7 +33,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 class ProtectedModules:
-    """All parts of the named modules. What modules are given later is found by `refresh`."""
+    """All submodules of the named modules; `refresh` finds submodules added later."""
 
     def __init__(self, named: Mapping[str, nn.Module]) -> None:
         self._named = named
@@ -53,11 +53,11 @@ class ProtectedModules:
 
     @property
     def parts(self) -> list[nn.Module]:
-        """Every module in them, they themselves included."""
+        """All submodules, the named modules included."""
         return [part for _, part in self._parts]
 
     def remember_hooks(self) -> None:
-        """Take the present hooks for those of a phase, or of the script before it."""
+        """Record the present hooks as known."""
         handles = RemovableHandle.next_id  # counts all that were ever registered in this process
         if handles != self._handles:
             self._handles = handles
@@ -72,12 +72,12 @@ class ProtectedModules:
         return next((type(part).__name__ for part in grown), "")
 
     def modes(self) -> bytes:
-        """Of each module whether it trains, of each parameter whether it wants a gradient."""
+        """Return `training` of each module, then `requires_grad` of each parameter."""
         trains = bytes(part.training for _, part in self._parts)
         return trains + bytes(p.requires_grad for p in self.parameters())
 
     def set_modes(self, modes: bytes) -> None:
-        """Be as `modes` said. Another number of modules changes nothing."""
+        """Restore the result of `modes`. No-op if the number of modules or parameters differs."""
         parameters = self.parameters()
         if len(modes) != len(self._parts) + len(parameters) or modes == self.modes():
             return
@@ -94,8 +94,8 @@ class ProtectedModules:
         )
 
     def set_gradients(self, gradients: bytes) -> None:
-        """Have zeroes where `gradients` said that there was a gradient and there is none, and None
-        where there was none. Another number of parameters changes nothing."""
+        """Create zero gradients where `gradients` has one and the parameter has none; remove the
+        others. No-op if the number of parameters differs."""
         parameters = self.parameters()
         if len(gradients) != len(parameters) or gradients == self.gradients():
             return
@@ -110,7 +110,7 @@ class ProtectedModules:
         return [id(child) for _, part in self._parts for child in part._modules.values()]  # noqa: SLF001 - no copy
 
     def refresh(self) -> None:
-        """Look again, where a part was added, replaced or taken away."""
+        """Collect the submodules again if one was added, replaced or removed."""
         if self._present_children() != self._children:
             self._walk()
 
@@ -124,7 +124,7 @@ class ProtectedModules:
         ]
 
     def parameters(self) -> list[nn.Parameter]:
-        """All parameters now; one that several parts share comes several times."""
+        """Return all parameters; a parameter shared by several submodules appears several times."""
         return [
             parameter
             for _, part in self._parts
@@ -133,7 +133,7 @@ class ProtectedModules:
         ]
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """All parameters now, by "module.name"."""
+        """Return all parameters by "module.name"."""
         return [
             (f"{prefix}.{key}", parameter)
             for prefix, part in self._parts
@@ -142,7 +142,7 @@ class ProtectedModules:
         ]
 
     def buffers(self) -> dict[str, torch.Tensor]:
-        """All buffers now, by "module.name"; of sharded ones what this rank holds."""
+        """Return all buffers by "module.name"; for a sharded buffer, this rank's shard."""
         return {
             f"{prefix}.{key}": local_shard(buffer)
             for prefix, part in self._parts
@@ -151,8 +151,8 @@ class ProtectedModules:
         }
 
     def flags(self) -> list[bool]:
-        """Of each DDP, whether its next forward broadcasts buffers: a forward without gradients
-        makes it skip that, and ranks that disagree wait for each other for ever."""
+        """Return for each DDP whether its next forward broadcasts buffers. A forward without
+        gradients disables the broadcast; ranks with different flags would deadlock."""
         return [part.require_forward_param_sync for part in self.reducers]
 
     def set_flags(self, flags: list[bool]) -> None:
@@ -163,8 +163,8 @@ class ProtectedModules:
 
 SMALL_BYTES = 1 << 20
 LATE_BYTES_MAX = 4 << 20  # of all small buffers together that change behind the vote
-# Native batch norm writes without telling torch's version counters, so in a worker's first phases
-# small buffers are compared by value; what has not changed by then is watched by version.
+# Native batch norm does not increment torch's version counters. Small buffers are compared by value
+# in a worker's first phases; buffers unchanged by then are compared by version.
 PHASES_BY_VALUE = 8
 
 
@@ -181,7 +181,7 @@ class ModuleBuffers:
         self.look_away()
 
     def own(self) -> dict[str, torch.Tensor]:
-        """The rank-specific ones, by reference. Raises ProtectError where they fill no slot."""
+        """Return the rank-specific buffers by reference. Raises ProtectError above SLOT_BYTES."""
         self._changing |= self._news()
         named = self.named()
         own = {key: named[key] for key in sorted(self._changing - self._late)}
@@ -197,7 +197,7 @@ class ModuleBuffers:
         return own
 
     def late(self) -> dict[str, torch.Tensor]:
-        """The small ones that change behind the vote, by reference: what a rank carries of them."""
+        """Return the small buffers that change after the vote, by reference, within the limits."""
         if not self._late:
             return {}
         named, room = self.named(), LATE_BYTES_MAX
@@ -210,13 +210,13 @@ class ModuleBuffers:
 
     @torch.no_grad()
     def restore_late(self, saved: Mapping[str, torch.Tensor]) -> None:
-        """Put back what `late` gave."""
+        """Restore the result of `late`."""
         self._late.update(saved)
         self.restore_own(saved)
 
     @torch.no_grad()
     def restore_own(self, saved: Mapping[str, torch.Tensor]) -> None:
-        """Put back the rank's own buffers."""
+        """Restore the rank's own buffers."""
         named = self.named()
         for key, value in saved.items():
             named[key].copy_(value)
@@ -224,11 +224,11 @@ class ModuleBuffers:
         self.look_away()
 
     def mark_vote(self) -> None:
-        """The vote is won: what changes first from here on is equal on all ranks."""
+        """Mark a won vote: a buffer that first changes after it is equal on all ranks."""
         self._changing |= self._news()
 
     def mark_end(self) -> None:
-        """The phase is complete."""
+        """Mark the end of a complete phase."""
         news = self._news()
         self._late |= news
         self._changing |= news
@@ -237,7 +237,7 @@ class ModuleBuffers:
             self._values.clear()
 
     def mark_changing(self, key: str) -> None:
-        """An attempt has changed this buffer before its vote, whatever torch's counter says."""
+        """Mark a buffer as changed before the vote, regardless of torch's version counter."""
         self._changing.add(key)
 
     def is_changing(self, key: str) -> bool:
@@ -245,7 +245,7 @@ class ModuleBuffers:
         return key in self._changing
 
     def look_away(self) -> None:
-        """Our own copying (an adopted state, a put-back) is no change."""
+        """Take the present values as unchanged, after an adoption or a restore."""
         named = self.named()
         self._versions = {key: _version(b) for key, b in named.items()}
         if self._phases < PHASES_BY_VALUE:
@@ -256,7 +256,7 @@ class ModuleBuffers:
             }
 
     def _news(self) -> set[str]:
-        """Buffers that have changed for the first time."""
+        """Return the buffers that have changed for the first time."""
         news = {
             key
             for key, buffer in self.named().items()
@@ -274,8 +274,8 @@ class ModuleBuffers:
 
 
 class BufferSnapshot:
-    """The buffers at the start of an attempt: copies of all that are small or known to change,
-    and of `everything` where nobody has seen yet what the attempt's function changes."""
+    """Buffers at the start of an attempt: copies of all small or changing buffers, and of
+    `everything` if the changes of the attempt's function are not yet known."""
 
     def __init__(self, buffers: ModuleBuffers, *, everything: bool) -> None:
         self._buffers, self._by_value = buffers, everything
@@ -288,7 +288,7 @@ class BufferSnapshot:
                 self._trusted[key] = _version(buffer)
 
     def must_fit(self) -> None:
-        """Raises ProtectError where a buffer has another shape or type than before."""
+        """Raise ProtectError if a buffer has another shape or dtype than before."""
         named = self._buffers.named()
         for key, value in self._kept.items():
             now = named.get(key)
@@ -303,8 +303,8 @@ class BufferSnapshot:
 
     @torch.no_grad()
     def put_back(self) -> str:
-        """Returns "" or which large buffer changed for the first time in a refused attempt, so
-        that it cannot be put back here."""
+        """Restore the buffers. Return "", or the name of a large buffer that changed for the first
+        time in the refused attempt and cannot be restored."""
         named = self._buffers.named()
         for key, value in self._kept.items():
             if self._by_value and not torch.equal(named[key], value):

@@ -49,7 +49,7 @@ def capture(named: Mapping[str, Generator]) -> dict[str, Any]:
 
 
 def restore(state: Mapping[str, Any], named: Mapping[str, Generator]) -> None:
-    """Put `capture`'s answer back. Raises ProtectError when the named generators differ."""
+    """Restore the result of `capture`. Raises ProtectError when the named generators differ."""
     saved = state.get("named", {})
     if saved.keys() != named.keys():
         raise ProtectError(
@@ -61,9 +61,9 @@ def restore(state: Mapping[str, Any], named: Mapping[str, Generator]) -> None:
 
 
 class Replicated:
-    """Marks an object whose state is equal on all ranks (an EMA of the weights, say), so that it
-    travels with the model and not in this rank's slot. It must change only after `optimizer.step`
-    or between phases."""
+    """Marker of an object whose state is equal on all ranks (such as an EMA of the weights). It
+    travels with the model, not in the rank's slot, and must change only after `optimizer.step` or
+    between phases."""
 
     def __init__(self, target: Stateful) -> None:
         if not isinstance(target, Stateful):
@@ -74,13 +74,13 @@ class Replicated:
 
 
 class ProtectedState:
-    """The script's state by name. Raises ProtectError for what cannot be kept."""
+    """State of the script by name. Raises ProtectError for an object that cannot be kept."""
 
     def __init__(self, named: Mapping[str, Any], state: dict[str, Any]) -> None:
         self.modules: dict[str, nn.Module] = {}
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
         self.schedules: dict[str, Stateful] = {}  # schedulers and scalers
-        self.copies: dict[str, Stateful] = {}  # what was marked Replicated
+        self.copies: dict[str, Stateful] = {}  # targets of Replicated
         self.generators: dict[str, Generator] = {}
         self.loaders: list[Any] = []
         self.own: dict[str, Stateful | dict[Any, Any] | list[Any]] = {"state": state}
@@ -102,7 +102,7 @@ class ProtectedState:
         self._identity = [id(p) for p in self.tree.parameters()]
         self.buffers = ModuleBuffers(self.tree)
         self.local = RankLocalState(self)
-        self.script: CarriedVariables | None = None  # variables of the script that nobody named
+        self.script: CarriedVariables | None = None  # variables not named in protect()
         self._known: set[str] = set()
         self._looked = 0
         self._check_movable()
@@ -138,12 +138,12 @@ class ProtectedState:
 
     @property
     def objects(self) -> dict[str, Stateful]:
-        """The replicated ones that are neither modules nor optimizers."""
+        """Replicated objects that are neither modules nor optimizers."""
         return {**self.schedules, **self.copies}
 
     @property
     def scalers(self) -> list[torch.amp.GradScaler]:
-        """Those that may skip an optimizer's step on their own; a disabled one never does."""
+        """Enabled gradient scalers, which may skip an optimizer's step."""
         return [
             o
             for o in self.schedules.values()
@@ -151,7 +151,7 @@ class ProtectedState:
         ]
 
     def check_unchanged(self) -> None:
-        """Raises ProtectError when a module or an optimizer was changed after `protect`."""
+        """Raise ProtectError if a module or an optimizer was changed after `protect`."""
         self.tree.refresh()
         if [id(p) for p in self.tree.parameters()] != self._identity:
             new = self.tree.names_besides(self._identity)
@@ -168,13 +168,13 @@ class ProtectedState:
                 f"an optimizer had {self._shape} parameters by group at protect() and now has"
                 f" {self._count()}: {optimizer_state.GROUPS}; nothing was applied"
             )
-        if len(self._known) > self._looked:  # what a first step makes (moments, averages) is new
+        if len(self._known) > self._looked:  # a first step adds moments and averages
             self._looked = len(self._known)
             self._check_movable()
 
     def _check_movable(self) -> None:
-        """Raises ProtectError naming what could not reach a replacement worker: found now, and not
-        by the donors of the first failure, one after the other."""
+        """Raise ProtectError if a value cannot be sent to a replacement worker. Without this check,
+        each donor would fail on it at the first failure."""
         try:
             codec.flatten(self.replicated())
             self.own_choices()
@@ -187,7 +187,7 @@ class ProtectedState:
         return key in self._known or key.startswith("outlast.")
 
     def completed(self, key: str) -> None:
-        """A phase of this function is complete."""
+        """Record that a phase of this function is complete."""
         self.buffers.mark_end()
         self.tree.remember_hooks()
         if not self.knows(key):
@@ -210,7 +210,7 @@ class ProtectedState:
                     )
 
     def schema(self) -> tuple[str, str]:
-        """(digest, summary) of names, shapes and dtypes; equal on all ranks or the run stops."""
+        """Return (digest, summary) of names, shapes and dtypes; the run stops if ranks differ."""
         lines = [
             f"{name}.{key} {tuple(t.shape)} {t.dtype}"
             for name, module in self.modules.items()
@@ -226,15 +226,15 @@ class ProtectedState:
         return digest, f"{len(lines)} entries, {numbers} parameters, {lines[:1]} ..."
 
     def settle(self) -> None:
-        """End what wrappers have under way in an attempt that is about to vote."""
+        """End pending work of DDP and FSDP2 before the attempt votes."""
         self.reducers.settle()
         self.iterations.settle()
 
     # --- rank-specific ---
 
     def own_state(self, choices: bytes, *, whole: bool = True) -> bytes:
-        """All that is rank-specific: `choices` (of `own_choices`), own buffers, modes, and what may
-        be (see RankLocal); `whole` where the phase is complete that the state is for."""
+        """Encode the rank-specific state: `choices` (of `own_choices`), own buffers, modes, and the
+        parts of RankLocalState. `whole`: the phase of this state is complete."""
         return codec.encode(
             {
                 "buffers": self.buffers.own(),
@@ -246,7 +246,7 @@ class ProtectedState:
         )
 
     def own_choices(self) -> bytes:
-        """The part that the script itself may change: drawn numbers, own objects."""
+        """Encode the part that the script may change: generators, own objects, variables."""
         choices = {
             "random": capture(self.generators),
             "objects": {
@@ -264,8 +264,8 @@ class ProtectedState:
             return codec.encode({**choices, "script": self.script.state()})
 
     def restore_own(self, own: bytes, *, keep: bool | None = None) -> None:
-        """Put back what `own_state` said, into the objects that the script holds. `keep`: see
-        `RankLocalState.restore`; None where this worker has the rank already."""
+        """Restore the result of `own_state` into the script's objects. `keep`: see
+        `RankLocalState.restore`; None if this worker has the rank already."""
         state = codec.decode(own)
         if keep is not None and "local" in state:
             self.local.restore(state["local"], keep=keep)
@@ -277,7 +277,7 @@ class ProtectedState:
         self.restore_choices(saved)
 
     def restore_choices(self, saved: Mapping[str, Any]) -> None:
-        """Put back the script's own objects and variables; generators are another's task."""
+        """Restore the script's own objects and variables, but not its generators."""
         objects = saved["objects"]
         if objects.keys() != self.own.keys():
             raise ProtectError(
@@ -316,11 +316,11 @@ class ProtectedState:
         return tensors
 
     def content(self) -> ScriptState:
-        """The same, as a checkpoint holds it: under names that do not depend on the wrapping."""
+        """Return the state for a checkpoint, under names that do not depend on the wrapping."""
         return ScriptState({**self.modules, **self.optimizers, **self.objects})
 
     def replicated(self) -> dict[str, Any]:
-        """Everything a joiner needs from a donor: shards by reference, nothing copied."""
+        """Return the state that a joiner needs from a donor: shards by reference, no copies."""
         return {
             "modules": {
                 name: {
@@ -337,8 +337,8 @@ class ProtectedState:
 
     @torch.no_grad()
     def adopt(self, state: Mapping[str, Any]) -> None:
-        """Take over a copy of a donor's `replicated()`, but for what came with the rank's slot.
-        Raises ProtectError when the shapes do not fit; then nothing was changed."""
+        """Copy a donor's `replicated()` into this worker, except parts kept from the rank's slot.
+        Raises ProtectError, without any change, if the shapes do not match."""
         for what, live in (
             ("modules", self.modules),
             ("optimizers", self.optimizers),

@@ -71,8 +71,8 @@ class RankLocalState:
     # --- the slot ---
 
     def encode(self, *, whole: bool) -> dict[str, Any]:
-        """The rank's slot's share. `whole`: nothing of it can change until the place that the slot
-        is for; else a donor knows better."""
+        """Return this state for the rank's slot. `whole`: it cannot change before the slot's place;
+        otherwise a donor's state takes precedence."""
         parts = {part: self._packed(part, value) for part, value in self._values().items()}
         if whole and RATES in self.differing:
             parts[EVERYTHING] = codec.encode(self._everything())
@@ -84,7 +84,7 @@ class RankLocalState:
         }
 
     def _packed(self, part: str, value: Any) -> bytes:
-        """The value as a blob, made anew where it has changed."""
+        """Return the value encoded; encode again only if it has changed."""
         try:
             look = msgspec.msgpack.encode(value)
         except (TypeError, OverflowError):  # a tensor, say, or a long integer
@@ -118,8 +118,8 @@ class RankLocalState:
 
     @torch.no_grad()
     def restore(self, saved: Mapping[str, Any], *, keep: bool) -> None:
-        """Be what the rank's last worker was, and `keep` that until the walk is over; else a donor
-        knows better."""
+        """Restore the state of the rank's last worker. `keep` it until the walk is over; otherwise
+        a donor's state takes precedence."""
         protected = self._protected
         self.differing.update(saved["differing"])
         self.compared.update(saved["compared"])
@@ -139,27 +139,26 @@ class RankLocalState:
         protected.buffers.restore_late(values[BUFFERS])
         self.kept = frozenset(values)
 
-    # --- what a donor gives ---
+    # --- parts taken from a donor ---
 
     @property
     def takes_weights(self) -> bool:
-        """Return whether a donor's modules and moments are to be taken over, and not this rank's
-        kept."""
+        """Return whether a donor's modules and moments replace this rank's."""
         return EVERYTHING not in self.kept
 
     @property
     def takes_rates(self) -> bool:
-        """Return whether a donor's hyperparameters are."""
+        """Return whether a donor's hyperparameters replace this rank's."""
         return RATES not in self.kept
 
     def takes_object(self, name: str) -> bool:
-        """Return whether a donor's state of this object is."""
+        """Return whether a donor's state of this object replaces this rank's."""
         if name not in self._protected.schedules:
             return True
         return part_of(self._protected.schedules[name]) not in self.kept
 
     def kept_buffers(self) -> Collection[str]:
-        """The buffers that are not."""
+        """Return the names of the buffers that a donor's do not replace."""
         return self._protected.buffers.late().keys() if BUFFERS in self.kept else ()
 
     def is_audited(self, part: str) -> bool:
@@ -178,19 +177,19 @@ class RankLocalState:
         return bool(self.differing) or key not in self.compared
 
     def ballot(self) -> str:
-        """Return what the ranks' ballots must have in common beside their place."""
+        """Return the text, besides the place, that must be equal in all ranks' ballots."""
         parts = () if self._is_mixed else PARTS
         compared = [self._digests[part].hex() for part in parts if part not in self.differing]
         return " ".join([*sorted(self.differing), *compared])
 
     def completed(self, key: str, *, has_changed_buffers: bool) -> None:
-        """A phase of function `key` is complete; `has_changed_buffers`: behind its vote, too."""
+        """Record a complete phase of function `key`; `has_changed_buffers`: after its vote."""
         self._completed.add(key)
         if has_changed_buffers:
             self.differing.add(BUFFERS)
 
     def won(self) -> None:
-        """All ballots were the same."""
+        """Record a vote in which all ballots were equal."""
         self.compared |= self._completed
         self._completed = set()
 
@@ -201,10 +200,10 @@ class RankLocalState:
         exchange: Callable[[bytes], list[bytes]],
         tell: Callable[[str], None],
     ) -> None:
-        """Find out why the ballots of a vote were not the same; all ranks then know what differs.
+        """Determine on all ranks which parts differ, after a vote with unequal ballots.
 
-        Raises PhaseError where the ranks are in different phases, or where what differs is too
-        large to be carried.
+        Raises PhaseError if the ranks are in different phases, or if the differing parts are too
+        large for the slot.
         """
         mine = StateStanding(
             place,
@@ -268,5 +267,5 @@ _TOLD = {
 
 
 def part_of(value: Any) -> str:
-    """The part that the state of a scheduler or of a GradScaler belongs to."""
+    """Return the part to which the state of a scheduler or a GradScaler belongs."""
     return RATES if isinstance(value, torch.amp.GradScaler) else SCHEDULERS
