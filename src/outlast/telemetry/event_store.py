@@ -31,10 +31,10 @@ POLL_S = 0.2
 
 
 class EventClock:
-    """Clock of Unix nanoseconds that never goes backwards: anchored once, then monotonic.
+    """Monotonic clock of Unix nanoseconds, anchored once to the host's time.
 
-    The `anchor_ns` of another process on this host makes both clocks agree, whatever happens to the
-    host's time.
+    The `anchor_ns` of another process on this host makes both clocks agree, even if the host's
+    time is set.
     """
 
     def __init__(self, anchor_ns: int | None = None) -> None:
@@ -51,7 +51,7 @@ class EventClock:
         return min(readings)[1]
 
     def now_ns(self) -> int:
-        """Return the present time in ns since the epoch; never runs backwards."""
+        """Return the time in ns since the epoch; monotonic."""
         return time.monotonic_ns() + self.anchor_ns
 
 
@@ -173,7 +173,7 @@ class EventReader:
 def read_events(
     run_dir: Path, damaged: Callable[[SegmentDamage], None] | None = None
 ) -> list[AnyEvent]:
-    """Return every event of a run by time, over all writers; the run may be alive or dead.
+    """Return every event of a run by time, over all writers; the run may be live or finished.
 
     Damage is handed to `damaged` (default: a RuntimeWarning) and skipped. Raises RunDirError when
     `run_dir` holds no events at all.

@@ -45,7 +45,7 @@ Phase = Literal[
     "redo",  # until every seat has committed the interrupted phase
 ]
 PHASES: tuple[Phase, ...] = get_args(Phase)
-# What was under way when a recovery was broken off by the next failure.
+# Phase that the next failure interrupts, by the recovery's last event.
 _UNDER_WAY: dict[type, Phase] = {
     Noticed: "report",
     GenerationClosed: "report",
@@ -135,7 +135,7 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def others(self) -> tuple[Fault, ...]:
-        """Faults besides the cause that are no echoes of it."""
+        """Faults other than the cause and its echoes."""
         known = (self.cause, *self.echoes)
         return tuple(fault for fault in self.faults if not any(fault is one for one in known))
 
@@ -154,7 +154,7 @@ class _Course:
         self.world = before.world
         self.is_managed = before.is_managed
         self.after_the_last = False
-        self.regained: set[int] = set()  # seats that have again what all had before
+        self.regained: set[int] = set()  # seats back at the phase all had reached before
         self.regained_ns = 0
         self.decided: Decided | None = None
         self.opened: GenerationOpened | None = None

@@ -66,7 +66,7 @@ class CommittedProgress:
             self._seats = dict.fromkeys(self._seats, LoopPlace(event.n, step))
 
 
-REMEMBERED = 16  # phases: a fault lies at most one behind, and one ahead of, what all have done
+REMEMBERED = 16  # phases; a fault is at most one phase before or after the last common one
 _DOING = {"voting": "in the vote of", "applying": "while applying"}
 _OURS = {
     "eval": "in the evaluation",

@@ -78,7 +78,7 @@ class LiveFeed:
             if isinstance(event, RunStarted):
                 self._look_back(event)
             if isinstance(event, Noticed | RunEnded):
-                self.poll(until_ns=event.t_ns)  # what workers committed before belongs before it
+                self.poll(until_ns=event.t_ns)  # read the workers' earlier commits first
             self.board.take(event)
 
     def beat(self, beats: Beats) -> None:
@@ -98,7 +98,7 @@ class LiveFeed:
         try:
             return records + (self._reader.poll() if self._reader else [])
         except OSError:
-            return records  # the view is a convenience: what cannot be read now is read later
+            return records  # optional display: the next poll reads it
 
     def poll(self, *, until_ns: int = 0) -> None:
         """Read new records of workers if a read is due, or at once those up to `until_ns`."""

@@ -34,7 +34,7 @@ KEY_LINE_INCH = 0.14
 KEY_LINES_MAX = 16
 SAID_MAX = 80
 COLUMNS = 1500  # a lane is drawn in so many columns at most, each in its main bucket's colour
-# Okabe and Ito's colours: work in blues, what failures cost in vermilion and yellow.
+# Okabe and Ito's colours: work in blues, costs of failures in vermilion and yellow.
 COLOUR: dict[Bucket, str] = {
     "start": "#aaaaaa",
     "step": "#0072b2",

@@ -78,7 +78,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     process holds the run directory) | unfinished (no recorded end, and this host cannot tell).
 
     `buckets_s` are seat-seconds and add up to `wall_s` x `world`. Where no worker called
-    `outlast.init()`, nothing is known of steps: `steps`, `committed_steps_lost`, `goodput` and
+    `outlast.init()`, steps are unknown: `steps`, `committed_steps_lost`, `goodput` and
     `ettr` are None.
     """
 
@@ -98,7 +98,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     phases: int
     committed_steps_lost: int | None
     step_s: float  # median over seats and steps
-    loss: float | None  # what rank 0 reported last
+    loss: float | None  # last report of rank 0
     wall_s: float
     goodput: float | None
     ettr: float | None

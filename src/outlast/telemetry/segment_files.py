@@ -2,7 +2,7 @@
 
 A segment is `OLSG | u32 version` and then records of `u32 length | u64 xxh3_64(payload) | payload`,
 all little endian. Each file has one writer and is never opened for writing again, so that readers
-need no lock and a writer killed in the middle of a record leaves a torn tail and nothing worse.
+need no lock and a writer killed in the middle of a record leaves only a torn tail.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ SUFFIX = ".seg"
 _WRITER = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 _NAME = re.compile(rf"(?P<writer>.+)\.(?P<index>\d{{6,}})\{SUFFIX}")
 _NAMES_TRIED_MAX = 100
-_SEARCH_BYTES_MAX = 4 << 20  # how far behind damage a whole record is looked for
-_DIGEST_BYTES_MAX = 1 << 30  # what such a search may spend on false lengths
+_SEARCH_BYTES_MAX = 4 << 20  # search range for a complete record after damage
+_DIGEST_BYTES_MAX = 1 << 30  # bytes that a search may digest for false lengths
 
 
 class SegmentRecord(NamedTuple):
@@ -60,9 +60,9 @@ class SegmentDamage(NamedTuple):
 class SegmentWriter:
     """Writer of records to `directory/WRITER.INDEX.seg`; one process writes under one name.
 
-    `append` is atomic for readers: they see a record whole or not at all. With `durable` it returns
+    `append` is atomic for readers: they read a complete record or none. With `durable` it returns
     only when the record is on the disk (file and, after a rotation, directory synced). It raises
-    OSError when the disk refuses; then nothing of the record is kept and the call may be repeated.
+    OSError when the disk refuses; then no part of the record is kept, and the call may be repeated.
     """
 
     def __init__(

@@ -32,7 +32,7 @@ Bucket = Literal[
     "eval",  # phases without one
     "checkpoint",  # phases that write a checkpoint
     "script",  # the script's own code between phases
-    "lost",  # attempts thrown away, phases rolled back, what a dead worker was in the middle of
+    "lost",  # discarded attempts, phases rolled back, the interrupted phase of a dead worker
     "recovery",  # from a generation's end to the next one's beginning, outside of attempts
     "stop",  # after a seat's last phase of a term
     "down",  # between two terms: no launcher
@@ -183,7 +183,7 @@ class _Act(NamedTuple):
 
 
 def account(events: Sequence[AnyEvent], *, running: bool = False) -> TimeAccount:
-    """Divide a run's time; it may be done, alive (`running`) or dead, in one term or several.
+    """Divide a run's time into buckets; it is finished, live (`running`) or dead, over all terms.
 
     In a term without an end, the time after a seat's last commit is lost; in one that is `running`
     it is still unknown, so that the account ends before it. Raises RunDirError when no RunStarted
@@ -215,7 +215,7 @@ def account(events: Sequence[AnyEvent], *, running: bool = False) -> TimeAccount
 def split_terms(events: Sequence[AnyEvent], *, running: bool = False) -> list[LauncherTerm]:
     """Return the terms of the launchers in order; the last one may be `running`.
 
-    Events before the first RunStarted belong to none.
+    Events before the first RunStarted are in no term.
     """
     ordered = sorted(events, key=lambda event: event.t_ns)
     starts = [index for index, event in enumerate(ordered) if isinstance(event, RunStarted)]

@@ -1,6 +1,7 @@
 """Shared memory of trainer and keeper, and the free memory within limits.
 
-Fresh pages cost many times the copy into present ones; all pages of an arena are present.
+A copy into fresh pages costs many times one into resident pages; all pages of an arena are
+resident.
 
 Free memory is the host's, or less where a control group limits this process; inside containers the
 kernel shows the host's figures.

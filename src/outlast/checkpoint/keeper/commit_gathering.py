@@ -69,7 +69,7 @@ class CommitGathering:
     def read_new_parts(self) -> bool:
         """Read new parts; return whether all parts of this checkpoint are complete.
 
-        Raises StorageError or CorruptionError naming ranks, once it can never be complete.
+        Raises StorageError or CorruptionError naming ranks, if it cannot become complete.
         """
         names = {path.name for path in self.directory.iterdir()}
         wrong: dict[int, str] = {}

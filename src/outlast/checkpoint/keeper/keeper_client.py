@@ -222,7 +222,7 @@ class KeeperClient:
     def forget(self, stays: Callable[[SavePoint | None], bool]) -> None:
         """Make the keeper release arenas of earlier trainers.
 
-        It keeps those for whose version (None: without one) `stays` is true.
+        It keeps arenas for which `stays(version)` is true (None: no version).
         """
         with self._change:
             for number in [n for n, each in self._older.items() if not stays(each.place)]:

@@ -21,7 +21,7 @@ from outlast.errors import StorageError, UsageError
 
 RESTARTS_MAX = 3
 ORDERS_MAX = 16
-OUTCOMES_MAX = 1024  # unread ones, and those in `last`
+OUTCOMES_MAX = 1024  # bound of unread outcomes, and of `last`
 GRACE_S = 2.0  # after a deadline: the keeper's own error is more precise
 
 

@@ -151,8 +151,8 @@ class _Pending(msgspec.Struct, eq=False):
 class CommitThread:
     """A thread that waits for the other ranks' parts of checkpoints, and commits them.
 
-    It checks all pending ones in turn, so that one which never completes delays no other. The
-    directory of a failed one is removed once all ranks have finished, or at its deadline.
+    It checks all pending checkpoints in turn: an incomplete checkpoint delays no other. The
+    directory of a failed checkpoint is removed once all ranks have finished, or at its deadline.
     """
 
     def __init__(self) -> None:
@@ -160,7 +160,7 @@ class CommitThread:
         self._change = threading.Condition()
         self._give_up_failed = False
         self._count = 0
-        self._complete = (0, 0)  # number and step of the complete one that was ordered last
+        self._complete = (0, 0)  # number and step of the newest complete save
         self._newest = (-1, -1, -1)
         self._thread = threading.Thread(target=self._run, name="committer", daemon=True)
         self._thread.start()

@@ -139,7 +139,7 @@ class ArenaSlot:
         self._layout: ArenaLayout | None = None
         self._copies: StagingCopies | None = None
         self._ordered: Future[None] | None = None
-        self.save = 0  # the one that was last copied here
+        self.save = 0  # number of the last save copied here
 
     @property
     def bound(self) -> bool:

@@ -1,7 +1,6 @@
 """The checkpoint driver: one rank's saves, each from its request to its outcome.
 
-Two owners drive their saves with it. They differ in what lies before a request and behind an
-outcome:
+Two owners drive their saves with it. They differ before a request and after an outcome:
 
 |                 | `Checkpointer`                     | `RunCheckpointer` (`outlast run`)        |
 |-----------------|------------------------------------|------------------------------------------|
@@ -94,7 +93,7 @@ class SaveDriver:
             if outcome.kind == "written" and outcome.error:
                 self._owner.save_warned(outcome.error)
             if outcome.kind == "written" and self._rank == 0:
-                continue  # its commit is still to come
+                continue  # the commit follows
             self._open.discard(outcome.save)
             self._owner.save_ended(outcome)
 

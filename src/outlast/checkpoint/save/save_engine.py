@@ -5,8 +5,7 @@
     ...
     for outcome in engine.outcomes(): ...        # of earlier saves
 
-The step's path has nothing else: ranks communicate only when the set of tensors changes, and then
-all of them at the same save.
+Ranks communicate only when the set of tensors changes, and then all of them at the same save.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ from outlast.checkpoint.save.staging import BLOCK_BYTES, aligned, lay_out
 from outlast.checkpoint.save.value_samples import digests_of, salt_of, samples_of
 from outlast.errors import CodecError, GroupError, OutlastError, StorageError, UsageError
 
-_OUTCOMES_MAX = 1024  # unread ones
+_OUTCOMES_MAX = 1024  # unread outcomes
 
 
 class SaveEngine:
@@ -83,7 +82,7 @@ class SaveEngine:
         self._cuda: torch.device | None = None
         self._device: CudaCopier | None = None
         self._refused: dict[int, Outcome] = {}  # of saves that were never sent to the keeper
-        self._news: deque[Outcome] = deque(maxlen=_OUTCOMES_MAX)  # unread ones
+        self._news: deque[Outcome] = deque(maxlen=_OUTCOMES_MAX)  # unread outcomes
 
     def prepare(
         self, tensors: Mapping[str, torch.Tensor], blobs_bytes: int = 0, apart: Collection[str] = ()
@@ -98,7 +97,7 @@ class SaveEngine:
         """Create arenas in the background, sized for saves of `tensors`.
 
         Ranks do not communicate. `replicas`: ranks with equal tables of plain tensors, as far as
-        known. A wrong size costs time at the first save, nothing else.
+        known. A wrong size only costs time at the first save.
         """
         described = describe(tensors)
         boxes = held_boxes(described.table)
@@ -118,7 +117,7 @@ class SaveEngine:
         before `fence` was called: a device's copies continue meanwhile.
 
         Raises CodecError for tensors that cannot be saved, UsageError on all ranks when they
-        contradict each other, errors of `exchange` where a rank does not come, and StorageError
+        contradict each other, errors of `exchange` where a rank is missing, and StorageError
         when there is no memory for the arenas.
         """
         place = request.place

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from torch.distributed.tensor.placement_types import Placement
 
 WHOLE_BYTES = 64 << 10  # boxes below this are written by one of their holders, undivided
-GRAIN_BYTES = 4096  # where larger ones are cut: a multiple of every element's size
+GRAIN_BYTES = 4096  # larger boxes are cut at its multiples; a multiple of all element sizes
 _NAMES_MAX = 5  # in a message
-_CHANGES = 2  # saves before which a parameter had changed, until it is taken for one that does
+_CHANGES = 2  # changes, each seen at a save, after which a parameter counts as trained
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 

@@ -34,7 +34,7 @@ from outlast.theory import replicas as theory
 from outlast.theory import scale
 
 COPIES_MAX = 4
-VERSIONS = 2  # versions: a new one arrives before the old one goes
+VERSIONS = 2  # a new version is received before the old one is released
 HALF = 0.5
 GROWS = "state as the root of GPUs, Chinchilla"
 

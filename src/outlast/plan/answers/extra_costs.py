@@ -53,7 +53,7 @@ class ExtraCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def extra_costs(scenario: Scenario, taken: Prediction, inputs: ExtraInputs) -> list[ExtraCost]:
-    """Return the requested costs for the advised strategy; nothing where no run ends.
+    """Return the requested costs for the advised strategy; empty if no run ends.
 
     Raises UsageError naming the invalid input.
     """

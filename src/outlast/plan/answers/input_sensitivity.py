@@ -18,8 +18,8 @@ from outlast.plan.model.scenario import NEVER_S, Scenario
 from outlast.plan.model.strategy_prediction import Prediction, predict, reason_impossible
 from outlast.theory import dollars
 
-TIE = 1e-3  # of the price: closer than that, the simpler strategy is taken
-ROUGH = 1.25  # what first order adds outside its regime, where nothing is there to simulate it
+TIE = 1e-3  # share of the price: within it, the simpler strategy is chosen
+ROUGH = 1.25  # price factor outside the first-order regime, without Numba to simulate it
 TIMES = (0.5, 2.0)
 CLOSE = 1e-9
 

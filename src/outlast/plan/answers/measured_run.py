@@ -37,7 +37,7 @@ from outlast.theory import failures, special_functions, strategies
 Verdict = Literal["within", "more", "less"]
 CLOSE = 1e-9  # of rounding
 RATE = "failures a GPU-year"
-# What the model has a name for; the first start and the last stop are outside of it.
+# Buckets that the model covers; it excludes the first start and the last stop.
 OF_BUCKET: dict[Bucket, Cause] = {
     "step": "work",
     "eval": "work",

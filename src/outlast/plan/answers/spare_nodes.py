@@ -91,7 +91,7 @@ class SpareModel:
         self.mean = failures.devices_killed_per_s(self._taking) * scenario.repair_s
         spread = math.sqrt(self.mean * failures.burstiness(self._taking)) if self.mean else 0.0
         reach = max(one.devices_killed for one in self._taking)
-        self.most = math.ceil(self.mean + SPREADS * (spread + reach))  # more are never needed
+        self.most = math.ceil(self.mean + SPREADS * (spread + reach))  # more have no effect
 
     @cached_property
     def in_repair(self) -> spares.InRepair:

@@ -39,10 +39,10 @@ class _SimulatedPrice(NamedTuple):
 
     @property
     def between_falls_s(self) -> float:
-        """Return seconds between falls back to storage, of a job at full speed.
+        """Return the seconds between restarts from storage, for a job at full speed.
 
-        A slower job falls more often in the same work, and takes longer to redo it. Recoveries and
-        waits add nothing that is lost.
+        A slower job restarts more often in the same work, and repeats work more slowly. Recoveries
+        and waits lose no further work.
         """
         running = math.fsum(self.shares[one] for one in ("work", "save", "redo", "slow"))
         speed = self.shares["work"] / (self.shares["work"] + self.shares["slow"])
@@ -54,7 +54,7 @@ def price_strategy(
 ) -> Prediction:
     """Return a prediction as `predict`, simulated outside a formula's regime (with Numba).
 
-    Simulated at the interval for the observed rate of falls back to storage, with an error of some
+    Simulated at the interval for the observed rate of restarts from storage, with an error of some
     per cent. A price far above `beside_usd` is less precise.
 
     The same scenario has the same price, and all scenarios meet the same failures, so that chance
@@ -104,7 +104,7 @@ def _simulated_price(scenario: Scenario, strategy: Strategy, failures: int) -> _
     summary = of_rows(job, rows)
     wall_s = float(summary.wall_s.mean())
     elapsed_s = summary.spent_s.sum(axis=0)
-    # What was simulated of a run stands for the whole of it.
+    # Scale the simulated part of each run to the whole run.
     whole = summary.wall_s / elapsed_s if math.isfinite(wall_s) else 1.0
     spent_s = (summary.spent_s * whole).sum(axis=1)
     falls = float(rows["from_storage"].sum() / elapsed_s.sum())

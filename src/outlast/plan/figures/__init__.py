@@ -1,6 +1,6 @@
 """Figures of `outlast plan`, in one style. They need matplotlib.
 
-The style that they share, besides `outlast.figure_style`, stands here.
+This module defines their common style, in addition to `outlast.figure_style`.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from outlast.theory.failures import DAY_S, HOUR_S
 
 LEVELS = 10
 RUNS = 4  # in each sixteenth of the failure rates
-REACH = 2.0  # times the median of the cheapest: what takes longer leaves the picture
+REACH = 2.0  # axis limit, as a multiple of the cheapest strategy's median
 Bands: TypeAlias = dict[Strategy, np.ndarray]
 SECONDS = (1.0, "seconds")
 UNITS = ((2 * DAY_S, DAY_S, "days"), (2 * HOUR_S, HOUR_S, "hours"), (120.0, 60.0, "minutes"))
@@ -124,7 +124,7 @@ def _fans(
     for one, band in bands.items():
         low, middle, high = np.minimum(band, 10 * right_s) / size_s  # infinity is not drawn
         colour, dashes, _ = STRATEGY_LOOK[one]
-        width = 2.4 if one == "outlast" else 1.2  # lies under one that it often coincides with
+        width = 2.4 if one == "outlast" else 1.2  # drawn under a line that often coincides
         if one in shaded:
             axis.fill_betweenx(progress, low, high, color=colour, alpha=0.15, lw=0)
         axis.plot(middle, progress, dashes, color=colour, lw=width, label=labels[one])
@@ -166,7 +166,7 @@ def _dates(axis: Axes, start: datetime, size_s: float) -> None:
     above.xaxis.set_major_formatter(ConciseDateFormatter(locator))
 
 
-# Told apart in grey by how they are hatched.
+# The hatches distinguish causes in grey print.
 LOOK: dict[Cause, tuple[str, str]] = {
     "save": ("#56b4e9", ""),
     "redo": ("#d55e00", "////"),

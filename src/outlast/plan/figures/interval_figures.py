@@ -123,7 +123,7 @@ REPLICATIONS = 60
 FAILURES_MAX = 4e6  # simulated for one interval
 SPAN = 30.0  # from the best to either end
 NARROWEST = 1.5  # from end to end
-EDGE = 1.03  # so that what lies on an end is seen whole
+EDGE = 1.03  # margin: markers at an end are drawn whole
 
 
 def draw_goodput(scenario: Scenario, strategy: Strategy, path: Path) -> None:
@@ -183,7 +183,7 @@ def _simulated(
         there = replace(scenario, interval_s=float(at_s))
         predicted = predict(there, strategy)
         if not predicted.outcome.failures_per_s * predicted.wall_s * REPLICATIONS < FAILURES_MAX:
-            continue  # it would take minutes to show that next to nothing gets done
+            continue  # simulation takes minutes, goodput is near 0
         job = job_of(there, strategy)
         goodput = job.work_s / simulate(job, REPLICATIONS)["wall_s"]
         low, middle, high = np.quantile(goodput, (0.05, 0.5, 0.95))

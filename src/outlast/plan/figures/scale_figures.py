@@ -111,7 +111,7 @@ def _fill_scale(figure: Figure, scenario: Scenario, seed: int) -> None:
     }
     for strategy, one in lines.items():
         colour, dashes, marker = STRATEGY_LOOK[strategy]
-        lies = 1 if strategy == "outlast" else 2  # below the one that it often coincides with
+        lies = 1 if strategy == "outlast" else 2  # below a line that often coincides
         axis.plot(
             one.gpus,
             one.middle,
@@ -216,8 +216,8 @@ HATCHES: dict[Strategy, str] = {
     "migrate": "///",
     "drop": "\\\\\\",
 }
-PLAIN = 0.02  # a lead of so much and more is drawn in full colour
-WORTH = 0.01  # what all of them together save beyond the best one, where a line is drawn
+PLAIN = 0.02  # smallest lead drawn in full colour
+WORTH = 0.01  # further saving of `outlast` at which a line is drawn
 
 
 class StrategyPhases(NamedTuple):

@@ -45,7 +45,7 @@ class Assumed(msgspec.Struct, frozen=True):
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """Answer to one question about one scenario.
 
-    `warnings`: what lies outside a formula's regime, or was left out.
+    `warnings`: inputs outside a formula's regime, and omissions.
     """
 
     question: str
@@ -121,7 +121,7 @@ _LARGE = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _PLAIN_MAX = 1e5
 YEAR_S = 365 * 86400.0
 AGES_S = 1e6 * YEAR_S  # longer than any run
-SHARE_MIN = 1e-5  # as near to nothing as people care for
+SHARE_MIN = 1e-5  # smaller positive shares are printed as "<0.001 %"
 
 
 def format_quantity(value: float, unit: Unit) -> str:

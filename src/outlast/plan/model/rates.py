@@ -164,7 +164,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: _Text
     failures: _Failures
     scenario: dict[str, Any] = {}
-    measured: dict[str, Any] = {}  # this and what follows only people read
+    measured: dict[str, Any] = {}  # from here on: for readers, not computed with
     causes: dict[str, Any] = {}
     provenance: dict[str, Any] = {}
 

@@ -14,7 +14,7 @@ from outlast.telemetry.event_store import DIRECTORY
 from outlast.telemetry.segment_files import SegmentWriter, segment_paths
 
 Stage = Literal["work", "memory", "durable", "flush", "done"]
-ROUNDING = 1e-9  # of an interval or a step: less work than this is none
+ROUNDING = 1e-9  # share of an interval or a step; less work counts as 0
 STEP_S = 1.0  # length of a step where the job has none
 
 

@@ -15,7 +15,7 @@ class ReproducedFigure(msgspec.Struct, frozen=True, kw_only=True):
 
     `says`: the printed figure; words or a bound where it is no number, None where none is printed.
     `ours`: None where it is infinite, which JSON cannot express. `agrees`: None where there is
-    nothing to compare. `why`: one or two sentences, empty where the two agree plainly.
+    nothing to compare. `why`: one or two sentences, empty where the agreement needs none.
     """
 
     document: str
@@ -46,9 +46,9 @@ class SourceDocument(msgspec.Struct, frozen=True):
         """Return a figure that agrees if ours rounds to `printed`: within half a unit of its last
         digit.
 
-        A round figure that is said with "about" is written with the digits that are meant ("88e4"
-        for 880,000); "<" or ">" before it makes it a bound. `within`, with a `why`, is what the
-        document's own rounding on the way to the figure can make.
+        Write a figure given as "about" with its significant digits ("88e4" for 880,000); a prefix
+        "<" or ">" makes it a bound. `within`, with a `why`, is the largest error from the
+        document's own intermediate rounding.
         """
         if printed[0] in "<>":
             bound = float(printed[1:])

@@ -1,7 +1,7 @@
 """Document 003: three strategies in one experiment with evenly spread failures.
 
 64 GPUs, 3,000 steps, a checkpoint every 100, a failure every 45 to 75 minutes. The totals are of
-one run each; restart, pause and slowdown are what makes the mean total theirs.
+one run each; restart, pause and slowdown are fitted so that the mean total equals them.
 """
 
 from __future__ import annotations
@@ -85,9 +85,9 @@ def restarted_run(
 def _from_here(
     gaps: UniformGaps, interval: float, restart: float, remaining: list[_RemainingMoments]
 ) -> _RemainingMoments:
-    """Return the expected rest of a run with `len(left)` intervals to do, at the start of a gap.
+    """Return moments of a run's rest with `len(remaining)` intervals to do, at the start of a gap.
 
-    None of them has begun; `remaining` holds the same for fewer intervals.
+    No interval has begun; `remaining` contains the moments for fewer intervals, by number.
     """
     rest = len(remaining) * interval
     width = gaps.high - gaps.low

@@ -24,7 +24,7 @@ STRATA = 16
 ROUNDS = 8  # rates in each stratum
 RUNS_A_RATE = 64  # at most: then there are more rates
 GOLDEN = (math.sqrt(5) - 1) / 2
-ENSEMBLE_FAILURES_MAX = 20_000  # of a run; what it then has done in which time is scaled up
+ENSEMBLE_FAILURES_MAX = 20_000  # of a run; its progress by then is extrapolated
 FAILURES = 4_000_000  # that some seconds simulate
 # Runs in a stratum.
 RUNS_MIN = 3
@@ -102,7 +102,7 @@ def affordable(
 
 
 def at_factor(job: SimulatedJob, factor: float) -> SimulatedJob:
-    """Return the job on a cluster whose GPUs fail so many times as often; its racks do not."""
+    """Return the job with GPU and software failure rates times `factor`; racks keep theirs."""
     return job._replace(
         node_rate=job.node_rate * factor,
         software_rate=job.software_rate * factor,
