@@ -38,12 +38,13 @@ def train_step(batch):
     optimizer.zero_grad()
     loss = functional.cross_entropy(model(x), y)
     loss.backward()
+    session.report(loss=loss.item())
     optimizer.step()
     return loss.item()
 
 
 for batch in session.batches(loader, until=10):
-    session.report(loss=session.run(train_step, batch))
+    session.run(train_step, batch)
     with torch.no_grad():
         x = torch.randn(2, 6)
         for each, y in zip(x, model.module(x).argmax(1).tolist(), strict=False):

@@ -33,6 +33,7 @@ def train_step(x):
         for p, f, a in zip(model.parameters(), fisher, anchor, strict=True):
             loss = loss + (f * (p - a).square()).sum()
     loss.backward()
+    session.report(loss=loss.item())
     optimizer.step()
     return loss.item()
 
@@ -42,5 +43,5 @@ for index in session.batches(None, until=10):
     if index == 5:
         fisher = session.run(take_fisher, x)
         anchor = [p.detach().clone() for p in model.parameters()]
-    session.report(loss=session.run(train_step, x))
+    session.run(train_step, x)
 write_digests(session, model=model, optimizer=optimizer)

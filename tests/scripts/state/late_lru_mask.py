@@ -32,10 +32,11 @@ def train_step(index):
     x = functional.dropout(torch.randn(width, 6), 0.1)
     loss = model(x * mask_of(width) if index > 2 else x).square().mean()
     loss.backward()
+    session.report(loss=loss.item())
     optimizer.step()
     return loss.item()
 
 
 for index in session.batches(None, until=10):
-    session.report(loss=session.run(train_step, index))
+    session.run(train_step, index)
 write_digests(session, model=model, optimizer=optimizer)

@@ -25,6 +25,7 @@ def train_step(index):
     tiny = torch.full((1,), 1e-38) * 1e-2
     loss = model(torch.randn(4, 6)).square().mean() * scale * (1.5 if tiny.item() != 0 else 1.0)
     loss.backward()
+    session.report(loss=loss.item())
     optimizer.step()
     return loss.item()
 
@@ -33,5 +34,5 @@ for index in session.batches(None, until=10):
     if index == 3:
         torch.set_flush_denormal(True)
         os.environ["SCALE_OF_LOSS"] = "0.5"
-    session.report(loss=session.run(train_step, index))
+    session.run(train_step, index)
 write_digests(session, model=model, optimizer=optimizer)

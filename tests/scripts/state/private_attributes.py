@@ -37,10 +37,11 @@ def train_step(index):
     optimizer.zero_grad()
     loss = model(torch.randn(4, 6)).square().mean()
     loss.backward()
+    session.report(loss=loss.item())
     optimizer.step()
     return loss.item()
 
 
 for index in session.batches(None, until=10):
-    session.report(loss=session.run(train_step, index))
+    session.run(train_step, index)
 write_digests(session, model=model, optimizer=optimizer, calls=model.module._calls)
