@@ -56,11 +56,16 @@ def tests() -> list[Source]:
 
 @pytest.fixture(scope="session")
 def everything(package: list[Source], tests: list[Source]) -> list[Source]:
-    return package + tests + _all("examples", "benchmarks")
+    return package + tests + _all("examples", "benchmarks", "conformance")
 
 
 @pytest.fixture(scope="session")
 def documents() -> list[Path]:
-    found = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")]
+    found = [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("benchmarks/*.md"),
+        *ROOT.glob("conformance/*.md"),
+    ]
     assert ROOT / "README.md" in found
     return sorted(found)

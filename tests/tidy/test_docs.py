@@ -12,7 +12,7 @@ import pytest
 FENCE = re.compile(r"^```(?:sh|console|bash)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 OPERATORS = {"|", ">", ">>", "&", "&&", "||", ";"}
-CODE_PATH = re.compile(r"`((?:src|docs|tests|examples|benchmarks)/[\w./-]+)`")
+CODE_PATH = re.compile(r"`((?:src|docs|tests|examples|benchmarks|conformance)/[\w./-]+)`")
 
 
 def _commands(documents: list[Path], program: str) -> Iterator[tuple[Path, list[str]]]:

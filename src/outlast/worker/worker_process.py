@@ -40,6 +40,7 @@ from outlast.worker.groups import (
     warn_if_untried,
 )
 from outlast.worker.groups import SetupRecord as GroupRecord
+from outlast.worker.groups.rendezvous import Mailbox
 from outlast.worker.injected_faults import InjectedFaults
 from outlast.worker.phases.phase_attempt import deep_copy
 from outlast.worker.phases.phase_runner import PhaseRunner
@@ -83,7 +84,7 @@ class WorkerProcess(WorkerPorts):
         self._seat_body: messages.Seat | None = None
         self.restorer: RunRestorer | None = None
         self.groups = GroupRegistry(
-            publish=self.publish,
+            mailbox=Mailbox(self.publish),
             on_trouble=self.report_trouble,
             on_collective=self.collective_started,
             timeout_s=self.limits.operation_s,

@@ -23,6 +23,7 @@ import torch
 from torch import distributed as dist
 
 from outlast.worker.groups import GroupRegistry, register
+from outlast.worker.groups.rendezvous import Mailbox
 
 DEADLINE_S = 120.0
 
@@ -72,7 +73,7 @@ class Member:
         self._addresses: queue.Queue[tuple[int, list[str]]] = queue.Queue()
         self.told: queue.Queue[Any] = queue.Queue()
         self.groups = GroupRegistry(
-            publish=lambda g, k, v: line.write("put", g, k, v),
+            mailbox=Mailbox(lambda g, k, v: line.write("put", g, k, v)),
             on_trouble=self.troubles.append,
             on_collective=lambda op: self.on_collective(op),
             timeout_s=timeout_s,
@@ -104,10 +105,11 @@ class Member:
         self.groups.connect(generation, addresses, timeout_s)
 
     def init(self, backend: str = "outlast", store: str = "") -> None:
-        """Start the first generation, or the same job on plain gloo."""
+        """Start the first generation, or the same job on plain gloo, or without a seat."""
         if backend != "outlast":
             files = dist.FileStore(store, self.world)
-            dist.init_process_group(backend, store=files, rank=self.rank, world_size=self.world)
+            name = "outlast" if backend == "seatless" else backend
+            dist.init_process_group(name, store=files, rank=self.rank, world_size=self.world)
             return
         register(self.groups)
         self.groups.take_seat(self.rank, self.world, dry=False)

@@ -19,6 +19,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 Tensors = list[torch.Tensor]
 Case = Callable[[int, int], Tensors]
 CASES: dict[str, Case] = {}
+BACKENDS = ("gloo", "outlast", "seatless")
 
 
 def case(body: Case) -> Case:
@@ -313,15 +314,16 @@ def _all(member: Any, backend: str, store: str) -> dict[str, list[bytes]]:
 def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     make = request.getfixturevalue("clusters")
     store = str(tmp_path_factory.mktemp("gloo") / "store")
-    return [make().run(request.param, _all, backend, store) for backend in ("gloo", "outlast")]
+    return [make().run(request.param, _all, backend, store + backend) for backend in BACKENDS]
 
 
 @pytest.mark.process
 @pytest.mark.parametrize("name", CASES)
 def test_equal_to_plain_gloo(both: Any, name: str) -> None:
-    plain, ours = both
-    for rank, (expected, found) in enumerate(zip(plain, ours, strict=True)):
-        assert found[name] == expected[name], f"{name} differs on rank {rank}"
+    plain, *ours = both
+    for backend, results in zip(BACKENDS[1:], ours, strict=True):
+        for rank, (expected, found) in enumerate(zip(plain, results, strict=True)):
+            assert found[name] == expected[name], f"{name} differs on rank {rank}, {backend}"
 
 
 def _local_subgroup(member: Any, backend: str, store: str) -> list[bytes]:

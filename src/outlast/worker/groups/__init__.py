@@ -13,11 +13,12 @@ States of `GroupRegistry`:
 | closed     | the generation is over                   | `sever`, `failed`     | connecting      |
 
 Order of locks: `GroupRegistry._lock`, then the mailbox's, `PendingWorks`' or `SetupRecord`'s.
-Callbacks (`publish`, `on_trouble`, `on_collective`) run without any of them.
+Callbacks (the mailbox's, `on_trouble`, `on_collective`) run without any of them.
 """
 
+from outlast.worker.groups.backend_registration import register
 from outlast.worker.groups.group_proof import prove_groups, warn_if_untried
-from outlast.worker.groups.group_registry import GroupRegistry, register
+from outlast.worker.groups.group_registry import GroupRegistry
 from outlast.worker.groups.inner_group import is_caused_by_transport, is_transport_error
 from outlast.worker.groups.setup_record import SetupRecord
 from outlast.worker.groups.stable_group import StableGroup

@@ -35,9 +35,9 @@ class GlooDevice:
     device = torch.device("cpu")
     kind = dist.ProcessGroup.BackendType.GLOO
 
-    def __init__(self, interface: str) -> None:
-        """`interface`: a network interface's name; "" means loopback. Raises ConfigError when
-        gloo cannot listen there."""
+    def __init__(self, interface: str | None) -> None:
+        """`interface`: a network interface's name; "" means loopback, None torch's choice.
+        Raises ConfigError when gloo cannot listen there."""
         for _ in range(_ATTEMPTS):
             before = set(_listeners())
             self.gloo = _create(interface)
@@ -90,8 +90,10 @@ class GlooDevice:
         return count
 
 
-def _create(interface: str) -> dist.ProcessGroupGloo.Device:
+def _create(interface: str | None) -> dist.ProcessGroupGloo.Device:
     try:
+        if interface is None:
+            return dist.ProcessGroupGloo.create_default_device(lazy_init=False)
         if interface:
             return dist.ProcessGroupGloo.create_device(interface=interface, lazy_init=False)
         return dist.ProcessGroupGloo.create_device(hostname="127.0.0.1", lazy_init=False)

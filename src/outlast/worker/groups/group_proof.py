@@ -24,6 +24,7 @@ from torch._C._distributed_c10d import AllreduceOptions, BroadcastOptions
 from outlast.errors import GroupProofError, StepRefused
 from outlast.worker.groups.group_registry import GroupRegistry
 from outlast.worker.groups.inner_group import WAIT_TIMED_OUT, is_transport_error
+from outlast.worker.groups.rendezvous import Mailbox
 from outlast.worker.groups.stable_group import StableGroup
 
 TRIED = ("2.13", "2.14", "2.15")  # docs/torch-versions.md: what ran on which
@@ -63,7 +64,7 @@ def prove_groups(timeout_s: float = PROOF_S) -> None:
 
 def _registry(rank: int, both: list[GroupRegistry], timeout_s: float) -> GroupRegistry:
     return GroupRegistry(
-        publish=lambda generation, key, value: both[1 - rank].deliver(generation, key, value),
+        mailbox=Mailbox(lambda *value: both[1 - rank].deliver(*value)),
         on_trouble=lambda _: None,
         on_collective=lambda _: None,
         timeout_s=timeout_s,

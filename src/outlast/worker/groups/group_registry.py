@@ -13,7 +13,6 @@ from typing import Any, Literal
 import torch
 from torch import distributed as dist
 from torch._C._distributed_c10d import Store
-from torch.distributed import distributed_c10d
 
 from outlast.errors import GroupError, StepRefused, UnsupportedError, UsageError
 from outlast.worker.groups.collective_rules import CollectiveRules
@@ -24,7 +23,7 @@ from outlast.worker.groups.inner_group import LIFE, InnerGroup, is_transport_err
 from outlast.worker.groups.pending_works import PendingWorks, SeveredGroups, trackable
 from outlast.worker.groups.rendezvous import BuildGuard, JobStore, Mailbox
 from outlast.worker.groups.setup_record import SetupRecord
-from outlast.worker.groups.stable_group import BACKEND, StableGroup, meeting_name
+from outlast.worker.groups.stable_group import StableGroup, meeting_name
 
 State = Literal["waiting", "dry", "connecting", "live", "closed"]
 
@@ -36,25 +35,25 @@ class GroupRegistry:
     def __init__(
         self,
         *,
-        publish: Callable[[int, str, bytes], None],
+        mailbox: Mailbox,
         on_trouble: Callable[[BaseException], None],
         on_collective: Callable[[str], None],
         timeout_s: float,
         copy_s: float,
-        interface: str = "",
+        interface: str | None = "",
     ) -> None:
-        """`publish(generation, key, value)` sends a rendezvous value to every rank; `on_trouble`
-        hears of the first transport error of a generation, on any thread; `on_collective` is
-        called with its name before every collective of the script, and may raise. `timeout_s`
-        bounds each operation, `copy_s` each `send` and `recv` of state. Raises ConfigError when
-        gloo cannot listen on `interface`."""
+        """`mailbox` passes rendezvous values to every rank; `on_trouble` hears of the first
+        transport error of a generation, on any thread; `on_collective` is called with its name
+        before every collective of the script, and may raise. `timeout_s` bounds each operation,
+        `copy_s` each `send` and `recv` of state. Raises ConfigError when gloo cannot listen on
+        `interface`."""
         self._on_trouble = on_trouble
         self._on_collective = on_collective
         self._timeout_s, self._copy_s = timeout_s, copy_s
         self._device = GlooDevice(interface)
         self._drivers: list[DeviceDriver] = [self._device, *nccl_drivers()]
-        self._mailbox = Mailbox(publish)
-        self._store = JobStore()
+        self._mailbox = mailbox
+        self._store: Store = JobStore()
         self._contract = CollectiveRules()
         self._severed = SeveredGroups()
         self._lock = threading.RLock()
@@ -294,6 +293,10 @@ class GroupRegistry:
             self._on_trouble(error)
         return True
 
+    def leave(self, group: StableGroup) -> None:
+        """The script destroyed `group`. Later generations connect it all the same: a joiner that
+        has not come that far builds it, and waits for all others."""
+
     def aborted(self, group: str) -> None:
         """The script aborted a group, and with it this generation."""
         self.failed(GroupError(f"the script aborted group {group!r}"))
@@ -376,24 +379,3 @@ class GroupRegistry:
         if self._inners:
             self._severed.keep(self._inners, self._works, self._control)
         self._inners, self._control = [], None
-
-
-def register(groups: GroupRegistry) -> None:
-    """Make "outlast" a torch.distributed backend, served by `groups`. Once a process: torch keeps
-    its backends for ever. Raises UsageError the second time."""
-    if BACKEND in dist.Backend.backend_list:
-        raise UsageError("the backend 'outlast' is registered already; a process has one seat")
-
-    def create(options: Any, _: Any) -> StableGroup:
-        return groups.adopt(
-            str(options.group_id),
-            tuple(options.global_ranks_in_group),
-            options.group_rank,
-            options.group_size,
-        )
-
-    dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=["cpu", "cuda"])
-    if (recording := getattr(distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", None)) is not None:
-        # torch 2.15 attaches its flight recorder to each group whose backend is not listed here.
-        # The inner groups record themselves, and a group in Python cannot be attached to.
-        recording.add(BACKEND)

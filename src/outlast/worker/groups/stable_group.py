@@ -315,10 +315,9 @@ class StableGroup(_ProcessGroup):
         self._groups.aborted(self._name)
 
     def shutdown(self) -> None:
-        """`destroy_process_group`: the script is done with this group. Later generations connect
-        it all the same: a joiner that has not come that far builds it, and waits for all others.
-        """
+        """`destroy_process_group`: the script is done with this group."""
         self._destroyed = True
+        self._groups.leave(self)
 
     # --- what cannot survive ---
 
