@@ -29,7 +29,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
 # Hundreds of processes import the same files: they are compiled once, whatever this shell says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test scripts docs flaky check lint format types bench soak judge clean
+.PHONY: help demo test scripts docs conformance flaky check lint format types bench soak judge clean
 
 help:
 	@echo "make demo    train a small GPT while it is killed, stopped and broken; compare with its twin"
@@ -37,6 +37,7 @@ help:
 	@echo "             TORCH=2.15.0: what touches torch, on that release in an environment of its own"
 	@echo "make scripts kinds of training scripts, undisturbed and with faults, against plain torchrun"
 	@echo "make docs    the documentation in docs/_build/html, every code block of it, every example"
+	@echo "make conformance  torch's own tests of a backend, on gloo and on ours, and with killed ranks"
 	@echo "make flaky   the suite TIMES=$(TIMES) times beside LOAD=$(LOAD) busy processes: what failed at least once"
 	@echo "make check   lint, format, types"
 	@echo "make format  put the code into its format"
@@ -94,6 +95,11 @@ docs: $(READY)
 	$(BIN)/python -m sphinx -b html -W --keep-going -q docs docs/_build/html
 	$(BIN)/python -m pytest --numprocesses=2 --dist=worksteal -m documentation \
 	  tests/documentation tests/examples $(PYTEST)
+
+conformance: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check expecttest
+	$(BIN)/python conformance/compare.py --json runs/conformance.json
+	$(BIN)/python conformance/killed_ranks.py --tests runs/conformance.json
 
 flaky: $(READY)
 	$(BIN)/python tests/soak/flaky_tests.py --times $(TIMES) --load $(LOAD)

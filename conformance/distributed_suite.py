@@ -93,6 +93,21 @@ class JsonLines(unittest.TestResult):
     addError = addFailure
 
 
+def prepare(backend: str, named: str, folder: str) -> type[unittest.TestCase]:
+    """Set up this process for torch's tests, with files in `folder`; return their class."""
+    os.environ.update(
+        BACKEND=named,
+        WORLD_SIZE=str(RANKS),
+        TEMP_DIR=folder,
+        DISTRIBUTED_TESTS_DEFAULT_TIMEOUT=str(TEST_S),
+    )
+    for part in ("barrier", "test_dir", "init_dir"):
+        Path(folder, part).mkdir()
+    sys.argv[1:] = []  # torch parses them when its helpers are imported
+    torch.set_num_threads(1)
+    return distributed_tests(backend, named)
+
+
 def main() -> None:
     """Run the chosen tests."""
     parser = argparse.ArgumentParser(usage=__doc__)
@@ -100,20 +115,9 @@ def main() -> None:
     parser.add_argument("--as", dest="named", help="the backend's name in the tests")
     parser.add_argument("-k", dest="pattern", default="", help="only tests whose names match")
     options = parser.parse_args()
-    named = options.named or options.backend
     offer_backend()
     with tempfile.TemporaryDirectory() as folder:
-        os.environ.update(
-            BACKEND=named,
-            WORLD_SIZE=str(RANKS),
-            TEMP_DIR=folder,
-            DISTRIBUTED_TESTS_DEFAULT_TIMEOUT=str(TEST_S),
-        )
-        for part in ("barrier", "test_dir", "init_dir"):
-            Path(folder, part).mkdir()
-        sys.argv[1:] = []  # torch parses them when its helpers are imported
-        torch.set_num_threads(1)
-        tests = distributed_tests(options.backend, named)
+        tests = prepare(options.backend, options.named or options.backend, folder)
         names = unittest.TestLoader().getTestCaseNames(tests)
         chosen = [tests(name) for name in names if re.search(options.pattern, name)]
         unittest.TestSuite(chosen).run(JsonLines())
