@@ -19,6 +19,6 @@ def offer_backend() -> None:
 
 
 def _open_group(options: Any, _: Any) -> Any:
-    from outlast.worker.groups.seatless_groups import open_group
+    from outlast.worker.groups.backend_registration import open_group
 
     return open_group(options)

@@ -29,9 +29,12 @@ ROOMS = {
     "worker": 5,
     "testing": 6,
 }
-FLOORS = {**BASE, **ROOMS, "cli": 6, "__main__": 7}
+FLOORS = {**BASE, **ROOMS, "cli": 6, "torch_plugin": 6, "__main__": 7}
 TORCH_ROOMS = {"worker", "data", "checkpoint", "random_state"}
-TORCH_FILES = {"src/outlast/launch/torchrun_arguments.py"}  # torchrun's own command line
+TORCH_FILES = {
+    "src/outlast/launch/torchrun_arguments.py",  # torchrun's own command line
+    "src/outlast/torch_plugin.py",  # torch calls it
+}
 IMPURE = {
     "asyncio", "concurrent", "io", "logging", "multiprocessing", "os", "pathlib", "secrets",
     "select", "selectors", "shutil", "signal", "socket", "subprocess", "sys", "tempfile",
