@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from outlast.transport import messages
 from outlast.transport.worker_page import KEYS, WARM_PHASES, Page
 from outlast.worker.worker_status import WorkerStatus
 
@@ -79,3 +80,18 @@ def test_kinds_beyond_the_pages_room_are_never_known(moment: WorkerStatus, page:
     assert len(page.paces()) == KEYS and page.read().key == 0
     phase(moment, "step 0")
     assert page.paces()[page.read().key].phases == 2
+
+
+@pytest.mark.parametrize("state", ["healing", "setup"])
+def test_a_rank_that_is_cut_around_its_first_connection_must_be_replaced(
+    page: Page, state: str
+) -> None:
+    """Its set-up collectives fail next, and the script ends: it must not count as one to go on."""
+    sent: list[messages.WorkerBody] = []
+    status = WorkerStatus(page, sent.append, lambda _generation: None)
+    status.generation = status.opened = 1
+    status.is_before_setup = state == "healing"
+    status.enter(state)
+    status.close(messages.Close(generation=1, reason="rank 1 was lost"))
+    (answer,) = sent
+    assert isinstance(answer, messages.Status) and answer.state == "broken"

@@ -179,6 +179,7 @@ class WorkerProcess(WorkerPorts):
         self.groups.take_seat(body.seat, body.world, dry=not body.first)
         if body.first:
             self._trust_torch()
+            self.status.is_before_setup = True
             self.recovery.recover()
             self.timeline.generation = self.status.opened
         register(self.groups)
@@ -186,6 +187,7 @@ class WorkerProcess(WorkerPorts):
             "outlast", store=self.groups.job_store(), rank=body.seat, world_size=body.world
         )
         self.status.enter("setup")
+        self.status.is_before_setup = False
         self.faults.reach("setup")
         if self._settings:
             self._prepare_saves(self._settings, first=body.first)

@@ -63,6 +63,7 @@ class WorkerStatus:
         self.state: State = "starting"
         self._step_won = 0  # steps committed once the won phase is complete
         self.requested: Literal["", "save", "drain"] = ""  # the checkpoint that comes first
+        self.is_before_setup = False  # connected for the first time, before the set-up collectives
         self.joining = False  # has not adopted the seat's state yet: cannot be a donor
         self.rehearsing = False  # a live rehearsal cut short leaves DDP half-way on some ranks
         self._is_answer_due = False
@@ -213,7 +214,7 @@ class WorkerStatus:
     # --- both, under the lock ---
 
     def _reported_state(self) -> str:
-        if self.state == "setup" and self.opened:
+        if (self.state == "setup" or self.is_before_setup) and self.opened:
             return "broken"  # set-up collectives were cut: the script cannot be put back there
         if self.state in ("running", "checkpoint", "dry"):
             return "broken" if self.rehearsing else "running"
