@@ -17,8 +17,7 @@ from outlast.checkpoint.format.manifests import SavePoint, digest_of
 from outlast.checkpoint.stores.catalog import Checkpoint, checkpoint_places, open_checkpoint, verify
 from outlast.checkpoint.stores.folder_store import Folder
 from outlast.cli.ckpt.target_argument import open_target
-from outlast.cli.output_stream import Printer, print_json
-from outlast.cli.progress_bars import byte_progress
+from outlast.cli.output_stream import Printer, byte_progress, print_json
 from outlast.cli.replay_comparison import (
     UNKEPT,
     Original,

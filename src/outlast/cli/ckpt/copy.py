@@ -18,8 +18,7 @@ from outlast.checkpoint.stores.store_interfaces import Store
 from outlast.checkpoint.upkeep.checkpoint_copy import copy_checkpoint as carry
 from outlast.checkpoint.upkeep.drain_to_target import lacking_checkpoints
 from outlast.cli.ckpt.target_argument import check_room, open_destination, open_target
-from outlast.cli.output_stream import echo, echo_error, print_json
-from outlast.cli.progress_bars import byte_progress
+from outlast.cli.output_stream import byte_progress, echo, echo_error, print_json
 from outlast.errors import (
     EXIT_DONE,
     EXIT_USER_ERROR,

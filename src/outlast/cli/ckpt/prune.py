@@ -13,8 +13,7 @@ from outlast.checkpoint.stores.store_interfaces import Store
 from outlast.checkpoint.upkeep.retention_policy import parse_policy
 from outlast.checkpoint.upkeep.retention_policy import prune_store as delete
 from outlast.cli.ckpt.target_argument import open_target
-from outlast.cli.output_stream import echo, print_json
-from outlast.cli.progress_bars import byte_progress
+from outlast.cli.output_stream import byte_progress, echo, print_json
 from outlast.errors import EXIT_DONE, RunDirError
 from outlast.launch import run_directory
 from outlast.terminal_tables import listing, number_column, text_column

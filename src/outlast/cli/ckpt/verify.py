@@ -13,8 +13,7 @@ from outlast.checkpoint.stores.catalog import CheckpointDamage, checkpoint_place
 from outlast.checkpoint.stores.catalog import verify as read_all
 from outlast.checkpoint.stores.store_interfaces import Store
 from outlast.cli.ckpt.target_argument import open_target
-from outlast.cli.output_stream import echo, print_json
-from outlast.cli.progress_bars import byte_progress
+from outlast.cli.output_stream import byte_progress, echo, print_json
 from outlast.errors import EXIT_DONE, EXIT_USER_ERROR, CorruptionError, StorageError, UsageError
 from outlast.text_formatting import duration, plural, size
 

@@ -9,8 +9,7 @@ import msgspec
 from rich.text import Text
 
 from outlast import quantities
-from outlast.cli.output_stream import echo, print_json
-from outlast.cli.progress_bars import count_progress
+from outlast.cli.output_stream import count_progress, echo, print_json
 from outlast.errors import EXIT_DONE, UsageError
 from outlast.fleet.store.lake import Lake
 from outlast.terminal_tables import number_column, table, text_column

@@ -13,8 +13,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from outlast.atomic_files import refuse_existing, replace_file
-from outlast.cli.output_stream import echo, print_json
-from outlast.cli.progress_bars import count_progress
+from outlast.cli.output_stream import count_progress, echo, print_json
 from outlast.errors import EXIT_DONE, OutlastError, StorageError, UsageError
 from outlast.fleet.store.lake import Lake
 from outlast.fleet.store.lake_selection import load_window, resolve_cluster

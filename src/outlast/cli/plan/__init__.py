@@ -38,12 +38,15 @@ COMMANDS = {
         "formula_commands:spares",
         "Compute the number of spare nodes with the lowest cost.",
     ),
-    "simulate": ("simulate:simulate", "Simulate many runs of one strategy, and print quantiles."),
+    "simulate": (
+        "simulation_commands:simulate",
+        "Simulate many runs of one strategy, and print quantiles.",
+    ),
     "story": (
-        "simulate:story",
+        "simulation_commands:story",
         "Simulate one run as a run directory for `outlast explain`.",
     ),
-    "sweep": ("sweep:sweep", "Vary one or two fields of a scenario."),
+    "sweep": ("simulation_commands:sweep", "Vary one or two fields of a scenario."),
     "fields": ("listings:fields", "List the fields of a scenario and their defaults."),
     "presets": ("listings:presets", "List published failure rates."),
     "reproduce": ("listings:reproduce", "Recompute published tables and figures."),

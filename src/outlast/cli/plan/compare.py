@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from outlast import quantities
-from outlast.cli.output_stream import echo, print_json
+from outlast.cli.output_stream import count_progress, echo, print_json
 from outlast.cli.plan.scenario_command import (
     Dask,
     Fields,
@@ -24,7 +24,6 @@ from outlast.cli.plan.scenario_command import (
     execution_place,
     remarks,
 )
-from outlast.cli.progress_bars import count_progress
 from outlast.errors import EXIT_DONE, EXIT_INTERRUPTED, UsageError
 from outlast.plan.answers.measured_run import RunComparison, Verdict
 from outlast.plan.answers.strategy_comparison import StrategyComparison

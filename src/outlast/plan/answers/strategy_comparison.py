@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from outlast.plan.answers.measured_run import MeasuredRun, RunComparison, compare_run
+from outlast.plan.answers.run_distribution import Z_MAX, usd_per_s
 from outlast.plan.model.answer_values import Answer, How, Quantity, answer
 from outlast.plan.model.ladder_costs import STRATEGIES, Strategy, matters
 from outlast.plan.model.scenario import Scenario
@@ -38,7 +39,6 @@ from outlast.plan.simulate.ensembles import (
 )
 from outlast.plan.simulate.replications import expected_failures
 from outlast.plan.simulate.simulated_job import SimulatedJob, job_of
-from outlast.plan.simulate.tallies import Z_MAX, usd_per_s
 from outlast.process_pool import PartExecutor
 from outlast.theory import strategies as theory
 

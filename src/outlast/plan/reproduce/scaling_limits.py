@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from outlast.plan.reproduce.reproduced_figure import ReproducedFigure, SourceDocument
+from outlast.plan.reproduce import ReproducedFigure, SourceDocument
 from outlast.theory import intervals, replicas, scale, spares
 from outlast.theory.failures import DAY_S, HOUR_S, job_mtbf_s, preset, rate_of_mtbf
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from outlast.plan.simulate.tallies import ACCURACY, StreamingSummary, Tally
+from outlast.plan.answers.run_distribution import ACCURACY, StreamingSummary, Tally
 
 VALUES = st.lists(
     st.one_of(st.floats(0, 1e12, allow_subnormal=False), st.integers(0, 4095), st.just(math.inf)),

@@ -1,4 +1,4 @@
-"""`outlast plan simulate` and `outlast plan story`."""
+"""Commands that simulate: `outlast plan simulate`, `story`, `sweep`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
 
+from cyclopts import Parameter
 from rich.text import Text
 
 from outlast import quantities
-from outlast.cli.output_stream import echo, print_json
+from outlast.cli.output_stream import count_progress, echo, print_json
 from outlast.cli.plan.scenario_command import (
     Dask,
     Fields,
@@ -20,26 +21,25 @@ from outlast.cli.plan.scenario_command import (
     Seed,
     Workers,
     check_fields,
+    check_picture,
     execution_place,
     remarks,
 )
-from outlast.cli.progress_bars import count_progress
 from outlast.controller.save_schedule.save_intervals import span
-from outlast.errors import EXIT_DONE, EXIT_INTERRUPTED, UsageError
+from outlast.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USER_ERROR, UsageError
 from outlast.plan.model.answer_values import answer, format_count, format_quantity
 from outlast.plan.model.ladder_costs import Strategy, matters
 from outlast.plan.model.scenario import Scenario, scenario_of
 from outlast.plan.model.strategy_prediction import predict
-from outlast.plan.simulate import result_tables
 from outlast.process_pool import PartExecutor, interruption
 from outlast.terminal_tables import number_column, table, text_column
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from outlast.plan.answers.run_distribution import RunDistribution
+    from outlast.plan.answers.parameter_sweep import PointResult, Sweep, SweepPoint
+    from outlast.plan.answers.run_distribution import RunDistribution, Tally
     from outlast.plan.narrate.narrator import NarratedRun
-    from outlast.plan.simulate.tallies import Tally
 
 REPLICATIONS_MAX = 1_000_000_000
 
@@ -71,6 +71,8 @@ def simulate(
     out
         Write one row per run into this new file (.parquet, .arrow, .csv, .json).
     """
+    from outlast.plan.simulate import result_tables
+
     path = result_tables.check_target(out)
     runs = quantities.count(f"--replications {replications}", replications)
     if not 1 <= runs <= REPLICATIONS_MAX:
@@ -79,7 +81,7 @@ def simulate(
     distribution = _simulated(
         scenario, strategy, runs, seed, path, partial(execution_place, workers, dask)
     )
-    _show(distribution, json=json)
+    _show_runs(distribution, json=json)
     return EXIT_INTERRUPTED if distribution.interrupted else EXIT_DONE
 
 
@@ -92,7 +94,7 @@ def _simulated(
     place: Callable[[float], AbstractContextManager[PartExecutor]],
 ) -> RunDistribution:
     from outlast.plan.answers.run_distribution import run_distribution
-    from outlast.plan.simulate import result_rows  # the simulator takes a while to import
+    from outlast.plan.simulate import result_tables
     from outlast.plan.simulate.replications import expected_failures
     from outlast.plan.simulate.simulated_job import job_of
 
@@ -101,7 +103,7 @@ def _simulated(
     with (
         place(failures) as where,
         count_progress("replications") as advance,
-        result_rows.write_runs(path, metadata) as write,
+        result_tables.write_runs(path, metadata) as write,
     ):
         done = 0
 
@@ -122,7 +124,7 @@ def _simulated(
         )
 
 
-def _show(distribution: RunDistribution, *, json: bool) -> None:
+def _show_runs(distribution: RunDistribution, *, json: bool) -> None:
     if json:
         print_json(distribution)
         return
@@ -140,12 +142,12 @@ def _show(distribution: RunDistribution, *, json: bool) -> None:
     grid = table(text_column(wrap=False), *(number_column(name, wrap=False) for name in figures))
     for tally in distribution.tallies:
         if tally.high or tally.mean:
-            grid.add_row(*_row(tally))
+            grid.add_row(*_tally_row(tally))
     echo(grid)
     remarks(distribution)
 
 
-def _row(tally: Tally) -> tuple[str, ...]:
+def _tally_row(tally: Tally) -> tuple[str, ...]:
     unit = tally.unit
     return (
         tally.name,
@@ -233,3 +235,114 @@ def _show_story(narrated: NarratedRun, to: Path) -> None:
         + (f": {ways}" if ways else "")
     )
     echo(f"read it: outlast explain {to}; outlast summary {to}")
+
+
+def sweep(
+    file: File = None,
+    /,
+    *,
+    over: Annotated[tuple[str, ...], Parameter(negative=())],
+    strategy: str = "checkpoint-restart",
+    replications: str = "100",
+    seed: Seed = 0,
+    out: Path | None = None,
+    workers: Workers = None,
+    dask: Dask = None,
+    json: Json = False,
+    figure: Path | None = None,
+    measure: Literal["goodput", "dollars"] = "goodput",
+    **fields: Fields,
+) -> int:
+    """Vary one or two fields of a scenario.
+
+    Prints the formulas' results at each point, and simulated runs.
+
+    Parameters
+    ----------
+    over
+        Field with its values, for example gpus=1k,4k,16k, or gpus=1k..1M/7 for seven values with
+        logarithmic steps. Give it twice for two fields.
+    strategy
+        One strategy, several (outlast,migrate), or all.
+    replications
+        Number of simulated runs per point, for example 100 or 1k. 0: formulas only.
+    out
+        Write one row per point into this new file (.parquet, .arrow, .csv, .json).
+    figure
+        Draw lines (one field) or a map (two fields) into this file (.svg, .png, .pdf).
+    measure
+        Quantity of the figure.
+    """
+    from outlast.plan.answers import parameter_sweep
+    from outlast.plan.simulate import result_tables
+
+    path, picture = result_tables.check_target(out), check_picture(figure)
+    runs = quantities.count(f"--replications {replications}", replications)
+    strategies = parameter_sweep.strategies_of(strategy)
+    points = parameter_sweep.sweep_points(check_fields(fields, sweep), file, over, strategies)
+    with (
+        execution_place(workers, dask, _failures(points, runs)) as where,
+        count_progress("runs") as advance,
+    ):
+        result = parameter_sweep.sweep(
+            points,
+            runs,
+            seed=seed,
+            executor=where.executor,
+            in_flight=where.in_flight,
+            on_progress=advance,
+        )
+    _show_sweep(result, json=json)
+    if path:
+        result_tables.write_points(path, points, result)
+    if picture:
+        from outlast.plan.figures.sweep_figure import draw
+
+        draw(points, result, measure, picture)
+    if any(point.failed for point in result.points):
+        return EXIT_USER_ERROR
+    return EXIT_INTERRUPTED if result.interrupted else EXIT_DONE
+
+
+def _failures(wanted: list[SweepPoint], runs: int) -> float:
+    """Estimate the failures to simulate, before theory has computed them."""
+    each = (
+        2 * point.scenario.failures.per_gpu_s * point.scenario.gpus * point.scenario.work_s
+        for point in wanted
+    )
+    return runs * sum(each)
+
+
+def _show_sweep(result: Sweep, *, json: bool) -> None:
+    if json:
+        print_json(result)
+        return
+    alone = result.strategies[0] if len(result.strategies) == 1 else None
+    runs = f"{format_count(result.requested, 'run')} each, seed {result.seed}"
+    how = runs if result.requested else "by formulas only"
+    echo(Text(result.question, "bold"))
+    echo(Text(f"failures: {result.failures}", "dim"))
+    echo(f"{f'{alone}: ' if alone else ''}{format_count(len(result.points), 'point')}, {how}")
+    figures = ("saves\nevery", "goodput", *["90 % of runs"] * bool(result.requested), "costs")
+    strategy = [text_column("strategy", wrap=False)] * (not alone)
+    grid = table(*map(number_column, result.over), *strategy, *map(number_column, figures))
+    for point in result.points:
+        named = (*point.values.values(), *[point.strategy] * (not alone))
+        grid.add_row(*named, *_cells(point, runs=bool(result.requested)))
+    echo(grid)
+    remarks(result)
+
+
+def _cells(point: PointResult, *, runs: bool) -> list[str]:
+    if point.theory is None:
+        return ["-"]
+    costs = point.runs.costs.middle if point.runs else point.theory.usd
+    band = ""
+    if point.runs:
+        low, high = (
+            format_quantity(each, "share")
+            for each in (point.runs.goodput.low, point.runs.goodput.high)
+        )
+        band = f"{low.removesuffix(' %')} to {high}"
+    goodput = format_quantity(point.theory.outcome.goodput, "share")
+    return [span(point.theory.interval_s), goodput, *[band] * runs, format_quantity(costs, "USD")]
