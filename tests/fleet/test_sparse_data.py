@@ -15,7 +15,7 @@ import pytest
 from tests.fleet.job_attempts import put
 from tests.fleet.small_clusters import DAY_NS, HOUR, T0, S, cluster, finding, job
 
-from outlast.cli.fleet.fit import RatesSource, format_rates
+from outlast.cli.fleet.analysis_commands import RatesSource, format_rates
 from outlast.cli.main import main
 from outlast.errors import LakeError, UsageError
 from outlast.figure_style import svg

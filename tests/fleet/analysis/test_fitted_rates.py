@@ -15,7 +15,7 @@ from tests.fleet.poisson_jobs import poisson_jobs
 from tests.fleet.small_clusters import DAY_NS, HOUR, T0, cluster, finding, job
 
 from outlast.atomic_files import write_new
-from outlast.cli.fleet.fit import RatesSource, format_rates
+from outlast.cli.fleet.analysis_commands import RatesSource, format_rates
 from outlast.cli.main import main
 from outlast.errors import LakeError, UsageError
 from outlast.fleet.analysis.confidence_intervals import estimate_share
