@@ -31,7 +31,8 @@ from outlast.checkpoint.format.manifests import SavePoint, Tensor
 from outlast.checkpoint.interop import dcp_conversion
 from outlast.checkpoint.interop.dcp_conversion import read_dcp, read_layout, write_dcp
 from outlast.checkpoint.interop.dcp_storage import OutlastReader, OutlastWriter
-from outlast.checkpoint.interop.foreign_layouts import TensorNaming, values_of
+from outlast.checkpoint.interop.foreign_entries import values_of
+from outlast.checkpoint.interop.foreign_layouts import TensorNaming
 from outlast.checkpoint.interop.safetensors_files import write_safetensors
 from outlast.checkpoint.load.checkpoint_reader import CheckpointReader, blocks_of
 from outlast.checkpoint.stores.catalog import newest_checkpoint, open_checkpoint, verify

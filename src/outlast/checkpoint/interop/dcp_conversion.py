@@ -30,16 +30,13 @@ from outlast.checkpoint.format.manifest_checks import uncovered_elements
 from outlast.checkpoint.format.manifests import ITEM_BYTES, Tensor
 from outlast.checkpoint.format.tensor_boxes import Box
 from outlast.checkpoint.format.value_encoder import DTYPES
+from outlast.checkpoint.interop.foreign_entries import Paths, paths_of, shared_in, values_of
 from outlast.checkpoint.interop.foreign_layouts import (
     OBJECT,
-    Paths,
     TensorNaming,
     new_directory,
-    paths_of,
-    shared_in,
     sizes_of,
     split_objects,
-    values_of,
 )
 from outlast.checkpoint.interop.stream_writer import (
     ImportedCheckpoint,

@@ -46,14 +46,8 @@ from outlast.checkpoint.format import codec
 from outlast.checkpoint.format.manifests import Tensor
 from outlast.checkpoint.format.tensor_boxes import Box
 from outlast.checkpoint.format.value_encoder import DTYPES
-from outlast.checkpoint.interop.foreign_layouts import (
-    OBJECT,
-    SHARED,
-    Paths,
-    encode_paths,
-    paths_of,
-    split_objects,
-)
+from outlast.checkpoint.interop.foreign_entries import SHARED, Paths, encode_paths, paths_of
+from outlast.checkpoint.interop.foreign_layouts import OBJECT, split_objects
 from outlast.checkpoint.interop.stream_writer import (
     PartBytes,
     StreamItem,

@@ -34,7 +34,8 @@ from outlast.checkpoint.format.manifests import (
     shard_name,
 )
 from outlast.checkpoint.format.tensor_boxes import Box
-from outlast.checkpoint.interop.foreign_layouts import OBJECT, SHARED, empty_rank_state, shared_of
+from outlast.checkpoint.interop.foreign_entries import SHARED, empty_rank_state, shared_of
+from outlast.checkpoint.interop.foreign_layouts import OBJECT
 from outlast.checkpoint.stores.catalog import lineage_of
 from outlast.checkpoint.stores.store_interfaces import Store
 from outlast.errors import CodecError, CorruptionError, OutlastError, StorageError, UsageError

@@ -17,7 +17,6 @@ from cyclopts import Parameter
 from outlast import quantities
 from outlast.checkpoint.format.manifests import SavePoint
 from outlast.checkpoint.interop.foreign_layouts import TensorNaming
-from outlast.checkpoint.load.checkpoint_reader import CheckpointReader
 from outlast.checkpoint.stores.catalog import open_checkpoint
 from outlast.checkpoint.stores.folder_store import Folder
 from outlast.checkpoint.stores.store_interfaces import Store
@@ -227,6 +226,8 @@ def export(
         raise UsageError("--tied is for safetensors; DCP keeps both names")
     naming, ties = names.naming(), dict(pair("--tied", each) for each in tied)
     checkpoint = open_target(target).open(step)
+    from outlast.checkpoint.load.checkpoint_reader import CheckpointReader  # needs NumPy
+
     reader = CheckpointReader(checkpoint)
     if form == "safetensors":
         from outlast.checkpoint.interop.safetensors_files import write_safetensors

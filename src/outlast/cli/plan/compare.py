@@ -30,7 +30,7 @@ from outlast.plan.answers.strategy_comparison import StrategyComparison
 from outlast.plan.model.answer_values import Quantity, format_count, format_quantity
 from outlast.plan.model.rates import read_rates
 from outlast.plan.model.scenario import Scenario, scenario_of, span
-from outlast.plan.simulate.ensembles import CAUSES
+from outlast.plan.simulate.replications import CAUSES
 from outlast.terminal_tables import number_column, table, text_column
 
 if TYPE_CHECKING:

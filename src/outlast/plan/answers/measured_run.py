@@ -16,7 +16,7 @@ from outlast.plan.model.ladder_costs import Strategy
 from outlast.plan.model.rates import EXACT, StatedFailures
 from outlast.plan.model.scenario import Scenario
 from outlast.plan.model.strategy_prediction import tuned_job
-from outlast.plan.simulate.ensembles import (
+from outlast.plan.simulate.replications import (
     CAUSES,
     Cause,
     EnsembleRuns,

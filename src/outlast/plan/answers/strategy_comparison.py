@@ -23,7 +23,7 @@ from outlast.plan.model.strategy_prediction import (
     reason_impossible,
     tuned_job,
 )
-from outlast.plan.simulate.ensembles import (
+from outlast.plan.simulate.replications import (
     CAUSES,
     ENSEMBLE_FAILURES_MAX,
     HERE,
@@ -35,9 +35,9 @@ from outlast.plan.simulate.ensembles import (
     affordable,
     band,
     draws,
+    expected_failures,
     run_ensemble,
 )
-from outlast.plan.simulate.replications import expected_failures
 from outlast.plan.simulate.simulated_job import SimulatedJob, job_of
 from outlast.process_pool import PartExecutor
 from outlast.theory import strategies as theory
