@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from outlast import toml_files
+from outlast.config import read_toml
 from outlast.errors import ConfigError
 
 Profile = Literal["prolog", "periodic", "epilog", "preflight"]
@@ -217,9 +217,7 @@ def read_settings(path: Path) -> CheckSettings:
 
     Raises ConfigError, which names the file, the key and a close match.
     """
-    return parse_settings(
-        toml_files.read(path, "file of settings", "nothing was checked"), str(path)
-    )
+    return parse_settings(read_toml(path, "file of settings", "nothing was checked"), str(path))
 
 
 def parse_settings(found: dict[str, Any], where: str) -> CheckSettings:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import msgspec
 
-from outlast import toml_files
+from outlast.config import read_toml
 from outlast.errors import ConfigError
 from outlast.log_records import Severity, Symptom
 from outlast.node_logs.log_envelopes import FABRIC
@@ -150,7 +150,7 @@ def load_policy(path: Path) -> XidPolicy:
     An entry for a known code may be partial. Raises ConfigError, which names the entry.
     """
     base = msgspec.to_builtins(shipped_policy(), str_keys=True)
-    mine = toml_files.read(path, "policy")
+    mine = read_toml(path, "policy")
     for key, value in mine.items():
         if key not in base:
             raise ConfigError(f"{path}: {key} is not known; there are {', '.join(base)}")

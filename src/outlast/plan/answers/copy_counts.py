@@ -30,8 +30,7 @@ from outlast.plan.model.ladder_costs import (
 from outlast.plan.model.rates import EXACT
 from outlast.plan.model.scenario import Scenario
 from outlast.plan.model.strategy_prediction import Prediction, predict
-from outlast.theory import replicas as theory
-from outlast.theory import scale
+from outlast.theory import replicas
 
 COPIES_MAX = 4
 VERSIONS = 2  # a new version is received before the old one is released
@@ -140,14 +139,14 @@ def _of_a_run(scenario: Scenario, rate_per_s: float, copies: int) -> float:
 
 def memory_per_gpu_bytes(scenario: Scenario, copies: int) -> float:
     """Return the memory for so many copies of two versions each."""
-    return theory.memory_per_gpu_bytes(
+    return replicas.memory_per_gpu_bytes(
         scenario.state_bytes, scenario.gpus, copies, versions=VERSIONS
     )
 
 
 def loss_rate_per_s(scenario: Scenario, copies: int) -> float:
     """Return the rate at which the last copy of some part is lost."""
-    return theory.loss_rate_per_s(
+    return replicas.loss_rate_per_s(
         scenario.nodes, copies, node_rate_per_s(scenario), exposed_s(scenario)
     )
 
@@ -177,14 +176,16 @@ def _row(scenario: Scenario, copies: int) -> CopiesRow:
     gpus = scenario.gpus
     network = 0.0
     if at.memory_interval_s is not None:
-        network = theory.network_per_gpu_bytes_per_s(state, gpus, copies - 1, at.memory_interval_s)
+        network = replicas.network_per_gpu_bytes_per_s(
+            state, gpus, copies - 1, at.memory_interval_s
+        )
     return CopiesRow(
         copies=copies,
         lost_every_s=1 / rate if rate else math.inf,
         losses=losses(scenario, copies),
         losses_low=low,
         losses_high=high,
-        epoch_losses=theory.epoch_losses(
+        epoch_losses=replicas.epoch_losses(
             scenario.work_s,
             scenario.step_s,
             gpus,
@@ -231,7 +232,7 @@ def _limits(scenario: Scenario) -> list[Quantity]:
 
 def _half(scenario: Scenario, cost_s: Callable[[float], float], restart_s: float) -> float:
     try:
-        return scale.gpus_at(HALF, 1 / scenario.failures.per_gpu_s, cost_s, restart_s=restart_s)
+        return replicas.gpus_at(HALF, 1 / scenario.failures.per_gpu_s, cost_s, restart_s=restart_s)
     except UsageError:  # not even one
         return 0.0
 

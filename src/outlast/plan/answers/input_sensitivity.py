@@ -16,7 +16,7 @@ from outlast.plan.model.answer_values import Unit
 from outlast.plan.model.ladder_costs import STRATEGIES, Strategy, matters
 from outlast.plan.model.scenario import NEVER_S, Scenario
 from outlast.plan.model.strategy_prediction import Prediction, predict, reason_impossible
-from outlast.theory import dollars
+from outlast.theory import costs
 
 TIE = 1e-3  # share of the price: within it, the simpler strategy is chosen
 ROUGH = 1.25  # price factor outside the first-order regime, without Numba to simulate it
@@ -190,9 +190,9 @@ def _least_usd(scenario: Scenario, strategy: Strategy) -> float:
     awake = 1 - shown.outcome.detect - shown.outcome.recover - shown.outcome.wait
     if awake <= 0:
         return math.inf
-    return dollars.cost_usd(
+    return costs.cost_usd(
         scenario.gpus,
-        dollars.wall_s(scenario.work_s, min(1.0, awake)),
+        costs.wall_s(scenario.work_s, min(1.0, awake)),
         scenario.usd_per_gpu_hour,
         spare_gpus=shown.spares * scenario.gpus_per_node,
     )

@@ -27,7 +27,7 @@ from outlast.plan.model.scenario import NEVER_S, Scenario
 from outlast.plan.model.strategy_prediction import GOODPUT_MIN, predict
 from outlast.theory import failures, spares
 from outlast.theory import spares as erlang
-from outlast.theory.dollars import HOUR_S
+from outlast.theory.costs import HOUR_S
 from outlast.theory.failures import FailureKind
 
 QUANTILES = (0.5, 0.95, 0.999)

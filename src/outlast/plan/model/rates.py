@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
-from outlast import quantities, toml_files
+from outlast import quantities
+from outlast.config import read_toml
 from outlast.errors import ConfigError
 from outlast.theory import failures, special_functions
 from outlast.theory.failures import DAY_S, PRESETS, job_mtbf_s
@@ -174,7 +175,7 @@ def read_rates(path: Path) -> MeasuredRates:
 
     Raises ConfigError, which names the file and the field.
     """
-    found = toml_files.read(path, "file of rates")
+    found = read_toml(path, "file of rates")
     try:
         file = msgspec.convert(found, _File)
     except msgspec.ValidationError as error:

@@ -6,7 +6,7 @@ import math
 
 from outlast.plan.reproduce import ReproducedFigure, SourceDocument
 from outlast.theory import intervals
-from outlast.theory.dollars import cost_usd
+from outlast.theory.costs import cost_usd
 from outlast.theory.failures import (
     DAY_S,
     HOUR_S,
