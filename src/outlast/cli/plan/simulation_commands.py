@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from outlast.plan.answers.parameter_sweep import PointResult, Sweep, SweepPoint
     from outlast.plan.answers.run_distribution import RunDistribution, Tally
-    from outlast.plan.narrate.narrator import NarratedRun
+    from outlast.plan.simulate.narrator import NarratedRun
 
 REPLICATIONS_MAX = 1_000_000_000
 
@@ -190,7 +190,7 @@ def story(
     replication
         Number of the run with that seed, counted from 0.
     """
-    from outlast.plan.narrate.narrator import narrate  # NumPy, which no help text needs
+    from outlast.plan.simulate.narrator import narrate  # NumPy, which no help text needs
     from outlast.plan.simulate.simulated_job import bound_failures, job_of
 
     if replication < 0:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.checkpoint.state.state_samples import (
+from tests.checkpoint.state_samples import (
     Holding,
     compiled,
     full,
@@ -29,9 +29,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from outlast.checkpoint.format import codec
-from outlast.checkpoint.state.script_state import ScriptState
-from outlast.checkpoint.state.state_content import flatten_state
-from outlast.checkpoint.state.state_values import join_tensors, split_tensors
+from outlast.checkpoint.script_state import ScriptState
+from outlast.checkpoint.state_content import flatten_state
+from outlast.checkpoint.state_values import join_tensors, split_tensors
 from outlast.errors import CodecError, UnsupportedError, UsageError
 
 __all__ = ["world_of_one"]

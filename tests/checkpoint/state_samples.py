@@ -16,8 +16,8 @@ from outlast.checkpoint.format import codec
 from outlast.checkpoint.format.manifests import Tensor
 from outlast.checkpoint.load.state_fitting import SavedState, StateFitting
 from outlast.checkpoint.save.shard_plan import dtype_name
-from outlast.checkpoint.state.script_state import ScriptState
-from outlast.checkpoint.state.state_content import flatten_state
+from outlast.checkpoint.script_state import ScriptState
+from outlast.checkpoint.state_content import flatten_state
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -13,10 +13,11 @@ from outlast.config import LIMIT_MAX, Limits
 from outlast.controller.save_schedule.save_tiers import SavePolicy
 from outlast.errors import UsageError
 from outlast.plan.model.answer_values import format_count
-from outlast.plan.narrate.controller_peers import TERM, ControllerPeers
-from outlast.plan.narrate.incident_recovery import WAIT_MAX_S, IncidentRecovery
-from outlast.plan.narrate.narrated_nodes import NarratedNodes
-from outlast.plan.narrate.story_progress import (
+from outlast.plan.simulate.controller_peers import TERM, ControllerPeers
+from outlast.plan.simulate.incident_recovery import WAIT_MAX_S, IncidentRecovery
+from outlast.plan.simulate.narrated_nodes import NarratedNodes
+from outlast.plan.simulate.simulated_job import MEMORY, SimulatedJob, check_job, check_seed
+from outlast.plan.simulate.story_progress import (
     EVENTS_MAX,
     SCRIPT,
     EventBook,
@@ -26,7 +27,6 @@ from outlast.plan.narrate.story_progress import (
     Stretch,
     ns,
 )
-from outlast.plan.simulate.simulated_job import MEMORY, SimulatedJob, check_job, check_seed
 from outlast.theory.failures import DAY_S
 
 NODES_MAX = 4096

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from outlast import events
-from outlast.plan.narrate.controller_peers import ControllerPeers
-from outlast.plan.narrate.narrated_nodes import NarratedNodes, NodeStrike
-from outlast.plan.narrate.story_progress import JobProgress, StagePosition, ns, seconds
+from outlast.plan.simulate.controller_peers import ControllerPeers
+from outlast.plan.simulate.narrated_nodes import NarratedNodes, NodeStrike
 from outlast.plan.simulate.simulated_job import LIVE, MEMORY, STORAGE, SimulatedJob
+from outlast.plan.simulate.story_progress import JobProgress, StagePosition, ns, seconds
 from outlast.transport import messages
 
 _SOURCE = {"rollback": MEMORY, "restart": STORAGE}  # any other rung: LIVE

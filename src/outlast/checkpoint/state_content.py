@@ -21,11 +21,11 @@ import xxhash
 from torch.optim import Optimizer
 
 from outlast import random_state
+from outlast.checkpoint import script_state, state_values
 from outlast.checkpoint.format import codec
 from outlast.checkpoint.save.shard_plan import WHOLE_BYTES
-from outlast.checkpoint.state import script_state, state_values
-from outlast.checkpoint.state.script_state import ScriptState
-from outlast.checkpoint.state.state_values import add_tensors, split_tensors
+from outlast.checkpoint.script_state import ScriptState
+from outlast.checkpoint.state_values import add_tensors, split_tensors
 from outlast.errors import CodecError
 
 Skeleton = dict[str, Any]

@@ -14,7 +14,7 @@ pytest.importorskip("numpy", reason="jobs are tables: pip install 'outlast[plan]
 from outlast import events
 from outlast.config import Limits
 from outlast.errors import RunDirError, UsageError
-from outlast.plan.narrate.narrator import NODES_MAX, NarratedRun, narrate
+from outlast.plan.simulate.narrator import NODES_MAX, NarratedRun, narrate
 from outlast.plan.simulate.simulated_job import LIVE, MEMORY, STORAGE, SimulatedJob
 from outlast.telemetry.event_store import read_events
 from outlast.telemetry.incident_explanation import explain
