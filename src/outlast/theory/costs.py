@@ -12,14 +12,14 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from outlast.errors import UsageError
-from outlast.theory.argument_checks import (
+from outlast.theory.intervals import recovery_s
+from outlast.theory.numerics import (
     broadcasts,
     check_not_negative,
     check_positive,
     check_share,
+    find_minimum,
 )
-from outlast.theory.intervals import recovery_s
-from outlast.theory.special_functions import find_minimum
 from outlast.theory.strategies import Rung
 
 

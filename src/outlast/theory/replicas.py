@@ -12,15 +12,16 @@ from collections.abc import Callable
 import msgspec
 
 from outlast.errors import UsageError
-from outlast.theory.argument_checks import (
+from outlast.theory.intervals import in_regime
+from outlast.theory.numerics import (
     broadcasts,
     check_not_negative,
     check_positive,
     check_share,
     check_whole,
+    find_root,
+    one_plus_w0,
 )
-from outlast.theory.intervals import in_regime
-from outlast.theory.special_functions import find_root, one_plus_w0
 from outlast.theory.strategies import RecoveryJob, RecoveryOutcome, check, checkpoint_restart
 
 NEGLIGIBLE = 1e-18

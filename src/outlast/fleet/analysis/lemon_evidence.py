@@ -22,7 +22,7 @@ from outlast.fleet.analysis.failure_attribution import CAUSES, AttributedFailure
 from outlast.fleet.record_tables import Tables
 from outlast.log_records import Symptom
 from outlast.text_formatting import plural
-from outlast.theory.argument_checks import check_share
+from outlast.theory.numerics import check_share
 
 NODE = ["cluster", "node"]
 UNKNOWN = "not known"

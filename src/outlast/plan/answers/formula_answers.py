@@ -23,7 +23,7 @@ from outlast.plan.model.strategy_prediction import (
 )
 from outlast.theory import ettr as theory
 from outlast.theory import intervals
-from outlast.theory.special_functions import find_minimum, find_root
+from outlast.theory.numerics import find_minimum, find_root
 
 KOKOLIS = "Kokolis et al. 2025"
 RENEWAL = "renewals, docs/theory.md"

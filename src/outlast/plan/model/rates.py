@@ -13,7 +13,7 @@ import msgspec
 from outlast import quantities
 from outlast.config import read_toml
 from outlast.errors import ConfigError
-from outlast.theory import failures, special_functions
+from outlast.theory import failures, numerics
 from outlast.theory.failures import DAY_S, PRESETS, job_mtbf_s
 
 EXACT = math.inf
@@ -40,10 +40,7 @@ class StatedFailures(msgspec.Struct, frozen=True, kw_only=True):
         """Return this quantile of the rate."""
         if self.weight_failures == EXACT:
             return self.per_gpu_s
-        share = (
-            special_functions.gamma_quantile(self.weight_failures, probability)
-            / self.weight_failures
-        )
+        share = numerics.gamma_quantile(self.weight_failures, probability) / self.weight_failures
         return self.per_gpu_s * share
 
 

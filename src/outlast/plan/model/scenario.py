@@ -17,7 +17,7 @@ from outlast import quantities
 from outlast.config import read_toml
 from outlast.errors import ConfigError
 from outlast.plan.model.rates import MeasuredRates, StatedFailures, parse_failures, read_rates
-from outlast.theory import spares, special_functions
+from outlast.theory import numerics, spares
 
 NEVER_S = math.inf
 REPLICA_GPUS = 512
@@ -206,7 +206,7 @@ _LIMITS = {
     "gpus": (1, 1e9),
     "failures-seen": (1, 1e6),  # as sure as the rate is exact
     "lemon-factor": (0, 1e6),
-    "shape": (special_functions.SHAPE_MIN, 100),
+    "shape": (numerics.SHAPE_MIN, 100),
     "state": (1, 1e18),
     "gpu-hour": (0, 1e6),
 }

@@ -15,7 +15,7 @@ from outlast.theory.failures import (
     no_failure,
     rate_of_daily_probability,
 )
-from outlast.theory.special_functions import find_minimum
+from outlast.theory.numerics import find_minimum
 
 SOURCE = SourceDocument(
     "001", "Elastic and fault-tolerant distributed training, 18.1, scalablebook.apartsin.com"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outlast.log_records import SYMPTOMS, Symptom
-from outlast.node_logs.taxonomy import DOMAINS, TABLE, possible_domains
+from outlast.log_records import DOMAINS, SYMPTOMS, TAXONOMY, Symptom, possible_domains
 
 PAPER = {  # marks of Table I: user program, system software, hardware infrastructure
     "oom": "100", "gpu-unavailable": "011", "gpu-memory": "001", "gpu-driver": "010",
@@ -18,15 +17,15 @@ PAPER = {  # marks of Table I: user program, system software, hardware infrastru
 def test_it_is_the_papers_table() -> None:
     marks = {
         row.symptom: "".join("1" if domain in row.domains else "0" for domain in DOMAINS)
-        for row in TABLE.values()
+        for row in TAXONOMY.values()
         if row.paper
     }
     assert marks == PAPER
 
 
 def test_every_symptom_has_a_row() -> None:
-    assert set(TABLE) == set(SYMPTOMS)
-    assert all(row.domains and all(row.causes) for row in TABLE.values())
+    assert set(TAXONOMY) == set(SYMPTOMS)
+    assert all(row.domains and all(row.causes) for row in TAXONOMY.values())
 
 
 def test_a_time_out_alone_may_be_anybodys() -> None:
