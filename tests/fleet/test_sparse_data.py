@@ -25,10 +25,10 @@ from outlast.fleet.analysis.failure_rates import rolling_rates
 from outlast.fleet.analysis.fitted_rates import fit_rates
 from outlast.fleet.analysis.lemons import rank_lemons
 from outlast.fleet.analysis.outages import failure_outcomes, outage_rate, part_replacements
+from outlast.fleet.lake import Lake
+from outlast.fleet.lake_selection import load_window
 from outlast.fleet.record_tables import Tables
 from outlast.fleet.report.fleet_report import FleetReport, build_report
-from outlast.fleet.store.lake import Lake
-from outlast.fleet.store.lake_selection import load_window
 from outlast.log_records import NodeSeen, Outage, Repair
 from outlast.plan.model.scenario import scenario_of
 

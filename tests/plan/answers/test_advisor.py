@@ -9,14 +9,14 @@ import pytest
 from msgspec.structs import replace
 from tests.plan.plan_command import Plan
 
-from outlast.plan.answers.advice import Advice
-from outlast.plan.answers.advice_text import failures_to_halve
-from outlast.plan.answers.advisor import advise
-from outlast.plan.answers.input_sensitivity import (
+from outlast.plan.answers.advice import (
+    Advice,
     best_settings,
     settings_of,
     with_settings,
 )
+from outlast.plan.answers.advice_text import failures_to_halve
+from outlast.plan.answers.advisor import advise
 from outlast.plan.answers.spare_nodes import cheapest_spares
 from outlast.plan.answers.strategy_price import price_strategy
 from outlast.plan.model.answer_values import at_rate

@@ -19,8 +19,8 @@ from outlast import __version__
 from outlast.atomic_files import refuse_existing, replace_file, write_new
 from outlast.cli.output_stream import Printer, count_progress, echo, print_json, write
 from outlast.errors import EXIT_DONE, LakeError, OutlastError, StorageError, UsageError
-from outlast.fleet.store.lake import MANIFEST, Lake, format_time
-from outlast.fleet.store.lake_selection import load_window, resolve_cluster
+from outlast.fleet.lake import MANIFEST, Lake, format_time
+from outlast.fleet.lake_selection import load_window, resolve_cluster
 from outlast.log_records import COST_NAMES
 from outlast.process_pool import ProcessPool
 from outlast.text_formatting import duration, plural

@@ -35,9 +35,8 @@ from outlast.plan.model.scenario import scenario_of, span
 from outlast.terminal_tables import number_column, table, text_column
 
 if TYPE_CHECKING:
-    from outlast.plan.answers.advice import Advice
+    from outlast.plan.answers.advice import Advice, InputSensitivity
     from outlast.plan.answers.extra_costs import ExtraCost
-    from outlast.plan.answers.input_sensitivity import InputSensitivity
 
 HARDLY = 1e-6  # of time: a minute in two years; far below, figures underflow to 0
 

@@ -7,8 +7,8 @@ from typing import Literal, NamedTuple
 import polars as pl
 
 from outlast.fleet.host_lists import HOSTS_MAX, nodes_of
+from outlast.fleet.lake import UNFINISHED
 from outlast.fleet.record_tables import DAY_NS, Tables
-from outlast.fleet.store.lake import UNFINISHED
 from outlast.text_formatting import plural
 
 KEY = ("cluster", "job", "attempt")

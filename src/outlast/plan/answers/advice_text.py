@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from outlast.plan.answers.advice import AdviceDoubt, Bill, NextMeasure
-from outlast.plan.answers.copy_counts import loss_rate_per_s, memory_per_gpu_bytes
-from outlast.plan.answers.input_sensitivity import (
+from outlast.plan.answers.advice import (
+    AdviceDoubt,
     BestSettings,
+    Bill,
     InputSensitivity,
     InputVariation,
+    NextMeasure,
     TunedSettings,
 )
+from outlast.plan.answers.copy_counts import loss_rate_per_s, memory_per_gpu_bytes
 from outlast.plan.answers.spare_nodes import CheapestSpares
 from outlast.plan.model.answer_values import format_count, format_quantity
 from outlast.plan.model.ladder_costs import Strategy, mtbf_s

@@ -9,9 +9,9 @@ import pytest
 
 from outlast.cli.main import main
 from outlast.errors import EXIT_DONE, EXIT_USAGE, EXIT_USER_ERROR
+from outlast.fleet.lake import Lake
+from outlast.fleet.lake_selection import load_window
 from outlast.fleet.record_tables import DAY_NS
-from outlast.fleet.store.lake import Lake
-from outlast.fleet.store.lake_selection import load_window
 
 HEADER = "JobID|JobName|State|Start|End\n"
 

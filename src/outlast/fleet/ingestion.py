@@ -21,10 +21,10 @@ from outlast.fleet.formats.format_detection import (
     refuse_unused_options,
 )
 from outlast.fleet.formats.log_reading import LogReading, RecordBatch, Reject, refuse_special_file
+from outlast.fleet.lake import LakeSource, format_time
+from outlast.fleet.lake_writer import AddedRecords, DoubleBooking, LakeWriter, open_writer
+from outlast.fleet.pseudonyms import Pseudonyms
 from outlast.fleet.record_tables import Name
-from outlast.fleet.store.lake import LakeSource, format_time
-from outlast.fleet.store.lake_writer import AddedRecords, DoubleBooking, LakeWriter, open_writer
-from outlast.fleet.store.pseudonyms import Pseudonyms
 
 AHEAD = "records of a time that is still to come, which only --until reaches: is the zone right?"
 EXAMPLES_MAX = 3  # of rejects, for each reason

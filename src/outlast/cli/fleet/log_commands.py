@@ -1,4 +1,4 @@
-"""`outlast fleet ingest`."""
+"""Commands on logs: `outlast fleet ingest` reads them, `synth` generates them."""
 
 from __future__ import annotations
 
@@ -6,19 +6,35 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 from cyclopts import Parameter
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
+from outlast.atomic_files import refuse_existing
 from outlast.cli.output_stream import Printer, echo, echo_error, print_json
 from outlast.errors import EXIT_DONE, EXIT_INTERRUPTED, UsageError
 from outlast.fleet.formats.format_detection import Format, LogOptions
+from outlast.fleet.ingestion import IngestedLog, IngestSummary
+from outlast.fleet.ingestion import ingest as ingested
+from outlast.fleet.lake import format_time
 from outlast.fleet.record_tables import Name
-from outlast.fleet.store.ingestion import IngestedLog, IngestSummary
-from outlast.fleet.store.ingestion import ingest as ingested
-from outlast.fleet.store.lake import format_time
 from outlast.text_formatting import plural
+
+if TYPE_CHECKING:
+    from outlast.fleet.synth.synthetic_cluster import GroundTruth
+
+Update = Callable[[str, float | None], None]
+_TEXT = TextColumn("{task.description}", markup=False)
 
 
 def _ingest_flag(text: str, name: str | None = None) -> Parameter:
@@ -159,35 +175,37 @@ def ingest(
     options = (flags or IngestFlags()).log_options()
     names = None
     if anonymize:
-        from outlast.fleet.store.pseudonyms import load_pseudonyms
+        from outlast.fleet.pseudonyms import load_pseudonyms
 
         names = load_pseudonyms(anonymize, lake)
     try:
-        with _progress() as on_progress:
-            summary = ingested(lake, source, options, names, on_progress)
+        with _progress(SpinnerColumn(), _TEXT, TimeElapsedColumn()) as show:
+            summary = ingested(
+                lake, source, options, names, lambda log, rows: show(f"{log}: {rows:,} rows", None)
+            )
     except KeyboardInterrupt:
         echo_error(f"outlast: interrupted: {lake} is intact, and has all of these logs or none")
         return EXIT_INTERRUPTED
     if json:
         print_json(summary)
     else:
-        _show(summary)
+        _show_ingested(summary)
     return EXIT_DONE
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[str, int], None]]:
+def _progress(*columns: ProgressColumn, total: float | None = None) -> Iterator[Update]:
+    """Yield a function that shows a text and the part done, if stderr is a terminal."""
     console = Printer(stderr=True)
     if not console.is_terminal:
-        yield lambda _source, _rows: None
+        yield lambda _text, _done: None
         return
-    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("reading", total=None)
-        yield lambda source, rows: bar.update(task, description=f"{source}: {rows:,} rows")
+        task = bar.add_task("", total=total)
+        yield lambda text, done: bar.update(task, description=text, completed=done)
 
 
-def _show(summary: IngestSummary) -> None:
+def _show_ingested(summary: IngestSummary) -> None:
     is_long = len(summary.read) > LOGS_SHOWN
     plain: list[IngestedLog] = []
     for log in summary.read:
@@ -239,3 +257,89 @@ def _show_one(log: IngestedLog) -> None:
         echo(f"  all of them are in rejects/{source.id}.jsonl")
     for note in source.notes:
         echo(f"  note: {note}")
+
+
+class SynthReport(msgspec.Struct, frozen=True):
+    """Output of `--json`; the lists of the truth are in truth.json."""
+
+    directory: str
+    files: list[str]
+    jobs: int
+    findings: int
+    truth: dict[str, float | int | str | None]
+
+
+def synth(
+    directory: Path,
+    /,
+    *,
+    shape: str = "rsc1",
+    days: float = 28.0,
+    seed: int = 0,
+    nodes: int | None = None,
+    json: bool = False,
+) -> int:
+    """Generate logs of a cluster with known ground truth.
+
+    Writes sacct.txt, health.jsonl and tables of nodes, repairs and outages, with
+    the mapping files that `outlast fleet ingest` needs. truth.json holds the true
+    rates, causes and lemon nodes.
+
+    Parameters
+    ----------
+    directory
+        New directory. It appears when it is complete.
+    shape
+        Model of the cluster: rsc1 (2,048 nodes) or rsc2 (1,024) of Kokolis et al. 2025, or
+        rsc1-eventful, with failure rates that change over time.
+    days
+        Length of the logs in days.
+    seed
+        Random seed. The same seed gives the same logs.
+    nodes
+        Number of nodes, with jobs in proportion (default: by --shape).
+    json
+        Print one JSON object instead of text.
+    """
+    from outlast.fleet.synth.synthetic_cluster import make_cluster, write_files
+
+    refuse_existing(directory)
+    try:
+        with _progress(_TEXT, BarColumn(), TaskProgressColumn(), total=1.0) as show:
+            tables, truth = make_cluster(
+                shape, days, seed, nodes, lambda share: show("running", share)
+            )
+            files = write_files(tables, truth, directory, lambda share: show("writing", share))
+    except KeyboardInterrupt:
+        echo_error(f"outlast: interrupted: nothing was written to {directory}")
+        return EXIT_INTERRUPTED
+    jobs, findings = tables.jobs.collect().height, tables.findings.collect().height
+    _show_truth(
+        SynthReport(str(directory), files, jobs, findings, _truth_summary(truth)), json=json
+    )
+    return EXIT_DONE
+
+
+def _truth_summary(truth: GroundTruth) -> dict[str, float | int | str | None]:
+    fields = msgspec.to_builtins(truth)
+    counts = {name: len(each) for name, each in fields.items() if isinstance(each, list | dict)}
+    return {name: counts.get(name, each) for name, each in fields.items()}
+
+
+def _show_truth(report: SynthReport, *, json: bool) -> None:
+    if json:
+        print_json(report)
+        return
+    truth = report.truth
+    echo(f"{report.directory}: {', '.join(report.files)}")
+    echo(f"{report.jobs:,} attempts of jobs, {report.findings:,} findings")
+    rate, counted, node_days = truth["r_f"], truth["failures_counted"], truth["node_days"]
+    echo(
+        f"true failure rate of jobs above 128 GPUs: {1000 * float(rate or 0):.2f} per 1000"
+        f" node-days ({counted} failures that can be counted in {float(node_days or 0):,.0f})"
+    )
+    echo(
+        f"{truth['lemons']} lemons; {truth['failures']} attempts that hardware ended;"
+        f" {100 * float(truth['second_order_share'] or 0):.1f} % of the lost goodput is of jobs"
+        " that made room for others"
+    )

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from outlast.cli.main import main
-from outlast.fleet.store.lake import Lake
+from outlast.fleet.lake import Lake
 
 MAPPING = """rows = "jobs"
 [columns]
@@ -28,7 +28,7 @@ LIVES = 10  # one more than there are renames and deletions
 # Python tells of each rename and each deletion before it is done.
 KILLED = """
 import os, signal, sys
-import outlast.cli.fleet.ingest
+import outlast.cli.fleet.log_commands
 from outlast.cli.main import main
 log, *lakes = sys.argv[1:]
 def life(lake, left):

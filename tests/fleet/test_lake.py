@@ -14,15 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outlast.errors import LakeError, StorageError, UsageError
-from outlast.fleet.record_tables import DAY_NS, KIND_OF, NAMES, schema, table
-from outlast.fleet.store.lake import MANIFEST, VERSION, Lake, read_manifest
-from outlast.fleet.store.lake_writer import (
+from outlast.fleet.lake import MANIFEST, VERSION, Lake, read_manifest
+from outlast.fleet.lake_writer import (
     READING,
     AddedRecords,
     DoubleBooking,
     LakeWriter,
     open_writer,
 )
+from outlast.fleet.record_tables import DAY_NS, KIND_OF, NAMES, schema, table
 from outlast.log_records import CheckAdded, Finding, JobEnded, JobState, NodeSeen, Outage, Record
 
 DAY = 19_860 * DAY_NS

@@ -19,11 +19,9 @@ import polars as pl
 
 from outlast.atomic_files import sync
 from outlast.errors import LakeError, StorageError, UsageError
-from outlast.fleet import host_lists
+from outlast.fleet import host_lists, lake
 from outlast.fleet.formats.log_reading import Reject
-from outlast.fleet.record_tables import DAY_NS, KIND_OF, Name
-from outlast.fleet.store import lake
-from outlast.fleet.store.lake import (
+from outlast.fleet.lake import (
     MANIFEST,
     LakeManifest,
     LakePart,
@@ -33,7 +31,8 @@ from outlast.fleet.store.lake import (
     read_manifest,
     scan,
 )
-from outlast.fleet.store.lake_selection import LONGEST_DAYS
+from outlast.fleet.lake_selection import LONGEST_DAYS
+from outlast.fleet.record_tables import DAY_NS, KIND_OF, Name
 
 JOB_COLUMNS = ("cluster", "hosts", "nodes", "gpus", "start_ns", "t_ns")
 SLACK_NS = 60 * 10**9  # tolerated overlap of jobs on a node: cleaning up, and rounding

@@ -16,10 +16,10 @@ import polars as pl
 import pytest
 
 from outlast.cli.main import main
+from outlast.fleet import ingestion as ingesting
 from outlast.fleet.formats.format_detection import LogOptions
-from outlast.fleet.store import ingestion as ingesting
-from outlast.fleet.store.lake import Lake
-from outlast.fleet.store.lake_writer import READING
+from outlast.fleet.lake import Lake
+from outlast.fleet.lake_writer import READING
 
 HEADER = "JobID|JobName|User|State|Start|End|NNodes|NodeList|AllocTRES|Submit\n"
 SEL = "   1 | 05/17/2024 | 10:00:00 | Processor #0x01 | IERR | Asserted\n"
@@ -208,7 +208,7 @@ def started(lake: Path, log: Path) -> subprocess.Popen[str]:
 
 @pytest.mark.process
 def test_a_reading_that_is_ended_leaves_the_lake_whole(tmp_path: Path) -> None:
-    """By Ctrl-C; tests/fleet/store/test_killed_lake_writer.py kills it."""
+    """By Ctrl-C; tests/fleet/test_killed_lake_writer.py kills it."""
     lake = tmp_path / "lake"
     good = HEADER + row("1", "COMPLETED", "2024-05-17T10:00:00")
     assert ingest(lake, written(tmp_path / "good", good)) == 0

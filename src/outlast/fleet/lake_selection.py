@@ -11,8 +11,8 @@ import polars as pl
 from outlast.errors import UsageError
 from outlast.fleet.analysis import exposure
 from outlast.fleet.host_lists import nodes_of
+from outlast.fleet.lake import Lake, LakePart, day_number, format_time
 from outlast.fleet.record_tables import DAY_NS, KIND_OF, NAMES, Name, Tables
-from outlast.fleet.store.lake import Lake, LakePart, day_number, format_time
 from outlast.text_formatting import plural
 
 SHOWN = 8  # names of clusters in a message

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from outlast.cli.main import main
 from outlast.errors import UsageError
 from outlast.fleet import host_lists
-from outlast.fleet.store.lake import Lake, read_manifest
-from outlast.fleet.store.pseudonyms import Pseudonyms, load_pseudonyms
+from outlast.fleet.lake import Lake, read_manifest
+from outlast.fleet.pseudonyms import Pseudonyms, load_pseudonyms
 
 WORD = st.text("ghijklmnqrstuvwxyz", min_size=6, max_size=12)
 WHO = ("user", "account", "name", "partition", "qos", "cluster")
@@ -150,8 +150,8 @@ def test_what_every_machine_calls_its_parts_stays(name: str) -> None:
 
 def test_every_kind_of_record_has_its_names_replaced() -> None:
     """Records of runs had none, and a run could not be read with --anonymize."""
+    from outlast.fleet.pseudonyms import _COLUMNS
     from outlast.fleet.record_tables import KIND_OF
-    from outlast.fleet.store.pseudonyms import _COLUMNS
 
     assert _COLUMNS.keys() == KIND_OF.keys()
     for kind, record in KIND_OF.items():
@@ -163,7 +163,7 @@ def test_a_name_with_a_domain_stays_one_of_the_short_name() -> None:
     """With other words for both, nobody could join n1 and n1.example.org."""
     import polars as pl
 
-    from outlast.fleet.store.pseudonyms import Pseudonyms
+    from outlast.fleet.pseudonyms import Pseudonyms
 
     names = Pseudonyms(b"k" * 32)
     nodes = ["n1", "n1.example.org", "n1.example.net", "10.0.0.1"]
