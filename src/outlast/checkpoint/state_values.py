@@ -27,10 +27,7 @@ _UNINITIALIZED = (UninitializedBuffer, UninitializedParameter)
 
 
 def add_tensors(tensors: dict[str, torch.Tensor], name: str, tensor: torch.Tensor) -> None:
-    """Name a tensor.
-
-    Raises CodecError where the name is taken, or the tensor has no shape yet.
-    """
+    """Name a tensor. Raises CodecError where the name is taken, or the tensor has no shape yet."""
     if type(tensor) not in _INITIALIZED and isinstance(tensor, _UNINITIALIZED):
         raise CodecError(f"{name} is not initialized; nothing was saved; run one forward first")
     if tensors.setdefault(name, tensor) is not tensor:

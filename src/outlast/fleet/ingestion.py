@@ -33,10 +33,7 @@ _BLOCK_BYTES = 1 << 22
 
 
 class IngestedLog(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of one log.
-
-    `before`: its content was in the lake already, so it was not read.
-    """
+    """Result of one log. `before`: its content was in the lake already, so it was not read."""
 
     source: LakeSource
     before: bool = False

@@ -89,10 +89,7 @@ UNKNOWN: dict[Kind, PolicyEntry] = {
 
 
 class XidPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Policy of XIDs and SXIDs.
-
-    `version` names author and date; reports print it.
-    """
+    """Policy of XIDs and SXIDs. `version` names author and date; reports print it."""
 
     version: str
     lines: dict[str, tuple[PolicyWords, ...]]

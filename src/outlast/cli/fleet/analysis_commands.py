@@ -200,10 +200,7 @@ COMMENT = (
 
 
 class RatesSource(NamedTuple):
-    """Origin of the figures.
-
-    `digest`: of the lake's list of files.
-    """
+    """Origin of the figures. `digest`: of the lake's list of files."""
 
     lake: str
     digest: str

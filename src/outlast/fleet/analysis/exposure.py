@@ -21,10 +21,7 @@ USED_SHARE = 0.05  # of the GPU time, in jobs with at least so many GPUs per nod
 
 
 class NodeGpus(NamedTuple):
-    """GPUs per node.
-
-    `source`: a list of nodes, the jobs' allocations, or neither (NODE_GPUS).
-    """
+    """GPUs per node. `source`: a list of nodes, the jobs' allocations, or neither (NODE_GPUS)."""
 
     gpus: int
     source: Literal["nodes", "jobs", "assumed"]

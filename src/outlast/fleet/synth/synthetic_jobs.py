@@ -165,10 +165,7 @@ _TICKET = 0.9
 
 
 class NodeAbsence(NamedTuple):
-    """Outage of a node.
-
-    `part`: "" for a reboot, "?" for an inspection without a replacement.
-    """
+    """Outage of a node. `part`: "" for a reboot, "?" for an inspection without a replacement."""
 
     node: int
     since_s: float
