@@ -296,3 +296,17 @@ def possible_domains(symptoms: Set[Symptom]) -> PossibleDomains:
         for cause in TAXONOMY[symptom].causes
     ]
     return PossibleDomains(remaining, bool(remaining), of, tuple(dict.fromkeys(causes)))
+
+
+# Table II of the paper: which part the lemons of RSC-1 and RSC-2 had, as shares.
+LEMON_PARTS = {
+    "optics": 0.026,
+    "cpu": 0.026,
+    "psu": 0.051,
+    "nic": 0.077,
+    "eud": 0.103,
+    "pcie": 0.154,
+    "dimm": 0.205,
+    "gpu": 0.282,
+    "bios": 0.077,
+}

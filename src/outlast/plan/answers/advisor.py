@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from functools import partial
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from outlast.plan.answers import advice_text
 from outlast.plan.answers.advice import (
@@ -77,11 +77,7 @@ def advise(
         about - {"interval", "memory-interval"},
     )
     return Advice(
-        question=plain.question,
-        failures=plain.failures,
-        quantities=plain.quantities,
-        assumed=plain.assumed,
-        warnings=plain.warnings,
+        **asdict(plain),
         finishes=finishes,
         now=_current_cost(scenario, in_use, at),
         items=_items(scenario, in_use, at, settings) if finishes else [],

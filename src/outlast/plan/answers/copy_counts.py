@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from outlast.errors import UsageError
 from outlast.plan.model import formula_domain
@@ -112,14 +112,7 @@ def memory_copies(scenario: Scenario) -> Replicas:
         )
     about = matters("peer-memory") | {"state", "step"}
     base = answer("How many copies in memory?", scenario, quantities, warnings, about)
-    return Replicas(
-        question=base.question,
-        failures=base.failures,
-        quantities=base.quantities,
-        assumed=base.assumed,
-        warnings=base.warnings,
-        rows=rows,
-    )
+    return Replicas(**asdict(base), rows=rows)
 
 
 def exposed_s(scenario: Scenario) -> float:

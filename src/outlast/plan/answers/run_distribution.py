@@ -9,6 +9,7 @@ from contextlib import closing
 
 import msgspec
 import numpy as np
+from msgspec.structs import asdict, replace
 
 from outlast.errors import OutlastError
 from outlast.plan.model.answer_values import HIGH, LOW, Answer, Unit, answer
@@ -218,21 +219,12 @@ def run_distribution(
                 summaries[name].add(rows[name])
             summaries["goodput"].add(job.work_s / rows["wall_s"])
             on_rows(rows)
-    base = answer(
-        f"What do runs of {scenario.gpus:,} GPUs with {strategy} come to?",
-        scenario,
-        [],
-        [],
-        matters(strategy) | {"gpu-hour"},
-    )
     wall = summaries["wall_s"]
     tallies = _make_tallies(scenario, predicted, summaries) if wall.count else []
+    warnings = _warnings(strategy, predicted, job, wall, tallies, replications)
+    question = f"What do runs of {scenario.gpus:,} GPUs with {strategy} come to?"
     return RunDistribution(
-        question=base.question,
-        failures=base.failures,
-        assumed=base.assumed,
-        quantities=[],
-        warnings=_warnings(strategy, predicted, job, wall, tallies, replications),
+        **asdict(answer(question, scenario, [], warnings, matters(strategy) | {"gpu-hour"})),
         strategy=strategy,
         seed=seed,
         requested=replications,
@@ -265,7 +257,7 @@ def _make_tallies(
         predicted.usd,
         times=usd_per_s(scenario, predicted.spares),
     )
-    plain = msgspec.structs.replace(goodput, predicted=predicted.outcome.goodput)
+    plain = replace(goodput, predicted=predicted.outcome.goodput)
     return [tallies[0], plain, costs, *tallies[1:]]
 
 

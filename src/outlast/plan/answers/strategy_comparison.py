@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
+from msgspec.structs import asdict
 
 from outlast.plan.answers.measured_run import MeasuredRun, RunComparison, compare_run
 from outlast.plan.answers.run_distribution import Z_MAX, usd_per_s
@@ -147,13 +148,6 @@ def compare(
         if not reason_impossible(scenario, strategy)
     }
     ensemble = simulate_strategies(scenario, list(predicted), request, place, on_progress)
-    base = answer(
-        f"Which strategy for {scenario.gpus:,} GPUs?",
-        scenario,
-        [],
-        [],
-        frozenset[str]().union(*(matters(strategy) for strategy in predicted), {"gpu-hour"}),
-    )
     usd: dict[Strategy, np.ndarray] = {
         run: usd_per_s(scenario, predicted[run].spares) * runs.wall_s
         for run, runs in ensemble.runs.items()
@@ -165,12 +159,10 @@ def compare(
         _compared_strategy(scenario, request, predicted[strategy], ensemble, usd, ranked[0])
         for strategy in ranked
     ]
+    about = {"gpu-hour"}.union(*(matters(strategy) for strategy in predicted))
+    question = f"Which strategy for {scenario.gpus:,} GPUs?"
     return StrategyComparison(
-        question=base.question,
-        failures=base.failures,
-        assumed=base.assumed,
-        quantities=[],
-        warnings=_warnings(contenders, predicted),
+        **asdict(answer(question, scenario, [], _warnings(contenders, predicted), about)),
         seed=request.seed,
         runs=len(ensemble.draw_of),
         rates=len({d.factor for d in ensemble.draws}),
