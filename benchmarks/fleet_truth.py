@@ -31,7 +31,7 @@ from outlast.fleet.analysis.lemons import rank_lemons, score_ranking
 from outlast.fleet.analysis.measured_ettr import measured_ettr, overall_ettr
 from outlast.fleet.record_tables import Tables
 from outlast.fleet.synth import synthetic_cluster
-from outlast.theory import special_functions
+from outlast.theory import numerics
 
 TAIL = 0.05
 DAY_S = 86_400.0
@@ -75,7 +75,7 @@ def rate_for_plans(made: Made) -> Figures:
     as."""
     rate = fit_rates(made.tables).rate
     true, weight = 1000 * made.truth.r_f_counted, rate.weight_failures
-    low, high = (special_functions.gamma_quantile(weight, at) / weight for at in (TAIL, 1 - TAIL))
+    low, high = (numerics.gamma_quantile(weight, at) / weight for at in (TAIL, 1 - TAIL))
     mean = rate.per_1000_node_days
     return {"plan's rate in its band": inside(low * mean, true, high * mean)}
 

@@ -1,4 +1,4 @@
-"""All settings, validated once. The only module that reads environment variables."""
+"""All settings, validated once, and TOML files of users. Only this reads environment variables."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ TEMPLATE_VARIABLE = "OUTLAST_TEMPLATE"
 NCCL2_VARIABLE = "TORCH_DIST_USE_NCCL2"
 TORCH_MIN = (2, 11)
 AUTO = -1  # an interval that the run finds for itself
+TOML_BYTES_MAX = 1_000_000
 LIMIT_MAX = 1e9  # seconds: 31 years, and every clock and timer can still count them
 
 
@@ -275,3 +276,26 @@ class ProcessEnvironment:
     def snapshot(self) -> dict[str, str]:
         """Return all variables that are set."""
         return dict(os.environ)
+
+
+def read_toml(path: Path, what: str, undone: str = "") -> dict[str, Any]:
+    """Read a TOML file. Raises ConfigError, which names the file and the field.
+
+    `what`: the kind of file, as in "scenario"; `undone`: the consequence of a failure, as in
+    "nothing was checked".
+    """
+    import tomllib  # few commands are given a file, and it takes milliseconds
+
+    try:
+        with path.open("rb") as file:  # a pipe has no size to ask for
+            data = file.read(TOML_BYTES_MAX + 1)
+        if len(data) <= TOML_BYTES_MAX:
+            return tomllib.loads(data.decode())
+        wrong, cause = f"larger than {TOML_BYTES_MAX:,} bytes; that is no {what}", None
+    except OSError as error:
+        wrong, cause = error.strerror or str(error), error
+    except RecursionError as error:
+        wrong, cause = f"nested too deeply; that is no {what}", error
+    except ValueError as error:  # no TOML, no UTF-8, or a number of thousands of digits
+        wrong, cause = str(error), error
+    raise ConfigError(f"{path}: {wrong}" + (f"; {undone}" if undone else "")) from cause

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from outlast.cli.demo import FAULTS, STEPS_MIN, example
-from outlast.cli.run_comparison import DIGEST
+from outlast.cli.demo import DIGEST, FAULTS, STEPS_MIN, example
 from outlast.config import child_environment
 from outlast.controller.fault_spec import parse
 

@@ -12,6 +12,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from tests.telemetry.synthetic_run import SyntheticRun
 
 import outlast
 from outlast import errors
@@ -20,7 +21,6 @@ from outlast.cli import run_reports as events_command
 from outlast.cli.main import code_of, main
 from outlast.events import RunStarted, Scheduled, WorkerSpawned
 from outlast.telemetry.event_store import EventWriter, life_of
-from outlast.testing.synthetic_run import SyntheticRun
 
 COMMANDS = ("events", "explain", "summary")
 

@@ -11,9 +11,9 @@ import pytest
 from rich.console import Console
 
 from outlast import events
-from outlast.cli import demo, run_comparison
-from outlast.cli.run_comparison import compare
-from outlast.telemetry.event_store import DIRECTORY, EventWriter
+from outlast.cli import demo
+from outlast.cli.demo import compare
+from outlast.telemetry.event_store import DIRECTORY, EventWriter, bit_texts
 from outlast.telemetry.run_summary import summarise
 
 WORLD, STEPS = 2, 3
@@ -109,9 +109,9 @@ def test_two_runs_without_a_digest_are_not_equal(tmp_path: Path) -> None:
 
 def test_bits_tell_zeros_apart_and_know_nan() -> None:
     key = (0, 1, "loss")
-    assert run_comparison.bits({key: 0.0}) != run_comparison.bits({key: -0.0})
-    assert run_comparison.bits({key: math.nan}) == run_comparison.bits({key: math.nan})
+    assert bit_texts({key: 0.0}) != bit_texts({key: -0.0})
+    assert bit_texts({key: math.nan}) == bit_texts({key: math.nan})
 
 
 def test_a_missing_loss_is_infinitely_far() -> None:
-    assert run_comparison.difference_max({(0, 1, "loss"): 1.0}, {}) == math.inf
+    assert demo.difference_max({(0, 1, "loss"): 1.0}, {}) == math.inf

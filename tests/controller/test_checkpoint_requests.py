@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from tests.controller.controller_driver import ControllerDriver
+
 from outlast import events
 from outlast.controller.inputs import SaveRequested
 from outlast.controller.save_schedule.save_tiers import SavePolicy
-from outlast.testing.controller_driver import ControllerDriver
 from outlast.transport import messages
 
 

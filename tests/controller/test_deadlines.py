@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.controller.controller_driver import ControllerDriver, S
 
 from outlast import events
 from outlast.controller.inputs import AgentLost, LauncherStalled, StopRequested
-from outlast.testing.controller_driver import ControllerDriver, S
 from outlast.transport import messages
 
 

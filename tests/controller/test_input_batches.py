@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from tests.controller.controller_driver import ControllerDriver
 
 from outlast import events
 from outlast.controller.controller_state import ControllerState
 from outlast.controller.inputs import Action, Input, Received, Wake
 from outlast.controller.state_machine import handle, handle_all
-from outlast.testing.controller_driver import ControllerDriver
 from outlast.transport import messages
 
 WORLD = 4

@@ -6,11 +6,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.controller.controller_driver import ControllerDriver, S
 
 from outlast import events
 from outlast.controller import planned_migration
 from outlast.controller.inputs import AnyEntry, AppendJournal, Emit, RankMigrated, Send
-from outlast.testing.controller_driver import ControllerDriver, S
 from outlast.transport import messages
 
 GPU1: dict[str, Any] = {"device": "GPU 1", "code": "XID 79"}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from tests.controller.controller_driver import ControllerDriver
 
 from outlast import events
 from outlast.controller.inputs import ShardsHeld
-from outlast.testing.controller_driver import ControllerDriver
 from outlast.transport import messages
 
 HYBRID = (b"a", b"b", b"a", b"b")

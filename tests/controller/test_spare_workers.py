@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.controller.controller_driver import ControllerDriver
 
 from outlast import events
 from outlast.config import Limits
@@ -16,7 +17,6 @@ from outlast.controller.controller_state import (
     WorkerRecord,
 )
 from outlast.controller.recovery import reconfiguration
-from outlast.testing.controller_driver import ControllerDriver
 from outlast.transport import messages
 
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.controller.controller_driver import ControllerDriver, S
 
 from outlast import events
 from outlast.controller.inputs import AgentLost, Opened, Received, SharedValueStored
 from outlast.controller.state_machine import handle
-from outlast.testing.controller_driver import ControllerDriver, S
 from outlast.transport import messages
 
 SLOTS = {"before:5": b"b5", "after:5": b"a5", "result:5": b"r5", "before:4": b"b4"}

@@ -8,8 +8,8 @@ from typing import Any
 import polars as pl
 from msgspec.structs import replace
 
+from outlast.fleet.lake_writer import open_writer
 from outlast.fleet.record_tables import DAY_NS, NAMES, Tables, tables
-from outlast.fleet.store.lake_writer import open_writer
 from outlast.log_records import JobEnded, Record
 
 T0_NS = 20_000 * DAY_NS

@@ -17,8 +17,8 @@ from outlast.fleet.analysis.job_runs import node_fails
 from outlast.fleet.analysis.lemon_evidence import drain_commands
 from outlast.fleet.analysis.lemons import rank_lemons
 from outlast.fleet.flight_recorder.nearby_findings import from_lake
-from outlast.fleet.store.lake import Lake
-from outlast.fleet.store.lake_selection import load_window
+from outlast.fleet.lake import Lake
+from outlast.fleet.lake_selection import load_window
 from outlast.log_records import Finding, JobEnded
 
 

@@ -41,6 +41,12 @@ def test_help_needs_no_markdown_and_no_question() -> None:
 
 
 @pytest.mark.process
+def test_listings_load_no_reproduced_document() -> None:
+    modules = loaded("fields", "presets")
+    assert not any(name.startswith("outlast.plan.reproduce") for name in modules)
+
+
+@pytest.mark.process
 def test_theory_needs_no_numerical_library() -> None:
     asked = [f"{name} --gpus 1024" for name in ("interval", "ettr", "replicas", "spares")]
     assert not loaded(*asked, "presets", "fields", "interval --help") & HEAVY

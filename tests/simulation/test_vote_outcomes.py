@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from itertools import product
 
 import pytest
+from tests.controller.controller_driver import ControllerDriver
 
-from outlast.testing.controller_driver import ControllerDriver
 from outlast.transport import messages
 
 pytestmark = pytest.mark.sim

@@ -17,8 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from outlast.cli.demo import example
-from outlast.cli.run_comparison import compare
+from outlast.cli.demo import compare, example
 from outlast.config import child_environment
 
 STEPS, WORLD, EVALUATE_EVERY = 24, 4, 6

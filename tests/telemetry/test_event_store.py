@@ -12,13 +12,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.telemetry.synthetic_run import SyntheticRun
 
 from outlast.errors import RunDirError
 from outlast.events import AnyEvent, Note, PhaseDone, RunEnded, WorkerWarm
 from outlast.telemetry import event_store
 from outlast.telemetry.event_store import EventClock, EventWriter, follow, read_events
 from outlast.telemetry.segment_files import SegmentDamage, SegmentWriter, segment_paths
-from outlast.testing.synthetic_run import SyntheticRun
 
 
 @contextmanager

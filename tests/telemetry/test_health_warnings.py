@@ -6,6 +6,7 @@ import io
 from pathlib import Path
 
 from msgspec.structs import replace
+from tests.telemetry.synthetic_run import T0_NS, SyntheticRun
 
 from outlast.events import AnyEvent, Warned
 from outlast.telemetry.event_store import read_events
@@ -13,7 +14,6 @@ from outlast.telemetry.incident_explanation import LINES_MAX, finding_lines
 from outlast.telemetry.incidents import incidents
 from outlast.telemetry.live_view import LineDisplay
 from outlast.telemetry.run_summary import summarise
-from outlast.testing.synthetic_run import T0_NS, SyntheticRun
 
 
 def warned(t_ns: int, severity: str = "now", host: str = "node-1", device: str = "GPU 2") -> Warned:

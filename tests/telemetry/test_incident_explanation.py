@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from tests.telemetry.synthetic_run import SyntheticRun
 
 from outlast.events import CheckpointSaved
 from outlast.telemetry.event_store import Life, read_events
 from outlast.telemetry.incident_explanation import explain
 from outlast.telemetry.incidents import incidents
-from outlast.testing.synthetic_run import SyntheticRun
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 7\nValueError: bad batch'
 

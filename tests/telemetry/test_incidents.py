@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.telemetry.synthetic_run import SyntheticRun
 
 from outlast.events import (
     CheckpointSaved,
@@ -16,7 +17,6 @@ from outlast.events import (
 )
 from outlast.telemetry.event_store import read_events
 from outlast.telemetry.incidents import Incident, Replacement, incidents
-from outlast.testing.synthetic_run import SyntheticRun
 
 
 def told(story: SyntheticRun) -> list[Incident]:

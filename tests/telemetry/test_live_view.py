@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from tests.telemetry.synthetic_run import SyntheticRun
 
 from outlast.events import (
     AnyEvent,
@@ -26,7 +27,6 @@ from outlast.telemetry.incidents import incidents
 from outlast.telemetry.live_view import LineDisplay, LiveDisplay, display, view
 from outlast.telemetry.run_board import Beats, RunBoard, headline, progress
 from outlast.telemetry.time_accounting import account
-from outlast.testing.synthetic_run import SyntheticRun
 
 
 class Shown(SyntheticRun):

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 
 pytest.importorskip("matplotlib", reason="the extra `figures` is not installed")
 
+from tests.telemetry.synthetic_run import SyntheticRun
+
 from outlast.errors import RunDirError, UsageError
 from outlast.telemetry import run_figure
 from outlast.telemetry.event_store import read_events
 from outlast.telemetry.run_figure import COLOUR, COLUMNS, apart, columns, report
 from outlast.telemetry.time_accounting import BUCKETS, Span, account
-from outlast.testing.synthetic_run import SyntheticRun
 
 
 def _twins(tmp_path: Path) -> list[tuple[Path, str]]:

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 from rich.console import Console
+from tests.telemetry.synthetic_run import SyntheticRun
 
 from outlast.errors import RunDirError
 from outlast.events import (
@@ -30,7 +31,6 @@ from outlast.telemetry.run_summary import NOTES_MAX, RunSummary, summarise, summ
 from outlast.telemetry.segment_files import segment_paths
 from outlast.telemetry.summary_tables import INCIDENTS_MAX, MEANS, STYLE, listed, render
 from outlast.telemetry.time_accounting import BUCKETS
-from outlast.testing.synthetic_run import SyntheticRun
 from outlast.text_formatting import duration, size
 
 

@@ -8,6 +8,7 @@ from typing import get_args
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.telemetry.synthetic_run import SyntheticRun
 
 from outlast.errors import CorruptionError, RunDirError
 from outlast.events import (
@@ -24,7 +25,6 @@ from outlast.events import (
 from outlast.telemetry import time_accounting
 from outlast.telemetry.event_store import read_events
 from outlast.telemetry.time_accounting import BUCKET_OF_KIND, BUCKETS, TimeAccount, account
-from outlast.testing.synthetic_run import SyntheticRun
 
 TIMES = st.integers(0, 60)
 WORKERS = st.sampled_from(["w1-0", "w1-1", "w1-2", "w2-0"])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from outlast.errors import UsageError
-from outlast.theory import dollars, other_losses
+from outlast.theory import costs
 from outlast.theory.intervals import optimum
 from outlast.theory.replicas import drop_and_regrow, replicas_present
 from outlast.theory.strategies import RecoveryJob, Rung, checkpoint_restart, ladder
@@ -90,71 +90,69 @@ def test_a_share_falls_back() -> None:
 
 def test_planned_stops() -> None:
     """47 in 54 days, half an hour each: 1.8 %."""
-    lost = other_losses.maintenance_share(54 * 86400 / 47 - 1800, 1800)
+    lost = costs.maintenance_share(54 * 86400 / 47 - 1800, 1800)
     assert lost == pytest.approx(47 * 1800 / (54 * 86400))
-    more = other_losses.maintenance_share(9e4, 600, save_s=60, restart_s=300, mtbf_s=1e3)
+    more = costs.maintenance_share(9e4, 600, save_s=60, restart_s=300, mtbf_s=1e3)
     stop_s = 660 + 1e3 * math.expm1(0.3)
     assert more == pytest.approx(stop_s / (9e4 + stop_s))
-    assert other_losses.maintenance_share(9e4, 600, restart_s=1e6, mtbf_s=1.0) == 1
+    assert costs.maintenance_share(9e4, 600, restart_s=1e6, mtbf_s=1.0) == 1
 
 
 def test_preemption() -> None:
-    assert other_losses.preemption_s(120, 30, 600, restart_s=60, queue_s=300) == 390
-    assert other_losses.preemption_s(10, 30, 600, restart_s=60, queue_s=300) == 660
+    assert costs.preemption_s(120, 30, 600, restart_s=60, queue_s=300) == 390
+    assert costs.preemption_s(10, 30, 600, restart_s=60, queue_s=300) == 660
     job = RecoveryJob(mtbf_s=1e5, interval_s=600, cost_s=30)
     rest = Rung(name="restart", share=0.5, recover_s=60, loses="checkpoint")
-    told = other_losses.preemption(0.5, 120, 30, restart_s=60, queue_s=300)
-    blind = other_losses.preemption(0.5, 10, 30, restart_s=60, queue_s=300)
+    told = costs.preemption(0.5, 120, 30, restart_s=60, queue_s=300)
+    blind = costs.preemption(0.5, 10, 30, restart_s=60, queue_s=300)
     gain = ladder(job, [told, rest]).goodput - ladder(job, [blind, rest]).goodput
     per_failure_s = 600 / 2 - 30 + 30 / 2  # a failure finds half an interval and half a save
     assert gain == pytest.approx(0.5 / 1e5 * per_failure_s, rel=0.1)
 
 
 def test_stragglers() -> None:
-    assert other_losses.any_slow(1e-4, 16_384) == pytest.approx(0.806, abs=0.0005)
-    assert other_losses.any_slow(0.0, 10) == 0 and other_losses.any_slow(1.0, 10) == 1
-    assert other_losses.step_slowdown(1e-4, 16_384, 1.5) == pytest.approx(1.403, abs=0.0005)
+    assert costs.any_slow(1e-4, 16_384) == pytest.approx(0.806, abs=0.0005)
+    assert costs.any_slow(0.0, 10) == 0 and costs.any_slow(1.0, 10) == 1
+    assert costs.step_slowdown(1e-4, 16_384, 1.5) == pytest.approx(1.403, abs=0.0005)
     with pytest.raises(UsageError, match="factor must be 1 or above"):
-        other_losses.step_slowdown(0.1, 10, 0.5)
+        costs.step_slowdown(0.1, 10, 0.5)
     with pytest.raises(UsageError, match="workers must be from 1"):
-        other_losses.slowest_s(1, 0.1, 0)
+        costs.slowest_s(1, 0.1, 0)
 
 
 def test_the_slowest_of_many() -> None:
     """Known: 1/sqrt(pi), 3/(2 sqrt(pi)); and drawn, for a hundred."""
-    assert other_losses.slowest_s(1.0, 1.0, 1) == pytest.approx(1, abs=1e-8)
-    assert other_losses.slowest_s(1.0, 1.0, 2) == pytest.approx(
-        1 + 1 / math.sqrt(math.pi), abs=1e-8
-    )
+    assert costs.slowest_s(1.0, 1.0, 1) == pytest.approx(1, abs=1e-8)
+    assert costs.slowest_s(1.0, 1.0, 2) == pytest.approx(1 + 1 / math.sqrt(math.pi), abs=1e-8)
     three = 1 + 1.5 / math.sqrt(math.pi)
-    assert other_losses.slowest_s(1.0, 1.0, 3) == pytest.approx(three, abs=1e-8)
+    assert costs.slowest_s(1.0, 1.0, 3) == pytest.approx(three, abs=1e-8)
     draw = random.Random(1)
     told = [max(draw.gauss(5, 2) for _ in range(100)) for _ in range(1000)]
     error = statistics.stdev(told) / math.sqrt(len(told))
-    assert abs(statistics.fmean(told) - other_losses.slowest_s(5, 2, 100)) < 4 * error
+    assert abs(statistics.fmean(told) - costs.slowest_s(5, 2, 100)) < 4 * error
     for workers, above in ((2, 2.087), (1000, 1.147), (10**7, 1.071)):
-        bound = other_losses.slowest_at_most_s(1, 1, workers) - 1
-        assert bound / (other_losses.slowest_s(1, 1, workers) - 1) == pytest.approx(above, abs=2e-3)
+        bound = costs.slowest_at_most_s(1, 1, workers) - 1
+        assert bound / (costs.slowest_s(1, 1, workers) - 1) == pytest.approx(above, abs=2e-3)
 
 
 def test_dollars_of_a_run() -> None:
     """8,000 GPUs for 30 days at 2.50: 14.4 million; and 1,203 failures of 15 minutes 6 million."""
-    assert dollars.cost_usd(8000, 30 * 86400, 2.5) == pytest.approx(14.4e6)
-    assert dollars.cost_usd(8000, 1203 * 900, 2.5) == pytest.approx(6.015e6)
-    stored = dollars.cost_usd(
-        1, dollars.MONTH_S, 0.0, stored_bytes=5e12, usd_per_gb_month=0.02, moved_bytes=1e12,
+    assert costs.cost_usd(8000, 30 * 86400, 2.5) == pytest.approx(14.4e6)
+    assert costs.cost_usd(8000, 1203 * 900, 2.5) == pytest.approx(6.015e6)
+    stored = costs.cost_usd(
+        1, costs.MONTH_S, 0.0, stored_bytes=5e12, usd_per_gb_month=0.02, moved_bytes=1e12,
         usd_per_gb_moved=0.05,
     )  # fmt: skip
     assert stored == pytest.approx(5000 * 0.02 + 1000 * 0.05)
-    assert dollars.wall_s(90, 0.9) == pytest.approx(100)
-    assert dollars.wall_s(90, 0.0) == dollars.cost_usd(8, math.inf, 2.0) == math.inf
+    assert costs.wall_s(90, 0.9) == pytest.approx(100)
+    assert costs.wall_s(90, 0.0) == costs.cost_usd(8, math.inf, 2.0) == math.inf
     with pytest.raises(UsageError, match="goodput is a share"):
-        dollars.wall_s(90, -0.5)
+        costs.wall_s(90, -0.5)
 
 
 @given(st.floats(0.1, 10), st.floats(-3, 3))
 def test_derivatives_of_a_power(x: float, power: float) -> None:
-    found = dollars.sensitivities(lambda x, rest: 7 * x**power + rest, {"x": x, "rest": 0.0})
+    found = costs.sensitivities(lambda x, rest: 7 * x**power + rest, {"x": x, "rest": 0.0})
     assert found["x"].elasticity == pytest.approx(power, abs=1e-6)
     assert found["x"].slope == pytest.approx(7 * power * x ** (power - 1), rel=1e-6, abs=1e-6)
     assert found["rest"].elasticity == 0 and found["rest"].slope == pytest.approx(1, rel=1e-3)
@@ -167,12 +165,12 @@ def test_what_matters_most() -> None:
         found = checkpoint_restart(
             RecoveryJob(mtbf_s=mtbf_s, interval_s=interval_s, cost_s=5), restart_s
         )
-        return dollars.cost_usd(1e4, dollars.wall_s(1e6, found.goodput), 2.0)
+        return costs.cost_usd(1e4, costs.wall_s(1e6, found.goodput), 2.0)
 
     at = {"mtbf_s": 1e4, "interval_s": optimum(5, 1e4), "restart_s": 300.0}
-    found = dollars.sensitivities(usd, at)
+    found = costs.sensitivities(usd, at)
     assert found["interval_s"].elasticity == pytest.approx(0, abs=1e-6)
     assert found["restart_s"].elasticity == pytest.approx(300 / 1e4, rel=1e-4)
     assert found["mtbf_s"].elasticity < -0.03
     with pytest.raises(UsageError, match="nothing follows from a result of inf"):
-        dollars.sensitivities(usd, {**at, "mtbf_s": 1e-3})
+        costs.sensitivities(usd, {**at, "mtbf_s": 1e-3})

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outlast.errors import UsageError
-from outlast.theory import replicas, scale
+from outlast.theory import replicas
 from outlast.theory.failures import DAY_S, HOUR_S
 from outlast.theory.intervals import efficiency, optimum
 
@@ -77,30 +77,32 @@ def test_what_copies_take() -> None:
     assert replicas.network_per_gpu_bytes_per_s(state, 16_384, 1, 10.0) == pytest.approx(
         29.7e6, 0.01
     )
-    assert scale.save_s(state, 1, 2e12) == pytest.approx(2.43)
+    assert replicas.save_s(state, 1, 2e12) == pytest.approx(2.43)
 
 
 def test_limits_of_storage() -> None:
     """70 million GPUs is where the best efficiency is 1/e; it is half at 27.8 million, and at
     344,000 once the 311 s of recovery count."""
-    assert scale.gpus_at(1 / math.e, GPU_MTBF_S, 2.5, safe_saves=True) == pytest.approx(72e6)
-    assert scale.gpus_at(0.5, GPU_MTBF_S, 2.5, safe_saves=True) == pytest.approx(27.8e6, rel=1e-3)
-    assert scale.gpus_at(0.5, GPU_MTBF_S, 2.43, restart_s=311) == pytest.approx(344e3, rel=2e-3)
-    assert scale.gpus_at(0.5, GPU_MTBF_S, 2.5) == pytest.approx(13.9e6, rel=1e-3)
+    assert replicas.gpus_at(1 / math.e, GPU_MTBF_S, 2.5, safe_saves=True) == pytest.approx(72e6)
+    assert replicas.gpus_at(0.5, GPU_MTBF_S, 2.5, safe_saves=True) == pytest.approx(
+        27.8e6, rel=1e-3
+    )
+    assert replicas.gpus_at(0.5, GPU_MTBF_S, 2.43, restart_s=311) == pytest.approx(344e3, rel=2e-3)
+    assert replicas.gpus_at(0.5, GPU_MTBF_S, 2.5) == pytest.approx(13.9e6, rel=1e-3)
 
 
 def test_limits_of_memory() -> None:
     """562 million, not counting recovery; and with 54 days, not a second, for Chinchilla's models:
     1.8e15 and 43 million instead of 9e21 and 94e9."""
-    assert scale.gpus_at(1 / math.e, GPU_MTBF_S, 0.32, safe_saves=True) == pytest.approx(562.5e6)
-    assert scale.gpus_at(0.5, GPU_MTBF_S, 0.32, restart_s=10) == pytest.approx(10e6, rel=0.1)
+    assert replicas.gpus_at(1 / math.e, GPU_MTBF_S, 0.32, safe_saves=True) == pytest.approx(562.5e6)
+    assert replicas.gpus_at(0.5, GPU_MTBF_S, 0.32, restart_s=10) == pytest.approx(10e6, rel=0.1)
 
     def limit(train_s: float, exponent: float) -> float:
         def save_s(gpus: float) -> float:
-            state = 12 * scale.chinchilla_parameters(gpus, 989e12, 0.5, train_s)
-            return scale.save_s(state, gpus, 50e9, copies=4, network_exponent=exponent)
+            state = 12 * replicas.chinchilla_parameters(gpus, 989e12, 0.5, train_s)
+            return replicas.save_s(state, gpus, 50e9, copies=4, network_exponent=exponent)
 
-        return scale.gpus_at(1 / math.e, GPU_MTBF_S, save_s, safe_saves=True)
+        return replicas.gpus_at(1 / math.e, GPU_MTBF_S, save_s, safe_saves=True)
 
     assert limit(1.0, 1.0) == pytest.approx(9e21, rel=0.06)
     assert limit(1.0, 0.5) == pytest.approx(94e9, rel=0.02)
@@ -110,7 +112,7 @@ def test_limits_of_memory() -> None:
 
 def test_a_model_of_llamas_size() -> None:
     """16,384 GPUs, 54 days, 41 %: 508 billion parameters, a little more than were trained."""
-    found = scale.chinchilla_parameters(16_384, 989e12, 0.41, 54 * DAY_S)
+    found = replicas.chinchilla_parameters(16_384, 989e12, 0.41, 54 * DAY_S)
     assert found == pytest.approx(508e9, rel=0.002)
 
 
@@ -118,10 +120,10 @@ def test_a_model_of_llamas_size() -> None:
 def test_the_best_efficiency_is_that_of_the_optimum(
     cost_s: float, mtbf_s: float, restart_s: float
 ) -> None:
-    best = scale.best_efficiency(cost_s, mtbf_s, restart_s=restart_s)
+    best = replicas.best_efficiency(cost_s, mtbf_s, restart_s=restart_s)
     at = efficiency(optimum(cost_s, mtbf_s), cost_s, mtbf_s, restart_s=restart_s)
     assert best == pytest.approx(at, rel=1e-9)
-    assert scale.best_efficiency(cost_s, mtbf_s, restart_s=restart_s, safe_saves=True) >= best
+    assert replicas.best_efficiency(cost_s, mtbf_s, restart_s=restart_s, safe_saves=True) >= best
 
 
 def test_safe_saves_and_restarts_that_fail() -> None:
@@ -133,18 +135,18 @@ def test_safe_saves_and_restarts_that_fail() -> None:
             return (works_s + cost_s) / tau_s
 
         least = min(slower(k / 10) for k in range(10, 5000))
-        best = scale.best_efficiency(cost_s, 100, restart_s=restart_s, safe_saves=True)
+        best = replicas.best_efficiency(cost_s, 100, restart_s=restart_s, safe_saves=True)
         assert best == pytest.approx(1 / least, rel=1e-5)
 
 
 def test_nothing_to_limit() -> None:
-    assert scale.best_efficiency(10, math.inf) == 1
-    assert scale.best_efficiency(0, 100, restart_s=100) == pytest.approx(1 / math.e)
-    assert scale.gpus_at(0.5, GPU_MTBF_S, 0.0) == math.inf
+    assert replicas.best_efficiency(10, math.inf) == 1
+    assert replicas.best_efficiency(0, 100, restart_s=100) == pytest.approx(1 / math.e)
+    assert replicas.gpus_at(0.5, GPU_MTBF_S, 0.0) == math.inf
     with pytest.raises(UsageError, match=r"one GPU is no better than 0\.5"):
-        scale.gpus_at(0.5, 100, 1e3)
+        replicas.gpus_at(0.5, 100, 1e3)
     with pytest.raises(UsageError, match="efficiency must lie between 0 and 1"):
-        scale.gpus_at(1.0, 100, 1.0)
+        replicas.gpus_at(1.0, 100, 1.0)
 
 
 def test_impossible_groups() -> None:

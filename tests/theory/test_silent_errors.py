@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outlast.errors import UsageError
-from outlast.theory import intervals, other_losses
+from outlast.theory import costs, intervals
 
 
 def simulated(
@@ -42,9 +42,7 @@ def test_a_segment_as_simulated(
     told = [simulated(work_s, verify_s, cost_s, restart_s, draw) for _ in range(20_000)]
     mean = math.fsum(told) / len(told)
     error = math.sqrt(math.fsum((one - mean) ** 2 for one in told)) / len(told)
-    exact = other_losses.verified_segment_s(
-        work_s, verify_s, cost_s, 200, mtbf_s=300, restart_s=restart_s
-    )
+    exact = costs.verified_segment_s(work_s, verify_s, cost_s, 200, mtbf_s=300, restart_s=restart_s)
     assert abs(mean - exact) < 4 * error
     assert error < 0.03 * exact
 
@@ -52,7 +50,7 @@ def test_a_segment_as_simulated(
 def test_silent_errors_alone() -> None:
     """e^(lW)(W + V) + (e^(lW) - 1) R + C, where nothing else fails."""
     grows = math.exp(0.1)
-    exact = other_losses.verified_segment_s(2000, 30, 60, 20_000, restart_s=120)
+    exact = costs.verified_segment_s(2000, 30, 60, 20_000, restart_s=120)
     assert exact == pytest.approx(grows * 2030 + (grows - 1) * 120 + 60)
 
 
@@ -61,7 +59,7 @@ def test_without_silent_errors_it_is_the_segment(
     work_s: float, verify_s: float, cost_s: float, restart_s: float
 ) -> None:
     """A verification that finds nothing is a part of the save."""
-    told = other_losses.verified_segment_s(
+    told = costs.verified_segment_s(
         work_s, verify_s, cost_s, math.inf, mtbf_s=1e3, restart_s=restart_s
     )
     plain = intervals.segment_s(work_s, verify_s + cost_s, 1e3, restart_s=restart_s)
@@ -73,7 +71,7 @@ def test_the_optimum_is_one(
     verify_s: float, cost_s: float, restart_s: float, mean_s: float
 ) -> None:
     """Silent errors alone: the derivative e^(lW)(l W^2 + (V + R)(l W - 1)) + R - C is 0 there."""
-    best_s = other_losses.best_verified_interval(verify_s, cost_s, mean_s, restart_s=restart_s)
+    best_s = costs.best_verified_interval(verify_s, cost_s, mean_s, restart_s=restart_s)
     u, more_s = best_s / mean_s, verify_s + restart_s
     left = math.exp(u) * (u * best_s + more_s * (u - 1)) + restart_s - cost_s
     slope = math.exp(u) * (u * u + 2 * u + u * more_s / mean_s)  # of it, by W
@@ -81,23 +79,23 @@ def test_the_optimum_is_one(
 
 
 def test_limits() -> None:
-    assert other_losses.best_verified_interval(0, 10, math.inf, mtbf_s=100) == pytest.approx(
+    assert costs.best_verified_interval(0, 10, math.inf, mtbf_s=100) == pytest.approx(
         intervals.optimum(10, 100), rel=1e-6
     )
-    assert other_losses.best_verified_interval(1e-4, 1e-4, 1e6, mtbf_s=1e6) == pytest.approx(
-        other_losses.first_order_verified_interval(1e-4, 1e-4, 1e6, mtbf_s=1e6), rel=1e-4
+    assert costs.best_verified_interval(1e-4, 1e-4, 1e6, mtbf_s=1e6) == pytest.approx(
+        costs.first_order_verified_interval(1e-4, 1e-4, 1e6, mtbf_s=1e6), rel=1e-4
     )
-    assert other_losses.first_order_verified_interval(
-        30, 60, 20_000, mtbf_s=10_000
-    ) == pytest.approx(948.7, abs=0.05)
-    assert other_losses.best_verified_interval(0, 0, 100) == 0
-    assert other_losses.best_verified_interval(1, 0, math.inf) == math.inf
-    assert other_losses.verified_segment_s(1e6, 1, 1, 100) == math.inf
-    assert other_losses.verified_segment_s(10, 1, 2, math.inf) == 13
+    assert costs.first_order_verified_interval(30, 60, 20_000, mtbf_s=10_000) == pytest.approx(
+        948.7, abs=0.05
+    )
+    assert costs.best_verified_interval(0, 0, 100) == 0
+    assert costs.best_verified_interval(1, 0, math.inf) == math.inf
+    assert costs.verified_segment_s(1e6, 1, 1, 100) == math.inf
+    assert costs.verified_segment_s(10, 1, 2, math.inf) == 13
 
 
 def test_impossible_input() -> None:
     with pytest.raises(UsageError, match="verify_s must be 0 or above"):
-        other_losses.best_verified_interval(-1, 10, 100)
+        costs.best_verified_interval(-1, 10, 100)
     with pytest.raises(UsageError, match="silent_mtbf_s must be above 0"):
-        other_losses.verified_segment_s(10, 1, 1, 0)
+        costs.verified_segment_s(10, 1, 1, 0)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outlast.errors import UsageError
-from outlast.theory import spares, special_functions
+from outlast.theory import numerics, spares
 from outlast.theory.failures import FailureKind
 
 DAY_S = 86400.0
@@ -198,7 +198,7 @@ def test_bursts_that_leave_gaps() -> None:
 
 def test_the_tails_meet() -> None:
     for mean, s in itertools.product((0.3, 50.0, 3000.0), (0, 40, 3000)):
-        both = special_functions.poisson_above(s, mean) + special_functions.poisson_at_most(s, mean)
+        both = numerics.poisson_above(s, mean) + numerics.poisson_at_most(s, mean)
         assert both == pytest.approx(1, abs=1e-10)
 
 

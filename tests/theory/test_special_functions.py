@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outlast.errors import UsageError
-from outlast.theory.special_functions import one_plus_w0
+from outlast.theory.numerics import one_plus_w0
 
 
 @given(st.floats(1e-300, 1e300))

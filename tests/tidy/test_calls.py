@@ -24,7 +24,7 @@ RENAMING = {
     # The steps of a save, one by one: tests observe them and fail between two.
     "checkpoint/keeper/keeper_disk.py",
     # Parts of a day become durable together, before the manifest that names them.
-    "fleet/store/lake_writer.py",
+    "fleet/lake_writer.py",
     # Not durable: all ranks write at once while the agent waits; a file lost is asked for again.
     "worker/flight_recorder_dump.py",
 }

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 BASE = {
     "errors": 0, "atomic_files": 1, "config": 1, "events": 1, "pickle_reader": 1, "process_pool": 1,
-    "quantities": 1, "random_state": 1, "toml_files": 1,
+    "quantities": 1, "random_state": 1,
     "figure_style": 2, "log_records": 2, "terminal_tables": 2, "text_formatting": 2,
 }  # fmt: skip
 ROOMS = {

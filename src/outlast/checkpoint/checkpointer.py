@@ -15,6 +15,7 @@ import msgspec
 import xxhash
 from torch import distributed as dist
 
+from outlast.checkpoint import state_content as rank_own
 from outlast.checkpoint.format.manifests import SavePoint, manifest_name, step_count
 from outlast.checkpoint.keeper.keeper_client import KeeperClient
 from outlast.checkpoint.keeper.part_files import failure_path
@@ -24,14 +25,13 @@ from outlast.checkpoint.save import agreed_plan
 from outlast.checkpoint.save.arena_slots import collector_paused
 from outlast.checkpoint.save.save_driver import OutcomeQueue, SaveDriver, describe_failure
 from outlast.checkpoint.save.save_request import SaveRequest, SaveSettings, WhenBusy
-from outlast.checkpoint.state import state_content as rank_own
-from outlast.checkpoint.state.script_state import (
+from outlast.checkpoint.script_state import (
     ScriptState,
     check_complete,
     expected_state,
     script_origin,
 )
-from outlast.checkpoint.state.state_content import NameMatching, flatten_state
+from outlast.checkpoint.state_content import NameMatching, flatten_state
 from outlast.checkpoint.stores.chunk_reader import ANSWER_S, IoTimeout
 from outlast.checkpoint.stores.directory_claim import Address, Claim, Claimer, LoadOrigin, Tiers
 from outlast.checkpoint.stores.directory_ownership import wait_for_keeper

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 import subprocess
 import sys
 import time
@@ -13,13 +15,15 @@ from rich.text import Text
 
 from outlast import config
 from outlast.cli.output_stream import Printer, print_json
-from outlast.cli.run_comparison import RunComparison, compare
 from outlast.errors import EXIT_DONE, EXIT_GAVE_UP, OutlastError, RunDirError, UsageError
+from outlast.events import FaultInjected
+from outlast.telemetry.event_store import Losses, bit_texts, read_events, reported_losses
 from outlast.telemetry.run_summary import RunSummary, summarise
 from outlast.telemetry.summary_tables import render
 from outlast.terminal_tables import number_column, table, text_column
 from outlast.text_formatting import duration, percentage, plural
 
+DIGEST = re.compile(r"^parameters sha256 ([0-9a-f]{64})$", re.MULTILINE)
 WORLD, SPARES, STEPS_MIN = 4, 1, 20
 HANG_FLOOR_S = 3.0  # a stopped rank is given up after this; 10 by default, too slow for a demo
 DEADLINE_S = 900.0  # of one training; the whole demo is meant to stay under 240
@@ -207,3 +211,85 @@ def _show(report: DemoReport, console: Printer) -> None:
 
 def _share(part: float | None) -> str:
     return "" if part is None else percentage(part)
+
+
+class RunComparison(msgspec.Struct, frozen=True, kw_only=True):
+    """Comparison of a disturbed run with its twin; pairs are (disturbed, undisturbed).
+
+    `loss_difference_max` is infinite where a loss is missing on one side.
+    """
+
+    steps: tuple[int, int]
+    losses: tuple[int, int]
+    loss_difference_max: float
+    losses_equal: bool
+    digests: tuple[str, str]
+    faults_asked: int
+    faults_struck: int
+    twin_struck: int  # must be 0, or it is no undisturbed twin
+    committed_steps_lost: int
+
+    @property
+    def steps_equal(self) -> bool:
+        """True if both runs committed the same number of steps."""
+        return self.steps[0] == self.steps[1]
+
+    @property
+    def digests_equal(self) -> bool:
+        """True if both runs printed the same digest."""
+        return self.digests[0] == self.digests[1] != ""
+
+    @property
+    def all_struck(self) -> bool:
+        """True if every injected fault struck the run, and none the twin."""
+        return self.faults_struck == self.faults_asked and not self.twin_struck
+
+    @property
+    def none_lost(self) -> bool:
+        """True if no committed step was lost."""
+        return self.committed_steps_lost == 0
+
+    @property
+    def equal(self) -> bool:
+        """True if nothing differs, nothing was lost, and at least one fault was survived."""
+        same = self.steps_equal and self.losses_equal and self.digests_equal
+        return same and self.none_lost and self.all_struck
+
+
+def compare(disturbed: Path, undisturbed: Path, *, faults: int) -> RunComparison:
+    """Compare the run in `disturbed`, in which `faults` were injected, with its twin."""
+    ours, theirs = reported_losses(disturbed), reported_losses(undisturbed)
+    summaries = summarise(disturbed), summarise(undisturbed)
+    return RunComparison(
+        steps=(summaries[0].steps or 0, summaries[1].steps or 0),
+        losses=(len(ours), len(theirs)),
+        loss_difference_max=difference_max(ours, theirs),
+        losses_equal=bool(theirs) and bit_texts(ours) == bit_texts(theirs),
+        digests=(_digest(disturbed), _digest(undisturbed)),
+        faults_asked=faults,
+        faults_struck=len(_injected_faults(disturbed)),
+        twin_struck=len(_injected_faults(undisturbed)),
+        committed_steps_lost=summaries[0].committed_steps_lost or 0,
+    )
+
+
+def difference_max(ours: Losses, theirs: Losses) -> float:
+    """Return the largest |left - right|; infinite where one side has a number that the other has
+    not."""
+    if ours.keys() != theirs.keys():
+        return math.inf
+    return max((abs(ours[key] - theirs[key]) for key in ours), default=0.0)
+
+
+def _injected_faults(run_dir: Path) -> set[str]:
+    return {event.spec for event in read_events(run_dir) if isinstance(event, FaultInjected)}
+
+
+def _digest(run_dir: Path) -> str:
+    """Return the digest that rank 0 printed at its end, from whichever worker held rank 0 then."""
+    printed = [
+        digest
+        for log in (run_dir / "logs" / "0").glob("*/stdout.log")
+        for digest in DIGEST.findall(log.read_text(errors="replace"))
+    ]
+    return printed[-1] if printed else ""

@@ -1,19 +1,23 @@
-"""Printing to standard streams whose reader may close them, and JSON output."""
+"""Output of commands: streams whose reader may close them, JSON, and progress bars."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from io import TextIOWrapper
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
 from outlast.errors import StorageError
+
+if TYPE_CHECKING:
+    from rich.progress import ProgressColumn
 
 _LAYOUT = "\n\t"  # our own, in a text of several lines
 
@@ -157,3 +161,35 @@ def echo_error(text: str) -> None:
         sys.stderr.flush()
     except (OSError, ValueError):
         mute(sys.stderr)
+
+
+OnProgress = Callable[[int, int], None]
+
+
+@contextmanager
+def _progress(title: str, *columns: ProgressColumn) -> Iterator[OnProgress]:
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Printer(stderr=True)
+    if not console.is_terminal:
+        yield lambda _done, _total: None
+        return
+    text = TextColumn("{task.description}", markup=False)
+    shown = (text, BarColumn(), *columns, TimeRemainingColumn())
+    with Progress(*shown, console=console, transient=True) as progress:
+        task = progress.add_task(title, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+def count_progress(title: str) -> AbstractContextManager[OnProgress]:
+    """Return a context whose value takes the number of items done, and of all."""
+    from rich.progress import MofNCompleteColumn
+
+    return _progress(title, MofNCompleteColumn())
+
+
+def byte_progress(title: str) -> AbstractContextManager[OnProgress]:
+    """Return a context whose value takes the bytes done and in total, from any thread."""
+    from rich.progress import DownloadColumn, TransferSpeedColumn
+
+    return _progress(title, DownloadColumn(binary_units=True), TransferSpeedColumn())

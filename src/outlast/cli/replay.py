@@ -17,8 +17,7 @@ from outlast.checkpoint.format.manifests import SavePoint, digest_of
 from outlast.checkpoint.stores.catalog import Checkpoint, checkpoint_places, open_checkpoint, verify
 from outlast.checkpoint.stores.folder_store import Folder
 from outlast.cli.ckpt.target_argument import open_target
-from outlast.cli.output_stream import Printer, print_json
-from outlast.cli.progress_bars import byte_progress
+from outlast.cli.output_stream import Printer, byte_progress, print_json
 from outlast.cli.replay_comparison import (
     UNKEPT,
     Original,
@@ -30,7 +29,6 @@ from outlast.cli.replay_comparison import (
     show,
     sides,
 )
-from outlast.cli.run_comparison import Losses, losses
 from outlast.errors import (
     EXIT_DONE,
     EXIT_USER_ERROR,
@@ -46,7 +44,7 @@ from outlast.launch.launcher import launch
 from outlast.launch.run_display import DetachedDisplay
 from outlast.launch.run_journal import branch
 from outlast.launch.torchrun_arguments import PlanFile, RunPlan
-from outlast.telemetry.event_store import life_of, read_events
+from outlast.telemetry.event_store import Losses, life_of, read_events, reported_losses
 from outlast.telemetry.live_view import display
 from outlast.text_formatting import frame_cause
 
@@ -317,7 +315,7 @@ def _held_together(
 ) -> tuple[RunPair, Original, list[str]]:
     """Compare the replays, and the run with the first; add hints."""
     ends = [end_of(twin, start.until_step) for twin in twins]
-    a, b = (_between(losses(twin), start) for twin in twins)
+    a, b = (_between(reported_losses(twin), start) for twin in twins)
     with byte_progress("comparing") as advance:
         pair = sides(a, b, ends[0], ends[1], advance)
     here, again = (end.commit.origin if end else {} for end in ends)
@@ -334,7 +332,7 @@ def _original(start: Start, a: Losses, origin: Checkpoint, first: Checkpoint | N
 
     A rank that died may have lost numbers.
     """
-    numbers = _between(losses(start.run_dir), start)
+    numbers = _between(reported_losses(start.run_dir), start)
     both = a.keys() & numbers.keys()
     store = Folder(start.run_dir / "checkpoints")
     later = [place for place in checkpoint_places(store) if place.step == start.until_step]

@@ -21,7 +21,7 @@ from outlast.checkpoint.load.checkpoint_diff import (
 )
 from outlast.checkpoint.load.checkpoint_reader import CheckpointReader
 from outlast.checkpoint.stores.catalog import Checkpoint
-from outlast.cli.run_comparison import Losses, bits
+from outlast.telemetry.event_store import Losses, bit_texts
 from outlast.terminal_tables import number_column, table, text_column
 from outlast.text_formatting import duration, plural
 from outlast.worker.phases.script_progress import part_summary
@@ -116,7 +116,7 @@ def parting(a: Losses, b: Losses) -> FirstDifference | None:
 
     A number that only one run has is a difference.
     """
-    one, two = bits(a), bits(b)
+    one, two = bit_texts(a), bit_texts(b)
     apart = [key for key in one.keys() | two.keys() if one.get(key) != two.get(key)]
     if not apart:
         return None

@@ -38,10 +38,7 @@ class AbsentError(Exception):
 
 
 class CounterReading(NamedTuple):
-    """Value of a counter that rises until it is reset.
-
-    `flaps`: each rise is a link event.
-    """
+    """Value of a counter that rises until it is reset. `flaps`: each rise is a link event."""
 
     key: str
     value: int

@@ -211,10 +211,7 @@ ASIDE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class StoredMemory(NamedTuple):
-    """Memory read from disk.
-
-    `note`: the reason for a fresh start, or "".
-    """
+    """Memory read from disk. `note`: the reason for a fresh start, or ""."""
 
     memory: CheckMemory
     note: str = ""
@@ -318,10 +315,7 @@ def _is_ours(path: str, _flags: int) -> int:
 
 
 def write_memory(directory: Path, memory: CheckMemory) -> None:
-    """Write the memory atomically.
-
-    Raises StorageError; the previous file is then unchanged.
-    """
+    """Write the memory atomically. Raises StorageError; the previous file is then unchanged."""
     path = directory / FILE
     try:
         replace_file(path, msgspec.json.encode(memory))

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from outlast import toml_files
+from outlast.config import read_toml
 from outlast.errors import ConfigError
 
 Profile = Literal["prolog", "periodic", "epilog", "preflight"]
@@ -21,10 +21,7 @@ class SettingsTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class GpuSettings(SettingsTable, frozen=True):
-    """Expected GPUs.
-
-    `count`: None takes the number of GPUs on the PCI bus.
-    """
+    """Expected GPUs. `count`: None takes the number of GPUs on the PCI bus."""
 
     count: int | None = None
     name: str = ""
@@ -71,10 +68,7 @@ class MountPointSettings(SettingsTable, frozen=True):
 
 
 class MountSettings(SettingsTable, frozen=True):
-    """Expected mount points, by path.
-
-    Other network and disk file systems are checked as well.
-    """
+    """Expected mount points, by path. Other network and disk file systems are checked as well."""
 
     expected: dict[str, MountPointSettings] = {}
     ignore: tuple[str, ...] = ()
@@ -93,10 +87,7 @@ class DiskSettings(SettingsTable, frozen=True):
 
 
 class MemorySettings(SettingsTable, frozen=True):
-    """Expected main memory.
-
-    `total_gib`: at least 98 % of it must be present.
-    """
+    """Expected main memory. `total_gib`: at least 98 % of it must be present."""
 
     total_gib: float | None = None
     hugepages: int | None = None
@@ -139,10 +130,7 @@ class FlapSettings(SettingsTable, frozen=True):
 
 
 class ComputeSettings(SettingsTable, frozen=True):
-    """Settings of the matmul probe.
-
-    `tflops_min`: None only verifies the result.
-    """
+    """Settings of the matmul probe. `tflops_min`: None only verifies the result."""
 
     tflops_min: float | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -217,9 +205,7 @@ def read_settings(path: Path) -> CheckSettings:
 
     Raises ConfigError, which names the file, the key and a close match.
     """
-    return parse_settings(
-        toml_files.read(path, "file of settings", "nothing was checked"), str(path)
-    )
+    return parse_settings(read_toml(path, "file of settings", "nothing was checked"), str(path))
 
 
 def parse_settings(found: dict[str, Any], where: str) -> CheckSettings:

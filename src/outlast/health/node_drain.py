@@ -83,10 +83,7 @@ class SlurmError(OutlastError):
 
 
 class SlurmNode(NamedTuple):
-    """State of a node.
-
-    `states`: base states and flags; flag characters appear by name.
-    """
+    """State of a node. `states`: base states and flags; flag characters appear by name."""
 
     states: frozenset[str]
     reason: str
@@ -110,10 +107,7 @@ class SlurmFleet(NamedTuple):
 
 
 def read_node(name: str, within_s: float) -> SlurmNode:
-    """Return a node's state.
-
-    Raises SlurmError, also if slurmctld does not know the node.
-    """
+    """Return a node's state. Raises SlurmError, also if slurmctld does not know the node."""
     answer = _run_slurm(["scontrol", "show", "node", _checked_name(name), "-o"], within_s)
     found = re.search(r"\bState=(\S+)", answer)
     if not found:
@@ -212,10 +206,7 @@ TRY_S = 0.02
 
 
 class DrainOutcome(NamedTuple):
-    """Outcome of a drain request.
-
-    `why`: the reason, also of a refusal.
-    """
+    """Outcome of a drain request. `why`: the reason, also of a refusal."""
 
     drained: bool
     why: str
@@ -341,10 +332,7 @@ def take_slot(shared: Path, name: str, most: int, now_ns: int, window_s: float) 
 
 
 def _parse_ledger(data: bytes, shared: Path) -> list[DrainedNode]:
-    """Parse the ledger.
-
-    Raises StorageError if it is damaged: then no node is drained.
-    """
+    """Parse the ledger. Raises StorageError if it is damaged: then no node is drained."""
     if len(data) > LEDGER_BYTES_MAX:
         raise StorageError(f"{shared / LEDGER} is over {LEDGER_BYTES_MAX:,} bytes: move it away")
     decoder = msgspec.json.Decoder(DrainLedgerEntry)

@@ -129,10 +129,7 @@ NO_STATE = "no memory (--state DIR): what counters did, flaps and earlier events
 
 
 class Examined(NamedTuple):
-    """Result of an examination.
-
-    `before`: memory of the checks that it was judged with.
-    """
+    """Result of an examination. `before`: memory of the checks that it was judged with."""
 
     report: NodeReport
     taken: list[TakenSample]
@@ -247,10 +244,7 @@ FILE_BYTES_MAX = 256 << 20
 
 
 class RecordingHead(msgspec.Struct, frozen=True, kw_only=True):
-    """Head of a recording.
-
-    `samples`: number of samples that follow; None in old recordings.
-    """
+    """Head of a recording. `samples`: number of samples that follow; None in old recordings."""
 
     version: int = VERSION
     cluster: str

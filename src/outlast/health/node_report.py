@@ -36,10 +36,7 @@ class NotApplicable(msgspec.Struct, frozen=True):
 
 
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Report of a node.
-
-    `severity`: the worst of the findings; unknown without any.
-    """
+    """Report of a node. `severity`: the worst of the findings; unknown without any."""
 
     version: int = 1
     cluster: str
@@ -170,10 +167,7 @@ def memory_after(
     about: JudgeContext,
     stuck: Mapping[str, StuckProcess],
 ) -> CheckMemory:
-    """Return the memory after a check.
-
-    `stuck`: probe processes that could not be killed.
-    """
+    """Return the memory after a check. `stuck`: probe processes that could not be killed."""
     rule = about.settings.flaps
     after = updated_memory(
         memory,

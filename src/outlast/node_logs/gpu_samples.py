@@ -167,10 +167,7 @@ def findings(
     limits: GpuLimits,
     check: str = "nvidia-smi",
 ) -> Iterator[Finding]:
-    """Yield the problems of one reading of all GPUs.
-
-    Fewer GPUs than expected are a problem too.
-    """
+    """Yield the problems of one reading of all GPUs. Fewer GPUs than expected are a problem too."""
 
     def found(at_ns: int, device: str, trouble: Trouble) -> Finding:
         symptom, severity, detail = trouble

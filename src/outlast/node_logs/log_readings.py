@@ -159,10 +159,7 @@ TEXT_MAX = 400  # characters of a line that are kept
 
 
 class UnreadText(msgspec.Struct, frozen=True):
-    """Text that could not be interpreted.
-
-    `line` counts from 1; 0 is the whole text.
-    """
+    """Text that could not be interpreted. `line` counts from 1; 0 is the whole text."""
 
     line: int
     reason: str

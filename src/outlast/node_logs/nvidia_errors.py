@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import msgspec
 
-from outlast import toml_files
+from outlast.config import read_toml
 from outlast.errors import ConfigError
 from outlast.log_records import Severity, Symptom
 from outlast.node_logs.log_envelopes import FABRIC
@@ -89,10 +89,7 @@ UNKNOWN: dict[Kind, PolicyEntry] = {
 
 
 class XidPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Policy of XIDs and SXIDs.
-
-    `version` names author and date; reports print it.
-    """
+    """Policy of XIDs and SXIDs. `version` names author and date; reports print it."""
 
     version: str
     lines: dict[str, tuple[PolicyWords, ...]]
@@ -150,7 +147,7 @@ def load_policy(path: Path) -> XidPolicy:
     An entry for a known code may be partial. Raises ConfigError, which names the entry.
     """
     base = msgspec.to_builtins(shipped_policy(), str_keys=True)
-    mine = toml_files.read(path, "policy")
+    mine = read_toml(path, "policy")
     for key, value in mine.items():
         if key not in base:
             raise ConfigError(f"{path}: {key} is not known; there are {', '.join(base)}")

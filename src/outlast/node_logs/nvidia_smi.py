@@ -263,10 +263,7 @@ LINE_MAX = 400
 
 
 class GpuLinks(msgspec.Struct, frozen=True):
-    """NVLinks of one GPU.
-
-    `speeds`: GB/s by link; None for one that is not up.
-    """
+    """NVLinks of one GPU. `speeds`: GB/s by link; None for one that is not up."""
 
     index: int
     uuid: str

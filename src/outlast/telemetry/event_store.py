@@ -16,7 +16,7 @@ from typing import Literal
 import msgspec
 
 from outlast.errors import RunDirError
-from outlast.events import AnyEvent, Note, WorkerSpawned, decoder, encoder
+from outlast.events import AnyEvent, Metrics, Note, WorkerSpawned, decoder, encoder
 from outlast.telemetry.segment_files import (
     SegmentDamage,
     SegmentReader,
@@ -258,3 +258,21 @@ def _is_held(line: str, device: str, inode: int, holder: list[str]) -> bool:
         return False
     place, _, number = fields[5].rpartition(":")
     return number == str(inode) and (place == device or [fields[4]] == holder)
+
+
+Losses = dict[tuple[int, int, str], float]  # (seat, step, name)
+
+
+def reported_losses(run_dir: Path) -> Losses:
+    """Return every loss that the script reported; of a repeated step, the last one."""
+    numbers: Losses = {}
+    for event in read_events(run_dir):
+        if isinstance(event, Metrics):
+            for name, value in event.values.items():
+                numbers[event.seat, event.step, name] = value
+    return numbers
+
+
+def bit_texts(losses: Losses) -> dict[tuple[int, int, str], str]:
+    """Replace each number by its bits, so that -0.0 is not 0.0 and NaN equals itself."""
+    return {key: value.hex() for key, value in losses.items()}

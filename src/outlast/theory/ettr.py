@@ -11,9 +11,8 @@ import math
 
 from outlast.errors import UsageError
 from outlast.theory import intervals
-from outlast.theory.argument_checks import broadcasts, check_not_negative, check_positive
 from outlast.theory.intervals import efficiency, optimum
-from outlast.theory.special_functions import find_root
+from outlast.theory.numerics import broadcasts, check_not_negative, check_positive, find_root
 
 CLOSE = 1e-12  # relative: an ETTR that was computed can be asked for
 

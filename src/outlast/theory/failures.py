@@ -14,8 +14,8 @@ from collections.abc import Sequence
 import msgspec
 
 from outlast.errors import UsageError
-from outlast.theory import special_functions
-from outlast.theory.argument_checks import (
+from outlast.theory import numerics
+from outlast.theory.numerics import (
     broadcasts,
     check_not_negative,
     check_positive,
@@ -118,8 +118,8 @@ def posterior(prior: RatePrior, failures: int, exposure_device_s: float) -> Rate
     weight = _weight(prior, failures, exposure_device_s)
     shape = weight + failures
     exposure = weight / prior.rate_per_device_s + exposure_device_s
-    low = special_functions.gamma_quantile(shape, TAIL)
-    high = special_functions.gamma_quantile(shape, 1 - TAIL)
+    low = numerics.gamma_quantile(shape, TAIL)
+    high = numerics.gamma_quantile(shape, 1 - TAIL)
     return RatePosterior(shape / exposure, low / exposure, high / exposure, weight)
 
 

@@ -12,13 +12,13 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from outlast.errors import UsageError
-from outlast.theory.argument_checks import (
+from outlast.theory.numerics import (
     broadcasts,
     check_not_negative,
     check_positive,
     check_share,
+    one_plus_w0,
 )
-from outlast.theory.special_functions import one_plus_w0
 
 POINT = 0.01
 REGIME_MAX = 0.3  # of time lost to failures: beyond, first order is wrong by several points

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from outlast.errors import UsageError
-from outlast.theory.argument_checks import (
+from outlast.theory.intervals import optimum_async, waste
+from outlast.theory.numerics import (
     broadcasts,
     check_not_negative,
     check_positive,
     check_share,
 )
-from outlast.theory.intervals import optimum_async, waste
 
 EXPONENT_MAX = 700.0  # e^709 is the largest float
 LEVELS_MAX = 8  # all choices of levels are compared, 2 ** (LEVELS_MAX - 1)

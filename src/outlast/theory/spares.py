@@ -14,14 +14,14 @@ import math
 from collections.abc import Callable, Sequence
 
 from outlast.errors import UsageError
-from outlast.theory import special_functions
-from outlast.theory.argument_checks import (
+from outlast.theory import numerics
+from outlast.theory.failures import FailureKind, rate_per_s
+from outlast.theory.numerics import (
     broadcasts,
     check_not_negative,
     check_positive,
     check_whole,
 )
-from outlast.theory.failures import FailureKind, rate_per_s
 
 MEAN_MAX = 1e7
 
@@ -40,7 +40,7 @@ def short_share(spares: int, in_repair: float) -> float:
     """Return the share of time with more nodes in repair than there are spares: P(N > s). Exact
     where failures go on meanwhile, as when a job runs on without what is missing."""
     _check(spares, in_repair)
-    return special_functions.poisson_above(spares, in_repair)
+    return numerics.poisson_above(spares, in_repair)
 
 
 @broadcasts
@@ -48,7 +48,7 @@ def wait_share(spares: int, in_repair: float) -> float:
     """Return the share of failures that find no spare: P(N >= s). Exact, as `short_share` (Poisson
     arrivals see time averages, Wolff 1982)."""
     _check(spares, in_repair)
-    return special_functions.poisson_above(spares - 1, in_repair)
+    return numerics.poisson_above(spares - 1, in_repair)
 
 
 @broadcasts
@@ -59,7 +59,7 @@ def stalled_share(spares: int, in_repair: float) -> float:
     `in_repair` is still rate x repair time, at the rate of a job that works.
     """
     _check(spares, in_repair)
-    return special_functions.erlang_b(spares + 1, in_repair)
+    return numerics.erlang_b(spares + 1, in_repair)
 
 
 @broadcasts
@@ -67,10 +67,8 @@ def shortage(spares: int, in_repair: float) -> float:
     """Return mean number of nodes missing, E[max(0, N - s)] = m P(N >= s) - s P(N > s). Exact, as
     `short_share`."""
     _check(spares, in_repair)
-    above = special_functions.poisson_above(spares, in_repair)
-    return max(
-        0.0, in_repair * special_functions.poisson_above(spares - 1, in_repair) - spares * above
-    )
+    above = numerics.poisson_above(spares, in_repair)
+    return max(0.0, in_repair * numerics.poisson_above(spares - 1, in_repair) - spares * above)
 
 
 @broadcasts
@@ -80,9 +78,7 @@ def quantile(probability: float, in_repair: float) -> int:
     if not 0 < probability < 1:
         raise UsageError(f"probability must lie between 0 and 1, not {probability!r}")
     _check(0, in_repair)
-    return _first(
-        lambda spares: special_functions.poisson_above(spares, in_repair) <= 1 - probability
-    )
+    return _first(lambda spares: numerics.poisson_above(spares, in_repair) <= 1 - probability)
 
 
 @broadcasts
@@ -107,8 +103,8 @@ def best_stalling(in_repair: float, job_nodes: int, *, spare_price: float = 1.0)
     stalling_cost(0, in_repair, job_nodes, spare_price=spare_price)  # checks
 
     def enough(spares: int) -> bool:
-        now = special_functions.erlang_b(spares + 1, in_repair)
-        then = special_functions.erlang_b(spares + 2, in_repair)
+        now = numerics.erlang_b(spares + 1, in_repair)
+        then = numerics.erlang_b(spares + 2, in_repair)
         return job_nodes * (now - then) <= spare_price
 
     return _first(enough)
@@ -123,9 +119,7 @@ def best_degraded(in_repair: float, idle_nodes: float, *, spare_price: float = 1
     check_positive("idle_nodes", idle_nodes)
     check_positive("spare_price", spare_price)
     return _first(
-        lambda spares: (
-            special_functions.poisson_above(spares, in_repair) <= spare_price / idle_nodes
-        )
+        lambda spares: numerics.poisson_above(spares, in_repair) <= spare_price / idle_nodes
     )
 
 

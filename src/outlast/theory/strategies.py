@@ -15,16 +15,16 @@ import msgspec
 from msgspec.structs import replace
 
 from outlast.errors import UsageError
-from outlast.theory import special_functions
-from outlast.theory.argument_checks import (
+from outlast.theory import numerics
+from outlast.theory.intervals import in_regime
+from outlast.theory.levels import nested_s
+from outlast.theory.numerics import (
     check_not_negative,
     check_positive,
     check_share,
     check_whole,
+    find_minimum,
 )
-from outlast.theory.intervals import in_regime
-from outlast.theory.levels import nested_s
-from outlast.theory.special_functions import find_minimum
 
 Loses = Literal["nothing", "snapshot", "checkpoint"]
 DEPTHS: tuple[Loses, ...] = ("nothing", "snapshot", "checkpoint")
@@ -255,7 +255,7 @@ def _stalled(job: RecoveryJob, rungs: Sequence[Rung], rate: float) -> float:
     if job.spares is None:
         return 0.0
     taken = math.fsum(one.share for one in rungs if one.takes_node)
-    return special_functions.erlang_b(job.spares + 1, rate * taken * job.repair_s)
+    return numerics.erlang_b(job.spares + 1, rate * taken * job.repair_s)
 
 
 def _is_exact(job: RecoveryJob, rungs: Sequence[Rung]) -> bool:

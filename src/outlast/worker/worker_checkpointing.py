@@ -19,7 +19,7 @@ from outlast.checkpoint.keeper.keeper_frames import Outcome
 from outlast.checkpoint.save import agreed_plan
 from outlast.checkpoint.save.save_driver import SaveDriver
 from outlast.checkpoint.save.save_request import SaveRequest, SaveSettings
-from outlast.checkpoint.state.state_content import StateContent, flatten_state, rank_buffers
+from outlast.checkpoint.state_content import StateContent, flatten_state, rank_buffers
 from outlast.checkpoint.stores.catalog import lineage_of
 from outlast.checkpoint.stores.folder_store import Folder
 from outlast.config import WorkerSettings

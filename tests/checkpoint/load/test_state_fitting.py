@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.checkpoint.state.state_samples import (
+from tests.checkpoint.state_samples import (
     Holding,
     differences,
     model,
@@ -22,11 +22,11 @@ from tests.checkpoint.state.state_samples import (
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
+from outlast.checkpoint import state_content
 from outlast.checkpoint.format import codec
 from outlast.checkpoint.format.manifests import Tensor
 from outlast.checkpoint.load.state_fitting import StateFitting
-from outlast.checkpoint.state import state_content
-from outlast.checkpoint.state.script_state import ScriptState, check_complete
+from outlast.checkpoint.script_state import ScriptState, check_complete
 from outlast.errors import UsageError
 
 __all__ = ["world_of_one"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.controller.controller_driver import ControllerDriver
+
 from outlast import events
 from outlast.controller.audit.audit_records import AuditState
 from outlast.controller.inputs import (
@@ -13,7 +15,6 @@ from outlast.controller.inputs import (
     DecisionMade,
     Verify,
 )
-from outlast.testing.controller_driver import ControllerDriver
 from outlast.transport import messages
 
 RIGHT, WRONG = b"right", b"wrong"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from tests.controller.controller_driver import ControllerDriver
 
 from outlast import events
 from outlast.controller.inputs import AgentLost, CheckpointFound, Verify
-from outlast.testing.controller_driver import ControllerDriver
 from outlast.transport import messages
 
 COPY = messages.Checkpointed(n=8, step=8, path="step 8", tier="memory")

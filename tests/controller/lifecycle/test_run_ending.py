@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.controller.controller_driver import ControllerDriver
 
 from outlast import errors, events
-from outlast.testing.controller_driver import ControllerDriver
 from outlast.transport import messages
 
 SLOTS = {"before:5": b"b5", "after:5": b"a5", "result:5": b"r5", "before:4": b"b4"}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from tests.controller.controller_driver import ControllerDriver
 
 from outlast import events
 from outlast.controller.inputs import CheckpointFound, Verify
-from outlast.testing.controller_driver import ControllerDriver
 from outlast.transport import messages
 
 NEWEST = messages.Checkpointed(n=8, step=8, path="ck/8")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.controller.controller_driver import ControllerDriver
+
 from outlast import events
-from outlast.testing.controller_driver import ControllerDriver
 from outlast.transport import messages
 
 RAISED = events.Fault(kind="raised", detail="ValueError", traceback="Traceback\nValueError: x")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from tests.controller.controller_driver import ControllerDriver
 
 from outlast import events
-from outlast.testing.controller_driver import ControllerDriver
 from outlast.transport import messages
 
 AFTER = {"after:5": b"a5", "before:4": b"b4"}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from tests.controller.controller_driver import ControllerDriver
 
 from outlast import events
 from outlast.config import AUTO
 from outlast.controller.save_schedule.save_tiers import SavePolicy
-from outlast.testing.controller_driver import ControllerDriver
 from outlast.transport import messages
 
 BOTH = SavePolicy(memory=AUTO, disk=AUTO)

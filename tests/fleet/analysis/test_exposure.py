@@ -23,8 +23,8 @@ from outlast.fleet.analysis.failure_rates import failure_rate, mttf
 from outlast.fleet.analysis.job_runs import node_fails
 from outlast.fleet.analysis.lemons import rank_lemons
 from outlast.fleet.analysis.outages import outage_rate, outages_by_symptom, repair_time
-from outlast.fleet.store.lake import Lake
-from outlast.fleet.store.lake_selection import load_window
+from outlast.fleet.lake import Lake
+from outlast.fleet.lake_selection import load_window
 from outlast.log_records import NodeSeen, Outage
 
 

@@ -27,7 +27,7 @@ from outlast.fleet.analysis.outages import (
 from outlast.fleet.formats import outage_logs
 from outlast.fleet.record_tables import KIND_OF, Tables, schema
 from outlast.log_records import CheckAdded, NodeSeen, Outage, Repair
-from outlast.theory import special_functions
+from outlast.theory import numerics
 
 
 def outage(node: str = "n1", *, at: float, hours: float | None) -> Outage:
@@ -62,12 +62,8 @@ def test_rates_by_cause_of_all_gpu_hours() -> None:
     whole = told.row(by_predicate=pl.col("cause") == ALL, named=True)
     assert whole["gpu_hours"] == pytest.approx(48)
     assert whole["per_gpu_hour"] == pytest.approx(3 / 48)
-    assert whole["per_gpu_hour_low"] == pytest.approx(
-        special_functions.gamma_quantile(3.5, 0.05) / 48
-    )
-    assert whole["per_gpu_hour_exact_high"] == pytest.approx(
-        special_functions.gamma_quantile(4, 0.95) / 48
-    )
+    assert whole["per_gpu_hour_low"] == pytest.approx(numerics.gamma_quantile(3.5, 0.05) / 48)
+    assert whole["per_gpu_hour_exact_high"] == pytest.approx(numerics.gamma_quantile(4, 0.95) / 48)
 
 
 def test_no_exposure_has_no_rate() -> None:

@@ -34,7 +34,7 @@ from outlast.fleet.formats import outage_logs
 from outlast.fleet.record_tables import DAY_NS, Tables
 from outlast.fleet.synth.synthetic_cluster import RSC1, make_cluster
 from outlast.log_records import Finding, JobEnded, NodeSeen, Outage, Repair
-from outlast.theory.special_functions import poisson_above
+from outlast.theory.numerics import poisson_above
 
 
 def finding(node: str, hours: float, code: str = "XID 79", **more: Any) -> Finding:

@@ -13,7 +13,7 @@ from tests.fleet.small_clusters import cluster, job
 from outlast.fleet.analysis.confidence_intervals import bootstrap_interval, garwood, jeffreys
 from outlast.fleet.analysis.failure_attribution import attribute_failures
 from outlast.fleet.analysis.failure_rates import failure_rate, mttf
-from outlast.theory import special_functions
+from outlast.theory import numerics
 
 
 def test_failures_by_node_days_of_jobs_above_a_size() -> None:
@@ -28,8 +28,8 @@ def test_failures_by_node_days_of_jobs_above_a_size() -> None:
     assert told.node_days == pytest.approx(64)
     assert told.gpu_days == pytest.approx(512)
     assert told.per_1000_node_days == pytest.approx(1000 / 64)
-    assert told.low == pytest.approx(1000 / 64 * special_functions.gamma_quantile(1.5, 0.05))
-    assert told.high == pytest.approx(1000 / 64 * special_functions.gamma_quantile(1.5, 0.95))
+    assert told.low == pytest.approx(1000 / 64 * numerics.gamma_quantile(1.5, 0.05))
+    assert told.high == pytest.approx(1000 / 64 * numerics.gamma_quantile(1.5, 0.95))
 
 
 def test_only_time_in_the_window_counts() -> None:

@@ -11,7 +11,7 @@ import pytest
 from outlast.cli.main import main
 from outlast.errors import SourceError
 from outlast.fleet.formats import hardware_logs
-from outlast.fleet.store.lake import Lake
+from outlast.fleet.lake import Lake
 from outlast.health.node_report import NodeReport, NotApplicable
 from outlast.log_records import Finding, Severity
 

@@ -16,9 +16,9 @@ from outlast.fleet.formats.log_reading import NO_UTF8, TWICE
 from outlast.fleet.formats.log_rows import UNCLOSED
 from outlast.fleet.formats.mapped_logs import NEVER_BEGAN, NO_START, OTHER_SPAN, SEVERAL_NODES
 from outlast.fleet.host_lists import to_slurm_list
-from outlast.fleet.store.ingestion import IngestSummary, ingest
-from outlast.fleet.store.lake import Lake
-from outlast.fleet.store.lake_selection import load_window
+from outlast.fleet.ingestion import IngestSummary, ingest
+from outlast.fleet.lake import Lake
+from outlast.fleet.lake_selection import load_window
 from outlast.node_logs.log_envelopes import NO_ENTRY, NO_WRITER
 from outlast.node_logs.log_readings import LEFT_OUT
 

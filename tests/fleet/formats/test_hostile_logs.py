@@ -12,9 +12,9 @@ import pytest
 
 from outlast.cli.main import main
 from outlast.errors import LakeError
+from outlast.fleet import ingestion as ingesting
 from outlast.fleet.formats import log_reading
-from outlast.fleet.store import ingestion as ingesting
-from outlast.fleet.store.lake import Lake
+from outlast.fleet.lake import Lake
 
 HEADER = "JobID|State|JobName|Start|End\n"
 ROW = "1|COMPLETED|train|2024-05-17T00:00:00|2024-05-17T10:00:00\n"

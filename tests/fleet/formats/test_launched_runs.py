@@ -17,7 +17,7 @@ from outlast.events import (
     WorkerLost,
     WorkerSpawned,
 )
-from outlast.fleet.store.lake import Lake
+from outlast.fleet.lake import Lake
 from outlast.telemetry.event_store import EventWriter
 
 T = 1_716_000_000 * 10**9

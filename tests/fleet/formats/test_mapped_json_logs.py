@@ -11,7 +11,7 @@ from tests.fleet.formats.test_mapped_logs import TAKEN_NS, reading, seconds
 from outlast.cli.main import main
 from outlast.errors import UsageError
 from outlast.fleet.formats.log_rows import find_json_value, parse_json_path
-from outlast.fleet.store.lake import Lake
+from outlast.fleet.lake import Lake
 
 PODS = """
 rows = "jobs"

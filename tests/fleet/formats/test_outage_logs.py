@@ -11,8 +11,8 @@ import pytest
 from outlast.cli.main import main
 from outlast.errors import UsageError
 from outlast.fleet.formats import outage_logs
+from outlast.fleet.lake import Lake
 from outlast.fleet.record_tables import DAY_NS
-from outlast.fleet.store.lake import Lake
 
 EPOCH_NS = 19_812 * DAY_NS  # 2024-03-30
 GPU = {"Level": "Hardware Failure", "Class": "GPU", "Desc": "GPU Lost"}

@@ -10,8 +10,8 @@ import pytest
 
 from outlast.errors import OutlastError
 from outlast.fleet.formats.format_detection import LogOptions
-from outlast.fleet.store.ingestion import IngestSummary, ingest
-from outlast.fleet.store.lake import Lake
+from outlast.fleet.ingestion import IngestSummary, ingest
+from outlast.fleet.lake import Lake
 
 XID = (
     "2024-05-17T10:00:00+00:00 n1 kernel: NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from outlast.cli.fleet.report import Drawer
+from outlast.cli.fleet.analysis_commands import Drawer
 from outlast.cli.main import main
 from outlast.errors import EXIT_USAGE, EXIT_USER_ERROR, OutlastError
 from outlast.fleet.analysis import failure_attribution, failure_rates, job_runs, lemons

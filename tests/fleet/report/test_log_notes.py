@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from outlast.fleet.lake import LakeSource
 from outlast.fleet.report.fleet_report import hidden_record_notes
-from outlast.fleet.store.lake import LakeSource
 
 
 def log(name: str, *notes: str, odd: int = 0, rejected: int = 0) -> LakeSource:

@@ -9,12 +9,12 @@ import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
 
-from outlast.cli.fleet.synth import SynthReport, synth
+from outlast.cli.fleet.log_commands import SynthReport, synth
 from outlast.errors import EXIT_DONE, EXIT_INTERRUPTED, StorageError, UsageError
 from outlast.fleet.formats.format_detection import LogOptions
+from outlast.fleet.ingestion import ingest
+from outlast.fleet.lake import Lake
 from outlast.fleet.record_tables import Tables
-from outlast.fleet.store.ingestion import ingest
-from outlast.fleet.store.lake import Lake
 from outlast.fleet.synth.synthetic_cluster import GroundTruth, make_cluster, write_files
 
 LISTED = ("findings", "outages", "repairs", "nodes", "checks")

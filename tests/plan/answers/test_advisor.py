@@ -9,14 +9,14 @@ import pytest
 from msgspec.structs import replace
 from tests.plan.plan_command import Plan
 
-from outlast.plan.answers.advice import Advice
-from outlast.plan.answers.advice_text import failures_to_halve
-from outlast.plan.answers.advisor import advise
-from outlast.plan.answers.input_sensitivity import (
+from outlast.plan.answers.advice import (
+    Advice,
     best_settings,
     settings_of,
     with_settings,
 )
+from outlast.plan.answers.advice_text import failures_to_halve
+from outlast.plan.answers.advisor import advise
 from outlast.plan.answers.spare_nodes import cheapest_spares
 from outlast.plan.answers.strategy_price import price_strategy
 from outlast.plan.model.answer_values import at_rate
@@ -25,7 +25,7 @@ from outlast.plan.model.scenario import Scenario, scenario_of
 from outlast.plan.model.strategy_prediction import predict, reason_impossible
 from outlast.plan.simulate.replications import simulate
 from outlast.plan.simulate.simulated_job import job_of
-from outlast.theory import special_functions
+from outlast.theory import numerics
 from outlast.theory.spares import StalledShares
 
 
@@ -183,10 +183,7 @@ def test_a_doubt_is_what_not_knowing_costs() -> None:
 @pytest.mark.parametrize("weight", [1.0, 2.0, 40.0])
 def test_failures_that_halve_a_band(weight: float) -> None:
     def width(shape: float) -> float:
-        return (
-            special_functions.gamma_quantile(shape, 0.95)
-            - special_functions.gamma_quantile(shape, 0.05)
-        ) / shape
+        return (numerics.gamma_quantile(shape, 0.95) - numerics.gamma_quantile(shape, 0.05)) / shape
 
     more = failures_to_halve(weight)
     assert width(weight + more) <= width(weight) / 2 < width(weight + more - 1)

@@ -82,8 +82,7 @@ def test_odd_scenarios_are_answered(plan: Plan, strategy: str, said: dict[str, s
 def test_bands_keep_intervals_and_spares(plan: Plan, strategy: Strategy) -> None:
     """More failures than were thought find no more spares than were bought."""
     pytest.importorskip("numba")
-    from outlast.plan.simulate.ensembles import at_factor
-    from outlast.plan.simulate.replications import simulate
+    from outlast.plan.simulate.replications import at_factor, simulate
     from outlast.plan.simulate.simulated_job import job_of
 
     said = {"gpus": "64", "failures": "rsc-1", "work": "3y", "repair": "7d"}

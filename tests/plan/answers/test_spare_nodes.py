@@ -13,7 +13,7 @@ from outlast.plan.answers.spare_nodes import SpareModel, cheapest, plain_usd, sp
 from outlast.plan.model.ladder_costs import kinds_of
 from outlast.plan.model.scenario import scenario_of
 from outlast.plan.model.strategy_prediction import predict
-from outlast.theory import scale
+from outlast.theory import replicas
 from outlast.theory.spares import StalledShares
 
 # 20 failures an hour that each take a node for a day: 480 in repair.
@@ -134,15 +134,15 @@ def test_half_is_left_at_the_limit() -> None:
     scenario = scenario_of({"gpus": "16384", "failures": "50kh"})
     limits = {one.name: one.value for one in memory_copies(scenario).quantities}
     gpus = limits["half goodput, storage"]
-    at = scale.best_efficiency(
+    at = replicas.best_efficiency(
         5 * math.sqrt(gpus / 16384), 50_000 * 3600 / gpus, restart_s=630.0
     )  # fmt: skip
     assert at == pytest.approx(0.5, rel=1e-9)
     gpus = limits["half goodput, memory, R not counted"]
-    at = scale.best_efficiency(1 * math.sqrt(16384 / gpus), 50_000 * 3600 / gpus)
+    at = replicas.best_efficiency(1 * math.sqrt(16384 / gpus), 50_000 * 3600 / gpus)
     assert at == pytest.approx(0.5, rel=1e-9)
     gpus = limits["half goodput, memory"]
-    at = scale.best_efficiency(
+    at = replicas.best_efficiency(
         1 * math.sqrt(16384 / gpus), 50_000 * 3600 / gpus, restart_s=150.0
     )  # fmt: skip
     assert at == pytest.approx(0.5, rel=1e-9)

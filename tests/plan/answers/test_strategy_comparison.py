@@ -15,6 +15,8 @@ from tests.plan.plan_command import Plan
 
 pytest.importorskip("numba", reason="the simulator is compiled: pip install 'outlast[plan]'")
 
+from tests.telemetry.synthetic_run import SyntheticRun
+
 from outlast.errors import UsageError
 from outlast.plan.answers.measured_run import compare_run, read_measured_run
 from outlast.plan.answers.strategy_comparison import (
@@ -27,7 +29,7 @@ from outlast.plan.model.answer_values import at_rate
 from outlast.plan.model.ladder_costs import Strategy
 from outlast.plan.model.scenario import resize, scenario_of
 from outlast.plan.model.strategy_prediction import at_other_rate, predict, tuned_job
-from outlast.plan.simulate.ensembles import (
+from outlast.plan.simulate.replications import (
     ENSEMBLE_FAILURES_MAX,
     STRATA,
     affordable,
@@ -37,7 +39,6 @@ from outlast.plan.simulate.ensembles import (
 )
 from outlast.plan.simulate.simulated_job import job_of
 from outlast.process_pool import PartExecutor
-from outlast.testing.synthetic_run import SyntheticRun
 from outlast.theory.strategies import RecoveryJob
 
 BEGINS = datetime(2027, 1, 31, tzinfo=UTC)

@@ -12,7 +12,7 @@ from outlast.plan.answers.extra_costs import ExtraInputs, extra_costs
 from outlast.plan.model.model_sizing import peak_flops
 from outlast.plan.model.scenario import Scenario, scenario_of
 from outlast.plan.model.strategy_prediction import Prediction, predict
-from outlast.theory import other_losses
+from outlast.theory import costs
 
 LLAMA = ("--gpus", "16384", "--parameters", "405B", "--tokens", "15.6T", "--replica-gpus", "128")
 
@@ -137,9 +137,9 @@ def test_extras_are_what_their_formulas_say() -> None:
     assert set(found) == {"silent errors", "stragglers", "planned stops", "spot prices", "storage",
                           "levels of saves"}  # fmt: skip
     assert all(one.how == "first order" for one in found.values())
-    slower = other_losses.step_slowdown(1e-6, 16384, 3.0) - 1
+    slower = costs.step_slowdown(1e-6, 16384, 3.0) - 1
     assert found["stragglers"].usd == pytest.approx(taken.usd * slower)
-    cost_s = other_losses.preemption_s(300, 125, taken.interval_s, restart_s=600)
+    cost_s = costs.preemption_s(300, 125, taken.interval_s, restart_s=600)
     spot_usd = taken.usd / 2.5 * (1 + cost_s / 43_200)
     assert found["spot prices"].usd == pytest.approx(spot_usd - taken.usd)
     assert "is enough for" in found["spot prices"].text and found["silent errors"].usd > 0

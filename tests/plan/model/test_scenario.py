@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outlast import quantities
+from outlast.config import TOML_BYTES_MAX
 from outlast.errors import ConfigError
 from outlast.plan.answers.copy_counts import memory_copies
 from outlast.plan.model.ladder_costs import STRATEGIES, matters
@@ -19,7 +20,6 @@ from outlast.plan.model.rates import EXACT, parse_failures
 from outlast.plan.model.scenario import FIELDS, KEYS, default_text, scenario_of
 from outlast.plan.model.strategy_prediction import predict, reason_impossible
 from outlast.theory.failures import DAY_S, HOUR_S, PRESETS
-from outlast.toml_files import FILE_BYTES_MAX
 
 GPUS = {"gpus": "16384"}
 # What else a scenario may say: which of it matters follows from the question, not the strategy.
@@ -107,7 +107,7 @@ def test_what_cannot_be_is_refused_by_name(said: dict[str, str], names: str) -> 
         ("gpus = " + "9" * 5000, "my.toml: "),
         ("gpus = 0x" + "f" * 5000, "my.toml: "),
         ("gpus = " + "[" * 5000, "my.toml: nested too deeply"),
-        ("# " + "x" * FILE_BYTES_MAX, "larger than"),
+        ("# " + "x" * TOML_BYTES_MAX, "larger than"),
     ],
     ids=lambda one: one[:30],
 )

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from outlast.cli.plan.listings import reproduce
 from outlast.errors import UsageError
-from outlast.plan.reproduce import DOCUMENTS, rows
-from outlast.plan.reproduce.reproduced_figure import ReproducedFigure, SourceDocument
+from outlast.plan.reproduce import ReproducedFigure, SourceDocument, rows, source_documents
 from outlast.plan.reproduce.strategy_experiment import (
     UniformGaps,
     mean_failures,
@@ -93,7 +92,7 @@ def test_what_is_right(key: tuple[str, str], right: float | None) -> None:
 
 def test_every_row_says_enough() -> None:
     assert len(ROWS) == len(rows()), "two rows of a document have one name"
-    assert {document for document, _ in ROWS} == set(DOCUMENTS)
+    assert {document for document, _ in ROWS} == set(source_documents())
     for row in ROWS.values():
         assert row.ours is not None or "never ends" in row.why, row
         assert row.why or row.agrees, row

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("numba", reason="the simulator is compiled: pip install 'outlast[plan]'")
 
-from outlast.plan.narrate.narrator import narrate
+from outlast.plan.simulate.narrator import narrate
 from outlast.plan.simulate.replications import simulate
 from outlast.plan.simulate.simulated_job import LIVE, MEMORY, STORAGE, SimulatedJob
 from outlast.theory import strategies

@@ -29,8 +29,8 @@ from outlast.checkpoint.load.tensor_fill import fill_tensors
 from outlast.checkpoint.rank_group import RankGroup
 from outlast.checkpoint.save.agreed_plan import brief
 from outlast.checkpoint.save.shard_plan import dtype_name
-from outlast.checkpoint.state.script_state import ScriptState
-from outlast.checkpoint.state.state_content import (
+from outlast.checkpoint.script_state import ScriptState
+from outlast.checkpoint.state_content import (
     EXACT,
     NameMatching,
     is_within,

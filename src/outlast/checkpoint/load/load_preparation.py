@@ -15,8 +15,8 @@ from outlast.checkpoint.format.manifests import Manifest, SavePoint, manifest_na
 from outlast.checkpoint.load.chunk_relay import ChunkRelay
 from outlast.checkpoint.load.optimizer_fitting import by_parameter
 from outlast.checkpoint.load.state_fitting import SavedState
-from outlast.checkpoint.state.script_state import ScriptState
-from outlast.checkpoint.state.state_content import (
+from outlast.checkpoint.script_state import ScriptState
+from outlast.checkpoint.state_content import (
     Skeleton,
     full_names,
     is_within,

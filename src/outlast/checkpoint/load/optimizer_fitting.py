@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from outlast.checkpoint.save.shard_plan import dtype_name
-from outlast.checkpoint.state.state_content import full_names, parameter_names
-from outlast.checkpoint.state.state_values import restore_group
+from outlast.checkpoint.state_content import full_names, parameter_names
+from outlast.checkpoint.state_values import restore_group
 
 if TYPE_CHECKING:
     from outlast.checkpoint.load.state_fitting import StateFitting

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from outlast.checkpoint import state_values
 from outlast.checkpoint.format.manifests import Tensor
 from outlast.checkpoint.format.value_encoder import TensorSpec
 from outlast.checkpoint.load.optimizer_fitting import fit_optimizer
 from outlast.checkpoint.save.shard_plan import dtype_name
-from outlast.checkpoint.state import state_values
-from outlast.checkpoint.state.script_state import ScriptState, Stateful
-from outlast.checkpoint.state.state_content import (
+from outlast.checkpoint.script_state import ScriptState, Stateful
+from outlast.checkpoint.state_content import (
     EXACT,
     NameMatching,
     Skeleton,
@@ -22,7 +22,7 @@ from outlast.checkpoint.state.state_content import (
     is_within,
     parameter_owners,
 )
-from outlast.checkpoint.state.state_values import join_tensors, value_at
+from outlast.checkpoint.state_values import join_tensors, value_at
 
 _CONTAINERS = (dict, list)
 

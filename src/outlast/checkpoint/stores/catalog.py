@@ -160,10 +160,7 @@ def open_checkpoint(store: StoreSource, place: SavePoint) -> Checkpoint:
 
 
 def checkpoint_places(store: StoreSource) -> list[SavePoint]:
-    """Return the places with a commit record, valid or not, newest first.
-
-    Raises StorageError.
-    """
+    """Return the places with a commit record, valid or not, newest first. Raises StorageError."""
     places = sorted(_committed(store), key=_by_position, reverse=True)
     return [
         place

@@ -18,13 +18,19 @@ Exit codes:
 * {EXIT_USAGE}: wrong usage, no such checkpoint, or an extra is missing; nothing was changed
 """
 COMMANDS = {
-    "ls": ("listing:ls", "List checkpoints, the newest first."),
+    "ls": ("catalog_commands:ls", "List checkpoints, the newest first."),
     "show": ("show:show", "Show the origin and the contents of a checkpoint."),
-    "verify": ("verify:verify", "Read every byte and report damage."),
+    "verify": ("catalog_commands:verify", "Read every byte and report damage."),
     "diff": ("diff:diff", "Compare two checkpoints by tensors and values."),
-    "export": ("conversion:export", "Export a checkpoint to DCP or safetensors."),
-    "import": ("conversion:import_", "Import a checkpoint from DCP or safetensors."),
-    "copy": ("copy:copy", "Copy to another directory or bucket, verified and resumable."),
-    "prune": ("prune:prune", "Delete the checkpoints that a retention policy does not keep."),
+    "export": ("transfer_commands:export", "Export a checkpoint to DCP or safetensors."),
+    "import": ("transfer_commands:import_", "Import a checkpoint from DCP or safetensors."),
+    "copy": (
+        "transfer_commands:copy",
+        "Copy to another directory or bucket, verified and resumable.",
+    ),
+    "prune": (
+        "catalog_commands:prune",
+        "Delete the checkpoints that a retention policy does not keep.",
+    ),
     "now": ("now:now", "Request a checkpoint from a running job, and wait for it."),
 }

@@ -19,8 +19,7 @@ from outlast.checkpoint.load.checkpoint_diff import (
 from outlast.checkpoint.load.checkpoint_reader import CheckpointReader
 from outlast.checkpoint.stores.catalog import Checkpoint
 from outlast.cli.ckpt.target_argument import open_target
-from outlast.cli.output_stream import echo, print_json
-from outlast.cli.progress_bars import byte_progress
+from outlast.cli.output_stream import byte_progress, echo, print_json
 from outlast.cli.replay_comparison import DifferingValue
 from outlast.errors import (
     EXIT_DONE,

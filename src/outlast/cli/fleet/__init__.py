@@ -17,13 +17,16 @@ Exit codes:
 * {EXIT_INTERRUPTED}: interrupted; the lake is unchanged
 """
 COMMANDS: dict[str, tuple[str, str]] = {
-    "ingest": (
-        "ingest:ingest",
-        "Read logs into a lake (a directory of Parquet files).",
+    "ingest": ("log_commands:ingest", "Read logs into a lake (a directory of Parquet files)."),
+    "report": (
+        "analysis_commands:report",
+        "Write all analyses of a lake as one HTML page with figures.",
     ),
-    "report": ("report:report", "Write all analyses of a lake as one HTML page with figures."),
     "lemons": ("lemons:lemons", "Rank nodes that fail more often than expected (lemons)."),
-    "fit": ("fit:fit", "Measure failure and repair rates for `outlast plan --rates`."),
+    "fit": (
+        "analysis_commands:fit",
+        "Measure failure and repair rates for `outlast plan --rates`.",
+    ),
     "trace": ("trace:trace", "Find the root cause of a hang in flight-recorder dumps."),
-    "synth": ("synth:synth", "Generate logs of a cluster with known ground truth."),
+    "synth": ("log_commands:synth", "Generate logs of a cluster with known ground truth."),
 }

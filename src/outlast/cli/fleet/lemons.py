@@ -9,10 +9,9 @@ import msgspec
 from rich.text import Text
 
 from outlast import quantities
-from outlast.cli.output_stream import echo, print_json
-from outlast.cli.progress_bars import count_progress
+from outlast.cli.output_stream import count_progress, echo, print_json
 from outlast.errors import EXIT_DONE, UsageError
-from outlast.fleet.store.lake import Lake
+from outlast.fleet.lake import Lake
 from outlast.terminal_tables import number_column, table, text_column
 from outlast.text_formatting import plural
 
@@ -153,7 +152,7 @@ def _load(
     opened: Lake, history_days: float, until: str | None, cluster: str | None, notes: list[str]
 ) -> tuple[Tables, int, int]:
     """Return the tables of the history, its start and its end in Unix ns."""
-    from outlast.fleet.store.lake_selection import known_period, load_period, parse_flag_time
+    from outlast.fleet.lake_selection import known_period, load_period, parse_flag_time
 
     if until is None:
         end_ns = known_period(opened, cluster, notes)[1]
@@ -180,7 +179,7 @@ def _rank(
     )
     from outlast.fleet.analysis.lemon_evidence import drain_commands, lemon_evidence
     from outlast.fleet.analysis.lemons import failure_basis, rank_lemons, score_ranking
-    from outlast.fleet.store.lake_selection import resolve_cluster
+    from outlast.fleet.lake_selection import resolve_cluster
 
     if not 0 < limits.days <= limits.history_days < 1e5:
         raise UsageError(
@@ -252,7 +251,7 @@ def _true_lemons(path: Path) -> list[str]:
 
 
 def _show(report: LemonsReport, top: int) -> None:
-    from outlast.fleet.store.lake import format_time
+    from outlast.fleet.lake import format_time
 
     said_of = "nodes that ran jobs" if report.by == "jobs" else "nodes, by outages: no job ran then"
     of = f" of {report.cluster}" if report.cluster else ""

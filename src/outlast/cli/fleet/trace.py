@@ -6,8 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from outlast.cli.output_stream import echo, print_json
-from outlast.cli.progress_bars import count_progress
+from outlast.cli.output_stream import count_progress, echo, print_json
 from outlast.errors import EXIT_DONE, UsageError
 
 if TYPE_CHECKING:

@@ -19,31 +19,28 @@ Exit codes:
 * {EXIT_INTERRUPTED}: interrupted; the results so far are printed
 """
 COMMANDS = {
-    "advise": ("advise:advise", "Recommend settings and hardware purchases, with prices."),
+    "advise": ("answer_commands:advise", "Recommend settings and hardware purchases, with prices."),
     "compare": ("compare:compare", "Compare the recovery strategies on one scenario."),
     "interval": (
-        "formula_commands:interval",
+        "answer_commands:interval",
         "Compute the best checkpoint interval and the cost of others.",
     ),
-    "ettr": ("formula_commands:ettr", "Compute ETTR, the share of time spent training."),
+    "ettr": ("answer_commands:ettr", "Compute ETTR, the share of time spent training."),
     "replicas": (
-        "formula_commands:replicas",
+        "answer_commands:replicas",
         "Compare numbers of in-memory copies: losses, memory, network.",
     ),
-    "size": (
-        "sizing:size",
-        "Compute checkpoint size, training time and save times.",
+    "size": ("sizing:size", "Compute checkpoint size, training time and save times."),
+    "spares": ("answer_commands:spares", "Compute the number of spare nodes with the lowest cost."),
+    "simulate": (
+        "simulation_commands:simulate",
+        "Simulate many runs of one strategy, and print quantiles.",
     ),
-    "spares": (
-        "formula_commands:spares",
-        "Compute the number of spare nodes with the lowest cost.",
-    ),
-    "simulate": ("simulate:simulate", "Simulate many runs of one strategy, and print quantiles."),
     "story": (
-        "simulate:story",
+        "simulation_commands:story",
         "Simulate one run as a run directory for `outlast explain`.",
     ),
-    "sweep": ("sweep:sweep", "Vary one or two fields of a scenario."),
+    "sweep": ("simulation_commands:sweep", "Vary one or two fields of a scenario."),
     "fields": ("listings:fields", "List the fields of a scenario and their defaults."),
     "presets": ("listings:presets", "List published failure rates."),
     "reproduce": ("listings:reproduce", "Recompute published tables and figures."),

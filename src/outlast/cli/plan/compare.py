@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from outlast import quantities
-from outlast.cli.output_stream import echo, print_json
+from outlast.cli.output_stream import count_progress, echo, print_json
 from outlast.cli.plan.scenario_command import (
     Dask,
     Fields,
@@ -24,14 +24,13 @@ from outlast.cli.plan.scenario_command import (
     execution_place,
     remarks,
 )
-from outlast.cli.progress_bars import count_progress
 from outlast.errors import EXIT_DONE, EXIT_INTERRUPTED, UsageError
 from outlast.plan.answers.measured_run import RunComparison, Verdict
 from outlast.plan.answers.strategy_comparison import StrategyComparison
 from outlast.plan.model.answer_values import Quantity, format_count, format_quantity
 from outlast.plan.model.rates import read_rates
 from outlast.plan.model.scenario import Scenario, scenario_of, span
-from outlast.plan.simulate.ensembles import CAUSES
+from outlast.plan.simulate.replications import CAUSES
 from outlast.terminal_tables import number_column, table, text_column
 
 if TYPE_CHECKING:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 from rich.text import Text
@@ -13,9 +14,10 @@ from outlast.errors import EXIT_DONE
 from outlast.plan.model.rates import JOBS_GPUS
 from outlast.plan.model.rates import presets as found
 from outlast.plan.model.scenario import FIELDS
-from outlast.plan.reproduce import DOCUMENTS, rows
-from outlast.plan.reproduce.reproduced_figure import ReproducedFigure
 from outlast.terminal_tables import number_column, table, text_column
+
+if TYPE_CHECKING:
+    from outlast.plan.reproduce import ReproducedFigure
 
 
 def presets(*, json: bool = False) -> int:
@@ -108,11 +110,13 @@ def reproduce(*documents: str, json: bool = False) -> int:
         Print one JSON list of rows (document, quantity, says, ours, unit, agrees, why) instead of
         tables.
     """
+    from outlast.plan.reproduce import rows, source_documents
+
     figures = rows(documents)
     if json:
         print_json(figures)
         return EXIT_DONE
-    for key, source in DOCUMENTS.items():
+    for key, source in source_documents().items():
         of_it = [row for row in figures if row.document == key]
         if of_it:
             _show(f"{key}  {source.citation}", of_it)

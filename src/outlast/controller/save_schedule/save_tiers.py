@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from outlast.config import AUTO
 from outlast.errors import ConfigError, UsageError
-from outlast.theory.argument_checks import check_not_negative, check_positive, check_share
 from outlast.theory.failures import WEIGHT_FAILURES, RatePrior, preset
+from outlast.theory.numerics import check_not_negative, check_positive, check_share
 
 WINDOW = 9
 

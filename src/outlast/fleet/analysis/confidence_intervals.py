@@ -14,7 +14,7 @@ import polars as pl
 
 from outlast.fleet.analysis.exposure import DAY_S, SECOND_NS
 from outlast.fleet.record_tables import Tables
-from outlast.theory import special_functions
+from outlast.theory import numerics
 
 TAIL = 0.05  # on either side of a 90 % interval
 Z_90 = 1.6448536269514722  # of a normal distribution
@@ -28,7 +28,7 @@ def jeffreys(failures: float) -> tuple[float, float]:
     The 5 % and 95 % quantiles of Gamma(failures + 1/2, 1). Averaged over rates the coverage is 90 %
     within some points, from about three failures on (Brown, Cai and DasGupta 2003).
     """
-    return special_functions.gamma_quantile(failures + 0.5, TAIL), special_functions.gamma_quantile(
+    return numerics.gamma_quantile(failures + 0.5, TAIL), numerics.gamma_quantile(
         failures + 0.5, 1 - TAIL
     )
 
@@ -40,8 +40,8 @@ def garwood(failures: float) -> tuple[float, float]:
     From the 5 % quantile of Gamma(failures, 1) to the 95 % quantile of Gamma(failures + 1, 1). Its
     coverage is at least 90 % (Garwood 1936).
     """
-    low = special_functions.gamma_quantile(failures, TAIL) if failures else 0.0
-    return low, special_functions.gamma_quantile(failures + 1, 1 - TAIL)
+    low = numerics.gamma_quantile(failures, TAIL) if failures else 0.0
+    return low, numerics.gamma_quantile(failures + 1, 1 - TAIL)
 
 
 def with_rates(frame: pl.DataFrame, failures: str, exposure: str, name: str) -> pl.DataFrame:

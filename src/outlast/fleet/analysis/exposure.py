@@ -7,8 +7,8 @@ from typing import Literal, NamedTuple
 import polars as pl
 
 from outlast.fleet.host_lists import HOSTS_MAX, nodes_of
+from outlast.fleet.lake import UNFINISHED
 from outlast.fleet.record_tables import DAY_NS, Tables
-from outlast.fleet.store.lake import UNFINISHED
 from outlast.text_formatting import plural
 
 KEY = ("cluster", "job", "attempt")
@@ -21,10 +21,7 @@ USED_SHARE = 0.05  # of the GPU time, in jobs with at least so many GPUs per nod
 
 
 class NodeGpus(NamedTuple):
-    """GPUs per node.
-
-    `source`: a list of nodes, the jobs' allocations, or neither (NODE_GPUS).
-    """
+    """GPUs per node. `source`: a list of nodes, the jobs' allocations, or neither (NODE_GPUS)."""
 
     gpus: int
     source: Literal["nodes", "jobs", "assumed"]

@@ -14,7 +14,7 @@ import polars as pl
 from outlast.fleet.analysis.exposure import KEY, SECOND_NS
 from outlast.fleet.host_lists import explode_hosts
 from outlast.fleet.record_tables import Tables
-from outlast.node_logs.taxonomy import DOMAINS, TABLE, possible_domains
+from outlast.log_records import DOMAINS, TAXONOMY, possible_domains
 
 BEFORE_S = 600
 AFTER_S = 300
@@ -22,7 +22,7 @@ BY_NODE = ("NODE_FAIL", "BOOT_FAIL")  # reported by the scheduler
 PERHAPS = ("FAILED", "REQUEUED")  # may also be a user's error or request
 LOST = "now"  # the severity that attributes an attempt of PERHAPS to infrastructure
 CAUSES = ("now", "drain")  # severities that can have ended a job; the others are only signs
-USERS = [symptom for symptom, row in TABLE.items() if row.domains == {"user"}]
+USERS = [symptom for symptom, row in TAXONOMY.items() if row.domains == {"user"}]
 UNATTRIBUTED = "unattributed"
 CauseGrouping = Literal["symptom", "check", "code"]
 

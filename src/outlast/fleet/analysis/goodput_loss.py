@@ -17,7 +17,7 @@ from outlast.fleet.analysis.exposure import KEY, SECOND_NS
 from outlast.fleet.analysis.job_runs import size_bucket
 from outlast.fleet.host_lists import explode_hosts
 from outlast.fleet.record_tables import Tables
-from outlast.theory.argument_checks import check_not_negative, check_positive
+from outlast.theory.numerics import check_not_negative, check_positive
 
 START_COLUMNS = [*KEY, "qos", "priority", "start_ns", "t_ns", "gpus", "hosts"]
 BY = ["by_job", "by_attempt"]

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from outlast.errors import UsageError
 from outlast.fleet.analysis.exposure import HOUR_S, KEY, SECOND_NS
 from outlast.fleet.analysis.failure_attribution import AttributedFailures
+from outlast.fleet.lake import UNFINISHED
 from outlast.fleet.record_tables import Tables
-from outlast.fleet.store.lake import UNFINISHED
 
 NS_PER_SECOND = 10**9
 ATTEMPT_KEY = ["cluster", "job", "attempt"]

@@ -20,9 +20,9 @@ from outlast.fleet.analysis.collective_bandwidth import (
 from outlast.fleet.analysis.exposure import KEY, SECOND_NS
 from outlast.fleet.analysis.failure_attribution import CAUSES, AttributedFailures
 from outlast.fleet.record_tables import Tables
-from outlast.log_records import Symptom
+from outlast.log_records import LEMON_PARTS, Symptom
 from outlast.text_formatting import plural
-from outlast.theory.argument_checks import check_share
+from outlast.theory.numerics import check_share
 
 NODE = ["cluster", "node"]
 UNKNOWN = "not known"
@@ -39,18 +39,6 @@ PARTS: dict[Symptom, str] = {
     "thermal": "cooling",
     "disk": "disk",
     "clock": "bios",
-}
-# Table II of the paper: which part the lemons of RSC-1 and RSC-2 had.
-TABLE_II = {
-    "optics": 0.026,
-    "cpu": 0.026,
-    "psu": 0.051,
-    "nic": 0.077,
-    "eud": 0.103,
-    "pcie": 0.154,
-    "dimm": 0.205,
-    "gpu": 0.282,
-    "bios": 0.077,
 }
 SCHEMA = {
     "cluster": pl.String,
@@ -111,7 +99,7 @@ def suspected_parts(rows: pl.DataFrame) -> pl.DataFrame:
         .sort(["lemons", "part"], descending=[True, False])
     )
     paper = pl.DataFrame(
-        {"part": list(TABLE_II), "paper": list(TABLE_II.values())},
+        {"part": list(LEMON_PARTS), "paper": list(LEMON_PARTS.values())},
         schema={"part": pl.String, "paper": pl.Float64},
     )
     return counts.join(paper, on="part", how="left", maintain_order="left")

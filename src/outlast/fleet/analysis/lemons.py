@@ -23,8 +23,8 @@ from outlast.fleet.analysis.failure_attribution import (
 from outlast.fleet.analysis.outages import node_days_up, outages_as_failures
 from outlast.fleet.host_lists import explode_hosts, nodes_of
 from outlast.fleet.record_tables import DAY_NS, Tables
-from outlast.theory import special_functions
-from outlast.theory.argument_checks import check_not_negative, check_positive
+from outlast.theory import numerics
+from outlast.theory.numerics import check_not_negative, check_positive
 
 SIGNALS = (
     "excl_jobid_count",
@@ -394,6 +394,6 @@ def _add_expected(found: pl.DataFrame, prefix: str) -> pl.DataFrame:
 def _tail_probabilities(found: pl.DataFrame, prefix: str) -> list[float]:
     pairs = found.select(prefix + "failures", prefix + "expected").iter_rows()
     return [
-        1.0 if count <= 0 else (special_functions.gamma_lower(count, mean) if mean > 0 else 0.0)
+        1.0 if count <= 0 else (numerics.gamma_lower(count, mean) if mean > 0 else 0.0)
         for count, mean in pairs
     ]

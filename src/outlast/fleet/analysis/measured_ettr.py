@@ -17,7 +17,7 @@ from outlast.errors import UsageError
 from outlast.fleet.analysis import job_runs
 from outlast.fleet.record_tables import Tables
 from outlast.theory import ettr as theory
-from outlast.theory.argument_checks import check_not_negative, check_positive
+from outlast.theory.numerics import check_not_negative, check_positive
 
 HOUR_S = 3600.0
 DAY_S = 86_400.0

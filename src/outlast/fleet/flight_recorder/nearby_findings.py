@@ -11,9 +11,9 @@ import polars as pl
 from msgspec import Struct
 
 from outlast.errors import CorruptionError, StorageError, UsageError
+from outlast.fleet import lake_selection
+from outlast.fleet.lake import Lake, format_time
 from outlast.fleet.record_tables import table
-from outlast.fleet.store import lake_selection
-from outlast.fleet.store.lake import Lake, format_time
 from outlast.log_records import SEVERITIES, Finding
 
 BEFORE_S = 600

@@ -42,10 +42,7 @@ _PAIR = re.compile(r"(send|recv) ([0-9]{1,8})(->|<-)([0-9]{1,8})")
 
 
 class RecordedOp(NamedTuple):
-    """Operation as one rank entered it.
-
-    `sizes`: elements going in and coming out.
-    """
+    """Operation as one rank entered it. `sizes`: elements going in and coming out."""
 
     seq: int
     kind: str  # all_reduce, or all_gather + all_gather of a batch

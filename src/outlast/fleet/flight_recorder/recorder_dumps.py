@@ -90,10 +90,7 @@ def kind_of(profiling_name: str) -> str:
 
 
 class GroupConfig(Struct, frozen=True):
-    """A process group in a dump.
-
-    `ranks`: "[0, 1]"; empty from gloo of torch 2.13.
-    """
+    """A process group in a dump. `ranks`: "[0, 1]"; empty from gloo of torch 2.13."""
 
     name: str = ""
     desc: str = ""
@@ -190,10 +187,7 @@ class NamedDump(NamedTuple):
 
 
 class UnusedDump(NamedTuple):
-    """File that is not used, and the reason.
-
-    `rank`: the rank in its name.
-    """
+    """File that is not used, and the reason. `rank`: the rank in its name."""
 
     path: str
     rank: int | None

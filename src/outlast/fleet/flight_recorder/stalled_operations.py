@@ -33,10 +33,7 @@ Confidence = Literal["sure", "likely", "unsure"]
 
 
 class Stall(Struct, frozen=True, kw_only=True):
-    """Operation of a group that did not complete.
-
-    `waiting`: ranks inside of it.
-    """
+    """Operation of a group that did not complete. `waiting`: ranks inside of it."""
 
     kind: StallKind
     group: str

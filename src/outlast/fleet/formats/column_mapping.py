@@ -41,7 +41,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import msgspec
 import polars as pl
 
-from outlast import toml_files
+from outlast.config import read_toml
 from outlast.errors import UsageError
 from outlast.fleet.formats.log_reading import refuse_special_file
 from outlast.fleet.formats.timestamps import UNITS
@@ -132,7 +132,7 @@ def load_mapping(path: Path) -> ColumnMapping:
     Raises UsageError for invalid content, with a close match if there is one.
     """
     refuse_special_file(path)
-    content = toml_files.read(path, "mapping", "nothing was read")
+    content = read_toml(path, "mapping", "nothing was read")
     try:
         _refuse_typos(path, "key", content, ColumnMapping.__struct_fields__)
         _refuse_typos(path, "value of rows", [str(content.get("rows", "events"))], _NEEDED)

@@ -140,10 +140,7 @@ def detect_format(path: Path, options: LogOptions) -> Format:
 
 
 def open_log(path: Path, format_: Format, options: LogOptions) -> LogReading:
-    """Return the log's reader, which has not read yet.
-
-    Raises UsageError for a missing option.
-    """
+    """Return the log's reader, which has not read yet. Raises UsageError for a missing option."""
     return _READERS[format_](path, options)
 
 

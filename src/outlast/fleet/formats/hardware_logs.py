@@ -48,10 +48,7 @@ _HEAD_LINES = 50
 
 
 class HardwareLogContext(NamedTuple):
-    """Context that such a log does not contain.
-
-    `taken_ns`: when it was taken.
-    """
+    """Context that such a log does not contain. `taken_ns`: when it was taken."""
 
     cluster: str
     node: str

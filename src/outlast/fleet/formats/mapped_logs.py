@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import polars as pl
 
-from outlast.fleet import host_lists
+from outlast.fleet import host_lists, lake
 from outlast.fleet.formats.column_mapping import (
     DURATIONS,
     ColumnMapping,
@@ -32,7 +32,6 @@ from outlast.fleet.formats.log_rows import NOT_TRUE, LogRows, read_rows
 from outlast.fleet.formats.timestamps import EARLIEST_S, LATEST_S, parse_timestamps
 from outlast.fleet.host_lists import to_slurm_list
 from outlast.fleet.record_tables import DAY_NS, schema
-from outlast.fleet.store import lake
 
 # Other schedulers' names of Slurm's states.
 STATES = {

@@ -19,8 +19,8 @@ from outlast.fleet.report.report_sections import (
     ReportFacts,
     make_section,
 )
+from outlast.log_records import DOMAINS, TAXONOMY
 from outlast.node_logs.nvidia_errors import Action, PolicyEntry, shipped_policy
-from outlast.node_logs.taxonomy import DOMAINS, TABLE
 from outlast.text_formatting import plural
 
 
@@ -72,7 +72,8 @@ def outage_history_section(facts: ReportFacts, days: int) -> DrawnSection:
 FEW = 10  # failures: with fewer, a rate is unreliable
 PER = "in a million GPU hours"
 _DOMAINS = {
-    row.symptom: ", ".join(one for one in DOMAINS if one in row.domains) for row in TABLE.values()
+    row.symptom: ", ".join(one for one in DOMAINS if one in row.domains)
+    for row in TAXONOMY.values()
 }
 _WHO = {"": "more than one at once"}
 

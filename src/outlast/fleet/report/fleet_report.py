@@ -23,6 +23,7 @@ from outlast.fleet.analysis import (
 )
 from outlast.fleet.analysis.exposure import KEY
 from outlast.fleet.analysis.lemons import clip_tables
+from outlast.fleet.lake import LakeSource, format_time
 from outlast.fleet.record_tables import DAY_NS, Tables
 from outlast.fleet.report import cost_and_lemon_sections, failure_sections
 from outlast.fleet.report.bandwidth_sections import BANDWIDTH_KEYS, bandwidth_sections
@@ -34,7 +35,6 @@ from outlast.fleet.report.report_sections import (
     ReportSection,
     headlines,
 )
-from outlast.fleet.store.lake import LakeSource, format_time
 from outlast.text_formatting import plural
 
 ROWS_SHOWN = 15  # of a table; the others are collapsed

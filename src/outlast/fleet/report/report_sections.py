@@ -24,10 +24,7 @@ ROWS_MAX = 1000  # of a table in a report; more are noted
 
 
 class ReportColumn(msgspec.Struct, frozen=True):
-    """Column of a table.
-
-    `key`: in the rows.
-    """
+    """Column of a table. `key`: in the rows."""
 
     key: str
     heading: str = msgspec.field(name="said")

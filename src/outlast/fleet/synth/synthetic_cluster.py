@@ -54,8 +54,7 @@ from outlast.fleet.synth.synthetic_tables import (
     make_node_tables,
     node_names,
 )
-from outlast.log_records import Bandwidth, Cost, Interruption
-from outlast.node_logs.taxonomy import TABLE
+from outlast.log_records import TAXONOMY, Bandwidth, Cost, Interruption
 
 __all__ = ["RSC1", "RSC2", "SHAPES", "ClusterShape", "GroundTruth", "make_cluster", "resize_shape"]
 SINCE_NS = 1_717_200_000 * 10**9  # 2024-06-01 in UTC
@@ -209,7 +208,7 @@ def _time(column: str) -> pl.Expr:
     return pl.from_epoch(pl.col(column), "ns").dt.strftime("%Y-%m-%dT%H:%M:%S")
 
 
-KINDS = {row.title: row.symptom for row in TABLE.values()}  # this site's names of symptoms
+KINDS = {row.title: row.symptom for row in TAXONOMY.values()}  # this site's names of symptoms
 STATUS = {"CRITICAL": "now", "DRAIN": "drain", "WARNING": "warn"}
 _THEIRS = {ours: theirs for theirs, ours in KINDS.items()}
 

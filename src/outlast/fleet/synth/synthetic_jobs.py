@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from outlast.fleet.synth.cluster_shapes import GPUS, ClusterShape, JobSize
-from outlast.log_records import JOB_STATES, JobState
+from outlast.log_records import JOB_STATES, LEMON_PARTS, JobState
 
 CODE: dict[JobState, int] = {state: code for code, state in enumerate(JOB_STATES)}
 LOW, NORMAL, HIGH = range(3)
@@ -147,28 +147,13 @@ def _excluded(
     return frozenset(int(node) for node in rng.choice(known, many, replace=False))
 
 
-# Table II of the paper: parts of the lemons, as shares.
-PARTS = {
-    "optics": 0.026,
-    "cpu": 0.026,
-    "psu": 0.051,
-    "nic": 0.077,
-    "eud": 0.103,
-    "pcie": 0.154,
-    "dimm": 0.205,
-    "gpu": 0.282,
-    "bios": 0.077,
-}
 # Cumulative shares; for the rest a part is replaced.
 _REBOOTED = 0.6
 _TICKET = 0.9
 
 
 class NodeAbsence(NamedTuple):
-    """Outage of a node.
-
-    `part`: "" for a reboot, "?" for an inspection without a replacement.
-    """
+    """Outage of a node. `part`: "" for a reboot, "?" for an inspection without a replacement."""
 
     node: int
     since_s: float
@@ -191,7 +176,7 @@ def draw_absence(node: int, since_s: float, cause: int, rng: random.Random) -> N
         part = "?"
     else:
         away_s = 6 * 3600 + rng.expovariate(1 / (42 * 3600))
-        (part,) = rng.choices(list(PARTS), list(PARTS.values()))
+        (part,) = rng.choices(list(LEMON_PARTS), list(LEMON_PARTS.values()))
     return NodeAbsence(node, since_s, since_s + round(away_s), cause, part)
 
 

@@ -30,10 +30,7 @@ DEADLINE_S = 120.0
 
 
 class ComputeDevice(Sample, frozen=True):
-    """Result of one device.
-
-    `wrong`: number of the `products` that were not exact.
-    """
+    """Result of one device. `wrong`: number of the `products` that were not exact."""
 
     name: str
     products: int

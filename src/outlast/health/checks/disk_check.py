@@ -30,10 +30,7 @@ SPARE_PERCENT = 10
 
 
 class Drive(Sample, frozen=True):
-    """A whole drive.
-
-    `state`: the kernel's device state; "" if its driver reports none.
-    """
+    """A whole drive. `state`: the kernel's device state; "" if its driver reports none."""
 
     name: str
     model: str = ""

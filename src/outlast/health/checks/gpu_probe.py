@@ -34,10 +34,7 @@ LINK_ERRORS = range(4)  # replays, recoveries, errors of flits and of data
 
 
 class NvLink(Sample, frozen=True):
-    """One NVLink.
-
-    `errors`: None if the driver does not count them for this generation.
-    """
+    """One NVLink. `errors`: None if the driver does not count them for this generation."""
 
     number: int
     active: bool
@@ -92,10 +89,7 @@ class GpusSample(Sample, frozen=True):
 
 
 class GpuProcess(Sample, frozen=True):
-    """Process on a GPU.
-
-    `bytes`: GPU memory in use; None if unknown.
-    """
+    """Process on a GPU. `bytes`: GPU memory in use; None if unknown."""
 
     pid: int
     name: str

@@ -32,10 +32,7 @@ class MemoryController(Sample, frozen=True):
 
 
 class MemorySample(Sample, frozen=True):
-    """Main memory.
-
-    `controllers`: None if the kernel has no driver for them.
-    """
+    """Main memory. `controllers`: None if the kernel has no driver for them."""
 
     total_bytes: int | None
     available_bytes: int | None

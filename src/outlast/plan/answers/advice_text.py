@@ -5,26 +5,28 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from outlast.plan.answers.advice import AdviceDoubt, Bill, NextMeasure
-from outlast.plan.answers.copy_counts import loss_rate_per_s, memory_per_gpu_bytes
-from outlast.plan.answers.input_sensitivity import (
+from outlast.plan.answers.advice import (
+    AdviceDoubt,
     BestSettings,
+    Bill,
     InputSensitivity,
     InputVariation,
+    NextMeasure,
     TunedSettings,
 )
+from outlast.plan.answers.copy_counts import loss_rate_per_s, memory_per_gpu_bytes
 from outlast.plan.answers.spare_nodes import CheapestSpares
 from outlast.plan.model.answer_values import format_count, format_quantity
 from outlast.plan.model.ladder_costs import Strategy, mtbf_s
 from outlast.plan.model.rates import EXACT
 from outlast.plan.model.scenario import Scenario
 from outlast.plan.model.strategy_prediction import Prediction
+from outlast.theory import numerics
 from outlast.theory import spares as spare_theory
-from outlast.theory import special_functions
 from outlast.theory.intervals import Zone
 
 CLOSE = 0.001
-SURER_MAX = special_functions.SHAPE_MAX / 10
+SURER_MAX = numerics.SHAPE_MAX / 10
 TELLING = 0.001  # of the price: least effect of an input that is worth measuring
 DOUBTS_MAX = 3
 WHOLE_MIN = 100  # nodes: from here on rounded to whole ones
@@ -360,10 +362,7 @@ def failures_to_halve(weight: float) -> int:
 
 
 def _width(weight: float) -> float:
-    return (
-        special_functions.gamma_quantile(weight, 0.95)
-        - special_functions.gamma_quantile(weight, 0.05)
-    ) / weight
+    return (numerics.gamma_quantile(weight, 0.95) - numerics.gamma_quantile(weight, 0.05)) / weight
 
 
 def advice_warnings(scenario: Scenario, at: BestSettings) -> list[str]:

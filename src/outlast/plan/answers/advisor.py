@@ -5,24 +5,20 @@ from __future__ import annotations
 import math
 from functools import partial
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from outlast.plan.answers import advice_text
 from outlast.plan.answers.advice import (
+    TIE,
     Advice,
     AdviceDoubt,
     AdviceItem,
+    BestSettings,
     Bill,
     CurrentCost,
-    StrategyOption,
-)
-from outlast.plan.answers.extra_costs import ExtraInputs, extra_costs
-from outlast.plan.answers.formula_answers import flat_zone
-from outlast.plan.answers.input_sensitivity import (
-    TIE,
-    BestSettings,
     InputSensitivity,
     InputVariation,
+    StrategyOption,
     TunedSettings,
     best_settings,
     input_sensitivities,
@@ -30,6 +26,8 @@ from outlast.plan.answers.input_sensitivity import (
     vary_scenario,
     with_settings,
 )
+from outlast.plan.answers.extra_costs import ExtraInputs, extra_costs
+from outlast.plan.answers.formula_answers import flat_zone
 from outlast.plan.answers.spare_nodes import cheapest_spares
 from outlast.plan.answers.strategy_price import price_strategy
 from outlast.plan.model import formula_domain
@@ -79,11 +77,7 @@ def advise(
         about - {"interval", "memory-interval"},
     )
     return Advice(
-        question=plain.question,
-        failures=plain.failures,
-        quantities=plain.quantities,
-        assumed=plain.assumed,
-        warnings=plain.warnings,
+        **asdict(plain),
         finishes=finishes,
         now=_current_cost(scenario, in_use, at),
         items=_items(scenario, in_use, at, settings) if finishes else [],

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from outlast.errors import UsageError
 from outlast.plan.model import formula_domain
@@ -30,8 +30,7 @@ from outlast.plan.model.ladder_costs import (
 from outlast.plan.model.rates import EXACT
 from outlast.plan.model.scenario import Scenario
 from outlast.plan.model.strategy_prediction import Prediction, predict
-from outlast.theory import replicas as theory
-from outlast.theory import scale
+from outlast.theory import replicas
 
 COPIES_MAX = 4
 VERSIONS = 2  # a new version is received before the old one is released
@@ -113,14 +112,7 @@ def memory_copies(scenario: Scenario) -> Replicas:
         )
     about = matters("peer-memory") | {"state", "step"}
     base = answer("How many copies in memory?", scenario, quantities, warnings, about)
-    return Replicas(
-        question=base.question,
-        failures=base.failures,
-        quantities=base.quantities,
-        assumed=base.assumed,
-        warnings=base.warnings,
-        rows=rows,
-    )
+    return Replicas(**asdict(base), rows=rows)
 
 
 def exposed_s(scenario: Scenario) -> float:
@@ -140,14 +132,14 @@ def _of_a_run(scenario: Scenario, rate_per_s: float, copies: int) -> float:
 
 def memory_per_gpu_bytes(scenario: Scenario, copies: int) -> float:
     """Return the memory for so many copies of two versions each."""
-    return theory.memory_per_gpu_bytes(
+    return replicas.memory_per_gpu_bytes(
         scenario.state_bytes, scenario.gpus, copies, versions=VERSIONS
     )
 
 
 def loss_rate_per_s(scenario: Scenario, copies: int) -> float:
     """Return the rate at which the last copy of some part is lost."""
-    return theory.loss_rate_per_s(
+    return replicas.loss_rate_per_s(
         scenario.nodes, copies, node_rate_per_s(scenario), exposed_s(scenario)
     )
 
@@ -177,14 +169,16 @@ def _row(scenario: Scenario, copies: int) -> CopiesRow:
     gpus = scenario.gpus
     network = 0.0
     if at.memory_interval_s is not None:
-        network = theory.network_per_gpu_bytes_per_s(state, gpus, copies - 1, at.memory_interval_s)
+        network = replicas.network_per_gpu_bytes_per_s(
+            state, gpus, copies - 1, at.memory_interval_s
+        )
     return CopiesRow(
         copies=copies,
         lost_every_s=1 / rate if rate else math.inf,
         losses=losses(scenario, copies),
         losses_low=low,
         losses_high=high,
-        epoch_losses=theory.epoch_losses(
+        epoch_losses=replicas.epoch_losses(
             scenario.work_s,
             scenario.step_s,
             gpus,
@@ -231,7 +225,7 @@ def _limits(scenario: Scenario) -> list[Quantity]:
 
 def _half(scenario: Scenario, cost_s: Callable[[float], float], restart_s: float) -> float:
     try:
-        return scale.gpus_at(HALF, 1 / scenario.failures.per_gpu_s, cost_s, restart_s=restart_s)
+        return replicas.gpus_at(HALF, 1 / scenario.failures.per_gpu_s, cost_s, restart_s=restart_s)
     except UsageError:  # not even one
         return 0.0
 

@@ -14,7 +14,7 @@ from outlast.plan.model.answer_values import How, format_quantity
 from outlast.plan.model.ladder_costs import mtbf_s, rungs
 from outlast.plan.model.scenario import Scenario
 from outlast.plan.model.strategy_prediction import Prediction
-from outlast.theory import dollars, levels, other_losses
+from outlast.theory import costs, levels
 
 
 class ExtraInputs(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,24 +59,24 @@ def extra_costs(scenario: Scenario, taken: Prediction, inputs: ExtraInputs) -> l
     """
     if math.isinf(taken.usd):
         return []
-    costs: list[ExtraCost] = []
+    extras: list[ExtraCost] = []
     if inputs.silent_mtbf_s is not None:
-        costs.append(_silent(scenario, taken, inputs.silent_mtbf_s, inputs.verify_s))
+        extras.append(_silent(scenario, taken, inputs.silent_mtbf_s, inputs.verify_s))
     if inputs.straggler_share is not None:
-        costs.append(_stragglers(scenario, taken, inputs.straggler_share, inputs.straggler_factor))
+        extras.append(_stragglers(scenario, taken, inputs.straggler_share, inputs.straggler_factor))
     if inputs.maintenance_every_s is not None:
-        costs.append(
+        extras.append(
             _maintenance(scenario, taken, inputs.maintenance_every_s, inputs.maintenance_s)
         )
     if inputs.preempted_every_s is not None:
-        costs.append(_preemption(scenario, taken, inputs, inputs.preempted_every_s))
+        extras.append(_preemption(scenario, taken, inputs, inputs.preempted_every_s))
     elif inputs.usd_per_spot_hour is not None:
         raise UsageError("--spot-hour needs --preempted-every: how often is the job preempted?")
     if inputs.usd_per_gb_month is not None:
-        costs.append(_storage(scenario, taken, inputs, inputs.usd_per_gb_month))
+        extras.append(_storage(scenario, taken, inputs, inputs.usd_per_gb_month))
     if inputs.local_cost_s is not None:
-        costs.append(_levels(scenario, taken, inputs, inputs.local_cost_s))
-    return costs
+        extras.append(_levels(scenario, taken, inputs, inputs.local_cost_s))
+    return extras
 
 
 def _silent(scenario: Scenario, taken: Prediction, every_s: float, verify_s: float) -> ExtraCost:
@@ -88,14 +88,10 @@ def _silent(scenario: Scenario, taken: Prediction, every_s: float, verify_s: flo
     falls = taken.outcome.falls_back
     fails_s = mtbf_s(scenario) / falls if falls else math.inf
     how = {"mtbf_s": fails_s, "restart_s": scenario.detect_s + scenario.restart_s}
-    best_s = float(other_losses.best_verified_interval(verify_s, scenario.cost_s, every_s, **how))
+    best_s = float(costs.best_verified_interval(verify_s, scenario.cost_s, every_s, **how))
     best_s = min(max(best_s, scenario.step_s, scenario.flush_s), scenario.work_s)
-    verified = (
-        other_losses.verified_segment_s(best_s, verify_s, scenario.cost_s, every_s, **how) / best_s
-    )
-    plain_s = other_losses.verified_segment_s(
-        taken.interval_s, 0.0, scenario.cost_s, math.inf, **how
-    )
+    verified = costs.verified_segment_s(best_s, verify_s, scenario.cost_s, every_s, **how) / best_s
+    plain_s = costs.verified_segment_s(taken.interval_s, 0.0, scenario.cost_s, math.inf, **how)
     usd = taken.usd * max(0.0, float(verified / (plain_s / taken.interval_s) - 1))
     return ExtraCost(
         what="silent errors",
@@ -108,8 +104,8 @@ def _silent(scenario: Scenario, taken: Prediction, every_s: float, verify_s: flo
 
 
 def _stragglers(scenario: Scenario, taken: Prediction, share: float, factor: float) -> ExtraCost:
-    slower = float(other_losses.step_slowdown(share, scenario.gpus, factor))
-    some = float(other_losses.any_slow(share, scenario.gpus))
+    slower = float(costs.step_slowdown(share, scenario.gpus, factor))
+    some = float(costs.any_slow(share, scenario.gpus))
     return ExtraCost(
         what="stragglers",
         usd=taken.usd * (slower - 1),
@@ -122,7 +118,7 @@ def _stragglers(scenario: Scenario, taken: Prediction, share: float, factor: flo
 def _maintenance(
     scenario: Scenario, taken: Prediction, every_s: float, length_s: float
 ) -> ExtraCost:
-    share = other_losses.maintenance_share(
+    share = costs.maintenance_share(
         every_s,
         length_s,
         save_s=scenario.cost_s + scenario.flush_s,
@@ -142,7 +138,7 @@ def _preemption(
     scenario: Scenario, taken: Prediction, inputs: ExtraInputs, every_s: float
 ) -> ExtraCost:
     save_s = scenario.cost_s + scenario.flush_s
-    cost_s = other_losses.preemption_s(
+    cost_s = costs.preemption_s(
         inputs.notice_s,
         save_s,
         taken.interval_s,
@@ -177,7 +173,7 @@ def _storage(
     stored = scenario.state_bytes * inputs.kept
     saves = taken.wall_s / taken.interval_s
     moved = saves * scenario.state_bytes
-    whole = dollars.cost_usd(
+    whole = costs.cost_usd(
         1,
         taken.wall_s,
         0.0,

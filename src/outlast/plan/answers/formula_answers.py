@@ -23,7 +23,7 @@ from outlast.plan.model.strategy_prediction import (
 )
 from outlast.theory import ettr as theory
 from outlast.theory import intervals
-from outlast.theory.special_functions import find_minimum, find_root
+from outlast.theory.numerics import find_minimum, find_root
 
 KOKOLIS = "Kokolis et al. 2025"
 RENEWAL = "renewals, docs/theory.md"
@@ -39,14 +39,7 @@ def ettr(scenario: Scenario, target: float | None = None, queue_s: float = 0.0) 
         raise UsageError(f"--target {target:g} must lie between 0 and 1: no ETTR is either")
     at_s = interval_s(scenario)
     quantities = [
-        quantity_with_band(
-            "between failures of the job",
-            "s",
-            formula_domain.of_rate,
-            "rates add up",
-            scenario,
-            mtbf_s,
-        ),
+        _between_failures(scenario),
         Quantity(
             name="interval, tau",
             value=at_s,
@@ -70,6 +63,11 @@ def ettr(scenario: Scenario, target: float | None = None, queue_s: float = 0.0) 
         warnings += cannot
     about = matters("checkpoint-restart")
     return answer("Which share of time is training (ETTR)?", scenario, quantities, warnings, about)
+
+
+def _between_failures(scenario: Scenario) -> Quantity:
+    name, source = "between failures of the job", "rates add up"
+    return quantity_with_band(name, "s", formula_domain.of_rate, source, scenario, mtbf_s)
 
 
 def init_s(scenario: Scenario) -> float:
@@ -254,14 +252,7 @@ def best_interval(scenario: Scenario, strategy: Strategy) -> Answer:
         return predict(scenario, strategy).how
 
     quantities = [
-        quantity_with_band(
-            "between failures of the job",
-            "s",
-            formula_domain.of_rate,
-            "rates add up",
-            scenario,
-            mtbf_s,
-        ),
+        _between_failures(scenario),
         quantity_with_band(
             "best interval",
             "s",

@@ -16,7 +16,7 @@ from outlast.plan.model.ladder_costs import Strategy
 from outlast.plan.model.rates import EXACT, StatedFailures
 from outlast.plan.model.scenario import Scenario
 from outlast.plan.model.strategy_prediction import tuned_job
-from outlast.plan.simulate.ensembles import (
+from outlast.plan.simulate.replications import (
     CAUSES,
     Cause,
     EnsembleRuns,
@@ -32,7 +32,7 @@ from outlast.telemetry.run_costs import run_costs
 from outlast.telemetry.run_summary import RunSummary, summarise_events
 from outlast.telemetry.segment_files import SegmentDamage
 from outlast.telemetry.time_accounting import Bucket, TimeAccount, account
-from outlast.theory import failures, special_functions, strategies
+from outlast.theory import failures, numerics, strategies
 
 Verdict = Literal["within", "more", "less"]
 CLOSE = 1e-9  # of rounding
@@ -279,8 +279,8 @@ def _rate(scenario: Scenario, of: MeasuredRun) -> ComparedFigure:
         unit="times",
         how="given",
         source=f"{count} in the run",
-        low=special_functions.gamma_quantile(count, LOW) * scale if count else 0.0,
-        high=special_functions.gamma_quantile(count + 1, HIGH) * scale,
+        low=numerics.gamma_quantile(count, LOW) * scale if count else 0.0,
+        high=numerics.gamma_quantile(count + 1, HIGH) * scale,
     )
     return _compared(predicted, observed, None)
 

@@ -16,13 +16,19 @@ import numpy as np
 from msgspec.structs import replace
 
 from outlast.errors import ConfigError, UsageError
+from outlast.plan.answers.run_distribution import (
+    StreamingSummary,
+    Tally,
+    tally,
+    usd_per_s,
+    without_advice,
+)
 from outlast.plan.answers.sweep_axes import parse_axis
 from outlast.plan.model.answer_values import Answer, Assumed, answer
 from outlast.plan.model.ladder_costs import STRATEGIES, Strategy, matters
 from outlast.plan.model.scenario import Scenario, read_file, scenario_of
 from outlast.plan.model.strategy_prediction import Prediction, predict, reason_impossible
 from outlast.plan.simulate.simulated_job import TALLIES, bound_failures, job_of
-from outlast.plan.simulate.tallies import StreamingSummary, Tally, tally, usd_per_s, without_advice
 
 if TYPE_CHECKING:
     from outlast.plan.simulate.replications import ReplicationPart

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import cached_property
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from outlast.plan.model import formula_domain
 from outlast.plan.model.answer_values import (
@@ -27,7 +27,7 @@ from outlast.plan.model.scenario import NEVER_S, Scenario
 from outlast.plan.model.strategy_prediction import GOODPUT_MIN, predict
 from outlast.theory import failures, spares
 from outlast.theory import spares as erlang
-from outlast.theory.dollars import HOUR_S
+from outlast.theory.costs import HOUR_S
 from outlast.theory.failures import FailureKind
 
 QUANTILES = (0.5, 0.95, 0.999)
@@ -151,15 +151,7 @@ def spare_nodes(scenario: Scenario) -> Spares:
     base = answer(
         "How many spares?", scenario, _quantities(scenario), _warnings(scenario, once_usd), ABOUT
     )
-    return Spares(
-        question=base.question,
-        failures=base.failures,
-        quantities=base.quantities,
-        assumed=base.assumed,
-        warnings=base.warnings,
-        rows=rows,
-        conclusions=_conclusions(scenario, here, rows),
-    )
+    return Spares(**asdict(base), rows=rows, conclusions=_conclusions(scenario, here, rows))
 
 
 def plain_usd(scenario: Scenario, stocks: SpareModel) -> float:

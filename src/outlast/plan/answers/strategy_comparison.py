@@ -9,8 +9,10 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
+from msgspec.structs import asdict
 
 from outlast.plan.answers.measured_run import MeasuredRun, RunComparison, compare_run
+from outlast.plan.answers.run_distribution import Z_MAX, usd_per_s
 from outlast.plan.model.answer_values import Answer, How, Quantity, answer
 from outlast.plan.model.ladder_costs import STRATEGIES, Strategy, matters
 from outlast.plan.model.scenario import Scenario
@@ -22,7 +24,7 @@ from outlast.plan.model.strategy_prediction import (
     reason_impossible,
     tuned_job,
 )
-from outlast.plan.simulate.ensembles import (
+from outlast.plan.simulate.replications import (
     CAUSES,
     ENSEMBLE_FAILURES_MAX,
     HERE,
@@ -34,11 +36,10 @@ from outlast.plan.simulate.ensembles import (
     affordable,
     band,
     draws,
+    expected_failures,
     run_ensemble,
 )
-from outlast.plan.simulate.replications import expected_failures
 from outlast.plan.simulate.simulated_job import SimulatedJob, job_of
-from outlast.plan.simulate.tallies import Z_MAX, usd_per_s
 from outlast.process_pool import PartExecutor
 from outlast.theory import strategies as theory
 
@@ -147,13 +148,6 @@ def compare(
         if not reason_impossible(scenario, strategy)
     }
     ensemble = simulate_strategies(scenario, list(predicted), request, place, on_progress)
-    base = answer(
-        f"Which strategy for {scenario.gpus:,} GPUs?",
-        scenario,
-        [],
-        [],
-        frozenset[str]().union(*(matters(strategy) for strategy in predicted), {"gpu-hour"}),
-    )
     usd: dict[Strategy, np.ndarray] = {
         run: usd_per_s(scenario, predicted[run].spares) * runs.wall_s
         for run, runs in ensemble.runs.items()
@@ -165,12 +159,10 @@ def compare(
         _compared_strategy(scenario, request, predicted[strategy], ensemble, usd, ranked[0])
         for strategy in ranked
     ]
+    about = {"gpu-hour"}.union(*(matters(strategy) for strategy in predicted))
+    question = f"Which strategy for {scenario.gpus:,} GPUs?"
     return StrategyComparison(
-        question=base.question,
-        failures=base.failures,
-        assumed=base.assumed,
-        quantities=[],
-        warnings=_warnings(contenders, predicted),
+        **asdict(answer(question, scenario, [], _warnings(contenders, predicted), about)),
         seed=request.seed,
         runs=len(ensemble.draw_of),
         rates=len({d.factor for d in ensemble.draws}),

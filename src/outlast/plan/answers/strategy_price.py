@@ -16,7 +16,7 @@ from outlast.theory import intervals
 from outlast.theory.strategies import RecoveryOutcome
 
 if TYPE_CHECKING:
-    from outlast.plan.simulate.ensembles import Cause
+    from outlast.plan.simulate.replications import Cause
 
 FIRST = 20_000  # failures that a first look simulates
 MANY = 150_000  # failures that an accurate price simulates
@@ -93,8 +93,13 @@ def _is_hopeless(scenario: Scenario, strategy: Strategy) -> bool:
 @lru_cache(CACHED_PRICES)
 def _simulated_price(scenario: Scenario, strategy: Strategy, failures: int) -> _SimulatedPrice:
     # Only where it is needed: Numba and the compiled kernel take a second to load.
-    from outlast.plan.simulate.ensembles import CAUSES, ENSEMBLE_FAILURES_MAX, of_rows
-    from outlast.plan.simulate.replications import ReplicationPart, run_part
+    from outlast.plan.simulate.replications import (
+        CAUSES,
+        ENSEMBLE_FAILURES_MAX,
+        ReplicationPart,
+        of_rows,
+        run_part,
+    )
     from outlast.plan.simulate.simulated_job import job_of
 
     job = job_of(scenario, strategy)._replace(failures_max=ENSEMBLE_FAILURES_MAX)

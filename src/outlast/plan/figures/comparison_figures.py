@@ -22,7 +22,7 @@ from outlast.plan.model.answer_values import HIGH, LOW
 from outlast.plan.model.answer_values import format_quantity as said
 from outlast.plan.model.ladder_costs import Strategy
 from outlast.plan.model.scenario import Scenario
-from outlast.plan.simulate.ensembles import CAUSES, Cause, draws, run_ensemble
+from outlast.plan.simulate.replications import CAUSES, Cause, draws, run_ensemble
 from outlast.plan.simulate.simulated_job import SimulatedJob, job_of
 from outlast.theory.failures import DAY_S, HOUR_S
 

@@ -14,8 +14,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from outlast import figure_style
 from outlast.errors import UsageError
-from outlast.plan.answers.advice import Advice
-from outlast.plan.answers.input_sensitivity import InputSensitivity, InputVariation, Side
+from outlast.plan.answers.advice import Advice, InputSensitivity, InputVariation, Side
 from outlast.plan.answers.spare_nodes import SpareModel, cheapest, plain_usd, whole_replicas
 from outlast.plan.model.answer_values import format_quantity as in_words
 from outlast.plan.model.answer_values import format_quantity as said

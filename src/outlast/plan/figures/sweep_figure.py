@@ -23,7 +23,7 @@ from outlast.plan.model.answer_values import Unit
 from outlast.plan.model.answer_values import format_quantity as said
 from outlast.plan.model.ladder_costs import Strategy
 from outlast.plan.model.scenario import KEYS
-from outlast.plan.simulate.result_rows import point_value
+from outlast.plan.simulate.result_tables import point_value
 
 Measure = Literal["goodput", "dollars"]
 UNITS: dict[Measure, Unit] = {"goodput": "share", "dollars": "USD"}

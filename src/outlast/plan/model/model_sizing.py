@@ -10,7 +10,7 @@ import msgspec
 from outlast.errors import UsageError
 from outlast.plan.model.answer_values import Assumed, Quantity, format_count, format_quantity
 from outlast.plan.model.scenario import scenario_of
-from outlast.theory.scale import FLOPS_PER_PARAMETER_TOKEN, TOKENS_PER_PARAMETER
+from outlast.theory.replicas import FLOPS_PER_PARAMETER_TOKEN, TOKENS_PER_PARAMETER
 
 Precision = Literal["bf16", "fp32", "fp8"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)

@@ -10,9 +10,10 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
-from outlast import quantities, toml_files
+from outlast import quantities
+from outlast.config import read_toml
 from outlast.errors import ConfigError
-from outlast.theory import failures, special_functions
+from outlast.theory import failures, numerics
 from outlast.theory.failures import DAY_S, PRESETS, job_mtbf_s
 
 EXACT = math.inf
@@ -39,10 +40,7 @@ class StatedFailures(msgspec.Struct, frozen=True, kw_only=True):
         """Return this quantile of the rate."""
         if self.weight_failures == EXACT:
             return self.per_gpu_s
-        share = (
-            special_functions.gamma_quantile(self.weight_failures, probability)
-            / self.weight_failures
-        )
+        share = numerics.gamma_quantile(self.weight_failures, probability) / self.weight_failures
         return self.per_gpu_s * share
 
 
@@ -174,7 +172,7 @@ def read_rates(path: Path) -> MeasuredRates:
 
     Raises ConfigError, which names the file and the field.
     """
-    found = toml_files.read(path, "file of rates")
+    found = read_toml(path, "file of rates")
     try:
         file = msgspec.convert(found, _File)
     except msgspec.ValidationError as error:

@@ -13,10 +13,11 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from outlast import quantities, toml_files
+from outlast import quantities
+from outlast.config import read_toml
 from outlast.errors import ConfigError
 from outlast.plan.model.rates import MeasuredRates, StatedFailures, parse_failures, read_rates
-from outlast.theory import spares, special_functions
+from outlast.theory import numerics, spares
 
 NEVER_S = math.inf
 REPLICA_GPUS = 512
@@ -205,7 +206,7 @@ _LIMITS = {
     "gpus": (1, 1e9),
     "failures-seen": (1, 1e6),  # as sure as the rate is exact
     "lemon-factor": (0, 1e6),
-    "shape": (special_functions.SHAPE_MIN, 100),
+    "shape": (numerics.SHAPE_MIN, 100),
     "state": (1, 1e18),
     "gpu-hour": (0, 1e6),
 }
@@ -314,7 +315,7 @@ def _check(scenario: Scenario) -> None:
 
 def read_file(path: Path) -> dict[str, str]:
     """Read a TOML file with the fields as top-level keys, as key to text. Raises ConfigError."""
-    return _texts(path, toml_files.read(path, "scenario"))
+    return _texts(path, read_toml(path, "scenario"))
 
 
 def _layers(

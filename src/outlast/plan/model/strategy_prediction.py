@@ -35,7 +35,7 @@ from outlast.plan.model.ladder_costs import (
     taking_rate_per_s,
 )
 from outlast.plan.model.scenario import NEVER_S, Scenario
-from outlast.theory import dollars, intervals, replicas, spares, strategies
+from outlast.theory import costs, intervals, replicas, spares, strategies
 from outlast.theory.strategies import RecoveryOutcome
 
 EXPONENT_MAX = 500.0  # of e: larger results count as infinite
@@ -72,7 +72,7 @@ def predict(scenario: Scenario, strategy: Strategy) -> Prediction:
     outcome = replace(outcome, exact=not missing, in_regime=not missing or holds)
     wall_s = math.inf
     if outcome.goodput >= GOODPUT_MIN:
-        wall_s = dollars.wall_s(scenario.work_s, outcome.goodput)
+        wall_s = costs.wall_s(scenario.work_s, outcome.goodput)
     stand_by = spares_of(scenario, strategy)
     memory_s = job.interval_s / job.snapshots if job.snapshots else None
     shortest_s = memory_s or job.interval_s
@@ -92,7 +92,7 @@ def predict(scenario: Scenario, strategy: Strategy) -> Prediction:
 
 def cost_usd(scenario: Scenario, wall_s: float, stand_by: int) -> float:
     """Return the cost of a run of this duration, its spare nodes included."""
-    return dollars.cost_usd(
+    return costs.cost_usd(
         scenario.gpus,
         wall_s,
         scenario.usd_per_gpu_hour,

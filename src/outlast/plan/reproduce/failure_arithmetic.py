@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from outlast.plan.reproduce.reproduced_figure import ReproducedFigure, SourceDocument
+from outlast.plan.reproduce import ReproducedFigure, SourceDocument
 from outlast.theory import intervals
-from outlast.theory.dollars import cost_usd
+from outlast.theory.costs import cost_usd
 from outlast.theory.failures import (
     DAY_S,
     HOUR_S,
@@ -15,7 +15,7 @@ from outlast.theory.failures import (
     no_failure,
     rate_of_daily_probability,
 )
-from outlast.theory.special_functions import find_minimum
+from outlast.theory.numerics import find_minimum
 
 SOURCE = SourceDocument(
     "001", "Elastic and fault-tolerant distributed training, 18.1, scalablebook.apartsin.com"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from outlast.plan.reproduce.reproduced_figure import ReproducedFigure, SourceDocument
-from outlast.theory import intervals, scale
+from outlast.plan.reproduce import ReproducedFigure, SourceDocument
+from outlast.theory import intervals, replicas
 from outlast.theory.failures import DAY_S, HOUR_S, expected_failures, job_mtbf_s, preset
 
 SOURCE = SourceDocument(
@@ -64,10 +64,10 @@ def _best() -> list[ReproducedFigure]:
         SOURCE.says(
             "time of a save, 10 TB at 80 GB/s",
             "120",
-            scale.save_s(ROUNDED_BYTES, 1, STORAGE_BYTES_PER_S),
+            replicas.save_s(ROUNDED_BYTES, 1, STORAGE_BYTES_PER_S),
             "s",
             f"120 s are 9.6 TB. Its 14 bytes a parameter make {STATE_BYTES / 1e12:.1f} TB and"
-            f" {scale.save_s(STATE_BYTES, 1, STORAGE_BYTES_PER_S):.0f} s.",
+            f" {replicas.save_s(STATE_BYTES, 1, STORAGE_BYTES_PER_S):.0f} s.",
         ),
         SOURCE.says("best interval", "22.5", BEST_S / 60, "min"),
         SOURCE.says("wasted there", "18", 100 * intervals.waste(BEST_S, COST_S, MTBF_S), "%"),
@@ -189,7 +189,7 @@ def _shape() -> list[ReproducedFigure]:
 
 
 def _state() -> list[ReproducedFigure]:
-    one_nic_s = scale.save_s(STATE_BYTES, 1, NIC_BYTES_PER_S)
+    one_nic_s = replicas.save_s(STATE_BYTES, 1, NIC_BYTES_PER_S)
     return [
         SOURCE.asks(
             "bytes per parameter",

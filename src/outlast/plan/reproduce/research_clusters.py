@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from outlast.plan.reproduce.reproduced_figure import ReproducedFigure, SourceDocument
+from outlast.plan.reproduce import ReproducedFigure, SourceDocument
 from outlast.theory import ettr
 from outlast.theory.failures import (
     DAY_S,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from outlast.plan.reproduce.reproduced_figure import ReproducedFigure, SourceDocument
-from outlast.theory import intervals, replicas, scale, spares
+from outlast.plan.reproduce import ReproducedFigure, SourceDocument
+from outlast.theory import intervals, replicas, spares
 from outlast.theory.failures import DAY_S, HOUR_S, job_mtbf_s, preset, rate_of_mtbf
 
 SOURCE = SourceDocument(
@@ -41,15 +41,15 @@ def _mtbf_s(gpus: int) -> float:
 
 
 def _save_s() -> float:
-    return scale.save_s(STATE_BYTES, 1, STORAGE_BYTES_PER_S)
+    return replicas.save_s(STATE_BYTES, 1, STORAGE_BYTES_PER_S)
 
 
 def _restore_s() -> float:
-    return scale.save_s(STATE_BYTES, 1, STORAGE_BYTES_PER_S, copies=DATA_PARALLEL)
+    return replicas.save_s(STATE_BYTES, 1, STORAGE_BYTES_PER_S, copies=DATA_PARALLEL)
 
 
 def _memory_save_s() -> float:
-    return scale.save_s(PER_GPU_BYTES, 1, NETWORK_BYTES_PER_S, copies=COPIES)
+    return replicas.save_s(PER_GPU_BYTES, 1, NETWORK_BYTES_PER_S, copies=COPIES)
 
 
 def _failures() -> list[ReproducedFigure]:
@@ -118,11 +118,11 @@ def _saving() -> list[ReproducedFigure]:
 
 def _limits() -> list[ReproducedFigure]:
     def half(cost_s: float, *, restart_s: float = 0.0, safe_saves: bool = False) -> float:
-        return scale.gpus_at(0.5, GPU_MTBF_S, cost_s, restart_s=restart_s, safe_saves=safe_saves)
+        return replicas.gpus_at(0.5, GPU_MTBF_S, cost_s, restart_s=restart_s, safe_saves=safe_saves)
 
-    meets = round(scale.gpus_at(BREAKS_DOWN, GPU_MTBF_S, ROUNDED_SAVE_S, safe_saves=True))
-    there = scale.best_efficiency(ROUNDED_SAVE_S, _mtbf_s(meets), safe_saves=True)
-    exposed = scale.best_efficiency(ROUNDED_SAVE_S, _mtbf_s(meets))
+    meets = round(replicas.gpus_at(BREAKS_DOWN, GPU_MTBF_S, ROUNDED_SAVE_S, safe_saves=True))
+    there = replicas.best_efficiency(ROUNDED_SAVE_S, _mtbf_s(meets), safe_saves=True)
+    exposed = replicas.best_efficiency(ROUNDED_SAVE_S, _mtbf_s(meets))
     memory_s = _memory_save_s()
     return [
         SOURCE.says("GPUs at which a failure comes every 2.5 s", "72e6", meets, "GPUs"),
@@ -166,7 +166,7 @@ def _limits() -> list[ReproducedFigure]:
         SOURCE.says(
             "GPUs at which a failure comes every 0.32 s",
             "562e6",
-            scale.gpus_at(BREAKS_DOWN, GPU_MTBF_S, memory_s, safe_saves=True),
+            replicas.gpus_at(BREAKS_DOWN, GPU_MTBF_S, memory_s, safe_saves=True),
             "GPUs",
         ),
         SOURCE.says(
@@ -221,13 +221,13 @@ def _models() -> list[ReproducedFigure]:
         return PARAMETERS_ROUNDED * math.sqrt(gpus)
 
     def trained(gpus: float) -> float:
-        return scale.chinchilla_parameters(gpus, FLOPS, MFU, RUN_DAYS * DAY_S)
+        return replicas.chinchilla_parameters(gpus, FLOPS, MFU, RUN_DAYS * DAY_S)
 
     def limit(exponent: float, *, by: bool) -> float:
         parameters = trained if by else printed
 
         def save_s(gpus: float) -> float:
-            return scale.save_s(
+            return replicas.save_s(
                 12 * parameters(gpus),
                 gpus,
                 NETWORK_BYTES_PER_S,
@@ -235,16 +235,16 @@ def _models() -> list[ReproducedFigure]:
                 network_exponent=exponent,
             )
 
-        return scale.gpus_at(BREAKS_DOWN, GPU_MTBF_S, save_s, safe_saves=True)
+        return replicas.gpus_at(BREAKS_DOWN, GPU_MTBF_S, save_s, safe_saves=True)
 
-    one_second = scale.chinchilla_parameters(1.0, FLOPS, MFU, 1.0)
+    one_second = replicas.chinchilla_parameters(1.0, FLOPS, MFU, 1.0)
     second = "The relation leaves out how long a model is trained, as if for one second"
     return [
         SOURCE.says("bytes to send per parameter", "48", COPIES * 3 * 4, "bytes"),
         SOURCE.says(
             "FLOP per squared parameter",
             "120",
-            scale.FLOPS_PER_PARAMETER_TOKEN * scale.TOKENS_PER_PARAMETER,
+            replicas.FLOPS_PER_PARAMETER_TOKEN * replicas.TOKENS_PER_PARAMETER,
             "FLOP",
         ),
         SOURCE.says("parameters per root of GPUs, as printed", "2e6", one_second, "parameters"),

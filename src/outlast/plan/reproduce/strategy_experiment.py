@@ -10,9 +10,9 @@ import math
 from typing import NamedTuple
 
 from outlast.errors import UsageError
-from outlast.plan.reproduce.reproduced_figure import ReproducedFigure, SourceDocument
+from outlast.plan.reproduce import ReproducedFigure, SourceDocument
 from outlast.theory.failures import DAY_S, HOUR_S, job_mtbf_s, preset
-from outlast.theory.special_functions import find_root
+from outlast.theory.numerics import find_root
 
 
 class UniformGaps(NamedTuple):

@@ -1,1 +1,1 @@
-"""Compiled Monte Carlo simulation of a job, and the statistics of its runs."""
+"""Simulation of a job: compiled, many runs with their statistics; narrated, one run as events."""

@@ -19,7 +19,7 @@ from outlast.plan.model.ladder_costs import (
 )
 from outlast.plan.model.scenario import NEVER_S, Scenario
 from outlast.plan.model.strategy_prediction import Prediction, tuned_job
-from outlast.theory.argument_checks import (
+from outlast.theory.numerics import (
     check_not_negative,
     check_positive,
     check_share,

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from outlast.checkpoint.state.state_content import without_owner
-from outlast.checkpoint.state.state_values import restore_group
+from outlast.checkpoint.state_content import without_owner
+from outlast.checkpoint.state_values import restore_group
 from outlast.errors import ProtectError, UnsupportedError
 from outlast.worker.state.sharded_modules import as_sharded, sharded_keys
 from outlast.worker.state.tensor_digests import local_shard

@@ -20,9 +20,9 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from outlast import random_state
+from outlast.checkpoint import state_values
 from outlast.checkpoint.format import codec
-from outlast.checkpoint.state import state_values
-from outlast.checkpoint.state.script_state import ScriptState, Stateful
+from outlast.checkpoint.script_state import ScriptState, Stateful
 from outlast.errors import CodecError, ProtectError
 from outlast.random_state import GENERATOR_TYPES, Generator
 from outlast.worker.script.carried_variables import CarriedVariables

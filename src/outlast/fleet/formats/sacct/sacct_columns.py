@@ -41,10 +41,7 @@ class TypedRows(NamedTuple):
 
 
 def convert_rows(rows: pl.DataFrame, known: Set[str], zone: str, cluster: str) -> TypedRows:
-    """Convert texts to typed columns.
-
-    `known`: the columns that the log has.
-    """
+    """Convert texts to typed columns. `known`: the columns that the log has."""
     odd: Counter[str] = Counter()
     span = _span(rows)
     moments, forms = _moments(rows, span, zone, odd)
@@ -308,10 +305,7 @@ HIDDEN = {  # information that is missing without a column
 
 
 class SacctHeader(NamedTuple):
-    """Header of a log.
-
-    `at`: positions of our columns; `names`: all columns, in sacct's terms.
-    """
+    """Header of a log. `at`: positions of our columns; `names`: all columns, in sacct's terms."""
 
     delimiter: str
     names: tuple[str, ...]

@@ -38,10 +38,7 @@ _ROW = re.compile(  # of accounting without a header
 
 
 class _Start(NamedTuple):
-    """Begin of the records in a text.
-
-    `before`: lines above its header.
-    """
+    """Begin of the records in a text. `before`: lines above its header."""
 
     header: SacctHeader
     before: list[tuple[int, str]]

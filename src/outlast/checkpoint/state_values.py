@@ -1,0 +1,179 @@
+"""Values with tensors inside: split into a skeleton and tensors, joined, restored in place.
+
+A skeleton is `{"value": the value with None for tensors, "holes": {name of tensor: (path, type of
+device)}}`, which `codec` can encode. Tensors are named by their path: `ema.shadow.0.weight`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+
+from outlast.checkpoint.format import codec
+from outlast.checkpoint.format.value_encoder import DEPTH_MAX
+from outlast.errors import CodecError
+
+_PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
+_MAPPINGS = (dict, OrderedDict, defaultdict)
+_SEQUENCES = (list, tuple)
+_INITIALIZED = frozenset({torch.Tensor, torch.nn.Parameter})
+_UNINITIALIZED = (UninitializedBuffer, UninitializedParameter)
+
+
+def add_tensors(tensors: dict[str, torch.Tensor], name: str, tensor: torch.Tensor) -> None:
+    """Name a tensor. Raises CodecError where the name is taken, or the tensor has no shape yet."""
+    if type(tensor) not in _INITIALIZED and isinstance(tensor, _UNINITIALIZED):
+        raise CodecError(f"{name} is not initialized; nothing was saved; run one forward first")
+    if tensors.setdefault(name, tensor) is not tensor:
+        raise _both_called(name)
+
+
+def split_tensors(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """Return the skeleton of `value`; add its tensors to `tensors`, by reference.
+
+    Their names are `name` and paths below it. Raises CodecError as `add_tensors` does. Values that
+    `codec` cannot encode stay, for `codec` to refuse.
+    """
+    holes: dict[str, tuple[tuple[Any, ...], str]] = {}
+    inside: set[int] = set()
+
+    def hollow(value: Any, name: str, path: tuple[Any, ...]) -> Any:
+        if isinstance(value, torch.Tensor):
+            add_tensors(tensors, name, value)
+            if name in holes:  # the same tensor, but at another path, which would stay empty
+                raise _both_called(name)
+            holes[name] = (path, value.device.type)
+            return None
+        kind = type(value)
+        if kind not in _MAPPINGS and kind not in _SEQUENCES:
+            return value
+        if id(value) in inside or len(inside) >= DEPTH_MAX:
+            return value  # `codec` reports the error
+        if set(map(type, value.values() if kind in _MAPPINGS else value)) <= _PLAIN:
+            return value
+        inside.add(id(value))
+        hollowed = {key: hollow(item, f"{name}.{key}", (*path, key)) for key, item in _items(value)}
+        inside.discard(id(value))
+        if kind in _SEQUENCES:
+            return kind(hollowed.values())
+        shell = copy.copy(value)  # of its own type, attributes and all
+        shell.update(hollowed)
+        return shell
+
+    return {"value": hollow(value, name, ()), "holes": holes}
+
+
+def join_tensors(skeleton: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Any:
+    """Return the value of a decoded skeleton, which is consumed, with `tensors` in place."""
+    value = skeleton["value"]
+    for name, (path, _) in skeleton["holes"].items():
+        value = _filled(value, path, tensors[name])
+    return value
+
+
+def value_at(value: Any, path: tuple[Any, ...]) -> Any:
+    """Return the item at `path` in `value`, or None."""
+    for key in path:
+        keyed = type(value) in _MAPPINGS and key in value
+        if not keyed and not (type(value) in _SEQUENCES and key < len(value)):
+            return None
+        value = value[key]
+    return value
+
+
+def _both_called(name: str) -> CodecError:
+    return CodecError(
+        f"two tensors of the state are both called {name!r}; nothing was saved; rename one"
+    )
+
+
+def _items(value: Any) -> Iterator[tuple[Any, Any]]:
+    return iter(value.items()) if type(value) in _MAPPINGS else enumerate(value)
+
+
+def _filled(value: Any, path: tuple[Any, ...], tensor: torch.Tensor) -> Any:
+    if not path:
+        return tensor
+    key, rest = path[0], path[1:]
+    part = _filled(value[key], rest, tensor)
+    if type(value) is tuple:
+        return (*value[:key], part, *value[key + 1 :])
+    value[key] = part
+    return value
+
+
+_IMMUTABLE = (bool, int, float, complex, str, bytes, type(None))
+_LIVE_MAPPINGS = (dict, OrderedDict, defaultdict, Counter)
+
+
+def is_same(live: Any, saved: Any) -> bool:
+    """Return whether both are encoded with the same bytes."""
+    try:
+        return codec.encode(live) == codec.encode(saved)
+    except CodecError:  # a refused save left an unsupported value there
+        return False
+
+
+def restore_in_place(live: Any, saved: Any) -> Any:
+    """Return `saved`, in the containers, arrays and tensors of `live` if types agree.
+
+    Both are values that `codec` can encode. Returns `live` itself where it could be made equal;
+    objects that it no longer contains stay unchanged.
+    """
+    if type(live) is not type(saved):
+        return saved
+    if type(live) in _LIVE_MAPPINGS:
+        restored = {
+            key: restore_in_place(live[key], v) if key in live else v for key, v in saved.items()
+        }
+        live.clear()
+        live.update(restored)
+        return live
+    if type(live) is list:
+        pairs = zip(live, saved, strict=False)
+        restored = [b if type(b) in _IMMUTABLE else restore_in_place(a, b) for a, b in pairs]
+        live[:] = restored + saved[len(live) :]
+        return live
+    if type(live) is tuple:
+        parts = tuple(restore_in_place(a, b) for a, b in zip(live, saved, strict=False))
+        parts += saved[len(live) :]
+        whole = len(parts) == len(live) and all(a is b for a, b in zip(parts, live, strict=True))
+        return live if whole else parts
+    if type(live) is set:
+        live.clear()
+        live.update(saved)
+        return live
+    if isinstance(live, torch.Tensor):
+        return _tensor(live, saved)
+    if isinstance(live, np.ndarray) and _alike(live, saved) and live.flags.writeable:
+        live[...] = saved
+        return live
+    return saved
+
+
+def restore_group(group: dict[str, Any], values: Mapping[str, Any]) -> None:
+    """Restore hyperparameters; a learning rate that is a tensor is updated in place."""
+    for name, value in values.items():
+        live = group.get(name)
+        if isinstance(live, torch.Tensor) and isinstance(value, torch.Tensor):
+            live.copy_(value)
+        else:
+            group[name] = copy.deepcopy(value)
+
+
+@torch.no_grad()
+def _tensor(live: torch.Tensor, saved: torch.Tensor) -> torch.Tensor:
+    # Neither memory that several elements share nor an inference tensor may be written to.
+    if not _alike(live, saved) or not live.is_contiguous() or live.is_inference():
+        return saved.to(live.device)
+    return live.copy_(saved)
+
+
+def _alike(live: Any, saved: Any) -> bool:
+    return live.shape == saved.shape and live.dtype == saved.dtype

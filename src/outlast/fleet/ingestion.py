@@ -1,0 +1,265 @@
+"""Ingestion of logs into a lake: detected, read in parts, committed atomically."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import polars as pl
+import xxhash
+
+from outlast.errors import SourceError, UsageError
+from outlast.fleet.formats.format_detection import (
+    Format,
+    LogOptions,
+    detect_format,
+    open_log,
+    refuse_unused_options,
+)
+from outlast.fleet.formats.log_reading import LogReading, RecordBatch, Reject, refuse_special_file
+from outlast.fleet.lake import LakeSource, format_time
+from outlast.fleet.lake_writer import AddedRecords, DoubleBooking, LakeWriter, open_writer
+from outlast.fleet.pseudonyms import Pseudonyms
+from outlast.fleet.record_tables import Name
+
+AHEAD = "records of a time that is still to come, which only --until reaches: is the zone right?"
+EXAMPLES_MAX = 3  # of rejects, for each reason
+REJECTS_MAX = 200_000  # of a log with almost no valid rows: its format is another one
+_BLOCK_BYTES = 1 << 22
+
+
+class IngestedLog(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of one log. `before`: its content was in the lake already, so it was not read."""
+
+    source: LakeSource
+    before: bool = False
+    examples: tuple[Reject, ...] = ()
+
+
+class IngestSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of an ingestion; `rows`, `since_ns` and `until_ns` are of the lake afterwards."""
+
+    lake: str
+    read: tuple[IngestedLog, ...]
+    added: dict[Name, AddedRecords]
+    rows: dict[Name, int]
+    since_ns: int | None
+    until_ns: int | None
+    odd: tuple[str, ...] = ()
+
+
+class _Log(NamedTuple):
+    path: Path
+    format: Format
+    digest: str
+    size_bytes: int
+
+
+def ingest(
+    lake: Path,
+    paths: Sequence[Path],
+    options: LogOptions,
+    names: Pseudonyms | None = None,
+    on_progress: Callable[[str, int], None] = lambda _source, _rows: None,
+) -> IngestSummary:
+    """Read logs into a lake.
+
+    `names` replaces those of people, hosts and clusters. `on_progress` is called with the log's
+    name and the number of rows read. Raises UsageError, SourceError (a log of unknown format or
+    without a valid row), LakeError and StorageError; the lake is then unchanged.
+    """
+    logs = [
+        _log(path, options, names) for path in paths
+    ]  # unreadable logs are refused before any is read
+    refuse_unused_options({log.format for log in logs}, options)
+    with open_writer(lake) as writer:
+        _refuse_other_names(writer, names)
+        known = {source.digest: source for source in writer.manifest.sources}
+        found: list[IngestedLog] = []
+        for log in logs:
+            if log.digest in known:
+                found.append(IngestedLog(source=known[log.digest], before=True))
+                continue
+            found.append(_read(writer, log, options, names, on_progress))
+            known[log.digest] = found[-1].source
+        new = [one.source for one in found if not one.before]
+        anonymous = names.mark if names else ""
+        added = writer.commit(new, anonymous) if new else {}
+        parts = writer.manifest.parts
+        twice = writer.doubles
+    rows: Counter[Name] = Counter()
+    for part in parts:
+        rows[part.kind] += part.rows
+    return IngestSummary(
+        lake=str(lake),
+        read=tuple(found),
+        added=added,
+        rows=dict(rows),
+        since_ns=min((part.first_ns for part in parts), default=None),
+        until_ns=max((part.last_ns for part in parts), default=None),
+        odd=_double_booking_notes(twice),
+    )
+
+
+def _double_booking_notes(found: list[DoubleBooking]) -> tuple[str, ...]:
+    nodes = {(one.cluster, one.node) for one in found}
+    if not nodes:
+        return ()
+    one = found[0]
+    return (
+        f"{len(nodes):,} nodes are double-booked, as {one.node}: at"
+        f" {format_time(one.t_ns)} its jobs had {one.gpus} GPUs, and none had over {one.most}"
+        " of a node;"
+        " do clocks disagree, or are two clusters under one name?",
+    )
+
+
+def _log(path: Path, options: LogOptions, names: Pseudonyms | None) -> _Log:
+    format_ = detect_format(path, options)
+    open_log(path, format_, options)  # a missing option is an error now, not in an hour
+    files = sorted(path.rglob("*.seg")) if path.is_dir() else [path]
+    digest = xxhash.xxh3_128()
+    size = 0
+    try:
+        for file in files:
+            refuse_special_file(file)
+            with file.open("rb") as content:
+                while block := content.read(_BLOCK_BYTES):
+                    digest.update(block)
+                    size += len(block)
+    except OSError as error:
+        raise SourceError(f"{path} cannot be read: {error.strerror}; nothing was read") from error
+    # Two nodes can have the same log.
+    identity = f"{digest.hexdigest()} {options.cluster} {options.node_of(path)}"
+    identity += f" {options.label_of(path)}" if options.label else ""
+    known = (
+        names.replaced("digest", identity)
+        if names
+        else xxhash.xxh3_128_hexdigest(identity.encode())
+    )
+    return _Log(path, format_, known, size)
+
+
+def _read(
+    writer: LakeWriter,
+    log: _Log,
+    options: LogOptions,
+    names: Pseudonyms | None,
+    on_progress: Callable[[str, int], None],
+) -> IngestedLog:
+    identity = xxhash.xxh3_64_hexdigest(log.digest.encode())
+    name = names.replaced("source", str(log.path)) if names else str(log.path)
+    read_ns = time.time_ns()
+    window = _Window(read_ns)
+    examples: dict[str, list[Reject]] = {}
+    reading = open_log(log.path, log.format, options)
+    for part in _parts(log, reading):
+        for one in part.rejects:
+            some = examples.setdefault(one.reason, [])
+            if len(some) < EXAMPLES_MAX:
+                some.append(one)
+        stored = names.part(part, name) if names else part
+        for kind, records in stored.tables.items():
+            window.add(records)
+            writer.add(kind, records)
+        writer.reject(identity, stored.rejects)
+        _refuse_noise(log, reading)
+        on_progress(name, reading.totals.rows)
+    _refuse_unreadable(log, reading, examples)
+    totals = reading.totals
+    source = LakeSource(
+        id=identity,
+        name=name,
+        format=reading.format,
+        digest=log.digest,
+        size_bytes=log.size_bytes,
+        read_ns=read_ns,
+        rows=totals.rows,
+        records=dict(+totals.records),
+        skipped=dict(+totals.skipped),
+        rejects=names.reasons(totals.rejects) if names else dict(totals.rejects),
+        since_ns=window.since_ns,
+        until_ns=window.until_ns,
+        odd={**totals.odd, **window.odd},
+        notes=(*totals.notes, *(() if names else totals.quoted)),
+    )
+    return IngestedLog(
+        source=source, examples=tuple(one for some in examples.values() for one in some)
+    )
+
+
+def _parts(log: _Log, reading: LogReading) -> Iterator[RecordBatch]:
+    """Yield the batches. Raises SourceError for a number too large for a record."""
+    try:
+        yield from reading
+    except (pl.exceptions.PolarsError, OverflowError) as error:
+        why = str(error).strip().partition("\n")[0]
+        raise SourceError(
+            f"{log.path} holds what no record can ({why}); the lake is as it was"
+        ) from error
+
+
+class _Window:
+    """Time span of a log's records, and the number of records in the future."""
+
+    def __init__(self, now_ns: int) -> None:
+        self.now_ns = now_ns
+        self.since_ns: int | None = None
+        self.until_ns: int | None = None
+        self.odd: Counter[str] = Counter()
+
+    def add(self, records: pl.DataFrame) -> None:
+        if not records.height:
+            return
+        times = records["t_ns"]
+        least = int(str(times.min()))
+        most = int(str(times.max()))
+        self.since_ns = least if self.since_ns is None else min(self.since_ns, least)
+        self.until_ns = most if self.until_ns is None else max(self.until_ns, most)
+        if most > self.now_ns:
+            ahead = times.filter(times > self.now_ns).len()
+            self.odd[AHEAD] += ahead
+
+
+def _refuse_noise(log: _Log, reading: LogReading) -> None:
+    """Refuse a log with almost no valid rows: its rejects would fill the disk."""
+    totals = reading.totals
+    bad = totals.rejects.total()
+    good = totals.records.total() + totals.skipped.total()
+    if bad > REJECTS_MAX and good * 100 < bad:
+        ((reason, rows),) = totals.rejects.most_common(1)
+        raise SourceError(
+            f"{log.path} was taken for {reading.format}, and of its first {bad + good:,} rows"
+            f" {bad:,} could not be read; of {rows:,}: {reason}. Nothing was changed; name its"
+            " format with --as"
+        )
+
+
+def _refuse_unreadable(log: _Log, reading: LogReading, examples: dict[str, list[Reject]]) -> None:
+    totals = reading.totals
+    totals.check()
+    if totals.rejects and not totals.records.total() and not totals.skipped.total():
+        ((reason, rows),) = totals.rejects.most_common(1)
+        one = examples[reason][0]
+        raise SourceError(
+            f"{log.path} was taken for {reading.format}, and none of its {totals.rows:,} rows could"
+            f" be read; of {rows:,}: {reason} (line {one.line}: {one.text[:100]!r}). Nothing was"
+            " changed; name its format with --as"
+        )
+    size = log.path.stat().st_size if log.path.is_file() else log.size_bytes
+    if size != log.size_bytes:
+        raise SourceError(f"{log.path} changed while it was read; the lake is as it was; try again")
+
+
+def _refuse_other_names(writer: LakeWriter, names: Pseudonyms | None) -> None:
+    has = writer.manifest
+    if has.sources and has.anonymous != (names.mark if names else ""):
+        how = "names that another key replaced" if has.anonymous else "names as they are"
+        raise UsageError(
+            f"{writer.path} has {how}; nothing was changed. Read these logs into a lake of their"
+            " own" + (", or give its key with --anonymize" if has.anonymous else "")
+        )

@@ -1,1 +1,0 @@
-"""The lake: records of a cluster on disk, their ingestion and selection."""

@@ -1,1 +1,0 @@
-"""Narration of one replication, decided by the real controller (docs/plan.md)."""

@@ -1,0 +1,292 @@
+"""Argument checks, broadcasting over arrays, and special functions without a numerical library."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, overload
+
+from outlast.errors import UsageError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Numbers = float | Sequence[float] | NDArray[Any]
+
+P = ParamSpec("P")
+R = TypeVar("R", covariant=True)
+SCALARS = frozenset({float, int, bool})
+
+
+class Broadcasting(Protocol[P, R]):
+    """A number for numbers; an array where any argument is an array, a list or a tuple."""
+
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    @overload
+    def __call__(self, *args: Numbers, **kwargs: Numbers) -> NDArray[Any]: ...
+
+
+def broadcasts(function: Callable[P, R]) -> Broadcasting[P, R]:
+    """`function`, applied to each element where arguments are arrays, by NumPy's broadcasting.
+
+    It stays a function of plain numbers, and is called once an element. An impossible element
+    raises what it would raise alone; shapes that do not fit together raise UsageError.
+    """
+    names = function.__code__.co_varnames  # type: ignore[attr-defined]  # a plain function
+
+    @functools.wraps(function)
+    def either(*args: Any, **kwargs: Any) -> Any:
+        if SCALARS.issuperset(map(type, args)) and SCALARS.issuperset(map(type, kwargs.values())):
+            return function(*args, **kwargs)
+        given = dict(zip(names, args, strict=False)) | kwargs
+        if len(given) < len(args) + len(kwargs) or not any(map(_is_array, given.values())):
+            return function(*args, **kwargs)
+        return _each(function, given)
+
+    return either
+
+
+def _is_array(value: object) -> bool:
+    return isinstance(value, list | tuple) or hasattr(value, "__array__")
+
+
+def _each(function: Callable[..., Any], given: dict[str, Any]) -> Any:
+    import numpy as np
+
+    arrays = {name: np.asarray(value) for name, value in given.items()}
+    try:
+        shape = np.broadcast_shapes(*(one.shape for one in arrays.values()))
+    except ValueError:
+        shapes = ", ".join(f"{name} {one.shape}" for name, one in arrays.items() if one.ndim)
+        raise UsageError(f"these shapes do not fit together: {shapes}") from None
+    columns = [np.broadcast_to(one, shape).ravel().tolist() for one in arrays.values()]
+    rows = zip(*columns, strict=True)
+    results = [function(**dict(zip(arrays, row, strict=True))) for row in rows]
+    if shape == ():
+        return results[0]
+    return np.array(results, dtype=None if results else float).reshape(shape)
+
+
+def check_positive(name: str, value: float, *, endless: bool = False) -> None:
+    """`value` is above 0, and finite unless `endless`. Raises UsageError."""
+    if not value > 0 or (math.isinf(value) and not endless):
+        raise UsageError(f"{name} must be above 0{'' if endless else ' and finite'}, not {value!r}")
+
+
+def check_not_negative(name: str, value: float) -> None:
+    """`value` is 0 or above, and finite. Raises UsageError."""
+    if not 0 <= value < math.inf:
+        raise UsageError(f"{name} must be 0 or above and finite, not {value!r}")
+
+
+def check_whole(name: str, value: float) -> None:
+    """`value` is 0, 1, 2, ... Raises UsageError."""
+    check_not_negative(name, value)
+    if value != math.floor(value):
+        raise UsageError(f"{name} must be a whole number, not {value!r}")
+
+
+def check_share(name: str, value: float) -> None:
+    """`value` lies between 0 and 1. Raises UsageError."""
+    if not 0 <= value <= 1:
+        raise UsageError(f"{name} is a share, from 0 to 1, not {value!r}")
+
+
+SHAPE_MIN = 0.1  # below, low quantiles leave the range of floats
+SHAPE_MAX = 1e8  # the series needs some sqrt(shape) terms
+GAMMA_CLOSE = 1e-13
+GAMMA_STEPS_MAX = 200
+TINY = 1e-300
+
+
+def gamma_quantile(shape: float, probability: float) -> float:
+    """Return x with P(shape, x) = probability, for a gamma variable of this shape and rate 1.
+
+    Accurate to 1e-10 relative for shapes from 0.1 to 1e6. Newton's iteration in log x, kept
+    inside a bracket.
+    """
+    if not SHAPE_MIN <= shape <= SHAPE_MAX:
+        raise UsageError(f"shape must be from {SHAPE_MIN:g} to {SHAPE_MAX:g}, not {shape!r}")
+    if not 0 < probability < 1:
+        raise UsageError(f"probability must lie between 0 and 1, not {probability!r}")
+    low = -math.inf
+    high = math.inf
+    y = math.log(shape) if shape > 1 else (math.log(probability) + math.lgamma(shape + 1)) / shape
+    for _ in range(GAMMA_STEPS_MAX):
+        x = math.exp(y)
+        miss = gamma_lower(shape, x) - probability
+        low, high = (low, y) if miss > 0 else (y, high)
+        slope = math.exp(shape * y - x - math.lgamma(shape))
+        step = miss / slope if slope > TINY else math.copysign(1.0, miss)
+        step = min(max(step, -1.0), 1.0)
+        if abs(step) <= GAMMA_CLOSE * max(1.0, abs(y)):
+            return math.exp(y - step)
+        inside = low < y - step < high
+        following = y - step if inside else (low + high) / 2
+        y = following
+    raise ArithmeticError(f"the {probability!r} quantile of shape {shape!r} did not converge")
+
+
+def gamma_lower(shape: float, x: float) -> float:
+    """Return the regularised lower incomplete gamma function P(shape, x), x > 0.
+
+    Series below shape + 1, Lentz's continued fraction above (Press et al., Numerical Recipes,
+    6.2).
+    """
+    factor = math.exp(shape * math.log(x) - x - math.lgamma(shape + 1))
+    if x < shape + 1:
+        return factor * _series(shape, x)
+    return 1 - factor * shape * _fraction(shape, x)
+
+
+def poisson_above(count: int, mean: float) -> float:
+    """Return P(N > count) of a Poisson variable, count >= -1: P(count + 1, mean). To 1e-9 relative
+    for means up to 1e5, in both tails."""
+    if count < 0 or mean == 0:
+        return 1.0 if count < 0 else 0.0
+    return gamma_lower(count + 1, mean)
+
+
+def poisson_at_most(count: int, mean: float) -> float:
+    """Return P(N <= count), count >= 0, as `poisson_above`."""
+    shape = count + 1
+    if mean < shape + 1:
+        return 1 - poisson_above(count, mean)
+    return math.exp(shape * math.log(mean) - mean - math.lgamma(shape)) * _fraction(shape, mean)
+
+
+def erlang_b(servers: int, load: float) -> float:
+    """Return the share of time in which all `servers` are busy, where what comes then goes away:
+    P(N = servers)/P(N <= servers) of a Poisson variable with mean `load`. Exact for any service
+    times. Erlang 1917; Sevastyanov 1957 for the insensitivity."""
+    if load == 0:
+        return 0.0 if servers else 1.0
+    if load >= servers + 2:
+        return 1 / (load * _fraction(servers + 1, load))
+    log_point = servers * math.log(load) - load - math.lgamma(servers + 1)
+    return math.exp(log_point) / poisson_at_most(servers, load)
+
+
+def _series(shape: float, x: float) -> float:
+    term = total = 1.0
+    k = shape
+    while term > total * 1e-17:
+        k += 1
+        term *= x / k
+        total += term
+    return total
+
+
+def _fraction(shape: float, x: float) -> float:
+    b = x + 1 - shape
+    c = 1 / TINY
+    d = 1 / b
+    value = d
+    k = 0
+    while True:
+        k += 1
+        a = -k * (k - shape)
+        b += 2
+        d = 1 / (a * d + b or TINY)
+        c = b + a / c or TINY
+        value *= c * d
+        if abs(c * d - 1) < 1e-16 or k > 100 * math.sqrt(shape) + 1000:
+            return value
+
+
+SMALL = 0.5  # below, (u - 1) e^u + 1 is summed from its series: the closed form cancels
+LAMBERT_CLOSE = 1e-6  # a step of this relative size leaves an error of its cube (Halley)
+LAMBERT_STEPS_MAX = 64
+
+
+def one_plus_w0(p: float) -> float:
+    """Return u = 1 + W0((p - 1)/e) for p >= 0: the root u >= 0 of (u - 1) e^u + 1 = p.
+    Dimensionless.
+
+    Both optimal intervals have this form, and near the branch point (p -> 0, saves much shorter
+    than the time between failures) W0 itself would lose half of its digits where u loses none.
+    Accurate to 1e-14 relative. Start: the series at the branch point and at infinity of Corless et
+    al. 1996 (Adv. Comput. Math. 5), section 4; then Halley's iteration.
+    """
+    check_not_negative("p", p)
+    if p == 0:
+        return 0.0
+    u = _start(p)
+    for _ in range(LAMBERT_STEPS_MAX):
+        miss = _excess(u) - p
+        step = miss / (u * math.exp(u) - miss * (u + 1) / (2 * u))
+        u -= step
+        if abs(step) <= LAMBERT_CLOSE * u:
+            return u
+    raise ArithmeticError(f"1 + W0(({p!r} - 1)/e) did not converge")
+
+
+def _start(p: float) -> float:
+    if p < 1:
+        d = math.sqrt(2 * p)
+        return d * (1 - d / 3 + 11 * d * d / 72)
+    near = math.log1p((p - 1) / math.e)
+    return 1 + (near if near < 1 else near - math.log(near))
+
+
+def _excess(u: float) -> float:
+    """(u - 1) e^u + 1, which is u^2/2 + u^3/3 + u^4/8 + ... = sum of (k - 1)/k! u^k."""
+    if u >= SMALL:
+        return (u - 1) * math.exp(u) + 1
+    total = 0.0
+    power = u  # u^(k - 1)/(k - 1)!
+    for k in range(2, 24):
+        power_next = power * u / k
+        total += (k - 1) * power_next
+        power = power_next
+    return total
+
+
+ROOT_STEPS_MAX = 200
+ROOT_CLOSE = 1e-14
+GOLDEN = (math.sqrt(5) - 1) / 2
+
+
+def find_root(function: Callable[[float], float], low: float, high: float) -> float:
+    """Return x between `low` and `high` (both above 0) with function(x) = 0; `function` has
+    opposite signs at the ends. Bisection in log x, to 1e-14 relative."""
+    rises = function(high) > 0
+    if (function(low) > 0) == rises:
+        raise ArithmeticError(f"no change of sign between {low!r} and {high!r}")
+    for _ in range(ROOT_STEPS_MAX):
+        middle = math.sqrt(low) * math.sqrt(high)
+        low, high = (low, middle) if (function(middle) > 0) == rises else (middle, high)
+        if high - low <= ROOT_CLOSE * high:
+            break
+    return math.sqrt(low) * math.sqrt(high)
+
+
+def find_minimum(function: Callable[[float], float], low: float, high: float) -> float:
+    """Return x between `low` and `high` (both above 0) where `function` is least: it falls, then
+    rises.
+
+    Golden section in log x. Where the least value is flat, x is known to 1e-7 relative, the value
+    to the last digits. Infinite values are taken to lie on the high side.
+    """
+    bottom = math.log(low)
+    top = math.log(high)
+    low_point = top - GOLDEN * (top - bottom)
+    high_point = bottom + GOLDEN * (top - bottom)
+    at_left = function(math.exp(low_point))
+    at_right = function(math.exp(high_point))
+    while top - bottom > 1e-9:
+        if at_left <= at_right:
+            top = high_point
+            high_point = low_point
+            at_right = at_left
+            low_point = top - GOLDEN * (top - bottom)
+            at_left = function(math.exp(low_point))
+        else:
+            bottom = low_point
+            low_point = high_point
+            at_left = at_right
+            high_point = bottom + GOLDEN * (top - bottom)
+            at_right = function(math.exp(high_point))
+    return math.exp((bottom + top) / 2)

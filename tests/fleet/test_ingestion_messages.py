@@ -1,0 +1,151 @@
+"""Messages of `outlast fleet ingest`."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+import pytest
+
+from outlast.cli.main import main
+from outlast.errors import EXIT_DONE, EXIT_USAGE, EXIT_USER_ERROR
+from outlast.fleet.lake import Lake
+from outlast.fleet.lake_selection import load_window
+from outlast.fleet.record_tables import DAY_NS
+
+HEADER = "JobID|JobName|State|Start|End\n"
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str | Path, code: int = EXIT_DONE) -> str:
+    assert main(["fleet", "ingest", *map(str, words)]) == code
+    out, err = capsys.readouterr()
+    return " ".join(f"{out} {err}".replace("│", " ").split())
+
+
+def row(job: int | str, name: str = "train") -> str:
+    return f"{job}|{name}|COMPLETED|2024-05-17T00:00:00|2024-05-17T10:00:00\n"
+
+
+def test_one_is_no_plural(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "log").write_text(HEADER + row(1))
+    found = said(capsys, tmp_path / "lake", tmp_path / "log")
+    assert " 1 row: 1 job " in found and "lake holds 1 job from" in found
+
+
+def test_a_row_that_a_log_has_twice_was_not_in_the_lake(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "log").write_text(HEADER + row(1) + row(1))
+    assert "2 read, 1 of them known already" in said(capsys, tmp_path / "lake", tmp_path / "log")
+
+
+def test_of_a_thousand_logs_those_are_shown_that_have_something_odd(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logs = [tmp_path / f"n{k}.log" for k in range(25)]
+    for k, path in enumerate(logs):
+        path.write_text(f"2024-05-17T10:00:{k:02d}+00:00 n{k} kernel: NVRM: Xid (PCI:0): 79, x\n")
+    logs[3].write_text(logs[3].read_text() + "2024-05-17T10:00:00+00:00 n3 kernel: NVRM: Xid x\n")
+    found = said(capsys, tmp_path / "lake", *logs)
+    assert "n3.log: kernel" in found and "1 rejected" in found and "n4.log" not in found
+    assert "24 logs without remarks" in found and "findings: 25 read" in found
+    again = said(capsys, tmp_path / "lake", *logs)
+    assert "25 logs without remarks, 25 of them read before" in again
+
+
+def test_steps_alone_are_said_to_be_no_jobs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "log").write_text(HEADER + row("1.batch") + row("1.0"))
+    found = said(capsys, tmp_path / "lake", tmp_path / "log")
+    assert "2 left out as no record: step of a job" in found
+    assert "no row is of a job, only of steps" in found
+
+
+def test_a_line_since_boot_says_which_flag_helps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "dmesg").write_text("[  201.654822] NVRM: Xid (PCI:0000:3b:00): 79, pid=1\n")
+    words = [tmp_path / "lake", tmp_path / "dmesg", "--node", "n1"]
+    assert "pass it with --boot" in said(capsys, *words, code=EXIT_USER_ERROR)
+    assert "1 finding" in said(capsys, *words, "--boot", "2024-05-17")
+
+
+@pytest.mark.parametrize(
+    ("text", "naive"),
+    [
+        (HEADER + "1|train|FAILED|2024-05-17T00:00:00|2024-05-17T10:00:00\n", True),
+        (HEADER + "1|train|FAILED|2024-05-17T00:00:00Z|2024-05-17T10:00:00Z\n", False),
+        ("[Fri May 17 10:00:00 2024] NVRM: Xid (PCI:0000:3b:00): 79, x\n", True),
+        ("May 17 10:00:00 n1 kernel: NVRM: Xid (PCI:0000:3b:00): 79, x\n", True),
+        ("2024-05-17T10:00:00+00:00 n1 kernel: NVRM: Xid (PCI:0000:3b:00): 79, x\n", False),
+        ("2024-05-17T10:00:00 n1 kernel: NVRM: Xid (PCI:0000:3b:00): 79, x\n", True),
+    ],
+)
+def test_a_zone_that_nobody_said_is_not_taken_in_silence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, naive: bool
+) -> None:
+    """Accounting in local time beside a kernel's log in UTC: no failure has a cause then."""
+    (tmp_path / "log").write_text(text)
+    node = () if text.startswith("JobID") else ("--node", "n1")
+    words = ("taken for UTC", "--zone NAME reads them in another")
+    found = said(capsys, tmp_path / "lake", tmp_path / "log", *node)
+    assert all((word in found) == naive for word in words)
+    told = said(capsys, tmp_path / "other", tmp_path / "log", *node, "--zone", "UTC")
+    assert not any(word in told for word in words)
+
+
+def test_a_policy_of_ones_own_judges_a_kernels_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "log").write_text("2024-05-17T10:00:00+00:00 n1 kernel: NVRM: Xid (PCI:0): 79, x\n")
+    (tmp_path / "xid.toml").write_text('[xid]\n79 = { severity = "warn" }\n')
+    words = [tmp_path / "lake", tmp_path / "log", "--policy", tmp_path / "xid.toml"]
+    assert "1 finding" in said(capsys, *words)
+    (found,) = Lake.open(tmp_path / "lake").tables().findings.collect().to_dicts()
+    assert (found["code"], found["severity"]) == ("XID 79", "warn")
+    (tmp_path / "sacct").write_text(HEADER + row(1))
+    words[1] = tmp_path / "sacct"
+    assert "--policy goes with kernel" in said(capsys, *words, code=EXIT_USAGE)
+
+
+def test_one_wrong_year_does_not_move_the_last_days_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Lemons of the last 28 days were none then, as nothing ran in those days."""
+    (tmp_path / "log").write_text(
+        HEADER
+        + row(1)
+        + row(2).replace("2024-05-17T10", "2024-05-18T10")
+        + row(3).replace("2024", "2094")
+    )
+    found = said(capsys, tmp_path / "lake", tmp_path / "log")
+    assert "1 unusual, but kept: records of a time that is still to come" in found
+    lake = Lake.open(tmp_path / "lake")
+    assert load_window(lake).until_ns < lake.until_ns - 50 * 365 * DAY_NS
+    assert load_window(lake).jobs.collect()["job"].sort().to_list() == ["1", "2"]
+    assert load_window(lake, until="2095-01-01").jobs.collect().height == 3
+
+
+def test_who_forgets_the_lake_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a").write_text(HEADER + row(1))
+    (tmp_path / "b").write_text(HEADER + row(2))
+    found = said(capsys, tmp_path / "a", tmp_path / "b", code=EXIT_USAGE)
+    assert "is a file, and a lake is a directory" in found
+    assert (tmp_path / "a").read_text() == HEADER + row(1)
+
+
+def test_a_disk_that_is_full_is_called_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was once called None."""
+    names = "".join(row(k, f"{k * 7919 % 1_000_003:x}") for k in range(20_000))
+    (tmp_path / "log").write_text(HEADER + names)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
+    try:
+        found = said(capsys, tmp_path / "lake", tmp_path / "log", code=EXIT_USER_ERROR)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "cannot be written: File too large" in found and "it is as it was" in found
+    assert not (tmp_path / "lake").exists()
