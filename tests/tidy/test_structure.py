@@ -15,7 +15,7 @@ from pathlib import Path
 # seven), caches, late names, modes of the process and counts of draws (740, three), sharded
 # state (310, two).
 CEILINGS = {
-    "modules": 441,  # 2 for the backend without a seat
+    "modules": 417,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 1,
@@ -24,7 +24,7 @@ CEILINGS = {
     "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 96732,  # 130 for the backend without a seat
+    "lines": 95780,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 0,
 }
