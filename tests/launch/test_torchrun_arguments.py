@@ -147,7 +147,7 @@ def test_which_streams_reach_the_console(
         (["--fault", "kill:spare=0", "SCRIPT"], "this run has no spare"),
         (["--fault", "kill:step=1", "--fault", "kill:step=1", "SCRIPT"], "times=2"),
         (["--durable", "/far often=3", "SCRIPT"], "known are every, keep and rate"),
-        (["--limit", "lease=3", "SCRIPT"], "unknown field"),
+        (["--limit", "lease=3", "SCRIPT"], "no such limit"),
         (["--limit", "lease_s", "SCRIPT"], "not NAME=VALUE"),
         (["--limit", "lease_s=0", "SCRIPT"], "above zero"),
         (["--limit", "attempts_max=x", "SCRIPT"], "attempts_max"),

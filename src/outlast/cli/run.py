@@ -55,14 +55,14 @@ def conclude(end: EndRun, run_dir: Path, *, as_json: bool) -> None:
             echo_error(framed)
         _summarise(run_dir, as_json=as_json)
     except (OSError, KeyboardInterrupt) as error:  # a full disk; or Ctrl-C, which was handled
-        echo_error(f"outlast: the summary is not whole ({type(error).__name__}): {_again(run_dir)}")
+        echo_error(f"outlast: summary incomplete ({type(error).__name__}): {_again(run_dir)}")
     except Exception as error:  # noqa: BLE001 - the run is over: its books must not change its end
         echo_error(f"outlast: no summary: {type(error).__name__}: {error}; {_again(run_dir)}")
     settle()
 
 
 def _again(run_dir: Path) -> str:
-    return f"the events are kept, outlast summary {run_dir} tries again"
+    return f"the events are kept; print it again with 'outlast summary {run_dir}'"
 
 
 def _summarise(run_dir: Path, *, as_json: bool) -> None:

@@ -173,9 +173,10 @@ def take(
         path.mkdir(parents=True, exist_ok=True)
         lock_fd = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
+        reason = "it is not a directory" if error.errno == errno.EEXIST else error.strerror
         raise RunDirError(
-            f"run directory {path} cannot be written: {error.strerror}; nothing was started;"
-            " choose another one with --run-dir"
+            f"run directory {path} cannot be written: {reason}; nothing was started; choose another"
+            " one with --run-dir"
         ) from error
     try:
         _lock(path, lock_fd, wait_s)

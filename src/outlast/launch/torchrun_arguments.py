@@ -326,11 +326,13 @@ def _limits(given: Namespace) -> config.Limits:
         if not found:
             raise UsageError(f"--limit {text!r} is not NAME=VALUE")
         values[name] = value
+    fields = config.Limits.__struct_fields__
+    if unknown := [name for name in values if name not in fields]:
+        raise ConfigError(f"--limit {unknown[0]}: no such limit; known limits: {', '.join(fields)}")
     try:
         return msgspec.convert(values, config.Limits, strict=False)
     except msgspec.ValidationError as error:
-        known = ", ".join(config.Limits.__struct_fields__)
-        raise ConfigError(f"--limit: {error}; known limits: {known}") from error
+        raise ConfigError(f"--limit: {error}; nothing was started") from error
 
 
 PLAN_VERSION = 1

@@ -204,7 +204,7 @@ def _part(turn: ControllerTurn, audit_round: AuditRound, verdict: AuditVerdict) 
         _replace(turn, audit_round, verdict)
         return
     state.audit = replace(state.audit, undecided=True)
-    why = "no majority says which of them is right"
+    why = "no majority of copies agrees"
     if state.audit.whole is None:
         why = (
             "they have never been found equal: state that differs by rank must be the"

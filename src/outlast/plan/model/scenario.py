@@ -264,7 +264,7 @@ def _value(field: Field, where: str, given: str | None) -> Any:
     text = field.default if given is None else given
     if not text:
         raise ConfigError(
-            f"how many {field.key}? Say --{field.key}, or {field.key} in a file"
+            f"{field.key} is not given; pass --{field.key}, or set {field.key} in a file"
             if given is None
             else f"{where} is empty"
         )
