@@ -13,7 +13,8 @@ from pathlib import Path
 # Modules reached 420; then came new capabilities: the bandwidth of collectives (figure 12; 1,121
 # lines, four modules), torch 2.15 and the proof of groups (330, two), the template process (1,100,
 # seven), caches, late names, modes of the process and counts of draws (740, three), sharded
-# state (310, two).
+# state (310, two), the backend without a seat (130, two). Joining modules that are read together
+# brought 441 to 417.
 CEILINGS = {
     "modules": 417,
     "folders of more than 16 modules": 0,
@@ -24,7 +25,7 @@ CEILINGS = {
     "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 95780,
+    "lines": 95766,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 0,
 }

@@ -71,10 +71,7 @@ def outage_history_section(facts: ReportFacts, days: int) -> DrawnSection:
 
 FEW = 10  # failures: with fewer, a rate is unreliable
 PER = "in a million GPU hours"
-_DOMAINS = {
-    row.symptom: ", ".join(one for one in DOMAINS if one in row.domains)
-    for row in TAXONOMY.values()
-}
+_DOMAINS = {key: ", ".join(d for d in DOMAINS if d in row.domains) for key, row in TAXONOMY.items()}
 _WHO = {"": "more than one at once"}
 
 

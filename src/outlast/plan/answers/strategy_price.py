@@ -29,7 +29,7 @@ class _SimulatedPrice(NamedTuple):
     """Means over simulated runs.
 
     Wall time (infinite where a run does not end), price of a second, failures, falls back to
-    storage, and the share of each of `ensembles.CAUSES`.
+    storage, and the share of each of `replications.CAUSES`.
     """
 
     wall_s: float
