@@ -31,7 +31,7 @@ class ControllerDriver:
         self.limits = Limits(**limits)
         self.state = initial(world, spares, self.limits, policy, migrate_on)
         self.now_ns = S
-        self.verifies = True  # every checkpoint is whole, and the answer comes at once
+        self.verifies = True  # every checkpoint is complete, and the answer comes at once
         self.actions: list[inputs.Action] = []
         self.history: list[inputs.Action] = []
         self._seqs: dict[str, int] = {}

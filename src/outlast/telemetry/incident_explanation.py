@@ -102,7 +102,7 @@ def panel(incident: Incident, shown: dict[str, int], life: Life = "unknown") -> 
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column()
     for head, text in _story(incident, life):
-        grid.add_row(head, Text(text))  # no markup: users' words may hold brackets
+        grid.add_row(head, Text(text))  # no markup: users' text may contain brackets
     parts: list[RenderableType] = [grid, Text(""), _cost(incident)]
     for fault in incident.faults:
         parts += _traceback(fault, incident.number, shown)

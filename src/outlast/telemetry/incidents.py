@@ -99,11 +99,11 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     generation_from: int = 0
     generation_to: int = 0
     n: int = -1
-    step: int = -1  # the step that was interrupted, or the one behind which something else was
-    where: str = ""  # where the cause's worker was, in words
+    step: int = -1  # the interrupted step, or the last step before another interrupted phase
+    where: str = ""  # location of the cause's worker, in words
     kind: str = ""  # of the interrupted phase: a PhaseKind, or "" where no event has it
     is_managed: bool = True  # False: the script had no session, its steps are not known
-    redone: bool = True  # the interrupted phase was put back; else every survivor had done it
+    redone: bool = True  # the interrupted phase was undone; else every survivor had completed it
     checkpoint_step: int = -1  # where a start from the newest checkpoint would begin; -1: none
     committed_steps_lost: int = 0
     replaced: tuple[Replacement, ...] = ()
@@ -335,7 +335,7 @@ class _Seen:
         elif isinstance(event, CheckpointSaved):
             self.checkpoint_step = event.step
         elif isinstance(event, PhaseDone):
-            self._injected.pop(event.worker, None)  # it went on: the fault did not break it
+            self._injected.pop(event.worker, None)  # it continued: the fault did not break it
         elif isinstance(event, WorkerLost) and event.seat < 0:
             self._injected.pop(event.worker, None)  # a spare: its loss interrupts no rank
         elif isinstance(event, FaultInjected):

@@ -62,8 +62,8 @@ class _Run(NamedTuple):
     label: str
     times: TimeAccount
     incidents: list[Incident]
-    losses: dict[tuple[int, int], float]  # (seat, step) -> the last that was reported
-    seated_ns: list[tuple[int, int]]  # (seat, when): a worker took over
+    losses: dict[tuple[int, int], float]  # (seat, step) -> last reported loss
+    seated_ns: list[tuple[int, int]]  # (seat, time) of each replacement
 
     def mean_losses(self) -> tuple[list[int], list[float]]:
         by_step: dict[int, list[float]] = {}
@@ -102,7 +102,7 @@ def _read(run_dir: Path, label: str) -> _Run:
 
 
 def _took_over(events: Sequence[AnyEvent]) -> list[tuple[int, int]]:
-    """Return the changes of each seat's worker, with times; not its first worker."""
+    """Return the replacements of each seat's worker, with times; not its first worker."""
     sitting: dict[int, str] = {}
     changes: list[tuple[int, int]] = []
     for event in events:

@@ -113,7 +113,7 @@ BUCKET_OF_KIND: dict[PhaseKind, Bucket] = {
     "epoch": "script",  # what a loader would agree on by itself
     "draw": "script",
 }
-_OF_KIND: dict[str, Bucket] = {**BUCKET_OF_KIND}  # read from disk: a later version may know more
+_OF_KIND: dict[str, Bucket] = {**BUCKET_OF_KIND}  # read from disk: a later version may write more
 _PRODUCTIVE: tuple[Bucket, ...] = ("step", "eval", "script")
 
 

@@ -59,7 +59,7 @@ class RunInvariants:
         self.decided_n = 0
         self.stepped: set[str] = set()  # workers that have committed a phase
         self.shared: dict[str, bytes] = {}
-        self.moved: dict[inputs.FindingKey, str] = {}  # whom it moved
+        self.moved: dict[inputs.FindingKey, str] = {}  # finding -> worker that it moved
         self.seated: dict[str, int] = {}  # worker -> its seat
         self.slots_left: dict[int, set[str]] = {}  # seat -> slots that its lost workers have left
         self.wrong: dict[int, int] = {}  # models that a flipped bit led to: the flip's number

@@ -248,11 +248,11 @@ class SimAgent:
             beats = {w.name: (w.n, w.n, w.state, 0.0) for w in self.workers.values()}
             self._say(messages.Renew(beats=beats))
         if self.workers and self.line.now_s - self._lease_from_s > 0.6 * lease_s:
-            self.die()  # it cannot renew: everything here ends before others count on it
+            self.die()  # it cannot renew: all processes here end before others rely on their end
             self.present = True
 
     def die(self) -> None:
-        """End every process of this host; the next incarnation knows nothing of them."""
+        """End every process of this host; the next incarnation starts without their state."""
         self.present = False
         self.cluster.shelf.forget(self.line.now_s + _NEWS_S if self.connected else math.inf)
         self.hang_up(0.0)

@@ -136,7 +136,7 @@ class AuditJudge:
         self._reports.setdefault(key, {})[worker.seat] = worker.name, worker.model
 
     def compared(self, event: events.ReplicasCompared, origins: Mapping[int, int]) -> None:
-        """Check the controller's verdict against a count; condemn the ranks in the wrong."""
+        """Check the controller's verdict against a count; condemn the ranks with wrong state."""
         ledger = self._ledger
         reports = self._reports.get((event.generation, event.n), {})
         if len(reports) < ledger.world:

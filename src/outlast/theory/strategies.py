@@ -33,11 +33,11 @@ HOPELESS = 1e-100  # share of recoveries that succeed; below, no run ends
 
 
 class Rung(msgspec.Struct, frozen=True, kw_only=True):
-    """One way to recover. `share`: of all failures, those that it is for.
+    """One way to recover. `share`: of all failures, those that it covers.
 
-    `recover_s`: from detection until the job works again; failures strike then, too. `wait_s`: what
-    comes before detection, and in which nothing can fail (a queue). `loses`: work since when.
-    `takes_node`: a failure that keeps a node until it is repaired.
+    `recover_s`: from detection until the job works again; failures strike then, too. `wait_s`: time
+    before detection without failures (a queue). `loses`: the work lost, by where it begins.
+    `takes_node`: the failure keeps a node until it is repaired.
     """
 
     name: str
@@ -51,13 +51,13 @@ class Rung(msgspec.Struct, frozen=True, kw_only=True):
 class RecoveryJob(msgspec.Struct, frozen=True, kw_only=True):
     """Parameters of a job that all strategies share.
 
-    `mtbf_s`: between failures that stop the job while it works or recovers; infinity where nothing
-    fails.
+    `mtbf_s`: between failures that stop the job while it works or recovers; infinity without
+    failures.
 
     A checkpoint comes after each `interval_s` of work, blocks for `cost_s`, and can be restored
     `flush_s` later; meanwhile steps are slower by the share `drag`. `snapshots`: copies in memory
     in each interval, the last of them just before the checkpoint, each blocking `snapshot_cost_s`;
-    0 for none. `detect_s`: from a failure until it is known. `spares`: None for as many as needed;
+    0 for none. `detect_s`: from a failure until it is detected. `spares`: None for unlimited ones;
     a node is in repair for `repair_s`.
     """
 
@@ -76,9 +76,9 @@ class RecoveryJob(msgspec.Struct, frozen=True, kw_only=True):
 class RecoveryOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """Shares of wall time in the long run; all from `goodput` to `degraded` sum to 1.
 
-    `goodput`: useful work at full speed. `save`: blocking saves and slower steps that lasted.
-    `redo`: work and saves that a failure undid. `detect`, `recover`: after failures. `wait`: in
-    queues and for a repaired node. `degraded`: work that missing replicas did not do.
+    `goodput`: useful work at full speed. `save`: blocking saves and slower steps that were not
+    undone. `redo`: work and saves that a failure undid. `detect`, `recover`: after failures.
+    `wait`: in queues and for a repaired node. `degraded`: work that missing replicas did not do.
     """
 
     goodput: float
@@ -174,8 +174,8 @@ def migrate(
 ) -> RecoveryOutcome:
     """Return the outcome where a spare takes over from a live replica, while the others pause.
 
-    Nothing is redone but the step (count it in `pause_s`). The share `falls_back` of failures
-    restarts from the checkpoint.
+    Only the interrupted step is redone (include it in `pause_s`). The share `falls_back` of
+    failures restarts from the checkpoint.
     """
     check_share("falls_back", falls_back)
     first = Rung(name="migrate", share=1 - falls_back, recover_s=pause_s, loses="nothing")
@@ -193,7 +193,7 @@ def _held_s(rung: Rung, job: RecoveryJob) -> float:
 
 
 def _lasts_s(length_s: float, rate: float) -> float:
-    """Return the mean of what passes of `length_s` before a failure: (1 - e^(-l L))/l."""
+    """Return the mean part of `length_s` before a failure: (1 - e^(-l L))/l."""
     return -math.expm1(-rate * length_s) / rate if rate else length_s
 
 
@@ -218,8 +218,8 @@ def _visits(shares: Sequence[float], held_s: Sequence[float], rate: float) -> li
 def _ends(
     visits: Sequence[float], succeeds: Sequence[float], rungs: Sequence[Rung]
 ) -> dict[Loses, float]:
-    """Return the share of recoveries that end having lost nothing, what came after the last
-    snapshot, or after the last checkpoint."""
+    """Return the shares of recoveries that end with no loss, with the loss of work since the last
+    snapshot, and of work since the last checkpoint."""
     ends: dict[Loses, float] = dict.fromkeys(DEPTHS, 0.0)
     for count, success, rung in zip(visits, succeeds, rungs, strict=True):
         ends[rung.loses] += count * success
@@ -233,7 +233,7 @@ def _kept(
     rungs: Sequence[Rung],
     rate: float,
 ) -> tuple[float, float]:
-    """Return the shares of running time that are work, and saves, which last."""
+    """Return the shares of running time that are work, and saves, which are not undone."""
     saves = max(1, job.snapshots)
     dragged_s = job.drag * job.flush_s
     round_s = nested_s(
@@ -244,7 +244,7 @@ def _kept(
         1 / checkpoint_rate if checkpoint_rate else math.inf,
         saves=saves,
     )
-    # A checkpoint counts once no failure that needs it has struck while it was flushed.
+    # A checkpoint counts once it is flushed without a failure that needs it.
     falling = rate * math.fsum(one.share for one in rungs if one.loses == "checkpoint")
     survives = math.exp(-falling * (1 - job.drag) * job.flush_s)
     saving_s = saves * job.snapshot_cost_s + job.cost_s + dragged_s

@@ -44,7 +44,7 @@ def answer(
     """Write the dump and report it, unless `request.until_ns` (CLOCK_MONOTONIC) has passed.
 
     A thread writes, so that a hang in torch or on a disk blocks no other thread. The calling
-    control thread waits at most `_TAKEN_S` until the records are copied, since its next message may
+    control thread waits at most `_TAKEN_S` for the copy of the records, since its next message may
     be Close, which changes them.
     """
     if request.until_ns <= time.monotonic_ns():
@@ -74,7 +74,7 @@ def _write(
         recorded = [gloo, *_of_nccl()]
         taken.set()
         _put(path, with_members(recorded, groups))
-    except Exception as error:  # noqa: BLE001 - the agent waits for an answer, whatever it is
+    except Exception as error:  # noqa: BLE001 - the agent waits for an answer, whatever the error
         say(messages.Traced(folder=request.folder, error=f"{type(error).__name__}: {error}"[:500]))
     else:
         say(messages.Traced(folder=request.folder))
@@ -128,8 +128,8 @@ class _Answer(c10d._Response):  # noqa: SLF001
 
 
 def _of_nccl() -> list[bytes]:
-    """Return NCCL's records. Blocks while a device does not respond; then no file is written, since
-    a file without them would mean that the rank entered no collective."""
+    """Return NCCL's records. While a device does not respond, this blocks and no file is written: a
+    file without NCCL's records would mean that the rank entered no collective."""
     if NCCL not in c10d._get_handler_names():  # noqa: SLF001 # pyright: ignore[reportAttributeAccessIssue]
         return []
     answer = _Answer()

@@ -1,7 +1,7 @@
 """Answers of collectives in a closed generation: defined bytes, right shapes, small counts.
 
-Used by dry steps, and inside backward once a generation is closed. The rule: one's own contribution
-where there is one (in every slot of a gather), zeros for what only another rank could know.
+Used in dry steps, and inside backward once a generation is closed. Outputs contain this rank's own
+contribution where it has one (in every slot of a gather), and zeros for other ranks' data.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 Tensors = list[torch.Tensor]
-COUNT_MAX = 1 << 20  # bound of made-up integers, which the script may use as sizes
+COUNT_MAX = 1 << 20  # bound of substituted integers, which the script may use as sizes
 _COUNTS = (torch.int64, torch.int32, torch.uint64, torch.uint32)
 _NONE = b"N."  # pickle of None, the shortest pickle
 _OBJECT_FUNCTIONS = {"broadcast_object_list", "scatter_object_list", "recv_object_list"}
@@ -64,8 +64,8 @@ def _fill(target: torch.Tensor, source: torch.Tensor) -> None:
 
 
 def _unknown(target: torch.Tensor) -> None:
-    """Fill data that only another rank has: zeros, or, for torch's object collectives (which read a
-    size and then a pickle), the pickle of None and its size."""
+    """Fill data that only another rank has with zeros. torch's object collectives read a size and
+    then a pickle; they get the pickle of None and its size."""
     target.zero_()
     if not _for_objects():
         return
@@ -78,7 +78,7 @@ def _unknown(target: torch.Tensor) -> None:
 
 
 def _for_objects() -> bool:
-    frame = sys._getframe(2)  # noqa: SLF001 - dry answers only, never on the step's path
+    frame = sys._getframe(2)  # noqa: SLF001 - dry answers only, not during steps
     for _ in range(12):
         if frame is None:
             return False
