@@ -44,10 +44,10 @@ class ControllerDriver:
         requests = [action for action in self.actions if isinstance(action, inputs.Verify)]
         if requests and self.verifies:
             before = self.actions
-            found = self.state.saves.checkpoint
+            checkpoint = self.state.saves.checkpoint
             self.feed(
                 inputs.CheckpointFound(
-                    t_ns=self.now_ns, generation=requests[0].generation, checkpoint=found
+                    t_ns=self.now_ns, generation=requests[0].generation, checkpoint=checkpoint
                 )
             )
             self.actions = before + self.actions

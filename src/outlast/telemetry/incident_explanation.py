@@ -234,8 +234,8 @@ def _now(incident: Incident, life: Life) -> str:
     if incident.state == "recovered" and not incident.is_managed:
         return f"all ranks were started again after {duration(incident.total_ms / 1e3)}"
     if incident.state == "recovered":
-        took = duration(incident.total_ms / 1e3)
-        return f"recovered in generation {incident.generation_to}, {took} in all"
+        total = duration(incident.total_ms / 1e3)
+        return f"recovered in generation {incident.generation_to}, {total} in all"
     if incident.state == "stopped":
         return "the run ended with it"
     if incident.state == "died" or life == "died":

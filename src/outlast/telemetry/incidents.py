@@ -137,7 +137,7 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     def others(self) -> tuple[Fault, ...]:
         """Faults other than the cause and its echoes."""
         known = (self.cause, *self.echoes)
-        return tuple(fault for fault in self.faults if not any(fault is one for one in known))
+        return tuple(fault for fault in self.faults if not any(fault is other for other in known))
 
 
 class _Course:
@@ -346,8 +346,8 @@ class _Seen:
         newest_ns = max(self._injected.values(), default=0)
         injected_ns = self._injected.get(noticed.fault.worker, newest_ns)
         self._injected.clear()
-        known = [t_ns for t_ns in (injected_ns, noticed.fault.t_ns) if 0 < t_ns <= noticed.t_ns]
-        return min(known, default=noticed.t_ns)
+        times_ns = [t_ns for t_ns in (injected_ns, noticed.fault.t_ns) if 0 < t_ns <= noticed.t_ns]
+        return min(times_ns, default=noticed.t_ns)
 
 
 class Tracker:

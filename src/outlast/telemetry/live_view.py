@@ -254,9 +254,9 @@ def view(board: RunBoard, now_ns: int, notes: list[str]) -> RenderableType:
     """Return the board as one panel."""
     parts: list[RenderableType] = [Text(progress(board, now_ns), style="bold"), _ranks(board)]
     shown = min(INCIDENTS_MAX, board.incidents)
-    for one in board.tracker.found(shown) if shown else []:
-        style = {"recovered": "green", "stopped": "red"}.get(one.state, "yellow")
-        parts.append(Text(headline(one, brief=True), style=style))
+    for incident in board.tracker.found(shown) if shown else []:
+        style = {"recovered": "green", "stopped": "red"}.get(incident.state, "yellow")
+        parts.append(Text(headline(incident, brief=True), style=style))
     parts += [Text(f"note: {note}", style="yellow") for note in notes]
     up = duration((now_ns - board.begin_ns) / 1e9) if board.begin_ns else "starting"
     title = Text.assemble("outlast: ", (board.script or "...", "bold"))

@@ -291,10 +291,10 @@ def sensitivities(
     value = function(**at)
     if not math.isfinite(value):
         raise UsageError(f"nothing follows from a result of {value!r}")
-    found: dict[str, Sensitivity] = {}
+    by_name: dict[str, Sensitivity] = {}
     for name, here in at.items():
         low, high = (here * (1 - STEP), here * (1 + STEP)) if here else (0.0, STEP)
         rise = function(**{**at, name: high}) - function(**{**at, name: low})
         slope = rise / (high - low)
-        found[name] = Sensitivity(slope, slope * here / value if value else math.nan)
-    return found
+        by_name[name] = Sensitivity(slope, slope * here / value if value else math.nan)
+    return by_name

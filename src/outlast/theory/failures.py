@@ -238,7 +238,7 @@ def burstiness(kinds: Sequence[FailureKind]) -> float:
     killed = devices_killed_per_s(kinds)
     if not killed:
         raise UsageError("no kind of failure takes a device")
-    return math.fsum(one.rate_per_s * one.devices_killed**2 for one in kinds) / killed
+    return math.fsum(kind.rate_per_s * kind.devices_killed**2 for kind in kinds) / killed
 
 
 def _check_kinds(kinds: Sequence[FailureKind]) -> None:

@@ -69,7 +69,7 @@ def pattern(levels: Sequence[Level], mtbf_s: float, *, down_s: float = 0.0) -> P
     *upper, deepest = levels
     kinds = itertools.product((True, False), repeat=len(upper))
     choices = [[*itertools.compress(upper, kept), deepest] for kept in kinds]
-    return min((_spread(kept, mtbf_s, down_s) for kept in choices), key=lambda one: one.waste)
+    return min((_spread(kept, mtbf_s, down_s) for kept in choices), key=lambda option: option.waste)
 
 
 @broadcasts

@@ -40,10 +40,10 @@ def broadcasts(function: Callable[P, R]) -> Broadcasting[P, R]:
     def either(*args: Any, **kwargs: Any) -> Any:
         if SCALARS.issuperset(map(type, args)) and SCALARS.issuperset(map(type, kwargs.values())):
             return function(*args, **kwargs)
-        given = dict(zip(names, args, strict=False)) | kwargs
-        if len(given) < len(args) + len(kwargs) or not any(map(_is_array, given.values())):
+        arguments = dict(zip(names, args, strict=False)) | kwargs
+        if len(arguments) < len(args) + len(kwargs) or not any(map(_is_array, arguments.values())):
             return function(*args, **kwargs)
-        return _each(function, given)
+        return _each(function, arguments)
 
     return either
 
@@ -52,16 +52,16 @@ def _is_array(value: object) -> bool:
     return isinstance(value, list | tuple) or hasattr(value, "__array__")
 
 
-def _each(function: Callable[..., Any], given: dict[str, Any]) -> Any:
+def _each(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     import numpy as np
 
-    arrays = {name: np.asarray(value) for name, value in given.items()}
+    arrays = {name: np.asarray(value) for name, value in arguments.items()}
     try:
-        shape = np.broadcast_shapes(*(one.shape for one in arrays.values()))
+        shape = np.broadcast_shapes(*(array.shape for array in arrays.values()))
     except ValueError:
-        shapes = ", ".join(f"{name} {one.shape}" for name, one in arrays.items() if one.ndim)
+        shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items() if array.ndim)
         raise UsageError(f"these shapes do not fit together: {shapes}") from None
-    columns = [np.broadcast_to(one, shape).ravel().tolist() for one in arrays.values()]
+    columns = [np.broadcast_to(array, shape).ravel().tolist() for array in arrays.values()]
     rows = zip(*columns, strict=True)
     results = [function(**dict(zip(arrays, row, strict=True))) for row in rows]
     if shape == ():

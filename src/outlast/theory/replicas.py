@@ -89,10 +89,10 @@ def network_per_gpu_bytes_per_s(
     return memory_per_gpu_bytes(state_bytes, gpus, copies) / interval_s
 
 
-def _powers(base: float, many: int) -> float:
-    """Return the sum of base^k/k for k from 1 to `many`, without terms too small to change it."""
+def _powers(base: float, count: int) -> float:
+    """Return the sum of base^k/k for k from 1 to `count`, without terms too small to change it."""
     total = 0.0
-    for k in range(1, many + 1):
+    for k in range(1, count + 1):
         term = base**k / k
         if term <= NEGLIGIBLE * total:
             break

@@ -211,8 +211,8 @@ class StalledShares:
         check_not_negative("repair_s", repair_s)
         check_whole("spares_max", spares_max)
         rate_per_s(kinds)  # checks
-        taking = [one for one in kinds if one.devices_killed and one.rate_per_s]
-        self._loads = [(one.devices_killed, one.rate_per_s * repair_s) for one in taking]
+        taking = [kind for kind in kinds if kind.devices_killed and kind.rate_per_s]
+        self._loads = [(kind.devices_killed, kind.rate_per_s * repair_s) for kind in taking]
         self._reach = max((size for size, _ in self._loads), default=0)
         self._log_below = [0.0]  # ln P(N <= n)/P(N = 0)
         for n in range(1, int(spares_max) + 1):
@@ -248,7 +248,7 @@ def _panjer(terms: Sequence[tuple[int, float]], mean: float) -> list[float]:
         recent.append(value)
         points.append(math.exp(log_scale + math.log(value)) if value else 0.0)
         if value > LARGE:
-            recent = collections.deque((one / LARGE for one in recent), maxlen=reach)
+            recent = collections.deque((value / LARGE for value in recent), maxlen=reach)
             log_scale += math.log(LARGE)
         small = small + 1 if n > mean and points[-1] < TAIL else 0
     return points

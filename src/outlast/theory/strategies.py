@@ -111,8 +111,8 @@ def recovering(job: RecoveryJob, rungs: Sequence[Rung]) -> Callable[[RecoveryJob
     """
     _check(job, rungs)
     rate = 1 / job.mtbf_s
-    visits = _visits([one.share for one in rungs], [_held_s(one, job) for one in rungs], rate)
-    if any(math.isinf(one) for one in visits):
+    visits = _visits([rung.share for rung in rungs], [_held_s(rung, job) for rung in rungs], rate)
+    if any(math.isinf(rung) for rung in visits):
         never = _never(rungs, visits, rate)
         return lambda _: never
     detect = math.fsum(rate * v * _lasts_s(job.detect_s, rate) for v in visits)
@@ -120,15 +120,15 @@ def recovering(job: RecoveryJob, rungs: Sequence[Rung]) -> Callable[[RecoveryJob
         rate * v * _lasts_s(_held_s(r, job), rate) for v, r in zip(visits, rungs, strict=True)
     ]
     spent = math.fsum(by_rung)  # per second of running, as are detection and waits
-    waits = math.fsum(rate * v * one.wait_s for v, one in zip(visits, rungs, strict=True))
+    waits = math.fsum(rate * v * rung.wait_s for v, rung in zip(visits, rungs, strict=True))
     stalled = _stalled(job, rungs, rate)
     awake = (1 - stalled) / (1 + spent + waits)
-    ends = _ends(visits, [math.exp(-rate * _held_s(one, job)) for one in rungs], rungs)
+    ends = _ends(visits, [math.exp(-rate * _held_s(rung, job)) for rung in rungs], rungs)
     exact = _is_exact(job, rungs)
     holds = _in_regime(job, rungs)
 
-    def outcome(one: RecoveryJob) -> RecoveryOutcome:
-        useful, saving = _kept(one, rate * ends["snapshot"], rate * ends["checkpoint"], rungs, rate)
+    def outcome(job: RecoveryJob) -> RecoveryOutcome:
+        useful, saving = _kept(job, rate * ends["snapshot"], rate * ends["checkpoint"], rungs, rate)
         return RecoveryOutcome(
             goodput=awake * useful,
             save=awake * saving,
@@ -245,7 +245,7 @@ def _kept(
         saves=saves,
     )
     # A checkpoint counts once it is flushed without a failure that needs it.
-    falling = rate * math.fsum(one.share for one in rungs if one.loses == "checkpoint")
+    falling = rate * math.fsum(rung.share for rung in rungs if rung.loses == "checkpoint")
     survives = math.exp(-falling * (1 - job.drag) * job.flush_s)
     saving_s = saves * job.snapshot_cost_s + job.cost_s + dragged_s
     return job.interval_s * survives / round_s, saving_s * survives / round_s
@@ -254,34 +254,34 @@ def _kept(
 def _stalled(job: RecoveryJob, rungs: Sequence[Rung], rate: float) -> float:
     if job.spares is None:
         return 0.0
-    taken = math.fsum(one.share for one in rungs if one.takes_node)
-    return numerics.erlang_b(job.spares + 1, rate * taken * job.repair_s)
+    node_share = math.fsum(rung.share for rung in rungs if rung.takes_node)
+    return numerics.erlang_b(job.spares + 1, rate * node_share * job.repair_s)
 
 
 def _is_exact(job: RecoveryJob, rungs: Sequence[Rung]) -> bool:
-    waits = any(one.share and one.wait_s for one in rungs)
-    lighter = any(one.share and one.loses != "checkpoint" for one in rungs)
+    waits = any(rung.share and rung.wait_s for rung in rungs)
+    lighter = any(rung.share and rung.loses != "checkpoint" for rung in rungs)
     return not (job.drag and job.flush_s and lighter) and not (waits and job.spares is not None)
 
 
 def _in_regime(job: RecoveryJob, rungs: Sequence[Rung]) -> bool:
-    waits_s = math.fsum(one.share * one.wait_s for one in rungs)
+    waits_s = math.fsum(rung.share * rung.wait_s for rung in rungs)
     return _is_exact(job, rungs) or in_regime(job.flush_s + waits_s, job.mtbf_s)
 
 
 def _check(job: RecoveryJob, rungs: Sequence[Rung]) -> None:
     check(job)
     depth = 0
-    for one in rungs:
-        check_share(f"{one.name}: share", one.share)
-        check_not_negative(f"{one.name}: recover_s", one.recover_s)
-        check_not_negative(f"{one.name}: wait_s", one.wait_s)
-        if DEPTHS.index(one.loses) < depth:
-            raise UsageError(f"{one.name} loses less than the rung before it: list cheapest first")
-        depth = DEPTHS.index(one.loses)
-        if one.share and one.loses == "snapshot" and not job.snapshots:
-            raise UsageError(f"{one.name} begins again from a snapshot, and snapshots is 0")
-    total = math.fsum(one.share for one in rungs)
+    for rung in rungs:
+        check_share(f"{rung.name}: share", rung.share)
+        check_not_negative(f"{rung.name}: recover_s", rung.recover_s)
+        check_not_negative(f"{rung.name}: wait_s", rung.wait_s)
+        if DEPTHS.index(rung.loses) < depth:
+            raise UsageError(f"{rung.name} loses less than the rung before it: list cheapest first")
+        depth = DEPTHS.index(rung.loses)
+        if rung.share and rung.loses == "snapshot" and not job.snapshots:
+            raise UsageError(f"{rung.name} begins again from a snapshot, and snapshots is 0")
+    total = math.fsum(rung.share for rung in rungs)
     if abs(total - 1) > SUM_CLOSE:
         raise UsageError(f"the shares of all rungs must sum to 1, not {total!r}")
 
@@ -305,7 +305,7 @@ def check(job: RecoveryJob) -> None:
 
 def _never(rungs: Sequence[Rung], visits: Sequence[float], rate: float) -> RecoveryOutcome:
     """Return the outcome of a job that never completes a recovery."""
-    stuck = next(one for one, count in zip(rungs, visits, strict=True) if math.isinf(count))
+    stuck = next(rung for rung, count in zip(rungs, visits, strict=True) if math.isinf(count))
     return RecoveryOutcome(
         goodput=0.0,
         save=0.0,
@@ -313,7 +313,7 @@ def _never(rungs: Sequence[Rung], visits: Sequence[float], rate: float) -> Recov
         detect=0.0,
         recover=1.0,
         wait=0.0,
-        recover_by_rung={one.name: float(one is stuck) for one in rungs},
+        recover_by_rung={rung.name: float(rung is stuck) for rung in rungs},
         falls_back=float(stuck.loses == "checkpoint"),
         failures_per_s=rate,
         exact=True,
@@ -341,8 +341,8 @@ def tune_interval(
     job = replace(job, interval_s=interval_s or max(job.flush_s, SHORTEST_S))
     check(job)
 
-    def fit(one: RecoveryJob) -> RecoveryJob:
-        return one if interval_s else _with_interval(strategy, one)
+    def fit(variant: RecoveryJob) -> RecoveryJob:
+        return variant if interval_s else _with_interval(strategy, variant)
 
     if not job.snapshots:
         return fit(job)

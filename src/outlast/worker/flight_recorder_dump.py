@@ -49,16 +49,16 @@ def answer(
     """
     if request.until_ns <= time.monotonic_ns():
         return  # the request is too old: this process was stalled
-    taken = threading.Event()
+    copied = threading.Event()
     writer = threading.Thread(
-        target=_write, args=(request, place, groups, say, taken), name="outlast-trace", daemon=True
+        target=_write, args=(request, place, groups, say, copied), name="outlast-trace", daemon=True
     )
     try:
         writer.start()
     except RuntimeError as error:  # thread limit of the process
         say(messages.Traced(folder=request.folder, error=str(error)))
         return
-    taken.wait(_TAKEN_S)
+    copied.wait(_TAKEN_S)
 
 
 def _write(
@@ -66,20 +66,20 @@ def _write(
     place: DumpPlace,
     groups: Mapping[str, tuple[int, ...]],
     say: Callable[[messages.Traced], None],
-    taken: threading.Event,
+    copied: threading.Event,
 ) -> None:
     try:
         path = _path(request, place)
         gloo = c10d._dump_fr_trace_json()  # noqa: SLF001 # pyright: ignore[reportAttributeAccessIssue]
         recorded = [gloo, *_of_nccl()]
-        taken.set()
+        copied.set()
         _put(path, with_members(recorded, groups))
     except Exception as error:  # noqa: BLE001 - the agent waits for an answer, whatever the error
         say(messages.Traced(folder=request.folder, error=f"{type(error).__name__}: {error}"[:500]))
     else:
         say(messages.Traced(folder=request.folder))
     finally:
-        taken.set()
+        copied.set()
 
 
 def _path(request: messages.Trace, place: DumpPlace) -> Path:
@@ -141,7 +141,7 @@ def with_members(recorded: Sequence[bytes], groups: Mapping[str, tuple[int, ...]
     """Return torch's JSON of all recorders with the members of `groups` (NAME @GENERATION), without
     records of other generations; names lose their generation. Records are numbered from 0, or from
     1 if some were overwritten."""
-    dumps: list[dict[str, Any]] = [msgspec.json.decode(one) for one in recorded]
+    dumps: list[dict[str, Any]] = [msgspec.json.decode(dump) for dump in recorded]
     kept: list[dict[str, Any]] = []
     lost = 0
     for each in dumps:

@@ -83,7 +83,7 @@ def _best() -> list[ReproducedFigure]:
 
 
 def _table() -> list[ReproducedFigure]:
-    found: list[ReproducedFigure] = []
+    rows: list[ReproducedFigure] = []
     for label, interval_s, saving, redone, overhead, efficiency in TABLE:
         costs = 100 * COST_S / interval_s
         wasted = 100 * intervals.waste(interval_s, COST_S, MTBF_S)
@@ -92,7 +92,7 @@ def _table() -> list[ReproducedFigure]:
         why = "The two terms were rounded before they were added." if added else ""
         work_s = interval_s - COST_S
         exact = intervals.efficiency(work_s, COST_S, MTBF_S)
-        found += [
+        rows += [
             SOURCE.says(f"save cost, every {label}", saving, costs, "%"),
             SOURCE.says(f"expected loss, every {label}", redone, lost, "%"),
             SOURCE.says(f"overhead, every {label}", overhead, wasted, "%", why, within=0.1),
@@ -107,7 +107,7 @@ def _table() -> list[ReproducedFigure]:
                 " order.",
             ),
         ]
-    return found
+    return rows
 
 
 def _too_long() -> list[ReproducedFigure]:

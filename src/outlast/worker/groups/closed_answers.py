@@ -93,15 +93,15 @@ def _own(_: RankPlace, tensors: Any, *__: Any) -> Tensors:
 
 
 def _broadcast(place: RankPlace, tensors: Any, options: Any, *_: Any) -> Tensors:
-    found = _flat(tensors)
+    outputs = _flat(tensors)
     if _root(options) != place.rank:
-        for tensor in found:
+        for tensor in outputs:
             if _for_objects():
                 _unknown(tensor)
             elif tensor.dtype in _COUNTS:
                 signed = tensor.dtype in (torch.int64, torch.int32)
                 tensor.clamp_(-COUNT_MAX if signed else 0, COUNT_MAX)
-    return found
+    return outputs
 
 
 def _allgather(_: RankPlace, outputs: Any, inputs: Any, *__: Any) -> Tensors:
@@ -120,8 +120,8 @@ def _allgather_coalesced(_: RankPlace, outputs: Any, inputs: Any, *__: Any) -> T
     return _flat(outputs)
 
 
-def _all_gather_single(place: RankPlace, output: Any, given: Any, *_: Any) -> Tensors:
-    for target, source in zip(_flat(output), _flat(given), strict=True):
+def _all_gather_single(place: RankPlace, output: Any, inputs: Any, *_: Any) -> Tensors:
+    for target, source in zip(_flat(output), _flat(inputs), strict=True):
         _fill(target, source.reshape(-1).repeat(place.size))
     return _flat(output)
 
@@ -133,8 +133,8 @@ def _reduce_scatter(place: RankPlace, outputs: Any, inputs: Any, *_: Any) -> Ten
     return _flat(outputs)
 
 
-def _reduce_scatter_single(place: RankPlace, output: Any, given: Any, *_: Any) -> Tensors:
-    for target, source in zip(_flat(output), _flat(given), strict=True):
+def _reduce_scatter_single(place: RankPlace, output: Any, inputs: Any, *_: Any) -> Tensors:
+    for target, source in zip(_flat(output), _flat(inputs), strict=True):
         count = target.numel()
         _fill(target, source.reshape(-1)[place.rank * count : (place.rank + 1) * count])
     return _flat(output)
@@ -164,8 +164,8 @@ def _alltoall(place: RankPlace, outputs: Any, inputs: Any, *_: Any) -> Tensors:
     return _flat(outputs)
 
 
-def _alltoall_single(_: RankPlace, output: Any, given: Any, *__: Any) -> Tensors:
-    _fill(output, given)
+def _alltoall_single(_: RankPlace, output: Any, inputs: Any, *__: Any) -> Tensors:
+    _fill(output, inputs)
     return [output]
 
 
@@ -174,10 +174,10 @@ def _nothing(_: RankPlace, *__: Any) -> Tensors:
 
 
 def _receive(_: RankPlace, tensors: Any, *__: Any) -> Tensors:
-    found = _flat(tensors)
-    for target in found:
+    outputs = _flat(tensors)
+    for target in outputs:
         _unknown(target)
-    return found
+    return outputs
 
 
 _ANSWERS: dict[str, Callable[..., Tensors]] = {

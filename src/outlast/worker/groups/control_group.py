@@ -121,7 +121,7 @@ class ControlGroup:
         sizes = [torch.zeros_like(size) for _ in range(self._world)]
         with self._doing("a gather of sizes"):
             self._wait(self._group.allgather([sizes], [size], AllgatherOptions()))
-        lengths = [int(found) for found in sizes]
+        lengths = [int(size) for size in sizes]
         mine = torch.zeros(max(1, *lengths), dtype=torch.uint8, device="cpu")
         if value:
             mine[: len(value)] = torch.frombuffer(bytearray(value), dtype=torch.uint8)

@@ -121,9 +121,9 @@ def _internet_sockets() -> Iterator[socket.socket]:
 
 
 def _listeners() -> Iterator[str]:
-    for found in _internet_sockets():
-        if found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-            yield _text(found.getsockname())
+    for connection in _internet_sockets():
+        if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            yield _text(connection.getsockname())
 
 
 def _addresses(connection: socket.socket) -> tuple[str, str]:

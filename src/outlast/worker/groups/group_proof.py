@@ -62,9 +62,9 @@ def prove_groups(timeout_s: float = PROOF_S) -> None:
         registries.clear()
 
 
-def _registry(rank: int, both: list[GroupRegistry], timeout_s: float) -> GroupRegistry:
+def _registry(rank: int, registries: list[GroupRegistry], timeout_s: float) -> GroupRegistry:
     return GroupRegistry(
-        mailbox=Mailbox(lambda *value: both[1 - rank].deliver(*value)),
+        mailbox=Mailbox(lambda *value: registries[1 - rank].deliver(*value)),
         on_trouble=lambda _: None,
         on_collective=lambda _: None,
         timeout_s=timeout_s,
@@ -128,8 +128,8 @@ def _run_collectives(rank: int, groups: list[StableGroup]) -> None:
     _expect("a broadcast from C++", buffer, floats(11))
     if not registry.vote("proof"):
         raise _failure("lost a vote that both ranks won")
-    if (found := registry.gather_bytes(bytes([rank]))) != [b"\0", b"\1"]:
-        raise _failure(f"gathered {found} instead of one byte of each rank")
+    if (gathered := registry.gather_bytes(bytes([rank]))) != [b"\0", b"\1"]:
+        raise _failure(f"gathered {gathered} instead of one byte of each rank")
 
 
 def _sever(registries: list[GroupRegistry], groups: list[StableGroup], timeout_s: float) -> None:
@@ -152,9 +152,9 @@ def _sever(registries: list[GroupRegistry], groups: list[StableGroup], timeout_s
     raise _failure("ran a collective of a closed generation")
 
 
-def _expect(name: str, found: torch.Tensor, expected: torch.Tensor) -> None:
-    if not torch.equal(found, expected):
-        raise _failure(f"gave {found.tolist()} for {name}, not {expected.tolist()}")
+def _expect(name: str, result: torch.Tensor, expected: torch.Tensor) -> None:
+    if not torch.equal(result, expected):
+        raise _failure(f"gave {result.tolist()} for {name}, not {expected.tolist()}")
 
 
 def _failure(what: str) -> GroupProofError:

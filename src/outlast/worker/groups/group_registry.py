@@ -239,7 +239,7 @@ class GroupRegistry:
     def adopt(self, name: str, ranks: tuple[int, ...], rank: int, size: int) -> StableGroup:
         """Return a new stable group, connected at once in a live generation. Raises GroupError."""
         ranks = ranks or tuple(range(size))
-        earlier = sum(known.ranks == ranks for known in self._stable)
+        earlier = sum(group.ranks == ranks for group in self._stable)
         group = StableGroup(self, name, ranks, rank, meeting_name(ranks, earlier))
         if self.live:
             try:
@@ -318,9 +318,9 @@ class GroupRegistry:
         ended = None
         if entry is not None and op != "send":
             ended = partial(record.capture, entry, outputs)
-        given = trackable(op, work, on_cpu=on_cpu, ended=ended)
-        self._works.add(op, given, on_cpu=on_cpu)
-        return given
+        handle = trackable(op, work, on_cpu=on_cpu, ended=ended)
+        self._works.add(op, handle, on_cpu=on_cpu)
+        return handle
 
     def members(self) -> dict[str, tuple[int, ...]]:
         """Return the ranks of this generation's groups, under their names in torch's recorder."""

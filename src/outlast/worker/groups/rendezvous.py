@@ -84,7 +84,7 @@ class Mailbox:
         """Drop the values of generations before this one."""
         with self._changed:
             self._oldest = generation
-            for old in [known for known in self._values if known < generation]:
+            for old in [number for number in self._values if number < generation]:
                 del self._values[old]
                 self._sizes.pop(old, None)
 

@@ -125,20 +125,20 @@ class StableGroup(_ProcessGroup):
 
     # --- dispatch of all collectives ---
 
-    def _carry(self, op: str, *args: Any, **named: Any) -> Any:
+    def _carry(self, op: str, *args: Any, **kwargs: Any) -> Any:
         groups = self._groups
         self._must_exist(op)
         groups.entering(op, args)
         self._count += 1
         inner = self.inner
         if inner is None or not groups.live:
-            return self._answer(op, (*args, *named.values()))
+            return self._answer(op, (*args, *kwargs.values()))
         try:
-            work = getattr(inner.group, _METHODS[op])(*args, **named)
+            work = getattr(inner.group, _METHODS[op])(*args, **kwargs)
         except RuntimeError as error:
             if not groups.failed(error):
                 raise
-            return self._answer(op, (*args, *named.values()))
+            return self._answer(op, (*args, *kwargs.values()))
         return groups.handed_out(self._name, op, closed_answers.outputs_of(op, args), work)
 
     def _must_exist(self, op: str) -> None:
@@ -160,66 +160,66 @@ class StableGroup(_ProcessGroup):
 
     # --- collectives ---
 
-    def allreduce(self, tensors: Any, *rest: Any, **named: Any) -> Any:
-        return self._carry("allreduce", tensors, *rest, **named)
+    def allreduce(self, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._carry("allreduce", tensors, *args, **kwargs)
 
-    def allreduce_coalesced(self, tensors: Any, *rest: Any, **named: Any) -> Any:
-        return self._carry("allreduce_coalesced", tensors, *rest, **named)
+    def allreduce_coalesced(self, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._carry("allreduce_coalesced", tensors, *args, **kwargs)
 
-    def broadcast(self, tensors: Any, *rest: Any, **named: Any) -> Any:
-        return self._carry("broadcast", tensors, *rest, **named)
+    def broadcast(self, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._carry("broadcast", tensors, *args, **kwargs)
 
-    def reduce(self, tensors: Any, *rest: Any, **named: Any) -> Any:
-        return self._carry("reduce", tensors, *rest, **named)
+    def reduce(self, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._carry("reduce", tensors, *args, **kwargs)
 
-    def allgather(self, outputs: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
-        return self._carry("allgather", outputs, inputs, *rest, **named)
+    def allgather(self, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._carry("allgather", outputs, inputs, *args, **kwargs)
 
-    def allgather_coalesced(self, outputs: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
-        return self._carry("allgather_coalesced", outputs, inputs, *rest, **named)
+    def allgather_coalesced(self, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._carry("allgather_coalesced", outputs, inputs, *args, **kwargs)
 
-    def all_gather_single(self, output: Any, given: Any, *rest: Any, **named: Any) -> Any:
-        return self._carry("all_gather_single", output, given, *rest, **named)
+    def all_gather_single(self, output: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._carry("all_gather_single", output, inputs, *args, **kwargs)
 
     def all_gather_single_coalesced(
-        self, outputs: Any, inputs: Any, *rest: Any, **named: Any
+        self, outputs: Any, inputs: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        return self._carry("all_gather_single_coalesced", outputs, inputs, *rest, **named)
+        return self._carry("all_gather_single_coalesced", outputs, inputs, *args, **kwargs)
 
-    def reduce_scatter(self, outputs: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
-        return self._carry("reduce_scatter", outputs, inputs, *rest, **named)
+    def reduce_scatter(self, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._carry("reduce_scatter", outputs, inputs, *args, **kwargs)
 
-    def reduce_scatter_single(self, output: Any, given: Any, *rest: Any, **named: Any) -> Any:
-        return self._carry("reduce_scatter_single", output, given, *rest, **named)
+    def reduce_scatter_single(self, output: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._carry("reduce_scatter_single", output, inputs, *args, **kwargs)
 
     def reduce_scatter_single_coalesced(
-        self, outputs: Any, inputs: Any, *rest: Any, **named: Any
+        self, outputs: Any, inputs: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        return self._carry("reduce_scatter_single_coalesced", outputs, inputs, *rest, **named)
+        return self._carry("reduce_scatter_single_coalesced", outputs, inputs, *args, **kwargs)
 
-    def gather(self, outputs: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
-        return self._carry("gather", outputs, inputs, *rest, **named)
+    def gather(self, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._carry("gather", outputs, inputs, *args, **kwargs)
 
-    def scatter(self, outputs: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
-        return self._carry("scatter", outputs, inputs, *rest, **named)
+    def scatter(self, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._carry("scatter", outputs, inputs, *args, **kwargs)
 
-    def alltoall(self, outputs: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
-        return self._carry("alltoall", outputs, inputs, *rest, **named)
+    def alltoall(self, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._carry("alltoall", outputs, inputs, *args, **kwargs)
 
-    def all_to_all_single(self, output: Any, given: Any, *rest: Any, **named: Any) -> Any:
-        return self._carry("all_to_all_single", output, given, *rest, **named)
+    def all_to_all_single(self, output: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._carry("all_to_all_single", output, inputs, *args, **kwargs)
 
-    def barrier(self, *rest: Any, **named: Any) -> Any:
-        return self._carry("barrier", *rest, **named)
+    def barrier(self, *args: Any, **kwargs: Any) -> Any:
+        return self._carry("barrier", *args, **kwargs)
 
-    def send(self, tensors: Any, *rest: Any, **named: Any) -> Any:
-        return self._carry("send", tensors, *rest, **named)
+    def send(self, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._carry("send", tensors, *args, **kwargs)
 
-    def recv(self, tensors: Any, *rest: Any, **named: Any) -> Any:
-        return self._carry("recv", tensors, *rest, **named)
+    def recv(self, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._carry("recv", tensors, *args, **kwargs)
 
-    def recv_anysource(self, tensors: Any, *rest: Any, **named: Any) -> Any:
-        return self._carry("recv_anysource", tensors, *rest, **named)
+    def recv_anysource(self, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._carry("recv_anysource", tensors, *args, **kwargs)
 
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
