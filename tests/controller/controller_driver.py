@@ -31,7 +31,7 @@ class ControllerDriver:
         self.limits = Limits(**limits)
         self.state = initial(world, spares, self.limits, policy, migrate_on)
         self.now_ns = S
-        self.verifies = True  # every checkpoint is whole, and the answer comes at once
+        self.verifies = True  # every checkpoint is complete, and the answer comes at once
         self.actions: list[inputs.Action] = []
         self.history: list[inputs.Action] = []
         self._seqs: dict[str, int] = {}
@@ -44,10 +44,10 @@ class ControllerDriver:
         requests = [action for action in self.actions if isinstance(action, inputs.Verify)]
         if requests and self.verifies:
             before = self.actions
-            found = self.state.saves.checkpoint
+            checkpoint = self.state.saves.checkpoint
             self.feed(
                 inputs.CheckpointFound(
-                    t_ns=self.now_ns, generation=requests[0].generation, checkpoint=found
+                    t_ns=self.now_ns, generation=requests[0].generation, checkpoint=checkpoint
                 )
             )
             self.actions = before + self.actions

@@ -1,4 +1,4 @@
-"""Inputs taken in one turn have the result of inputs taken one by one."""
+"""Several inputs in one turn have the same result as inputs in separate turns."""
 
 from __future__ import annotations
 

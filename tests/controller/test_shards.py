@@ -1,4 +1,4 @@
-"""Donors by shard: a joiner gets the state of a rank that held the same, or all go back."""
+"""Donors by shard: a joiner gets the state of a rank with the same shards, or all roll back."""
 
 from __future__ import annotations
 

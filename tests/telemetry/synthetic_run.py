@@ -1,4 +1,4 @@
-"""Synthetic run directories: events of runs that never happened, on a virtual clock."""
+"""Synthetic run directories: generated events on a virtual clock, without a run."""
 
 from __future__ import annotations
 
@@ -269,7 +269,7 @@ class SyntheticRun:
         )
 
     def give_up(self, seats: tuple[int, ...]) -> SyntheticRun:
-        """Stop the run: no rung is left, and no survivor of `seats` knows the position."""
+        """Stop the run: no rung is left, and no survivor of `seats` has the position."""
         self.wait(2)
         self._decided("stop", 0, 0, tuple((seat, self.seats[seat], "") for seat in seats))
         return self

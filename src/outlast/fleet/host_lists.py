@@ -95,8 +95,8 @@ def compress(names: Iterable[str]) -> str:
             f"{a:0{width}d}" if a == b else f"{a:0{width}d}-{b:0{width}d}"
             for a, b in _runs(sorted(numbers))
         ]
-        one = len(runs) == 1 and "-" not in runs[0]
-        found.append(f"{stem}{runs[0]}" if one else f"{stem}[{','.join(runs)}]")
+        is_single = len(runs) == 1 and "-" not in runs[0]
+        found.append(f"{stem}{runs[0]}" if is_single else f"{stem}[{','.join(runs)}]")
     return ",".join(found)
 
 
@@ -121,9 +121,9 @@ def expand_distinct(lists: pl.Series) -> pl.DataFrame:
 
 def count_hosts(lists: pl.Series) -> pl.Series:
     """Return the number of hosts of each list, 0 if empty; null for one that `expand` refuses."""
-    one = pl.col("list")
-    shaped = pl.DataFrame({"list": lists.unique()}).filter(one.str.contains(SHAPE))
-    several = one.str.contains(_SEVERAL)
+    text = pl.col("list")
+    shaped = pl.DataFrame({"list": lists.unique()}).filter(text.str.contains(SHAPE))
+    several = text.str.contains(_SEVERAL)
     plain = _parts(shaped.filter(~several), "list").group_by("list").agg(*_SIZES).filter(~_WRONG)
     multiplied = [(text, _count(text)) for text in shaped.filter(several)["list"]]
     shape = {"list": pl.String(), "hosts_in": pl.Int64()}
@@ -141,10 +141,10 @@ def count_hosts(lists: pl.Series) -> pl.Series:
 def _nodes(lists: pl.DataFrame) -> pl.DataFrame:
     """Expand lists by columns if they have at most one bracket an item, else one by one."""
     (column,) = lists.columns
-    one = pl.col(column)
-    single = lists.filter(~one.str.contains(r"[,\[\]\s]")).with_columns(one.alias("node"))
-    several = lists.filter(one.str.contains(r"[,\[\]\s]"))
-    odd = one.str.contains(_SEVERAL) | ~one.str.contains(SHAPE)
+    text = pl.col(column)
+    single = lists.filter(~text.str.contains(r"[,\[\]\s]")).with_columns(text.alias("node"))
+    several = lists.filter(text.str.contains(r"[,\[\]\s]"))
+    odd = text.str.contains(_SEVERAL) | ~text.str.contains(SHAPE)
     spelled = [(text, expand(text)) for text in several.filter(odd)[column]]
     shape = {column: pl.String, "node": pl.List(pl.String)}
     slow = pl.DataFrame(spelled, schema=shape, orient="row").explode("node")
@@ -274,7 +274,7 @@ def to_slurm_list(text: str) -> str | None:
     for separator, shape in (("+", _PBS), (",", _COUNTED), (":", _LSF)):
         found = [shape.fullmatch(part) for part in text.split(separator)]
         if all(found):
-            return _join_distinct([next(filter(None, one.groups())) for one in found if one])
+            return _join_distinct([next(filter(None, match.groups())) for match in found if match])
     if _FOREIGN.search(text):
         return None
     return _join_distinct(text.split(","))

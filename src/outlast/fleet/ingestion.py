@@ -86,7 +86,7 @@ def ingest(
                 continue
             found.append(_read(writer, log, options, names, on_progress))
             known[log.digest] = found[-1].source
-        new = [one.source for one in found if not one.before]
+        new = [log.source for log in found if not log.before]
         anonymous = names.mark if names else ""
         added = writer.commit(new, anonymous) if new else {}
         parts = writer.manifest.parts
@@ -106,13 +106,13 @@ def ingest(
 
 
 def _double_booking_notes(found: list[DoubleBooking]) -> tuple[str, ...]:
-    nodes = {(one.cluster, one.node) for one in found}
+    nodes = {(booking.cluster, booking.node) for booking in found}
     if not nodes:
         return ()
-    one = found[0]
+    first = found[0]
     return (
-        f"{len(nodes):,} nodes are double-booked, as {one.node}: at"
-        f" {format_time(one.t_ns)} its jobs had {one.gpus} GPUs, and none had over {one.most}"
+        f"{len(nodes):,} nodes are double-booked, as {first.node}: at"
+        f" {format_time(first.t_ns)} its jobs had {first.gpus} GPUs, and none had over {first.most}"
         " of a node;"
         " do clocks disagree, or are two clusters under one name?",
     )
@@ -158,10 +158,10 @@ def _read(
     examples: dict[str, list[Reject]] = {}
     reading = open_log(log.path, log.format, options)
     for part in _parts(log, reading):
-        for one in part.rejects:
-            some = examples.setdefault(one.reason, [])
+        for reject in part.rejects:
+            some = examples.setdefault(reject.reason, [])
             if len(some) < EXAMPLES_MAX:
-                some.append(one)
+                some.append(reject)
         stored = names.part(part, name) if names else part
         for kind, records in stored.tables.items():
             window.add(records)
@@ -188,7 +188,7 @@ def _read(
         notes=(*totals.notes, *(() if names else totals.quoted)),
     )
     return IngestedLog(
-        source=source, examples=tuple(one for some in examples.values() for one in some)
+        source=source, examples=tuple(reject for some in examples.values() for reject in some)
     )
 
 
@@ -244,10 +244,10 @@ def _refuse_unreadable(log: _Log, reading: LogReading, examples: dict[str, list[
     totals.check()
     if totals.rejects and not totals.records.total() and not totals.skipped.total():
         ((reason, rows),) = totals.rejects.most_common(1)
-        one = examples[reason][0]
+        row = examples[reason][0]
         raise SourceError(
             f"{log.path} was taken for {reading.format}, and none of its {totals.rows:,} rows could"
-            f" be read; of {rows:,}: {reason} (line {one.line}: {one.text[:100]!r}). Nothing was"
+            f" be read; of {rows:,}: {reason} (line {row.line}: {row.text[:100]!r}). Nothing was"
             " changed; name its format with --as"
         )
     size = log.path.stat().st_size if log.path.is_file() else log.size_bytes

@@ -60,7 +60,7 @@ def select_cluster(tables: Tables, lake: Lake, cluster: str, notes: list[str]) -
     of = cluster_names(lake)
     named = set[str]().union(*of.values()) - {""}
     only = named <= {cluster}
-    one = pl.lit(cluster)
+    name = pl.lit(cluster)
     chosen: dict[str, pl.LazyFrame] = {}
     ignored: dict[str, int] = {}
     for kind in NAMES.values():
@@ -68,12 +68,12 @@ def select_cluster(tables: Tables, lake: Lake, cluster: str, notes: list[str]) -
         filled = only and "" in of[kind] and (kind != "jobs" or of[kind] == {""})
         if filled:
             own = pl.col("cluster").is_in(["", cluster])
-            chosen[kind] = frame.filter(own).with_columns(cluster=one)
+            chosen[kind] = frame.filter(own).with_columns(cluster=name)
             continue
-        chosen[kind] = frame if of[kind] <= {cluster} else frame.filter(pl.col("cluster") == one)
+        chosen[kind] = frame if of[kind] <= {cluster} else frame.filter(pl.col("cluster") == name)
         if cluster and "" in of[kind]:
             ignored[kind] = int(frame.select((pl.col("cluster") == "").sum()).collect().item())
-    counts = [plural(many, kind[:-1]) for kind, many in ignored.items() if many]
+    counts = [plural(count, kind[:-1]) for kind, count in ignored.items() if count]
     if counts:
         notes.append(
             f"{' and '.join(counts)} of no named cluster left out: read their logs again with"
@@ -133,16 +133,16 @@ def unify_node_names(tables: Tables, notes: list[str]) -> Tables:
     )
 
 
-def _translate_names(ours: set[str], others: set[str]) -> tuple[dict[str, str], list[str]]:
+def _translate_names(ours: set[str], other_names: set[str]) -> tuple[dict[str, str], list[str]]:
     """Return our name for each of the others that is clear, and those that could be several."""
     longer: dict[str, list[str]] = {}
     for name in ours:
         if (short := _host_part(name)) != name:
             longer.setdefault(short, []).append(name)
-    begins = Counter(_host_part(name) for name in others if _host_part(name) != name)
+    begins = Counter(_host_part(name) for name in other_names if _host_part(name) != name)
     table: dict[str, str] = {}
     unclear: list[str] = []
-    for name in sorted(others):
+    for name in sorted(other_names):
         short = _host_part(name)
         if short == name:
             candidates = longer.get(name, [])
@@ -214,14 +214,14 @@ def load_period(
     LakeError, UsageError.
     """
     all_notes = [] if notes is None else notes
-    one = resolve_cluster(lake, cluster)
+    cluster_name = resolve_cluster(lake, cluster)
     lake.tables(since_ns, until_ns)  # one that lies outside of the lake is refused
     near = lake.tables(since_ns - NEAR_NS, until_ns + NEAR_NS)
-    _, last_ns = known_period(lake, one)
+    _, last_ns = known_period(lake, cluster_name)
     longer = lake.tables(since_ns, max(until_ns, last_ns) + LONGEST_DAYS * DAY_NS).jobs
     began = (pl.col("t_ns") < until_ns) | (pl.col("start_ns") < until_ns)
     chosen = near._replace(jobs=longer.filter(began), since_ns=since_ns, until_ns=until_ns)
-    alone = select_cluster(chosen, lake, one, all_notes)
+    alone = select_cluster(chosen, lake, cluster_name, all_notes)
     return exposure.without_contradicted(unify_node_names(alone, all_notes), all_notes)
 
 
@@ -248,20 +248,20 @@ def known_period(
     with other events. At most until the last ingestion. A few jobs far from all others (a wrong
     year) do not move an end: `notes` gets them.
     """
-    one = resolve_cluster(lake, cluster)
-    first, last = _mentioned_days(lake, one, [] if notes is None else notes)
-    read_ns = max((one.read_ns for one in lake.manifest.sources), default=last)
+    cluster_name = resolve_cluster(lake, cluster)
+    first, last = _mentioned_days(lake, cluster_name, [] if notes is None else notes)
+    read_ns = max((source.read_ns for source in lake.manifest.sources), default=last)
     return first, min(last, read_ns) if read_ns > first else last
 
 
 def _mentioned_days(lake: Lake, cluster: str, notes: list[str]) -> tuple[int, int]:
     jobs = [part for part in lake.manifest.parts if part.kind == "jobs"]
-    others = any(one not in ("", cluster) for one in cluster_names(lake)["jobs"])
-    if jobs and not others:
+    has_others = any(name not in ("", cluster) for name in cluster_names(lake)["jobs"])
+    if jobs and not has_others:
         main = _main_stretch(jobs, notes)
-        first = min(one.first_ns for one in main)
-        return min(first, *_run_starts(lake, first)), max(one.last_ns for one in main) + 1
-    for kinds in (("jobs",), ("outages", "findings", "repairs")) if others else ():
+        first = min(part.first_ns for part in main)
+        return min(first, *_run_starts(lake, first)), max(part.last_ns for part in main) + 1
+    for kinds in (("jobs",), ("outages", "findings", "repairs")) if has_others else ():
         spans = [
             getattr(lake.tables(), kind)
             .filter(pl.col("cluster") == cluster)
@@ -288,10 +288,10 @@ def _mentioned_days(lake: Lake, cluster: str, notes: list[str]) -> tuple[int, in
 def _outside_bandwidths(lake: Lake, since_ns: int, until_ns: int, notes: list[str]) -> None:
     """Note the benchmarks outside of a window, which is that of the jobs if none is given."""
     parts = [part for part in lake.manifest.parts if part.kind == "bandwidths"]
-    outside = [one for one in parts if one.first_ns < since_ns or one.last_ns >= until_ns]
+    outside = [part for part in parts if part.first_ns < since_ns or part.last_ns >= until_ns]
     if outside:
-        first = format_time(min(one.first_ns for one in outside))
-        last = format_time(max(one.last_ns for one in outside))
+        first = format_time(min(part.first_ns for part in outside))
+        last = format_time(max(part.last_ns for part in outside))
         notes.append(
             f"benchmarks of collectives from {first} to {last} are not all in the window: --since"
             " and --until reach them"
@@ -336,9 +336,9 @@ def _main_stretch(jobs: list[LakePart], notes: list[str]) -> list[LakePart]:
             last = at
     for stretch, flag in ((days[:first], "--since"), (days[last:], "--until")):
         if stretch:
-            many = plural(sum(part.rows for part in stretch), "job")
+            total = plural(sum(part.rows for part in stretch), "job")
             notes.append(
-                f"{many} from {stretch[0].day} to {stretch[-1].day} lie over {GAP_DAYS} days from"
+                f"{total} from {stretch[0].day} to {stretch[-1].day} lie over {GAP_DAYS} days from"
                 f" all others and are outside of the window: {flag} reaches them"
             )
     return days[first:last]

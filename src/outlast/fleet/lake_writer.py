@@ -64,10 +64,10 @@ class DoubleBookingDetector:
         current = jobs.select(JOB_COLUMNS)
         if self._later is not None:
             current = pl.concat([current, self._later])
-        for one in find_double_bookings(current):
-            known = self._found.get((one.cluster, one.node))
-            if known is None or one.t_ns < known.t_ns:
-                self._found[one.cluster, one.node] = one
+        for booking in find_double_bookings(current):
+            known = self._found.get((booking.cluster, booking.node))
+            if known is None or booking.t_ns < known.t_ns:
+                self._found[booking.cluster, booking.node] = booking
         begun = pl.col("start_ns")
         still = (begun < since_ns) & (begun > pl.col("t_ns") - LONGEST_DAYS * DAY_NS)
         self._later = current.filter(still)
@@ -78,7 +78,7 @@ class DoubleBookingDetector:
 
     def found(self) -> list[DoubleBooking]:
         """Return each double-booked node, with its first time."""
-        return sorted(self._found.values(), key=lambda one: (one.t_ns, one.node))
+        return sorted(self._found.values(), key=lambda booking: (booking.t_ns, booking.node))
 
 
 def find_double_bookings(jobs: pl.DataFrame) -> list[DoubleBooking]:
@@ -168,7 +168,7 @@ class LakeWriter:
         StorageError."""
         if rows:
             with _storage_errors(self.path), self._rejects(identity).open("ab") as out:
-                out.write(b"".join(msgspec.json.encode(one) + b"\n" for one in rows))
+                out.write(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
 
     def commit(self, sources: list[LakeSource], anonymous: str) -> dict[Name, AddedRecords]:
         """Commit all added records atomically. Raises StorageError."""
@@ -233,8 +233,8 @@ class LakeWriter:
             if frame.height:
                 old[day] = self._write(kind, day, frame)
         self.doubles += detector.found()
-        others = [part for part in parts if part.kind != kind]
-        return [*others, *old.values()], AddedRecords(records, again, replaced)
+        other_parts = [part for part in parts if part.kind != kind]
+        return [*other_parts, *old.values()], AddedRecords(records, again, replaced)
 
     def _write(self, kind: Name, day: str, frame: pl.DataFrame) -> LakePart:
         part = lake.describe_part(kind, day, secrets.token_hex(8), frame)

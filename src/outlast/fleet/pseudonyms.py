@@ -72,7 +72,7 @@ class Pseudonyms:
             kind: self.table(kind, records) for kind, records in part.tables.items()
         }
         rejects = [
-            Reject(source, one.line, _without_quotes(one.reason), "") for one in part.rejects
+            Reject(source, entry.line, _without_quotes(entry.reason), "") for entry in part.rejects
         ]
         return RecordBatch(tables, rejects)
 
@@ -121,7 +121,7 @@ class Pseudonyms:
             found = host_lists.expand(text)
         except UsageError:
             found = [text]
-        return ",".join(sorted(self._host(one) for one in found))
+        return ",".join(sorted(self._host(host) for host in found))
 
 
 def load_pseudonyms(key_file: Path, lake: Path) -> Pseudonyms:

@@ -77,14 +77,14 @@ def schema(kind: type[Record]) -> pl.Schema:
 
 def table(kind: type[Record], records: Iterable[Record]) -> pl.DataFrame:
     """Return records of one kind as a table."""
-    return pl.DataFrame([astuple(one) for one in records], schema=schema(kind), orient="row")
+    return pl.DataFrame([astuple(record) for record in records], schema=schema(kind), orient="row")
 
 
 def tables(records: Iterable[Record], since_ns: int, until_ns: int) -> Tables:
     """Return the tables of records of any kinds, without a cut at the window."""
     of: dict[type[Record], list[Record]] = {kind: [] for kind in KINDS}
-    for one in records:
-        of[type(one)].append(one)
+    for record in records:
+        of[type(record)].append(record)
     frames = {NAMES[kind]: table(kind, found).lazy() for kind, found in of.items()}
     return Tables(**frames, since_ns=since_ns, until_ns=until_ns)
 
@@ -93,5 +93,5 @@ def _type(hint: Any) -> pl.DataType:
     if get_origin(hint) is Literal:
         return pl.Enum(get_args(hint))
     if isinstance(hint, UnionType):
-        (hint,) = (one for one in get_args(hint) if one is not NoneType)
+        (hint,) = (option for option in get_args(hint) if option is not NoneType)
     return {int: pl.Int64(), str: pl.String()}[hint]

@@ -102,7 +102,7 @@ def panel(incident: Incident, shown: dict[str, int], life: Life = "unknown") -> 
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column()
     for head, text in _story(incident, life):
-        grid.add_row(head, Text(text))  # no markup: users' words may hold brackets
+        grid.add_row(head, Text(text))  # no markup: users' text may contain brackets
     parts: list[RenderableType] = [grid, Text(""), _cost(incident)]
     for fault in incident.faults:
         parts += _traceback(fault, incident.number, shown)
@@ -234,8 +234,8 @@ def _now(incident: Incident, life: Life) -> str:
     if incident.state == "recovered" and not incident.is_managed:
         return f"all ranks were started again after {duration(incident.total_ms / 1e3)}"
     if incident.state == "recovered":
-        took = duration(incident.total_ms / 1e3)
-        return f"recovered in generation {incident.generation_to}, {took} in all"
+        total = duration(incident.total_ms / 1e3)
+        return f"recovered in generation {incident.generation_to}, {total} in all"
     if incident.state == "stopped":
         return "the run ended with it"
     if incident.state == "died" or life == "died":

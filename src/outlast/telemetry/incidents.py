@@ -99,11 +99,11 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     generation_from: int = 0
     generation_to: int = 0
     n: int = -1
-    step: int = -1  # the step that was interrupted, or the one behind which something else was
-    where: str = ""  # where the cause's worker was, in words
+    step: int = -1  # the interrupted step, or the last step before another interrupted phase
+    where: str = ""  # location of the cause's worker, in words
     kind: str = ""  # of the interrupted phase: a PhaseKind, or "" where no event has it
     is_managed: bool = True  # False: the script had no session, its steps are not known
-    redone: bool = True  # the interrupted phase was put back; else every survivor had done it
+    redone: bool = True  # the interrupted phase was undone; else every survivor had completed it
     checkpoint_step: int = -1  # where a start from the newest checkpoint would begin; -1: none
     committed_steps_lost: int = 0
     replaced: tuple[Replacement, ...] = ()
@@ -137,7 +137,7 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     def others(self) -> tuple[Fault, ...]:
         """Faults other than the cause and its echoes."""
         known = (self.cause, *self.echoes)
-        return tuple(fault for fault in self.faults if not any(fault is one for one in known))
+        return tuple(fault for fault in self.faults if not any(fault is other for other in known))
 
 
 class _Course:
@@ -335,7 +335,7 @@ class _Seen:
         elif isinstance(event, CheckpointSaved):
             self.checkpoint_step = event.step
         elif isinstance(event, PhaseDone):
-            self._injected.pop(event.worker, None)  # it went on: the fault did not break it
+            self._injected.pop(event.worker, None)  # it continued: the fault did not break it
         elif isinstance(event, WorkerLost) and event.seat < 0:
             self._injected.pop(event.worker, None)  # a spare: its loss interrupts no rank
         elif isinstance(event, FaultInjected):
@@ -346,8 +346,8 @@ class _Seen:
         newest_ns = max(self._injected.values(), default=0)
         injected_ns = self._injected.get(noticed.fault.worker, newest_ns)
         self._injected.clear()
-        known = [t_ns for t_ns in (injected_ns, noticed.fault.t_ns) if 0 < t_ns <= noticed.t_ns]
-        return min(known, default=noticed.t_ns)
+        times_ns = [t_ns for t_ns in (injected_ns, noticed.fault.t_ns) if 0 < t_ns <= noticed.t_ns]
+        return min(times_ns, default=noticed.t_ns)
 
 
 class Tracker:

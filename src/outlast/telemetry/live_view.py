@@ -66,7 +66,7 @@ class LiveFeed:
         self._clock = EventClock()
         self._reader = EventReader(run_dir, lambda _damage: None) if run_dir else None
         self._polled_ns = 0
-        self._held: list[AnyEvent] = []  # read already, and not yet their turn
+        self._held: list[AnyEvent] = []  # read, not yet applied to the board
 
     def now_ns(self) -> int:
         """Return the present time of the event clock, in ns since the epoch."""
@@ -98,7 +98,7 @@ class LiveFeed:
         try:
             return records + (self._reader.poll() if self._reader else [])
         except OSError:
-            return records  # optional display: the next poll reads it
+            return records  # the display is optional: the next poll retries
 
     def poll(self, *, until_ns: int = 0) -> None:
         """Read new records of workers if a read is due, or at once those up to `until_ns`."""
@@ -129,7 +129,7 @@ class LiveDisplay:
     ) -> None:
         self._console = console or Console(stderr=True)
         self._lines = lines or sys.stdout
-        self._shared = self._lines.isatty()  # workers' lines and the view meet on one screen
+        self._shared = self._lines.isatty()  # workers' lines and the view share one screen
         self._feed = LiveFeed(run_dir)
         self._notes: list[str] = []
         self._live = Live(
@@ -224,7 +224,7 @@ class LineDisplay:
         self._tell_recovered()
 
     def _tell_recovered(self) -> None:
-        """Print each incident again when it is over, with its cost."""
+        """Print each incident again once it is recovered, with its cost."""
         tracker = self._feed.board.tracker
         for one in tracker.found(tracker.count - self._told) if tracker.count > self._told else []:
             if one.state == "open":
@@ -254,9 +254,9 @@ def view(board: RunBoard, now_ns: int, notes: list[str]) -> RenderableType:
     """Return the board as one panel."""
     parts: list[RenderableType] = [Text(progress(board, now_ns), style="bold"), _ranks(board)]
     shown = min(INCIDENTS_MAX, board.incidents)
-    for one in board.tracker.found(shown) if shown else []:
-        style = {"recovered": "green", "stopped": "red"}.get(one.state, "yellow")
-        parts.append(Text(headline(one, brief=True), style=style))
+    for incident in board.tracker.found(shown) if shown else []:
+        style = {"recovered": "green", "stopped": "red"}.get(incident.state, "yellow")
+        parts.append(Text(headline(incident, brief=True), style=style))
     parts += [Text(f"note: {note}", style="yellow") for note in notes]
     up = duration((now_ns - board.begin_ns) / 1e9) if board.begin_ns else "starting"
     title = Text.assemble("outlast: ", (board.script or "...", "bold"))

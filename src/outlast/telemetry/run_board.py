@@ -274,8 +274,8 @@ def milestone(event: AnyEvent, incident: int = 0) -> str:
     if isinstance(event, CheckpointFailed):
         return f"checkpoint of step {event.step} failed: {event.error} ({event.path})"
     if isinstance(event, Drained):
-        took = f"{size(event.size_bytes)} in {duration(event.seconds)}"
-        return f"checkpoint of step {event.step} is in durable storage: {event.where} ({took})"
+        detail = f"{size(event.size_bytes)} in {duration(event.seconds)}"
+        return f"checkpoint of step {event.step} is in durable storage: {event.where} ({detail})"
     if isinstance(event, DrainFailed):
         return f"durable storage {event.where} is behind, and tried again: {event.error}"
     if isinstance(event, Warned):

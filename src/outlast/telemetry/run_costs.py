@@ -16,7 +16,7 @@ from outlast.log_records import COST_NAMES, CostName
 from outlast.telemetry.incidents import Incident, incidents
 from outlast.telemetry.time_accounting import split_terms
 
-# From where a rung takes the state: live ranks, memory of nodes, storage.
+# Source of the state by rung: live ranks, memory of nodes, storage.
 OF_RUNG: Mapping[str, CostName] = {
     "retry": "pause",
     "migrate": "pause",
@@ -88,10 +88,10 @@ def run_costs(events: Sequence[AnyEvent]) -> RunCosts:
     """Collect the durations of a run from its events.
 
     `detect`: from a fault until it is noticed. `pause`, `restore`, `restart`: from there until the
-    next generation opens, with state from live ranks, from memory, from storage; a later launcher's
+    next generation opens, with state from live ranks, from memory, from storage. A later launcher's
     start until its first generation opens is a `restart`, too. `cost`: time for which a checkpoint
     blocks the slowest rank; `flush`: from then until the checkpoint is complete. `step`: of the
-    slowest rank. Raises RunDirError where no start of a run is among the events.
+    slowest rank. Raises RunDirError if the events contain no start of a run.
     """
     seconds: dict[CostName, list[float]] = {name: [] for name in COST_NAMES}
     survived = tuple(

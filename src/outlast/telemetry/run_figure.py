@@ -62,8 +62,8 @@ class _Run(NamedTuple):
     label: str
     times: TimeAccount
     incidents: list[Incident]
-    losses: dict[tuple[int, int], float]  # (seat, step) -> the last that was reported
-    seated_ns: list[tuple[int, int]]  # (seat, when): a worker took over
+    losses: dict[tuple[int, int], float]  # (seat, step) -> last reported loss
+    seated_ns: list[tuple[int, int]]  # (seat, time) of each replacement
 
     def mean_losses(self) -> tuple[list[int], list[float]]:
         by_step: dict[int, list[float]] = {}
@@ -102,7 +102,7 @@ def _read(run_dir: Path, label: str) -> _Run:
 
 
 def _took_over(events: Sequence[AnyEvent]) -> list[tuple[int, int]]:
-    """Return the changes of each seat's worker, with times; not its first worker."""
+    """Return the replacements of each seat's worker, with times; not its first worker."""
     sitting: dict[int, str] = {}
     changes: list[tuple[int, int]] = []
     for event in events:
@@ -157,10 +157,10 @@ def _difference(runs: list[_Run]) -> str:
     first = runs[0].losses
     worst, common, missing = 0.0, 0, 0
     for run in runs[1:]:
-        both = first.keys() & run.losses.keys()
-        common += len(both)
+        shared = first.keys() & run.losses.keys()
+        common += len(shared)
         missing += len(first.keys() ^ run.losses.keys())
-        worst = max([worst, *(abs(first[at] - run.losses[at]) for at in both)])
+        worst = max([worst, *(abs(first[at] - run.losses[at]) for at in shared)])
     text = f"largest difference of any rank's loss: {worst:g}"
     text += f" ({'equal to the last bit, ' if not worst else ''}{plural(common, 'value')})"
     return text + (f"; {missing} only in one run" if missing else "")
@@ -186,19 +186,19 @@ def _timeline(axis: Axes, run: _Run, wall_s: float) -> None:
     axis.set_ylabel("rank")
     axis.spines["left"].set_visible(False)
     axis.tick_params(left=False)
-    took = f"{duration(run.times.wall_ns / 1e9)}, ETTR {percentage(run.times.ettr)}"
+    subtitle = f"{duration(run.times.wall_ns / 1e9)}, ETTR {percentage(run.times.ettr)}"
     room = 18 if run.incidents else 4
-    axis.set_title(f"{run.label}: {took}", loc="left", fontsize=8, pad=room)
+    axis.set_title(f"{run.label}: {subtitle}", loc="left", fontsize=8, pad=room)
 
 
 def _numbers(axis: Axes, run: _Run, wall_s: float) -> None:
     """Draw incident numbers above the lanes, moved apart where they would touch."""
     broken_s = [run.seconds(incident.t_ns) for incident in run.incidents]
-    for one, broke_s, at_s in zip(
+    for incident, broke_s, at_s in zip(
         run.incidents, broken_s, apart(broken_s, 0.03 * wall_s, wall_s), strict=True
     ):
         axis.annotate(
-            str(one.number),
+            str(incident.number),
             xy=(broke_s, -0.45),
             xycoords="data",
             xytext=(at_s, 1.0),

@@ -140,7 +140,7 @@ def summarise_events(
     progress = _Progress(terms)
     last = terms[-1]
     measured = workers.said_hello
-    lost = progress.lost + sum(one.committed_steps_lost for one in run_incidents)
+    lost = progress.lost + sum(incident.committed_steps_lost for incident in run_incidents)
     unfinished = "unfinished" if life == "unknown" else life
     return RunSummary(
         run=last.started.run,
@@ -163,7 +163,7 @@ def summarise_events(
         goodput=times.goodput if measured else None,
         ettr=times.ettr if measured else None,
         buckets_s={bucket: ns / 1e9 for bucket, ns in times.totals_ns.items()},
-        incidents=tuple(_line(one) for one in run_incidents),
+        incidents=tuple(_line(incident) for incident in run_incidents),
         causes=_causes(run_incidents),
         spares=last.started.spares,
         spares_used=workers.spares_used,
@@ -275,10 +275,10 @@ def _line(incident: Incident) -> IncidentLine:
 
 def _causes(run_incidents: Sequence[Incident]) -> dict[str, IncidentCause]:
     times_s: dict[str, list[float]] = {}
-    for one in run_incidents:
-        if one.is_request:
+    for incident in run_incidents:
+        if incident.is_request:
             continue
-        times_s.setdefault(one.cause.kind, []).append(one.total_ms / 1e3)
+        times_s.setdefault(incident.cause.kind, []).append(incident.total_ms / 1e3)
     return {
         kind: IncidentCause(count=len(times_), total_s=sum(times_), worst_s=max(times_))
         for kind, times_ in times_s.items()

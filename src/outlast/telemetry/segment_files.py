@@ -132,7 +132,7 @@ class SegmentWriter:
             try:
                 self._fd = os.open(path, flags, 0o644)
             except FileExistsError:
-                continue  # another process took this index since we looked
+                continue  # another process took this index meanwhile
             return path
         raise FileExistsError(f"{self.directory}: no free segment name for {self.writer!r}")
 
@@ -147,7 +147,7 @@ class SegmentWriter:
         self._size_bytes += len(data)
 
     def _take_back(self) -> None:
-        """Cut off half a record; if that fails, leave the segment with its torn tail."""
+        """Cut off an incomplete record; if that fails, leave the segment with its torn tail."""
         try:
             os.ftruncate(self._fd, self._size_bytes)
         except OSError:
@@ -200,8 +200,7 @@ class SegmentReader:
             at = end
 
     def _open(self, data: bytes, damaged: Callable[[SegmentDamage], None]) -> bool:
-        """Return whether records of our version follow. An incomplete header may still be
-        completed."""
+        """Return whether records of our version follow; an incomplete header may still grow."""
         if len(data) < HEADER.size:
             return False
         magic, version = HEADER.unpack_from(data)

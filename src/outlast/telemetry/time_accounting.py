@@ -60,7 +60,7 @@ def carve(free: list[Window], claims: Iterable[Span]) -> tuple[list[Span], list[
 
     Where claims overlap, the one that begins first has precedence.
     """
-    given: list[Span] = []
+    parts: list[Span] = []
     rest: list[Window] = []
     ordered = _disjoint(claims)
     index = 0
@@ -74,13 +74,13 @@ def carve(free: list[Window], claims: Iterable[Span]) -> tuple[list[Span], list[
             begin, end = max(at, claim.begin_ns), min(window.end_ns, claim.end_ns)
             if at < begin:
                 rest.append(Window(at, begin))
-            given.append(Span(begin, end, claim.bucket))
+            parts.append(Span(begin, end, claim.bucket))
             at = end
             look += 1
         index = max(index, look - 1)
         if at < window.end_ns:
             rest.append(Window(at, window.end_ns))
-    return given, rest
+    return parts, rest
 
 
 def _disjoint(claims: Iterable[Span]) -> list[Span]:
@@ -113,7 +113,7 @@ BUCKET_OF_KIND: dict[PhaseKind, Bucket] = {
     "epoch": "script",  # what a loader would agree on by itself
     "draw": "script",
 }
-_OF_KIND: dict[str, Bucket] = {**BUCKET_OF_KIND}  # read from disk: a later version may know more
+_OF_KIND: dict[str, Bucket] = {**BUCKET_OF_KIND}  # read from disk: a later version may write more
 _PRODUCTIVE: tuple[Bucket, ...] = ("step", "eval", "script")
 
 

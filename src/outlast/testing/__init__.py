@@ -1,9 +1,9 @@
 """Public test harness: simulated clusters, contracts for checks and stores.
 
 `run_seed(seed)` plays one seeded schedule of failures against the real controller on a virtual
-clock and raises SimFailure where a promise is broken; `SimCluster` plays a plan of your own.
-`StoreContract` and `CheckContract` test checkpoint stores and node checks of your own; these two
-need pytest.
+clock. It raises SimFailure when a promise is broken. `SimCluster` plays a plan of your own.
+`StoreContract` and `CheckContract` test your own checkpoint stores and node checks; they need
+pytest.
 """
 
 from __future__ import annotations

@@ -137,7 +137,7 @@ class StoreContract:
         """One of several concurrent callers of `create` gets True."""
         data = [f"writer {k}".encode() * 1000 for k in range(8)]
         with ThreadPoolExecutor(len(data)) as pool:
-            created = list(pool.map(lambda one: store.create(PLACE, COMMIT, one), data))
+            created = list(pool.map(lambda content: store.create(PLACE, COMMIT, content), data))
         assert created.count(True) == 1
         assert store.get(PLACE, COMMIT) == data[created.index(True)]
 
@@ -229,21 +229,21 @@ class CheckContract:
         """Every sample leads to at least one valid finding."""
         assert samples
         for sample in samples:
-            found = list(check.findings(sample, _about(settings)))
-            assert found, f"nothing is said of {sample}: is that healthy?"
-            for one in found:
-                assert one.severity in SEVERITIES and one.symptom in SYMPTOMS
-                assert one.detail and "\n" not in one.detail
-                assert (one.cluster, one.node) == ("c", "n")
+            findings = list(check.findings(sample, _about(settings)))
+            assert findings, f"nothing is said of {sample}: is that healthy?"
+            for finding in findings:
+                assert finding.severity in SEVERITIES and finding.symptom in SYMPTOMS
+                assert finding.detail and "\n" not in finding.detail
+                assert (finding.cluster, finding.node) == ("c", "n")
 
     def test_trouble_and_health_are_not_said_of_one_thing(
         self, check: AnyCheck, samples: list[Sample], settings: CheckSettings
     ) -> None:
         """No device is both healthy and broken."""
         for sample in samples:
-            found = list(check.findings(sample, _about(settings)))
-            well = {one.device for one in found if one.severity == "healthy"}
-            ill = {one.device for one in found if one.severity not in {"healthy", "warn"}}
+            findings = list(check.findings(sample, _about(settings)))
+            well = {item.device for item in findings if item.severity == "healthy"}
+            ill = {item.device for item in findings if item.severity not in {"healthy", "warn"}}
             assert not well & ill
 
     def test_judging_is_pure(
@@ -270,8 +270,8 @@ class CheckContract:
         """Counters have unique keys and integer values."""
         for sample in samples:
             counts = list(check.counts(sample))
-            assert len({one.key for one in counts}) == len(counts)
-            assert all(isinstance(one.value, int) and one.key for one in counts)
+            assert len({count.key for count in counts}) == len(counts)
+            assert all(isinstance(count.value, int) and count.key for count in counts)
 
     def test_it_can_be_judged_with_a_memory(
         self, check: AnyCheck, samples: list[Sample], settings: CheckSettings
@@ -288,11 +288,11 @@ class CheckContract:
     ) -> None:
         """Each probe yields a sample or an error."""
         requests = [ProbeRequest(check, probe) for probe in check.probes(settings)]
-        for one in run_probes(requests, within_s=WITHIN_S):
-            if bytes(one.sample) == bytes(NOTHING):
-                assert one.absent or one.failed or one.late
+        for result in run_probes(requests, within_s=WITHIN_S):
+            if bytes(result.sample) == bytes(NOTHING):
+                assert result.absent or result.failed or result.late
             else:
-                sample = msgspec.json.decode(one.sample, type=check.sample)
+                sample = msgspec.json.decode(result.sample, type=check.sample)
                 assert list(check.findings(sample, _about(settings)))
 
 
@@ -304,7 +304,7 @@ def _after(check: AnyCheck, sample: Sample, settings: CheckSettings) -> CheckMem
     events: list[Finding] = []
     if check.lasting:
         events = list(check.findings(sample, _about(settings)))
-    counts = {one.key: (one.value, one.flaps) for one in check.counts(sample)}
+    counts = {count.key: (count.value, count.flaps) for count in check.counts(sample)}
     return updated_memory(
         CheckMemory(),
         boot="",

@@ -24,7 +24,7 @@ FaultKind = Literal[
     "flip",
 ]
 
-# Every place in a worker's life where something can break.
+# Points in a worker's life at which faults can strike.
 POINTS = (
     "spawned",
     "hello",
@@ -72,7 +72,7 @@ _FAULT_KINDS: tuple[FaultKind, ...] = (
 )
 
 
-# Where a script may wait for something that is not another rank.
+# Points at which a script may wait for something other than a rank.
 WAITS = ("setup", "attempt", "answered", "applying", "tail")
 WAIT_S = (3.0, 8.0)  # above the hang floor and below the ceiling of simulated runs
 
@@ -101,17 +101,17 @@ class FaultPlan(NamedTuple):
     phases: int
     checkpoint_every: int
     strikes: tuple[PlannedFault, ...]
-    timed: tuple[tuple[float, str], ...]  # (time, what): kill, agent, stop, look, ...
+    timed: tuple[tuple[float, str], ...]  # (time, kind): kill, agent, stop, look, ...
     bug_at: int  # this phase raises on one rank, always; -1: none
     attempts_max: int
     duplicates: float
-    repeats: bool  # whether workers answer a repeated question again
+    repeats: bool  # whether workers answer a repeated request again
     rot: bool  # whether the newest checkpoint is damaged when a restart wants it
     policy: SavePolicy
     fails: float  # the share of saves that fail
     shard_sets: int = 1  # rank r holds shards r % shard_sets; the world: no rank has a replica
     waits: bool = False  # the script waits, and nothing else happens
-    early: bool = False  # nothing but a few kills before the first step
+    early: bool = False  # only a few kills before the first step
     flips: tuple[
         PlannedFault, ...
     ] = ()  # bits of one rank's state, after a phase; then all are audited
@@ -159,7 +159,7 @@ def draw_plan(seed: int) -> FaultPlan:
         ),
         fails=dice.choice((0.0, 0.0, 0.0, 0.3)),
     )
-    if dice.random() < 0.15:  # drawn last: an older seed's other luck stays as it was
+    if dice.random() < 0.15:  # drawn last, so that older seeds keep their plans
         checks = [(dice.uniform(1.0, 9.0), "unwell") for _ in range(dice.choice((1, 1, 2, 5)))]
         plan = plan._replace(timed=(*plan.timed, *checks))
     if dice.random() < 0.15:

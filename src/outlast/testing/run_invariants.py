@@ -59,7 +59,7 @@ class RunInvariants:
         self.decided_n = 0
         self.stepped: set[str] = set()  # workers that have committed a phase
         self.shared: dict[str, bytes] = {}
-        self.moved: dict[inputs.FindingKey, str] = {}  # whom it moved
+        self.moved: dict[inputs.FindingKey, str] = {}  # finding -> worker that it moved
         self.seated: dict[str, int] = {}  # worker -> its seat
         self.slots_left: dict[int, set[str]] = {}  # seat -> slots that its lost workers have left
         self.wrong: dict[int, int] = {}  # models that a flipped bit led to: the flip's number
@@ -85,10 +85,10 @@ class RunInvariants:
 
     def after(self, model: int, n: int) -> int:
         """Return the replicated state after phase n; a wrong one stays wrong."""
-        found = model_step(model, n)
+        flipped = model_step(model, n)
         if model in self.wrong:
-            self.wrong[found] = self.wrong[model]
-        return found
+            self.wrong[flipped] = self.wrong[model]
+        return flipped
 
     def own(self, seat: int, n: int) -> int:
         """Return the rank's own state before phase n+1."""
@@ -139,8 +139,8 @@ class RunInvariants:
                 elif entry.n < self.decided_n:
                     self.fail(f"phase {self.decided_n} was decided, and now only {entry.n}")
                 self.decided, self.decided_n = entry.generation, entry.n
-                taken = [name for name in entry.seats if name]
-                if len(set(taken)) != len(taken):
+                workers = [name for name in entry.seats if name]
+                if len(set(workers)) != len(workers):
                     self.fail(f"a worker has two seats: {entry.seats}")
             case inputs.Opened():
                 if entry.generation in self.opened:

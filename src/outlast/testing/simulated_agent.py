@@ -131,8 +131,8 @@ class SimAgent:
         self._up_s = max(self._up_s, line.now_s + line.between(0.0005, 0.01))
 
         def arrive() -> None:
-            same = self.connected and epoch == self.epoch
-            if same or line.dice.random() < 0.2:  # a frame of a broken connection may come late
+            is_same = self.connected and epoch == self.epoch
+            if is_same or line.dice.random() < 0.2:  # a frame of a broken connection may come late
                 self.cluster.controller_hears(envelope)
 
         line.at(self._up_s, arrive)
@@ -177,10 +177,10 @@ class SimAgent:
         if worker is not None:
             worker.die(Fault(kind="requested", detail=reason))
             return
-        known = [lost for lost in self.lost if lost.worker == name]
+        losses = [lost for lost in self.lost if lost.worker == name]
         fault = Fault(kind="requested", detail="never started")
         report = messages.WorkerLostReport(worker=name, fault=fault, n=-1, state="starting")
-        self._say(known[0] if known else report)
+        self._say(losses[0] if losses else report)
 
     def reap(self, worker: SimProcess, fault: Fault) -> None:
         """Report a dead worker once its session is reaped."""
@@ -220,7 +220,7 @@ class SimAgent:
         """Report a node check that finds broken devices, or none, or cannot tell."""
         dice = self.line.dice
         names = sorted(self.workers)
-        found = tuple(
+        findings = tuple(
             Warned(
                 t_ns=self.line.now_ns,
                 host=self.name,
@@ -234,7 +234,7 @@ class SimAgent:
             )
             for _ in range(dice.choice((0, 1, 1, 1, 2)))
         )
-        self._say(messages.NodeChecked(found=found, completed=dice.choice(((), ("gpu",)))))
+        self._say(messages.NodeChecked(found=findings, completed=dice.choice(((), ("gpu",)))))
 
     # --- the lease and the host ---
 
@@ -248,11 +248,11 @@ class SimAgent:
             beats = {w.name: (w.n, w.n, w.state, 0.0) for w in self.workers.values()}
             self._say(messages.Renew(beats=beats))
         if self.workers and self.line.now_s - self._lease_from_s > 0.6 * lease_s:
-            self.die()  # it cannot renew: everything here ends before others count on it
+            self.die()  # it cannot renew: all processes here end before others rely on their end
             self.present = True
 
     def die(self) -> None:
-        """End every process of this host; the next incarnation knows nothing of them."""
+        """End every process of this host; the next incarnation starts without their state."""
         self.present = False
         self.cluster.shelf.forget(self.line.now_s + _NEWS_S if self.connected else math.inf)
         self.hang_up(0.0)

@@ -42,8 +42,8 @@ class SimCheckpoints:
         copy = _at(n, "memory", mark)
         self._copies = [*self._copies[-1:], copy]
         self._known_s = math.inf
-        if found := set(flips):
-            self._tainted[copy.path] = self._tainted[_at(n, "disk", mark).path] = found
+        if flipped := set(flips):
+            self._tainted[copy.path] = self._tainted[_at(n, "disk", mark).path] = flipped
         return copy
 
     def save(
@@ -80,8 +80,8 @@ class SimCheckpoints:
     def verified(self, bars: Sequence[CopyBar] = ()) -> messages.Checkpointed | None:
         """Return the checkpoint that a restart finds; the last one never rots."""
         disk = _newest(self._on_disk, bars)
-        if self._rots and disk is not None and len({one.n for one in self._on_disk}) > 1:
-            self._on_disk = [one for one in self._on_disk if one.path != disk.path]
+        if self._rots and disk is not None and len({saved.n for saved in self._on_disk}) > 1:
+            self._on_disk = [saved for saved in self._on_disk if saved.path != disk.path]
             disk = _newest(self._on_disk, bars)
         copy = _newest(self._copies, bars)
         return copy if copy and (disk is None or copy.n >= disk.n) else disk
@@ -91,7 +91,7 @@ class SimCheckpoints:
         if checkpoint is None:
             return 0
         checkpoints = self._copies if self.is_in_memory(checkpoint) else self._on_disk
-        return checkpoint.n if checkpoint.path in {one.path for one in checkpoints} else None
+        return checkpoint.n if checkpoint.path in {saved.path for saved in checkpoints} else None
 
     def is_in_memory(self, checkpoint: messages.Checkpointed | None) -> bool:
         """Return whether it is a copy in keepers' memory."""
@@ -106,8 +106,8 @@ class SimCheckpoints:
 def _newest(
     checkpoints: Sequence[messages.Checkpointed], bars: Sequence[CopyBar]
 ) -> messages.Checkpointed | None:
-    allowed = [one for one in checkpoints if not is_barred(bars, one.n, one.path)]
-    return max(allowed, key=lambda one: one.n, default=None)
+    allowed = [copy for copy in checkpoints if not is_barred(bars, copy.n, copy.path)]
+    return max(allowed, key=lambda copy: copy.n, default=None)
 
 
 def _at(n: int, tier: str, mark: str) -> messages.Checkpointed:
@@ -136,7 +136,7 @@ class AuditJudge:
         self._reports.setdefault(key, {})[worker.seat] = worker.name, worker.model
 
     def compared(self, event: events.ReplicasCompared, origins: Mapping[int, int]) -> None:
-        """Check the controller's verdict against a count; condemn the ranks in the wrong."""
+        """Check the controller's verdict against a count; condemn the ranks with wrong state."""
         ledger = self._ledger
         reports = self._reports.get((event.generation, event.n), {})
         if len(reports) < ledger.world:

@@ -88,9 +88,9 @@ class SimProcess(ABC):
         self.cluster = agent.cluster
         self.ledger, self.line = self.cluster.ledger, self.cluster.timeline
         self.alive, self.hung = True, False
-        self.stalled = False  # the main thread does not move; the reader thread still answers
+        self.stalled = False  # the main thread is blocked; the reader thread still answers
         self.struck = False
-        self.waits_until_s = 0.0  # the main thread stands in the script; others still answer
+        self.waits_until_s = 0.0  # the main thread waits in the script; other threads still answer
         self.moved_ns = self.line.now_ns
         self._later: list[Callable[[], object]] = []
         self._unsaid: list[messages.WorkerBody] = []
@@ -100,7 +100,7 @@ class SimProcess(ABC):
         self.state = "starting"
         self.seat = -1
         self.n = self.token = self.completed = 0
-        self.busy = False  # something is under way that must end before the next move
+        self.busy = False  # an operation in progress that must end before the next move
 
     @abstractmethod
     def proceed(self) -> None:
@@ -119,7 +119,7 @@ class SimProcess(ABC):
         """Break the connections of the dead process."""
 
     def call(self, what: Callable[[], object]) -> None:
-        """Run a callback of this process: not when it is dead, later while it is stopped."""
+        """Run a callback of this process: drop it when dead, delay it while stopped."""
         if not self.alive:
             return
         if self.hung:
@@ -161,7 +161,7 @@ class SimProcess(ABC):
         if n is None:
             if checkpoint is None or checkpoint.tier == "disk":
                 self.ledger.fail(f"{checkpoint} does not exist")
-            fault = Fault(  # news came too late
+            fault = Fault(  # the message came too late
                 kind="exited", detail="exit code 1", exit_code=1, traceback="CorruptionError"
             )
             self.die(fault)
@@ -225,7 +225,7 @@ class SimProcess(ABC):
         return deed
 
     def say(self, body: messages.WorkerBody) -> None:
-        """Send a frame; while the process is stopped, later."""
+        """Send a frame; delay it while the process is stopped."""
         if not self.alive:
             return
         if self.hung:

@@ -178,7 +178,7 @@ class SimWorker(AuditedProcess):
         self.busy = True
         self.state = "torn"
         self._report(Fault(kind="torn", detail="failed while applying"))
-        raise WorkerKilled  # alive, but nothing more happens here until it is killed
+        raise WorkerKilled  # alive, but idle until it is killed
 
     def _decide(self, body: messages.Decide) -> None:
         if body.generation <= self.closed or body.generation < self.generation:

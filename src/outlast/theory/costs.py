@@ -1,8 +1,7 @@
 """Losses besides failures (silent errors, planned stops, preemption, stragglers), and dollars.
 
-Silent errors strike work alone, at rate 1/M_s, and are found by a verification of V seconds that
-misses none; failures of the other sort (M) strike work, verification, save and restart. Either
-sends the job back to the last save.
+Silent errors strike only work, at rate 1/M_s. A verification of V seconds finds all of them. Other
+failures (M) strike work, verification, save and restart. Both send the job back to the last save.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def verified_segment_s(
     restart_s: float = 0.0,
     down_s: float = 0.0,
 ) -> float:
-    """Return expected seconds until `interval_s` of work are done, found right, and saved. Exact.
+    """Return expected seconds until `interval_s` of work are done, verified and saved. Exact.
 
     G(W + V) e^(W/M_s + C/M) + G(C) + Y (e^(W/M_s + (W + V + C)/M) - 1), where G(x) = M (e^(x/M) -
     1) and Y is `recovery_s`. Without other failures: e^(W/M_s)(W + V) + (e^(W/M_s) - 1) R + C.
@@ -75,7 +74,7 @@ def best_verified_interval(
     restart_s: float = 0.0,
     down_s: float = 0.0,
 ) -> float:
-    """Return the best interval: what minimises `segment_s` per second of work, found numerically.
+    """Return the best interval, which minimises `segment_s` per second of work, found numerically.
 
     Seconds, to 1e-6 relative. Unlike the optimum without silent errors it depends on R.
     """
@@ -119,12 +118,12 @@ def maintenance_share(
     restart_s: float = 0.0,
     mtbf_s: float = math.inf,
 ) -> float:
-    """Return the share of time that planned stops take: (C + S + Y)/(P + C + S + Y), P between two
+    """Return the share of time that planned stops take: (C + S + Y)/(P + C + S + Y), P between
     stops.
 
-    The job saves, stands for `length_s`, and restarts; failures strike the restart (Y is
-    `recovery_s`). Exact for stops that come right after a save; other goodput multiplies with what
-    is left, first order in that the stop's save stands in for another.
+    The job saves, pauses for `length_s`, and restarts; failures strike the restart (Y is
+    `recovery_s`). Exact for stops right after a save. Goodput of other losses multiplies with the
+    rest, to first order, since the stop's save replaces a regular one.
     """
     check_positive("period_s", period_s)
     check_not_negative("length_s", length_s)
@@ -142,9 +141,8 @@ def preemption_s(
     restart_s: float = 0.0,
     queue_s: float = 0.0,
 ) -> float:
-    """Return expected seconds that one preemption costs: C + R + q where the notice is long enough
-    for a save, else tau/2 + R + q. First order: tau much shorter than what passes between failures.
-    """
+    """Return expected seconds that one preemption costs: C + R + q if the notice is long enough for
+    a save, else tau/2 + R + q. First order: tau much shorter than the time between failures."""
     check_positive("interval_s", interval_s)
     for name, value in (("notice_s", notice_s), ("save_s", save_s), ("restart_s", restart_s)):
         check_not_negative(name, value)
@@ -157,7 +155,7 @@ def preemption(
     share: float, notice_s: float, save_s: float, *, restart_s: float = 0.0, queue_s: float = 0.0
 ) -> Rung:
     """Return the rung of `strategies.ladder` for preemptions, which are this `share` of all
-    failures: with notice enough nothing is lost but the save's time. No node goes into repair."""
+    failures. With enough notice only the time of the save is lost. No node goes into repair."""
     in_time = notice_s >= save_s
     return Rung(
         name="preemption",
@@ -187,8 +185,8 @@ def any_slow(probability: float, workers: int) -> float:
 
 @broadcasts
 def step_slowdown(probability: float, workers: int, factor: float) -> float:
-    """Return the mean length of a step over that of one without stragglers, where a slow worker
-    takes `factor` times as long: 1 + (factor - 1) `any_slow`. Exact."""
+    """Return the mean step time over that without stragglers: 1 + (factor - 1) `any_slow`. Exact. A
+    slow worker takes `factor` times as long."""
     if not 1 <= factor < math.inf:
         raise UsageError(f"factor must be 1 or above and finite, not {factor!r}")
     return 1 + (factor - 1) * any_slow(probability, workers)
@@ -196,9 +194,9 @@ def step_slowdown(probability: float, workers: int, factor: float) -> float:
 
 @broadcasts
 def slowest_s(mean_s: float, deviation_s: float, workers: int) -> float:
-    """Return mean seconds of the slowest of `workers` whose steps are normally distributed: mean +
-    deviation x E[max of N]. By quadrature, to 1e-8 of the deviation; above `slowest_at_most_s`
-    never."""
+    """Return mean seconds of the slowest of `workers` with normally distributed step times: mean +
+    deviation x E[max of N]. By quadrature, to 1e-8 of the deviation; never above
+    `slowest_at_most_s`."""
     check_positive("mean_s", mean_s)
     check_not_negative("deviation_s", deviation_s)
     if not 1 <= workers <= WORKERS_MAX:
@@ -208,8 +206,8 @@ def slowest_s(mean_s: float, deviation_s: float, workers: int) -> float:
 
 @broadcasts
 def slowest_at_most_s(mean_s: float, deviation_s: float, workers: int) -> float:
-    """Return the usual estimate, mean + deviation x sqrt(2 ln N): an upper bound, approached slowly
-    (15 % more than the deviation's part at a thousand workers)."""
+    """Return the usual estimate, mean + deviation x sqrt(2 ln N). It is an upper bound, approached
+    slowly (15 % too much of the deviation's part at a thousand workers)."""
     check_positive("mean_s", mean_s)
     check_not_negative("deviation_s", deviation_s)
     check_positive("workers", workers)
@@ -217,7 +215,7 @@ def slowest_at_most_s(mean_s: float, deviation_s: float, workers: int) -> float:
 
 
 def _highest(workers: float) -> float:
-    """E[max] = HIGH - integral of Phi(x)^N up to HIGH."""
+    """Return E[max] = HIGH - integral of Phi(x)^N up to HIGH."""
     step = (HIGH - LOW) / CELLS
     total = 0.0
     for k in range(CELLS + 1):
@@ -258,8 +256,8 @@ def cost_usd(
     moved_bytes: float = 0.0,
     usd_per_gb_moved: float = 0.0,
 ) -> float:
-    """Return dollars: all GPUs, spares included, for the wall time; what is stored meanwhile; what
-    leaves. A month is 730 hours, a GB 10^9 bytes. Infinity where the run never ends."""
+    """Return the cost in dollars: all GPUs, spares included, for the wall time; storage during it;
+    egress. A month is 730 hours, a GB 10^9 bytes. Infinity where the run never ends."""
     check_positive("wall_s", wall_s, endless=True)
     if not gpus + spare_gpus >= 1:
         raise UsageError(f"gpus must be 1 or above, not {gpus!r}")
@@ -284,20 +282,19 @@ class Sensitivity(NamedTuple):
 def sensitivities(
     function: Callable[..., float], at: Mapping[str, float]
 ) -> dict[str, Sensitivity]:
-    """Return the derivatives of `function(**at)` by each parameter that is given, by name; none of
-    them may be a count that has to be whole.
+    """Return the derivatives of `function(**at)` by each given parameter, by name; parameters must
+    not be whole-number counts.
 
-    Central differences of the function itself, 1e-4 relative; one-sided at 0, where a negative
-    parameter would be refused, with a step of 1e-4. Raises UsageError where the result is not
-    finite.
+    Central differences of the function itself, 1e-4 relative; one-sided at 0 with a step of 1e-4,
+    since negative parameters are invalid. Raises UsageError where the result is not finite.
     """
     value = function(**at)
     if not math.isfinite(value):
         raise UsageError(f"nothing follows from a result of {value!r}")
-    found: dict[str, Sensitivity] = {}
+    by_name: dict[str, Sensitivity] = {}
     for name, here in at.items():
         low, high = (here * (1 - STEP), here * (1 + STEP)) if here else (0.0, STEP)
         rise = function(**{**at, name: high}) - function(**{**at, name: low})
         slope = rise / (high - low)
-        found[name] = Sensitivity(slope, slope * here / value if value else math.nan)
-    return found
+        by_name[name] = Sensitivity(slope, slope * here / value if value else math.nan)
+    return by_name

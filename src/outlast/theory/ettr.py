@@ -1,8 +1,8 @@
 """Effective training time ratio: productive time over wall time.
 
-`init_s` (u0) is what a start takes until work goes on, failures strike it as well; `queue_s` (q)
-is what the job waits after a failure before it starts. Equations are those of Kokolis et al. 2025
-(arXiv 2410.21680), whose saves cost nothing; the exact form can charge for them (`cost_s`).
+`init_s` (u0) is the time from a start until work continues; failures strike it as well. `queue_s`
+(q) is the time in the queue after a failure. Equations are those of Kokolis et al. 2025 (arXiv
+2410.21680), whose saves cost nothing; the exact form can include their cost (`cost_s`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from outlast.theory import intervals
 from outlast.theory.intervals import efficiency, optimum
 from outlast.theory.numerics import broadcasts, check_not_negative, check_positive, find_root
 
-CLOSE = 1e-12  # relative: an ETTR that was computed can be asked for
+CLOSE = 1e-12  # relative tolerance: an ETTR that was computed is accepted as a target
 
 
 @broadcasts
@@ -26,10 +26,10 @@ def exact(
     queue_s: float = 0.0,
     cost_s: float = 0.0,
 ) -> float:
-    """ETTR of a long run: [L tau/(e^(L (tau + C)) - 1)] e^(-L u0)/(1 + L q), L = 1/M. Exact.
+    """Return the ETTR of a long run: [L tau/(e^(L (tau + C)) - 1)] e^(-L u0)/(1 + L q), L = 1/M.
+    Exact.
 
-    It is `intervals.efficiency` with R = u0 and D = q. The first start, which a long run does not
-    feel, is left out.
+    It is `intervals.efficiency` with R = u0 and D = q, without the first start.
     """
     return efficiency(interval_s, cost_s, mtbf_s, restart_s=init_s, down_s=queue_s)
 
@@ -46,7 +46,7 @@ def equation_1(
     """Return equations 1 and 7: [1 - L(u0 + tau/2)]/[1 + L(q + (u0/R)(q + u0 + tau/2))], R
     productive seconds. First order (`in_regime`); 0 where the numerator is negative.
 
-    It is not what equations 4 to 6 give: the first queue and start, (q + u0)/R, are missing.
+    Equations 4 to 6 give another result: the first queue and start, (q + u0)/R, are missing here.
     """
     _check(interval_s, mtbf_s, init_s, queue_s)
     check_positive("productive_s", productive_s)
@@ -57,8 +57,8 @@ def equation_1(
 
 @broadcasts
 def equation_2(interval_s: float, mtbf_s: float, *, init_s: float = 0.0) -> float:
-    """Return equations 2 and 8: 1 - L(u0 + tau/2); long runs that hardly wait in a queue. First
-    order (`in_regime`); 0 where it would be negative."""
+    """Return equations 2 and 8: 1 - L(u0 + tau/2); long runs with short queues. First order
+    (`in_regime`); 0 where it would be negative."""
     _check(interval_s, mtbf_s, init_s)
     return max(0.0, 1 - (init_s + interval_s / 2) / mtbf_s)
 
@@ -68,7 +68,7 @@ def equation_4(
     interval_s: float, mtbf_s: float, *, productive_s: float, init_s: float = 0.0
 ) -> float:
     """Return expected failures of a run: L(R + u0)/(1 - L(u0 + tau/2)). First order (`in_regime`);
-    infinity where a failure costs more than passes between two."""
+    infinity where a failure costs more than the time between two failures."""
     _check(interval_s, mtbf_s, init_s)
     check_positive("productive_s", productive_s)
     productive = 1 - (init_s + interval_s / 2) / mtbf_s
@@ -104,8 +104,8 @@ def in_regime(interval_s: float, mtbf_s: float, *, init_s: float = 0.0) -> bool:
 def interval_for(
     ettr: float, mtbf_s: float, *, init_s: float = 0.0, queue_s: float = 0.0, cost_s: float = 0.0
 ) -> float:
-    """Return the longest interval, in seconds, at which `exact` is still `ettr`. Infinity where
-    nothing fails and saves are free. Raises UsageError with the best that there is."""
+    """Return the longest interval, in seconds, at which `exact` is still `ettr`. Infinity without
+    failures and with free saves. Raises UsageError with the best possible ETTR."""
 
     def at(interval_s: float) -> float:
         return exact(interval_s, mtbf_s, init_s=init_s, queue_s=queue_s, cost_s=cost_s)
@@ -129,7 +129,7 @@ def init_for(
     ettr: float, interval_s: float, mtbf_s: float, *, queue_s: float = 0.0, cost_s: float = 0.0
 ) -> float:
     """Return the longest start u0, in seconds, with which `exact` is still `ettr`: M ln(ETTR
-    without it / `ettr`). Exact. Raises UsageError with the best that there is."""
+    without it / `ettr`). Exact. Raises UsageError with the best possible ETTR."""
     best = exact(interval_s, mtbf_s, queue_s=queue_s, cost_s=cost_s)
     _refuse_above(ettr, best, "with an instant start")
     return mtbf_s * math.log(best / ettr) if best > ettr else 0.0
@@ -145,8 +145,8 @@ def mtbf_for(
     cost_s: float = 0.0,
 ) -> float:
     """Return the shortest mean time between the job's failures, in seconds, at which `exact` is
-    still `ettr`; one over it is the highest failure rate. Raises UsageError with the best that
-    there is."""
+    still `ettr`; its inverse is the highest failure rate. Raises UsageError with the best possible
+    ETTR."""
 
     def at(mtbf_s: float) -> float:
         return exact(interval_s, mtbf_s, init_s=init_s, queue_s=queue_s, cost_s=cost_s)
@@ -156,7 +156,7 @@ def mtbf_for(
     while at(high_s) < ettr:
         high_s *= 2
         if math.isinf(high_s):
-            return math.inf  # the last digit of the best: only without failures
+            return math.inf  # within rounding of the best possible: only without failures
     while at(low_s) >= ettr:
         low_s /= 2
     return find_root(lambda mtbf_s: at(mtbf_s) - ettr, low_s, high_s)

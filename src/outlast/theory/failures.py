@@ -1,9 +1,9 @@
-"""Failure rates: published ones, posteriors of a run's own failures, several kinds at once.
+"""Failure rates: published rates, posteriors of a run's own failures, and several kinds at once.
 
-A rate is failures per device-second: of failures that stop a job, whatever part was at fault,
-divided by devices times seconds of running. Failures are taken as independent (a Poisson process),
-which a large fleet past its burn-in comes close to (Palm-Khintchine); bursts in which one cause
-kills many devices count once.
+A rate is failures per device-second: failures of any component that stop a job, divided by devices
+times seconds of running. Failures are taken as independent (a Poisson process), a good
+approximation for a large fleet past its burn-in (Palm-Khintchine). A burst in which one cause kills
+many devices counts once.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class RatePrior(msgspec.Struct, frozen=True, kw_only=True):
 
     Mean `rate_per_device_s`, shape `weight_failures`, as if that many failures had been observed.
 
-    The default weight makes the 90 % interval 13-fold, about what the published rates below span
-    (17-fold): two failures later, the run's own experience counts as much as theirs.
+    The default weight makes the 90 % interval 13-fold, about the span of the published rates below
+    (17-fold). After two failures, the run's own data has the same weight as the prior.
     """
 
     name: str
@@ -44,8 +44,8 @@ class RatePrior(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RatePosterior(msgspec.Struct, frozen=True):
-    """Failures per device-second: the mean, and the ends of a 90 % interval. `prior_failures`: what
-    the prior weighed in it."""
+    """Failures per device-second: the mean, and the ends of a 90 % interval. `prior_failures`: the
+    prior's weight in it."""
 
     mean: float
     low: float
@@ -87,8 +87,8 @@ def job_mtbf_s(rate_per_device_s: float, devices: int) -> float:
 
 @broadcasts
 def expected_failures(mtbf_s: float, time_s: float) -> float:
-    """Return mean number of failures in `time_s`, each of which the job outlives: t/M. Exact, also
-    for failures that are not Poisson, over a long time."""
+    """Return the mean number of failures in `time_s` of a job that survives each: t/M. Exact over a
+    long time, also for failures that are not Poisson."""
     check_positive("mtbf_s", mtbf_s, endless=True)
     check_not_negative("time_s", time_s)
     return time_s / mtbf_s
@@ -105,9 +105,9 @@ def posterior(prior: RatePrior, failures: int, exposure_device_s: float) -> Rate
     """Return the rate after `failures` in `exposure_device_s` (devices x seconds of running).
 
     The gamma prior is conjugate to Poisson counts: shape = weight + failures, exposure = weight /
-    prior rate + exposure, exact (Gelman et al., Bayesian Data Analysis, 2.6). Where more failures
-    were seen than the prior makes plausible, its weight is lowered (`_weight`): a bad machine is
-    believed soon. Raises UsageError for failures without exposure.
+    prior rate + exposure, exact (Gelman et al., Bayesian Data Analysis, 2.6). If more failures were
+    observed than the prior makes plausible, its weight is lowered (`_weight`), so that the rate of
+    a bad machine rises soon. Raises UsageError for failures without exposure.
     """
     check_positive("prior.rate_per_device_s", prior.rate_per_device_s)
     check_positive("prior.weight_failures", prior.weight_failures)
@@ -124,11 +124,11 @@ def posterior(prior: RatePrior, failures: int, exposure_device_s: float) -> Rate
 
 
 def _weight(prior: RatePrior, failures: int, exposure_device_s: float) -> float:
-    """Return the prior's own weight, or the lesser one at which the observed count is as expected.
+    """Return the prior's own weight, or the lower one at which the observed count is as expected.
 
-    Counts under a gamma prior of shape w vary by mu + mu^2/w around mu (negative binomial), which
-    solved for w is the moment estimate used here; one standard deviation is granted, so that a
-    single early failure overturns nothing.
+    Counts under a gamma prior of shape w vary by mu + mu^2/w around mu (negative binomial); solved
+    for w, this is the moment estimate used here. One standard deviation is tolerated, so that a
+    single early failure does not lower the weight.
     """
     expected = prior.rate_per_device_s * exposure_device_s
     excess = max(0.0, failures - math.sqrt(failures) - expected)
@@ -139,7 +139,7 @@ def _weight(prior: RatePrior, failures: int, exposure_device_s: float) -> float:
 
 
 def preset(name: str) -> RatePrior:
-    """Return a published rate. Raises UsageError with the names there are."""
+    """Return a published rate. Raises UsageError with the known names."""
     if name not in PRESETS:
         raise UsageError(f"no failure rate is called {name!r}; there are {', '.join(PRESETS)}")
     return PRESETS[name]
@@ -186,10 +186,11 @@ PRESETS = {
 
 
 class FailureKind(msgspec.Struct, frozen=True, kw_only=True):
-    """Failures with one cause: `units` things, each failing at `rate_per_unit_s`, independently.
+    """Failures with one cause: `units` components, each failing at `rate_per_unit_s`,
+    independently.
 
-    `devices_killed`: what one failure takes out of the job until it is repaired, counted in what a
-    spare replaces (say nodes); 0 for software, which leaves every device whole.
+    `devices_killed`: devices that one failure removes from the job until repair, counted in units
+    that a spare replaces (say nodes); 0 for software failures, which leave every device usable.
     """
 
     name: str
@@ -237,7 +238,7 @@ def burstiness(kinds: Sequence[FailureKind]) -> float:
     killed = devices_killed_per_s(kinds)
     if not killed:
         raise UsageError("no kind of failure takes a device")
-    return math.fsum(one.rate_per_s * one.devices_killed**2 for one in kinds) / killed
+    return math.fsum(kind.rate_per_s * kind.devices_killed**2 for kind in kinds) / killed
 
 
 def _check_kinds(kinds: Sequence[FailureKind]) -> None:

@@ -1,8 +1,8 @@
 """Save intervals: the best ones and their cost.
 
-`interval_s` (tau) is work between two saves, without the save itself; a failure loses what was done
-since the last save ended. `mtbf_s` (M) is the job's; `math.inf` where nothing fails. Failures are a
-Poisson process. A result that no run can reach is infinity (time) or 0 (efficiency).
+`interval_s` (tau) is work between two saves, without the save itself; a failure loses the work
+since the end of the last save. `mtbf_s` (M) is the job's; `math.inf` without failures. Failures are
+a Poisson process. A result that no run can reach is infinity (time) or 0 (efficiency).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from outlast.theory.numerics import (
 )
 
 POINT = 0.01
-REGIME_MAX = 0.3  # of time lost to failures: beyond, first order is wrong by several points
+REGIME_MAX = 0.3  # of time lost to failures; above, first order is wrong by several points
 
 
 @broadcasts
@@ -52,8 +52,8 @@ def daly(cost_s: float, mtbf_s: float) -> float:
 def optimum(cost_s: float, mtbf_s: float) -> float:
     """Return the best interval, exactly: M [1 + W0(-e^(-1 - C/M))]. Seconds; any C and M.
 
-    What minimises `segment_s` and `segment_safe_restart_s` per second of work, whatever R and D
-    are. Bougeret et al. 2011 (SC '11), the chunk of their theorem 1.
+    It minimises `segment_s` and `segment_safe_restart_s` per second of work, for any R and D.
+    Bougeret et al. 2011 (SC '11), the chunk of their theorem 1.
     """
     _check(cost_s, mtbf_s)
     if math.isinf(mtbf_s):
@@ -75,12 +75,13 @@ def optimum_safe_saves(cost_s: float, mtbf_s: float) -> float:
 
 @broadcasts
 def optimum_async(cost_s: float, flush_s: float, mtbf_s: float, *, drag: float = 0.0) -> float:
-    """Return the best interval where a save blocks C and is durable F later, flushed beside the
+    """Return the best interval where a save blocks for C and is durable F later, flushed beside
     steps.
 
-    Seconds. `drag` is the share of the flush by which steps slow down, so that a save really costs
-    C + drag F. No flush starts before the last one has ended: never below F. The lag itself costs
-    the same at any interval and moves nothing (`segment_s`). Exact; derived here.
+    Seconds. `drag` is the share of the flush by which steps slow down, so that a save costs C +
+    drag F in total. A flush starts only after the previous one has ended, so the result is at least
+    F. The lag until durability costs the same at any interval and does not change the best one
+    (`segment_s`). Exact; derived here.
     """
     check_not_negative("flush_s", flush_s)
     check_share("drag", drag)
@@ -116,10 +117,10 @@ def segment_s(
 
 @broadcasts
 def recovery_s(restart_s: float, mtbf_s: float, *, down_s: float = 0.0) -> float:
-    """Return expected seconds from a failure until the job works again, where failures strike
-    during the restart and begin it anew, after `down_s` each: (M + D) e^(R/M) - M. Exact.
+    """Return expected seconds from a failure until the job works again: (M + D) e^(R/M) - M. Exact.
 
-    The factor (M + D) e^(R/M) of `segment_s`, less the work before the failure.
+    Failures during the restart begin it again, after `down_s` each. The result is the factor (M +
+    D) e^(R/M) of `segment_s`, less the work before the failure.
     """
     _check(0.0, mtbf_s, 1.0, restart_s, down_s)
     if math.isinf(mtbf_s):
@@ -132,7 +133,8 @@ def recovery_s(restart_s: float, mtbf_s: float, *, down_s: float = 0.0) -> float
 def segment_safe_restart_s(
     interval_s: float, cost_s: float, mtbf_s: float, *, restart_s: float = 0.0, down_s: float = 0.0
 ) -> float:
-    """`segment_s` where nothing fails during a restart: (M + D + R)(e^((tau + C)/M) - 1). Exact.
+    """Return `segment_s` without failures during a restart: (M + D + R)(e^((tau + C)/M) - 1).
+    Exact.
 
     The same derivation with R counted as downtime.
     """
@@ -144,9 +146,8 @@ def segment_safe_restart_s(
 
 @broadcasts
 def segment_safe_saves_s(interval_s: float, cost_s: float, mtbf_s: float) -> float:
-    """Return expected seconds where nothing fails while saving and restarts are instant:
-    M (e^(tau/M) - 1) + C. Exact. Epoch AI 2024, appendix A.
-    """
+    """Return expected seconds without failures during saves and with instant restarts: M (e^(tau/M)
+    - 1) + C. Exact. Epoch AI 2024, appendix A."""
     _check(cost_s, mtbf_s, interval_s)
     if math.isinf(mtbf_s):
         return interval_s + cost_s
@@ -164,12 +165,12 @@ def efficiency(
     restart_s: float = 0.0,
     down_s: float = 0.0,
 ) -> float:
-    """Return the share of time that is work which lasts, from 0 to 1: tau / `segment_s`. Exact."""
+    """Return the share of time spent on lasting work, 0 to 1: tau / `segment_s`. Exact."""
     check_positive("interval_s", interval_s)
     segment = segment_s(
         interval_s, cost_s, mtbf_s, flush_s=flush_s, drag=drag, restart_s=restart_s, down_s=down_s
     )
-    return interval_s / segment if segment else 1.0  # so short that both round to nothing
+    return interval_s / segment if segment else 1.0  # so short that both are 0 after rounding
 
 
 @broadcasts
@@ -185,9 +186,9 @@ def waste(
 ) -> float:
     """Return the share of time that is lost, first order: (C + drag F)/tau + (tau/2 + F + R + D)/M.
 
-    May exceed 1 outside its regime (see `in_regime`). Without F: Young 1974. With it: derived
-    here; a failure during the flush falls back to the save before, so F adds to what is redone.
-    For asynchronous saves tau must be at least F, else UsageError.
+    May exceed 1 outside its regime (see `in_regime`). Without F: Young 1974. With F: derived here;
+    a failure during the flush falls back to the save before, so F adds to the redone work. For
+    asynchronous saves tau must be at least F, else UsageError.
     """
     _check(cost_s, mtbf_s, interval_s, restart_s, down_s)
     _check_flush(interval_s, flush_s, drag)
@@ -202,17 +203,18 @@ def in_regime(lost_a_failure_s: float, mtbf_s: float) -> bool:
 
 
 class Zone(NamedTuple):
-    """Intervals in seconds between which a waste is nearly the least."""
+    """Range of intervals, in seconds, whose waste is close to the minimum."""
 
     low_s: float
     high_s: float
 
 
 def flat_zone(lost: Callable[[float], float], best_s: float, points: float = POINT) -> Zone:
-    """Return all intervals at which `lost` (a waste, with its least value at `best_s`, rising on
-    either side) is at most `points` above its least: by default one point, 0.01.
+    """Return the range of intervals at which `lost` is at most `points` (default 0.01) above its
+    minimum.
 
-    `low_s` is 0 and `high_s` infinity where a side never rises as far. To 1e-9 relative.
+    `lost` is a waste, with its minimum at `best_s`, and rises on either side. `low_s` is 0 and
+    `high_s` infinity if that side never rises so far. To 1e-9 relative.
     """
     check_positive("best_s", best_s)
     check_positive("points", points)

@@ -21,7 +21,7 @@ LEVELS_MAX = 8  # all choices of levels are compared, 2 ** (LEVELS_MAX - 1)
 
 
 class Level(NamedTuple):
-    """One kind of save. `cost_s` is what it blocks beyond the shallower saves of the same moment.
+    """One kind of save. `cost_s`: time it blocks beyond shallower saves of the same moment.
 
     `survives`: the share of failures after which a save of this level or of a shallower one can be
     restored. `drag`: the share of `flush_s` by which steps slow down meanwhile.
@@ -51,16 +51,17 @@ class Pattern(NamedTuple):
 
 
 def pattern(levels: Sequence[Level], mtbf_s: float, *, down_s: float = 0.0) -> Pattern:
-    """Return the best intervals of `levels`, given shallowest first, and which of them pay at all.
+    """Return the best intervals of `levels`, shallowest first, without levels that do not pay.
 
-    Each failure is restored from the shallowest chosen level that survives it, so that level k has
-    failures of its own at the rate lambda_k = lambda (survives_k - survives_(k-1)) and its interval
-    is `optimum_async` of that rate; a deeper level's is never below a shallower one's. Waste: the
-    sum over k of (C_k + drag_k F_k)/tau_k + lambda_k (tau_k/2 + F_k + R_k + D).
+    Each failure is restored from the shallowest chosen level that survives it. Level k thus has
+    failures of its own at the rate lambda_k = lambda (survives_k - survives_(k-1)). Its interval is
+    `optimum_async` of that rate; a deeper level's interval is never below a shallower one's. Waste:
+    the sum over k of (C_k + drag_k F_k)/tau_k + lambda_k (tau_k/2 + F_k + R_k + D).
 
-    First order in the interplay of levels, exact for one alone. Benoit et al. 2017 (IEEE Trans.
-    Comp. 66), W_k = sqrt(2 C_k/lambda_k); the choice of levels is by comparing all. Failures that
-    the deepest level does not survive start from nothing, at any interval: they are not counted.
+    First order in the interplay of levels, exact for a single level. Benoit et al. 2017 (IEEE
+    Trans. Comp. 66), W_k = sqrt(2 C_k/lambda_k); the choice of levels compares all subsets.
+    Failures that the deepest level does not survive restart the job from its beginning at any
+    interval, and are not counted.
     """
     check_positive("mtbf_s", mtbf_s, endless=True)
     check_not_negative("down_s", down_s)
@@ -68,7 +69,7 @@ def pattern(levels: Sequence[Level], mtbf_s: float, *, down_s: float = 0.0) -> P
     *upper, deepest = levels
     kinds = itertools.product((True, False), repeat=len(upper))
     choices = [[*itertools.compress(upper, kept), deepest] for kept in kinds]
-    return min((_spread(kept, mtbf_s, down_s) for kept in choices), key=lambda one: one.waste)
+    return min((_spread(kept, mtbf_s, down_s) for kept in choices), key=lambda option: option.waste)
 
 
 @broadcasts
@@ -81,11 +82,11 @@ def nested_s(
     *,
     saves: int = 1,
 ) -> float:
-    """Return expected seconds from one deep save to the end of the next, where failures cost no
-    time but work: `saves` times `interval_s` of work and a shallow save (C), then a deep one (C2).
-    Exact.
+    """Return expected seconds from one deep save to the end of the next, where failures cost work
+    only. Exact.
 
-    A shallow failure (`mtbf_s`) goes back to the last save of either sort, a deep one
+    In between: `saves` times `interval_s` of work and a shallow save (C), then a deep save (C2). A
+    shallow failure (`mtbf_s`) goes back to the last save of either level, a deep one
     (`deep_mtbf_s`) to the last deep save; both strike during work and saves. With l, l2 and G(L) =
     (e^((l + l2) L) - 1)/(l + l2): [(1 + l2 G(tau + C))^n (1 + l2 G(C2)) - 1]/l2. Derived here
     (docs/theory.md); `pattern` is its first order, with n not rounded.
@@ -133,9 +134,9 @@ def _spread(levels: Sequence[Level], mtbf_s: float, down_s: float) -> Pattern:
 
 def _lost(level: Level, interval_s: float, mtbf_s: float, down_s: float) -> float:
     if math.isinf(interval_s):
-        return 0.0 if math.isinf(mtbf_s) else math.inf  # never saved: all is lost, if ever it fails
+        return 0.0 if math.isinf(mtbf_s) else math.inf  # never saved: any failure loses all work
     if interval_s == 0:
-        return (level.restore_s + down_s) / mtbf_s  # saved without end, for nothing
+        return (level.restore_s + down_s) / mtbf_s  # saved all the time, without need
     return waste(
         interval_s,
         level.cost_s,

@@ -29,10 +29,10 @@ class Broadcasting(Protocol[P, R]):
 
 
 def broadcasts(function: Callable[P, R]) -> Broadcasting[P, R]:
-    """`function`, applied to each element where arguments are arrays, by NumPy's broadcasting.
+    """Apply `function` to each element where arguments are arrays, by NumPy's broadcasting.
 
-    It stays a function of plain numbers, and is called once an element. An impossible element
-    raises what it would raise alone; shapes that do not fit together raise UsageError.
+    Plain numbers are passed through. `function` is called once per element, and an invalid element
+    raises the error that it raises alone. Shapes that cannot be broadcast raise UsageError.
     """
     names = function.__code__.co_varnames  # type: ignore[attr-defined]  # a plain function
 
@@ -40,10 +40,10 @@ def broadcasts(function: Callable[P, R]) -> Broadcasting[P, R]:
     def either(*args: Any, **kwargs: Any) -> Any:
         if SCALARS.issuperset(map(type, args)) and SCALARS.issuperset(map(type, kwargs.values())):
             return function(*args, **kwargs)
-        given = dict(zip(names, args, strict=False)) | kwargs
-        if len(given) < len(args) + len(kwargs) or not any(map(_is_array, given.values())):
+        arguments = dict(zip(names, args, strict=False)) | kwargs
+        if len(arguments) < len(args) + len(kwargs) or not any(map(_is_array, arguments.values())):
             return function(*args, **kwargs)
-        return _each(function, given)
+        return _each(function, arguments)
 
     return either
 
@@ -52,16 +52,16 @@ def _is_array(value: object) -> bool:
     return isinstance(value, list | tuple) or hasattr(value, "__array__")
 
 
-def _each(function: Callable[..., Any], given: dict[str, Any]) -> Any:
+def _each(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     import numpy as np
 
-    arrays = {name: np.asarray(value) for name, value in given.items()}
+    arrays = {name: np.asarray(value) for name, value in arguments.items()}
     try:
-        shape = np.broadcast_shapes(*(one.shape for one in arrays.values()))
+        shape = np.broadcast_shapes(*(array.shape for array in arrays.values()))
     except ValueError:
-        shapes = ", ".join(f"{name} {one.shape}" for name, one in arrays.items() if one.ndim)
+        shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items() if array.ndim)
         raise UsageError(f"these shapes do not fit together: {shapes}") from None
-    columns = [np.broadcast_to(one, shape).ravel().tolist() for one in arrays.values()]
+    columns = [np.broadcast_to(array, shape).ravel().tolist() for array in arrays.values()]
     rows = zip(*columns, strict=True)
     results = [function(**dict(zip(arrays, row, strict=True))) for row in rows]
     if shape == ():
@@ -70,26 +70,26 @@ def _each(function: Callable[..., Any], given: dict[str, Any]) -> Any:
 
 
 def check_positive(name: str, value: float, *, endless: bool = False) -> None:
-    """`value` is above 0, and finite unless `endless`. Raises UsageError."""
+    """Check that `value` is above 0, and finite unless `endless`. Raises UsageError."""
     if not value > 0 or (math.isinf(value) and not endless):
         raise UsageError(f"{name} must be above 0{'' if endless else ' and finite'}, not {value!r}")
 
 
 def check_not_negative(name: str, value: float) -> None:
-    """`value` is 0 or above, and finite. Raises UsageError."""
+    """Check that `value` is 0 or above, and finite. Raises UsageError."""
     if not 0 <= value < math.inf:
         raise UsageError(f"{name} must be 0 or above and finite, not {value!r}")
 
 
 def check_whole(name: str, value: float) -> None:
-    """`value` is 0, 1, 2, ... Raises UsageError."""
+    """Check that `value` is 0, 1, 2, ... Raises UsageError."""
     check_not_negative(name, value)
     if value != math.floor(value):
         raise UsageError(f"{name} must be a whole number, not {value!r}")
 
 
 def check_share(name: str, value: float) -> None:
-    """`value` lies between 0 and 1. Raises UsageError."""
+    """Check that `value` lies between 0 and 1. Raises UsageError."""
     if not 0 <= value <= 1:
         raise UsageError(f"{name} is a share, from 0 to 1, not {value!r}")
 
@@ -158,7 +158,7 @@ def poisson_at_most(count: int, mean: float) -> float:
 
 
 def erlang_b(servers: int, load: float) -> float:
-    """Return the share of time in which all `servers` are busy, where what comes then goes away:
+    """Return the share of time in which all `servers` are busy, where arrivals are then rejected.
     P(N = servers)/P(N <= servers) of a Poisson variable with mean `load`. Exact for any service
     times. Erlang 1917; Sevastyanov 1957 for the insensitivity."""
     if load == 0:
@@ -203,10 +203,9 @@ LAMBERT_STEPS_MAX = 64
 
 def one_plus_w0(p: float) -> float:
     """Return u = 1 + W0((p - 1)/e) for p >= 0: the root u >= 0 of (u - 1) e^u + 1 = p.
-    Dimensionless.
 
-    Both optimal intervals have this form, and near the branch point (p -> 0, saves much shorter
-    than the time between failures) W0 itself would lose half of its digits where u loses none.
+    Dimensionless. Both optimal intervals have this form. Near the branch point (p -> 0, saves much
+    shorter than the time between failures) W0 itself would lose half of its digits; u loses none.
     Accurate to 1e-14 relative. Start: the series at the branch point and at infinity of Corless et
     al. 1996 (Adv. Comput. Math. 5), section 4; then Halley's iteration.
     """
@@ -232,7 +231,7 @@ def _start(p: float) -> float:
 
 
 def _excess(u: float) -> float:
-    """(u - 1) e^u + 1, which is u^2/2 + u^3/3 + u^4/8 + ... = sum of (k - 1)/k! u^k."""
+    """Return (u - 1) e^u + 1 = u^2/2 + u^3/3 + u^4/8 + ... = sum of (k - 1)/k! u^k."""
     if u >= SMALL:
         return (u - 1) * math.exp(u) + 1
     total = 0.0
@@ -250,7 +249,7 @@ GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 def find_root(function: Callable[[float], float], low: float, high: float) -> float:
-    """Return x between `low` and `high` (both above 0) with function(x) = 0; `function` has
+    """Return the root of `function` between `low` and `high` (both above 0). `function` has
     opposite signs at the ends. Bisection in log x, to 1e-14 relative."""
     rises = function(high) > 0
     if (function(low) > 0) == rises:
@@ -264,11 +263,11 @@ def find_root(function: Callable[[float], float], low: float, high: float) -> fl
 
 
 def find_minimum(function: Callable[[float], float], low: float, high: float) -> float:
-    """Return x between `low` and `high` (both above 0) where `function` is least: it falls, then
-    rises.
+    """Return the minimum of `function` between `low` and `high` (both above 0).
 
-    Golden section in log x. Where the least value is flat, x is known to 1e-7 relative, the value
-    to the last digits. Infinite values are taken to lie on the high side.
+    `function` falls, then rises. Golden section in log x. Where the least value is flat, x is known
+    to 1e-7 relative, the value to the last digits. Infinite values are taken to lie on the high
+    side.
     """
     bottom = math.log(low)
     top = math.log(high)

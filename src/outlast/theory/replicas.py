@@ -1,7 +1,7 @@
 """Copies of each rank's state in memory, running without a replica, and limits of a job's size.
 
-A *group* is the nodes that hold one piece of state, its owner included: `members` of them. After a
-node's failure its group is short for `window_s`, until a new node holds the state again.
+A *group* is the `members` nodes that hold one piece of state, its owner included. After a node's
+failure its group is short for `window_s`, until a new node holds the state again.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ NEGLIGIBLE = 1e-18
 
 @broadcasts
 def loss_rate_per_s(nodes: int, members: int, node_rate_per_s: float, window_s: float) -> float:
-    """Groups lost a second: every member fails within `window_s` of the first. Exact.
+    """Return groups lost per second: every member fails within `window_s` of the first. Exact.
 
     `nodes`/`members` disjoint groups of independent nodes; after the window, and after a loss, the
-    group is whole. With u = 1 - e^(-l w) and k over 1 to M - 1: groups x l u^(M-1) / [1/M + sum of
-    u^k/k]; for short windows groups x M l (l w)^(M-1). Derived here (docs/theory.md). In a ring,
-    where each node's copies lie on the next M - 1, each node begins a group: M times as often,
-    first order.
+    group is complete. With u = 1 - e^(-l w) and k over 1 to M - 1: groups x l u^(M-1) / [1/M + sum
+    of u^k/k]; for short windows groups x M l (l w)^(M-1). Derived here (docs/theory.md). In a ring,
+    where each node's copies are on the next M - 1 nodes, each node begins a group: M times as
+    often, first order.
     """
     _check_group(nodes, members)
     check_not_negative("node_rate_per_s", node_rate_per_s)
@@ -89,10 +89,10 @@ def network_per_gpu_bytes_per_s(
     return memory_per_gpu_bytes(state_bytes, gpus, copies) / interval_s
 
 
-def _powers(base: float, many: int) -> float:
-    """Return the sum of base^k/k for k from 1 to `many`; what adds nothing any more is left out."""
+def _powers(base: float, count: int) -> float:
+    """Return the sum of base^k/k for k from 1 to `count`, without terms too small to change it."""
     total = 0.0
-    for k in range(1, many + 1):
+    for k in range(1, count + 1):
         term = base**k / k
         if term <= NEGLIGIBLE * total:
             break
@@ -109,8 +109,9 @@ def _check_group(nodes: int, members: int) -> None:
 
 @broadcasts
 def replicas_present(replica_mtbf_s: float, repair_s: float) -> float:
-    """Return the mean share of replicas that are not in repair: M/(M + T). Exact for any law of
-    repair times, where each fails by itself and only while it works (alternating renewal)."""
+    """Return the mean share of replicas that are not in repair: M/(M + T). Exact for any
+    distribution of repair times, if each replica fails independently and only while it works
+    (alternating renewal)."""
     check_positive("replica_mtbf_s", replica_mtbf_s, endless=True)
     check_not_negative("repair_s", repair_s)
     return 1 / (1 + repair_s / replica_mtbf_s)
@@ -217,12 +218,12 @@ def gpus_at(
     restart_s: float | Callable[[float], float] = 0.0,
     safe_saves: bool = False,
 ) -> float:
-    """Return the number of GPUs at which the best efficiency has fallen to `efficiency`: from there
-    on, failures take more. Exact, numerically; not rounded. Infinity above 1e30.
+    """Return the number of GPUs at which the best efficiency has fallen to `efficiency`.
 
-    What a save and a restart take may be functions of the number of GPUs; efficiency must fall as
-    it grows. For storage C is state over bandwidth, for memory `save_s`. Raises UsageError where
-    one GPU is no better than that.
+    Exact, numerically; not rounded. Infinity above 1e30. The durations of a save and a restart may
+    be functions of the number of GPUs; efficiency must fall as it grows. For storage C is state
+    over bandwidth, for memory `save_s`. Raises UsageError if a single GPU is not above
+    `efficiency`.
     """
     if not 0 < efficiency < 1:
         raise UsageError(f"efficiency must lie between 0 and 1, not {efficiency!r}")
@@ -266,9 +267,9 @@ def save_s(
     copies: int = 1,
     network_exponent: float = 1.0,
 ) -> float:
-    """Return seconds to send `copies` of the job's state over links that together carry B N^alpha:
-    alpha = 1 where each GPU sends to a neighbour, less where the network thins out at its top.
-    Epoch AI 2024."""
+    """Return seconds to send `copies` of the job's state over links with a total of B N^alpha.
+    alpha = 1 where each GPU sends to a neighbour, less where the network is oversubscribed at its
+    top. Epoch AI 2024."""
     check_not_negative("state_bytes", state_bytes)
     check_positive("gpus", gpus)
     check_positive("bytes_per_s_per_gpu", bytes_per_s_per_gpu)

@@ -1,8 +1,8 @@
 """Number of spares for nodes that fail one by one, or several at once.
 
-`in_repair` is the mean number in repair, rate x repair time (`in_repair`); with unlimited crew the
-number is Poisson distributed for any law of repair times (Palm 1943: M/G/infinity), in the long
-run. `repair_distribution` treats bursts that take several nodes at once.
+`in_repair` is the mean number in repair, rate x repair time (`in_repair`). With unlimited repair
+crews the number is Poisson distributed for any distribution of repair times (Palm 1943:
+M/G/infinity), in the long run. `repair_distribution` covers bursts that take several nodes at once.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ MEAN_MAX = 1e7
 
 @broadcasts
 def in_repair(rate_per_s: float, repair_s: float) -> float:
-    """Return mean number of nodes in repair: failures a second times mean seconds of repair. Exact
-    for any laws (Little 1961)."""
+    """Return the mean number of nodes in repair: failures per second times mean seconds of repair.
+    Exact for any distributions (Little 1961)."""
     check_not_negative("rate_per_s", rate_per_s)
     check_not_negative("repair_s", repair_s)
     return rate_per_s * repair_s
@@ -37,8 +37,8 @@ def in_repair(rate_per_s: float, repair_s: float) -> float:
 
 @broadcasts
 def short_share(spares: int, in_repair: float) -> float:
-    """Return the share of time with more nodes in repair than there are spares: P(N > s). Exact
-    where failures go on meanwhile, as when a job runs on without what is missing."""
+    """Return the share of time with more nodes in repair than there are spares: P(N > s). Exact if
+    failures continue meanwhile, as in a job that continues without the missing nodes."""
     _check(spares, in_repair)
     return numerics.poisson_above(spares, in_repair)
 
@@ -53,10 +53,10 @@ def wait_share(spares: int, in_repair: float) -> float:
 
 @broadcasts
 def stalled_share(spares: int, in_repair: float) -> float:
-    """Return the share of time in which a job that needs all its nodes waits for a repair: Erlang's
-    B of s + 1 places. Exact for any law of repair times, where nothing fails while the job waits.
+    """Return the share of time in which a job that needs all its nodes waits for a repair.
 
-    `in_repair` is still rate x repair time, at the rate of a job that works.
+    Erlang's B of s + 1 places. Exact for any distribution of repair times, if nothing fails while
+    the job waits. `in_repair` is rate x repair time, at the rate of a job that works.
     """
     _check(spares, in_repair)
     return numerics.erlang_b(spares + 1, in_repair)
@@ -73,8 +73,9 @@ def shortage(spares: int, in_repair: float) -> float:
 
 @broadcasts
 def quantile(probability: float, in_repair: float) -> int:
-    """Return the fewest spares that suffice with this probability: the least s with P(N <= s) at
-    least it. Exact, as `short_share`. The mean itself is short half of the time."""
+    """Return the fewest spares that suffice with this probability: the least s for which P(N <= s)
+    reaches it. Exact, as `short_share`. A number of spares equal to the mean is short half of the
+    time."""
     if not 0 < probability < 1:
         raise UsageError(f"probability must lie between 0 and 1, not {probability!r}")
     _check(0, in_repair)
@@ -98,8 +99,8 @@ def stalling_cost(
 
 @broadcasts
 def best_stalling(in_repair: float, job_nodes: int, *, spare_price: float = 1.0) -> int:
-    """Return the number of spares at which `stalling_cost` is least: one more would save less than
-    it costs. Exact; Erlang's B is convex in the number of places (Messerli 1972)."""
+    """Return the number of spares with the least `stalling_cost`: one more would save less than it
+    costs. Exact; Erlang's B is convex in the number of places (Messerli 1972)."""
     stalling_cost(0, in_repair, job_nodes, spare_price=spare_price)  # checks
 
     def enough(spares: int) -> bool:
@@ -112,9 +113,9 @@ def best_stalling(in_repair: float, job_nodes: int, *, spare_price: float = 1.0)
 
 @broadcasts
 def best_degraded(in_repair: float, idle_nodes: float, *, spare_price: float = 1.0) -> int:
-    """Return the number of spares at which s x `spare_price` + `idle_nodes` x `shortage` is least,
-    for a job that runs on while each missing node idles `idle_nodes` (a replica's): the least s
-    with P(N > s) <= price/idle. Exact (newsvendor, Arrow et al. 1951)."""
+    """Return the number of spares with the least s x `spare_price` + `idle_nodes` x `shortage`. For
+    a job that continues while each missing node idles `idle_nodes` (a replica's): the least s with
+    P(N > s) <= price/idle. Exact (newsvendor, Arrow et al. 1951)."""
     _check(0, in_repair)
     check_positive("idle_nodes", idle_nodes)
     check_positive("spare_price", spare_price)
@@ -124,7 +125,7 @@ def best_degraded(in_repair: float, idle_nodes: float, *, spare_price: float = 1
 
 
 def _first(enough: Callable[[int], bool]) -> int:
-    """Return the least number from 0 on that is enough; every larger one is."""
+    """Return the least sufficient number from 0 on; every larger number is sufficient."""
     if enough(0):
         return 0
     low = 0
@@ -151,8 +152,7 @@ COUNT_MAX = 2_000_000
 
 
 class InRepair:
-    """The distribution of the number of nodes in repair. What lies beyond the last 1e-15
-    counts as never."""
+    """Distribution of the number of nodes in repair. Its tail below 1e-15 counts as 0."""
 
     def __init__(self, points: Sequence[float]) -> None:
         """Take the probabilities (`points`) of 0, 1, 2, ... nodes."""
@@ -211,15 +211,15 @@ class StalledShares:
         check_not_negative("repair_s", repair_s)
         check_whole("spares_max", spares_max)
         rate_per_s(kinds)  # checks
-        taking = [one for one in kinds if one.devices_killed and one.rate_per_s]
-        self._loads = [(one.devices_killed, one.rate_per_s * repair_s) for one in taking]
+        taking = [kind for kind in kinds if kind.devices_killed and kind.rate_per_s]
+        self._loads = [(kind.devices_killed, kind.rate_per_s * repair_s) for kind in taking]
         self._reach = max((size for size, _ in self._loads), default=0)
         self._log_below = [0.0]  # ln P(N <= n)/P(N = 0)
         for n in range(1, int(spares_max) + 1):
             self._log_below.append(self._log_below[-1] + math.log1p(self._point(n, n - 1)))
 
     def share(self, spares: int) -> float:
-        """Return the share of time in which more nodes are away than there are spares."""
+        """Return the share of time with more missing nodes than there are spares."""
         check_whole("spares", spares)
         away = range(int(spares) + 1, int(spares) + self._reach + 1)
         above = math.fsum(self._point(n, int(spares)) for n in away)
@@ -248,7 +248,7 @@ def _panjer(terms: Sequence[tuple[int, float]], mean: float) -> list[float]:
         recent.append(value)
         points.append(math.exp(log_scale + math.log(value)) if value else 0.0)
         if value > LARGE:
-            recent = collections.deque((one / LARGE for one in recent), maxlen=reach)
+            recent = collections.deque((value / LARGE for value in recent), maxlen=reach)
             log_scale += math.log(LARGE)
         small = small + 1 if n > mean and points[-1] < TAIL else 0
     return points

@@ -33,11 +33,11 @@ HOPELESS = 1e-100  # share of recoveries that succeed; below, no run ends
 
 
 class Rung(msgspec.Struct, frozen=True, kw_only=True):
-    """One way to recover. `share`: of all failures, those that it is for.
+    """One way to recover. `share`: of all failures, those that it covers.
 
-    `recover_s`: from detection until the job works again; failures strike then, too. `wait_s`: what
-    comes before detection, and in which nothing can fail (a queue). `loses`: work since when.
-    `takes_node`: a failure that keeps a node until it is repaired.
+    `recover_s`: from detection until the job works again; failures strike then, too. `wait_s`: time
+    before detection without failures (a queue). `loses`: the work lost, by where it begins.
+    `takes_node`: the failure keeps a node until it is repaired.
     """
 
     name: str
@@ -51,13 +51,13 @@ class Rung(msgspec.Struct, frozen=True, kw_only=True):
 class RecoveryJob(msgspec.Struct, frozen=True, kw_only=True):
     """Parameters of a job that all strategies share.
 
-    `mtbf_s`: between failures that stop the job while it works or recovers; infinity where nothing
-    fails.
+    `mtbf_s`: between failures that stop the job while it works or recovers; infinity without
+    failures.
 
     A checkpoint comes after each `interval_s` of work, blocks for `cost_s`, and can be restored
     `flush_s` later; meanwhile steps are slower by the share `drag`. `snapshots`: copies in memory
     in each interval, the last of them just before the checkpoint, each blocking `snapshot_cost_s`;
-    0 for none. `detect_s`: from a failure until it is known. `spares`: None for as many as needed;
+    0 for none. `detect_s`: from a failure until it is detected. `spares`: None for unlimited ones;
     a node is in repair for `repair_s`.
     """
 
@@ -76,9 +76,9 @@ class RecoveryJob(msgspec.Struct, frozen=True, kw_only=True):
 class RecoveryOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """Shares of wall time in the long run; all from `goodput` to `degraded` sum to 1.
 
-    `goodput`: useful work at full speed. `save`: blocking saves and slower steps that lasted.
-    `redo`: work and saves that a failure undid. `detect`, `recover`: after failures. `wait`: in
-    queues and for a repaired node. `degraded`: work that missing replicas did not do.
+    `goodput`: useful work at full speed. `save`: blocking saves and slower steps that were not
+    undone. `redo`: work and saves that a failure undid. `detect`, `recover`: after failures.
+    `wait`: in queues and for a repaired node. `degraded`: work that missing replicas did not do.
     """
 
     goodput: float
@@ -111,8 +111,8 @@ def recovering(job: RecoveryJob, rungs: Sequence[Rung]) -> Callable[[RecoveryJob
     """
     _check(job, rungs)
     rate = 1 / job.mtbf_s
-    visits = _visits([one.share for one in rungs], [_held_s(one, job) for one in rungs], rate)
-    if any(math.isinf(one) for one in visits):
+    visits = _visits([rung.share for rung in rungs], [_held_s(rung, job) for rung in rungs], rate)
+    if any(math.isinf(rung) for rung in visits):
         never = _never(rungs, visits, rate)
         return lambda _: never
     detect = math.fsum(rate * v * _lasts_s(job.detect_s, rate) for v in visits)
@@ -120,15 +120,15 @@ def recovering(job: RecoveryJob, rungs: Sequence[Rung]) -> Callable[[RecoveryJob
         rate * v * _lasts_s(_held_s(r, job), rate) for v, r in zip(visits, rungs, strict=True)
     ]
     spent = math.fsum(by_rung)  # per second of running, as are detection and waits
-    waits = math.fsum(rate * v * one.wait_s for v, one in zip(visits, rungs, strict=True))
+    waits = math.fsum(rate * v * rung.wait_s for v, rung in zip(visits, rungs, strict=True))
     stalled = _stalled(job, rungs, rate)
     awake = (1 - stalled) / (1 + spent + waits)
-    ends = _ends(visits, [math.exp(-rate * _held_s(one, job)) for one in rungs], rungs)
+    ends = _ends(visits, [math.exp(-rate * _held_s(rung, job)) for rung in rungs], rungs)
     exact = _is_exact(job, rungs)
     holds = _in_regime(job, rungs)
 
-    def outcome(one: RecoveryJob) -> RecoveryOutcome:
-        useful, saving = _kept(one, rate * ends["snapshot"], rate * ends["checkpoint"], rungs, rate)
+    def outcome(job: RecoveryJob) -> RecoveryOutcome:
+        useful, saving = _kept(job, rate * ends["snapshot"], rate * ends["checkpoint"], rungs, rate)
         return RecoveryOutcome(
             goodput=awake * useful,
             save=awake * saving,
@@ -174,8 +174,8 @@ def migrate(
 ) -> RecoveryOutcome:
     """Return the outcome where a spare takes over from a live replica, while the others pause.
 
-    Nothing is redone but the step (count it in `pause_s`). The share `falls_back` of failures
-    restarts from the checkpoint.
+    Only the interrupted step is redone (include it in `pause_s`). The share `falls_back` of
+    failures restarts from the checkpoint.
     """
     check_share("falls_back", falls_back)
     first = Rung(name="migrate", share=1 - falls_back, recover_s=pause_s, loses="nothing")
@@ -193,7 +193,7 @@ def _held_s(rung: Rung, job: RecoveryJob) -> float:
 
 
 def _lasts_s(length_s: float, rate: float) -> float:
-    """Return the mean of what passes of `length_s` before a failure: (1 - e^(-l L))/l."""
+    """Return the mean part of `length_s` before a failure: (1 - e^(-l L))/l."""
     return -math.expm1(-rate * length_s) / rate if rate else length_s
 
 
@@ -218,8 +218,8 @@ def _visits(shares: Sequence[float], held_s: Sequence[float], rate: float) -> li
 def _ends(
     visits: Sequence[float], succeeds: Sequence[float], rungs: Sequence[Rung]
 ) -> dict[Loses, float]:
-    """Return the share of recoveries that end having lost nothing, what came after the last
-    snapshot, or after the last checkpoint."""
+    """Return the shares of recoveries that end with no loss, with the loss of work since the last
+    snapshot, and of work since the last checkpoint."""
     ends: dict[Loses, float] = dict.fromkeys(DEPTHS, 0.0)
     for count, success, rung in zip(visits, succeeds, rungs, strict=True):
         ends[rung.loses] += count * success
@@ -233,7 +233,7 @@ def _kept(
     rungs: Sequence[Rung],
     rate: float,
 ) -> tuple[float, float]:
-    """Return the shares of running time that are work, and saves, which last."""
+    """Return the shares of running time that are work, and saves, which are not undone."""
     saves = max(1, job.snapshots)
     dragged_s = job.drag * job.flush_s
     round_s = nested_s(
@@ -244,8 +244,8 @@ def _kept(
         1 / checkpoint_rate if checkpoint_rate else math.inf,
         saves=saves,
     )
-    # A checkpoint counts once no failure that needs it has struck while it was flushed.
-    falling = rate * math.fsum(one.share for one in rungs if one.loses == "checkpoint")
+    # A checkpoint counts once it is flushed without a failure that needs it.
+    falling = rate * math.fsum(rung.share for rung in rungs if rung.loses == "checkpoint")
     survives = math.exp(-falling * (1 - job.drag) * job.flush_s)
     saving_s = saves * job.snapshot_cost_s + job.cost_s + dragged_s
     return job.interval_s * survives / round_s, saving_s * survives / round_s
@@ -254,34 +254,34 @@ def _kept(
 def _stalled(job: RecoveryJob, rungs: Sequence[Rung], rate: float) -> float:
     if job.spares is None:
         return 0.0
-    taken = math.fsum(one.share for one in rungs if one.takes_node)
-    return numerics.erlang_b(job.spares + 1, rate * taken * job.repair_s)
+    node_share = math.fsum(rung.share for rung in rungs if rung.takes_node)
+    return numerics.erlang_b(job.spares + 1, rate * node_share * job.repair_s)
 
 
 def _is_exact(job: RecoveryJob, rungs: Sequence[Rung]) -> bool:
-    waits = any(one.share and one.wait_s for one in rungs)
-    lighter = any(one.share and one.loses != "checkpoint" for one in rungs)
+    waits = any(rung.share and rung.wait_s for rung in rungs)
+    lighter = any(rung.share and rung.loses != "checkpoint" for rung in rungs)
     return not (job.drag and job.flush_s and lighter) and not (waits and job.spares is not None)
 
 
 def _in_regime(job: RecoveryJob, rungs: Sequence[Rung]) -> bool:
-    waits_s = math.fsum(one.share * one.wait_s for one in rungs)
+    waits_s = math.fsum(rung.share * rung.wait_s for rung in rungs)
     return _is_exact(job, rungs) or in_regime(job.flush_s + waits_s, job.mtbf_s)
 
 
 def _check(job: RecoveryJob, rungs: Sequence[Rung]) -> None:
     check(job)
     depth = 0
-    for one in rungs:
-        check_share(f"{one.name}: share", one.share)
-        check_not_negative(f"{one.name}: recover_s", one.recover_s)
-        check_not_negative(f"{one.name}: wait_s", one.wait_s)
-        if DEPTHS.index(one.loses) < depth:
-            raise UsageError(f"{one.name} loses less than the rung before it: list cheapest first")
-        depth = DEPTHS.index(one.loses)
-        if one.share and one.loses == "snapshot" and not job.snapshots:
-            raise UsageError(f"{one.name} begins again from a snapshot, and snapshots is 0")
-    total = math.fsum(one.share for one in rungs)
+    for rung in rungs:
+        check_share(f"{rung.name}: share", rung.share)
+        check_not_negative(f"{rung.name}: recover_s", rung.recover_s)
+        check_not_negative(f"{rung.name}: wait_s", rung.wait_s)
+        if DEPTHS.index(rung.loses) < depth:
+            raise UsageError(f"{rung.name} loses less than the rung before it: list cheapest first")
+        depth = DEPTHS.index(rung.loses)
+        if rung.share and rung.loses == "snapshot" and not job.snapshots:
+            raise UsageError(f"{rung.name} begins again from a snapshot, and snapshots is 0")
+    total = math.fsum(rung.share for rung in rungs)
     if abs(total - 1) > SUM_CLOSE:
         raise UsageError(f"the shares of all rungs must sum to 1, not {total!r}")
 
@@ -305,7 +305,7 @@ def check(job: RecoveryJob) -> None:
 
 def _never(rungs: Sequence[Rung], visits: Sequence[float], rate: float) -> RecoveryOutcome:
     """Return the outcome of a job that never completes a recovery."""
-    stuck = next(one for one, count in zip(rungs, visits, strict=True) if math.isinf(count))
+    stuck = next(rung for rung, count in zip(rungs, visits, strict=True) if math.isinf(count))
     return RecoveryOutcome(
         goodput=0.0,
         save=0.0,
@@ -313,7 +313,7 @@ def _never(rungs: Sequence[Rung], visits: Sequence[float], rate: float) -> Recov
         detect=0.0,
         recover=1.0,
         wait=0.0,
-        recover_by_rung={one.name: float(one is stuck) for one in rungs},
+        recover_by_rung={rung.name: float(rung is stuck) for rung in rungs},
         falls_back=float(stuck.loses == "checkpoint"),
         failures_per_s=rate,
         exact=True,
@@ -341,8 +341,8 @@ def tune_interval(
     job = replace(job, interval_s=interval_s or max(job.flush_s, SHORTEST_S))
     check(job)
 
-    def fit(one: RecoveryJob) -> RecoveryJob:
-        return one if interval_s else _with_interval(strategy, one)
+    def fit(variant: RecoveryJob) -> RecoveryJob:
+        return variant if interval_s else _with_interval(strategy, variant)
 
     if not job.snapshots:
         return fit(job)

@@ -1,9 +1,9 @@
-"""Audit reports of this rank, and the votes that wait for the answer.
+"""Audit reports of this rank, and its votes, which wait for the controller's answer.
 
-After the first step of every generation all of the state is digested. No phase is voted on before
-the controller has answered, so that gradients of a rank with wrong state are never applied. Every
-`every` steps one of PARTS parts is digested without waiting. All state is digested again at the
-loop's end, and after the first phase of a generation opened later; the process waits before exit.
+After the first step of every generation all state is digested. The rank votes on no phase before
+the answer, so that gradients of a rank with wrong state are never applied. Every `every` steps one
+of PARTS parts is digested without waiting. All state is digested again at the loop's end and after
+the first phase of a generation that opens later. The process waits for the answer before exit.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class AuditOwner(Protocol):
     """The worker whose state is audited, as Auditor uses it."""
 
     def protected_state(self) -> ProtectedState:
-        """Return the protected state. Raises PhaseError where there is none yet."""
+        """Return the protected state. Raises PhaseError if there is none yet."""
         ...
 
     def try_send(self, body: messages.WorkerBody) -> None:
-        """Send a message to the controller, or drop it where the agent is gone."""
+        """Send a message to the controller; drop it if the agent is lost."""
 
     def report_trouble(self, error: BaseException) -> None:
-        """Report an error of the transport; this generation is over."""
+        """Report a transport error, which ends this generation."""
 
     def reach(self, where: Where) -> None:
         """Fire injected faults that are due at `where`."""
@@ -55,7 +55,7 @@ class AuditOwner(Protocol):
 
 
 class Auditor:
-    """Auditor of one worker. `every`: committed steps between audits of a part; 0: none."""
+    """Auditor of one worker. `every`: committed steps between audits of a part; 0: no audits."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class Auditor:
             self._owner.note(f"no answer to the audit of step {report.step}, the last one")
 
     def before_vote(self) -> None:
-        """Wait until the state at the phase's start is known to equal that of its replicas."""
+        """Wait for the answer that the state at the phase's start equals that of its replicas."""
         if report := self._overdue():
             detail = f"no answer to the audit of step {report.step} in {self._patience_s:.0f} s"
             self._owner.report_trouble(GroupError(detail))
@@ -139,7 +139,7 @@ class Auditor:
         until_s = time.monotonic() + self._patience_s
         while not self._answered.wait(AGAIN_S):
             if not self._status.is_open:
-                return None  # the vote will be refused
+                return None  # the vote will fail
             if time.monotonic() > until_s:
                 return report
             self._owner.try_send(report)

@@ -1,7 +1,7 @@
-"""`Session.batches`: the script's loop, with a data position that another process can take over.
+"""Loop of `Session.batches`, with a data position that another process can take over.
 
-A batch is a step. Before each draw the place is written down (the source's position and the state
-of the generators that the draw may use), so that a joiner draws the very same batch again.
+A batch is a step. Before each draw the loop records its place: the source's position and the state
+of the generators that the draw may use. A joiner then draws the same batch again.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class BatchLoop:
         self._joining = phases.joining
         self._groups, self._timeline = groups, timeline
         self._saver, self._script, self._auditor = saver, script, auditor
-        self.pending = False  # a batch is drawn whose phase is not complete
+        self.pending = False  # a batch was drawn and its phase is not complete
         self._started = False
 
     def run(self, loader: Any, until: int | None, epochs: int | None) -> Iterator[Any]:
@@ -64,7 +64,7 @@ class BatchLoop:
         self._timeline.loop(until, epochs, source.length)
         try:
             yield from self._epochs(source, until, epochs)
-        except GeneratorExit:  # the script has left the loop by itself
+        except GeneratorExit:  # the script has left the loop
             self._leave()
             raise
         else:
@@ -133,8 +133,7 @@ class BatchLoop:
             yield batch[0]
 
     def _describe(self, source: BatchSource, epoch: int, length: int | None) -> bytes:
-        """Return a description of the next batch from which a process that has drawn nothing can
-        draw it."""
+        """Return a description of the next batch, from which another process can draw it."""
         return codec.encode(
             {
                 "epoch": epoch,

@@ -22,7 +22,7 @@ from outlast.worker.state.protected_state import ProtectedState
 
 
 class RunRestorer:
-    """A checkpoint that this seat begins again from, in memory or on disk.
+    """A checkpoint from which this rank restarts, in memory or on disk.
 
     Raises CorruptionError when it is damaged or of another version, StorageError when it cannot be
     read.

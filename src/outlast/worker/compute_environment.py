@@ -16,7 +16,7 @@ from outlast.checkpoint.format.manifests import digest_of
 
 
 def fingerprint(device: torch.device) -> dict[str, str]:
-    """Names and values that a joiner must share with the others (see docs/architecture.md)."""
+    """Return values that must be equal on a joiner and the others (see docs/architecture.md)."""
     return {**settings_of(device), "arithmetic": _arithmetic(device)}
 
 
@@ -75,13 +75,13 @@ def device_of(index: int) -> torch.device:
 
 
 def author() -> dict[str, str]:
-    """Names and values, as they are in this process now. `script_digest` is of the script's own
-    file, not of what it imports; "" where there is none (`python -c`)."""
+    """Return the author record of this process. `script_digest` covers the script's own file, not
+    its imports; "" without a file (`python -c`)."""
     named = getattr(sys.modules["__main__"], "__file__", None)
     script = Path(named).absolute() if named else None
     try:
         digest = digest_of(script.read_bytes()) if script else ""
-    except OSError:  # removed since it was started
+    except OSError:  # removed since the process started
         digest = ""
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")

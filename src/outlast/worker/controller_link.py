@@ -23,9 +23,8 @@ SharedAnswer: TypeAlias = messages.SharedValueReply | messages.SharedValueMake
 
 
 class ControllerLink:
-    """Link that sends bodies to the controller and passes received ones to `on_body`, on the reader
-    thread. `on_gone` is called once when the connection to the agent has ended.
-    """
+    """Connection to the agent that sends bodies to the controller. It passes received ones to
+    `on_body` on the reader thread, and calls `on_gone` once when the connection has ended."""
 
     def __init__(
         self,
@@ -48,7 +47,7 @@ class ControllerLink:
         self._thread.start()
 
     def send(self, body: messages.WorkerBody) -> None:
-        """Queue a frame in the socket. Raises WireError when the agent does not take it."""
+        """Queue a frame in the socket. Raises WireError when the agent does not accept it."""
         with self._lock:
             self._seq += 1
             frame = channel.encode_frame(
@@ -69,7 +68,7 @@ class ControllerLink:
                 raise WireError(f"the agent of worker {self._settings.worker} is gone") from error
 
     def try_send(self, body: messages.WorkerBody) -> None:
-        """Send, without an error if the agent is missing."""
+        """Send without an error if the agent is missing."""
         with contextlib.suppress(WireError):
             self.send(body)
 
@@ -97,7 +96,7 @@ class ControllerLink:
 
 
 def end_process(reason: str) -> None:
-    """End this worker at once, since it must not act without its agent."""
+    """End this worker at once, since it must not run without its agent."""
     sys.stderr.write(f"outlast: {reason}; this worker ends\n")
     os._exit(1)
 
@@ -111,15 +110,15 @@ class SharedValueClient:
         self.known: dict[str, bytes] = {}  # a repeated request gets the same answer
 
     def deliver(self, answer: SharedAnswer) -> None:
-        """Store an answer of the controller, on the reader thread."""
+        """Store an answer of the controller (on the reader thread)."""
         self._answers.put(answer)
 
     def get(self, name: str, make: Callable[[], Any]) -> Any:
-        """Return the value of this name; `make` it if the controller chooses this rank.
+        """Return the value of this name; call `make` if the controller chooses this rank.
 
-        Raises GaveUpError where no answer comes in time.
+        Raises GaveUpError where no answer arrives in time.
         """
-        patience_s = 2 * self._limits.join_s  # another may be making it, and others after it
+        patience_s = 2 * self._limits.join_s  # several ranks may make it in turn
         until_s = time.monotonic() + patience_s
         self._send(messages.SharedValueRequest(name=name))
         while time.monotonic() < until_s:
@@ -141,7 +140,7 @@ class SharedValueClient:
 
 
 class StandaloneControl:
-    """Stand-in for the controller in a world of one, within the process."""
+    """Stand-in for the controller in a job of one rank, within the process."""
 
     def __init__(self, on_body: Callable[[messages.AnyBody], None]) -> None:
         self._on_body = on_body

@@ -44,21 +44,21 @@ def answer(
     """Write the dump and report it, unless `request.until_ns` (CLOCK_MONOTONIC) has passed.
 
     A thread writes, so that a hang in torch or on a disk blocks no other thread. The calling
-    control thread waits at most `_TAKEN_S` until the records are copied, since its next message may
+    control thread waits at most `_TAKEN_S` for the copy of the records, since its next message may
     be Close, which changes them.
     """
     if request.until_ns <= time.monotonic_ns():
         return  # the request is too old: this process was stalled
-    taken = threading.Event()
+    copied = threading.Event()
     writer = threading.Thread(
-        target=_write, args=(request, place, groups, say, taken), name="outlast-trace", daemon=True
+        target=_write, args=(request, place, groups, say, copied), name="outlast-trace", daemon=True
     )
     try:
         writer.start()
     except RuntimeError as error:  # thread limit of the process
         say(messages.Traced(folder=request.folder, error=str(error)))
         return
-    taken.wait(_TAKEN_S)
+    copied.wait(_TAKEN_S)
 
 
 def _write(
@@ -66,20 +66,20 @@ def _write(
     place: DumpPlace,
     groups: Mapping[str, tuple[int, ...]],
     say: Callable[[messages.Traced], None],
-    taken: threading.Event,
+    copied: threading.Event,
 ) -> None:
     try:
         path = _path(request, place)
         gloo = c10d._dump_fr_trace_json()  # noqa: SLF001 # pyright: ignore[reportAttributeAccessIssue]
         recorded = [gloo, *_of_nccl()]
-        taken.set()
+        copied.set()
         _put(path, with_members(recorded, groups))
-    except Exception as error:  # noqa: BLE001 - the agent waits for an answer, whatever it is
+    except Exception as error:  # noqa: BLE001 - the agent waits for an answer, whatever the error
         say(messages.Traced(folder=request.folder, error=f"{type(error).__name__}: {error}"[:500]))
     else:
         say(messages.Traced(folder=request.folder))
     finally:
-        taken.set()
+        copied.set()
 
 
 def _path(request: messages.Trace, place: DumpPlace) -> Path:
@@ -128,8 +128,8 @@ class _Answer(c10d._Response):  # noqa: SLF001
 
 
 def _of_nccl() -> list[bytes]:
-    """Return NCCL's records. Blocks while a device does not respond; then no file is written, since
-    a file without them would mean that the rank entered no collective."""
+    """Return NCCL's records. While a device does not respond, this blocks and no file is written: a
+    file without NCCL's records would mean that the rank entered no collective."""
     if NCCL not in c10d._get_handler_names():  # noqa: SLF001 # pyright: ignore[reportAttributeAccessIssue]
         return []
     answer = _Answer()
@@ -141,7 +141,7 @@ def with_members(recorded: Sequence[bytes], groups: Mapping[str, tuple[int, ...]
     """Return torch's JSON of all recorders with the members of `groups` (NAME @GENERATION), without
     records of other generations; names lose their generation. Records are numbered from 0, or from
     1 if some were overwritten."""
-    dumps: list[dict[str, Any]] = [msgspec.json.decode(one) for one in recorded]
+    dumps: list[dict[str, Any]] = [msgspec.json.decode(dump) for dump in recorded]
     kept: list[dict[str, Any]] = []
     lost = 0
     for each in dumps:

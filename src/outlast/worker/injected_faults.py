@@ -19,7 +19,7 @@ from outlast.controller.fault_spec import FaultSpec, Where
 from outlast.worker.groups.work_handles import opaque
 from outlast.worker.worker_events import WorkerEvents
 
-# Places that belong to the last committed step, not to the step under way.
+# Places of the last committed step, not of the step under way.
 _BEHIND_THE_STEP: tuple[Where, ...] = ("committed", "between", "eval", "checkpoint")
 
 
@@ -143,7 +143,7 @@ class InjectedFaults:
     def _kill(self, spec: FaultSpec) -> None:
         if spec.where != "vote":
             os.kill(os.getpid(), signal.SIGKILL)
-        # The vote is sent by the collective that follows this call: die while it is in transit.
+        # The collective after this call sends the vote: die while it is in transit.
         late = threading.Timer(0.0005, os.kill, (os.getpid(), signal.SIGKILL))
         late.daemon = True
         late.start()

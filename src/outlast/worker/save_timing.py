@@ -41,11 +41,11 @@ class SaveTimer:
         self._phases, self._place, self._status = phases, place, status
         self._until_step, self._watch, self._need = until_step, watch, need
         self.checkpointer: RunCheckpointer | None = None
-        self.proposal: Intervals | None = None  # the controller's, for the next save
+        self.proposal: Intervals | None = None  # set by the controller for the next save
 
     def end_step(self, next_batch: bytes) -> None:
-        """Save if due between two steps; `next_batch` describes how to draw the next batch. A run
-        with an `until_step` ends there with a checkpoint."""
+        """Save if due between two steps. `next_batch` describes the next batch. A run with an
+        `until_step` ends there with a checkpoint."""
         self._watch("between")
         checkpointer = self.checkpointer
         if checkpointer is not None:
@@ -62,7 +62,7 @@ class SaveTimer:
             and step
             and (self._place.every.memory or self._place.every.disk)
         ):
-            checkpointer.reserve(self._need())  # the optimizer has made its state by now
+            checkpointer.reserve(self._need())  # by now the optimizer has created its state
         if ends:
             raise SystemExit(EXIT_DONE)
         if checkpointer is not None:
@@ -87,9 +87,8 @@ class SaveTimer:
             self.checkpointer.settle(timeout_s)
 
     def _save(self, next_batch: bytes = b"", *, to_disk: bool = True) -> Intervals:
-        """Save the state for a start at this place: with `next_batch` the start of the next step,
-        else the script's present place. Return the next intervals, equal on all ranks.
-        """
+        """Save the state at this place: with `next_batch` the start of the next step, else the
+        script's present place. Return the next intervals, equal on all ranks."""
         protected, checkpointer = self._need(), self.checkpointer
         assert checkpointer is not None
 

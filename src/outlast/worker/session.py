@@ -47,7 +47,7 @@ def _hear_what_ends_the_script(worker: WorkerProcess) -> None:
         worker.failed(error)
 
     def finish() -> None:
-        # Set before any hook is asked: a script may have put one of its own in place of ours.
+        # Set before any hook is read: a script may have replaced ours by its own.
         error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
         if isinstance(error, BaseException):
             worker.failed(error)
@@ -68,8 +68,9 @@ class Session:
 
     @property
     def state(self) -> dict[str, Any]:
-        """A dict of plain data that survives with this rank. A list or dict inside it stays the
-        same object when it is put back. Fill it, never replace it: assigning raises UsageError."""
+        """Dict of plain data that survives with this rank. A list or dict inside it stays the same
+        object when it is restored. Assigning to `state` raises UsageError; change its items
+        instead."""
         return self._worker.state
 
     @state.setter
@@ -101,19 +102,19 @@ class Session:
 
     @property
     def step_index(self) -> int:
-        """Committed steps so far; inside a step's phase, the steps before it."""
+        """Number of committed steps; inside a step's phase, of the steps before it."""
         return self._worker.status.step
 
     def protect(self, **named: Any) -> None:
-        """Name everything that must survive: modules, optimizers, schedulers, GradScaler,
+        """Protect all state that must survive: modules, optimizers, schedulers, GradScaler,
         generators, loaders, objects with `state_dict` and `load_state_dict`, dicts, lists.
 
-        Call it once, after everything is built. Raises ProtectError for what cannot be kept.
+        Call it once, after everything is built. Raises ProtectError for unsupported objects.
         """
         self._worker.protect(named)
 
     def shared(self, name: str, make: Callable[[], T]) -> T:
-        """`make()`'s value, made once in the job's life and the same for every rank and every
+        """Return `make()`'s value, made once in the job's life and equal for every rank and every
         later worker. Raises CodecError when the value cannot be written without pickle."""
         return self._worker.shared(name, make)
 
@@ -129,15 +130,15 @@ class Session:
         return self._worker.batches(loader, until, epochs)
 
     def run(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Run `fn(*args, **kwargs)` as one phase: redone until the whole job has completed it;
-        returns once. Raises PhaseError when `fn` breaks the contract of a phase."""
+        """Run `fn(*args, **kwargs)` as one phase, again until the whole job has completed it;
+        return its value. Raises PhaseError when `fn` breaks the contract of a phase."""
         return self._worker.run(_key(fn), fn, lambda: fn(*args, **kwargs), undo=False)
 
     def run_with_undo(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Run `fn(*args, **kwargs)` as one phase that may step more than once, or change weights by
-        hand: what is protected is copied before, on its devices, and ranks vote when `fn` returns.
-        Costs the memory of a second copy of the protected state, and its copying, each phase.
-        Raises PhaseError as `run` does."""
+        """Run `fn(*args, **kwargs)` as one phase that may step more than once or change weights by
+        hand. Protected state is copied first, on its devices, and ranks vote when `fn` returns.
+        Each phase costs the memory of a second copy of that state, and the time to copy it. Raises
+        PhaseError as `run` does."""
         return self._worker.run(_key(fn), fn, lambda: fn(*args, **kwargs), undo=True)
 
     def report(self, **values: float) -> None:
@@ -150,11 +151,11 @@ class Session:
 
 
 def init() -> Session:
-    """Take a seat in the job and join its process group.
+    """Join the job and its process group.
 
-    What stands above this call a spare has done in advance. Under `outlast run` this blocks until
-    the job needs this worker; under plain `python` it makes a job of one. Raises UsageError under
-    torchrun, ConfigError when the launcher's word is damaged.
+    A spare has already run the code above this call. Under `outlast run` this blocks until the job
+    needs this worker; under plain `python` it creates a job of one rank. Raises UsageError under
+    torchrun, ConfigError when the launcher's environment variables are damaged.
     """
     return Session(start())
 

@@ -41,8 +41,9 @@ _RANK_BYTES = 64 << 10  # estimated size of a rank's part
 class _SaveProposal(msgspec.Struct, frozen=True, array_like=True):
     """One rank's message before a save.
 
-    `failure`: why this rank cannot save. `ready`: it has room to copy at once. `every`: the next
-    intervals. `place`, `parent` and `base` of the save. Of the last four rank 0's count.
+    `failure`: why this rank cannot save. `ready`: memory for the copy is available. `every`: the
+    next intervals. `place`, `parent` and `base` of the save. Rank 0's values apply for the last
+    four.
     """
 
     failure: str
@@ -133,9 +134,9 @@ class RunCheckpointer:
     ) -> Intervals:
         """Copy the state and order its write, inside a phase; return the next intervals.
 
-        A disk that fails costs this checkpoint alone: the failure is reported, older checkpoints
-        stay, and training continues. A copy in memory is left out where a rank has no room for it.
-        Rank 0 proposes the intervals.
+        A failing disk costs this checkpoint alone: the failure is reported, older checkpoints stay,
+        and training continues. A copy in memory is skipped if a rank lacks memory for it. Rank 0
+        proposes the intervals.
         """
         status = self._status
         if self._copied:  # the vote refused that attempt: its outcome is not reported
@@ -148,7 +149,7 @@ class RunCheckpointer:
         faults = self._disk_faults(to_disk)
         state = protected.content()
         content = flatten_state(state)
-        # A rank's own tensors are in its slot: small buffers, or all where weights differ by rank.
+        # A rank's own tensors are in its slot: small buffers, or all if weights differ by rank.
         apart = rank_buffers(state) if protected.local.has_replicas else content.tensors
         prepared = True
         try:
@@ -166,7 +167,7 @@ class RunCheckpointer:
             if answer.failure
         ]
         every = answers[0].every
-        # After a failure all ranks compare again: one that could not prepare would wait alone.
+        # After a failure all ranks compare again, since a rank that failed alone would wait alone.
         self._generation = 0 if failures else status.generation
         if failures:
             self._report_failure(place, "; ".join(failures))
@@ -220,7 +221,7 @@ class RunCheckpointer:
     def _prepare(self, content: StateContent, apart: Collection[str]) -> bool:
         """Do what can fail on one rank alone, before the ranks agree to copy.
 
-        Returns whether this took more than it usually does.
+        Return whether this took more than it usually does.
         """
         anew = self._status.generation != self._generation
         try:
@@ -271,7 +272,7 @@ class RunCheckpointer:
 
     @property
     def flushing(self) -> bool:
-        """Return whether a checkpoint is being written, as far as this rank can tell."""
+        """Return whether, to this rank's knowledge, a checkpoint is being written."""
         return bool(self._flushing)
 
     def poll(self) -> None:

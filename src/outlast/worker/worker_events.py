@@ -10,8 +10,8 @@ from outlast.telemetry.event_store import EventWriter
 
 
 class WorkerEvents:
-    """Writes events of one worker; without a run directory (a plain `python script.py`) it only
-    keeps time."""
+    """Writer of one worker's events; without a run directory (plain `python script.py`) a clock
+    only."""
 
     def __init__(self, writer: EventWriter | None, worker: str) -> None:
         self._writer, self.worker = writer, worker

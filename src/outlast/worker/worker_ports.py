@@ -49,7 +49,7 @@ class WorkerPorts:
         self.link.send(body)
 
     def try_send(self, body: messages.WorkerBody) -> None:
-        """Send a message to the controller, or drop it where the agent is gone."""
+        """Send a message to the controller; drop it if the agent is lost."""
         self.link.try_send(body)
 
     def reach(self, where: Where) -> None:
@@ -61,7 +61,7 @@ class WorkerPorts:
         return self.timeline.now_ns()
 
     def note(self, text: str, *, warning: bool = True) -> None:
-        """Add a note for the user to the run's events; one that is no warning is not displayed."""
+        """Add a note for the user to the run's events; only warnings are displayed."""
         self.timeline.note(text, warning=warning)
 
     def record(self, event: AnyEvent) -> None:
@@ -69,11 +69,11 @@ class WorkerPorts:
         self.timeline.emit(event)
 
     def report_trouble(self, error: BaseException) -> None:
-        """Report an error of the transport; this generation is over."""
+        """Report a transport error, which ends this generation."""
         self.status.report_fault(self.fault("transport", str(error)[:2000]))
 
     def protected_state(self) -> ProtectedState:
-        """Return the protected state. Raises PhaseError where there is none yet."""
+        """Return the protected state. Raises PhaseError if there is none yet."""
         if self.phases.protected is None:
             raise PhaseError("session.protect(...) must come before the first phase")
         return self.phases.protected
@@ -87,7 +87,7 @@ class WorkerPorts:
         self.protected_state().adopt(state)
 
     def generation_opened(self) -> None:
-        """Restore DDP's buckets, which a new generation has disturbed."""
+        """Restore DDP's buckets, which a new generation has changed."""
         if self.phases.protected is not None:
             self.phases.protected.reducers.restore()
 
@@ -96,7 +96,7 @@ class WorkerPorts:
         return self.phases.joining.rehearsed_here
 
     def learn_rehearsed(self, keys: Iterable[str]) -> None:
-        """Take note of the functions that another rank has rehearsed."""
+        """Record the functions that another rank has rehearsed."""
         self.phases.joining.rehearsed_elsewhere.update(keys)
 
     def progress(self) -> tuple[int, int]:
@@ -120,7 +120,7 @@ class WorkerPorts:
         self.link.send(messages.Put(generation=generation, key=key, value=value))
 
     def collective_started(self, _name: str) -> None:
-        """Take note of a collective of the script; may raise StepRefused."""
+        """Record a collective of the script; may raise StepRefused."""
         self.status.collective()
 
     def identities(self) -> set[int]:

@@ -146,7 +146,7 @@ class WorkerProcess(WorkerPorts):
         """Block until the controller gives this worker a seat, then make the process group."""
         self.status.enter("waiting")
         if self._settings and self._settings.seat < 0:
-            # The first optimizer step imports it, for most of a second: a spare has time now.
+            # The first optimizer step imports it for most of a second; a spare has time now.
             importlib.import_module("torch._dynamo")
         self.link.send(
             messages.WorkerHello(
@@ -193,7 +193,7 @@ class WorkerProcess(WorkerPorts):
             self._prepare_saves(self._settings, first=body.first)
 
     def _trust_torch(self) -> None:
-        """Warn once per job of an untested torch; prove its groups once per host."""
+        """Warn once per job of an untested torch; test its groups once per host."""
         if self.seat == 0:
             warn_if_untried(torch.__version__)
         if self.local_rank == 0 and self.world > 1:
@@ -252,7 +252,7 @@ class WorkerProcess(WorkerPorts):
     # --- the script's calls ---
 
     def protect(self, named: Mapping[str, Any]) -> None:
-        """Take over the state that must survive."""
+        """Set the state that must survive."""
         if self.phases.protected is not None:
             raise ProtectError(
                 "protect() was called twice, or after the first phase: build everything, protect"
@@ -360,7 +360,7 @@ class WorkerProcess(WorkerPorts):
             )
 
     def finish(self) -> None:
-        """Stay a donor at interpreter exit until all ranks have ended."""
+        """Remain a donor at interpreter exit until all ranks have ended."""
         if not self._failed and self.status.opened:
             with suppress(SystemExit, GaveUpError):
                 if self.phases.joining.walk is not None:

@@ -83,8 +83,7 @@ class WorkerStatus:
 
     @property
     def is_open(self) -> bool:
-        """Return whether phases can still be voted on: a worker that has answered never votes
-        again."""
+        """Return whether this worker may vote; after an answer to Close it never votes again."""
         return self.opened == self.generation > max(self.closed, self._answered)
 
     def enter(self, state: State) -> None:
@@ -156,7 +155,8 @@ class WorkerStatus:
                 self._answer(self._reported_state(), fault)
 
     def report_loss(self, state: str, fault: Fault) -> None:
-        """Report this process as "torn" or "broken": replace it whatever it answered before."""
+        """Report this process as "torn" or "broken": it must be replaced whatever it answered
+        before."""
         with self._lock:
             self._answer(state, fault)
 

@@ -1,6 +1,6 @@
 """Job whose script keeps state in its own variables.
 
-`--way` chooses one. Under torchrun nothing of Outlast is used: that is what a run must equal.
+`--way` selects the kind of state. Under torchrun nothing of Outlast is used: the reference result.
 """
 
 from __future__ import annotations

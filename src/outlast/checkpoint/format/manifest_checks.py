@@ -52,7 +52,7 @@ def check_manifest(data: bytes, entry: ManifestEntry) -> Iterator[str]:
 
 def check_part(manifest: Manifest, rank: int, commit: Commit) -> Iterator[str]:
     """Yield the faults of rank `rank`'s manifest as a part of the checkpoint of `commit`."""
-    for field, found, wanted in (
+    for field, actual, expected in (
         ("job", manifest.job, commit.job),
         ("place", manifest.place.directory, commit.place.directory),
         ("world", manifest.world, commit.world),
@@ -60,8 +60,8 @@ def check_part(manifest: Manifest, rank: int, commit: Commit) -> Iterator[str]:
         ("rank", manifest.rank, rank),
         ("shard", manifest.shard, shard_name(rank)),
     ):
-        if found != wanted:
-            yield f"is of {field} {found!r} where the checkpoint has {wanted!r}"
+        if actual != expected:
+            yield f"is of {field} {actual!r} where the checkpoint has {expected!r}"
     if not 0 < manifest.chunk_bytes <= CHUNK_BYTES_MAX or manifest.chunk_bytes % _BLOCK_BYTES:
         yield f"has chunks of {manifest.chunk_bytes} bytes"
     elif len(manifest.chunks) != -(-manifest.size_bytes // manifest.chunk_bytes):

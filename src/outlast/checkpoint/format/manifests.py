@@ -313,14 +313,14 @@ def resume_lineage(
     that did not load the newest one begins a line.
     """
     parent = loaded.directory if loaded else ""
-    known = [place for place in (loaded, newest, tip) if place]
-    last = max((place.position for place in known), default=(-1, -1, -1))
+    places = [place for place in (loaded, newest, tip) if place]
+    last = max((place.position for place in places), default=(-1, -1, -1))
     lineage = Lineage(max(last[0], 0), base, parent, last)
     newest_position = newest.position if newest else (-1, -1, -1)
     continues = loaded is not None and loaded.position >= newest_position
     if continues and loaded is not None and loaded.line == lineage.line:
         return lineage
-    if known:
+    if places:
         lineage.begin_line()
     return lineage
 

@@ -254,11 +254,11 @@ class OutlastReader(StorageReader):
     def read_metadata(self) -> Metadata:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Return DCP's metadata; each tensor is one chunk, since any box of it can be read."""
         tensors, objects = split_objects(self._reader.checkpoint.tensors)
-        known = paths_of(self._reader)
+        paths = paths_of(self._reader)
         return Metadata(
             {name: _tensor_metadata(tensor) for name, tensor in tensors.items()}
             | dict.fromkeys(objects, BytesStorageMetadata()),
-            planner_data={name: known.get(name, (name,)) for name in [*tensors, *objects]},
+            planner_data={name: paths.get(name, (name,)) for name in [*tensors, *objects]},
             storage_data={},
             storage_meta=StorageMeta(checkpoint_id=self._reader.checkpoint.where),
         )

@@ -24,7 +24,7 @@ def values_of(shared: Mapping[str, Any]) -> dict[str, Any]:
     """
     values: dict[str, Any] = dict(shared.get(IMPORTED, {}))
     for skeletons in (shared["objects"], shared["values"]):
-        values |= {name: one["value"] for name, one in skeletons.items() if not one["holes"]}
+        values |= {name: entry["value"] for name, entry in skeletons.items() if not entry["holes"]}
     for name, optimizer in shared["optimizers"].items():
         tensors = [path for path, _ in optimizer["groups"]["holes"].values()]
         groups = [
@@ -66,8 +66,8 @@ def shared_of(tensors: Iterable[str], objects: Mapping[str, Any]) -> bytes:
     stateful = {
         entry for entry, _, inside in map(_split_name, names) if inside.startswith("state.")
     }
-    found = {entry: _optimizer(entry, unassigned) for entry in kinds if entry in stateful}
-    optimizers = {entry: optimizer for entry, optimizer in found.items() if optimizer}
+    decoded = {entry: _optimizer(entry, unassigned) for entry in kinds if entry in stateful}
+    optimizers = {entry: optimizer for entry, optimizer in decoded.items() if optimizer}
     values = {
         entry: {"value": None, "holes": {entry: ((), "cpu")}}
         for entry, kind in kinds.items()

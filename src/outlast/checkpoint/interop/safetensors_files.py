@@ -175,7 +175,7 @@ def _check_tied(
     if tensors[name] == tensors[other]:
         pairs = zip(blocks_of(name, tensors[name]), blocks_of(other, tensors[other]), strict=True)
         read = (bytes(data) for _, data in read_blocks(reader, (b for pair in pairs for b in pair)))
-        if all(one == two for one, two in zip(read, read, strict=True)):
+        if all(first == second for first, second in zip(read, read, strict=True)):
             return
     raise UsageError(
         f"{name} is given as tied to {other}, and has other values; nothing was written"
@@ -274,8 +274,8 @@ def _in_file(path: Path) -> dict[str, SafetensorsFiles]:
         header_entries = {
             name: msgspec.json.decode(raw, type=_HeaderEntry) for name, raw in entries.items()
         }
-        for one in header_entries.values():
-            sizes_of(one.shape)
+        for entry in header_entries.values():
+            sizes_of(entry.shape)
     except _MALFORMED as error:
         raise CorruptionError(f"{path}: {error}; nothing was read") from error
     if _DIVIDED in about:
@@ -292,15 +292,15 @@ def _checked(
     """Return the tensors of a valid header: known dtypes, right sizes, no gaps."""
     tensors: dict[str, SafetensorsFiles] = {}
     at = 0
-    for name, one in sorted(header_entries.items(), key=lambda pair: pair[1].data_offsets):
-        begin, end = one.data_offsets
-        if one.dtype not in _NAMES:
-            raise CodecError(f"{path}: {name} is of type {one.dtype}, which Outlast cannot keep")
-        tensor = Tensor(_NAMES[one.dtype], one.shape)
-        needed = math.prod(one.shape) * ITEM_BYTES[tensor.dtype]
+    for name, entry in sorted(header_entries.items(), key=lambda pair: pair[1].data_offsets):
+        begin, end = entry.data_offsets
+        if entry.dtype not in _NAMES:
+            raise CodecError(f"{path}: {name} is of type {entry.dtype}, which Outlast cannot keep")
+        tensor = Tensor(_NAMES[entry.dtype], entry.shape)
+        needed = math.prod(entry.shape) * ITEM_BYTES[tensor.dtype]
         if begin != at or end - begin != needed:
             raise CorruptionError(
-                f"{path}: {name} of {one.dtype} {one.shape} at bytes {begin} to {end}, where"
+                f"{path}: {name} of {entry.dtype} {entry.shape} at bytes {begin} to {end}, where"
                 f" {at} to {at + needed} were due; nothing was read"
             )
         tensors[name] = SafetensorsFiles(tensor, path, start + begin, needed)

@@ -75,17 +75,17 @@ def compare_tensors(
     total = sum(_size_bytes(first[n]) + _size_bytes(second[n]) for n in alike)
     results = _compare_range(a, b, alike, tolerance, lambda done: on_progress(done, total))
     for name in names:
-        one, two = first.get(name), second.get(name)
-        if one is None or two is None or one.shape != two.shape:
-            yield TensorDifference(name, _describe_tensor(one), _describe_tensor(two))
+        tensor_a, tensor_b = first.get(name), second.get(name)
+        if tensor_a is None or tensor_b is None or tensor_a.shape != tensor_b.shape:
+            yield TensorDifference(name, _describe_tensor(tensor_a), _describe_tensor(tensor_b))
             continue
         differing, largest, not_finite = next(results)
-        if differing or one.dtype != two.dtype:
-            count = math.prod(one.shape)
+        if differing or tensor_a.dtype != tensor_b.dtype:
+            count = math.prod(tensor_a.shape)
             yield TensorDifference(
                 name,
-                _describe_tensor(one),
-                _describe_tensor(two),
+                _describe_tensor(tensor_a),
+                _describe_tensor(tensor_b),
                 count,
                 differing,
                 largest,
@@ -101,11 +101,11 @@ def _compare_range(
     on_progress: Callable[[int], None],
 ) -> Iterator[_Found]:
     """Yield one result for each name, in order."""
-    one, two = a.checkpoint.tensors, b.checkpoint.tensors
+    first, second = a.checkpoint.tensors, b.checkpoint.tensors
     done = 0
-    pairs = zip(_read(a, one, two, names), _read(b, two, one, names), strict=True)
+    pairs = zip(_read(a, first, second, names), _read(b, second, first, names), strict=True)
     for name in names:
-        remaining = math.prod(one[name].shape)
+        remaining = math.prod(first[name].shape)
         result = _Found(0, 0.0, 0)
         while True:
             (block, data), (other, more) = next(pairs)
@@ -121,7 +121,7 @@ def _compare_range(
 def _read(
     reader: CheckpointReader,
     tensors: Mapping[str, Tensor],
-    others: Mapping[str, Tensor],
+    other_tensors: Mapping[str, Tensor],
     names: list[str],
 ) -> Iterator[tuple[TensorBlock, memoryview]]:
     """Yield blocks, sized in elements by the wider of the two types."""
@@ -129,7 +129,7 @@ def _read(
     def blocks() -> Iterator[TensorBlock]:
         for name in names:
             width = ITEM_BYTES[tensors[name].dtype]
-            most = BLOCK_BYTES // max(width, ITEM_BYTES[others[name].dtype])
+            most = BLOCK_BYTES // max(width, ITEM_BYTES[other_tensors[name].dtype])
             yield from blocks_of(name, tensors[name], most * width)
 
     return read_blocks(reader, blocks())
@@ -145,23 +145,25 @@ def _differences(
     result, wide, narrow = _Found(0, 0.0, 0), ITEM_BYTES[a.dtype], ITEM_BYTES[b.dtype]
     for at in range(0, len(data) // wide, _PART_ELEMENTS):
         end = at + _PART_ELEMENTS
-        one, two = data[at * wide : end * wide], more[at * narrow : end * narrow]
-        differing = _bits_differ(one, two, wide) if a.dtype == b.dtype else None
-        result = _merge(result, _numbers_differ(one, a.dtype, two, b.dtype, differing, tolerance))
+        part_a, part_b = data[at * wide : end * wide], more[at * narrow : end * narrow]
+        differing = _bits_differ(part_a, part_b, wide) if a.dtype == b.dtype else None
+        result = _merge(
+            result, _numbers_differ(part_a, a.dtype, part_b, b.dtype, differing, tolerance)
+        )
     return result
 
 
-def _bits_differ(one: memoryview, two: memoryview, width: int) -> np.ndarray[Any, Any]:
+def _bits_differ(data_a: memoryview, data_b: memoryview, width: int) -> np.ndarray[Any, Any]:
     if width == 16:
-        pairs = np.frombuffer(one, np.uint64) != np.frombuffer(two, np.uint64)
+        pairs = np.frombuffer(data_a, np.uint64) != np.frombuffer(data_b, np.uint64)
         return pairs.reshape(-1, 2).any(axis=1)
-    return np.frombuffer(one, _BITS[width]) != np.frombuffer(two, _BITS[width])
+    return np.frombuffer(data_a, _BITS[width]) != np.frombuffer(data_b, _BITS[width])
 
 
 def _numbers_differ(
-    one: memoryview,
+    data_a: memoryview,
     kind: str,
-    two: memoryview,
+    data_b: memoryview,
     other: str,
     bits: np.ndarray[Any, Any] | None,
     tolerance: float | None,
@@ -170,17 +172,17 @@ def _numbers_differ(
 
     `bits`: mask of elements with different bits, where both are of one type.
     """
-    a, b = _numbers(one, kind), _numbers(two, other)
+    a, b = _numbers(data_a, kind), _numbers(data_b, other)
     if a is None or b is None:  # a type that nothing computes with
-        return _Found(int(bits.sum()) if bits is not None else len(one), 0.0, 0)
-    apart, odd = _distances(a, b)
+        return _Found(int(bits.sum()) if bits is not None else len(data_a), 0.0, 0)
+    distance, odd = _distances(a, b)
     if tolerance is not None:
-        differing = (apart > tolerance) | odd
+        differing = (distance > tolerance) | odd
     elif bits is not None:
         differing = bits
     else:
-        differing = (apart > 0) | odd
-    largest = float(apart.max(initial=0.0))
+        differing = (distance > 0) | odd
+    largest = float(distance.max(initial=0.0))
     return _Found(int(differing.sum()), largest, int((odd & differing).sum()))
 
 
@@ -206,16 +208,16 @@ def _distances(
     if a.dtype == b.dtype and a.dtype.kind in "iu":
         larger, smaller = np.maximum(a, b), np.minimum(a, b)
         # Taken modulo 2**64, a difference of 64-bit integers is exact.
-        apart = (larger.astype(np.uint64) - smaller.astype(np.uint64)).astype(np.float64)
-        return apart, np.zeros(apart.shape, bool)
+        distance = (larger.astype(np.uint64) - smaller.astype(np.uint64)).astype(np.float64)
+        return distance, np.zeros(distance.shape, bool)
     a, b = a.astype(np.float64), b.astype(np.float64)
     finite = np.isfinite(a) & np.isfinite(b)
     with np.errstate(over="ignore"):
-        apart = np.abs(np.where(finite, a, 0) - np.where(finite, b, 0))
+        distance = np.abs(np.where(finite, a, 0) - np.where(finite, b, 0))
     odd = ~finite & (a != b) & ~(np.isnan(a) & np.isnan(b))
-    if apart.ndim == 2:
-        return np.hypot(apart[:, 0], apart[:, 1]), odd.any(axis=1)
-    return apart, odd
+    if distance.ndim == 2:
+        return np.hypot(distance[:, 0], distance[:, 1]), odd.any(axis=1)
+    return distance, odd
 
 
 def _merge(a: _Found, b: _Found) -> _Found:
@@ -274,10 +276,12 @@ def _walk(path: tuple[str, ...], a: Any, b: Any) -> Iterator[ValueDifference]:
         yield ValueDifference(".".join(path), _short(a), _short(b))
 
 
-def _arrays(path: tuple[str, ...], a: Any, b: Any, one: str, two: str) -> Iterator[ValueDifference]:
+def _arrays(
+    path: tuple[str, ...], a: Any, b: Any, kind_a: str, kind_b: str
+) -> Iterator[ValueDifference]:
     """Yield the difference of two arrays. `a` and `b`: rows of bytes, one for each element."""
-    if one != two:
-        yield ValueDifference(".".join(path), one, two)
+    if kind_a != kind_b:
+        yield ValueDifference(".".join(path), kind_a, kind_b)
     elif differing := int((a != b).any(axis=1).sum()):
         yield _counted(path, differing, len(a), len(b))
 
@@ -293,9 +297,9 @@ def _kind(array: torch.Tensor | np.ndarray[Any, Any]) -> str:
     return f"{str(array.dtype).removeprefix('torch.')} {shape}"
 
 
-def _counted(path: tuple[str, ...], differing: int, one: int, two: int) -> ValueDifference:
-    summary = f"{differing} differ of {one}"
-    return ValueDifference(".".join(path), summary, summary if one == two else f"of {two}")
+def _counted(path: tuple[str, ...], differing: int, size_a: int, size_b: int) -> ValueDifference:
+    summary = f"{differing} differ of {size_a}"
+    return ValueDifference(".".join(path), summary, summary if size_a == size_b else f"of {size_b}")
 
 
 def _many_numbers(values: Sequence[Any]) -> bool:
@@ -326,13 +330,13 @@ def suspect_tensors(a: Checkpoint, b: Checkpoint) -> set[str]:
     may differ. Raises CorruptionError or StorageError where a manifest is unreadable.
     """
     suspects: set[str] = set()
-    for one, two in zip_longest(a.manifests, b.manifests):
-        if one is None or two is None or not _laid_out_alike(one, two):
-            suspects |= {name for each in (one, two) if each for name in each.tensors}
+    for manifest_a, manifest_b in zip_longest(a.manifests, b.manifests):
+        if manifest_a is None or manifest_b is None or not _laid_out_alike(manifest_a, manifest_b):
+            suspects |= {name for each in (manifest_a, manifest_b) if each for name in each.tensors}
             continue
-        pairs = enumerate(zip_longest(one.chunks, two.chunks))
+        pairs = enumerate(zip_longest(manifest_a.chunks, manifest_b.chunks))
         for number in [number for number, (digest_a, digest_b) in pairs if digest_a != digest_b]:
-            for manifest in (one, two):
+            for manifest in (manifest_a, manifest_b):
                 if number < len(manifest.chunks):
                     suspects |= {
                         n for n in Chunk(manifest, number).tensors if n in manifest.tensors
@@ -340,6 +344,6 @@ def suspect_tensors(a: Checkpoint, b: Checkpoint) -> set[str]:
     return suspects
 
 
-def _laid_out_alike(one: Manifest, two: Manifest) -> bool:
+def _laid_out_alike(a: Manifest, b: Manifest) -> bool:
     """Return whether the shards have the same layout, so that their bytes are comparable."""
-    return (one.chunk_bytes, one.tensors, one.pieces) == (two.chunk_bytes, two.tensors, two.pieces)
+    return (a.chunk_bytes, a.tensors, a.pieces) == (b.chunk_bytes, b.tensors, b.pieces)

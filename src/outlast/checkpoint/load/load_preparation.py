@@ -73,15 +73,15 @@ def candidates(
     except StorageError as error:
         yield Candidate(unreachable=str(error))
         return
-    known = [(place, positions) for place, positions in there.items() if step in (None, place.step)]
-    if step is not None and not known and not silent:
+    saves = [(place, positions) for place, positions in there.items() if step in (None, place.step)]
+    if step is not None and not saves and not silent:
         steps = ", ".join(map(str, sorted({place.step for place in there}))) or "none"
         yield Candidate(
             unusable=f"{sources[0].where} has no checkpoint of step {step}; it has {steps}"
         )
         return
     notes, whole = list(silent), False
-    for place, positions in known:
+    for place, positions in saves:
         unread = ""
         for at in positions:
             try:
@@ -121,12 +121,12 @@ def _uncommitted_saves(source: StoreSource, newest: SavePoint | None) -> tuple[s
     With it, whether only the record is missing. Raises StorageError.
     """
     bound = newest.position if newest else (-1, -1, -1)
-    found = [place for place in uncommitted(source) if place.position > bound]
-    if not found:
+    newer = [place for place in uncommitted(source) if place.position > bound]
+    if not newer:
         return "", False
-    lost = [place for place in found if _has_all_parts(source, place)]
-    first = (lost or found)[0].directory
-    more = f" (and {len(found) - 1} more)" if found[1:] else ""
+    lost = [place for place in newer if _has_all_parts(source, place)]
+    first = (lost or newer)[0].directory
+    more = f" (and {len(newer) - 1} more)" if newer[1:] else ""
     why = (
         "has all its parts and no commit record: it lost it, or was not committed in time"
         if lost
@@ -198,9 +198,9 @@ class LoadRequest(msgspec.Struct, frozen=True, array_like=True):
 def check_alike(requests: Sequence[LoadRequest]) -> None:
     """Raise UsageError unless ranks requested the same load; skipped names may differ."""
     for what in ("step", "strict", "cast", "rename"):
-        given = [getattr(each, what) for each in requests]
-        if any(each != given[0] for each in given):
-            values = ", ".join(f"rank {rank}: {each}" for rank, each in enumerate(given))
+        per_rank = [getattr(each, what) for each in requests]
+        if any(each != per_rank[0] for each in per_rank):
+            values = ", ".join(f"rank {rank}: {each}" for rank, each in enumerate(per_rank))
             raise UsageError(
                 f"{what} differs between ranks ({values}); nothing was loaded; give all the same"
             )
@@ -275,7 +275,7 @@ def is_networked(path: str, mountinfo: str) -> bool:
     longest, kind = "", ""
     for line in mountinfo.splitlines():
         mount, _, rest = line.partition(" - ")
-        point = _OCTAL.sub(lambda found: chr(int(found[1], 8)), mount.split(" ")[4])
+        point = _OCTAL.sub(lambda match: chr(int(match[1], 8)), mount.split(" ")[4])
         if len(point) >= len(longest) and (path + "/").startswith(point.rstrip("/") + "/"):
             longest, kind = point, rest.split(" ")[0]
     return kind in _NETWORKED or (kind.startswith("fuse.") and kind != "fuse.overlayfs")
@@ -321,8 +321,8 @@ def rename_checkpoint(
             for called in group
         }
         parameters = [[calls[called] for called in group] for group in each["parameters"]]
-        groups, others = skeleton(each["groups"]), skeleton(each["state"])
-        return {"groups": groups, "parameters": parameters, "state": others}
+        groups, state = skeleton(each["groups"]), skeleton(each["state"])
+        return {"groups": groups, "parameters": parameters, "state": state}
 
     shared = saved.shared
     return RenamedCheckpoint(
@@ -357,8 +357,8 @@ def _optimizer_names(
 ) -> dict[str, str]:
     """Return new names of the state of renamed parameters, and of the parameters themselves."""
     calls = matched_name(saved.shared, optimizer, saved.tensors)
-    known = parameter_owners(saved.shared, optimizer, saved.tensors)
-    if not known:
+    owners = parameter_owners(saved.shared, optimizer, saved.tensors)
+    if not owners:
         modules = [n for n, kind in saved.shared["kinds"].items() if kind == "module"]
         candidates = {f"{module}.{called}" for module in modules for called in calls}
         if any(_new_name(name, rename) != name for name in candidates & saved.tensors.keys()):
@@ -375,7 +375,7 @@ def _optimizer_names(
     state_names = by_parameter(f"{optimizer}.state.", [*saved.tensors, *saved.rest], {*calls})
     new_names: dict[str, str] = {}
     for each in calls:
-        full = _new_name(known.get(each, each), rename)
+        full = _new_name(owners.get(each, each), rename)
         new = here.get(full, each)
         new_names[f"{optimizer} calls {each}"] = new
         old_prefix, prefix = f"{optimizer}.state.{each}", f"{there}.state.{new}"

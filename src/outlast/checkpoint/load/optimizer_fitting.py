@@ -32,7 +32,7 @@ def fit_optimizer(fit: StateFitting, name: str) -> None:
         fit.reject(name, f"{len(groups)} groups in the checkpoint, {len(parameters)} here")
         return
     _check_groups(fit, name, saved["parameters"], parameters)
-    known = by_parameter(f"{name}.state.", fit.saved.tensors, {c for g in parameters for c in g})
+    tensors = by_parameter(f"{name}.state.", fit.saved.tensors, {c for g in parameters for c in g})
     ready: list[tuple[torch.Tensor, _Ready]] = []
     unchanged: list[torch.Tensor] = []
     everything = zip(
@@ -53,7 +53,7 @@ def fit_optimizer(fit: StateFitting, name: str) -> None:
             state = _state(
                 fit,
                 prefix,
-                known.get(each, {}),
+                tensors.get(each, {}),
                 parameter,
                 live,
                 settings,
@@ -62,7 +62,7 @@ def fit_optimizer(fit: StateFitting, name: str) -> None:
             if state is not None:
                 ready.append((parameter, state))
     hyperparameters = fit.deferred_value(saved["groups"])
-    others = fit.deferred_value(saved["state"])
+    saved_states = fit.deferred_value(saved["state"])
 
     def put_back() -> None:
         for group, values in zip(optimizer.param_groups, hyperparameters(), strict=True):
@@ -70,7 +70,7 @@ def fit_optimizer(fit: StateFitting, name: str) -> None:
         states: dict[Any, Any] = {p: optimizer.state[p] for p in unchanged if p in optimizer.state}
         states |= {parameter: state() for parameter, state in ready}
         optimizer.state.clear()
-        optimizer.state.update(others() | states)
+        optimizer.state.update(saved_states() | states)
 
     fit.add_step(put_back)
 
@@ -119,8 +119,8 @@ def _state(
         fit.read_into(full, there)
     if not tensors_by_key and skeleton is None:
         return None
-    others = fit.deferred_value(skeleton, live) if skeleton else dict[Any, Any]
-    return lambda: tensors_by_key | others()
+    other_values = fit.deferred_value(skeleton, live) if skeleton else dict[Any, Any]
+    return lambda: tensors_by_key | other_values()
 
 
 def by_parameter(

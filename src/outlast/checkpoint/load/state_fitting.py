@@ -134,12 +134,12 @@ class StateFitting:
 
     def dtype_of(self, name: str, saved: Tensor) -> torch.dtype | None:
         """Return the element type for a new tensor; register a difference if torch lacks it."""
-        found = getattr(torch, saved.dtype, None)
-        if found is None:
+        dtype = getattr(torch, saved.dtype, None)
+        if dtype is None:
             self.reject(
                 name, f"{saved.dtype} in the checkpoint, which torch {torch.__version__} lacks"
             )
-        return found
+        return dtype
 
     def saved_skeleton(self, name: str) -> Skeleton | None:
         """Return the skeleton of an entry's values besides plain tensors, or None."""
@@ -190,20 +190,20 @@ class StateFitting:
                     self.unexpected.add(name)
             elif here[name] != there[name]:
                 self.reject(name, f"{there[name]} in the checkpoint, {here[name]} here")
-        same = {name for name in names if here.get(name) == there.get(name)}
+        equal = {name for name in names if here.get(name) == there.get(name)}
         for name, part in (self.state.optimizers | self.state.objects).items():
             kind = self.saved.shared["classes"].get(name)
             if kind and class_of(part) and kind != class_of(part):
                 self.reject(name, f"{kind} in the checkpoint, {class_of(part)} here")
-                same.discard(name)
-        return same
+                equal.discard(name)
+        return equal
 
     def _skipped_optimizer_state(self) -> set[str]:
         """Return the names of optimizer state of skipped parameters."""
         names: set[str] = set()
         for name in self.saved.shared.get("optimizers", {}) if self.matching.skip else ():
-            known = parameter_owners(self.saved.shared, name, self.saved.tensors)
-            names |= {f"{name}.state.{c}" for c, full in known.items() if self.matching.skips(full)}
+            owner = parameter_owners(self.saved.shared, name, self.saved.tensors)
+            names |= {f"{name}.state.{c}" for c, full in owner.items() if self.matching.skips(full)}
         return names
 
     def _check_skipped(self, there: Collection[str]) -> None:
@@ -211,7 +211,7 @@ class StateFitting:
         state, kinds = self.state, self.saved.shared["kinds"]
         entries = {*state.kinds, *kinds, *state.own, *state.generators}
         modules = {n for n in kinds if kinds[n] == "module"} | state.modules.keys()
-        inside = {f"{n}.{each.name}" for n, found in state.entries.items() for each in found}
+        inside = {f"{n}.{each.name}" for n, entries in state.entries.items() for each in entries}
         inside |= {name for name in there if self._entry_of(name) in modules}
         for each in self.matching.skip:
             if each not in entries and not any(is_within(name, each) for name in inside):
@@ -258,16 +258,16 @@ class StateFitting:
             else:
                 self.reject(name, "no tensor in the checkpoint, a tensor here")
             return
-        given = self.state.given
-        if not isinstance(live, _CONTAINERS) and not isinstance(given, MutableMapping):
+        state = self.state.given
+        if not isinstance(live, _CONTAINERS) and not isinstance(state, MutableMapping):
             self.reject(name, f"a {type(live).__name__} can be put back only into a dict")
             return
         value = self.deferred_value(skeleton, live, in_place=True)
 
         def put_back() -> None:
             settled = state_values.restore_in_place(live, value())
-            if settled is not live and isinstance(given, MutableMapping):
-                given[name] = settled
+            if settled is not live and isinstance(state, MutableMapping):
+                state[name] = settled
 
         self.add_step(put_back)
 

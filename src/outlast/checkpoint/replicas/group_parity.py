@@ -145,14 +145,14 @@ def rebuild_part(
     for each in parities:
         by_group.setdefault(each.parity.group, {})[each.parity.rank] = each
     rebuilt: dict[int, HeldPart] = {}
-    for group, found in by_group.items():
+    for group, by_rank in by_group.items():
         for rank in group:
-            others = other_members(group, rank)
-            if not all(other in parts and other in found for other in others):
+            peers = other_members(group, rank)
+            if not all(other in parts and other in by_rank for other in peers):
                 continue
-            manifests = found[others[0]].parity.manifests
+            manifests = by_rank[peers[0]].parity.manifests
             manifest = next(each for each in manifests if each.rank == rank)
-            memories = {other: found[other].memory for other in others}
+            memories = {other: by_rank[other].memory for other in peers}
             memory = RebuiltPart(group, rank, manifest.size_bytes, parts, memories)
             rebuilt[rank] = HeldPart(manifest, memory)
     return rebuilt

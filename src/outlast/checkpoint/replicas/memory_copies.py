@@ -58,10 +58,10 @@ class MemoryCopies:
         parities_by_place: dict[SavePoint, list[HeldParity]] = {}
         for each in parities:
             parities_by_place.setdefault(each.parity.manifests[0].place, []).append(each)
-        for place, found in parities_by_place.items():
+        for place, place_parities in parities_by_place.items():
             ranks = by_place.setdefault(place, {})
             there = {rank: parts[0] for rank, parts in ranks.items()}
-            for rank, part in rebuild_part(there, found).items():
+            for rank, part in rebuild_part(there, place_parities).items():
                 ranks.setdefault(rank, []).append(_as_single_file(part))
         for place, ranks in by_place.items():
             first = [ranks[rank][0].manifest for rank in sorted(ranks)]
@@ -119,10 +119,10 @@ class MemoryCopies:
     def read(self, directory: str, name: str, at: int, into: memoryview) -> None:
         """See StoreSource.read."""
         if name in self._records.get(directory, {}):
-            found = self._records[directory][name][at : at + len(into)]
-            if len(found) < len(into):
+            content = self._records[directory][name][at : at + len(into)]
+            if len(content) < len(into):
                 raise CorruptionError(f"memory/{directory}/{name} ends before {at + len(into)}")
-            into[:] = found
+            into[:] = content
             return
         part = _find(self._shards, directory, name)[0]
         if at + len(into) > part.manifest.size_bytes:

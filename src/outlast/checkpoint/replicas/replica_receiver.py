@@ -262,8 +262,8 @@ class ReplicaReceiver:
             raise WireError("the manifest is not of the version that was offered")
         wrong = [
             at
-            for at, (found, sealed_fields) in enumerate(zip(transfer.digests, digests, strict=True))
-            if found != sealed_fields
+            for at, (local, sealed_fields) in enumerate(zip(transfer.digests, digests, strict=True))
+            if local != sealed_fields
         ]
         if wrong:
             raise WireError(

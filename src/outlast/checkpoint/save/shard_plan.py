@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 WHOLE_BYTES = 64 << 10  # boxes below this are written by one of their holders, undivided
 GRAIN_BYTES = 4096  # larger boxes are cut at its multiples; a multiple of all element sizes
 _NAMES_MAX = 5  # in a message
-_CHANGES = 2  # changes, each seen at a save, after which a parameter counts as trained
+_CHANGES = 2  # changes, each seen at a save, after which a parameter is not Untrained
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 

@@ -93,13 +93,13 @@ def await_thread(hands: Sequence[IoThread], hurry: Callable[[], None] = lambda: 
     while running:
         try:
             hand = ended.get(timeout=_LOOK_S)
-            found = {hand: hand.error}
+            outcomes = {hand: hand.error}
         except Empty:
-            found = {hand: error for hand in running if (error := hand.give_up())}
+            outcomes = {hand: error for hand in running if (error := hand.give_up())}
         except BaseException as error:  # noqa: BLE001 - Ctrl-C: raised once the others have ended
-            found = {None: error}
-        running -= found.keys()
-        errors += filter(None, found.values())
+            outcomes = {None: error}
+        running -= outcomes.keys()
+        errors += filter(None, outcomes.values())
         if errors:
             hurry()
     if errors:
@@ -156,10 +156,10 @@ def call_in_thread(each: Iterator[T]) -> Iterator[T]:
     end = object()
     while True:
         with hand.asking(hand.where, math.inf):
-            one = next(each, end)
-        if one is end:
+            item = next(each, end)
+        if item is end:
             return
-        yield cast(T, one)
+        yield cast(T, item)
 
 
 _BURST_S = 0.25
@@ -268,8 +268,8 @@ def tensors_in(manifest: Manifest, file: str) -> tuple[str, ...]:
     """Return the names of the tensors that lie in one of a part's files, at least in part."""
     if not manifest.frozen_bytes:
         return tuple(dict.fromkeys(piece.name for piece in manifest.pieces))
-    found = (chunk.tensors for chunk in chunks_of(manifest) if chunk.file == file)
-    names = dict.fromkeys(name for names in found for name in names)
+    groups = (chunk.tensors for chunk in chunks_of(manifest) if chunk.file == file)
+    names = dict.fromkeys(name for names in groups for name in names)
     return tuple(name for name in names if name in manifest.tensors)
 
 

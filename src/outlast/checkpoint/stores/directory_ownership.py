@@ -259,8 +259,8 @@ def _attempt(root: Path, mine: Owner, lease: _Lease) -> Ownership | Owner:
         return owner
     owner = read_owner(root)
     with suppress(FileNotFoundError):
-        same = os.path.samestat(os.fstat(file.fileno()), path.lstat())
-        if same and owner.state != "finishing":
+        is_same = os.path.samestat(os.fstat(file.fileno()), path.lstat())
+        if is_same and owner.state != "finishing":
             _rewrite(file, mine)
             return Ownership(root, mine, file)
     file.close()  # its keeper has lost the lock; or it was taken over since we opened it

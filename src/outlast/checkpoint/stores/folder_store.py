@@ -86,8 +86,8 @@ class Folder:
             with _directory(path) as at, os.scandir(at) as entries:
                 for entry in entries:
                     with suppress(FileNotFoundError):  # removed meanwhile
-                        found = entry.stat(follow_symlinks=False)
-                        sizes[entry.name] = found.st_size if stat.S_ISREG(found.st_mode) else -1
+                        status = entry.stat(follow_symlinks=False)
+                        sizes[entry.name] = status.st_size if stat.S_ISREG(status.st_mode) else -1
         except FileNotFoundError:
             return {}
         except OSError as error:

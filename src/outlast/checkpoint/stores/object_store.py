@@ -164,12 +164,12 @@ class Bucket:
 
         path = _path(directory, name)
         with self._mapped("could not be read", path):
-            found = obstore.get(self._store, path)
-            if (size := found.meta["size"]) > GET_BYTES_MAX:
+            response = obstore.get(self._store, path)
+            if (size := response.meta["size"]) > GET_BYTES_MAX:
                 raise CorruptionError(
                     f"{self.where}/{path}: {size} bytes are more than a record can have"
                 )
-            return bytes(found.bytes())
+            return bytes(response.bytes())
 
     def read(self, directory: str, name: str, at: int, into: memoryview) -> None:
         """See StoreSource.read; in requests of 16 MiB."""

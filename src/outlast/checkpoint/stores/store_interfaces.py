@@ -207,8 +207,8 @@ def open_installed_store(address: str, built_in: Collection[str]) -> Store:
     scheme = address.partition("://")[0]
     entries = [entry for entry in _entries() if entry.name == scheme]
     if not entries:
-        known = ", ".join([*built_in, *installed_schemes()])
-        raise ConfigError(f"{address}: cannot store there; known are paths and {known}")
+        schemes = ", ".join([*built_in, *installed_schemes()])
+        raise ConfigError(f"{address}: cannot store there; known are paths and {schemes}")
     if len(entries) > 1:
         owners = ", ".join(sorted(_owner(entry) for entry in entries))
         raise ConfigError(

@@ -23,7 +23,7 @@ PEAK_SHARE = 0.5  # Hockney 1994: smaller sizes measure latency
 SLOW_MIN = 2  # slow groups of a host that is suspected
 SETTING = ["collective", "redop", "datatype", "ranks", "nodes", "size_bytes"]
 _ORDER = ["ranks", "collective", "datatype", "redop", "nodes", "size_bytes", "label"]
-_DESCENDING = [one in ("ranks", "size_bytes") for one in _ORDER]
+_DESCENDING = [column in ("ranks", "size_bytes") for column in _ORDER]
 _ROW = ["run", "collective", "datatype", "redop", "root", "size_bytes", "cycle"]
 
 
@@ -34,27 +34,27 @@ def measured_bandwidths(tables: Tables) -> pl.DataFrame:
     from 1 on, within its setting, label and group. A run that was read twice counts once.
     """
     inside = pl.col("t_ns").is_between(tables.since_ns, tables.until_ns, closed="left")
-    found = tables.bandwidths.filter(inside).sort("t_ns", "label").collect()
-    found = found.unique(_ROW, keep="last", maintain_order=True)
+    table = tables.bandwidths.filter(inside).sort("t_ns", "label").collect()
+    table = table.unique(_ROW, keep="last", maintain_order=True)
     bus = pl.coalesce("bus_bytes_per_s", "in_place_bytes_per_s") / 1e9
     known = pl.col("hosts") != ""
-    found = found.with_columns(
-        nodes=count_hosts(found["hosts"]).fill_null(0).cast(pl.Int64),
+    table = table.with_columns(
+        nodes=count_hosts(table["hosts"]).fill_null(0).cast(pl.Int64),
         gb_per_s=bus,
         group=pl.when(known).then("hosts").otherwise(pl.format("unknown hosts, run {}", "run")),
     )
     order = pl.struct("t_ns", "run", "cycle").rank("ordinal").over(*SETTING, "label", "group")
-    return found.with_columns(iteration=order.cast(pl.Int64))
+    return table.with_columns(iteration=order.cast(pl.Int64))
 
 
-def bandwidth_spread(found: pl.DataFrame) -> pl.DataFrame:
+def bandwidth_spread(table: pl.DataFrame) -> pl.DataFrame:
     """Return the distribution of `measured_bandwidths` by setting and label, large sizes first.
 
     `cv_groups`: standard deviation over mean of the groups' medians; `cv_iterations`: the same
     within groups, pooled. None without two of them.
     """
     bus = pl.col("gb_per_s")
-    within = _group_medians(found)
+    within = _group_medians(table)
     free = pl.col("iterations") - 1
     pooled = ((pl.col("variance").fill_null(0.0) * free).sum() / free.sum()).sqrt()
     median = pl.col("median")
@@ -64,7 +64,7 @@ def bandwidth_spread(found: pl.DataFrame) -> pl.DataFrame:
         cv_iterations=pl.when(free.sum() > 0).then(pooled / median.mean()),
     )
     return (
-        found.group_by([*SETTING, "label"])
+        table.group_by([*SETTING, "label"])
         .agg(
             runs=pl.col("run").n_unique().cast(pl.Int64),
             measured=pl.len().cast(pl.Int64),
@@ -79,7 +79,7 @@ def bandwidth_spread(found: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def slow_groups(found: pl.DataFrame) -> pl.DataFrame:
+def slow_groups(table: pl.DataFrame) -> pl.DataFrame:
     """Return each group by label: in how many settings it was `judged`, and in how many `slow`.
 
     A setting is judged with GROUPS_MIN groups and at sizes that reach PEAK_SHARE of the largest
@@ -89,7 +89,7 @@ def slow_groups(found: pl.DataFrame) -> pl.DataFrame:
     `collective` and `size_bytes`.
     """
     case = [*SETTING, "label"]
-    groups = _group_medians(found)
+    groups = _group_medians(table)
     middle = pl.col("median").median().over(case)
     peak = pl.col("middle").max().over([*SETTING[:-1], "label"])
     cases = groups.with_columns(middle=middle, many=pl.len().over(case)).filter(
@@ -113,7 +113,7 @@ def slow_groups(found: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def slow_hosts(found: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
+def slow_hosts(table: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
     """Return the hosts in slow `groups` (`slow_groups`) or in runs with wrong values.
 
     `p`: the probability of so many slow groups or more, if the slow ones were drawn from all at
@@ -128,7 +128,7 @@ def slow_hosts(found: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
         .group_by("node")
         .agg(groups=pl.len().cast(pl.Int64), slow=pl.col("is_slow").sum().cast(pl.Int64))
     )
-    runs = found.group_by("run", "hosts").agg(bad=(pl.col("wrong") > 0).any().fill_null(False))
+    runs = table.group_by("run", "hosts").agg(bad=(pl.col("wrong") > 0).any().fill_null(False))
     bad = _with_nodes(runs.filter("bad", pl.col("hosts") != ""))
     wrong = bad.group_by("node").agg(wrong_runs=pl.len().cast(pl.Int64))
     both = counts.join(wrong, on="node", how="full", coalesce=True).with_columns(
@@ -147,20 +147,20 @@ def slow_hosts(found: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def compared_labels(found: pl.DataFrame) -> pl.DataFrame:
+def compared_labels(table: pl.DataFrame) -> pl.DataFrame:
     """Return each setting of two labels: medians, spreads, and the ratio with its 90 % interval.
 
     The first label by name is the basis. `units`: groups, by their medians, if both labels have
     GROUPS_MIN, else iterations. The interval is a bootstrap of the units (Efron and Tibshirani
     1993, 8.6); None with fewer than GROUPS_MIN of either.
     """
-    names = found["label"].unique().sort().to_list()
+    names = table["label"].unique().sort().to_list()
     rows = []
-    for key, part in found.group_by(SETTING):
+    for key, part in table.group_by(SETTING):
         of = {name: part.filter(pl.col("label") == name) for name in names}
         here = [name for name in names if len(of[name])]
         rows += [(*key, here[0], name, *_compare(of[here[0]], of[name])) for name in here[1:]]
-    types = [*(found.schema[one] for one in SETTING), pl.String, pl.String, pl.String]
+    types = [*(table.schema[column] for column in SETTING), pl.String, pl.String, pl.String]
     columns = [*SETTING, "basis", "label", "units", "basis_median", "median", "basis_cv", "cv"]
     columns += ["ratio", "low", "high"]
     schema = dict(zip(columns, [*types, *[pl.Float64] * 7], strict=True))
@@ -169,32 +169,32 @@ def compared_labels(found: pl.DataFrame) -> pl.DataFrame:
 
 
 def _compare(basis: pl.DataFrame, other: pl.DataFrame) -> tuple[str | float | None, ...]:
-    medians = [_group_medians(one)["median"].to_numpy() for one in (basis, other)]
+    medians = [_group_medians(side)["median"].to_numpy() for side in (basis, other)]
     units = "groups" if min(map(len, medians)) >= GROUPS_MIN else "iterations"
     values = medians
     if units == "iterations":
-        values = [one["gb_per_s"].to_numpy() for one in (basis, other)]
-    first, second = (float(np.median(one)) for one in values)
+        values = [side["gb_per_s"].to_numpy() for side in (basis, other)]
+    first, second = (float(np.median(side)) for side in values)
     spreads = [
-        float(one.std(ddof=1) / one.mean()) if len(one) > 1 and one.mean() else None
-        for one in values
+        float(side.std(ddof=1) / side.mean()) if len(side) > 1 and side.mean() else None
+        for side in values
     ]
     low = high = None
     if min(map(len, values)) >= GROUPS_MIN and first:
         random = np.random.default_rng(0)
         drawn = [
-            np.median(one[random.integers(len(one), size=(DRAWS, len(one)))], axis=1)
-            for one in values
+            np.median(side[random.integers(len(side), size=(DRAWS, len(side)))], axis=1)
+            for side in values
         ]
         ratios = drawn[1][drawn[0] > 0] / drawn[0][drawn[0] > 0]
-        low, high = (float(one) for one in np.quantile(ratios, [TAIL, 1 - TAIL]))
+        low, high = (float(end) for end in np.quantile(ratios, [TAIL, 1 - TAIL]))
     ratio = second / first if first else None
     return (units, first, second, *spreads, ratio, low, high)
 
 
-def _group_medians(found: pl.DataFrame) -> pl.DataFrame:
+def _group_medians(table: pl.DataFrame) -> pl.DataFrame:
     bus = pl.col("gb_per_s")
-    return found.group_by([*SETTING, "label", "group", "hosts"]).agg(
+    return table.group_by([*SETTING, "label", "group", "hosts"]).agg(
         median=bus.median(), variance=bus.var(), iterations=pl.len().cast(pl.Int64)
     )
 
@@ -207,7 +207,5 @@ def _tail(slow: int, groups: int, slow_all: int, groups_all: int) -> float:
     """Return P(X >= slow) of a hypergeometric X."""
     ways = math.comb(groups_all, groups)
     some = range(slow, min(groups, slow_all) + 1)
-    hits = sum(
-        math.comb(slow_all, one) * math.comb(groups_all - slow_all, groups - one) for one in some
-    )
+    hits = sum(math.comb(slow_all, k) * math.comb(groups_all - slow_all, groups - k) for k in some)
     return hits / ways if slow else 1.0

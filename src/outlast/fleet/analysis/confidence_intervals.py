@@ -145,4 +145,4 @@ def bootstrap_interval(
 
 def widest_interval(spreads: dict[str, BootstrapInterval]) -> tuple[str, BootstrapInterval]:
     """Return the kind of clusters with the largest dispersion, and its interval."""
-    return max(spreads.items(), key=lambda one: one[1].dispersion or 0.0)
+    return max(spreads.items(), key=lambda spread: spread[1].dispersion or 0.0)

@@ -34,9 +34,9 @@ def gpus_per_node(tables: Tables) -> NodeGpus:
     more have USED_SHARE of their GPU time.
     """
     listed = tables.nodes.filter(pl.col("gpus") > 0).group_by("gpus").len().sort("len", "gpus")
-    found = listed.collect()
-    if len(found):
-        return NodeGpus(int(found["gpus"][-1]), "nodes")
+    table = listed.collect()
+    if len(table):
+        return NodeGpus(int(table["gpus"][-1]), "nodes")
     used = _gpus_of_a_node(tables).collect()
     if not len(used):
         return NodeGpus(NODE_GPUS, "assumed")
@@ -245,9 +245,9 @@ def without_contradicted(tables: Tables, notes: list[str]) -> Tables:
     if largest <= nodes:
         return tables
     wrong = unnamed & (pl.col("nodes") > nodes)
-    many = int(tables.jobs.select(wrong.sum()).collect().item())
+    count = int(tables.jobs.select(wrong.sum()).collect().item())
     notes.append(
-        f"{plural(many, 'job')} left out: without a readable list of nodes, and with up to"
+        f"{plural(count, 'job')} left out: without a readable list of nodes, and with up to"
         f" {largest:,} of them where all others name {nodes:,}"
     )
     return tables._replace(jobs=tables.jobs.filter(~wrong.fill_null(value=False)))
@@ -342,7 +342,7 @@ def _inventory_gaps(tables: Tables) -> pl.LazyFrame:
     if _has_inventory(tables):
         return none
     number = pl.col("node").str.extract(r"(\d{1,9})$")
-    found = (
+    table = (
         pl.concat(_mentioned_nodes(tables))
         .select(NODE)
         .unique()
@@ -358,8 +358,8 @@ def _inventory_gaps(tables: Tables) -> pl.LazyFrame:
         )
         .collect()
     )
-    padded = found.filter(pl.col("width") > 0).select("cluster", "stem", as_wide="width").unique()
-    wide = found.join(
+    padded = table.filter(pl.col("width") > 0).select("cluster", "stem", as_wide="width").unique()
+    wide = table.join(
         padded.group_by("cluster", "stem").agg(pl.col("as_wide").max()),
         on=["cluster", "stem"],
         how="left",
@@ -377,7 +377,7 @@ def _inventory_gaps(tables: Tables) -> pl.LazyFrame:
         .explode("number")
         .with_columns(node=pl.concat_str("stem", spelled.str.zfill(pl.col("as_wide"))))
         .select(NODE)
-        .join(found.select(NODE), on=NODE, how="anti")
+        .join(table.select(NODE), on=NODE, how="anti")
         .with_columns(t_ns=pl.lit(tables.since_ns, dtype=pl.Int64))
     )
     return filled.lazy()

@@ -72,12 +72,12 @@ def attribute_failures(
         lost=((pl.col("severity") == LOST) & ~users).any(),
         symptoms=pl.col("symptom").cast(pl.String).filter(can_end).unique().sort(),
     )
-    found = failed.join(by_attempt, on=KEY, how="left").with_columns(
+    table = failed.join(by_attempt, on=KEY, how="left").with_columns(
         pl.col("lost").fill_null(value=False), pl.col("symptoms").fill_null([])
     )
     named = (pl.col("state") == "REQUEUED") & (pl.col("failed_node") != "")
     failures = (
-        found.filter(pl.col("state").is_in(BY_NODE) | pl.col("lost") | named)
+        table.filter(pl.col("state").is_in(BY_NODE) | pl.col("lost") | named)
         .select(*KEY, "state", "t_ns", "nodes", "gpus", "worst", "symptoms")
         .sort("t_ns", *KEY)
     )
@@ -203,10 +203,10 @@ def _causes(
 def _domains(symptoms: pl.Series) -> pl.Series:
     """Return the domains that can have caused all symptoms of each list, as text."""
     known = {
-        tuple(one): "+".join(each for each in DOMAINS if each in possible_domains(set(one)).domains)
-        for one in symptoms.unique()
+        tuple(row): "+".join(each for each in DOMAINS if each in possible_domains(set(row)).domains)
+        for row in symptoms.unique()
     }
-    return pl.Series([known[tuple(one)] for one in symptoms], dtype=pl.String)
+    return pl.Series([known[tuple(row)] for row in symptoms], dtype=pl.String)
 
 
 SIMULTANEOUS_S = 600.0
@@ -293,8 +293,8 @@ def merge_simultaneous(blame: pl.LazyFrame, same_s: float = SIMULTANEOUS_S) -> p
     Eight jobs that share a node end by one failure. Keeps `t_ns` of the first and the highest
     `weight`.
     """
-    apart = pl.col("t_ns") - pl.col("t_ns").shift(1) > round(same_s * SECOND_NS)
-    new = apart | pl.any_horizontal(pl.col(name) != pl.col(name).shift(1) for name in NODE)
+    is_later = pl.col("t_ns") - pl.col("t_ns").shift(1) > round(same_s * SECOND_NS)
+    new = is_later | pl.any_horizontal(pl.col(name) != pl.col(name).shift(1) for name in NODE)
     return (
         blame.sort(*NODE, "t_ns")
         .with_columns(event=new.fill_null(value=True).cum_sum())

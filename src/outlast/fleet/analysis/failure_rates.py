@@ -137,10 +137,10 @@ def rates_of_new_checks(
 
 def swing(rates: pl.DataFrame) -> float | None:
     """Return the highest over the lowest rolling rate of ALL; None if one is 0 or none exists."""
-    found = rates.filter(pl.col("cause") == ALL)["per_1000_node_days"].drop_nulls()
-    if not len(found) or not found.min():
+    daily = rates.filter(pl.col("cause") == ALL)["per_1000_node_days"].drop_nulls()
+    if not len(daily) or not daily.min():
         return None
-    return float(found.to_numpy().max() / found.to_numpy().min())
+    return float(daily.to_numpy().max() / daily.to_numpy().min())
 
 
 def _rates_around(
@@ -262,9 +262,9 @@ def mttf(
         mttf_h=pl.when(failed).then(hours / pl.col("failures")),
         low_h=hours / pl.Series([high for _, high in ends], dtype=pl.Float64),
         high_h=pl.when(failed).then(hours / pl.Series([low for low, _ in ends], dtype=pl.Float64)),
-        boot_low_h=_inverse([one.high for _, one in chosen]),
-        boot_high_h=_inverse([one.low for _, one in chosen]),
-        dispersion=pl.Series([one.dispersion for _, one in chosen], dtype=pl.Float64),
+        boot_low_h=_inverse([interval.high for _, interval in chosen]),
+        boot_high_h=_inverse([interval.low for _, interval in chosen]),
+        dispersion=pl.Series([interval.dispersion for _, interval in chosen], dtype=pl.Float64),
         clusters=pl.Series([name for name, _ in chosen], dtype=pl.String),
         **{
             name: 24_000 * of_a_node / pl.col("gpus") / (rate or None)

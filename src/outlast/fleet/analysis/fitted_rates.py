@@ -116,8 +116,8 @@ def fit_rates(tables: Tables, *, above_gpus: int = LARGE_GPUS) -> FittedRates:
     measured |= _lemons(tables, found, notes)
     measured |= _durations(tables)
     scenario: dict[str, str | int | float] = {"gpus-per-node": node_gpus}
-    for key, one in measured.items():
-        scenario[key] = _scenario_value(key, one.value)
+    for key, measure in measured.items():
+        scenario[key] = _scenario_value(key, measure.value)
     return FittedRates(
         since_ns=tables.since_ns,
         until_ns=tables.until_ns,
@@ -141,29 +141,29 @@ def _durations(tables: Tables) -> dict[str, MeasuredValue]:
     """Return the mean durations of recoveries, saves and steps that `outlast run` measured."""
     inside = pl.col("t_ns").is_between(tables.since_ns, tables.until_ns, closed="left")
     costs = tables.costs.filter(inside).collect()
-    found: dict[str, MeasuredValue] = {}
+    means: dict[str, MeasuredValue] = {}
     for what in COST_NAMES:
         ours = costs.filter(pl.col("what") == what)
         if not len(ours):
             continue
         each = zip(ours["length_ns"].to_list(), ours["many"].to_list(), strict=True)
-        mean = mean_of([ns / 1e9 for ns, many in each for _ in range(min(many, MANY_MOST))])
-        found[what] = MeasuredValue(
+        mean = mean_of([ns / 1e9 for ns, count in each for _ in range(min(count, MANY_MOST))])
+        means[what] = MeasuredValue(
             value=mean.mean_s,
             low=mean.low_s,
             high=mean.high_s,
             count=int(ours["many"].sum()),
             description=DESCRIPTIONS[what],
         )
-    if "pause" in found:
-        found["window"] = MeasuredValue(
+    if "pause" in means:
+        means["window"] = MeasuredValue(
             value=0.0,
             low=None,
             high=None,
-            count=found["pause"].count,
+            count=means["pause"].count,
             description="the pause includes the transfer that makes the replica whole again",
         )
-    return found
+    return means
 
 
 def _causes(tables: Tables, found: AttributedFailures, rate: FittedRate) -> list[CauseShare]:
@@ -185,21 +185,21 @@ def _rate(
     outages.
     """
     for above in (above_gpus, 0):
-        one = failure_rate(tables, found, above_gpus=above)
+        jobs = failure_rate(tables, found, above_gpus=above)
         survived = len(survived_failures(tables, above))
-        failures = one.failures + survived
+        failures = jobs.failures + survived
         if failures >= ENOUGH or not above:
             break
         notes.append(
             f"jobs above {above:,} GPUs had {plural(failures, 'failure')} in"
-            f" {one.node_days:,.0f} node-days, fewer than {ENOUGH}: more than these were looked at"
+            f" {jobs.node_days:,.0f} node-days, fewer than {ENOUGH}: more than these were looked at"
         )
-    if one.node_days and (failures or not _count(tables.outages)):
+    if jobs.node_days and (failures or not _count(tables.outages)):
         basis = f"jobs above {above:,} GPUs" if above else "all jobs on GPUs"
         if survived:
             basis += f", {survived:,} of which they survived"
-        weight = one.sure_as + survived / max(1.0, one.dispersion or 1.0)
-        rate = _make_rate(basis, failures, one.node_days, one.gpu_days, one.dispersion, weight)
+        weight = jobs.sure_as + survived / max(1.0, jobs.dispersion or 1.0)
+        rate = _make_rate(basis, failures, jobs.node_days, jobs.gpu_days, jobs.dispersion, weight)
         return rate, above
     away = outage_rate(tables)
     if away.per_1000_node_days is None or not away.outages:
@@ -236,27 +236,27 @@ def _make_rate(
 
 def _node_gpus(tables: Tables, notes: list[str]) -> int:
     """Return `exposure.gpus_per_node`, with a note if they are only assumed."""
-    found = gpus_per_node(tables)
-    if found.source == "assumed":
-        notes.append(f"the number of GPUs per node is unknown: {found.gpus} are assumed")
-    return found.gpus
+    nodes = gpus_per_node(tables)
+    if nodes.source == "assumed":
+        notes.append(f"the number of GPUs per node is unknown: {nodes.gpus} are assumed")
+    return nodes.gpus
 
 
 def _repair(tables: Tables, notes: list[str]) -> dict[str, MeasuredValue]:
-    found = repair_time(tables)
-    if found.mean_s is None:
+    repair = repair_time(tables)
+    if repair.mean_s is None:
         notes.append("no outage ended: how long repairs take is not known")
         return {}
     description = (
-        f"mean time until a node is back; {found.open} that last are in it for as long as they are"
-        f" known; half are back after {duration(found.median_s or 0.0)}"
+        f"mean time until a node is back; {repair.open} that last are in it for as long as they are"
+        f" known; half are back after {duration(repair.median_s or 0.0)}"
     )
     return {
         "repair": MeasuredValue(
-            value=found.mean_s,
-            low=found.low_s,
-            high=found.high_s,
-            count=found.ended,
+            value=repair.mean_s,
+            low=repair.low_s,
+            high=repair.high_s,
+            count=repair.ended,
             description=description,
         )
     }

@@ -237,7 +237,7 @@ def restarted_attempts(tables: Tables, infra: pl.LazyFrame) -> pl.LazyFrame:
     )
 
 
-def loss_by_size(found: pl.DataFrame) -> pl.DataFrame:
+def loss_by_size(table: pl.DataFrame) -> pl.DataFrame:
     """Sum `lost_goodput` by size: `attempts` and GPU seconds of either order, and the share of the
     loss."""
     columns: dict[str, pl.Expr] = {}
@@ -247,14 +247,14 @@ def loss_by_size(found: pl.DataFrame) -> pl.DataFrame:
         columns[f"{name}_gpu_s"] = pl.col("lost_gpu_s").filter(of).sum()
     both = pl.col("first_gpu_s") + pl.col("second_gpu_s")
     share = pl.when(both.sum() > 0).then(both / both.sum())
-    return found.group_by("bucket").agg(**columns).sort("bucket").with_columns(share=share)
+    return table.group_by("bucket").agg(**columns).sort("bucket").with_columns(share=share)
 
 
-def total_loss(tables: Tables, found: pl.DataFrame) -> GoodputLoss:
+def total_loss(tables: Tables, table: pl.DataFrame) -> GoodputLoss:
     """Sum `lost_goodput` over all sizes."""
     held_gpu_s = tables.jobs.select((_runtime_s() * pl.col("gpus")).sum()).collect().item()
     first, second = (
-        float(found["lost_gpu_s"].filter(found["order"] == order).sum())
+        float(table["lost_gpu_s"].filter(table["order"] == order).sum())
         for order in (FIRST, SECOND)
     )
     both = first + second
@@ -330,8 +330,8 @@ def attempts_in_loops(
     tables: Tables, infra: pl.LazyFrame, *, times: int = TIMES, window_s: float = WINDOW_S
 ) -> pl.LazyFrame:
     """Return KEY of the attempts that began after a failure of a loop."""
-    found = _find_loops(tables, infra, times, window_s)
-    return found.lazy().select(*JOB, attempt="next_attempt")
+    table = _find_loops(tables, infra, times, window_s)
+    return table.lazy().select(*JOB, attempt="next_attempt")
 
 
 def _find_loops(tables: Tables, infra: pl.LazyFrame, times: int, window_s: float) -> pl.DataFrame:
@@ -346,7 +346,7 @@ def _find_loops(tables: Tables, infra: pl.LazyFrame, times: int, window_s: float
     followed = (pl.col("job") == pl.col("job").shift(-1)) & (
         pl.col("cluster") == pl.col("cluster").shift(-1)
     )
-    found = (
+    table = (
         tables.jobs.filter(pl.col("start_ns").is_not_null())
         .join(often, on=JOB, how="semi")
         .select(*KEY, "name", "user", "state", "start_ns", "t_ns", "gpus", "nodes")
@@ -357,16 +357,16 @@ def _find_loops(tables: Tables, infra: pl.LazyFrame, times: int, window_s: float
         .collect()
     )
     new_job = pl.any_horizontal(pl.col(name).ne_missing(pl.col(name).shift(1)) for name in JOB)
-    found = found.with_columns(
+    table = table.with_columns(
         pl.col("infra").fill_null(value=False), runtime_s=_runtime_s(), of=new_job.cum_sum()
     )
-    found = found.with_columns(
+    table = table.with_columns(
         closes=_within_job(times - 1, pl.col("t_ns") <= pl.col("t_ns").shift(times - 1) + window_ns)
     )
     # The window that a later failure closes holds this one and, but for the last, the one before.
     closing = [_within_job(-ahead, pl.col("closes").shift(-ahead)) for ahead in range(times)]
     linked = pl.any_horizontal(closing[:-1])
-    return found.with_columns(loop=(~linked).cum_sum(), within=linked | closing[-1]).filter(
+    return table.with_columns(loop=(~linked).cum_sum(), within=linked | closing[-1]).filter(
         "within"
     )
 

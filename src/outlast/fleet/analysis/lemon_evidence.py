@@ -109,14 +109,14 @@ def _benchmark_facts(tables: Tables) -> dict[str, list[str]]:
     """Return what benchmarks of collectives show about nodes."""
     found = measured_bandwidths(tables)
     facts: dict[str, list[str]] = {}
-    for one in slow_hosts(found, slow_groups(found)).iter_rows(named=True):
-        if one["slow"]:
-            facts.setdefault(one["node"], []).append(
-                f"{one['slow']} of {plural(one['groups'], 'group')} with slow collectives"
+    for host in slow_hosts(found, slow_groups(found)).iter_rows(named=True):
+        if host["slow"]:
+            facts.setdefault(host["node"], []).append(
+                f"{host['slow']} of {plural(host['groups'], 'group')} with slow collectives"
             )
-        if one["wrong_runs"]:
-            facts.setdefault(one["node"], []).append(
-                f"{plural(one['wrong_runs'], 'benchmark')} with wrong values"
+        if host["wrong_runs"]:
+            facts.setdefault(host["node"], []).append(
+                f"{plural(host['wrong_runs'], 'benchmark')} with wrong values"
             )
     return facts
 
@@ -130,7 +130,7 @@ def _row(
     repairs: pl.DataFrame,
 ) -> tuple[str, str, str, str, str, str, bool, str]:
     failures = causes.select(KEY).n_unique() if len(causes) else 0
-    symptom, many = _most_frequent(causes.unique([*KEY, "symptom"]), "symptom")
+    symptom, count = _most_frequent(causes.unique([*KEY, "symptom"]), "symptom")
     if not symptom:
         symptom, _ = _most_frequent(findings, "symptom")
     same = pl.col("symptom").cast(pl.String) == symptom
@@ -141,12 +141,12 @@ def _row(
     device, on_device = _most_frequent(alike, "device")
     part, exchanged = _part(repairs, symptom)
     facts = [
-        f"{symptom}{f' ({code})' if code else ''} at {many} of {plural(failures, 'failure')} with"
+        f"{symptom}{f' ({code})' if code else ''} at {count} of {plural(failures, 'failure')} with"
         " a cause"
-        if many
+        if count
         else "nothing was found at its failures"
     ]
-    if not many and symptom:
+    if not count and symptom:
         facts.append(f"{symptom}{f' ({code})' if code else ''} found at other times")
     if device:
         facts.append(f"{on_device} of {plural(len(alike), 'finding')} on {device}")
@@ -178,8 +178,8 @@ def _most_frequent(frame: pl.DataFrame, column: str) -> tuple[str, int]:
 def _part(repairs: pl.DataFrame, symptom: str) -> tuple[str, bool]:
     for kind in ("swap", "ticket"):
         known = ~pl.col("part").str.to_lowercase().is_in(["?", "unknown"])
-        named, many = _most_frequent(repairs.filter(pl.col("kind") == kind, known), "part")
-        if many:
+        named, count = _most_frequent(repairs.filter(pl.col("kind") == kind, known), "part")
+        if count:
             return named.lower(), kind == "swap"
     suggested = {str(key): part for key, part in PARTS.items()}
     return suggested.get(symptom, UNKNOWN), False
@@ -212,8 +212,8 @@ def drain_commands(found: pl.DataFrame, *, share_max: float = SHARE_MAX) -> Drai
     named = found.filter("lemon").select("cluster", "node", "failures", "expected", "times")
     nodes = dict(found.group_by("cluster").len().iter_rows())
     most = {
-        cluster: max(1, math.floor(share_max * many)) if share_max else 0
-        for cluster, many in nodes.items()
+        cluster: max(1, math.floor(share_max * node_count)) if share_max else 0
+        for cluster, node_count in nodes.items()
     }
     lines: list[str] = []
     beyond: list[str] = []

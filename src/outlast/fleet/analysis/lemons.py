@@ -291,12 +291,12 @@ def score_ranking(found: pl.DataFrame, true: Collection[str]) -> RankingScore:
         if true and hits >= wanted:
             at_80 = hits / rank
             break
-    many = sum(called)
+    lemons = sum(called)
     return RankingScore(
-        called=many,
+        called=lemons,
         right=both,
         true=len(true),
-        precision=both / many if many else None,
+        precision=both / lemons if lemons else None,
         recall=both / len(true) if true else None,
         precision_at_80=at_80,
     )
@@ -372,12 +372,12 @@ def _add_expected(found: pl.DataFrame, prefix: str) -> pl.DataFrame:
         pl.when(~pl.col("lemon")).then(pl.col(prefix + name)).otherwise(0.0)
         for name in ("failures", "node_days")
     )
-    others = (
+    sound_failures = (
         pl.when(pl.col("lemon").any())
         .then(failures.sum().clip(lower_bound=HALF))
         .otherwise(failures.sum())
     )
-    fleet = others / pl.when(days.sum() > 0).then(days.sum())
+    fleet = sound_failures / pl.when(days.sum() > 0).then(days.sum())
     kind = ["cluster", "kind"]
     weight = PRIOR_FAILURES + failures.sum().over(kind)
     rate = weight / (PRIOR_FAILURES / fleet + days.sum().over(kind))

@@ -286,13 +286,13 @@ def counterfactual_ettr(
     settings = _settings(node_rate_per_s, interval_s, init_s, factor, without_lemons)
     for bucket, nodes, wait_s in sizes.select("bucket", "nodes", "wait_s").iter_rows():
         before = None
-        for change, one in settings.items():
-            mtbf_s = _mtbf_s(nodes, one.node_rate_per_s)
+        for change, setting in settings.items():
+            mtbf_s = _mtbf_s(nodes, setting.node_rate_per_s)
             at = theory.exact(
-                one.interval_s,
+                setting.interval_s,
                 mtbf_s,
-                init_s=one.init_s,
-                queue_s=wait_s * one.queue_factor,
+                init_s=setting.init_s,
+                queue_s=wait_s * setting.queue_factor,
                 cost_s=cost_s,
             )
             before = at if before is None else before
@@ -317,8 +317,8 @@ def rate_share_without_lemons(ranking: pl.DataFrame) -> float | None:
         float(nodes["failures"].sum()) / days if (days := float(nodes["node_days"].sum())) else None
         for nodes in (ranking.filter(~pl.col("lemon")), ranking)
     ]
-    others, everybody = rates
-    return None if others is None or not everybody else others / everybody
+    sound, all_nodes = rates
+    return None if sound is None or not all_nodes else sound / all_nodes
 
 
 def _settings(

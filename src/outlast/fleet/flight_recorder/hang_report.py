@@ -102,8 +102,8 @@ def describe_verdict(
     root = found[0]
     sentences = [sentence(root.description)]
     if circle:
-        others = "; ".join(one.description for one in found[1:4])
-        sentences.append(f"The stalls wait for each other in a circle; none is first: {others}.")
+        further = "; ".join(stall.description for stall in found[1:4])
+        sentences.append(f"The stalls wait for each other in a circle; none is first: {further}.")
     if root.since_ns:
         since = datetime.fromtimestamp(root.since_ns / 1e9, tz=UTC)
         at = f", at {root.where}" if root.where else ""
@@ -230,7 +230,7 @@ def _find_stalls(group: RecordedGroup) -> list[Stall]:
 
 
 def _world_size(read: DumpCollection, stated: int | None, notes: list[str]) -> int:
-    named_ranks = [*read.dumps, *(one.rank for one in read.unread if one.rank is not None)]
+    named_ranks = [*read.dumps, *(dump.rank for dump in read.unread if dump.rank is not None)]
     least = max(max(named_ranks) + 1, minimum_world_size(read.dumps) or 0)
     if stated is None and minimum_world_size(read.dumps) is None:
         notes.append(

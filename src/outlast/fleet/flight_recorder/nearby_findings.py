@@ -58,7 +58,7 @@ def from_lake(lake: Path, t_ns: int, cluster: str | None = None) -> NearbyFindin
     Raises LakeError for an invalid lake, UsageError if the cluster is ambiguous.
     """
     opened = Lake.open(lake)
-    one = lake_selection.resolve_cluster(opened, cluster)
+    cluster_name = lake_selection.resolve_cluster(opened, cluster)
     notes: list[str] = []
     since_ns = t_ns - BEFORE_S * 10**9
     until_ns = t_ns + AFTER_S * 10**9 + 1
@@ -72,7 +72,7 @@ def from_lake(lake: Path, t_ns: int, cluster: str | None = None) -> NearbyFindin
         )
     try:
         near_by = lake_selection.select_cluster(
-            opened.tables(since_ns, until_ns), opened, one, notes
+            opened.tables(since_ns, until_ns), opened, cluster_name, notes
         )
         return NearbyFindings(findings_around(near_by.findings, t_ns).collect(), tuple(notes))
     except (pl.exceptions.PolarsError, OSError) as error:
@@ -104,11 +104,11 @@ def _parse_lines(lines: Iterator[bytes]) -> tuple[list[Finding], list[str]]:
         if not line.strip():
             continue
         try:
-            one = msgspec.json.decode(line)
-            if isinstance(one, dict) and "findings" in one:
-                found.extend(msgspec.convert(one, _Report).findings)
+            document = msgspec.json.decode(line)
+            if isinstance(document, dict) and "findings" in document:
+                found.extend(msgspec.convert(document, _Report).findings)
             else:
-                found.append(msgspec.convert(one, Finding))
+                found.append(msgspec.convert(document, Finding))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             bad.append(f"line {number}: {error}")
     return found, bad
@@ -134,24 +134,24 @@ def findings_of_ranks(
         if host := hosts.get(rank):
             by_host.setdefault(host, []).append(rank)
     found = [
-        (one, there)
+        (row, there)
         for host, there in by_host.items()
-        for one in sorted(_findings_of(findings, host), key=lambda one: _order(one, t_ns))[:SHOWN]
+        for row in sorted(_findings_of(findings, host), key=lambda row: _order(row, t_ns))[:SHOWN]
     ]
     found.sort(key=lambda pair: _order(pair[0], t_ns))
     return [
         RankFinding(
             ranks=tuple(there),
-            node=one.node,
-            before_s=(t_ns - one.t_ns) / 1e9,
-            check=one.check,
-            symptom=one.symptom,
-            severity=one.severity,
-            code=one.code,
-            device=one.device,
-            detail=one.detail,
+            node=row.node,
+            before_s=(t_ns - row.t_ns) / 1e9,
+            check=row.check,
+            symptom=row.symptom,
+            severity=row.severity,
+            code=row.code,
+            device=row.device,
+            detail=row.detail,
         )
-        for one, there in found
+        for row, there in found
     ]
 
 

@@ -238,7 +238,7 @@ class RecordedGroup(NamedTuple):
         """Name of the group for messages."""
         if self.name.startswith("group "):  # as `outlast run` calls those of the script
             return self.name
-        names = [one for one in (self.name, self.desc) if one and one != "undefined"]
+        names = [name for name in (self.name, self.desc) if name and name != "undefined"]
         if names == [OWN]:
             return OWN_CALLED
         return (
@@ -288,8 +288,8 @@ def collect_groups(dumps: Mapping[int, RecorderDump], world: int) -> list[Record
         for entry in dump.entries:
             mine.setdefault((*group_label(entry), entry.backend), []).append(entry)
         for (name, desc, backend), entries in mine.items():
-            others = (ranks for ranks in listed.get(name, ()) if rank in ranks)
-            ranks = members[rank].get(name) or next(others, ())
+            candidates = (ranks for ranks in listed.get(name, ()) if rank in ranks)
+            ranks = members[rank].get(name) or next(candidates, ())
             used.setdefault((name, desc, backend, ranks), {})[rank] = entries
     return [_group(key, found, dumps, world) for key, found in used.items()]
 

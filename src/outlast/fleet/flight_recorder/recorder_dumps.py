@@ -166,7 +166,7 @@ def _count_values(value: Any, known: dict[int, int], depth: int) -> int:
         return known[id(value)]
     known[id(value)] = VALUES_MAX + 1  # a reference to itself never ends
     inner = [*value, *value.values()] if isinstance(value, dict) else value
-    count = 1 + sum(_count_values(one, known, depth + 1) for one in inner)
+    count = 1 + sum(_count_values(item, known, depth + 1) for item in inner)
     known[id(value)] = count
     return count
 
@@ -230,21 +230,21 @@ def read_dumps(
     read and their total. Raises UsageError without any file, StorageError if a directory cannot be
     listed, and CorruptionError if no file is a dump.
     """
-    found = [one for path in paths for one in _find_dumps(path)]
-    if not found:
+    dumps = [dump for path in paths for dump in _find_dumps(path)]
+    if not dumps:
         raise UsageError(
             f"{', '.join(map(str, paths))}: there is no file; torch writes one dump for each rank"
             " (TORCH_FR_DUMP_TEMP_FILE), and `outlast run` writes them to RUN_DIR/traces"
         )
     all_read = DumpCollection({}, {}, [], {}, set())
     alike: dict[Any, Any] = {}
-    for count, one in enumerate(found):
-        report(count, len(found))
-        _add_dump(one, all_read, alike)
-    report(len(found), len(found))
+    for count, dump in enumerate(dumps):
+        report(count, len(dumps))
+        _add_dump(dump, all_read, alike)
+    report(len(dumps), len(dumps))
     if not all_read.dumps:
         reasons = "; ".join(unread.reason for unread in all_read.unread[:5])
-        raise CorruptionError(f"none of {len(found)} file(s) is a dump that can be read: {reasons}")
+        raise CorruptionError(f"none of {len(dumps)} file(s) is a dump that can be read: {reasons}")
     return all_read
 
 
@@ -265,8 +265,8 @@ def _find_dumps(path: Path) -> Iterator[NamedDump]:
     for folder in folders:
         for entry in _list_directory(Path(folder.path)):
             if entry.is_file(follow_symlinks=False):
-                one = identify_dump(Path(entry.path))
-                yield one if one.host else one._replace(host=folder.name)
+                dump = identify_dump(Path(entry.path))
+                yield dump if dump.host else dump._replace(host=folder.name)
 
 
 def _single_folder(run_dir: Path) -> Path:
@@ -291,34 +291,34 @@ def _list_directory(path: Path) -> list[os.DirEntry[str]]:
         raise StorageError(f"{path} cannot be listed: {error.strerror}") from error
 
 
-def _add_dump(one: NamedDump, into: DumpCollection, alike: dict[Any, Any]) -> None:
-    where = str(one.path)
+def _add_dump(new: NamedDump, into: DumpCollection, alike: dict[Any, Any]) -> None:
+    where = str(new.path)
     try:
-        data = _bytes(one.path)
-        if one.rank is None and data.lstrip()[:1] not in _STARTS:
+        data = _bytes(new.path)
+        if new.rank is None and data.lstrip()[:1] not in _STARTS:
             into.unread.append(UnusedDump(where, None, f"{where}: neither JSON nor a pickle"))
             return
         dump = decode_dump(data, where, alike)
     except (CodecError, CorruptionError, StorageError) as error:
-        into.unread.append(UnusedDump(where, one.rank, str(error)))
+        into.unread.append(UnusedDump(where, new.rank, str(error)))
         return
-    if one.rank is None:
+    if new.rank is None:
         reason = f"{where}: its name has no rank; call it rank_3.json, or rank_3@node17.json"
         into.unread.append(UnusedDump(where, None, reason))
         return
-    known = into.dumps.get(one.rank)
-    if known is not None and one.path.parent != into.folders[one.rank]:
+    known = into.dumps.get(new.rank)
+    if known is not None and new.path.parent != into.folders[new.rank]:
         raise UsageError(
-            f"rank {one.rank} has a dump in {into.folders[one.rank]} and one in {one.path.parent}:"
+            f"rank {new.rank} has a dump in {into.folders[new.rank]} and one in {new.path.parent}:"
             " are they of one moment? Name the directory of one"
         )
     if known is not None:
-        into.second.add(one.rank)
+        into.second.add(new.rank)
     if known is None or _last_record(dump) > _last_record(known):
-        into.dumps[one.rank] = dump
-        into.folders[one.rank] = one.path.parent
-    if one.host:
-        into.hosts[one.rank] = one.host
+        into.dumps[new.rank] = dump
+        into.folders[new.rank] = new.path.parent
+    if new.host:
+        into.hosts[new.rank] = new.host
 
 
 def _bytes(path: Path) -> bytes:
@@ -338,7 +338,7 @@ def _last_record(dump: RecorderDump) -> tuple[int, bool]:
 
 def read_hosts(path: Path) -> Mapping[int, str]:
     """Read a file of `RANK HOST` lines. Raises UsageError, which names an invalid line."""
-    found: dict[int, str] = {}
+    hosts: dict[int, str] = {}
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
@@ -349,5 +349,5 @@ def read_hosts(path: Path) -> Mapping[int, str]:
             continue
         if len(words) != 2 or not words[0].isdecimal() or len(words[0]) > 8:
             raise UsageError(f"--hosts {path}, line {number}: not a rank and a host: {line[:80]!r}")
-        found[int(words[0])] = words[1]
-    return found
+        hosts[int(words[0])] = words[1]
+    return hosts

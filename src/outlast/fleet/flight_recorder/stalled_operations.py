@@ -118,14 +118,14 @@ def _find_minority(
     if most == second:  # a tie
         few = tuple(values)
         detail = "; ".join(
-            f"{format_ranks([rank for rank, one in values.items() if one == value])}: "
-            + describe(ops[next(rank for rank, one in values.items() if one == value)])
+            f"{format_ranks([rank for rank, own in values.items() if own == value])}: "
+            + describe(ops[next(rank for rank, own in values.items() if own == value)])
             for value in list(counts)[:4]
         )
         return CollectiveMismatch(what, few, detail)
     few = tuple(rank for rank, value in values.items() if value != usual)
-    others = next(op for rank, op in ops.items() if values[rank] == usual)
-    return CollectiveMismatch(what, few, f"{describe(ops[few[0]])} instead of {describe(others)}")
+    majority = next(op for rank, op in ops.items() if values[rank] == usual)
+    return CollectiveMismatch(what, few, f"{describe(ops[few[0]])} instead of {describe(majority)}")
 
 
 def _elements(op: RecordedOp) -> str:
@@ -218,14 +218,14 @@ def _mismatch_or_hang(site: _Site, *, blind: bool) -> Stall | None:
     inside = [rank for rank in ops if not _has_completed(group, rank, site.seq)]
     if not inside:
         return None
-    if apart := find_mismatch(ops, is_complete=len(ops) == len(group.members)):
-        subject = f"{format_ranks(apart.ranks)} entered " if len(apart.ranks) < len(ops) else ""
+    if split := find_mismatch(ops, is_complete=len(ops) == len(group.members)):
+        subject = f"{format_ranks(split.ranks)} entered " if len(split.ranks) < len(ops) else ""
         detail = (
-            f"in {site.called} the ranks do not have the same {apart.what}:"
-            f" {subject}{apart.description}"
+            f"in {site.called} the ranks do not have the same {split.what}:"
+            f" {subject}{split.description}"
         )
-        sure = len(apart.ranks) < len(ops)
-        return site.stall("mismatch", apart.ranks, inside, "sure" if sure else "likely", detail)
+        sure = len(split.ranks) < len(ops)
+        return site.stall("mismatch", split.ranks, inside, "sure" if sure else "likely", detail)
     inside = [rank for rank in inside if ops[rank].progress in UNDER_WAY]
     return None if blind or not inside else _unfinished_stall(site, inside)
 
@@ -260,7 +260,7 @@ def _absent_stall(site: _Site, lasts: Mapping[int, int]) -> Stall:
     group = site.group
     absent = [rank for rank, last in lasts.items() if last < site.seq]
     entered = [rank for rank, last in lasts.items() if last >= site.seq]
-    others = [rank for rank in group.members if rank not in lasts]
+    unknown = [rank for rank in group.members if rank not in lasts]
     confidence: Confidence = "sure" if group.known else "likely"
     never = f"never entered {site.called}"
     if not any(lasts[rank] for rank in absent):
@@ -269,8 +269,8 @@ def _absent_stall(site: _Site, lasts: Mapping[int, int]) -> Stall:
     if all(group.tracks[rank].left_to >= site.seq for rank in entered):
         detail += " and completed: these dumps may be from different times"
         confidence = "unsure"
-    if others:
-        detail += f"; for {format_ranks(others)} it is unknown"
+    if unknown:
+        detail += f"; for {format_ranks(unknown)} it is unknown"
     return site.stall("absent", absent, entered, confidence, detail)
 
 
@@ -299,7 +299,7 @@ def find_pair_stalls(group: RecordedGroup) -> list[Stall]:
         for source, target in _pairs(group)
         if (stuck := _find_pair_stall(group, source, target)) is not None
     ]
-    return sorted(found, key=lambda one: one.since_ns or 0)
+    return sorted(found, key=lambda stall: stall.since_ns or 0)
 
 
 def _pairs(group: RecordedGroup) -> list[tuple[int, int]]:

@@ -115,34 +115,34 @@ def read_report(path: Path) -> BenchmarkReport:
     """Read the JSON of a run. Raises SourceError for a truncated or newer one."""
     data = read_bounded(path, JSON_BYTES_MAX, "no benchmark's JSON is so large")
     try:
-        found = msgspec.json.decode(data, type=BenchmarkReport)
+        report = msgspec.json.decode(data, type=BenchmarkReport)
     except (msgspec.DecodeError, RecursionError) as error:
         raise SourceError(f"{path} is no whole JSON of nccl-tests: {error}") from error
-    if found.version > JSON_VERSION:
+    if report.version > JSON_VERSION:
         raise SourceError(
-            f"{path} has version {found.version} of the JSON of nccl-tests, and {JSON_VERSION} is"
+            f"{path} has version {report.version} of the JSON of nccl-tests, and {JSON_VERSION} is"
             " the newest that is known; nothing was read"
         )
-    return found
+    return report
 
 
 def parse_result(raw: msgspec.Raw, t_ns: int | None) -> BenchmarkRow | str:
     """Return the values of a result in JSON, or the reason why it has none."""
     try:
-        one = msgspec.json.decode(raw, type=_Result)
+        result = msgspec.json.decode(raw, type=_Result)
     except (msgspec.DecodeError, RecursionError):
         return COLUMNS_DIFFER
-    both = [each for each in (one.out_of_place, one.in_place) if each]
+    both = [each for each in (result.out_of_place, result.in_place) if each]
     values = [_number(str(each.bus_bw)) for each in both]
     counts = [_number(str(each.nwrong), _COUNT_MAX) for each in both if each.nwrong is not None]
-    root = one.root.strip()
-    if not both or None in values + counts or not _ROOT.fullmatch(root) or one.size < 0:
+    root = result.root.strip()
+    if not both or None in values + counts or not _ROOT.fullmatch(root) or result.size < 0:
         return NO_NUMBER
     if t_ns is None:
         return NO_TIME
-    key = (one.size, one.type, one.redop, int(root))
-    bus = _bytes_per_s(values[0] if one.out_of_place else None)
-    in_place = _bytes_per_s(values[-1] if one.in_place else None)
+    key = (result.size, result.type, result.redop, int(root))
+    bus = _bytes_per_s(values[0] if result.out_of_place else None)
+    in_place = _bytes_per_s(values[-1] if result.in_place else None)
     return BenchmarkRow(t_ns, *key, bus, in_place, _sum(counts))
 
 
@@ -157,7 +157,7 @@ def _bytes_per_s(gb_per_s: float | None = None) -> int | None:
 
 
 def _sum(counts: list[float | None]) -> int | None:
-    return int(sum(one or 0 for one in counts)) if counts else None
+    return int(sum(count or 0 for count in counts)) if counts else None
 
 
 def local_ns(text: str, zone: dt.tzinfo) -> int | None:

@@ -198,8 +198,8 @@ class _BenchmarkReader:
     def add_line(self, number: int, line: str) -> None:
         """Read one line, which is one row of the log."""
         self._totals.rows += 1
-        found = _PREFIX.match(line)
-        stream, text = (found[1] or found[2], line[found.end() :]) if found else ("", line)
+        match = _PREFIX.match(line)
+        stream, text = (match[1] or match[2], line[match.end() :]) if match else ("", line)
         run = self._runs.get(stream)
         if run is not None and run.names and _ROW.match(text):
             words = text.split(None, _WORDS)
@@ -210,13 +210,13 @@ class _BenchmarkReader:
             run.is_mixed |= run.ends > 0
             self._pending_rows += 1
             if self._pending_rows >= _HELD_MAX:
-                for one in self._runs.values():
-                    self._flush(one)
-        elif found := _ERROR.match(text):
-            symptom: Symptom = "gpu-driver" if found[2] == "CUDA failure" else "nccl-timeout"
-            detail = f"{found[2]}: {found[3]}"
-            self._add_finding(found[1], symptom, "warn", detail, self._context.taken_ns)
-        elif run is not None and (found := _RANK.match(text)) and not self._add_rank(run, found):
+                for pending in self._runs.values():
+                    self._flush(pending)
+        elif match := _ERROR.match(text):
+            symptom: Symptom = "gpu-driver" if match[2] == "CUDA failure" else "nccl-timeout"
+            detail = f"{match[2]}: {match[3]}"
+            self._add_finding(match[1], symptom, "warn", detail, self._context.taken_ns)
+        elif run is not None and (match := _RANK.match(text)) and not self._add_rank(run, match):
             self.rejects.append(make_reject(self._source, number, BAD_HOST, line))
         else:
             self._totals.skipped[ORDINARY] += 1
@@ -225,21 +225,21 @@ class _BenchmarkReader:
     def add_report(self, report: BenchmarkReport) -> None:
         """Read a run in JSON, of which each result is a row."""
         run = _Run(self._label, "")
-        for text in chain(report.args[:1], (one for one in report.env if "ROUTING" in one)):
+        for text in chain(report.args[:1], (entry for entry in report.env if "ROUTING" in entry)):
             self._add_heading("", run, text)
         run.ends = int(report.out_of_bounds is not None)
         run.collective = run.collective or self._default
         t_ns = local_ns(report.start_time, self._context.zone)
         self._note_zone()
         self._totals.rows += len(report.results)
-        for one in report.config.devices if report.config else []:
-            if not _HOST.fullmatch(one.hostname):
+        for device in report.config.devices if report.config else []:
+            if not _HOST.fullmatch(device.hostname):
                 self._totals.rows += 1
-                self.rejects.append(make_reject(self._source, 0, BAD_HOST, one.hostname))
+                self.rejects.append(make_reject(self._source, 0, BAD_HOST, device.hostname))
                 continue
-            run.hosts.add(one.hostname)
-            run.groups.add(str(one.group))
-            run.identity.update(f"{one.rank} {one.pid} {one.hostname}".encode())
+            run.hosts.add(device.hostname)
+            run.groups.add(str(device.group))
+            run.identity.update(f"{device.rank} {device.pid} {device.hostname}".encode())
         if report.config:  # one device of each process is listed
             each = report.config.nthreads * report.config.ngpus
             run.ranks.add(len(report.config.devices) * each - 1)
@@ -272,13 +272,13 @@ class _BenchmarkReader:
         """
         whole = AT_ONCE if run.is_mixed else "" if run.has_units else OTHER_UNITS
         good: list[BenchmarkRow] = []
-        for line, text, one in run.rows:
-            if isinstance(one, str) or whole:
-                self.rejects.append(make_reject(self._source, line, whole or str(one), text))
-            elif not one.size:
+        for line, text, row in run.rows:
+            if isinstance(row, str) or whole:
+                self.rejects.append(make_reject(self._source, line, whole or str(row), text))
+            elif not row.size:
                 self._totals.skipped[EMPTY] += 1
             else:
-                good.append(one)
+                good.append(row)
         first = run.rows[0][1] if run.rows else ""
         self._pending_rows -= len(run.rows)
         run.rows.clear()
@@ -290,54 +290,54 @@ class _BenchmarkReader:
             digest = run.identity.intdigest()
             self._repeated[digest] += 1
             run.identity.update(str(self._repeated[digest]).encode())
-        for one in good:
-            key = one[1:5]
+        for row in good:
+            key = row[1:5]
             record = Bandwidth(
-                t_ns=one.t_ns,
+                t_ns=row.t_ns,
                 cluster=self._context.cluster,
                 run=run.identity.hexdigest(),
                 label=run.label,
                 hosts=hosts,
                 ranks=max(run.ranks, default=-1) + 1,
                 collective=run.collective,
-                datatype=one.datatype,
-                redop=one.redop,
-                root=one.root,
-                size_bytes=one.size,
+                datatype=row.datatype,
+                redop=row.redop,
+                root=row.root,
+                size_bytes=row.size,
                 cycle=run.cycles[key],
-                bus_bytes_per_s=one.bus,
-                in_place_bytes_per_s=one.in_place,
-                wrong=one.wrong,
+                bus_bytes_per_s=row.bus,
+                in_place_bytes_per_s=row.in_place,
+                wrong=row.wrong,
             )
             self.records.append(record)
             run.cycles[key] += 1
-        self._add_wrong(run, [one for one in good if one.wrong])
+        self._add_wrong(run, [row for row in good if row.wrong])
         return len(good)
 
     def _note_zone(self) -> None:
         if not self._context.is_zone_given and ZONE_ASSUMED not in self._totals.notes:
             self._totals.notes.append(ZONE_ASSUMED)
 
-    def _add_rank(self, run: _Run, found: re.Match[str]) -> bool:
+    def _add_rank(self, run: _Run, match: re.Match[str]) -> bool:
         """Add a rank's line to its run; False if it names no host."""
-        if not _HOST.fullmatch(found[3]) or len(run.hosts) >= host_lists.HOSTS_MAX:
+        if not _HOST.fullmatch(match[3]) or len(run.hosts) >= host_lists.HOSTS_MAX:
             return False
-        run.is_mixed |= int(found[1]) in run.ranks
-        run.ranks.add(int(found[1]))
-        run.hosts.add(found[3])
-        run.groups.add(found[2] or "")
-        run.identity.update(found[0].encode(errors="replace"))
+        run.is_mixed |= int(match[1]) in run.ranks
+        run.ranks.add(int(match[1]))
+        run.hosts.add(match[3])
+        run.groups.add(match[2] or "")
+        run.identity.update(match[0].encode(errors="replace"))
         return True
 
     def _add_heading(self, stream: str, run: _Run | None, text: str) -> None:
-        if found := _COLLECTIVE.search(text):
+        if match := _COLLECTIVE.search(text):
             is_end = "concluded" in text
-            self._collective = self._default if is_end else found[1]
+            self._collective = self._default if is_end else match[1]
             is_next = "starting" in text
             if run and (is_end or not (is_next or run.collective or run.ends)):
-                run.collective = found[1]
-        if (found := _ROUTING.search(text)) and not self._context.label:
-            self._label = f"NCCL_IB_ADAPTIVE_ROUTING={found[1]}"
+                run.collective = match[1]
+        if (match := _ROUTING.search(text)) and not self._context.label:
+            self._label = f"NCCL_IB_ADAPTIVE_ROUTING={match[1]}"
             if run is not None and not run.names:
                 run.label = self._label
         is_header = bool(_HEADER.match(text)) and "busbw" in text.split(None, _WORDS)
@@ -351,7 +351,7 @@ class _BenchmarkReader:
         if is_header:
             run.is_mixed |= bool(run.names)
             run.names = [
-                "time" if one == "cputime" else one for one in text.lstrip("# ").split(None, _WORDS)
+                "time" if key == "cputime" else key for key in text.lstrip("# ").split(None, _WORDS)
             ]
         elif text.startswith("#") and "(elements)" in text:
             run.has_units = set(re.findall(r"\(([^()]*)\)", text)) <= _UNITS
@@ -362,9 +362,9 @@ class _BenchmarkReader:
     def _add_wrong(self, run: _Run, rows: list[BenchmarkRow]) -> None:
         if not rows:
             return
-        many = sum(one.wrong or 0 for one in rows)
+        wrong = sum(row.wrong or 0 for row in rows)
         of = f" of {len(run.hosts)} hosts" if len(run.hosts) > 1 else ""
-        detail = f"{many:,} wrong values in {run.collective or 'a collective'}{of}"
+        detail = f"{wrong:,} wrong values in {run.collective or 'a collective'}{of}"
         severity: Severity = "warn" if of else "drain"
         for host in sorted(run.hosts):
             self._add_finding(host, "other", severity, detail, rows[0].t_ns)

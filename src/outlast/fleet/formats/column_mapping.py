@@ -96,7 +96,7 @@ class ColumnMapping(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def names(self) -> list[str]:
         """All columns that are named, each once."""
-        return list(dict.fromkeys(one for name in self.columns for one in self.sources(name)))
+        return list(dict.fromkeys(column for name in self.columns for column in self.sources(name)))
 
     @property
     def name(self) -> Name:
@@ -162,7 +162,7 @@ def _check_mapping(path: Path, mapping: ColumnMapping) -> None:
     if twice := sorted(mapping.columns.keys() & mapping.constants.keys()):
         raise UsageError(f"mapping {path}: {twice[0]} is in [columns] and in [constants]")
     given = mapping.columns.keys() | mapping.constants.keys()
-    if missing := [one for one in _NEEDED[mapping.rows] if one not in given]:
+    if missing := [field for field in _NEEDED[mapping.rows] if field not in given]:
         raise UsageError(
             f"mapping {path}: rows = {mapping.rows!r} needs {', '.join(missing)}, in [columns] or"
             " in [constants]"
@@ -236,8 +236,8 @@ def full_match(pattern: str) -> str:
 
 def _refuse_typos(path: Path, what: str, names: Iterable[str], known: Iterable[str]) -> None:
     listed = list(known)
-    for one in names:
-        if one not in listed:
-            close = difflib.get_close_matches(one, listed, n=1)
+    for name in names:
+        if name not in listed:
+            close = difflib.get_close_matches(name, listed, n=1)
             hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(listed)}"
-            raise UsageError(f"mapping {path}: {what} is not known: {one}; {hint}")
+            raise UsageError(f"mapping {path}: {what} is not known: {name}; {hint}")

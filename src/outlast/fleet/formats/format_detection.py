@@ -162,12 +162,12 @@ def _read_faults(path: Path, options: LogOptions) -> LogReading:
             f"{path} counts days from a day 0 that it does not contain: pass it, as in"
             " --epoch 2024-03-30"
         )
-    for flag, many, most in (
+    for flag, count, most in (
         ("--nodes", options.nodes, HOSTS_MAX),
         ("--gpus-per-node", options.gpus_per_node, 1024),
     ):
-        if many is not None and not 1 <= many <= most:
-            raise UsageError(f"{flag} {many}: from 1 to {most:,}")
+        if count is not None and not 1 <= count <= most:
+            raise UsageError(f"{flag} {count}: from 1 to {most:,}")
     return outage_logs.read_fault_trace(
         path,
         outage_logs.TracedCluster(

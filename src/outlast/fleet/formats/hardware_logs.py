@@ -184,16 +184,16 @@ def _read_answer(path: Path, format_: str, read: Callable[[str], Iterator[Readin
 def _make_batch(path: Path, readings: Iterable[Reading]) -> RecordBatch:
     findings: list[Finding] = []
     rejects: list[Reject] = []
-    for one in readings:
-        if not isinstance(one, Finding):
-            why = _HINTS.get(one.reason, one.reason)
-            rejects.append(make_reject(str(path), one.line, why, one.text))
-        elif one.t_ns < EARLIEST_S * 10**9:
-            rejects.append(make_reject(str(path), 0, NO_CLOCK, one.detail))
-        elif not one.node:
-            rejects.append(make_reject(str(path), 0, UNKNOWN_NODE, one.detail))
+    for reading in readings:
+        if not isinstance(reading, Finding):
+            why = _HINTS.get(reading.reason, reading.reason)
+            rejects.append(make_reject(str(path), reading.line, why, reading.text))
+        elif reading.t_ns < EARLIEST_S * 10**9:
+            rejects.append(make_reject(str(path), 0, NO_CLOCK, reading.detail))
+        elif not reading.node:
+            rejects.append(make_reject(str(path), 0, UNKNOWN_NODE, reading.detail))
         else:
-            findings.append(one)
+            findings.append(reading)
     return RecordBatch({"findings": table(Finding, findings)}, rejects)
 
 
@@ -233,15 +233,15 @@ def read_check_reports(path: Path, cluster: str = "") -> LogReading:
 
 
 def _parts(path: Path, cluster: str, totals: ReadTotals) -> Iterator[RecordBatch]:
-    found: list[Finding] = []
+    findings: list[Finding] = []
     rejects: list[Reject] = []
     for line, text in _report_texts(path):
-        _add_report(str(path), line, text, cluster, totals, found, rejects)
-        if len(found) + len(rejects) >= AT_ONCE:
-            yield RecordBatch({"findings": table(Finding, found)}, rejects)
-            found = []
+        _add_report(str(path), line, text, cluster, totals, findings, rejects)
+        if len(findings) + len(rejects) >= AT_ONCE:
+            yield RecordBatch({"findings": table(Finding, findings)}, rejects)
+            findings = []
             rejects = []
-    yield RecordBatch({"findings": table(Finding, found)}, rejects)
+    yield RecordBatch({"findings": table(Finding, findings)}, rejects)
 
 
 def _report_texts(path: Path) -> Iterator[tuple[int, str]]:
@@ -274,7 +274,7 @@ def _add_report(
     text: str,
     cluster: str,
     totals: ReadTotals,
-    found: list[Finding],
+    findings: list[Finding],
     rejects: list[Reject],
 ) -> None:
     try:
@@ -291,16 +291,16 @@ def _add_report(
         totals.skipped["what a node has not"] += absent
     for raw in report.findings:
         try:
-            one = msgspec.json.decode(raw, type=Finding)
+            finding = msgspec.json.decode(raw, type=Finding)
         except (ValueError, RecursionError) as error:
             text = bytes(raw).decode(errors="replace")
             rejects.append(make_reject(source, line, NO_FINDING, f"{error}: {text}"))
             continue
-        if one.severity == "healthy":
+        if finding.severity == "healthy":
             totals.skipped["healthy findings"] += 1
-        elif not one.node or not EARLIEST_S <= one.t_ns // 10**9 < LATEST_S:
-            why = NO_TIME if one.node else NO_NODE
+        elif not finding.node or not EARLIEST_S <= finding.t_ns // 10**9 < LATEST_S:
+            why = NO_TIME if finding.node else NO_NODE
             rejects.append(make_reject(source, line, why, bytes(raw).decode(errors="replace")))
         else:
-            detail = _KNOWN.sub("", one.detail)
-            found.append(replace(one, cluster=one.cluster or cluster, detail=detail))
+            detail = _KNOWN.sub("", finding.detail)
+            findings.append(replace(finding, cluster=finding.cluster or cluster, detail=detail))

@@ -94,9 +94,9 @@ def _parts(run_dir: Path, cluster: str, totals: ReadTotals) -> Iterator[RecordBa
     derived = [*_interruptions(events, terms, cluster), *_costs(events, terms, cluster)]
     totals.more += len(derived)
     records += derived
-    of = {kind: [one for one in records if type(one) is kind] for kind in NAMES}
+    of = {kind: [record for record in records if type(record) is kind] for kind in NAMES}
     yield RecordBatch(
-        {NAMES[kind]: table(kind, found) for kind, found in of.items() if found}, rejects
+        {NAMES[kind]: table(kind, group) for kind, group in of.items() if group}, rejects
     )
 
 
@@ -158,7 +158,7 @@ def _costs(
 ) -> Iterator[Cost]:
     """Yield the run's measured durations, dated by its start; steps by their mean alone."""
     for what, seconds in run_costs(events).seconds.items():
-        groups = [seconds] if what == "step" and seconds else [[one] for one in seconds]
+        groups = [seconds] if what == "step" and seconds else [[length_s] for length_s in seconds]
         for group in groups:
             mean_s = sum(group) / len(group)
             yield Cost(
@@ -193,10 +193,10 @@ def _findings(term: LauncherTerm, cluster: str) -> list[Finding]:
     """
     known: set[tuple[str, str, int]] = set()
     where = _hosts(term.events)
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for event in term.events:
         if isinstance(event, Warned):
-            found.append(_warning_finding(event, cluster))
+            findings.append(_warning_finding(event, cluster))
         if not isinstance(event, WorkerLost | Noticed) or event.fault.kind in REQUESTS:
             continue
         fault = event.fault
@@ -204,7 +204,7 @@ def _findings(term: LauncherTerm, cluster: str) -> list[Finding]:
         if key in known:
             continue
         known.add(key)
-        found.append(
+        findings.append(
             Finding(
                 t_ns=fault.t_ns or event.t_ns,
                 cluster=cluster,
@@ -217,7 +217,7 @@ def _findings(term: LauncherTerm, cluster: str) -> list[Finding]:
                 detail=fault.detail,
             )
         )
-    return found
+    return findings
 
 
 def _warning_finding(event: Warned, cluster: str) -> Finding:

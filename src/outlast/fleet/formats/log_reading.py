@@ -101,7 +101,7 @@ class LogReading:
         for name, table in part.tables.items():
             assert table.schema == schema(KIND_OF[name]), f"{name} has other columns"
             self.totals.records[name] += table.height
-        self.totals.rejects.update(one.reason for one in part.rejects)
+        self.totals.rejects.update(reject.reason for reject in part.rejects)
         return part
 
     def read_all(self) -> RecordBatch:
@@ -124,7 +124,7 @@ class LogReading:
                 f" {rejects[0].text[:100]!r})"
             )
         joined: dict[Name, pl.DataFrame] = {
-            name: pl.concat(found) for name, found in tables.items()
+            name: pl.concat(frames) for name, frames in tables.items()
         }
         if "jobs" in joined:
             joined["jobs"] = number_attempts(joined["jobs"])

@@ -73,7 +73,7 @@ def _step(match: re.Match[str]) -> JsonPathStep:
         return JsonPathStep(place=int(inside))
     if inside in ("", "*"):
         return JsonPathStep(where=())
-    pairs = [one.strip("()@. ").partition("=") for one in _AND.split(inside)]
+    pairs = [condition.strip("()@. ").partition("=") for condition in _AND.split(inside)]
     if pairs[0][1]:
         return JsonPathStep(
             where=tuple((key.strip(" ="), value.strip("= '\"")) for key, _, value in pairs)
@@ -85,12 +85,12 @@ def _find(value: Any, steps: tuple[JsonPathStep, ...]) -> Any:
     for nth, step in enumerate(steps):
         if isinstance(value, list):
             if step.where is not None:
-                chosen = [one for one in value if _fits(one, step.where)]
+                chosen = [item for item in value if _fits(item, step.where)]
                 rest = steps[nth + 1 :]
                 if _is_unclear(chosen, step.where, rest):
                     return NOT_TRUE
-                found = [_find(one, rest) for one in chosen]
-                there = [one for one in found if one is not None]
+                values = [_find(item, rest) for item in chosen]
+                there = [hit for hit in values if hit is not None]
                 return there[0] if len(there) == 1 else there or None
             if step.place is None or step.place >= len(value):
                 return None
@@ -106,18 +106,18 @@ def _find(value: Any, steps: tuple[JsonPathStep, ...]) -> Any:
 
 def _find_dotted(value: dict[str, Any], steps: tuple[JsonPathStep, ...]) -> Any:
     """Return the value of a key that contains dots, the longest first."""
-    for many in range(len(steps), 1, -1):
-        if all(step.key for step in steps[:many]):
-            key = ".".join(step.key for step in steps[:many])
+    for length in range(len(steps), 1, -1):
+        if all(step.key for step in steps[:length]):
+            key = ".".join(step.key for step in steps[:length])
             if key in value:
-                return _find(value[key], steps[many:])
+                return _find(value[key], steps[length:])
     return None
 
 
-def _fits(one: Any, where: tuple[tuple[str, str], ...]) -> bool:
+def _fits(item: Any, where: tuple[tuple[str, str], ...]) -> bool:
     if not where:
         return True
-    return isinstance(one, dict) and all(str(one.get(key)) == value for key, value in where)
+    return isinstance(item, dict) and all(str(item.get(key)) == value for key, value in where)
 
 
 def _is_unclear(
@@ -126,7 +126,7 @@ def _is_unclear(
     """Return whether a path takes the change time of a condition that is not True, by its type."""
     if [key for key, _ in where] != ["type"] or [step.key for step in rest] not in _CHANGES:
         return False
-    return any(str(one.get("status", "True")) != "True" for one in chosen)
+    return any(str(item.get("status", "True")) != "True" for item in chosen)
 
 
 ROWS_AT_ONCE = 50_000
@@ -180,7 +180,7 @@ def _csv(path: Path, file: TextIO, mapping: ColumnMapping) -> Iterator[LogRows]:
     header = [name.strip() for name in next(reader, [])]
     wanted = set(mapping.names)
     if missing := sorted(wanted - set(header)):
-        other = next((one for one in DELIMITERS if len(header) == 1 and one in header[0]), None)
+        other = next((mark for mark in DELIMITERS if len(header) == 1 and mark in header[0]), None)
         hint = f'; say delimiter = "{other}" in the mapping' if other else ""
         raise SourceError(
             f"{path} has no column {missing[0]!r}, which the mapping names; its columns are"
@@ -273,40 +273,38 @@ def _objects(
     source = iter(numbered)
     present: set[str] = set()
     while some := list(islice(source, ROWS_AT_ONCE)):
-        found = LogRows({name: [] for name in paths}, [], [], [])
+        rows = LogRows({name: [] for name in paths}, [], [], [])
         for line, raw in some:
             text = raw if isinstance(raw, str) else bytes(raw).decode(errors="replace")
             if not text.strip():
                 continue
             try:
-                one = decoder.decode(text.encode("utf-8", "replace"))
+                document = decoder.decode(text.encode("utf-8", "replace"))
             except (msgspec.DecodeError, RecursionError):
-                found.torn.append((line, "no JSON object", text.strip()))
+                rows.torn.append((line, "no JSON object", text.strip()))
                 continue
-            for nth, row in enumerate(_rows_of(one, mapping.items, list_path)):
+            for nth, row in enumerate(_rows_of(document, mapping.items, list_path)):
                 if not isinstance(row, dict):
-                    found.torn.append(
-                        (line + nth, "no JSON object", _to_text(row)[:TEXT_CHARS_MAX])
-                    )
+                    rows.torn.append((line + nth, "no JSON object", _to_text(row)[:TEXT_CHARS_MAX]))
                     continue
-                found.lines.append(line + nth)
-                row_text = text.strip() if row is one else _to_text(row)
-                found.texts.append(row_text[:TEXT_CHARS_MAX])
+                rows.lines.append(line + nth)
+                row_text = text.strip() if row is document else _to_text(row)
+                rows.texts.append(row_text[:TEXT_CHARS_MAX])
                 for name, steps in paths.items():
                     value = find_json_value(row, name, steps)
                     if value is not None:
                         present.add(name)
-                    found.columns[name].append(_to_text(value))
-        yield found
+                    rows.columns[name].append(_to_text(value))
+        yield rows
     notes += [
         f"no row has {name!r}, which the mapping names" for name in sorted(paths.keys() - present)
     ]
 
 
-def _rows_of(one: dict[str, Any], path: str, steps: tuple[JsonPathStep, ...]) -> list[Any]:
+def _rows_of(document: dict[str, Any], path: str, steps: tuple[JsonPathStep, ...]) -> list[Any]:
     """Return the rows of an object: those of its list, as of `kubectl get -o json`, or itself."""
-    found = find_json_value(one, path, steps)
-    return found if isinstance(found, list) else [one]
+    value = find_json_value(document, path, steps)
+    return value if isinstance(value, list) else [document]
 
 
 def _documents(path: Path, file: TextIO) -> Iterable[tuple[int, str | msgspec.Raw]]:

@@ -109,7 +109,7 @@ def read_mapped(path: Path, mapping: ColumnMapping, given: MappedLogContext) -> 
         if naive and not (mapping.times.zone or given.zone):
             totals.notes.append(ZONE_ASSUMED)
         for field, words in strange.items():
-            some = ", ".join(repr(one[:40]) for one in list(words)[:WORDS_SHOWN])
+            some = ", ".join(repr(word[:40]) for word in list(words)[:WORDS_SHOWN])
             totals.quoted.append(f"[values.{field}] lacks words of this log: {some}")
         if sized and unsized:
             totals.odd[NO_GPUS] += unsized
@@ -137,11 +137,11 @@ def _is_queued(mapping: ColumnMapping) -> pl.Expr:
     words = [word for word in QUEUED if word not in table]
     if not states or "*" in table:
         return pl.lit(value=False)
-    has_state = pl.any_horizontal(pl.col(one) != "" for one in states)
+    has_state = pl.any_horizontal(pl.col(column) != "" for column in states)
     return pl.all_horizontal(
         has_state,
-        *(pl.col(one).str.to_uppercase().is_in([*words, ""]) for one in states),
-        *(pl.col(one).is_in(NEVER) for one in starts),
+        *(pl.col(column).str.to_uppercase().is_in([*words, ""]) for column in states),
+        *(pl.col(column).is_in(NEVER) for column in starts),
     )
 
 
@@ -170,14 +170,14 @@ def _frame(some: LogRows) -> pl.DataFrame:
 def _part(
     source: str, some: LogRows, work: _Work, mapping: ColumnMapping, totals: ReadTotals
 ) -> RecordBatch:
-    found = {field: work.column(name) for name, field in field_names(mapping.kind).items()}
+    columns = {field: work.column(name) for name, field in field_names(mapping.kind).items()}
     if mapping.rows == "jobs":
-        found = work.whole_jobs(found)
+        columns = work.whole_jobs(columns)
     if some.lines and work.frame.width:
         work.mark_odd(NO_UTF8, _has_invalid_utf8(work.frame))
     records = pl.DataFrame(
         {
-            field: found.get(field, pl.zeros(len(some.lines), pl.Int64, eager=True))
+            field: columns.get(field, pl.zeros(len(some.lines), pl.Int64, eager=True))
             for field in mapping.kind.__struct_fields__
         }
     )
@@ -247,35 +247,35 @@ class _Work:
             self._note(f"no {name}", texts == "")
         return texts
 
-    def whole_jobs(self, found: dict[str, pl.Series]) -> dict[str, pl.Series]:
+    def whole_jobs(self, columns: dict[str, pl.Series]) -> dict[str, pl.Series]:
         """Complete jobs: an end from a start and a duration, or the time taken if still running."""
-        going_on = found["state"].is_in(OPEN)
-        span, end = found.pop("duration"), found["t_ns"]
-        begin = found["start_ns"].zip_with(found["start_ns"].is_not_null(), end - span)
-        found["start_ns"] = begin
+        going_on = columns["state"].is_in(OPEN)
+        span, end = columns.pop("duration"), columns["t_ns"]
+        begin = columns["start_ns"].zip_with(columns["start_ns"].is_not_null(), end - span)
+        columns["start_ns"] = begin
         self.mark_odd(OTHER_SPAN, (end - begin - span).abs() > SPAN_SLACK_NS)
         self.mark_odd(OPEN_ENDS, going_on & end.is_not_null())
         end = end.zip_with(end.is_not_null(), begin + span)
         self._note(NO_START, going_on & begin.is_null())
-        self.mark_odd(NEVER_BEGAN, begin.is_null() & found["state"].is_in(RAN))
+        self.mark_odd(NEVER_BEGAN, begin.is_null() & columns["state"].is_in(RAN))
         now = pl.Series([self._given.taken_ns], dtype=pl.Int64).new_from_index(0, len(end))
         end = end.zip_with(end.is_not_null() | ~going_on, now)
         self._note("no end, nor a start and a duration", end.is_null())
-        self.mark_odd(BACKWARDS, end < found["start_ns"])
-        named = host_lists.count_hosts(found["hosts"]).fill_null(0)
-        stated = found["nodes"]
+        self.mark_odd(BACKWARDS, end < columns["start_ns"])
+        named = host_lists.count_hosts(columns["hosts"]).fill_null(0)
+        stated = columns["nodes"]
         wrong = (stated > 0) & (named > host_lists.FAR_MORE_TIMES * stated)
         if wrong.any():
             self.mark_odd(host_lists.FAR_MORE, wrong)
-            found["hosts"] = found["hosts"].set(wrong, "")
+            columns["hosts"] = columns["hosts"].set(wrong, "")
             named = named.set(wrong, 0)
-        differ = (found["nodes"] != named) & (found["nodes"] > 0) & (named > 0)
+        differ = (columns["nodes"] != named) & (columns["nodes"] > 0) & (named > 0)
         self.mark_odd(host_lists.OTHER_NODES, differ)
         nodes = named.zip_with(named > 0, stated)
-        sizes = pl.DataFrame({"nodes": nodes, "gpus": found["gpus"]})
+        sizes = pl.DataFrame({"nodes": nodes, "gpus": columns["gpus"]})
         large = sizes.select(host_lists.too_large(pl.col("nodes"), pl.col("gpus")).alias("large"))
         self._note(host_lists.TOO_LARGE, large["large"])
-        return {**found, "t_ns": end, "nodes": nodes}
+        return {**columns, "t_ns": end, "nodes": nodes}
 
     def reasons(self) -> pl.Series:
         """Return each row's reject reason; null for a valid row."""
@@ -299,8 +299,8 @@ class _Work:
         if columns:
             first_given = (
                 pl.coalesce(
-                    pl.when(~pl.col(one).is_in(host_lists.NOBODY)).then(pl.col(one))
-                    for one in columns[:-1]
+                    pl.when(~pl.col(column).is_in(host_lists.NOBODY)).then(pl.col(column))
+                    for column in columns[:-1]
                 )
                 if columns[1:]
                 else pl.lit(None, pl.String)
@@ -334,24 +334,24 @@ class _Work:
 
     def _duration(self, texts: pl.Series) -> pl.Series:
         each = DURATIONS[self._mapping.times.duration]
-        found = texts.cast(pl.Float64, strict=False)
-        known = (found >= 0) & (found * each <= LONGEST_NS)
+        values = texts.cast(pl.Float64, strict=False)
+        known = (values >= 0) & (values * each <= LONGEST_NS)
         self._note(NO_DURATION, ~known.fill_null(value=False) & (texts != ""))
-        return (found.set(~known.fill_null(value=False), None) * each).cast(pl.Int64)
+        return (values.set(~known.fill_null(value=False), None) * each).cast(pl.Int64)
 
     def _number(self, name: str, texts: pl.Series) -> pl.Series:
-        found = texts.str.strip_suffix(".0").cast(pl.Int64, strict=False)
-        wrong = found.is_null() & (texts != "")
+        counts = texts.str.strip_suffix(".0").cast(pl.Int64, strict=False)
+        wrong = counts.is_null() & (texts != "")
         if name in COUNTS:
-            wrong |= ~found.is_between(0, COUNT_MAX).fill_null(value=True)
+            wrong |= ~counts.is_between(0, COUNT_MAX).fill_null(value=True)
         self._note(f"no number: {name}", wrong)
-        return found.fill_null(0)
+        return counts.fill_null(0)
 
     def _hosts(self, name: str, texts: pl.Series) -> pl.Series:
         lists = texts.str.replace_all(r"[\s;]+|,\s+", ",")
         lists = lists.set(lists.is_in(host_lists.NOBODY), "")
         distinct = lists.unique()
-        known = pl.Series([to_slurm_list(one) for one in distinct], dtype=pl.String)
+        known = pl.Series([to_slurm_list(text) for text in distinct], dtype=pl.String)
         lists = lists.replace_strict(distinct, known, return_dtype=pl.String)
         self._note(
             f"no host list: {name}", lists.is_null() | host_lists.count_hosts(lists).is_null()
@@ -363,12 +363,12 @@ class _Work:
         table = self._mapping.values.get(field, {})
         distinct = texts.unique()
         known = _translate_words(distinct, table, field, self._words[field])
-        found = texts.replace_strict(distinct, known, return_dtype=pl.String)
-        unknown = texts.filter(found.is_null()).unique().sort()
+        words = texts.replace_strict(distinct, known, return_dtype=pl.String)
+        unknown = texts.filter(words.is_null()).unique().sort()
         if len(unknown):
             self.strange[field] = unknown.head(WORDS_SHOWN).to_list()
-        self._note(f"no {field} that is known: [values.{field}] can translate it", found.is_null())
-        return found.cast(pl.Enum(self._words[field]))
+        self._note(f"no {field} that is known: [values.{field}] can translate it", words.is_null())
+        return words.cast(pl.Enum(self._words[field]))
 
 
 def _translate_words(
@@ -386,8 +386,8 @@ def _translate_words(
         folded |= {theirs.lower(): word for theirs, word in STATES.items()}
     if field == "symptom" and "*" not in table:
         folded[""] = "other"
-    others = table.get("*")
+    default = table.get("*")
     return [
-        table.get(text) or by_pattern.get(text) or folded.get(text.lower(), others)
+        table.get(text) or by_pattern.get(text) or folded.get(text.lower(), default)
         for text in texts
     ]

@@ -130,15 +130,15 @@ def _parts(path: Path, cluster: TracedCluster, totals: ReadTotals) -> Iterator[R
         else:
             rejects.append(make_reject(source, line, "an end without a start", text))
     for (node, kind), open_faults in waiting.items():
-        for one in open_faults:
-            records += _fault(cluster, node, kind, one.t_ns, None)
+        for fault in open_faults:
+            records += _fault(cluster, node, kind, fault.t_ns, None)
             totals.odd["faults without an end: their outages last"] += 1
             totals.more += 1
     listed = _nodes_seen(path, cluster, list(nodes))
     totals.more += len(listed)
-    of = {kind: [one for one in (*records, *listed) if type(one) is kind] for kind in NAMES}
+    of = {kind: [entry for entry in (*records, *listed) if type(entry) is kind] for kind in NAMES}
     yield RecordBatch(
-        {NAMES[kind]: table(kind, found) for kind, found in of.items() if found}, rejects
+        {NAMES[kind]: table(kind, group) for kind, group in of.items() if group}, rejects
     )
 
 
@@ -146,7 +146,7 @@ def _by_time(
     path: Path, cluster: TracedCluster, totals: ReadTotals, rejects: list[Reject]
 ) -> list[tuple[int, int, _Event, str]]:
     """Return the events by time, each with its place in the list; ties in file order."""
-    found: list[tuple[int, int, _Event, str]] = []
+    events: list[tuple[int, int, _Event, str]] = []
     for line, raw in enumerate(_list(path), 1):
         totals.rows += 1
         text = bytes(raw).decode(errors="replace")
@@ -156,10 +156,10 @@ def _by_time(
             rejects.append(make_reject(str(path), line, str(error), text))
             continue
         t_ns = cluster.epoch_ns + round(event.event_time * DAY_NS)
-        if found and t_ns < found[-1][1]:
+        if events and t_ns < events[-1][1]:
             totals.odd["events that come after later ones"] += 1
-        found.append((line, t_ns, event, text))
-    return sorted(found, key=lambda one: one[1])
+        events.append((line, t_ns, event, text))
+    return sorted(events, key=lambda entry: entry[1])
 
 
 def _list(path: Path) -> list[msgspec.Raw]:

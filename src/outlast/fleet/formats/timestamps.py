@@ -49,14 +49,14 @@ def parse_timestamps(
         format_ = format_ or "unix"
     text = pl.col("text")
     if format_ in UNITS:
-        found = frame.select(
+        parsed = frame.select(
             ns=_number(text, UNITS[format_]), local=pl.lit(None, pl.Datetime("us"))
         )
     elif format_ is not None:
-        found = _parse_formatted(frame, format_)
+        parsed = _parse_formatted(frame, format_)
     else:
-        found = _guess_format(frame)
-    ns, twice = _localise(found["ns"], found["local"], zone)
+        parsed = _guess_format(frame)
+    ns, twice = _localise(parsed["ns"], parsed["local"], zone)
     if epoch_ns is not None:
         ns = ns + epoch_ns
     inside = (ns >= earliest_ns) & (ns < LATEST_S * 10**9)
@@ -65,7 +65,7 @@ def parse_timestamps(
         ns,
         ns.is_null() & (frame["text"] != "").fill_null(value=False),
         twice,
-        found["local"].count(),
+        parsed["local"].count(),
     )
 
 

@@ -32,20 +32,20 @@ _SETTING_COLUMNS = [
 
 def bandwidth_sections(tables: Tables) -> Iterator[DrawnSection]:
     """Yield the sections of benchmarks; none if the window has no benchmark."""
-    found = collective_bandwidth.measured_bandwidths(tables)
-    if not len(found):
+    table = collective_bandwidth.measured_bandwidths(tables)
+    if not len(table):
         return
-    groups = collective_bandwidth.slow_groups(found)
-    yield _spread_section(found, groups)
-    compared = collective_bandwidth.compared_labels(found)
+    groups = collective_bandwidth.slow_groups(table)
+    yield _spread_section(table, groups)
+    compared = collective_bandwidth.compared_labels(table)
     if len(compared):
         yield _labels_section(compared)
     yield _groups_section(groups)
-    yield _hosts_section(collective_bandwidth.slow_hosts(found, groups), groups)
+    yield _hosts_section(collective_bandwidth.slow_hosts(table, groups), groups)
 
 
-def _spread_section(found: pl.DataFrame, groups: pl.DataFrame) -> DrawnSection:
-    spread = collective_bandwidth.bandwidth_spread(found)
+def _spread_section(table: pl.DataFrame, groups: pl.DataFrame) -> DrawnSection:
+    spread = collective_bandwidth.bandwidth_spread(table)
     columns = [
         *_SETTING_COLUMNS,
         ReportColumn("label", "label"),
@@ -65,10 +65,10 @@ def _spread_section(found: pl.DataFrame, groups: pl.DataFrame) -> DrawnSection:
         " that repeated the most, and the medians of groups of equal size."
     )
     notes = []
-    bad = found.filter(pl.col("wrong") > 0)["run"].n_unique()
+    bad = table.filter(pl.col("wrong") > 0)["run"].n_unique()
     if bad:
         notes.append(f"{plural(bad, 'run')} with wrong values: collectives that corrupt data")
-    drawn = _drawn_points(found, groups)
+    drawn = _drawn_points(table, groups)
     section = make_section(
         "bandwidth", "Bandwidth of collectives", description, columns, spread, notes, series=drawn
     )
@@ -76,22 +76,22 @@ def _spread_section(found: pl.DataFrame, groups: pl.DataFrame) -> DrawnSection:
     return DrawnSection(section, draw)
 
 
-def _drawn_points(found: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
+def _drawn_points(table: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
     """Return the points of figure 12.
 
     `panel` iterations: of the group with the most iterations under the most labels, at its largest
     size. `panel` groups: the medians of the setting with the most groups, in ascending order.
     """
     labels = pl.col("label").n_unique()
-    several = found.group_by([*SETTING, "group"]).agg(labels=labels, many=pl.col("iteration").max())
+    several = table.group_by([*SETTING, "group"]).agg(labels=labels, many=pl.col("iteration").max())
     order = ["labels", "many", "ranks", "size_bytes", "collective", "datatype", "redop"]
     first = several.filter(pl.col("many") > 1).sort(*order, descending=True).head(1)
     columns = ["panel", *SETTING, "label", "group", "at", "gb_per_s", "slow"]
     slow = groups.filter("is_slow").select("label", "group", slow=pl.lit(value=True))
-    iterations = found.join(first, on=[*SETTING, "group"], how="semi").with_columns(
+    iterations = table.join(first, on=[*SETTING, "group"], how="semi").with_columns(
         panel=pl.lit("iterations"), at="iteration"
     )
-    medians = found.group_by([*SETTING, "label", "group"]).agg(pl.col("gb_per_s").median())
+    medians = table.group_by([*SETTING, "label", "group"]).agg(pl.col("gb_per_s").median())
     most = medians.group_by(SETTING).agg(labels=labels, many=pl.col("group").n_unique())
     widest = most.filter(pl.col("many") > 1).sort("many", *order[:1], *order[2:], descending=True)
     place = pl.col("gb_per_s").rank("ordinal").over(*SETTING, "label").cast(pl.Int64)
@@ -99,7 +99,7 @@ def _drawn_points(found: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
         panel=pl.lit("groups"), at=place
     )
     return (
-        pl.concat([one.select(columns[:-1]) for one in (iterations, shown)])
+        pl.concat([rows.select(columns[:-1]) for rows in (iterations, shown)])
         .join(slow, on=["label", "group"], how="left")
         .with_columns(pl.col("slow").fill_null(value=False))
         .select(columns)
@@ -151,13 +151,13 @@ def _groups_section(groups: pl.DataFrame) -> DrawnSection:
     notes = []
     if not len(groups):
         notes.append(f"no setting has {GROUPS_MIN} groups: no group was judged")
-    found = groups.filter("is_slow")
+    table = groups.filter("is_slow")
     return DrawnSection(
-        make_section("slow-groups", "Slow groups", description, columns, found, notes)
+        make_section("slow-groups", "Slow groups", description, columns, table, notes)
     )
 
 
-def _hosts_section(found: pl.DataFrame, groups: pl.DataFrame) -> DrawnSection:
+def _hosts_section(table: pl.DataFrame, groups: pl.DataFrame) -> DrawnSection:
     called = pl.when("suspected").then(pl.lit("suspected")).otherwise(pl.lit(""))
     columns = [
         ReportColumn("node", "node"),
@@ -173,7 +173,7 @@ def _hosts_section(found: pl.DataFrame, groups: pl.DataFrame) -> DrawnSection:
         f" than chance explains (Fisher's exact test, {100 * FDR:g} % of false alarms)."
     )
     notes = []
-    alone = found.filter(pl.col("groups") == 1, pl.col("slow") > 0)
+    alone = table.filter(pl.col("groups") == 1, pl.col("slow") > 0)
     if len(alone):
         notes.append(
             f"{plural(len(alone), 'node')} in one group only: it cannot be told from the others of"
@@ -181,6 +181,6 @@ def _hosts_section(found: pl.DataFrame, groups: pl.DataFrame) -> DrawnSection:
         )
     if len(groups) and not groups["is_slow"].any():
         notes.append("no group is slow")
-    found = found.with_columns(called=called)
+    table = table.with_columns(called=called)
     title = "Nodes of slow groups"
-    return DrawnSection(make_section("slow-hosts", title, description, columns, found, notes))
+    return DrawnSection(make_section("slow-hosts", title, description, columns, table, notes))

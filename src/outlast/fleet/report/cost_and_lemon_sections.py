@@ -34,17 +34,17 @@ class TrainingRuns(NamedTuple):
 def training_runs(facts: ReportFacts) -> TrainingRuns:
     """Return the ETTR of job runs on GPUs."""
     top = measured_ettr.top_qos(facts.tables)
-    found = measured_ettr.measured_ettr(
+    table = measured_ettr.measured_ettr(
         facts.tables, facts.infra, qos=None if top is None else [top]
     )
     return TrainingRuns(
-        top, measured_ettr.ettr_by_size(found.filter(pl.col("gpus") > 0), facts.node_rate_per_s)
+        top, measured_ettr.ettr_by_size(table.filter(pl.col("gpus") > 0), facts.node_rate_per_s)
     )
 
 
 def ettr_section(of: TrainingRuns) -> DrawnSection:
     """Return the section of ETTR by size (figure 9 of the paper)."""
-    top, found = of
+    top, table = of
     columns = [
         ReportColumn("bucket", "GPUs, up to", "count"),
         ReportColumn("runs", "job runs", "count"),
@@ -64,11 +64,11 @@ def ettr_section(of: TrainingRuns) -> DrawnSection:
         " accounting has neither; every end but the last counts as an interruption. The columns"
         " beside it are expected by the failure rate."
     )
-    notes = [] if len(found) else ["no job run held GPUs for a day"]
+    notes = [] if len(table) else ["no job run held GPUs for a day"]
     measured = make_section(
-        "ettr", "Effective training time ratio", description, columns, found, notes
+        "ettr", "Effective training time ratio", description, columns, table, notes
     )
-    return DrawnSection(measured, partial(report_figures.draw_ettr, found) if len(found) else None)
+    return DrawnSection(measured, partial(report_figures.draw_ettr, table) if len(table) else None)
 
 
 def counterfactual_section(
@@ -76,12 +76,12 @@ def counterfactual_section(
 ) -> DrawnSection:
     """Return the section of ETTR under other settings and without lemons."""
     remaining = measured_ettr.rate_share_without_lemons(ranking) if ranking["lemon"].any() else None
-    found = measured_ettr.counterfactual_ettr(
+    table = measured_ettr.counterfactual_ettr(
         of.sizes, facts.node_rate_per_s, without_lemons=remaining
     )
     wide = (
-        found.pivot("change", index="bucket", values="ettr", maintain_order=True)
-        if len(found)
+        table.pivot("change", index="bucket", values="ettr", maintain_order=True)
+        if len(table)
         else pl.DataFrame({"bucket": []}, schema={"bucket": pl.Int64})
     )
     columns = [ReportColumn("bucket", "GPUs, up to", "count")]
@@ -101,7 +101,7 @@ def goodput_section(facts: ReportFacts) -> DrawnSection:
     """Return the section of lost goodput (figure 8 of the paper)."""
     each = goodput_loss.lost_goodput(facts.tables, facts.infra, preempted=facts.preempted)
     summed = goodput_loss.total_loss(facts.tables, each)
-    found = goodput_loss.loss_by_size(each).with_columns(
+    table = goodput_loss.loss_by_size(each).with_columns(
         pl.col("first_gpu_s", "second_gpu_s") / GPU_HOUR
     )
     columns = [
@@ -125,21 +125,21 @@ def goodput_section(facts: ReportFacts) -> DrawnSection:
             f"{lost / GPU_HOUR:,.0f} GPU hours of {summed.held_gpu_s / GPU_HOUR:,.0f},"
             f" {100 * summed.second_share:.3g} % of them second order"
         ]
-    section = make_section("goodput", "Cost of failures", description, columns, found, notes)
+    section = make_section("goodput", "Cost of failures", description, columns, table, notes)
     return DrawnSection(
-        section, partial(report_figures.draw_goodput, found) if found["share"].sum() else None
+        section, partial(report_figures.draw_goodput, table) if table["share"].sum() else None
     )
 
 
 def crash_loops_section(facts: ReportFacts) -> DrawnSection:
     """Return the section of crash loops."""
-    found = goodput_loss.find_crash_loops(
+    table = goodput_loss.find_crash_loops(
         facts.tables, facts.infra, preempted=facts.preempted
     ).with_columns(
         pl.col("lost_gpu_s", "preempted_gpu_s") / GPU_HOUR,
         day=pl.from_epoch("since_ns", time_unit="ns").dt.date(),
     )
-    found = found.filter(pl.col("infra") > 0)
+    table = table.filter(pl.col("infra") > 0)
     columns = [
         ReportColumn("job", "job"),
         ReportColumn("user", "user"),
@@ -155,7 +155,7 @@ def crash_loops_section(facts: ReportFacts) -> DrawnSection:
         f"Jobs that failed and restarted at least {goodput_loss.TIMES} times within"
         f" {goodput_loss.WINDOW_S / 3600:g} hours, infrastructure being the cause at least once."
     )
-    return DrawnSection(make_section("loops", "Crash loops", description, columns, found))
+    return DrawnSection(make_section("loops", "Crash loops", description, columns, table))
 
 
 SUSPECTS = 50
@@ -169,15 +169,15 @@ def lemon_sections(facts: ReportFacts, ranking: pl.DataFrame) -> Iterator[DrawnS
     bad = pl.col("lemon") | pl.col("earlier")
     suspects = ranking.filter(bad | (pl.col("failures") > 0)).head(SUSPECTS)
     why = lemon_evidence(facts.tables, facts.found, suspects)
-    found = suspects.join(why, on=["cluster", "node"], how="left", maintain_order="left")
-    yield _rank_section(facts, ranking, found)
-    yield _parts_section(found.filter(bad))
+    table = suspects.join(why, on=["cluster", "node"], how="left", maintain_order="left")
+    yield _rank_section(facts, ranking, table)
+    yield _parts_section(table.filter(bad))
     yield _signals_section(ranking)
 
 
-def _rank_section(facts: ReportFacts, ranking: pl.DataFrame, found: pl.DataFrame) -> DrawnSection:
+def _rank_section(facts: ReportFacts, ranking: pl.DataFrame, table: pl.DataFrame) -> DrawnSection:
     called = pl.when("lemon").then(pl.lit("lemon")).when("earlier").then(pl.lit("earlier"))
-    found = found.with_columns(called=called.otherwise(pl.lit("")))
+    table = table.with_columns(called=called.otherwise(pl.lit("")))
     columns = [
         ReportColumn("node", "node"),
         ReportColumn("called", ""),
@@ -209,20 +209,20 @@ def _rank_section(facts: ReportFacts, ranking: pl.DataFrame, found: pl.DataFrame
         f" {100 * lemons.FDR:g} % of false alarms; `earlier` are lemons that did not fail in these"
         " days."
     )
-    many = int(ranking["lemon"].sum())
+    lemon_count = int(ranking["lemon"].sum())
     earlier = int(ranking["earlier"].sum())
-    notes = [f"{plural(many, 'lemon')} among {plural(len(ranking), 'node')} {ran}"]
+    notes = [f"{plural(lemon_count, 'lemon')} among {plural(len(ranking), 'node')} {ran}"]
     if earlier:
         notes.append(f"{plural(earlier, 'node')} failed as often before these days only")
-    section = make_section("lemons", "Bad nodes", description, columns, found, notes)
+    section = make_section("lemons", "Bad nodes", description, columns, table, notes)
     return DrawnSection(
-        section, partial(report_figures.draw_lemons, ranking) if len(found) else None
+        section, partial(report_figures.draw_lemons, ranking) if len(table) else None
     )
 
 
 def _parts_section(bad: pl.DataFrame) -> DrawnSection:
     """Return the section of suspected parts (Table II)."""
-    found = suspected_parts(bad)
+    table = suspected_parts(bad)
     columns = [
         ReportColumn("part", "part"),
         ReportColumn("lemons", "bad nodes", "count"),
@@ -234,8 +234,8 @@ def _parts_section(bad: pl.DataFrame) -> DrawnSection:
         "The likely faulty part of each bad node: the replaced part, else that of a ticket, else"
         " that suggested by its most frequent symptom. The last column is Table II of the paper."
     )
-    section = make_section("parts", "Faulty parts of bad nodes", description, columns, found)
-    return DrawnSection(section, partial(report_figures.draw_parts, found) if len(found) else None)
+    section = make_section("parts", "Faulty parts of bad nodes", description, columns, table)
+    return DrawnSection(section, partial(report_figures.draw_parts, table) if len(table) else None)
 
 
 def _signals_section(ranking: pl.DataFrame) -> DrawnSection:
@@ -279,7 +279,7 @@ def _signals_section(ranking: pl.DataFrame) -> DrawnSection:
     ]
     schema = dict(
         zip(
-            (one.key for one in columns),
+            (column.key for column in columns),
             (pl.String, pl.Int64, pl.Float64, pl.Float64, pl.Int64, pl.Float64),
             strict=True,
         )
@@ -289,9 +289,9 @@ def _signals_section(ranking: pl.DataFrame) -> DrawnSection:
         " useful signal is one of most lemons and few other nodes."
     )
     drawn = pl.concat(steps) if steps else None
-    found = pl.DataFrame(rows, schema=schema, orient="row")
+    table = pl.DataFrame(rows, schema=schema, orient="row")
     section = make_section(
-        "signals", "Signals of lemons", description, columns, found, series=drawn
+        "signals", "Signals of lemons", description, columns, table, series=drawn
     )
     return DrawnSection(
         section, None if drawn is None else partial(report_figures.draw_signals, drawn)

@@ -26,7 +26,7 @@ from outlast.text_formatting import plural
 
 def outage_causes_section(facts: ReportFacts) -> DrawnSection:
     """Return the section of outages by symptom."""
-    found = outages.outages_by_symptom(facts.tables)
+    table = outages.outages_by_symptom(facts.tables)
     columns = [
         ReportColumn("symptom", "symptom"),
         ReportColumn("outages", "outages", "count"),
@@ -40,32 +40,30 @@ def outage_causes_section(facts: ReportFacts) -> DrawnSection:
         "Causes of outages, as no job is known: outages that began, in 1000 days of a node being"
         " up. Intervals are those of independent outages (Gamma)."
     )
-    return DrawnSection(make_section("causes", "Causes of failures", text, columns, found))
+    return DrawnSection(make_section("causes", "Causes of failures", text, columns, table))
 
 
 def outage_history_section(facts: ReportFacts, days: int) -> DrawnSection:
     """Return the section of outage rates over the `days` up to each day."""
     calendar = whole_days(outages.outages_by_day(facts.tables), facts.tables)
-    found = outages.rolling_outages(calendar, days).select(
+    rows = outages.rolling_outages(calendar, days).select(
         "day",
         "node_days",
         "per_1000_node_days",
         failures="outages",
         cause=pl.lit(failure_rates.ALL),
     )
-    swing = failure_rates.swing(found)
+    swing = failure_rates.swing(rows)
     text = (
         f"Outages in 1000 days of a node being up, over the {days} days up to each day, as no job"
         " is known."
     )
     notes = [f"the highest rate is {swing:.1f} times the lowest"] if swing else []
     new = pl.DataFrame(schema={"check": pl.String, "day": pl.Date})
-    section = make_section(
-        "rolling", "How rates change", text, [], new.clear(), notes, series=found
-    )
-    drawn = found.drop_nulls("per_1000_node_days")
+    section = make_section("rolling", "How rates change", text, [], new.clear(), notes, series=rows)
+    drawn = rows.drop_nulls("per_1000_node_days")
     return DrawnSection(
-        section, partial(report_figures.draw_rate_history, found, new) if len(drawn) > 1 else None
+        section, partial(report_figures.draw_rate_history, rows, new) if len(drawn) > 1 else None
     )
 
 
@@ -77,7 +75,7 @@ _WHO = {"": "more than one at once"}
 
 def final_states_section(facts: ReportFacts) -> DrawnSection:
     """Return the section of final states (figure 3 of the paper)."""
-    found = job_runs.jobs_by_state(facts.tables, facts.found).with_columns(
+    table = job_runs.jobs_by_state(facts.tables, facts.found).with_columns(
         of=pl.when("hw").then(pl.lit("infrastructure")).otherwise(pl.lit("other"))
     )
     columns = [
@@ -88,7 +86,7 @@ def final_states_section(facts: ReportFacts) -> DrawnSection:
         ReportColumn("gpu_hours", "GPU hours", "GPU hours"),
         ReportColumn("gpu_hours_share", "of GPU hours", "share"),
     ]
-    backwards = int(found["backwards"].sum())
+    backwards = int(table["backwards"].sum())
     notes = [f"{backwards:,} attempts end before they start: no time"] if backwards else []
     text = (
         "Attempts by the state that the scheduler gave them. Infrastructure ended those in"
@@ -96,15 +94,15 @@ def final_states_section(facts: ReportFacts) -> DrawnSection:
         f" within {failure_attribution.BEFORE_S / 60:g} minutes before the end or"
         f" {failure_attribution.AFTER_S / 60:g} after it."
     )
-    section = make_section("states", "How jobs end", text, columns, found, notes)
-    return DrawnSection(section, partial(report_figures.draw_states, found) if len(found) else None)
+    section = make_section("states", "How jobs end", text, columns, table, notes)
+    return DrawnSection(section, partial(report_figures.draw_states, table) if len(table) else None)
 
 
 def causes_section(facts: ReportFacts) -> DrawnSection:
     """Return the section of causes (figure 4 of the paper) and their domains (Table I)."""
     if facts.by == "outages":
         return outage_causes_section(facts)
-    found = failure_rates.rates_by_cause(facts.tables, facts.found).with_columns(
+    table = failure_rates.rates_by_cause(facts.tables, facts.found).with_columns(
         pl.col("^per_gpu_hour.*$") * 1e6
     )
     columns = [
@@ -116,20 +114,20 @@ def causes_section(facts: ReportFacts) -> DrawnSection:
         ReportColumn("per_gpu_hour_high", "to", "rate"),
         ReportColumn("domains", "can be caused by"),
     ]
-    found = found.with_columns(domains=pl.col("cause").replace_strict(_DOMAINS, default=""))
+    table = table.with_columns(domains=pl.col("cause").replace_strict(_DOMAINS, default=""))
     text = (
         "Findings on the nodes of attempts that infrastructure ended. An attempt with several"
         " causes counts for each, and by parts in the shares. Intervals are those of independent"
         " failures (Gamma). The possible origins (user, system software, hardware) are those of"
         " Table I of the paper."
     )
-    alone = int(found.filter(pl.col("cause") == failure_attribution.UNATTRIBUTED)["failures"].sum())
+    alone = int(table.filter(pl.col("cause") == failure_attribution.UNATTRIBUTED)["failures"].sum())
     notes = [f"for {plural(alone, 'failure')} the nodes have no finding"] if alone else []
     notes += [*_diagnosis_notes(facts.found.failures), *_name_mismatch_notes(facts)]
-    drawn = found.drop_nulls("per_gpu_hour")
-    section = make_section("causes", "Causes of failures", text, columns, found, notes)
+    drawn = table.drop_nulls("per_gpu_hour")
+    section = make_section("causes", "Causes of failures", text, columns, table, notes)
     return DrawnSection(
-        section, partial(report_figures.draw_causes, found) if len(drawn) > 1 else None
+        section, partial(report_figures.draw_causes, table) if len(drawn) > 1 else None
     )
 
 
@@ -145,8 +143,8 @@ def _diagnosis_notes(failures: pl.DataFrame) -> list[str]:
         f"{count:,} of {_WHO.get(domains, domains.replace('+', ' or '))}"
         for domains, count in counts.iter_rows()
     ]
-    many = plural(len(diagnosed), "failure")
-    return [f"possible origins by the findings of {many}: {', '.join(parts)}"]
+    total = plural(len(diagnosed), "failure")
+    return [f"possible origins by the findings of {total}: {', '.join(parts)}"]
 
 
 def _name_mismatch_notes(facts: ReportFacts) -> list[str]:
@@ -155,16 +153,16 @@ def _name_mismatch_notes(facts: ReportFacts) -> list[str]:
     with_cause = failures.filter(pl.col("symptoms").list.len() > 0).height
     if with_cause and 2 * with_cause >= len(failures):
         return []
-    found = facts.tables.findings.select("cluster", "node").unique().collect()
+    table = facts.tables.findings.select("cluster", "node").unique().collect()
     ran = explode_hosts(facts.tables.jobs.select("cluster", "hosts").unique())
     ran = ran.select("cluster", "node").unique().collect()
-    if not len(found) or not len(ran):
+    if not len(table) or not len(ran):
         return []
-    many = plural(len(found), "node")
-    name, known = found["node"].min(), ran["node"].min()
-    if not len(found.join(ran, on="node", how="semi")):
-        return [f"none of {many} with findings ran a job: are {name} and {known} written alike?"]
-    theirs, ours = (set(each["cluster"]) for each in (found, ran))
+    nodes = plural(len(table), "node")
+    name, known = table["node"].min(), ran["node"].min()
+    if not len(table.join(ran, on="node", how="semi")):
+        return [f"none of {nodes} with findings ran a job: are {name} and {known} written alike?"]
+    theirs, ours = (set(each["cluster"]) for each in (table, ran))
     if "" not in theirs | ours and not theirs & ours:
         return [
             f"findings are of cluster {min(theirs)}, jobs of {min(ours)}: none matches a job;"
@@ -175,7 +173,7 @@ def _name_mismatch_notes(facts: ReportFacts) -> list[str]:
 
 def cooccurrence_section(facts: ReportFacts) -> DrawnSection:
     """Return the section of causes that occur in pairs."""
-    found = failure_attribution.cooccurring_causes(facts.found).sort("together", descending=True)
+    table = failure_attribution.cooccurring_causes(facts.found).sort("together", descending=True)
     columns = [
         ReportColumn("cause", "cause"),
         ReportColumn("other", "with"),
@@ -184,7 +182,7 @@ def cooccurrence_section(facts: ReportFacts) -> DrawnSection:
         ReportColumn("share", "share", "share"),
     ]
     text = "Symptoms that were found for the same failure: two names, perhaps one fault."
-    return DrawnSection(make_section("together", "Symptoms found together", text, columns, found))
+    return DrawnSection(make_section("together", "Symptoms found together", text, columns, table))
 
 
 def rate_history_section(facts: ReportFacts) -> DrawnSection:
@@ -193,7 +191,7 @@ def rate_history_section(facts: ReportFacts) -> DrawnSection:
     days = int(min(failure_rates.ROLLING_DAYS, max(1, whole_days // 4)))
     if facts.by == "outages":
         return outage_history_section(facts, days)
-    found = failure_rates.rolling_rates(facts.tables, facts.found, days=days)
+    table = failure_rates.rolling_rates(facts.tables, facts.found, days=days)
     new = failure_rates.rates_of_new_checks(facts.tables, facts.found, days=days)
     columns = [
         ReportColumn("check", "new check"),
@@ -202,23 +200,23 @@ def rate_history_section(facts: ReportFacts) -> DrawnSection:
         ReportColumn("before", "before", "rate"),
         ReportColumn("after", "after", "rate"),
     ]
-    swing = failure_rates.swing(found)
+    swing = failure_rates.swing(table)
     text = (
         "Failures in 1000 node-days of jobs on GPUs (of all, where none has one), over the"
         f" {days} days up to each day. A new check makes earlier failures visible: the table"
         " has the rate of its symptom before and after it was added."
     )
     notes = [f"the highest rate is {swing:.1f} times the lowest"] if swing else []
-    section = make_section("rolling", "How rates change", text, columns, new, notes, series=found)
-    drawn = found.drop_nulls("per_1000_node_days")
+    section = make_section("rolling", "How rates change", text, columns, new, notes, series=table)
+    drawn = table.drop_nulls("per_1000_node_days")
     return DrawnSection(
-        section, partial(report_figures.draw_rate_history, found, new) if len(drawn) > 1 else None
+        section, partial(report_figures.draw_rate_history, table, new) if len(drawn) > 1 else None
     )
 
 
 def job_sizes_section(facts: ReportFacts) -> DrawnSection:
     """Return the section of job sizes (figure 6 of the paper)."""
-    found = job_runs.jobs_by_size(facts.tables)
+    table = job_runs.jobs_by_size(facts.tables)
     columns = [
         ReportColumn("gpus", "GPUs, up to", "count"),
         ReportColumn("jobs", "attempts", "count"),
@@ -228,13 +226,13 @@ def job_sizes_section(facts: ReportFacts) -> DrawnSection:
         ReportColumn("gpu_hours_from", "of that so large or larger", "share"),
     ]
     text = "Attempts that started, by GPUs rounded up to a power of two."
-    section = make_section("sizes", "How large jobs are", text, columns, found)
-    return DrawnSection(section, partial(report_figures.draw_sizes, found) if len(found) else None)
+    section = make_section("sizes", "How large jobs are", text, columns, table)
+    return DrawnSection(section, partial(report_figures.draw_sizes, table) if len(table) else None)
 
 
 def mttf_section(facts: ReportFacts) -> DrawnSection:
     """Return the section of MTTF by size (figure 7 of the paper)."""
-    found = failure_rates.mttf(facts.tables, facts.found)
+    table = failure_rates.mttf(facts.tables, facts.found)
     columns = [
         ReportColumn("gpus", "GPUs, up to", "count"),
         ReportColumn("attempts", "attempts", "count"),
@@ -261,10 +259,10 @@ def mttf_section(facts: ReportFacts) -> DrawnSection:
             f"{plural(rate.failures, 'failure')} of jobs above {rate.above_gpus:,} GPUs: too few"
             " to project from"
         )
-    section = make_section("mttf", "How long jobs run", text, columns, found, notes)
-    drawn = found.filter(pl.col("gpus") > 0, pl.col("mttf_h") > 0)
+    section = make_section("mttf", "How long jobs run", text, columns, table, notes)
+    drawn = table.filter(pl.col("gpus") > 0, pl.col("mttf_h") > 0)
     return DrawnSection(
-        section, partial(report_figures.draw_mttf, found, rate) if len(drawn) else None
+        section, partial(report_figures.draw_mttf, table, rate) if len(drawn) else None
     )
 
 
@@ -279,7 +277,7 @@ def _rate_note(rate: failure_rates.FailureRate) -> str:
 
 def survived_failures_section(facts: ReportFacts) -> DrawnSection:
     """Return the section of survived failures, which accounting does not record."""
-    found = survived_by_cause(facts.tables)
+    table = survived_by_cause(facts.tables)
     columns = [
         ReportColumn("cause", "cause"),
         ReportColumn("rung", "recovered by"),
@@ -293,16 +291,16 @@ def survived_failures_section(facts: ReportFacts) -> DrawnSection:
         " show them. The pause lasts until every rank has committed the interrupted step."
     )
     notes = uncounted_failures_notes(facts)
-    return DrawnSection(make_section("survived", "Survived failures", text, columns, found, notes))
+    return DrawnSection(make_section("survived", "Survived failures", text, columns, table, notes))
 
 
 def uncounted_failures_notes(facts: ReportFacts) -> list[str]:
     """Return a note if survived failures are missing from figures of ended attempts."""
-    many = int(survived_by_cause(facts.tables)["failures"].sum())
-    if not many:
+    count = int(survived_by_cause(facts.tables)["failures"].sum())
+    if not count:
         return []
     return [
-        f"{plural(many, 'failure')} that jobs survived: r_f, MTTF, causes and lemons count ended"
+        f"{plural(count, 'failure')} that jobs survived: r_f, MTTF, causes and lemons count ended"
         " attempts and leave these out; `outlast fleet fit` counts both"
     ]
 
@@ -386,8 +384,8 @@ def error_codes_section(facts: ReportFacts) -> DrawnSection:
         " their remedies. Where published policies disagree on draining the node, the last columns"
         f" name the sources of both (policy {shipped_policy().version})."
     )
-    found = pl.DataFrame(rows, schema=SCHEMA, orient="row")
-    return DrawnSection(make_section("codes", "Remedies of XIDs", text, columns, found))
+    table = pl.DataFrame(rows, schema=SCHEMA, orient="row")
+    return DrawnSection(make_section("codes", "Remedies of XIDs", text, columns, table))
 
 
 def _disagreements(code: str, entry: PolicyEntry) -> tuple[str, str]:

@@ -106,11 +106,11 @@ def build_report(
     drawn: list[DrawnSection] = []
     benchmarks = list(bandwidth_sections(tables))
     count = len(ORDER) - len(BANDWIDTH_KEYS) + len(benchmarks)
-    for one in chain(benchmarks, _sections(facts)):
-        drawn.append(one)
-        on_section(one)
+    for section in chain(benchmarks, _sections(facts)):
+        drawn.append(section)
+        on_section(section)
         on_progress(len(drawn), count)
-    drawn.sort(key=lambda one: ORDER.index(one.section.key))
+    drawn.sort(key=lambda entry: ORDER.index(entry.section.key))
     in_window = clip_tables(tables, tables.since_ns, tables.until_ns)
     records = {
         name: int(frame.select(pl.len()).collect().item())
@@ -125,7 +125,7 @@ def build_report(
         until_ns=tables.until_ns,
         records=records,
         headlines=headlines(facts, drawn),
-        sections=[one.section for one in drawn],
+        sections=[entry.section for entry in drawn],
         notes=[*_sparse_data_notes(facts, records), *(notes or [])],
     )
     return DrawnReport(report, drawn)
@@ -227,14 +227,14 @@ def hidden_record_notes(sources: Sequence[LakeSource]) -> list[str]:
     """Return the logs' notes, the anomalous records kept, and the number of rejected rows."""
     noted: dict[str, list[str]] = defaultdict(list)
     odd: dict[str, int] = defaultdict(int)
-    for one in sources:
-        for note in dict.fromkeys(one.notes):
-            noted[note].append(one.name)
-        for what, rows in one.odd.items():
+    for log in sources:
+        for note in dict.fromkeys(log.notes):
+            noted[note].append(log.name)
+        for what, rows in log.odd.items():
             odd[what] += rows
     lines = [f"{_describe_logs(names)}: {note}" for note, names in noted.items()]
     lines += [f"{rows:,} records are odd, but kept: {what}" for what, rows in odd.items()]
-    rejected = sum(sum(one.rejects.values()) for one in sources)
+    rejected = sum(sum(log.rejects.values()) for log in sources)
     if rejected:
         lines.append(f"{rejected:,} rows could not be read: rejects/ of the lake has them")
     return lines
@@ -256,7 +256,7 @@ def render_page(drawn: DrawnReport, figures: dict[str, str]) -> str:
     return environment.get_template("report_page.html.j2").render(
         report=drawn.report,
         extent=_describe_extent(drawn.report),
-        sections=[one.section for one in drawn.sections],
+        sections=[entry.section for entry in drawn.sections],
         figures={key: figure for key, figure in figures.items() if figure},
         rows_shown=ROWS_SHOWN,
     )
@@ -264,7 +264,7 @@ def render_page(drawn: DrawnReport, figures: dict[str, str]) -> str:
 
 def _describe_extent(report: FleetReport) -> str:
     """Describe the cluster, the period and the number of records."""
-    since, until = (_format_minute(one) for one in (report.since_ns, report.until_ns))
+    since, until = (_format_minute(end_ns) for end_ns in (report.since_ns, report.until_ns))
     days = (report.until_ns - report.since_ns) / 86_400e9
     of = f"{report.cluster}, " if report.cluster else ""
     counts = ", ".join(plural(n, kind[:-1]) for kind, n in report.records.items() if n)

@@ -34,10 +34,10 @@ LINE_COLOURS = (BLUE, ORANGE, GREEN, "#cc79a7", LIGHT)
 CAUSES_MAX = 5  # drawn as separate lines
 
 
-def draw_states(found: pl.DataFrame, figure: Figure) -> None:
+def draw_states(table: pl.DataFrame, figure: Figure) -> None:
     """Draw attempts and GPU time by state, with those ended by infrastructure on the right."""
     axes = figure.subplots()
-    ordered = found.sort(["hw", "gpu_hours_share"], descending=[False, True])
+    ordered = table.sort(["hw", "gpu_hours_share"], descending=[False, True])
     for row, column in enumerate(("gpu_hours_share", "jobs_share")):
         offset = 0.0
         shades = cycle(STATES)
@@ -67,35 +67,35 @@ def draw_states(found: pl.DataFrame, figure: Figure) -> None:
     figure.legend(once.values(), once.keys(), loc="outside lower center", ncols=5, fontsize=7)
 
 
-def draw_causes(found: pl.DataFrame, figure: Figure) -> None:
+def draw_causes(table: pl.DataFrame, figure: Figure) -> None:
     """Draw rates by cause with their intervals, the most frequent on top."""
     axes = figure.subplots()
-    shown = found.filter(pl.col("cause") != ALL).sort("per_gpu_hour")
+    shown = table.filter(pl.col("cause") != ALL).sort("per_gpu_hour")
     names = shown["cause"].to_list()
     rates = shown["per_gpu_hour"].to_list()
     low = shown["per_gpu_hour_low"].to_list()
     high = shown["per_gpu_hour_high"].to_list()
     colours = [GREY if name == UNATTRIBUTED else RED for name in names]
     axes.barh(names, rates, color=colours, height=0.6)
-    for row, (one, least, most) in enumerate(zip(rates, low, high, strict=True)):
-        axes.errorbar(one, row, xerr=[[one - least], [most - one]], color="black", linewidth=0.8)
+    for row, (rate, least, most) in enumerate(zip(rates, low, high, strict=True)):
+        axes.errorbar(rate, row, xerr=[[rate - least], [most - rate]], color="black", linewidth=0.8)
     axes.set_xlabel("failures in a million GPU hours, with 90 % intervals")
 
 
-def draw_rate_history(found: pl.DataFrame, new: pl.DataFrame, figure: Figure) -> None:
+def draw_rate_history(table: pl.DataFrame, new: pl.DataFrame, figure: Figure) -> None:
     """Draw all failures, the most frequent causes, and the days of new checks."""
     from matplotlib.dates import ConciseDateFormatter
 
     axes = figure.subplots()
     often = (
-        found.filter(pl.col("cause") != ALL)
+        table.filter(pl.col("cause") != ALL)
         .group_by("cause")
         .agg(pl.col("failures").sum())
         .sort("failures", descending=True)["cause"]
         .head(CAUSES_MAX)
     )
     for at, name in enumerate([ALL, *often]):
-        line = found.filter(pl.col("cause") == name).sort("day")
+        line = table.filter(pl.col("cause") == name).sort("day")
         colour = "black" if name == ALL else LINE_COLOURS[(at - 1) % len(LINE_COLOURS)]
         axes.plot(
             line["day"].to_list(),
@@ -114,25 +114,25 @@ def draw_rate_history(found: pl.DataFrame, new: pl.DataFrame, figure: Figure) ->
     axes.xaxis.set_major_formatter(ConciseDateFormatter(axes.xaxis.get_major_locator()))
 
 
-def draw_sizes(found: pl.DataFrame, figure: Figure) -> None:
+def draw_sizes(table: pl.DataFrame, figure: Figure) -> None:
     """Draw the shares of attempts and of GPU time by size."""
     axes = figure.subplots()
-    places = list(range(len(found)))
-    _draw_pairs(axes, places, found, ("jobs_share", "gpu_hours_share"), ("attempts", "GPU time"))
-    axes.set_xticks(places, [f"{one:,}" for one in found["gpus"]])
+    places = list(range(len(table)))
+    _draw_pairs(axes, places, table, ("jobs_share", "gpu_hours_share"), ("attempts", "GPU time"))
+    axes.set_xticks(places, [f"{gpus:,}" for gpus in table["gpus"]])
     axes.set_xlabel("GPUs, rounded up to a power of two")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     axes.legend()
 
 
-def draw_mttf(found: pl.DataFrame, rate: FailureRate, figure: Figure) -> None:
+def draw_mttf(table: pl.DataFrame, rate: FailureRate, figure: Figure) -> None:
     """Draw the MTTF of each size with its interval, and the projection from large jobs."""
     axes = figure.subplots()
-    observed = found.filter(pl.col("failures") > 0, pl.col("gpus") > 0)
+    observed = table.filter(pl.col("failures") > 0, pl.col("gpus") > 0)
     for gpus, hours, low, high in observed.select("gpus", "mttf_h", "low_h", "high_h").iter_rows():
         axes.plot([gpus, gpus], [low, high], color=BLUE, linewidth=1)
         axes.plot(gpus, hours, "o", color=BLUE, markersize=3.5)
-    none = found.filter(pl.col("failures") == 0, pl.col("low_h").is_not_null(), pl.col("gpus") > 0)
+    none = table.filter(pl.col("failures") == 0, pl.col("low_h").is_not_null(), pl.col("gpus") > 0)
     if len(none):
         axes.plot(
             none["gpus"].to_list(),
@@ -142,7 +142,7 @@ def draw_mttf(found: pl.DataFrame, rate: FailureRate, figure: Figure) -> None:
             markersize=4,
             label="none failed: above this, with 95 %",
         )
-    line = found.filter(pl.col("projected_h").is_not_null(), pl.col("gpus") > 0).sort("gpus")
+    line = table.filter(pl.col("projected_h").is_not_null(), pl.col("gpus") > 0).sort("gpus")
     if len(line):
         at = line["gpus"].to_list()
         axes.plot(at, line["projected_h"].to_list(), "--", color=RED, linewidth=1, label=_r_f(rate))
@@ -159,18 +159,18 @@ def draw_mttf(found: pl.DataFrame, rate: FailureRate, figure: Figure) -> None:
         axes.legend()
 
 
-def draw_ettr(found: pl.DataFrame, figure: Figure) -> None:
+def draw_ettr(table: pl.DataFrame, figure: Figure) -> None:
     """Draw the measured ETTR with its interval, and the expected ones as lines."""
     axes = figure.subplots()
-    at = found["bucket"].to_list()
-    for gpus, mean, low, high in found.select("bucket", "ettr", "low", "high").iter_rows():
+    at = table["bucket"].to_list()
+    for gpus, mean, low, high in table.select("bucket", "ettr", "low", "high").iter_rows():
         if low is not None:
             axes.plot([gpus, gpus], [low, high], color=BLUE, linewidth=1)
         axes.plot(gpus, mean, "o", color=BLUE, markersize=4)
     axes.plot([], [], "o-", color=BLUE, markersize=4, label="measured, mean with its 90 % interval")
-    axes.plot(at, found["exact"].to_list(), "-", color=RED, linewidth=1, label="expected, exact")
+    axes.plot(at, table["exact"].to_list(), "-", color=RED, linewidth=1, label="expected, exact")
     axes.plot(
-        at, found["expected"].to_list(), ":", color=RED, linewidth=1, label="equations 4 to 6"
+        at, table["expected"].to_list(), ":", color=RED, linewidth=1, label="equations 4 to 6"
     )
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
@@ -179,12 +179,12 @@ def draw_ettr(found: pl.DataFrame, figure: Figure) -> None:
     axes.legend(loc="lower left")
 
 
-def draw_goodput(found: pl.DataFrame, figure: Figure) -> None:
+def draw_goodput(table: pl.DataFrame, figure: Figure) -> None:
     """Draw the lost GPU hours by size, second order on top of first."""
     axes = figure.subplots()
-    places = list(range(len(found)))
-    first = found["first_gpu_s"].to_list()
-    second = found["second_gpu_s"].to_list()
+    places = list(range(len(table)))
+    first = table["first_gpu_s"].to_list()
+    second = table["second_gpu_s"].to_list()
     axes.bar(places, first, color=RED, width=0.7, label="failed (first order)")
     axes.bar(
         places,
@@ -196,27 +196,27 @@ def draw_goodput(found: pl.DataFrame, figure: Figure) -> None:
         edgecolor="white",
         label="preempted for these (second order)",
     )
-    axes.set_xticks(places, [f"{one:,}" for one in found["bucket"]])
+    axes.set_xticks(places, [f"{bucket:,}" for bucket in table["bucket"]])
     axes.set_xlabel("GPUs of the job that lost it, rounded up to a power of two")
     axes.set_ylabel("GPU hours lost")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.6g}")
     axes.legend()
 
 
-def draw_lemons(found: pl.DataFrame, figure: Figure) -> None:
+def draw_lemons(table: pl.DataFrame, figure: Figure) -> None:
     """Draw the number of nodes by failures, beside the one expected by chance."""
     axes = figure.subplots()
-    counts = found.with_columns(pl.col("failures").round().cast(pl.Int64))
+    counts = table.with_columns(pl.col("failures").round().cast(pl.Int64))
     most = max(2, int(counts["failures"].max() or 0))  # type: ignore[arg-type]
     places = list(range(most + 1))
     highest = 1
     for called, shift, colour, noun in ((False, -0.2, BLUE, "node"), (True, 0.2, RED, "lemon")):
         group = counts.filter(pl.col("lemon") == called)["failures"]
-        many = [int((group == place).sum()) for place in places]
+        bars = [int((group == place).sum()) for place in places]
         label = plural(len(group), noun)
-        axes.bar([place + shift for place in places], many, color=colour, width=0.38, label=label)
-        highest = max(highest, *many)
-    means = found["expected"].to_list()
+        axes.bar([place + shift for place in places], bars, color=colour, width=0.38, label=label)
+        highest = max(highest, *bars)
+    means = table["expected"].to_list()
     chance = [
         sum(math.exp(k * math.log(m) - m - math.lgamma(k + 1)) for m in means if m) for k in places
     ]
@@ -229,11 +229,11 @@ def draw_lemons(found: pl.DataFrame, figure: Figure) -> None:
     axes.legend()
 
 
-def draw_parts(found: pl.DataFrame, figure: Figure) -> None:
+def draw_parts(table: pl.DataFrame, figure: Figure) -> None:
     """Draw the shares of lemons by part, beside the paper's."""
     axes = figure.subplots()
-    places = list(range(len(found)))
-    shown = found.with_columns(pl.col("paper").fill_null(0.0))
+    places = list(range(len(table)))
+    shown = table.with_columns(pl.col("paper").fill_null(0.0))
     _draw_pairs(axes, places, shown, ("paper", "share"), ("RSC-1 and RSC-2 (Table II)", "here"))
     axes.set_xticks(places, shown["part"].to_list())
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")

@@ -91,7 +91,7 @@ def make_section(
     all_notes = list(notes or [])
     if len(frame) > ROWS_MAX:
         all_notes.append(f"{len(frame):,} rows: the first {ROWS_MAX:,} are here")
-    rows = frame.select([one.key for one in columns]).head(ROWS_MAX).to_dicts()
+    rows = frame.select([column.key for column in columns]).head(ROWS_MAX).to_dicts()
     drawn = [] if series is None else series.head(SERIES_MAX).to_dicts()
     return ReportSection(
         key=key,
@@ -127,7 +127,7 @@ class Headline(msgspec.Struct, frozen=True, kw_only=True):
 
 def headlines(facts: ReportFacts, sections: list[DrawnSection]) -> list[Headline]:
     """Return the headline figures of a report's sections."""
-    rows = {one.section.key: one.section.rows for one in sections}
+    rows = {drawn.section.key: drawn.section.rows for drawn in sections}
     return [
         *_rate_headline(facts.rate),
         *_outages_headline(facts),
@@ -180,10 +180,10 @@ def _outages_headline(facts: ReportFacts) -> Iterator[Headline]:
 def _ended_headline(states: Rows) -> Iterator[Headline]:
     if not states:
         return
-    ended = [one for one in states if one["of"] == "infrastructure"]
-    share = sum(one["gpu_hours_share"] or 0.0 for one in ended)
-    jobs = sum(one["jobs_share"] or 0.0 for one in ended)
-    if not sum(one["gpu_hours"] for one in states):
+    ended = [state for state in states if state["of"] == "infrastructure"]
+    share = sum(state["gpu_hours_share"] or 0.0 for state in ended)
+    jobs = sum(state["jobs_share"] or 0.0 for state in ended)
+    if not sum(state["gpu_hours"] for state in states):
         yield Headline(
             key="ended",
             figure=f"{100 * jobs:.3g} %",
@@ -222,7 +222,7 @@ def _ettr_headline(sizes: Rows) -> Iterator[Headline]:
 def _loss_headline(sizes: Rows) -> Iterator[Headline]:
     if not sizes:
         return
-    first, second = (sum(one[name] for one in sizes) for name in ("first_gpu_s", "second_gpu_s"))
+    first, second = (sum(size[name] for size in sizes) for name in ("first_gpu_s", "second_gpu_s"))
     rests_on = "the attempts that they ended held no GPUs"
     if first + second:
         rests_on = f"{100 * second / (first + second):.3g} % of it by preemptions that they caused"
@@ -233,11 +233,11 @@ def _loss_headline(sizes: Rows) -> Iterator[Headline]:
 
 
 def _lemons_headline(nodes: Rows, facts: ReportFacts) -> Iterator[Headline]:
-    found = [one["node"] for one in nodes if one["called"] == LEMON]
+    lemons = [node["node"] for node in nodes if node["called"] == LEMON]
     rests_on = "of those that ran jobs" if facts.by == "jobs" else "of the cluster"
-    if found:
-        rests_on = ", ".join(found[:NAMES]) + (" and others" if len(found) > NAMES else "")
+    if lemons:
+        rests_on = ", ".join(lemons[:NAMES]) + (" and others" if len(lemons) > NAMES else "")
     text = "nodes that fail more often than chance explains"
-    value = float(len(found))
-    figure = f"{len(found):,}"
+    value = float(len(lemons))
+    figure = f"{len(lemons):,}"
     yield Headline(key="lemons", figure=figure, description=text, rests_on=rests_on, value=value)

@@ -258,9 +258,9 @@ def choose_lemons(shape: ClusterShape, rng: np.random.Generator) -> dict[int, fl
     At most so many that they do not fail more often than all nodes should together.
     """
     low, high = shape.lemon_factors
-    many = min(round(shape.lemon_share * shape.nodes), int(0.95 * shape.nodes / high))
-    chosen = np.sort(rng.choice(shape.nodes, many, replace=False)).tolist()
-    return dict(zip(chosen, rng.uniform(low, high, many).tolist(), strict=True))
+    lemons = min(round(shape.lemon_share * shape.nodes), int(0.95 * shape.nodes / high))
+    chosen = np.sort(rng.choice(shape.nodes, lemons, replace=False)).tolist()
+    return dict(zip(chosen, rng.uniform(low, high, lemons).tolist(), strict=True))
 
 
 def _rates(shape: ClusterShape, lemons: dict[int, float]) -> np.ndarray:

@@ -70,7 +70,7 @@ def true_job_runs(shape: ClusterShape, attempts: Attempts) -> list[TrueJobRun]:
     for at in np.flatnonzero(scheduled >= LONG_S).tolist():
         rows = order[firsts[at] : lasts[at] + 1]
         jobs = tuple(map(job_number, np.unique(attempts.job[rows]).tolist()))
-        one = TrueJobRun(
+        job_run = TrueJobRun(
             jobs,
             int(attempts.gpus[rows[0]]),
             QOS[attempts.qos[rows[0]]],
@@ -80,7 +80,7 @@ def true_job_runs(shape: ClusterShape, attempts: Attempts) -> list[TrueJobRun]:
             float(productive[at]),
             float(productive[at] / wall[at]),
         )
-        found.append(one)
+        found.append(job_run)
     return found
 
 
@@ -192,8 +192,8 @@ def ground_truth(
     first_hours = float(lost[struck].sum())
     second_hours = float(lost[second].sum())
     long = true_job_runs(shape, attempts)
-    high = [one.ettr for one in long if one.qos == "high"]
-    counted = sum(one.counted and one.gpus > LARGE_GPUS for one in failed)
+    high = [run.ettr for run in long if run.qos == "high"]
+    counted = sum(run.counted and run.gpus > LARGE_GPUS for run in failed)
     all_days = float(node_days.sum() + _shared_days(ran))
     rate = float(expected[large].sum() / max(1e-9, node_days[large].sum()))
     gpu_hours = float(node_days.sum()) * 24 * GPUS

@@ -87,8 +87,8 @@ class Scheduler:
         """
         for t_s, node, cause in drains:
             self._push(t_s, _DRAIN, (node, cause))
-        for lanes, many in shared_nodes(self._shape):
-            for _ in range(many):
+        for lanes, count in shared_nodes(self._shape):
+            for _ in range(count):
                 self._share(since_s, lanes)
         self._fill(since_s)
         arrivals, following = self._jobs, 0
@@ -179,14 +179,14 @@ class Scheduler:
                 self._waiting -= 1
                 self._start(job, t_s, self._take(size, job.excluded))
 
-    def _take(self, many: int, excluded: frozenset[int]) -> list[int]:
+    def _take(self, count: int, excluded: frozenset[int]) -> list[int]:
         """Take idle nodes, of which there are enough."""
         idle = self._idle
         if not excluded:
-            return [idle.popleft() for _ in range(many)]
+            return [idle.popleft() for _ in range(count)]
         taken: list[int] = []
         passed: list[int] = []
-        while len(taken) < many:
+        while len(taken) < count:
             node = idle.popleft()
             (passed if node in excluded else taken).append(node)
         idle.extend(passed)
@@ -205,7 +205,7 @@ class Scheduler:
         serial = self._serial
         while len(nodes) < wanted:
             pair = self._rng.choice(self._old), self._rng.choice(self._old)
-            victim = min(pair, key=lambda one: len(one.nodes))  # small jobs are preempted first
+            victim = min(pair, key=lambda job: len(job.nodes))  # small jobs are preempted first
             for node in self._preempt(victim, t_s, serial):
                 fits = len(nodes) < wanted and node not in job.excluded
                 (nodes if fits else self._idle).append(node)

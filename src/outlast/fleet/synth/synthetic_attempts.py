@@ -83,8 +83,8 @@ def _fill_lanes(
 ) -> tuple[np.ndarray, ...]:
     """Return start, end, state, row, and whether it was struck, of the jobs in these lanes."""
     rows = ran.rows[lanes]
-    many = len(lanes) * _DEEP
-    works = works_s(shape, mean, many, rng).reshape(-1, _DEEP)
+    count = len(lanes) * _DEEP
+    works = works_s(shape, mean, count, rng).reshape(-1, _DEEP)
     gaps = rng.exponential(mean * (1 - _FULL) / _FULL, (len(lanes), _DEEP))
     again = rng.random((len(lanes), _DEEP)) < shape.requeued
     works = np.where(again, works * rng.random(works.shape), works)
@@ -92,7 +92,7 @@ def _fill_lanes(
     gaps = np.ceil(gaps)
     ends = rows[:, 3:4] + np.cumsum(works + gaps, axis=1)
     starts = ends - works
-    states = np.where(again, _REQUEUED, outcomes(shape, many, rng).reshape(-1, _DEEP))
+    states = np.where(again, _REQUEUED, outcomes(shape, count, rng).reshape(-1, _DEEP))
     node_end = rows[:, 4:5]
     node_state = rows[:, 5:6]
     late = starts > node_end - shape.protected_s
@@ -120,25 +120,25 @@ def _link_restarts(
     start_s, end_s, state, row, struck = (
         each[order] for each in (start_s, end_s, state, row, struck)
     )
-    many = len(start_s)
+    count = len(start_s)
     ended = np.flatnonzero((struck & (state != _RUNNING)) | (state == _REQUEUED))
     ended = ended[np.argsort(end_s[ended], kind="stable")]
     ready_s = end_s[ended] + REQUEUE_S + np.ceil(rng.exponential(_WAIT_S, len(ended)))
     counted = np.arange(len(ended))
     following = np.searchsorted(start_s, ready_s)
     following = np.maximum.accumulate(following - counted) + counted  # each gets one of its own
-    ended = ended[following < many]
-    following = following[following < many]
-    job = np.arange(many)
+    ended = ended[following < count]
+    following = following[following < count]
+    job = np.arange(count)
     job[following] = ended
     while True:  # until each points at its first attempt
         further = job[job]
         if np.array_equal(further, job):
             break
         job = further
-    submit_s = start_s - np.ceil(rng.exponential(_WAIT_S, many))
+    submit_s = start_s - np.ceil(rng.exponential(_WAIT_S, count))
     submit_s[following] = end_s[ended]
-    return SmallJobs(job, submit_s, start_s, end_s, state, row, struck, np.full(many, gpus))
+    return SmallJobs(job, submit_s, start_s, end_s, state, row, struck, np.full(count, gpus))
 
 
 class Attempts(NamedTuple):

@@ -58,7 +58,7 @@ def mean_s(shape: ClusterShape, size: JobSize) -> float:
     return gpu_s_a_day * size.gpu_time / (shape.jobs_a_day * size.jobs * size.gpus)
 
 
-def works_s(shape: ClusterShape, mean: float, many: int, rng: np.random.Generator) -> np.ndarray:
+def works_s(shape: ClusterShape, mean: float, count: int, rng: np.random.Generator) -> np.ndarray:
     """Draw log-normal working times with a given mean, clipped to the cluster's limit.
 
     The scale is adjusted so that clipping keeps the mean.
@@ -69,19 +69,19 @@ def works_s(shape: ClusterShape, mean: float, many: int, rng: np.random.Generato
     for _ in range(20):  # until the clipped mean matches
         cut = np.clip(scale * np.exp(sigma * normal), SHORTEST_S, shape.limit_s).mean()
         scale *= mean / cut
-    drawn = scale * np.exp(sigma * rng.standard_normal(many))
+    drawn = scale * np.exp(sigma * rng.standard_normal(count))
     return np.clip(drawn, SHORTEST_S, shape.limit_s)
 
 
-def arrivals_s(many: int, since_s: float, until_s: float, rng: np.random.Generator) -> np.ndarray:
+def arrivals_s(count: int, since_s: float, until_s: float, rng: np.random.Generator) -> np.ndarray:
     """Draw sorted submit times, more of them in working hours."""
-    days = rng.integers(int(since_s // 86400), max(1, int(np.ceil(until_s / 86400))), many)
-    hours = rng.choice(24, many, p=_BY_HOUR / _BY_HOUR.sum())
-    drawn = np.floor(days * 86400.0 + hours * 3600.0 + rng.uniform(0, 3600.0, many))
+    days = rng.integers(int(since_s // 86400), max(1, int(np.ceil(until_s / 86400))), count)
+    hours = rng.choice(24, count, p=_BY_HOUR / _BY_HOUR.sum())
+    drawn = np.floor(days * 86400.0 + hours * 3600.0 + rng.uniform(0, 3600.0, count))
     return np.sort(drawn[drawn < until_s])
 
 
-def outcomes(shape: ClusterShape, many: int, rng: np.random.Generator) -> np.ndarray:
+def outcomes(shape: ClusterShape, count: int, rng: np.random.Generator) -> np.ndarray:
     """Draw the states of last attempts, as codes of JOB_STATES."""
     chances: dict[JobState, float] = {
         "COMPLETED": shape.completed,
@@ -92,7 +92,7 @@ def outcomes(shape: ClusterShape, many: int, rng: np.random.Generator) -> np.nda
     chances["CANCELLED"] = max(0.0, 1 - sum(chances.values()))
     codes = np.array([CODE[state] for state in chances])
     shares = np.array(list(chances.values()))
-    return rng.choice(codes, many, p=shares / shares.sum())
+    return rng.choice(codes, count, p=shares / shares.sum())
 
 
 def whole_node_jobs(
@@ -109,18 +109,18 @@ def whole_node_jobs(
             continue
         expected = shape.jobs_a_day * size.jobs * (until_s - since_s) / 86400
         submit_s = arrivals_s(int(rng.poisson(expected)), since_s, until_s, rng)
-        many = len(submit_s)
-        high = rng.random(many) < size.high
-        qos = np.where(high, HIGH, np.where(rng.random(many) < 0.4, LOW, NORMAL))
+        count = len(submit_s)
+        high = rng.random(count) < size.high
+        qos = np.where(high, HIGH, np.where(rng.random(count) < 0.4, LOW, NORMAL))
         part = np.stack(
             (
                 submit_s,
-                np.full(many, size.gpus // GPUS, float),
-                works_s(shape, mean_s(shape, size), many, rng),
+                np.full(count, size.gpus // GPUS, float),
+                works_s(shape, mean_s(shape, size), count, rng),
                 qos,
-                outcomes(shape, many, rng),
-                rng.random(many) < shape.requeued,
-                rng.random(many) < shape.excluding,
+                outcomes(shape, count, rng),
+                rng.random(count) < shape.requeued,
+                rng.random(count) < shape.excluding,
             )
         )
         parts.append(part)
@@ -143,8 +143,8 @@ def _excluded(
 ) -> frozenset[int]:
     """Draw one to three nodes to exclude: lemons or, with equal probability, any."""
     known = list(lemons) if lemons and rng.random() < 0.5 else range(shape.nodes)
-    many = min(int(rng.integers(1, 4)), len(known))
-    return frozenset(int(node) for node in rng.choice(known, many, replace=False))
+    count = min(int(rng.integers(1, 4)), len(known))
+    return frozenset(int(node) for node in rng.choice(known, count, replace=False))
 
 
 # Cumulative shares; for the rest a part is replaced.

@@ -40,17 +40,17 @@ def rack_and_pod(node: int) -> tuple[str, str]:
 
 
 def host_lists(
-    named: list[str], node_ids: np.ndarray, first: np.ndarray, many: np.ndarray
+    named: list[str], node_ids: np.ndarray, first: np.ndarray, node_counts: np.ndarray
 ) -> pl.Series:
     """Return each attempt's host list, as rsc1-[0001-0004,0007].
 
-    Its nodes are `many` of `node_ids` from `first` on.
+    Its nodes are `node_counts` of `node_ids` from `first` on.
     """
     single = pl.Series(named).gather(node_ids[np.minimum(first, len(node_ids) - 1)])
-    (several,) = np.nonzero(many > 1)
+    (several,) = np.nonzero(node_counts > 1)
     if not len(several):
         return single
-    counts = many[several]
+    counts = node_counts[several]
     attempt = np.repeat(np.arange(len(several)), counts)
     within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     nodes = node_ids[np.repeat(first[several], counts) + within].astype(np.int64)
@@ -155,7 +155,7 @@ def make_findings(
         t_s = float(rng.uniform(0, days * 86400))
         device = f"0000:{rng.integers(8):02x}:00.0" if code else ""
         found.append(SyntheticFinding(t_s, node, check, symptom, "warn", code, device))
-    return sorted(one for one in found if 0 <= one.t_s < days * 86400)
+    return sorted(finding for finding in found if 0 <= finding.t_s < days * 86400)
 
 
 def _make_finding(
@@ -208,17 +208,17 @@ def make_node_tables(
 
     findings = [
         (
-            ns(one.t_s),
+            ns(finding.t_s),
             shape.name,
-            window.nodes[one.node],
-            one.check,
-            one.symptom,
-            one.severity,
-            one.code,
-            one.device,
-            _DETAILS.get(one.check, "").format(device=one.device, code=one.code[4:]),
+            window.nodes[finding.node],
+            finding.check,
+            finding.symptom,
+            finding.severity,
+            finding.code,
+            finding.device,
+            _DETAILS.get(finding.check, "").format(device=finding.device, code=finding.code[4:]),
         )
-        for one in found
+        for finding in found
     ]
     outages = []
     repairs = []
@@ -286,7 +286,7 @@ def make_jobs_table(
     """Return the table of jobs, by end time."""
     named = window.nodes
     since_ns = window.since_ns
-    many = len(attempts.job)
+    count = len(attempts.job)
     jobs = int(attempts.job.max(initial=-1)) + 1
     user = np.minimum(rng.zipf(1.5, jobs), _USERS) - 1  # a few have most of the jobs
     word = rng.integers(len(_WORDS), size=jobs)
@@ -299,7 +299,7 @@ def make_jobs_table(
     def texts(options: list[str] | tuple[str, ...], at: np.ndarray) -> pl.Series:
         return pl.Series(options, dtype=pl.String).gather(at)
 
-    failed_node = np.full(many, len(named))
+    failed_node = np.full(count, len(named))
     struck = (attempts.failure >= 0) & (attempts.state == CODE["NODE_FAIL"])
     culprits = np.array([failure.node for failure in ran.failures] or [0])
     failed_node[struck] = culprits[attempts.failure[struck]]
@@ -316,13 +316,13 @@ def make_jobs_table(
     frame = pl.DataFrame(
         {
             "t_ns": _ns(attempts.end_s, since_ns),
-            "cluster": pl.repeat(window.shape.name, many, eager=True),
+            "cluster": pl.repeat(window.shape.name, count, eager=True),
             "job": pl.Series(attempts.job + FIRST_JOB).cast(pl.String),
             "attempt": attempts.attempt,
             "name": texts(_WORDS, of(word)) + "-" + trials + suffixes,
             "user": texts([f"user{n:03}" for n in range(_USERS)], of(user)),
             "account": texts([f"team{n:02}" for n in range(_ACCOUNTS)], of(user % _ACCOUNTS)),
-            "partition": pl.repeat("learn", many, eager=True),
+            "partition": pl.repeat("learn", count, eager=True),
             "qos": texts(QOS, attempts.qos),
             "state": texts(JOB_STATES, attempts.state),
             "exit_code": _EXIT_CODES[attempts.state],

@@ -72,7 +72,7 @@ class InputSensitivity(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def swing_usd(self) -> float:
         """Difference of the highest and lowest price over the variations."""
-        prices = [one.usd for one in (self.half, self.double) if one]
+        prices = [turn.usd for turn in (self.half, self.double) if turn]
         if math.inf in prices:
             return math.inf if min(prices) < math.inf or not math.isinf(self.here_usd) else 0.0
         return max(prices) - min(prices) if len(prices) > 1 else self.saves_usd
@@ -110,12 +110,12 @@ def _replica_gpus(scenario: Scenario, value: float) -> Scenario:
 # In the order in which inputs of equal savings are listed.
 _INPUTS: dict[str, _Input] = {
     "failures": _Input(
-        "time between failures of a GPU", "s", lambda one: 1 / one.failures.per_gpu_s, _mtbf,
+        "time between failures of a GPU", "s", lambda case: 1 / case.failures.per_gpu_s, _mtbf,
         "double",
     ),
     "fatal": _Input(
-        "share of failures after which only storage is left", "share", lambda one: one.fatal,
-        lambda one, value: replace(one, fatal=min(value, 1 - one.transient)),
+        "share of failures after which only storage is left", "share", lambda case: case.fatal,
+        lambda case, value: replace(case, fatal=min(value, 1 - case.transient)),
     ),
     "rack-mtbf": _seconds("rack_mtbf_s", "time between failures of a rack", "double"),
     "repair": _seconds("repair_s", "repair of a node"),
@@ -126,13 +126,13 @@ _INPUTS: dict[str, _Input] = {
     "cost": _seconds("cost_s", "blocking part of a durable save"),
     "flush": _seconds("flush_s", "flush of a durable save"),
     "drag": _Input(
-        "share by which steps are slower while a save is flushed", "share", lambda one: one.drag,
-        lambda one, value: replace(one, drag=min(value, 1.0)),
+        "share by which steps are slower while a save is flushed", "share", lambda case: case.drag,
+        lambda case, value: replace(case, drag=min(value, 1.0)),
     ),
     "memory-cost": _seconds("memory_cost_s", "blocking part of a version in memory"),
     "window": _seconds("window_s", "time until all copies are there again"),
     "replica-gpus": _Input(
-        "number of GPUs of a replica", "GPUs", lambda one: one.gpus / one.replicas, _replica_gpus
+        "number of GPUs of a replica", "GPUs", lambda case: case.gpus / case.replicas, _replica_gpus
     ),
 }  # fmt: skip
 
@@ -157,7 +157,7 @@ def best_settings(scenario: Scenario, *, every: bool = True, stocked: bool = Fal
         scenario = replace(scenario, spares=cheapest_spares(scenario).best)
         stocked = True
     predictions: list[Prediction] = []
-    for strategy in sorted(STRATEGIES, key=lambda one: one == "peer-memory"):  # the slow one last
+    for strategy in sorted(STRATEGIES, key=lambda name: name == "peer-memory"):  # the slow one last
         least = min((_at_most_usd(other) for other in predictions), default=math.inf)
         if reason_impossible(scenario, strategy) or not (
             every or _least_usd(scenario, strategy) <= least * (1 + TIE)
@@ -165,14 +165,14 @@ def best_settings(scenario: Scenario, *, every: bool = True, stocked: bool = Fal
             continue
         here = replace(scenario, spares=0) if stocked and strategy == "drop" else scenario
         predictions.append(price_strategy(here, strategy, beside_usd=math.inf if every else least))
-    least = min(_at_most_usd(one) for one in predictions)
+    least = min(_at_most_usd(choice) for choice in predictions)
     if math.isinf(least):
         return BestSettings(
-            scenario, predictions, max(predictions, key=lambda one: one.outcome.goodput)
+            scenario, predictions, max(predictions, key=lambda choice: choice.outcome.goodput)
         )
-    tied = [one for one in predictions if _at_most_usd(one) <= least * (1 + TIE)]
+    tied = [choice for choice in predictions if _at_most_usd(choice) <= least * (1 + TIE)]
     return BestSettings(
-        scenario, predictions, min(tied, key=lambda one: STRATEGIES.index(one.strategy))
+        scenario, predictions, min(tied, key=lambda choice: STRATEGIES.index(choice.strategy))
     )
 
 
@@ -240,34 +240,34 @@ def input_sensitivities(scenario: Scenario, at: BestSettings) -> list[InputSensi
     about = {key for strategy in possible for key in matters(strategy)}
     sensitivities = [
         _sensitivity(key, scenario, at)
-        for key, one in _INPUTS.items()
-        if key in about and 0 < one.get(scenario) < NEVER_S
+        for key, entry in _INPUTS.items()
+        if key in about and 0 < entry.get(scenario) < NEVER_S
     ]
-    moving = [one for one in sensitivities if one.swing_usd > 0]
-    return sorted(moving, key=lambda one: -one.swing_usd)
+    moving = [lever for lever in sensitivities if lever.swing_usd > 0]
+    return sorted(moving, key=lambda lever: -lever.swing_usd)
 
 
 def _sensitivity(key: str, scenario: Scenario, at: BestSettings) -> InputSensitivity:
-    one = _INPUTS[key]
+    entry = _INPUTS[key]
     settings = settings_of(at.scenario, at.taken)
     usd = at.taken.usd
-    value = one.get(scenario)
+    value = entry.get(scenario)
     half, double = (vary_input(key, scenario, times * value, settings) for times in TIMES)
     lever = InputSensitivity(
         key=key,
-        label=one.label,
+        label=entry.label,
         value=value,
-        unit=one.unit,
+        unit=entry.unit,
         given=key not in scenario.assumed,
         here_usd=usd,
         half=half,
         double=double,
     )
-    turn = half if one.helps == "half" else double
+    turn = half if entry.helps == "half" else double
     if turn is None or not turn.usd < usd:
         return lever
     more = turn.goodput - at.taken.outcome.goodput
-    return replace(lever, buy=one.helps, saves_usd=usd - turn.usd, adds_goodput=more)
+    return replace(lever, buy=entry.helps, saves_usd=usd - turn.usd, adds_goodput=more)
 
 
 def vary_input(

@@ -139,7 +139,7 @@ def describe_strategy(at: BestSettings) -> str:
 
 
 def _listed(names: Sequence[Strategy]) -> str:
-    *first, last = sorted(names, key=lambda one: list(DOES).index(one))
+    *first, last = sorted(names, key=lambda name: list(DOES).index(name))
     return f"{', '.join(first)} and {last}" if first else last
 
 
@@ -306,11 +306,11 @@ def next_measures(
     unsure = rate.weight_failures <= SURER_MAX or rate.weight_failures == EXACT
     measures = [_count(scenario)] if unsure else []
     assumed = [
-        one
-        for one in found
-        if not one.given
-        and one.key not in ("failures", "replica-gpus")
-        and one.swing_usd > TELLING * at.taken.usd
+        lever
+        for lever in found
+        if not lever.given
+        and lever.key not in ("failures", "replica-gpus")
+        and lever.swing_usd > TELLING * at.taken.usd
     ]
     for assumption in assumed[:DOUBTS_MAX]:
         moves = f"half or double moves the price by {_usd(assumption.swing_usd)}"

@@ -68,7 +68,7 @@ def advise(
     can: list[Strategy] = [
         strategy for strategy in STRATEGIES if not reason_impossible(scenario, strategy)
     ]
-    about = {"work", "gpu-hour"}.union(*(matters(one) for one in can))
+    about = {"work", "gpu-hour"}.union(*(matters(name) for name in can))
     plain = answer(
         "What should this run set, and what should it buy?",
         scenario,
@@ -131,7 +131,7 @@ def _with_copies(scenario: Scenario) -> Scenario:
     fitting = [copies for copies in COPIES if scenario.nodes % copies == 0] or [scenario.copies]
     choices = [replace(scenario, copies=copies, spares=0) for copies in fitting]
     usd = [predict(choice, "peer-memory").usd for choice in choices]
-    enough = next(i for i, one in enumerate(usd) if one <= min(usd) * (1 + TIE))
+    enough = next(i for i, price in enumerate(usd) if price <= min(usd) * (1 + TIE))
     return replace(scenario, copies=choices[enough].copies)
 
 
@@ -145,23 +145,25 @@ def _quantities(at: BestSettings, settings: TunedSettings) -> list[Quantity]:
     make = partial(quantity_with_band, how=at.taken.how, source="", scenario=here)
     ideal = make_bill(at.scenario, at.taken).ideal
     return [
-        make("finish", "s", function=lambda one: predicted(one).wall_s),
-        make("cost", "USD", function=lambda one: predicted(one).usd),
-        make("cost of failures and saves", "USD", function=lambda one: predicted(one).usd - ideal),
-        make("goodput", "share", function=lambda one: predicted(one).outcome.goodput),
+        make("finish", "s", function=lambda case: predicted(case).wall_s),
+        make("cost", "USD", function=lambda case: predicted(case).usd),
+        make(
+            "cost of failures and saves", "USD", function=lambda case: predicted(case).usd - ideal
+        ),
+        make("goodput", "share", function=lambda case: predicted(case).outcome.goodput),
     ]
 
 
 def _option(at: BestSettings, strategy: Strategy) -> StrategyOption:
-    of = next((one for one in at.found if one.strategy == strategy), None)
+    of = next((choice for choice in at.found if choice.strategy == strategy), None)
     if of is None:
         return StrategyOption(strategy=strategy, why_not=reason_impossible(at.scenario, strategy))
     low = high = None
     if at.scenario.failures.weight_failures != EXACT:
         kept = settings_of(at.scenario, of)
         ends = [
-            price_strategy(with_settings(at_rate(at.scenario, one), kept), strategy).usd
-            for one in (LOW, HIGH)
+            price_strategy(with_settings(at_rate(at.scenario, end), kept), strategy).usd
+            for end in (LOW, HIGH)
         ]
         low = min(ends)
         high = max(ends)
@@ -210,7 +212,7 @@ def _items(
     scenario: Scenario, in_use: Strategy | None, at: BestSettings, settings: TunedSettings
 ) -> list[AdviceItem]:
     how = at.taken.how
-    saves = next((one.usd - at.taken.usd for one in at.found if one.strategy == in_use), None)
+    saves = next((row.usd - at.taken.usd for row in at.found if row.strategy == in_use), None)
     items = [
         AdviceItem(
             what="strategy",
@@ -292,7 +294,7 @@ def _spares(scenario: Scenario, at: BestSettings, settings: TunedSettings) -> Ad
 
 
 def _doubts(
-    open_: Scenario, found: list[InputSensitivity], settings: TunedSettings
+    open_: Scenario, levers: list[InputSensitivity], settings: TunedSettings
 ) -> tuple[list[AdviceDoubt], float]:
     """Return the inputs that would call for other settings, the costliest first.
 
@@ -300,14 +302,14 @@ def _doubts(
     """
     turns: list[tuple[str, InputVariation]] = []
     if open_.failures.weight_failures != EXACT:
-        found = [one for one in found if one.key != "failures"]  # covered by the band
-        for one in (LOW, HIGH):
-            there = at_rate(open_, one)
+        levers = [lever for lever in levers if lever.key != "failures"]  # covered by the band
+        for end in (LOW, HIGH):
+            there = at_rate(open_, end)
             times = there.failures.per_gpu_s / open_.failures.per_gpu_s
             turns.append(
-                (advice_text.describe_rate(times, one), vary_scenario(there, times, settings))
+                (advice_text.describe_rate(times, end), vary_scenario(there, times, settings))
             )
-    for lever in found:
+    for lever in levers:
         sides = (lever.half, lever.double)
         turns += [(advice_text.describe_input(lever, turn), turn) for turn in sides if turn]
     if "replica-gpus" in open_.assumed and open_.replicas > 1:
@@ -328,4 +330,4 @@ def _doubts(
                 text=advice_text.describe_doubt(unknown, turn, settings),
             )
         )
-    return sorted(doubts, key=lambda one: -one.regret_usd), rest
+    return sorted(doubts, key=lambda doubt: -doubt.regret_usd), rest

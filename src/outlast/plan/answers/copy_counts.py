@@ -92,7 +92,7 @@ def memory_copies(scenario: Scenario) -> Replicas:
             _how,
             "fatal ones, of a run",
             scenario,
-            lambda one: _of_a_run(one, fatal_rate_per_s(one), scenario.copies),
+            lambda case: _of_a_run(case, fatal_rate_per_s(case), scenario.copies),
         ),
         quantity_with_band(
             f"losses of all of {scenario.copies}",
@@ -100,7 +100,7 @@ def memory_copies(scenario: Scenario) -> Replicas:
             _how_losses,
             "docs/theory.md, of a run",
             scenario,
-            lambda one: losses(one, scenario.copies),
+            lambda case: losses(case, scenario.copies),
         ),
         *(limits := _limits(scenario)),
     ]
@@ -217,7 +217,7 @@ def _limits(scenario: Scenario) -> list[Quantity]:
                     "first order",
                     GROWS,
                     scenario,
-                    lambda one, cost_s=cost_s, restart_s=restart_s: _half(one, cost_s, restart_s),
+                    lambda case, cost_s=cost_s, restart_s=restart_s: _half(case, cost_s, restart_s),
                 )
             )
     return limits
@@ -231,7 +231,7 @@ def _half(scenario: Scenario, cost_s: Callable[[float], float], restart_s: float
 
 
 def _warnings(scenario: Scenario, rows: list[CopiesRow]) -> list[str]:
-    racks = any(one.name == "rack" and one.rate_per_s for one in kinds_of(scenario))
+    racks = any(kind.name == "rack" and kind.rate_per_s for kind in kinds_of(scenario))
     texts = {
         "there is one node: no other holds a copy": scenario.nodes == 1,
         "no two copies of a part are taken to lie in one rack": racks,

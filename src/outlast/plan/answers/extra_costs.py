@@ -201,7 +201,7 @@ def _levels(
         "peer-memory" if scenario.copies > 1 else "checkpoint-restart",
         memory=scenario.copies > 1,
     )
-    in_memory = math.fsum(one.share for one in ladder if one.loses == "snapshot")
+    in_memory = math.fsum(rung.share for rung in ladder if rung.loses == "snapshot")
     memory = levels.Level(
         name="memory",
         cost_s=scenario.memory_cost_s,
@@ -228,7 +228,7 @@ def _levels(
     without = levels.pattern([*above, storage], every_s, down_s=scenario.detect_s)
     pattern = levels.pattern([*above, local, storage], every_s, down_s=scenario.detect_s)
     chosen = ", ".join(
-        f"{one.level.name} every {format_quantity(one.interval_s, 's')}" for one in pattern.chosen
+        f"{row.level.name} every {format_quantity(row.interval_s, 's')}" for row in pattern.chosen
     )
     saves = min(0.0, pattern.waste - without.waste)
     return ExtraCost(

@@ -124,12 +124,12 @@ def _by_formula(scenario: Scenario, at_s: float, queue_s: float) -> list[Quantit
         return theory.equation_4(at_s, mtbf_s(scenario), productive_s=work_s, init_s=start_s)
 
     return [
-        share("ETTR", how=how, source=RENEWAL, function=lambda one: exact(one, at_s, queue_s)),
+        share("ETTR", how=how, source=RENEWAL, function=lambda case: exact(case, at_s, queue_s)),
         share(
             "goodput",
             how=flushed,
             source=f"with flushes and waits for nodes{', without --queue' if queue_s else ''}",
-            function=lambda one: at_other_rate(one, "checkpoint-restart", job).goodput,
+            function=lambda case: at_other_rate(case, "checkpoint-restart", job).goodput,
         ),
         share("ETTR with free saves", how=how, source="C = 0", function=free),
         share("equations 1 and 7", how="first order", source=KOKOLIS, function=one_and_seven),
@@ -200,7 +200,7 @@ def _giving(
             how,
             "of today's",
             scenario,
-            lambda one: mtbf_s(one) / every_s,
+            lambda case: mtbf_s(case) / every_s,
         )
         least_s = Quantity(
             name="between failures at least",
@@ -259,7 +259,7 @@ def best_interval(scenario: Scenario, strategy: Strategy) -> Answer:
             hows,
             _why(tuned, best),
             tuned,
-            lambda one: predict(one, strategy).interval_s,
+            lambda case: predict(case, strategy).interval_s,
         ),
         _classic("Young's interval", "Young 1974", tuned, intervals.young),
         _classic("Daly's interval", "Daly 2006, series", tuned, intervals.daly),
@@ -319,10 +319,10 @@ def _in_memory(scenario: Scenario, best: Prediction) -> Quantity:
     return quantity_with_band(
         "best interval in memory",
         "s",
-        lambda one: predict(one, best.strategy).how,
+        lambda case: predict(case, best.strategy).how,
         MODEL,
         scenario,
-        lambda one: predict(one, best.strategy).memory_interval_s or math.inf,
+        lambda case: predict(case, best.strategy).memory_interval_s or math.inf,
     )
 
 
@@ -334,7 +334,7 @@ def _goodput(name: str, scenario: Scenario, strategy: Strategy) -> Quantity:
         partial(how_at_other_rate, strategy=strategy, job=job),
         MODEL,
         scenario,
-        lambda one: at_other_rate(one, strategy, job).goodput,
+        lambda case: at_other_rate(case, strategy, job).goodput,
     )
 
 
@@ -364,5 +364,5 @@ def _classic(
     name: str, source: str, scenario: Scenario, function: Callable[[float, float], float]
 ) -> Quantity:
     return quantity_with_band(
-        name, "s", "first order", source, scenario, lambda one: function(one.cost_s, mtbf_s(one))
+        name, "s", "first order", source, scenario, lambda case: function(case.cost_s, mtbf_s(case))
     )

@@ -182,7 +182,7 @@ def compare_run(scenario: Scenario, of: MeasuredRun, *, seed: int = 0) -> RunCom
 def _fields(events: Sequence[AnyEvent], summary: RunSummary, work_s: float) -> dict[str, str]:
     """Return the scenario fields that the run measured, by key."""
     costs = run_costs(events)
-    mean_s = {name: one.mean_s for name, one in costs.measured().items()}
+    mean_s = {name: cost.mean_s for name, cost in costs.measured().items()}
     interval_s = _interval_s(events, work_s / max(1, summary.steps or 0)) or work_s
     mean_s["flush"] = min(mean_s.get("flush", 0.0), interval_s)
     mean_s.setdefault("cost", 0.0)
@@ -316,8 +316,8 @@ def _shares(
     for number, cause in enumerate(CAUSES):
         name = "goodput" if cause == "work" else cause
         predicted, repeated = (
-            band(name, "share", one.spent_s[number] / one.spent_s.sum(axis=0)) if one else None
-            for one in (runs, again)
+            band(name, "share", run.spent_s[number] / run.spent_s.sum(axis=0)) if run else None
+            for run in (runs, again)
         )
         assert predicted is not None
         observed = Quantity(

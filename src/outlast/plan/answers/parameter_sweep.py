@@ -136,7 +136,7 @@ def sweep(
     points = [_in_theory(point) for point in wanted]
     interrupted = False
     if replications:
-        here = {at: one.theory for at, one in enumerate(points) if one.theory}
+        here = {at: point.theory for at, point in enumerate(points) if point.theory}
         ended = _simulate_points(
             {at: (wanted[at], theory) for at, theory in here.items()},
             replications,
@@ -215,7 +215,7 @@ def _simulate_points(
                 sums[at].add(rows)
             done += part.count
             on_progress(done, total)
-    return {at: (one.runs(), one.failed) for at, one in sums.items()}
+    return {at: (point.runs(), point.failed) for at, point in sums.items()}
 
 
 def _by_turns(
@@ -224,7 +224,7 @@ def _by_turns(
     """Yield a part of each point in turn, skipping points that have failed."""
     from outlast.plan.simulate.replications import parts
 
-    waiting = deque((at, parts(one.job, replications, seed)) for at, one in sums.items())
+    waiting = deque((at, parts(point.job, replications, seed)) for at, point in sums.items())
     while waiting:
         at, rest = waiting.popleft()
         part = None if sums[at].failed else next(rest, None)
@@ -255,7 +255,7 @@ def _answer(
     ]
     about = frozenset[str]().union(*(matters(strategy) for strategy in strategies), {"gpu-hour"})
     answers = [answer("", point.scenario, [], [], about) for point in wanted]
-    rates = dict.fromkeys(one.failures for one in answers)
+    rates = dict.fromkeys(result.failures for result in answers)
     return Sweep(
         question=f"What {'does' if len(over) == 1 else 'do'} {' and '.join(over)} change?",
         failures=next(iter(rates)) if len(rates) == 1 else "by point",
@@ -320,7 +320,7 @@ def _warnings_at(point: PointResult, replications: int) -> Iterator[str]:
 
 def strategies_of(text: str) -> list[Strategy]:
     """Parse `outlast,migrate`, or `all`. Raises UsageError."""
-    named = STRATEGIES if text == "all" else [one.strip() for one in text.split(",")]
-    if unknown := next((one for one in named if one not in STRATEGIES), None):
+    named = STRATEGIES if text == "all" else [name.strip() for name in text.split(",")]
+    if unknown := next((name for name in named if name not in STRATEGIES), None):
         raise UsageError(f"--strategy {unknown}: there are {', '.join(STRATEGIES)}, and all")
     return [strategy for strategy in STRATEGIES if strategy in named]

@@ -61,7 +61,7 @@ def tally(
     z = None
     if predicted is not None and error and math.isfinite(predicted):
         z = (mean - predicted) / error
-    low, middle, high = (times * of.quantile(one) for one in (LOW, 0.5, HIGH))
+    low, middle, high = (times * of.quantile(share) for share in (LOW, 0.5, HIGH))
     return Tally(
         name=name,
         unit=unit,
@@ -112,15 +112,15 @@ class StreamingSummary:
         values = np.ascontiguousarray(values, np.float64)
         ended = values[np.isfinite(values)]
         before = self.count - self.endless
-        many = len(ended)
+        count = len(ended)
         self.count += len(values)
-        self.endless += len(values) - many
-        if many:  # Chan, Golub and LeVeque's: two samples' moments give those of both
+        self.endless += len(values) - count
+        if count:  # Chan, Golub and LeVeque's: two samples' moments give those of both
             mean = float(ended.mean())
-            total = before + many
+            total = before + count
             shift = mean - self._mean
-            self._squares += float(((ended - mean) ** 2).sum()) + shift**2 * before * many / total
-            self._mean += shift * many / total
+            self._squares += float(((ended - mean) ** 2).sum()) + shift**2 * before * count / total
+            self._mean += shift * count / total
         keys = np.concatenate((self._keys, values.view(np.int64) >> _SHIFT))
         ones = np.ones(len(values), np.int64)
         self._keys, where = np.unique(keys, return_inverse=True)

@@ -86,11 +86,11 @@ class SpareModel:
     def __init__(self, scenario: Scenario, size: int = 1) -> None:
         self._scenario = scenario
         self._size = size
-        self._taking = [_grouped(one, size) for one in kinds_of(scenario)]
-        self._one_by_one = all(one.devices_killed < 2 for one in self._taking if one.rate_per_s)
+        self._taking = [_grouped(kind, size) for kind in kinds_of(scenario)]
+        self._one_by_one = all(kind.devices_killed < 2 for kind in self._taking if kind.rate_per_s)
         self.mean = failures.devices_killed_per_s(self._taking) * scenario.repair_s
         spread = math.sqrt(self.mean * failures.burstiness(self._taking)) if self.mean else 0.0
-        reach = max(one.devices_killed for one in self._taking)
+        reach = max(kind.devices_killed for kind in self._taking)
         self.most = math.ceil(self.mean + SPREADS * (spread + reach))  # more have no effect
 
     @cached_property
@@ -138,7 +138,7 @@ def spare_nodes(scenario: Scenario) -> Spares:
     points = {
         "none": 0,
         MEAN: round(here.mean),
-        **{f"{100 * one:g} %": here.in_repair.quantile(one) for one in QUANTILES},
+        **{f"{100 * share:g} %": here.in_repair.quantile(share) for share in QUANTILES},
         WAITING: cheapest([here]),
         GOING_ON: cheapest([here], dropping=True),
     }
@@ -188,7 +188,7 @@ def whole_replicas(scenario: Scenario) -> SpareModel:
 
 def _row(stocks: SpareModel, once_usd: float, count: int, names: list[str]) -> SparesRow:
     more = [stocks.price(count, dropping=dropping) - 1 for dropping in (False, True)]
-    stalling_usd, dropping_usd = (once_usd * one if one else 0.0 for one in more)
+    stalling_usd, dropping_usd = (once_usd * extra if extra else 0.0 for extra in more)
     return SparesRow(
         spares=count,
         names=names,
@@ -257,7 +257,7 @@ def _quantities(scenario: Scenario) -> list[Quantity]:
             formula_domain.of_repairs,
             "Little 1961",
             scenario,
-            lambda one: at(one).mean,
+            lambda case: at(case).mean,
         ),
         *(
             quantity_with_band(
@@ -266,7 +266,7 @@ def _quantities(scenario: Scenario) -> list[Quantity]:
                 how,
                 law,
                 scenario,
-                lambda one, share=share: at(one).in_repair.quantile(share),
+                lambda case, share=share: at(case).in_repair.quantile(share),
             )
             for share in QUANTILES
         ),
@@ -276,7 +276,7 @@ def _quantities(scenario: Scenario) -> list[Quantity]:
             how,
             waits,
             scenario,
-            lambda one: cheapest([at(one)]),
+            lambda case: cheapest([at(case)]),
         ),
         quantity_with_band(
             "cheapest for a job that goes on",
@@ -284,7 +284,7 @@ def _quantities(scenario: Scenario) -> list[Quantity]:
             "first order",
             "each missing node idles its replica",
             scenario,
-            lambda one: cheapest([at(one)], dropping=True),
+            lambda case: cheapest([at(case)], dropping=True),
         ),
     ]
 
@@ -311,11 +311,11 @@ def _warnings(scenario: Scenario, once_usd: float) -> list[str]:
 
 def _conclusions(scenario: Scenario, stocks: SpareModel, rows: Sequence[SparesRow]) -> list[str]:
     mean = stocks.mean
-    average, best = (_row_named(rows, one) for one in (MEAN, WAITING))
+    average, best = (_row_named(rows, name) for name in (MEAN, WAITING))
     sentences: list[str] = []
     if average.spares:
         saved = average.stalling_usd - best.stalling_usd
-        waited, waits = (format_quantity(one.stalled, "share") for one in (average, best))
+        waited, waits = (format_quantity(row.stalled, "share") for row in (average, best))
         sentences = [
             f"The mean is a trap: with {format_count(average.spares, 'spare')}, as many as are"
             " in repair on"
@@ -364,7 +364,7 @@ def cheapest_spares(scenario: Scenario) -> CheapestSpares:
     """
     here = SpareModel(scenario)
     nodes = scenario.nodes
-    best = cheapest([SpareModel(one) for one in equally_likely(scenario)])
+    best = cheapest([SpareModel(case) for case in equally_likely(scenario)])
     return CheapestSpares(
         best=min(best, nodes),
         known=min(cheapest([here]), nodes),

@@ -154,7 +154,7 @@ def compare(
     }
     ranked: list[Strategy] = []
     if ensemble.draws:
-        ranked = sorted(predicted, key=lambda one: (*_rank(usd[one]), -STRATEGIES.index(one)))
+        ranked = sorted(predicted, key=lambda name: (*_rank(usd[name]), -STRATEGIES.index(name)))
     contenders = [
         _compared_strategy(scenario, request, predicted[strategy], ensemble, usd, ranked[0])
         for strategy in ranked
@@ -305,11 +305,11 @@ def _warnings(
     texts = [f"theory of {', '.join(names)}: {text}" for text, names in strategies_by_text.items()]
     if any(abs(contender.theory.z or 0.0) > Z_MAX for contender in contenders):
         texts.append(LONG_RUN)
-    for one in contenders:
-        if one.endless:
-            some = "no run" if one.endless == 1 else f"{1 - one.endless:.0%} of runs"
+    for row in contenders:
+        if row.endless:
+            some = "no run" if row.endless == 1 else f"{1 - row.endless:.0%} of runs"
             texts.append(
-                f"{one.strategy}: {some} will end within {1 / GOODPUT_MIN:,.0f} times its work;"
+                f"{row.strategy}: {some} will end within {1 / GOODPUT_MIN:,.0f} times its work;"
                 " failures come faster than the rest gets on"
             )
     return texts

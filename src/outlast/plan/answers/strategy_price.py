@@ -44,7 +44,7 @@ class _SimulatedPrice(NamedTuple):
         A slower job restarts more often in the same work, and repeats work more slowly. Recoveries
         and waits lose no further work.
         """
-        running = math.fsum(self.shares[one] for one in ("work", "save", "redo", "slow"))
+        running = math.fsum(self.shares[cause] for cause in ("work", "save", "redo", "slow"))
         speed = self.shares["work"] / (self.shares["work"] + self.shares["slow"])
         return speed**2 * running / self.falls_per_s
 

@@ -44,10 +44,10 @@ def parse_axis(text: str, fields: Mapping[str, str]) -> SweepAxis:
     elif ".." in values:
         raise ConfigError(f"--over {text}: say how many values the range has, as in 1k..1M/7")
     else:
-        texts = [one.strip() for one in values.split(",")]
+        texts = [value.strip() for value in values.split(",")]
     if len(texts) > VALUES_MAX:
         raise ConfigError(f"--over {text}: {len(texts):,} values; at most {VALUES_MAX:,}")
-    if twice := next((one for at, one in enumerate(texts) if one in texts[:at]), None):
+    if twice := next((value for at, value in enumerate(texts) if value in texts[:at]), None):
         raise ConfigError(f"--over {text}: {twice} is there twice")
     return SweepAxis(key, tuple(texts))
 
@@ -60,7 +60,7 @@ def _range(
     if not 2 <= count <= VALUES_MAX:
         raise ConfigError(f"{what}: a range has from 2 to {VALUES_MAX:,} values")
     if unit != other:
-        scale = next((one for one in _SCALES if unit in one and other in one), None)
+        scale = next((units for units in _SCALES if unit in units and other in units), None)
         if scale is None:
             raise ConfigError(f"{what}: {low} and {high} are not of one unit")
         first = first * scale[unit]
@@ -116,7 +116,7 @@ def _rounded(value: float, size: int) -> int:
 def _text(value: float, unit: str) -> str:
     """Format with four digits, in a unit that needs no exponent."""
     if unit == "s":
-        unit, size = next((one for one in reversed(_SHORT_S) if value >= one[1]), _SHORT_S[0])
+        unit, size = next((entry for entry in reversed(_SHORT_S) if value >= entry[1]), _SHORT_S[0])
         value /= size
     short = f"{float(f'{value:.4g}'):.9f}".rstrip("0").rstrip(".")
     return f"{short}{unit}"

@@ -21,14 +21,14 @@ STRATEGY_LOOK: dict[Strategy, tuple[str, str, str]] = {
 }
 _TICKS_S = (
     *(0.01, 0.1, 1, 2, 5, 10, 30),
-    *(60 * many for many in (1, 2, 5, 10, 30)),
-    *(3600 * many for many in (1, 3, 12)),
-    *(86400 * many for many in (1, 3, 10, 30, 100, 365)),
+    *(60 * count for count in (1, 2, 5, 10, 30)),
+    *(3600 * count for count in (1, 3, 12)),
+    *(86400 * count for count in (1, 3, 10, 30, 100, 365)),
 )
 
 
 def label_spans(axis: Axis, low_s: float, high_s: float) -> None:
     """Set round ticks on a logarithmic axis in seconds."""
-    axis.set_ticks([one for one in _TICKS_S if low_s <= one <= high_s])
+    axis.set_ticks([tick for tick in _TICKS_S if low_s <= tick <= high_s])
     axis.set_ticks([], minor=True)
     axis.set_major_formatter(FuncFormatter(lambda value, _: span(value)))

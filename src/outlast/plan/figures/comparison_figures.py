@@ -57,17 +57,17 @@ def courses(
 
     The runs meet the same failures on the way to each tenth.
     """
-    jobs: dict[Strategy, SimulatedJob] = {one: job_of(scenario, one) for one in strategies}
-    rows: dict[Strategy, list[np.ndarray]] = {one: [] for one in strategies}
+    jobs: dict[Strategy, SimulatedJob] = {name: job_of(scenario, name) for name in strategies}
+    rows: dict[Strategy, list[np.ndarray]] = {name: [] for name in strategies}
     at = draws(scenario, RUNS)
     for level in range(1, LEVELS + 1):
         part: dict[Strategy, SimulatedJob] = {
-            one: job._replace(work_s=work_s * level / LEVELS, flush_s=0.0)
-            for one, job in jobs.items()
+            name: job._replace(work_s=work_s * level / LEVELS, flush_s=0.0)
+            for name, job in jobs.items()
         }
-        for one, runs in run_ensemble(part, at, seed=seed).runs.items():
-            rows[one].append(runs.wall_s)
-    return {one: np.stack([np.zeros(len(each[0])), *each]) for one, each in rows.items()}
+        for name, runs in run_ensemble(part, at, seed=seed).runs.items():
+            rows[name].append(runs.wall_s)
+    return {name: np.stack([np.zeros(len(each[0])), *each]) for name, each in rows.items()}
 
 
 def _fill_fan(
@@ -78,15 +78,15 @@ def _fill_fan(
     measured: MeasuredRun | None,
 ) -> None:
     axis = figure.subplots()
-    names: list[Strategy] = [one.strategy for one in found.contenders]
+    names: list[Strategy] = [contender.strategy for contender in found.contenders]
     work_s = measured.work_s if measured and measured.work_s else scenario.work_s
     fans = courses(scenario, names, work_s, found.seed)
-    bands: Bands = {one: _band(each) for one, each in fans.items()}
+    bands: Bands = {name: _band(each) for name, each in fans.items()}
     course = np.array(measured.course if measured and measured.course else [(0.0, 0.0)])
     right_s = max(_right_s(bands), 1.03 * float(course[-1, 0]))
-    size_s, unit = next(((size, one) for least, size, one in UNITS if right_s > least), SECONDS)
+    size_s, unit = next(((size, name) for least, size, name in UNITS if right_s > least), SECONDS)
     shaded = {names[0], "checkpoint-restart"}
-    labels: dict[Strategy, str] = {one: _legend_text(found, one, measured) for one in names}
+    labels: dict[Strategy, str] = {name: _legend_text(found, name, measured) for name in names}
     _fans(axis, bands, shaded, labels, size_s, right_s)
     if measured:
         axis.plot(course[:, 0] / size_s, course[:, 1] / work_s, color="black", label="the run")
@@ -121,13 +121,13 @@ def _fans(
     right_s: float,
 ) -> None:
     progress = np.linspace(0, 1, LEVELS + 1)
-    for one, band in bands.items():
+    for name, band in bands.items():
         low, middle, high = np.minimum(band, 10 * right_s) / size_s  # infinity is not drawn
-        colour, dashes, _ = STRATEGY_LOOK[one]
-        width = 2.4 if one == "outlast" else 1.2  # drawn under a line that often coincides
-        if one in shaded:
+        colour, dashes, _ = STRATEGY_LOOK[name]
+        width = 2.4 if name == "outlast" else 1.2  # drawn under a line that often coincides
+        if name in shaded:
             axis.fill_betweenx(progress, low, high, color=colour, alpha=0.15, lw=0)
-        axis.plot(middle, progress, dashes, color=colour, lw=width, label=labels[one])
+        axis.plot(middle, progress, dashes, color=colour, lw=width, label=labels[name])
 
 
 def _right_s(bands: Bands) -> float:
@@ -148,9 +148,9 @@ def _legend_text(
     """Return the label of a strategy, with days and dollars for a whole run."""
     if measured:
         return strategy
-    one = next(each for each in found.contenders if each.strategy == strategy)
-    usd = [said(each or 0.0, "USD") for each in (one.costs.low, one.costs.high)]
-    return f"{strategy}: {said(one.takes.value, 's')}, {usd[0]} to {usd[1]}"
+    contender = next(each for each in found.contenders if each.strategy == strategy)
+    usd = [said(each or 0.0, "USD") for each in (contender.costs.low, contender.costs.high)]
+    return f"{strategy}: {said(contender.takes.value, 's')}, {usd[0]} to {usd[1]}"
 
 
 def _dates(axis: Axes, start: datetime, size_s: float) -> None:
@@ -189,12 +189,12 @@ def draw_waterfall(scenario: Scenario, found: StrategyComparison, path: Path) ->
 
 def _fill_waterfall(figure: Figure, scenario: Scenario, found: StrategyComparison) -> None:
     axis = figure.subplots()
-    widest = max((1 - one.shares["work"] for one in found.contenders), default=0.0) or 1.0
+    widest = max((1 - row.shares["work"] for row in found.contenders), default=0.0) or 1.0
     named: set[Cause] = set()
-    for row, one in enumerate(found.contenders):
+    for row, contender in enumerate(found.contenders):
         offset = 0.0
         for cause in CAUSES[1:]:
-            share = one.shares[cause]
+            share = contender.shares[cause]
             if not share:
                 continue
             colour, hatch = LOOK[cause]
@@ -221,13 +221,13 @@ def _fill_waterfall(figure: Figure, scenario: Scenario, found: StrategyCompariso
                     bbox={"fc": "white", "ec": "none", "pad": 0.8, "alpha": 0.85},
                 )
             offset += share
-        axis.text(offset + 0.015 * widest, row, _outcome(one), va="center", fontsize=7)
-    axis.set_yticks(range(len(found.contenders)), [one.strategy for one in found.contenders])
+        axis.text(offset + 0.015 * widest, row, _outcome(contender), va="center", fontsize=7)
+    axis.set_yticks(range(len(found.contenders)), [item.strategy for item in found.contenders])
     axis.tick_params("y", length=0)
     axis.invert_yaxis()
     axis.set_xlim(0, ROOM * widest)
     ticks = MaxNLocator(6).tick_values(0, ROOM * widest)
-    axis.set_xticks([one for one in ticks if one <= min(1.0, ROOM * widest)])
+    axis.set_xticks([tick for tick in ticks if tick <= min(1.0, ROOM * widest)])
     axis.xaxis.set_major_formatter(
         PercentFormatter(1, decimals=0 if widest > 0.05 else 2, symbol=" %")
     )
@@ -236,8 +236,8 @@ def _fill_waterfall(figure: Figure, scenario: Scenario, found: StrategyCompariso
     figure.legend(loc="outside lower center", ncols=len(LOOK), handlelength=1.6)
 
 
-def _outcome(one: ComparedStrategy) -> str:
+def _outcome(contender: ComparedStrategy) -> str:
     return (
-        f"{said(one.shares['work'], 'share')} work\n"
-        f"{said(one.takes.value, 's')}, {said(one.costs.value, 'USD')}"
+        f"{said(contender.shares['work'], 'share')} work\n"
+        f"{said(contender.takes.value, 's')}, {said(contender.costs.value, 'USD')}"
     )

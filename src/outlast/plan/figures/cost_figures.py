@@ -55,17 +55,17 @@ def _fill_tornado(
     base = advice.bill.total
     taken = f"{advice.items[0].set_to}, {said(base, 'USD')}" if advice.items else "no run ends"
     axis.set_title(f"{scenario.gpus:,} GPUs, {scenario.failures.name}: {taken}", loc="left")
-    prices = [turn.usd for one in rows for _, turn in _turns(one)] + [base]
-    finite = [one for one in prices if math.isfinite(one)]
+    prices = [turn.usd for lever in rows for _, turn in _turns(lever)] + [base]
+    finite = [price for price in prices if math.isfinite(price)]
     if not finite:
         axis.set_axis_off()
         axis.text(0.5, 0.5, "no input, halved or doubled, makes it end", ha="center")
         return
     scale = _scale(axis, min(finite), max(finite), base, endless=math.inf in prices)
-    for row, one in enumerate(rows):
-        for side, turn in _turns(one):
-            _bar(axis, row, side, turn, said(turn.value, one.unit), scale)
-    names = [f"{_wrapped(one.label)}: {said(one.value, one.unit)}" for one in rows]
+    for row, lever in enumerate(rows):
+        for side, turn in _turns(lever):
+            _bar(axis, row, side, turn, said(turn.value, lever.unit), scale)
+    names = [f"{_wrapped(lever.label)}: {said(lever.value, lever.unit)}" for lever in rows]
     axis.set_yticks(range(len(rows)), names)
     axis.set_ylim(len(rows) - 0.4, -0.6)
     axis.tick_params(axis="y", length=0)
@@ -81,7 +81,7 @@ def _legend(axis: Axes, rows: list[InputSensitivity], scale: _Scale) -> None:
         axis.bar(
             scale.start, 0, color=colour, hatch=hatch, edgecolor="white", label=f"input at {side}"
         )
-    best = max((one for one in rows if one.buy), key=lambda one: one.saves_usd, default=None)
+    best = max((row for row in rows if row.buy), key=lambda row: row.saves_usd, default=None)
     turn = best and (best.half if best.buy == "half" else best.double)
     if best is None or turn is None:
         return
@@ -236,12 +236,12 @@ def _fill_spares(figure: Figure, scenario: Scenario) -> None:
 
 def _counts(most: int) -> list[int]:
     """Return whole numbers from 0 on, evenly spaced on a logarithmic axis."""
-    return sorted({0, *(int(one) for one in np.geomspace(1, most, POINTS))})
+    return sorted({0, *(int(count) for count in np.geomspace(1, most, POINTS))})
 
 
 def _waits(stocks: SpareModel, size: int) -> tuple[list[int], list[float]]:
     counts = _counts(stocks.most)
-    return [size * one for one in counts], [stocks.stalled(one) for one in counts]
+    return [size * count for count in counts], [stocks.stalled(count) for count in counts]
 
 
 def _costs(
@@ -261,7 +261,7 @@ def _costs(
 
     counts = _counts(stocks.most)
     best = cheapest([stocks], dropping=dropping)
-    axis.plot([size * one for one in counts], [usd(one) for one in counts], color=colour, ls=line)
+    axis.plot([size * n for n in counts], [usd(n) for n in counts], color=colour, ls=line)
     axis.plot(size * best, usd(best), "o", color=colour, ms=4, mec="black", mew=0.6)
     is_left = dropping
     axis.annotate(

@@ -51,7 +51,7 @@ def _fill_ettr(figure: Figure, scenario: Scenario, queue_s: float) -> None:
     at_s = np.geomspace(here_s / REACH, here_s * REACH, GRID_POINTS)
     rates = np.geomspace(low, high, GRID_POINTS)
     ratio = np.array(
-        [[_at(scenario, one, rate / to_rate, queue_s) for one in at_s] for rate in rates]
+        [[_at(scenario, tau_s, rate / to_rate, queue_s) for tau_s in at_s] for rate in rates]
     )
     axis.set_xscale("log")
     axis.set_yscale("log")
@@ -143,7 +143,7 @@ def _fill_goodput(figure: Figure, scenario: Scenario, strategy: Strategy) -> Non
     lost = partial(waste, tuned, strategy)
     at_s = np.geomspace(low_s, high_s, POINTS)
     axis.set_xscale("log")
-    axis.plot(at_s, [1 - lost(float(one)) for one in at_s], color=colour, label=strategy)
+    axis.plot(at_s, [1 - lost(float(tau_s)) for tau_s in at_s], color=colour, label=strategy)
     zone = flat_zone(tuned, best)
     axis.axvspan(
         max(zone.low_s, low_s),
@@ -178,7 +178,7 @@ def _fill_goodput(figure: Figure, scenario: Scenario, strategy: Strategy) -> Non
 def _simulated(
     axis: Axes, scenario: Scenario, strategy: Strategy, low_s: float, high_s: float
 ) -> None:
-    found: list[tuple[float, float, float, float]] = []
+    points: list[tuple[float, float, float, float]] = []
     for at_s in np.geomspace(low_s, high_s, SIMULATED):
         there = replace(scenario, interval_s=float(at_s))
         predicted = predict(there, strategy)
@@ -188,10 +188,10 @@ def _simulated(
         goodput = job.work_s / simulate(job, REPLICATIONS)["wall_s"]
         low, middle, high = np.quantile(goodput, (0.05, 0.5, 0.95))
         if not math.isnan(middle):
-            found.append((float(at_s), float(low), float(middle), float(high)))
-    if not found:
+            points.append((float(at_s), float(low), float(middle), float(high)))
+    if not points:
         return
-    at, low, middle, high = (np.array(column) for column in zip(*found, strict=True))
+    at, low, middle, high = (np.array(column) for column in zip(*points, strict=True))
     axis.errorbar(
         at,
         middle,

@@ -60,46 +60,46 @@ def draw_scale(scenario: Scenario, path: Path, seed: int = 0) -> None:
 
 def scaled_scenarios(scenario: Scenario) -> list[Scenario]:
     """Return the scenario at repeatedly doubled GPUs, as far as it is possible."""
-    found: list[Scenario] = []
+    sizes: list[Scenario] = []
     gpus = max(SMALLEST, scenario.gpus_per_node)
     while gpus <= LARGEST:
         with suppress(ConfigError):  # more replicas or spares than nodes, too many in repair
-            found.append(resize(scenario, gpus))
+            sizes.append(resize(scenario, gpus))
         gpus *= 2
-    return found
+    return sizes
 
 
 def scale_line(at: list[Scenario], strategy: Strategy) -> ScaleLine:
     """Return a strategy's line, up to the size at which it becomes impossible."""
     rows: list[tuple[float, ...]] = []
-    for one in at:
-        if reason_impossible(one, strategy):
+    for size in at:
+        if reason_impossible(size, strategy):
             continue
-        job = tuned_job(one, strategy)
-        ends = (LOW, HIGH) if one.failures.weight_failures != EXACT else ()
+        job = tuned_job(size, strategy)
+        ends = (LOW, HIGH) if size.failures.weight_failures != EXACT else ()
         goodput = [
             at_other_rate(each, strategy, job).goodput
-            for each in (one, *(at_rate(one, end) for end in ends))
+            for each in (size, *(at_rate(size, end) for end in ends))
         ]
-        rows.append((float(one.gpus), goodput[0], min(goodput), max(goodput)))
+        rows.append((float(size.gpus), goodput[0], min(goodput), max(goodput)))
     return ScaleLine(*np.array(rows).reshape(-1, 4).T)
 
 
 def crossings(first: ScaleLine, second: ScaleLine) -> list[tuple[float, float]]:
     """Return the points, as GPUs and goodput, at which two lines cross; touching is no crossing."""
     shared = np.intersect1d(first.gpus, second.gpus)
-    one, other = (each.middle[np.isin(each.gpus, shared)] for each in (first, second))
-    apart = np.flatnonzero(np.abs(one - other) > CLOSE)
-    found: list[tuple[float, float]] = []
-    for before, after in pairwise(apart):
-        start = one[before] - other[before]
-        stop = one[after] - other[after]
+    a, b = (each.middle[np.isin(each.gpus, shared)] for each in (first, second))
+    distinct = np.flatnonzero(np.abs(a - b) > CLOSE)
+    points: list[tuple[float, float]] = []
+    for before, after in pairwise(distinct):
+        start = a[before] - b[before]
+        stop = a[after] - b[after]
         if start * stop > 0:
             continue
         part = start / (start - stop)
         gpus = shared[before] * (shared[after] / shared[before]) ** part
-        found.append((float(gpus), float(one[before] + part * (one[after] - one[before]))))
-    return found
+        points.append((float(gpus), float(a[before] + part * (a[after] - a[before]))))
+    return points
 
 
 def _fill_scale(figure: Figure, scenario: Scenario, seed: int) -> None:
@@ -107,14 +107,14 @@ def _fill_scale(figure: Figure, scenario: Scenario, seed: int) -> None:
     axis.set_xscale("log")
     at = scaled_scenarios(scenario)
     lines: dict[Strategy, ScaleLine] = {
-        one: found for one in STRATEGIES if len((found := scale_line(at, one)).gpus)
+        name: found for name in STRATEGIES if len((found := scale_line(at, name)).gpus)
     }
-    for strategy, one in lines.items():
+    for strategy, line in lines.items():
         colour, dashes, marker = STRATEGY_LOOK[strategy]
         lies = 1 if strategy == "outlast" else 2  # below a line that often coincides
         axis.plot(
-            one.gpus,
-            one.middle,
+            line.gpus,
+            line.middle,
             dashes,
             color=colour,
             lw=3.2 - lies,
@@ -125,7 +125,7 @@ def _fill_scale(figure: Figure, scenario: Scenario, seed: int) -> None:
             ms=3,
         )
         if strategy in SHADED:
-            axis.fill_between(one.gpus, one.low, one.high, color=colour, alpha=0.13, lw=0)
+            axis.fill_between(line.gpus, line.low, line.high, color=colour, alpha=0.13, lw=0)
     _simulated(axis, at, seed)
     _crossings(axis, lines)
     axis.axvline(scenario.gpus, color="black", lw=0.6, ls=(0, (1, 3)))
@@ -155,20 +155,20 @@ def _legend(axis: Axes, *, sure: bool) -> None:
 
 
 def _simulated(axis: Axes, at: list[Scenario], seed: int) -> None:
-    for one in at:
-        if one.gpus not in SIMULATED:
+    for size in at:
+        if size.gpus not in SIMULATED:
             continue
-        here: list[Strategy] = [each for each in STRATEGIES if not reason_impossible(one, each)]
-        found = simulate_strategies(
-            one, here, ComparisonRequest(seed=seed, replications=REPLICATIONS)
+        here: list[Strategy] = [each for each in STRATEGIES if not reason_impossible(size, each)]
+        ensemble = simulate_strategies(
+            size, here, ComparisonRequest(seed=seed, replications=REPLICATIONS)
         )
-        for strategy, runs in found.runs.items():
-            goodput = one.work_s / runs.wall_s
+        for strategy, runs in ensemble.runs.items():
+            goodput = size.work_s / runs.wall_s
             low, middle, high = np.quantile(goodput, (LOW, 0.5, HIGH), method="inverted_cdf")
             colour, _, marker = STRATEGY_LOOK[strategy]
             beside = 1.1 ** (STRATEGIES.index(strategy) - len(STRATEGIES) // 2)
             axis.errorbar(
-                one.gpus * beside,
+                size.gpus * beside,
                 middle,
                 yerr=[[middle - low], [high - middle]],
                 color=colour,
@@ -182,9 +182,9 @@ def _simulated(axis: Axes, at: list[Scenario], seed: int) -> None:
 def _crossings(axis: Axes, lines: dict[Strategy, ScaleLine]) -> None:
     names = list(lines)
     marked: list[tuple[float, float]] = []
-    for number, one in enumerate(names):
+    for number, name in enumerate(names):
         for other in names[number + 1 :]:
-            for gpus, goodput in crossings(lines[one], lines[other]):
+            for gpus, goodput in crossings(lines[name], lines[other]):
                 near = [
                     (x, y)
                     for x, y in marked
@@ -209,7 +209,7 @@ def _crossings(axis: Axes, lines: dict[Strategy, ScaleLine]) -> None:
 SHORTEST_S = 10.0
 LONGEST_S = 7200.0
 ROWS = 17
-SIMPLE: tuple[Strategy, ...] = tuple(one for one in STRATEGIES if one != "outlast")
+SIMPLE: tuple[Strategy, ...] = tuple(name for name in STRATEGIES if name != "outlast")
 HATCHES: dict[Strategy, str] = {
     "checkpoint-restart": "",
     "peer-memory": "...",
@@ -250,14 +250,14 @@ def strategy_phases(scenario: Scenario, rows: int = ROWS) -> StrategyPhases:
     for row, each_s in enumerate(restart_s):
         for column, size in enumerate(at):
             here = replace(size, restart_s=float(each_s))
-            usd = [_usd(here, one) for one in SIMPLE]
+            usd = [_usd(here, name) for name in SIMPLE]
             first, second = sorted(usd)[:2]
             if math.isinf(first):
                 continue
             winner[row, column] = usd.index(first)
             lead[row, column] = 1 - first / second
             saved[row, column] = 1 - _usd(here, "outlast") / first
-    return StrategyPhases([one.gpus for one in at], restart_s, winner, lead, saved)
+    return StrategyPhases([size.gpus for size in at], restart_s, winner, lead, saved)
 
 
 def _usd(scenario: Scenario, strategy: Strategy) -> float:
@@ -265,18 +265,18 @@ def _usd(scenario: Scenario, strategy: Strategy) -> float:
 
 
 def _fill_phases(figure: Figure, scenario: Scenario) -> None:
-    found = strategy_phases(scenario)
+    phases = strategy_phases(scenario)
     axis = figure.subplots()
     axis.set_xscale("log")
     axis.set_yscale("log")
-    handles = _cells(axis, found)
-    if (found.winner < 0).any():
+    handles = _cells(axis, phases)
+    if (phases.winner < 0).any():
         handles.append(Patch(fc="white", ec="black", lw=0.5, label="none ends"))
-    if found.saved.max() > WORTH > found.saved.min():
+    if phases.saved.max() > WORTH > phases.saved.min():
         axis.contour(
-            found.gpus,
-            found.restart_s,
-            found.saved,
+            phases.gpus,
+            phases.restart_s,
+            phases.saved,
             levels=(WORTH,),
             colors="black",
             linewidths=1.4,
@@ -300,15 +300,15 @@ def _fill_phases(figure: Figure, scenario: Scenario) -> None:
     figure.legend(handles=handles, loc="outside lower center", ncols=3)
 
 
-def _cells(axis: Axes, found: StrategyPhases) -> list[Patch | Line2D]:
+def _cells(axis: Axes, phases: StrategyPhases) -> list[Patch | Line2D]:
     """Colour and hatch each cell by its cheapest strategy, so that grey prints stay legible."""
-    columns = _edges(np.array(found.gpus, float))
-    rows = _edges(found.restart_s)
-    colours = np.ones((*found.winner.shape, 3))
-    depth = np.clip(found.lead / PLAIN, 0.15, 1)[..., None]
+    columns = _edges(np.array(phases.gpus, float))
+    rows = _edges(phases.restart_s)
+    colours = np.ones((*phases.winner.shape, 3))
+    depth = np.clip(phases.lead / PLAIN, 0.15, 1)[..., None]
     handles: list[Patch | Line2D] = []
     for number, strategy in enumerate(SIMPLE):
-        here = found.winner == number
+        here = phases.winner == number
         if not here.any():
             continue
         colour = STRATEGY_LOOK[strategy][0]

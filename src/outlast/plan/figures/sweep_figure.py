@@ -62,11 +62,11 @@ def _lines(figure: Figure, wanted: Sequence[SweepPoint], found: Sweep, measure: 
     for strategy in found.strategies:
         colour, line, marker = STRATEGY_LOOK[strategy]
         here = sorted(
-            (one for one in found.points if one.strategy == strategy),
-            key=lambda one: at[one.values[key]],
+            (point for point in found.points if point.strategy == strategy),
+            key=lambda point: at[point.values[key]],
         )
-        x = np.array([at[one.values[key]] for one in here])
-        theory = np.array([_theory(one, measure) for one in here])
+        x = np.array([at[point.values[key]] for point in here])
+        theory = np.array([_theory(point, measure) for point in here])
         width = 3.2 if _covered(found, strategy, measure) else 1.2
         axis.plot(
             x,
@@ -78,7 +78,7 @@ def _lines(figure: Figure, wanted: Sequence[SweepPoint], found: Sweep, measure: 
             ms=2.4 + width,
             label=strategy,
         )
-        low, middle, high = np.array([_runs(one, measure) for one in here]).T
+        low, middle, high = np.array([_runs(point, measure) for point in here]).T
         some = np.isfinite(high)
         axis.errorbar(
             x[some],
@@ -106,16 +106,16 @@ def _lines(figure: Figure, wanted: Sequence[SweepPoint], found: Sweep, measure: 
 def _covered(found: Sweep, strategy: Strategy, measure: Measure) -> bool:
     """Return whether a line drawn later covers this one, which must then be wider."""
     lines = {
-        one: np.array([_theory(p, measure) for p in found.points if p.strategy == one])
-        for one in found.strategies[found.strategies.index(strategy) :]
+        name: np.array([_theory(p, measure) for p in found.points if p.strategy == name])
+        for name in found.strategies[found.strategies.index(strategy) :]
     }
     own = lines.pop(strategy)
-    return any(np.allclose(own, one, rtol=0.005, equal_nan=True) for one in lines.values())
+    return any(np.allclose(own, line, rtol=0.005, equal_nan=True) for line in lines.values())
 
 
 def _places(wanted: Sequence[SweepPoint], key: str) -> tuple[dict[str, float], bool]:
     """Return the position of each value, and whether positions are numbers (else ordinals)."""
-    numbers = {one.values[key]: point_value(one, key) for one in wanted}
+    numbers = {point.values[key]: point_value(point, key) for point in wanted}
     if any(value is None for value in numbers.values()):
         return {text: float(at) for at, text in enumerate(numbers)}, False
     return {text: float(value or 0) for text, value in numbers.items()}, True
@@ -139,7 +139,7 @@ def _maps(figure: Figure, wanted: Sequence[SweepPoint], found: Sweep, measure: M
     across = min(MAPS_A_ROW, len(found.strategies))
     rows = math.ceil(len(found.strategies) / across)
     axes = figure.subplots(rows, across, squeeze=False, sharey=True)
-    grids = {one: _grid(found, one, measure) for one in found.strategies}
+    grids = {strategy: _grid(found, strategy, measure) for strategy in found.strategies}
     scale = _scale(np.concatenate([grid[np.isfinite(grid)] for grid in grids.values()]), measure)
     cmap = BRIGHT_IS_GOOD[measure]
     for axis, (strategy, grid) in zip(axes.flat, grids.items(), strict=False):
@@ -160,9 +160,9 @@ def _maps(figure: Figure, wanted: Sequence[SweepPoint], found: Sweep, measure: M
 def _grid(found: Sweep, strategy: Strategy, measure: Measure) -> np.ndarray:
     x_key, y_key = found.over
     values = {
-        (one.values[y_key], one.values[x_key]): _middle(one, measure)
-        for one in found.points
-        if one.strategy == strategy
+        (point.values[y_key], point.values[x_key]): _middle(point, measure)
+        for point in found.points
+        if point.strategy == strategy
     }
     return np.array([[values[y, x] for x in found.over[x_key]] for y in found.over[y_key]])
 
@@ -203,21 +203,21 @@ def _figures(axis: Axes, grid: np.ndarray, scale: Normalize, measure: Measure) -
 # --- both ---
 
 
-def _theory(one: PointResult, measure: Measure) -> float:
-    if one.theory is None:
+def _theory(point: PointResult, measure: Measure) -> float:
+    if point.theory is None:
         return math.nan
-    return one.theory.outcome.goodput if measure == "goodput" else one.theory.usd
+    return point.theory.outcome.goodput if measure == "goodput" else point.theory.usd
 
 
-def _runs(one: PointResult, measure: Measure) -> tuple[float, float, float]:
-    if one.runs is None:
+def _runs(point: PointResult, measure: Measure) -> tuple[float, float, float]:
+    if point.runs is None:
         return math.nan, math.nan, math.nan
-    tally = one.runs.goodput if measure == "goodput" else one.runs.costs
+    tally = point.runs.goodput if measure == "goodput" else point.runs.costs
     return tally.low, tally.middle, tally.high
 
 
-def _middle(one: PointResult, measure: Measure) -> float:
-    return _theory(one, measure) if one.runs is None else _runs(one, measure)[1]
+def _middle(point: PointResult, measure: Measure) -> float:
+    return _theory(point, measure) if point.runs is None else _runs(point, measure)[1]
 
 
 def _caption(axis: Axis, measure: Measure) -> None:

@@ -101,19 +101,19 @@ def quantity_with_band(
     shown = [scenario]
     if scenario.failures.weight_failures != EXACT:
         shown += [at_rate(scenario, probability) for probability in (LOW, HIGH)]
-        ends = [function(one) for one in shown[1:]]
+        ends = [function(case) for case in shown[1:]]
         low = min(value, *ends)
         high = max(value, *ends)
-    hows: list[How] = [how(one) for one in shown] if callable(how) else [how]
+    hows: list[How] = [how(case) for case in shown] if callable(how) else [how]
     return Quantity(
         name=name, value=value, unit=unit, low=low, high=high, how=_least_sure(hows), source=source
     )
 
 
 def _least_sure(hows: Sequence[How]) -> How:
-    for one in hows:
-        if one != "exact":
-            return one
+    for how in hows:
+        if how != "exact":
+            return how
     return "exact"
 
 

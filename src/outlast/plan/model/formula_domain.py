@@ -48,23 +48,23 @@ def domain_gaps(
 
     Empty where the formula is exact: where they are less than EXACT_TO of wall time.
     """
-    found = [*_simplified(scenario), *([] if outcome.exact else [DomainGap(FIRST_ORDER, None)])]
+    gaps = [*_simplified(scenario), *([] if outcome.exact else [DomainGap(FIRST_ORDER, None)])]
     sized = [
         _ends(scenario, job, outcome),
         _first_repairs(scenario, job, outcome),
         _deeper_rungs(scenario, strategy, job),
         _broken_steps(scenario, strategy, job),
     ]
-    whole = math.fsum(one.share or 0.0 for one in sized)
+    whole = math.fsum(gap.share or 0.0 for gap in sized)
     if whole > EXACT_TO:
-        sized = [one for one in sized if (one.share or 0.0) > LISTED_SHARE_MIN * whole]
-        found += sorted(sized, key=lambda one: -(one.share or 0.0))
-    return found
+        sized = [gap for gap in sized if (gap.share or 0.0) > LISTED_SHARE_MIN * whole]
+        gaps += sorted(sized, key=lambda gap: -(gap.share or 0.0))
+    return gaps
 
 
-def is_first_order(found: Sequence[DomainGap]) -> bool:
+def is_first_order(gaps: Sequence[DomainGap]) -> bool:
     """Return whether a formula with these gaps is still right to first order."""
-    return math.fsum(one.share or 0.0 for one in found) <= FIRST_ORDER_TO
+    return math.fsum(gap.share or 0.0 for gap in gaps) <= FIRST_ORDER_TO
 
 
 def of_rate(scenario: Scenario) -> How:
@@ -147,20 +147,20 @@ def _deeper_rungs(scenario: Scenario, strategy: Strategy, job: RecoveryJob) -> D
 def _deeper_share(scenario: Scenario, ladder: Sequence[Rung]) -> float:
     """Return the share of failures that lose more than their first source for want of a holder."""
     first = ladder[0].loses
-    beyond = math.fsum(one.share for one in ladder if one.loses != first)
+    beyond = math.fsum(rung.share for rung in ladder if rung.loses != first)
     return beyond - fatal_rate_per_s(scenario) * mtbf_s(scenario)
 
 
 def _broken_steps(scenario: Scenario, strategy: Strategy, job: RecoveryJob) -> DomainGap:
     """Return the gap of interrupted steps: half a step of pause where live replicas go on."""
     text = "a step is long beside what is between saves or failures"
-    found = sources(scenario, strategy, memory=job.snapshots > 0)
-    if found[0][0] != "nothing" or not scenario.step_s:
+    rungs = sources(scenario, strategy, memory=job.snapshots > 0)
+    if rungs[0][0] != "nothing" or not scenario.step_s:
         return DomainGap(text, 0.0)
     every = 1 / mtbf_s(scenario)
     between_s = job.interval_s / max(1, job.snapshots)
     saving_s = job.cost_s + max(1, job.snapshots) * job.snapshot_cost_s + job.drag * job.flush_s
-    again = every * (scenario.detect_s + found[0][1])
+    again = every * (scenario.detect_s + rungs[0][1])
     odd = (
         pace_of(scenario, strategy)
         - 1

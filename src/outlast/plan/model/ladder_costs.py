@@ -145,9 +145,9 @@ def rungs(scenario: Scenario, strategy: Strategy, *, memory: bool) -> list[Rung]
     every = 1 / mtbf_s(scenario)
     rate = node_rate_per_s(scenario)
     stays = stays_share(scenario)
-    racks = next(one.rate_per_s for one in kinds_of(scenario) if one.name == "rack")
+    racks = next(kind.rate_per_s for kind in kinds_of(scenario) if kind.name == "rack")
     remaining: float = min(1.0, rate * scenario.nodes / every)  # of rounding
-    found: list[Rung] = []
+    ladder: list[Rung] = []
     holders = 0  # nodes that have to be lost for the sources so far
     for at, (loses, recover_s) in enumerate(sources(scenario, strategy, memory=memory)):
         lost = 1.0
@@ -166,7 +166,7 @@ def rungs(scenario: Scenario, strategy: Strategy, *, memory: bool) -> list[Rung]
         staying = here * stays
         if loses == "checkpoint":
             staying += fatal_rate_per_s(scenario) / every
-        found += [
+        ladder += [
             Rung(name=f"{loses}, node lost", share=taking, recover_s=recover_s, loses=loses),
             Rung(
                 name=f"{loses}, node kept",
@@ -176,9 +176,9 @@ def rungs(scenario: Scenario, strategy: Strategy, *, memory: bool) -> list[Rung]
                 takes_node=False,
             ),
         ]
-    short = 1 - math.fsum(one.share for one in found)
-    found[-1] = replace(found[-1], share=max(0.0, found[-1].share + short))  # of rounding
-    return found
+    short = 1 - math.fsum(rung.share for rung in ladder)
+    ladder[-1] = replace(ladder[-1], share=max(0.0, ladder[-1].share + short))  # of rounding
+    return ladder
 
 
 def _holders(scenario: Scenario, live: int) -> int:
@@ -189,8 +189,8 @@ def _holders(scenario: Scenario, live: int) -> int:
     """
     if not live:
         return scenario.copies
-    apart = math.lcm(scenario.nodes // live, scenario.nodes // scenario.copies)
-    return live + scenario.copies - scenario.nodes // apart
+    period = math.lcm(scenario.nodes // live, scenario.nodes // scenario.copies)
+    return live + scenario.copies - scenario.nodes // period
 
 
 def _lost_share(scenario: Scenario, members: int, window_s: float) -> float:

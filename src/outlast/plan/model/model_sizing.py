@@ -142,7 +142,7 @@ def sizing(model: ModelSpec, machine: MachineSpec, assumed: list[Assumed]) -> Si
     ]
     for key, (value, source) in times_s.items():
         quantities.append(Quantity(name=key, value=value, unit="s", how="given", source=source))
-    if not all(math.isfinite(one.value) for one in quantities):
+    if not all(math.isfinite(quantity.value) for quantity in quantities):
         raise UsageError("what follows is not finite: say larger bandwidths")
     scenario: dict[str, str | int] = {
         "gpus": machine.gpus,

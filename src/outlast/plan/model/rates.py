@@ -84,8 +84,8 @@ def _rate(what: str, text: str, gpus_per_node: int) -> float:
             raise ConfigError(f"{what!r}: no GPU lives for a day; say a share below 100 %")
         return failures.rate_of_daily_probability(probability)
     if days := re.fullmatch(r"(.+)/\s*1,?000 ?node-?days", text):
-        found = _positive(what, quantities.number(what, days[1]))
-        return failures.rate_of_node_days(found, gpus_per_node)
+        value = _positive(what, quantities.number(what, days[1]))
+        return failures.rate_of_node_days(value, gpus_per_node)
     if not text[:1].isdigit():
         close = difflib.get_close_matches(text, failures.PRESETS, n=1)
         hint = f"did you mean {close[0]}? " if close else ""
@@ -93,8 +93,8 @@ def _rate(what: str, text: str, gpus_per_node: int) -> float:
             f"{what!r} is no failure rate: {hint}Say {_FORMS}; presets are"
             f" {', '.join(failures.PRESETS)}"
         )
-    found = quantities.measured(quantities.SECONDS, what, text, "50kh")
-    return failures.rate_of_mtbf(_positive(what, found))
+    value = quantities.measured(quantities.SECONDS, what, text, "50kh")
+    return failures.rate_of_mtbf(_positive(what, value))
 
 
 def _positive(what: str, value: float) -> float:
@@ -172,9 +172,9 @@ def read_rates(path: Path) -> MeasuredRates:
 
     Raises ConfigError, which names the file and the field.
     """
-    found = read_toml(path, "file of rates")
+    content = read_toml(path, "file of rates")
     try:
-        file = msgspec.convert(found, _File)
+        file = msgspec.convert(content, _File)
     except msgspec.ValidationError as error:
         fault, _, where = str(error).partition(" - at `")
         field = where.strip("`$.")

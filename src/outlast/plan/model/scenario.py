@@ -88,24 +88,24 @@ def span(what: str, text: str) -> float:
     """Parse seconds; 0 is allowed. Raises ConfigError as `quantities.measured`."""
     if text == "0":
         return 0.0
-    found = quantities.measured(quantities.SECONDS, what, text, "30min")
-    if found > SPAN_MAX_S:
+    value = quantities.measured(quantities.SECONDS, what, text, "30min")
+    if value > SPAN_MAX_S:
         raise ConfigError(f"{what!r} is longer than 1000y, which cannot be meant")
-    return found
+    return value
 
 
 def overheads(what: str, text: str) -> Overheads:
     """Parse strategies and the share of time that they always take more. Raises ConfigError."""
-    found: dict[str, float] = {}
+    shares: dict[str, float] = {}
     for part in text.split(","):
         name, _, share = part.strip().partition("=")
-        if name not in OVERHEAD_OF or name in found:
+        if name not in OVERHEAD_OF or name in shares:
             known = ", ".join(OVERHEAD_OF)
             raise ConfigError(f"{what!r}: say each of {known} once, as in drop=4%,outlast=1%")
         if (value := quantities.share(what, share)) > OVERHEAD_MAX:
             raise ConfigError(f"{what!r}: {share} is more than {OVERHEAD_MAX:.0%}")
-        found[name] = value
-    return tuple(sorted(found.items()))
+        shares[name] = value
+    return tuple(sorted(shares.items()))
 
 
 def _unless(word: str, value: object, read: Callable[[str, str], Any]) -> Callable[[str, str], Any]:
@@ -254,9 +254,9 @@ def resize(scenario: Scenario, gpus: int) -> Scenario:
         nodes, scenario.gpus_per_node, None if "replica-gpus" in scenario.assumed else replica_gpus
     )
     copies = _copies(nodes) if "copies" in scenario.assumed else scenario.copies
-    found = msgspec.structs.replace(scenario, gpus=gpus, replicas=replicas, copies=copies)
-    _check(found)
-    return found
+    sized = msgspec.structs.replace(scenario, gpus=gpus, replicas=replicas, copies=copies)
+    _check(sized)
+    return sized
 
 
 def _value(field: Field, where: str, given: str | None) -> Any:
@@ -330,11 +330,11 @@ def _layers(
         name = texts.get("rates", "none")
         if name not in ("", "none"):
             path = file.parent / name if file and place != "--" else Path(name)
-            found = _measured(path, f"{place}rates")
-            rate = found.failures
+            rates = _measured(path, f"{place}rates")
+            rate = rates.failures
             merged = {key: text for key, text in merged.items() if key not in _RATE}
-            merged |= _texts(path, found.fields)
-            where |= {key: f"{path}: {key}" for key in found.fields}
+            merged |= _texts(path, rates.fields)
+            where |= {key: f"{path}: {key}" for key in rates.fields}
         if "failures" in texts:
             rate = None
         merged |= texts
@@ -349,9 +349,9 @@ def _measured(path: Path, where: str) -> MeasuredRates:
         raise ConfigError(f"{where}: {error}") from error
 
 
-def _texts(path: Path, found: Mapping[str, Any]) -> dict[str, str]:
+def _texts(path: Path, fields: Mapping[str, Any]) -> dict[str, str]:
     texts: dict[str, str] = {}
-    for key, value in found.items():
+    for key, value in fields.items():
         try:
             texts[key] = _text_of(f"{path}: {key}", value)
         except ValueError as error:  # a number of thousands of digits
@@ -382,15 +382,15 @@ def _known_fields(given: Mapping[str, str], where: str) -> dict[str, str]:
 
 
 def _copies(nodes: int) -> int:
-    return next((many for many in (2, 3, 5, 7) if nodes % many == 0), 1)
+    return next((copies for copies in (2, 3, 5, 7) if nodes % copies == 0), 1)
 
 
 def _replicas(nodes: int, gpus_per_node: int, replica_gpus: int | None) -> int:
     if replica_gpus is None:
         wanted = nodes * gpus_per_node / REPLICA_GPUS
         pairs = ((low, nodes // low) for low in range(1, math.isqrt(nodes) + 1) if nodes % low == 0)
-        divisors = [one for pair in pairs for one in pair if one > 1]
-        return min(divisors, key=lambda many: abs(math.log(many / wanted)), default=1)
+        divisors = [divisor for pair in pairs for divisor in pair if divisor > 1]
+        return min(divisors, key=lambda divisor: abs(math.log(divisor / wanted)), default=1)
     if not replica_gpus or (nodes * gpus_per_node) % replica_gpus or replica_gpus % gpus_per_node:
         raise ConfigError(
             f"--replica-gpus {replica_gpus} must divide {nodes * gpus_per_node:,} gpus into whole"

@@ -165,20 +165,20 @@ def _with_intervals(
     outcome = _recovering(scenario, strategy, job)
     memory_s = scenario.memory_interval_s if in_memory else None
 
-    def settled(one: strategies.RecoveryJob) -> strategies.RecoveryJob:
+    def settled(job: strategies.RecoveryJob) -> strategies.RecoveryJob:
         """Return the interval: as given, or limited to at least a step and at most the run."""
-        open_s = min(max(one.interval_s, scenario.step_s), scenario.work_s)
-        one = replace(one, interval_s=scenario.interval_s or open_s)
-        many = one.snapshots and min(one.snapshots, max(1, int(one.interval_s / scenario.step_s)))
+        open_s = min(max(job.interval_s, scenario.step_s), scenario.work_s)
+        job = replace(job, interval_s=scenario.interval_s or open_s)
+        count = job.snapshots and min(job.snapshots, max(1, int(job.interval_s / scenario.step_s)))
         if memory_s is not None:
-            many = min(strategies.SNAPSHOTS_MAX, max(1, round(one.interval_s / memory_s)))
-        return replace(one, snapshots=many)
+            count = min(strategies.SNAPSHOTS_MAX, max(1, round(job.interval_s / memory_s)))
+        return replace(job, snapshots=count)
 
     if scenario.interval_s is None and memory_s is not None:
-        job = _with_versions(lambda one: outcome(settled(one)), job, memory_s, scenario)
+        job = _with_versions(lambda job: outcome(settled(job)), job, memory_s, scenario)
     elif memory_s is None and (scenario.interval_s is None or in_memory):
         job = strategies.tune_interval(
-            lambda one: outcome(settled(one)), job, interval_s=scenario.interval_s
+            lambda job: outcome(settled(job)), job, interval_s=scenario.interval_s
         )
     job = settled(job)
     return job, outcome(job)
@@ -194,11 +194,11 @@ def _with_versions(
     least = math.ceil(max(scenario.flush_s, scenario.step_s) / memory_s)
     most = min(strategies.SNAPSHOTS_MAX, int(scenario.work_s / memory_s))
 
-    def of(many: int) -> strategies.RecoveryJob:
-        return replace(job, interval_s=many * memory_s)
+    def of(count: int) -> strategies.RecoveryJob:
+        return replace(job, interval_s=count * memory_s)
 
-    def enough(many: int) -> bool:
-        return outcome(of(many + 1)).goodput <= outcome(of(many)).goodput
+    def enough(count: int) -> bool:
+        return outcome(of(count + 1)).goodput <= outcome(of(count)).goodput
 
     between = range(max(1, least), max(1, least, most))
     return of(between.start + bisect.bisect_left(between, True, key=enough))
@@ -208,11 +208,11 @@ def _recovering(
     scenario: Scenario, strategy: Strategy, job: strategies.RecoveryJob
 ) -> Callable[[strategies.RecoveryJob], RecoveryOutcome]:
     """Return the outcome of `job` at another job's intervals, with the strategy's own overhead."""
-    found = _at_full_speed(scenario, strategy, job)
+    outcome = _at_full_speed(scenario, strategy, job)
     pace = pace_of(scenario, strategy)
     if pace == 1:
-        return found
-    return lambda one: _slower(found(replace(one, interval_s=one.interval_s * pace)), pace)
+        return outcome
+    return lambda job: _slower(outcome(replace(job, interval_s=job.interval_s * pace)), pace)
 
 
 def _slower(of: RecoveryOutcome, pace: float) -> RecoveryOutcome:
@@ -232,7 +232,7 @@ def _at_full_speed(
     away = spares.StalledShares(kinds_of(scenario), scenario.repair_s, job.spares)
     stalled = away.share(job.spares)
     unstalled = strategies.recovering(replace(job, spares=None), ladder)
-    return lambda one: _stalled(unstalled(one), stalled)
+    return lambda job: _stalled(unstalled(job), stalled)
 
 
 def _stalled(of: RecoveryOutcome, share: float) -> RecoveryOutcome:
@@ -249,7 +249,7 @@ def _stalled(of: RecoveryOutcome, share: float) -> RecoveryOutcome:
         detect=running * of.detect,
         recover=running * of.recover,
         wait=share + running * of.wait,
-        recover_by_rung={name: running * one for name, one in of.recover_by_rung.items()},
+        recover_by_rung={name: running * part for name, part in of.recover_by_rung.items()},
         failures_per_s=running * of.failures_per_s,
     )
 
@@ -262,26 +262,26 @@ def _dropping(
     Other failures among a replica's nodes while one is out, and failures during restarts, are
     merged into one repair and one restart time.
     """
-    many = scenario.replicas
+    count = scenario.replicas
     every = 1 / job.mtbf_s
     taking = 1 - stays_share(scenario)
     # Other nodes of a replica that is out fail as well: a busy period of the M/G/infinity queue.
-    taken_rate = node_rate_per_s(scenario) * scenario.nodes / many * taking
+    taken_rate = node_rate_per_s(scenario) * scenario.nodes / count * taking
     load = min(EXPONENT_MAX, taken_rate * scenario.repair_s)
     out_s = scenario.repair_s * (math.expm1(load) / load if load else 1.0)
     out_s *= _unspared_share(scenario)
-    lost = replicas.loss_rate_per_s(many, many, every / many, out_s)
+    lost = replicas.loss_rate_per_s(count, count, every / count, out_s)
     fatal = min(every, lost + fatal_rate_per_s(scenario))
     restart_s = _under_all_s(job.detect_s + scenario.restart_s, every, fatal) - job.detect_s
     pause_s = scenario.pause_s + scenario.step_s / 2
 
-    def outcome(one: strategies.RecoveryJob) -> RecoveryOutcome:
-        found = replicas.drop_and_regrow(
-            replace(one, repair_s=out_s * taking), many, pause_s, restart_s, fatal / every
+    def outcome(variant: strategies.RecoveryJob) -> RecoveryOutcome:
+        dropped = replicas.drop_and_regrow(
+            replace(variant, repair_s=out_s * taking), count, pause_s, restart_s, fatal / every
         )
         paused = intervals.in_regime(job.detect_s + pause_s, job.mtbf_s)
-        holds = found.in_regime and paused and load <= intervals.REGIME_MAX
-        return replace(found, exact=False, in_regime=holds)
+        holds = dropped.in_regime and paused and load <= intervals.REGIME_MAX
+        return replace(dropped, exact=False, in_regime=holds)
 
     return outcome
 
@@ -312,17 +312,17 @@ def _warnings(
 ) -> list[str]:
     """Return the effects that the closed form leaves out, with their size where known."""
     simulated = "`outlast plan compare` simulates it"
-    found = [
-        f"{one.text}{'' if one.share is None else f' (some {one.share:.2%} of the time)'};"
+    notes = [
+        f"{gap.text}{'' if gap.share is None else f' (some {gap.share:.2%} of the time)'};"
         f" {simulated}"
-        for one in missing
-        if one.text != formula_domain.FIRST_ORDER
+        for gap in missing
+        if gap.text != formula_domain.FIRST_ORDER
     ]
     if not outcome.in_regime:
-        found.append(f"first order, and outside where that holds; {simulated}")
+        notes.append(f"first order, and outside where that holds; {simulated}")
     if shortest_s < scenario.step_s:
-        found.append(
+        notes.append(
             f"saves come every {span(shortest_s)}, in the midst of steps: a step of"
             f" {span(scenario.step_s)} would have to be shorter"
         )
-    return found
+    return notes

@@ -42,10 +42,10 @@ def _mtbf_s(gpus: int) -> float:
 
 
 def _table() -> list[ReproducedFigure]:
-    found: list[ReproducedFigure] = []
+    rows: list[ReproducedFigure] = []
     for gpus, mtbf_h, count in TABLE:
         mtbf_s = _mtbf_s(gpus)
-        found += [
+        rows += [
             SOURCE.says(f"MTBF, GPUs: {gpus:,}", mtbf_h, mtbf_s / HOUR_S, "h"),
             SOURCE.says(
                 f"failures in 60 days, GPUs: {gpus:,}",
@@ -54,7 +54,7 @@ def _table() -> list[ReproducedFigure]:
                 "failures",
             ),
         ]
-    return found
+    return rows
 
 
 def _lost() -> list[ReproducedFigure]:
@@ -139,7 +139,7 @@ def _first() -> list[ReproducedFigure]:
 
 def _second() -> list[ReproducedFigure]:
     mtbf_s = _mtbf_s(4096)
-    found: list[ReproducedFigure] = []
+    rows: list[ReproducedFigure] = []
     for label, cost_s, fails_s in (
         ("a save of 1 min", 60.0, mtbf_s),
         ("a save of 5 min", 300.0, mtbf_s),
@@ -151,7 +151,7 @@ def _second() -> list[ReproducedFigure]:
 
         swept_s = find_minimum(wasted, 1.0, DAY_S)
         exact_s = intervals.optimum(cost_s, fails_s)
-        found += [
+        rows += [
             SOURCE.asks(
                 f"exercise 2: best interval, {label}",
                 swept_s / 60,
@@ -167,7 +167,7 @@ def _second() -> list[ReproducedFigure]:
                 f" {100 * intervals.efficiency(exact_s, cost_s, fails_s):.1f} % at best.",
             ),
         ]
-    return found
+    return rows
 
 
 def _third() -> list[ReproducedFigure]:

@@ -17,7 +17,7 @@ COST_S = 120.0
 RUN_S = 55 * DAY_S
 BYTES_PER_PARAMETER = 2 + 4 + 4 + 4
 STATE_BYTES = 671e9 * BYTES_PER_PARAMETER
-ROUNDED_BYTES = 10e12  # used in the document's later figures
+ROUNDED_BYTES = 10e12  # rounded as in the document
 NIC_BYTES_PER_S = 5e9
 STORAGE_BYTES_PER_S = 80e9
 BEST_S = intervals.young(COST_S, MTBF_S)
@@ -83,7 +83,7 @@ def _best() -> list[ReproducedFigure]:
 
 
 def _table() -> list[ReproducedFigure]:
-    found: list[ReproducedFigure] = []
+    rows: list[ReproducedFigure] = []
     for label, interval_s, saving, redone, overhead, efficiency in TABLE:
         costs = 100 * COST_S / interval_s
         wasted = 100 * intervals.waste(interval_s, COST_S, MTBF_S)
@@ -92,7 +92,7 @@ def _table() -> list[ReproducedFigure]:
         why = "The two terms were rounded before they were added." if added else ""
         work_s = interval_s - COST_S
         exact = intervals.efficiency(work_s, COST_S, MTBF_S)
-        found += [
+        rows += [
             SOURCE.says(f"save cost, every {label}", saving, costs, "%"),
             SOURCE.says(f"expected loss, every {label}", redone, lost, "%"),
             SOURCE.says(f"overhead, every {label}", overhead, wasted, "%", why, within=0.1),
@@ -107,7 +107,7 @@ def _table() -> list[ReproducedFigure]:
                 " order.",
             ),
         ]
-    return found
+    return rows
 
 
 def _too_long() -> list[ReproducedFigure]:

@@ -133,7 +133,7 @@ def _today() -> list[ReproducedFigure]:
     whole = job_mtbf_s(RSC_1, 16_000)
     half = job_mtbf_s(RSC_1, 8000)
     hour = ettr.equation_2(HOUR_S, job_mtbf_s(RSC_1, 4096), init_s=INIT_S)
-    found = [
+    rows = [
         SOURCE.says("ETTR of all of RSC-1, every 60 min", "0.7", _first_order(HOUR_S, whole), ""),
         SOURCE.says("ETTR of all of RSC-1, every 5 min", "0.93", _first_order(300, whole), ""),
         SOURCE.says(
@@ -149,7 +149,7 @@ def _today() -> list[ReproducedFigure]:
         ("RSC-1", RSC_1, 2048),
         ("RSC-2", RSC_2, 1024),
     ):
-        found.append(
+        rows.append(
             SOURCE.asks(
                 f"ETTR of {gpus:,} GPUs of {name}, fig. 9",
                 _first_order(HOUR_S, job_mtbf_s(rate, gpus)),
@@ -157,7 +157,7 @@ def _today() -> list[ReproducedFigure]:
                 "Drawn without a number: every 60 min, a start of 5, no queue.",
             )
         )
-    return found
+    return rows
 
 
 def _tomorrow() -> list[ReproducedFigure]:

@@ -201,8 +201,8 @@ def _restart(clock: bool, base_min: float, blocks_min: float = 0.0) -> tuple[flo
 
     # The shortest gap leaves an interval's work after a restart.
     longest_min = 0.99 * (GAPS_MIN.low - interval_min) if clock else GAPS_MIN.high
-    found = find_root(lambda restart: run(restart).wall - RESTARTED_MIN, 0.01, longest_min)
-    return found, run(found)
+    restart_s = find_root(lambda restart: run(restart).wall - RESTARTED_MIN, 0.01, longest_min)
+    return restart_s, run(restart_s)
 
 
 def _restarting() -> list[ReproducedFigure]:
@@ -215,7 +215,7 @@ def _restarting() -> list[ReproducedFigure]:
         f"One run's total varies by {clock.deviation:.0f} min either way (one standard deviation),"
         f" this by {clock.deviation / clock.failures:.0f}."
     )
-    found = [
+    rows = [
         SOURCE.says(
             "checkpoint restart: mean total, with the next row's restart",
             "817",
@@ -251,7 +251,7 @@ def _restarting() -> list[ReproducedFigure]:
     ]
     for label, run in (("by the clock", clock), ("from the resumption on", after)):
         each = (RESTARTED_MIN - BASE_MIN) / run.failures
-        found.append(
+        rows.append(
             SOURCE.words(
                 f"checkpoint restart: cost of a failure, gaps {label}",
                 "tens of minutes to an hour or more",
@@ -261,7 +261,7 @@ def _restarting() -> list[ReproducedFigure]:
                 "Restart and redone work.",
             )
         )
-    return found
+    return rows
 
 
 def _migrating() -> list[ReproducedFigure]:

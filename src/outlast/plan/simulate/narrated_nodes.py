@@ -154,9 +154,9 @@ class NarratedNodes:
         """Return failures a second of everything that does not age."""
         job = self._job
         healthy = job.nodes - len(self.missing) - len(self._lemon_seats)
-        others = job.software_rate + job.rack_rate * math.ceil(job.nodes / job.rack_nodes)
+        other_rate = job.software_rate + job.rack_rate * math.ceil(job.nodes / job.rack_nodes)
         nodes_rate = self._node_rate() * (healthy + len(self._lemon_seats) * job.lemon_factor)
-        return max(kernel.RATE_MIN, others + nodes_rate)
+        return max(kernel.RATE_MIN, other_rate + nodes_rate)
 
     def _draw_next_s(self) -> float:
         drawn = gap(self._key, self.failures, kernel.GAP_SLOT, self._job.gap_spread)

@@ -202,8 +202,8 @@ def simulate(
         )
     done: list[np.ndarray] = []
     wanted = ((None, part) for part in parts(job, replications, seed))
-    with closing(results(wanted, executor)) as found:
-        for _, _, rows in found:
+    with closing(results(wanted, executor)) as ended:
+        for _, _, rows in ended:
             if isinstance(rows, Exception):
                 raise rows
             done.append(rows)
@@ -266,7 +266,7 @@ def draws(scenario: Scenario, runs_a_stratum: int) -> list[Draw]:
     """
     rounds = max(min(runs_a_stratum, ROUNDS), math.ceil(runs_a_stratum / RUNS_A_RATE))
     runs = math.ceil(runs_a_stratum / rounds)
-    found: list[Draw] = []
+    parts: list[Draw] = []
     for number in range(rounds):
         inside = (0.5 + number * GOLDEN) % 1
         for stratum in range(STRATA):
@@ -274,8 +274,8 @@ def draws(scenario: Scenario, runs_a_stratum: int) -> list[Draw]:
             if scenario.failures.weight_failures != EXACT:
                 here = at_rate(scenario, (stratum + inside) / STRATA)
             factor = here.failures.per_gpu_s / scenario.failures.per_gpu_s
-            found.append(Draw(here, factor, len(found) * runs, runs))
-    return found
+            parts.append(Draw(here, factor, len(parts) * runs, runs))
+    return parts
 
 
 def affordable(
@@ -288,8 +288,8 @@ def affordable(
         for name, job in tuned.items()
         for met in [at_other_rate(draw.scenario, name, job)]
     )
-    found = min(RUNS_MAX, max(RUNS_MIN, int(FAILURES / max(1.0, each))))
-    return found if found < ROUNDS else found - found % ROUNDS
+    count = min(RUNS_MAX, max(RUNS_MIN, int(FAILURES / max(1.0, each))))
+    return count if count < ROUNDS else count - count % ROUNDS
 
 
 def at_factor(job: SimulatedJob, factor: float) -> SimulatedJob:
@@ -318,8 +318,8 @@ def run_ensemble(
         check_job(job)
     done: dict[Strategy, list[np.ndarray]] = {name: [] for name in jobs}
     whole = len(of) * len(jobs)
-    with closing(results(_parts(jobs, of, seed), *place)) as found:
-        for number, (name, _, rows) in enumerate(found, 1):
+    with closing(results(_parts(jobs, of, seed), *place)) as ended:
+        for number, (name, _, rows) in enumerate(ended, 1):
             if isinstance(rows, Exception):
                 raise rows
             done[name].append(rows)
@@ -328,7 +328,7 @@ def run_ensemble(
     kept = finished if finished == len(of) else finished // STRATA * STRATA
     return Ensemble(
         of[:kept],
-        np.repeat(np.arange(kept), [one.runs for one in of[:kept]]),
+        np.repeat(np.arange(kept), [part.runs for part in of[:kept]]),
         {
             name: of_rows(jobs[name], np.concatenate([*parts[:kept], np.empty(0, ROWS)]))
             for name, parts in done.items()

@@ -154,7 +154,7 @@ def _schema(columns: Sequence[TableColumn], metadata: Mapping[str, Any]) -> Any:
         "yes or no": pa.bool_(),
     }
     return pa.schema(
-        [(one.name, types[one.kind]) for one in columns],
+        [(column.name, types[column.kind]) for column in columns],
         metadata={key: msgspec.json.encode(value) for key, value in metadata.items()},
     )
 
@@ -216,8 +216,8 @@ def write_points(path: Path, wanted: Sequence[SweepPoint], found: Sweep) -> None
     rows = [
         {_text(key): text for key, text in point.values.items()}
         | {KEYS[key].name: point_value(point, key) for key in varied}
-        | _row(one)
-        for point, one in zip(wanted, found.points, strict=True)
+        | _row(result)
+        for point, result in zip(wanted, found.points, strict=True)
     ]
     metadata = provenance(
         wanted[0].scenario, seed=found.seed, replications=found.requested, over=found.over
@@ -232,13 +232,13 @@ def point_value(point: SweepPoint, key: str) -> float | None:
     return value if isinstance(value, int | float) else None
 
 
-def _row(one: PointResult) -> dict[str, Any]:
+def _row(result: PointResult) -> dict[str, Any]:
     row: dict[str, Any] = {
-        "strategy": one.strategy,
-        "why_not": one.why or None,
-        "failed": one.failed or None,
+        "strategy": result.strategy,
+        "why_not": result.why or None,
+        "failed": result.failed or None,
     }
-    if theory := one.theory:
+    if theory := result.theory:
         values = (
             theory.interval_s,
             theory.memory_interval_s,
@@ -249,7 +249,7 @@ def _row(one: PointResult) -> dict[str, Any]:
             theory.usd,
         )
         row |= dict(zip((name for name, _ in _THEORY), values, strict=True))
-    if runs := one.runs:
+    if runs := result.runs:
         row |= {"runs": runs.replications, "unfinished": runs.unfinished, "z": runs.takes.z}
         row |= _spread("wall_s", runs.takes) | _spread("goodput", runs.goodput)
         row |= _spread("usd", runs.costs) | _spread("failures", runs.failures)

@@ -23,8 +23,8 @@ from outlast.worker.groups.stable_group import BACKEND, StableGroup
 
 
 def register(groups: GroupRegistry) -> None:
-    """Make "outlast" a torch.distributed backend, served by `groups`. Once a process: torch keeps
-    its backends for ever. Raises UsageError the second time."""
+    """Register "outlast" as a torch.distributed backend, served by `groups`. Raises UsageError the
+    second time: torch keeps a backend for the life of the process."""
     known = dist.Backend._plugins.get(BACKEND.upper())  # noqa: SLF001 - torch has no question for it
     if known is not None and known.creator_fn.__module__ == __name__:
         raise UsageError("the backend 'outlast' is registered already; a process has one seat")

@@ -1,7 +1,7 @@
 """Answers of collectives in a closed generation: defined bytes, right shapes, small counts.
 
-Used by dry steps, and inside backward once a generation is closed. The rule: one's own contribution
-where there is one (in every slot of a gather), zeros for what only another rank could know.
+Used in dry steps, and inside backward once a generation is closed. Outputs contain this rank's own
+contribution where it has one (in every slot of a gather), and zeros for other ranks' data.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 Tensors = list[torch.Tensor]
-COUNT_MAX = 1 << 20  # bound of made-up integers, which the script may use as sizes
+COUNT_MAX = 1 << 20  # bound of substituted integers, which the script may use as sizes
 _COUNTS = (torch.int64, torch.int32, torch.uint64, torch.uint32)
 _NONE = b"N."  # pickle of None, the shortest pickle
 _OBJECT_FUNCTIONS = {"broadcast_object_list", "scatter_object_list", "recv_object_list"}
@@ -64,8 +64,8 @@ def _fill(target: torch.Tensor, source: torch.Tensor) -> None:
 
 
 def _unknown(target: torch.Tensor) -> None:
-    """Fill data that only another rank has: zeros, or, for torch's object collectives (which read a
-    size and then a pickle), the pickle of None and its size."""
+    """Fill data that only another rank has with zeros. torch's object collectives read a size and
+    then a pickle; they get the pickle of None and its size."""
     target.zero_()
     if not _for_objects():
         return
@@ -78,7 +78,7 @@ def _unknown(target: torch.Tensor) -> None:
 
 
 def _for_objects() -> bool:
-    frame = sys._getframe(2)  # noqa: SLF001 - dry answers only, never on the step's path
+    frame = sys._getframe(2)  # noqa: SLF001 - dry answers only, not during steps
     for _ in range(12):
         if frame is None:
             return False
@@ -93,15 +93,15 @@ def _own(_: RankPlace, tensors: Any, *__: Any) -> Tensors:
 
 
 def _broadcast(place: RankPlace, tensors: Any, options: Any, *_: Any) -> Tensors:
-    found = _flat(tensors)
+    outputs = _flat(tensors)
     if _root(options) != place.rank:
-        for tensor in found:
+        for tensor in outputs:
             if _for_objects():
                 _unknown(tensor)
             elif tensor.dtype in _COUNTS:
                 signed = tensor.dtype in (torch.int64, torch.int32)
                 tensor.clamp_(-COUNT_MAX if signed else 0, COUNT_MAX)
-    return found
+    return outputs
 
 
 def _allgather(_: RankPlace, outputs: Any, inputs: Any, *__: Any) -> Tensors:
@@ -120,8 +120,8 @@ def _allgather_coalesced(_: RankPlace, outputs: Any, inputs: Any, *__: Any) -> T
     return _flat(outputs)
 
 
-def _all_gather_single(place: RankPlace, output: Any, given: Any, *_: Any) -> Tensors:
-    for target, source in zip(_flat(output), _flat(given), strict=True):
+def _all_gather_single(place: RankPlace, output: Any, inputs: Any, *_: Any) -> Tensors:
+    for target, source in zip(_flat(output), _flat(inputs), strict=True):
         _fill(target, source.reshape(-1).repeat(place.size))
     return _flat(output)
 
@@ -133,8 +133,8 @@ def _reduce_scatter(place: RankPlace, outputs: Any, inputs: Any, *_: Any) -> Ten
     return _flat(outputs)
 
 
-def _reduce_scatter_single(place: RankPlace, output: Any, given: Any, *_: Any) -> Tensors:
-    for target, source in zip(_flat(output), _flat(given), strict=True):
+def _reduce_scatter_single(place: RankPlace, output: Any, inputs: Any, *_: Any) -> Tensors:
+    for target, source in zip(_flat(output), _flat(inputs), strict=True):
         count = target.numel()
         _fill(target, source.reshape(-1)[place.rank * count : (place.rank + 1) * count])
     return _flat(output)
@@ -164,8 +164,8 @@ def _alltoall(place: RankPlace, outputs: Any, inputs: Any, *_: Any) -> Tensors:
     return _flat(outputs)
 
 
-def _alltoall_single(_: RankPlace, output: Any, given: Any, *__: Any) -> Tensors:
-    _fill(output, given)
+def _alltoall_single(_: RankPlace, output: Any, inputs: Any, *__: Any) -> Tensors:
+    _fill(output, inputs)
     return [output]
 
 
@@ -174,10 +174,10 @@ def _nothing(_: RankPlace, *__: Any) -> Tensors:
 
 
 def _receive(_: RankPlace, tensors: Any, *__: Any) -> Tensors:
-    found = _flat(tensors)
-    for target in found:
+    outputs = _flat(tensors)
+    for target in outputs:
         _unknown(target)
-    return found
+    return outputs
 
 
 _ANSWERS: dict[str, Callable[..., Tensors]] = {

@@ -9,7 +9,7 @@ from outlast.errors import PhaseError
 
 
 class CollectiveRules:
-    """The state of the phase that this process is in. Read by every collective."""
+    """Rules of the current phase, checked before every collective."""
 
     def __init__(self) -> None:
         self._started = False
@@ -17,7 +17,7 @@ class CollectiveRules:
         self._sealed = False
 
     def start(self) -> None:
-        """From now on collectives belong into phases."""
+        """Restrict collectives to phases from now on."""
         self._started = True
 
     @contextmanager
@@ -36,7 +36,7 @@ class CollectiveRules:
         self._sealed = self._inside
 
     def check(self, op: str) -> None:
-        """Raises PhaseError where `op` must not be."""
+        """Check that `op` is allowed here. Raises PhaseError."""
         if self._sealed:
             raise PhaseError(
                 f"{op} after the vote of this phase (after optimizer.step): a rank that is lost now"

@@ -1,4 +1,4 @@
-"""The control group: votes, state copies and small gathers among the ranks, unseen by scripts."""
+"""Control group: votes, state copies and small gathers among the ranks, hidden from scripts."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _LOOK_UP = timedelta(seconds=0.25)
 
 
 class ControlGroup:
-    """Blocking operations on one generation's control group. All raise GroupError when the
-    generation is severed, a peer is gone, or the operation's deadline has passed."""
+    """Blocking operations on one generation's control group. They raise GroupError when the
+    generation is severed, a peer is lost, or the deadline has passed."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class ControlGroup:
         is_live: Callable[[], bool],
         copy_s: float,
     ) -> None:
-        """`copy_s` bounds each `send` and `recv`, the group's own time-out everything else."""
+        """`copy_s` bounds each `send` and `recv`; the group's time-out bounds everything else."""
         self._inner: InnerGroup | None = inner
         self._is_live = is_live
         self._generation = generation
@@ -50,8 +50,8 @@ class ControlGroup:
 
     @property
     def _group(self) -> dist.ProcessGroup:
-        """The group; callers bind it to no local variable. A stored traceback would reference it,
-        and the release of that traceback would block in gloo's destructor."""
+        """Return the group; callers must not bind it to a local variable. A stored traceback would
+        reference it, and releasing that traceback would block in gloo's destructor."""
         assert self._inner is not None
         return self._inner.group
 
@@ -70,7 +70,7 @@ class ControlGroup:
             self._busy -= 1
 
     def _wait(self, work: dist.Work) -> None:
-        """Wait for `work` in intervals, and abandon it once the generation is severed: gloo may not
+        """Wait for `work` in intervals, and abandon it once the generation is severed. gloo may not
         wake a sender whose connection broke while its event loop was writing."""
         while True:
             live = self._is_live()
@@ -78,7 +78,7 @@ class ControlGroup:
                 work.wait(_LOOK_UP)
             except RuntimeError:
                 if work.is_completed():
-                    work.wait()  # it ended while the look-up did; a real error is raised again
+                    work.wait()  # completed during this check; a real error is raised again
                     return
                 if not live:
                     raise GroupError(
@@ -91,8 +91,8 @@ class ControlGroup:
     def vote(self, place: str) -> bool:
         """Return whether every rank votes yes on the same `place`.
 
-        One number, a digest, because gloo's ring splits an all-reduce by elements: five elements
-        take five times the messages.
+        The vote is one number, a digest: gloo's ring splits an all-reduce by elements, so that five
+        elements need five times the messages.
         """
         ballot = xxhash.xxh3_64_intdigest(f"{self._generation} {place}".encode()) % _BALLOTS + 1
         total = torch.tensor([ballot], dtype=torch.int64, device="cpu")
@@ -121,7 +121,7 @@ class ControlGroup:
         sizes = [torch.zeros_like(size) for _ in range(self._world)]
         with self._doing("a gather of sizes"):
             self._wait(self._group.allgather([sizes], [size], AllgatherOptions()))
-        lengths = [int(found) for found in sizes]
+        lengths = [int(size) for size in sizes]
         mine = torch.zeros(max(1, *lengths), dtype=torch.uint8, device="cpu")
         if value:
             mine[: len(value)] = torch.frombuffer(bytearray(value), dtype=torch.uint8)

@@ -37,16 +37,16 @@ class DeviceDriver(Protocol):
     kind: dist.ProcessGroup.BackendType
 
     def open(self, store: JoinStore, rank: int, size: int, timeout_s: float) -> Any:
-        """Return a torch backend that meets its peers in `store`. `timeout_s` bounds each of its
-        operations. Raises RuntimeError when a peer is gone."""
+        """Return a torch backend whose ranks meet in `store`. `timeout_s` bounds each of its
+        operations. Raises RuntimeError when a peer is lost."""
         ...
 
     def cut(self, peers: Collection[str]) -> int:
-        """Shut down all connections to `peers` and return their number. Any thread."""
+        """Shut down all connections to `peers` and return their number. Thread-safe."""
         ...
 
     def abort(self, backend: Any) -> threading.Thread | None:
-        """Wake the operations of `backend`. Return the thread that does it, if one is needed."""
+        """Wake the operations of `backend`. Return the thread that does so, if one is needed."""
         ...
 
 
@@ -57,7 +57,7 @@ def has_nccl() -> bool:
 
 
 class NcclDriver:
-    """NCCL by the class that torch 2.15 calls "nccl-legacy", and older ones "nccl"; or "nccl2"."""
+    """Driver for NCCL's class "nccl-legacy" (in torch before 2.15 "nccl"), or for "nccl2"."""
 
     device = torch.device("cuda")
     kind = dist.ProcessGroup.BackendType.NCCL
@@ -68,22 +68,22 @@ class NcclDriver:
     def open(self, store: JoinStore, rank: int, size: int, timeout_s: float) -> Any:
         """Return an NCCL backend; "nccl-legacy" connects at its first collective."""
         options = dist.ProcessGroupNCCL.Options()
-        options._timeout = timedelta(seconds=timeout_s)  # noqa: SLF001 - torch's own name for it
+        options._timeout = timedelta(seconds=timeout_s)  # noqa: SLF001 - no public name
         store.extend(timeout_s)
         own: Any = PrefixStore("nccl", store)
         if self.name == "nccl2":
             current = torch.device("cuda", torch.cuda.current_device())
-            # torch's stubs do not know all constructors
+            # torch's stubs lack some constructors
             return dist.ProcessGroupNCCL2(own, rank, size, options, current)  # pyright: ignore[reportAttributeAccessIssue]
         return dist.ProcessGroupNCCL(own, rank, size, options)
 
     def cut(self, peers: Collection[str]) -> int:  # noqa: ARG002
-        """Return 0: NCCL's connections are not this process's sockets alone."""
+        """Return 0: NCCL's connections are not only sockets of this process."""
         return 0
 
     def abort(self, backend: Any) -> threading.Thread:
-        """Abort in a thread of its own, because NCCL's abort may hang; the worker is then killed
-        and replaced."""
+        """Start the abort in a thread of its own, because NCCL's abort may hang; the worker is then
+        killed and replaced."""
         thread = threading.Thread(target=backend.abort, name="outlast-nccl-abort", daemon=True)
         thread.start()
         return thread
@@ -92,9 +92,9 @@ class NcclDriver:
 def nccl_name() -> str:
     """Return the NCCL driver to use: "nccl-legacy", or "nccl2" where TORCH_DIST_USE_NCCL2=1.
 
-    From torch 2.15 on, `nccl` means nccl2 unless that variable is 0. Here the older class is the
-    default: it connects at its first collective, where a lost peer can be woken from, while nccl2
-    connects at its construction. Raises ConfigError where this torch has no nccl2.
+    From torch 2.15 on, `nccl` means nccl2 unless that variable is 0. Outlast defaults to the older
+    class: it connects at its first collective, where an abort can end the wait for a lost peer.
+    nccl2 connects in its constructor. Raises ConfigError where this torch has no nccl2.
     """
     if not config.wants_nccl2():
         return "nccl-legacy"
@@ -107,5 +107,5 @@ def nccl_name() -> str:
 
 
 def nccl_drivers() -> list[DeviceDriver]:
-    """Return the driver for CUDA tensors, or nothing where there is no GPU."""
+    """Return the driver for CUDA tensors, or an empty list without a GPU."""
     return [NcclDriver(nccl_name())] if has_nccl() else []

@@ -1,8 +1,8 @@
 """The gloo device of a process: its listener's address, and its connections.
 
-All inner groups of a process share this device, so each gloo connection either has our listener
-as its local address (accepted) or a peer's listener as its remote address (outgoing). That finds
-the sockets exactly, at any time, and leaves the script's own connections alone.
+All inner groups of a process share this device. Each gloo connection therefore has either this
+listener as its local address (accepted) or a peer's listener as its remote address (outgoing). This
+identifies gloo's sockets exactly and leaves the script's own connections alone.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class GlooDevice:
             if len(fresh) == 1:
                 self.address = fresh.pop()
                 return
-            # Another thread opened a listener in the same moment: make a new device, look again.
+            # Another thread opened a listener at the same time: create a new device and retry.
         raise ConfigError(
             f"gloo's listening socket on {interface or 'loopback'} could not be told from others"
             f" that opened in the same moment, {_ATTEMPTS} times; open servers after outlast.init()"
@@ -60,12 +60,12 @@ class GlooDevice:
         return dist.ProcessGroupGloo(store, rank, size, options)
 
     def abort(self, backend: dist.ProcessGroupGloo) -> None:
-        """Do nothing: gloo's abort wakes nobody, and `cut` has woken all."""
+        """Do nothing: gloo's abort wakes no operation; `cut` has woken all of them."""
 
     def release(self, tickets: Sequence[int]) -> None:
-        """Free a building group that waits for peers which will never connect: take their place,
-        one connection for each ticket (gloo's sequence number of that peer's connection), and hang
-        up. gloo has no other way to leave that wait before the group's time-out."""
+        """Free a group under construction that waits for lost peers: connect in their place, then
+        close. `tickets`: gloo's sequence number of each peer's connection. gloo offers no other way
+        to end that wait before the group's time-out."""
         host, _, port = self.address.rpartition(":")
         for ticket in tickets:
             try:
@@ -73,11 +73,12 @@ class GlooDevice:
                 with socket.create_connection(address, timeout=_RELEASE_S) as stranger:
                     stranger.sendall(_TICKET.pack(ticket))
             except OSError:
-                continue  # the listener is going away, and the wait with it
+                continue  # the listener is closing, which ends the wait
 
     def cut(self, peers: Collection[str]) -> int:
         """Shut down every connection between this device and `peers` ("host:port" of their
-        listeners); both ends wake at once. Answers how many were cut. Any thread."""
+        listeners); both ends wake at once. Return the number of connections shut down. Thread-safe.
+        """
         count = 0
         for connection in _internet_sockets():
             local, remote = _addresses(connection)
@@ -85,7 +86,7 @@ class GlooDevice:
                 try:
                     connection.shutdown(socket.SHUT_RDWR)
                 except OSError:
-                    continue  # closed by its owner or its peer since: as cut as can be
+                    continue  # closed meanwhile by its owner or its peer
                 count += 1
         return count
 
@@ -105,28 +106,28 @@ def _create(interface: str | None) -> dist.ProcessGroupGloo.Device:
 
 
 def _internet_sockets() -> Iterator[socket.socket]:
-    """A duplicate of every TCP socket of this process, closed again after its turn. Working on
-    duplicates makes it harmless when a number is closed and reused meanwhile."""
+    """Yield a duplicate of every TCP socket of this process, then close it. A duplicate stays valid
+    when the process closes and reuses a descriptor."""
     for entry in list(_DESCRIPTORS.iterdir()):
         try:
             if not str(entry.readlink()).startswith("socket:"):
                 continue
             duplicate = socket.socket(fileno=os.dup(int(entry.name)))
         except OSError:
-            continue  # closed between listing and looking
+            continue  # closed after the directory was listed
         with duplicate:
             if duplicate.family in _INTERNET and duplicate.type == socket.SOCK_STREAM:
                 yield duplicate
 
 
 def _listeners() -> Iterator[str]:
-    for found in _internet_sockets():
-        if found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-            yield _text(found.getsockname())
+    for connection in _internet_sockets():
+        if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            yield _text(connection.getsockname())
 
 
 def _addresses(connection: socket.socket) -> tuple[str, str]:
-    """(local, remote), the remote one "" while nothing is connected."""
+    """Return the local and the remote address; both "" without a connection."""
     try:
         return _text(connection.getsockname()), _text(connection.getpeername())
     except OSError:

@@ -1,11 +1,11 @@
-"""Proof that this torch carries collectives, wakes their callers and refuses, before a job runs.
+"""Test of torch's process groups before a job runs: collectives, wake-up and refusal.
 
-Two registries of one process form a generation of two ranks over loopback: a few collectives
-against known answers, from Python and from C++, then a sever in the middle of one. It costs some
-milliseconds, and is done once a host, before generation 1.
+Two registries of one process form a generation of two ranks over loopback. They run a few
+collectives with known results, from Python and from C++, and then sever the generation during
+another one. This takes some milliseconds and runs once per host, before generation 1.
 
-Nothing of it may be left to the garbage collector: a process that the script forks could collect
-gloo's objects, whose threads it does not have.
+No object of the test may be left to the garbage collector. A process that the script forks could
+collect gloo's objects, whose threads it does not have.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from outlast.worker.groups.inner_group import WAIT_TIMED_OUT, is_transport_error
 from outlast.worker.groups.rendezvous import Mailbox
 from outlast.worker.groups.stable_group import StableGroup
 
-TRIED = ("2.13", "2.14", "2.15")  # docs/torch-versions.md: what ran on which
+TRIED = ("2.13", "2.14", "2.15")  # docs/torch-versions.md lists what ran on each
 PROOF_S = 30.0
 
 
 def warn_if_untried(version: str) -> None:
-    """Warn, with its name, of a torch release that Outlast was never run on."""
+    """Warn of a torch release, by name, that Outlast was never run on."""
     release = ".".join(version.split(".")[:2])
     if release not in TRIED:
         warnings.warn(
@@ -43,7 +43,7 @@ def warn_if_untried(version: str) -> None:
 
 
 def prove_groups(timeout_s: float = PROOF_S) -> None:
-    """Raises GroupProofError when groups on this torch do not do what recovery needs of them."""
+    """Check that groups on this torch behave as recovery needs. Raises GroupProofError."""
     registries: list[GroupRegistry] = []
     for rank in range(2):
         registries.append(_registry(rank, registries, timeout_s))
@@ -54,7 +54,7 @@ def prove_groups(timeout_s: float = PROOF_S) -> None:
     except GroupProofError:
         raise
     except Exception as error:
-        # Whatever a strange torch raises in here, the run must end with one message.
+        # Any error of an unknown torch release must end the run with one message.
         raise _failure(f"raised {type(error).__name__}: {error}") from error
     finally:
         for registry in registries:
@@ -62,9 +62,9 @@ def prove_groups(timeout_s: float = PROOF_S) -> None:
         registries.clear()
 
 
-def _registry(rank: int, both: list[GroupRegistry], timeout_s: float) -> GroupRegistry:
+def _registry(rank: int, registries: list[GroupRegistry], timeout_s: float) -> GroupRegistry:
     return GroupRegistry(
-        mailbox=Mailbox(lambda *value: both[1 - rank].deliver(*value)),
+        mailbox=Mailbox(lambda *value: registries[1 - rank].deliver(*value)),
         on_trouble=lambda _: None,
         on_collective=lambda _: None,
         timeout_s=timeout_s,
@@ -90,7 +90,7 @@ def _on_both(items: list[Any], task: Callable[[int, list[Any]], Any], timeout_s:
     ]
     for thread in threads:
         thread.start()
-    wait(results, timeout_s, FIRST_EXCEPTION)  # who waits for a rank that failed never ends
+    wait(results, timeout_s, FIRST_EXCEPTION)  # after an error, the other rank may wait for ever
     for result in results:
         if result.done() and (error := result.exception()) is not None:
             raise error
@@ -123,17 +123,17 @@ def _run_collectives(rank: int, groups: list[StableGroup]) -> None:
     part = floats(0, 0)
     group.reduce_scatter_single(part, floats(1, 2, 3, 4) * (rank + 1)).wait()
     _expect("reduce_scatter", part, floats(3, 6) if rank == 0 else floats(9, 12))
-    buffer = floats(11) * (1 - rank)  # from C++, as DDP's buffers are
+    buffer = floats(11) * (1 - rank)  # from C++, as DDP broadcasts its buffers
     dist._broadcast_coalesced(group, [buffer], 1024, 0)  # noqa: SLF001 # pyright: ignore[reportPrivateImportUsage]
     _expect("a broadcast from C++", buffer, floats(11))
     if not registry.vote("proof"):
         raise _failure("lost a vote that both ranks won")
-    if (found := registry.gather_bytes(bytes([rank]))) != [b"\0", b"\1"]:
-        raise _failure(f"gathered {found} instead of one byte of each rank")
+    if (gathered := registry.gather_bytes(bytes([rank]))) != [b"\0", b"\1"]:
+        raise _failure(f"gathered {gathered} instead of one byte of each rank")
 
 
 def _sever(registries: list[GroupRegistry], groups: list[StableGroup], timeout_s: float) -> None:
-    """Rank 0 waits in an all-reduce that rank 1 never enters."""
+    """Sever both ranks while rank 0 waits in an all-reduce that rank 1 never enters."""
     tensor = torch.ones(2, dtype=torch.float32, device="cpu")
     work = groups[0].allreduce([tensor], AllreduceOptions())
     for registry in registries:
@@ -152,9 +152,9 @@ def _sever(registries: list[GroupRegistry], groups: list[StableGroup], timeout_s
     raise _failure("ran a collective of a closed generation")
 
 
-def _expect(name: str, found: torch.Tensor, expected: torch.Tensor) -> None:
-    if not torch.equal(found, expected):
-        raise _failure(f"gave {found.tolist()} for {name}, not {expected.tolist()}")
+def _expect(name: str, result: torch.Tensor, expected: torch.Tensor) -> None:
+    if not torch.equal(result, expected):
+        raise _failure(f"gave {result.tolist()} for {name}, not {expected.tolist()}")
 
 
 def _failure(what: str) -> GroupProofError:

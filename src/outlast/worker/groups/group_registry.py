@@ -29,8 +29,8 @@ State = Literal["waiting", "dry", "connecting", "live", "closed"]
 
 
 class GroupRegistry:
-    """One per process. Collectives run on any thread; `deliver` and `sever` come from the control
-    thread; everything else from the main thread."""
+    """All process groups of one process. Collectives run on any thread, `deliver` and `sever` on
+    the control thread, everything else on the main thread."""
 
     def __init__(
         self,
@@ -42,11 +42,10 @@ class GroupRegistry:
         copy_s: float,
         interface: str | None = "",
     ) -> None:
-        """`mailbox` passes rendezvous values to every rank; `on_trouble` hears of the first
-        transport error of a generation, on any thread; `on_collective` is called with its name
-        before every collective of the script, and may raise. `timeout_s` bounds each operation,
-        `copy_s` each `send` and `recv` of state. Raises ConfigError when gloo cannot listen on
-        `interface`."""
+        """`mailbox` passes rendezvous values to every rank. `on_trouble` gets a generation's first
+        transport error, on any thread. `on_collective` gets the name of every collective of the
+        script, and may raise. `timeout_s` bounds each operation, `copy_s` each `send` and `recv` of
+        state. Raises ConfigError if gloo cannot listen on `interface`."""
         self._on_trouble = on_trouble
         self._on_collective = on_collective
         self._timeout_s, self._copy_s = timeout_s, copy_s
@@ -77,7 +76,7 @@ class GroupRegistry:
 
     @property
     def address(self) -> str:
-        """ "host:port" of this process's gloo listener."""
+        """Address of this process's gloo listener, "host:port"."""
         return self._device.address
 
     def job_store(self) -> Store:
@@ -85,7 +84,8 @@ class GroupRegistry:
         return self._store
 
     def take_seat(self, seat: int, world: int, *, dry: bool) -> None:
-        """`dry`: until the first connect, groups answer by themselves."""
+        """Set this process's rank and world size. `dry`: groups give dry answers until the first
+        connect."""
         if self._state not in ("waiting", "dry"):
             raise UsageError(f"seat {seat} was taken after a generation had been connected")
         self.seat, self.world = seat, world
@@ -96,9 +96,9 @@ class GroupRegistry:
         self._mailbox.deliver(generation, key, value)
 
     def connect(self, generation: int, addresses: Sequence[str], timeout_s: float) -> None:
-        """Build the control group and the inner groups of all stable groups, in the order of their
-        creation. `addresses` are the listeners by seat. Raises GroupError, and closes the
-        generation, if it is severed meanwhile, a peer is lost, or `timeout_s` has passed."""
+        """Build the control group and the inner groups of all stable groups, in order of creation.
+        `addresses`: the listeners by seat. Raises GroupError and closes the generation if it is
+        severed meanwhile, a peer is lost, or `timeout_s` has passed."""
         with self._lock:
             if generation <= max(self._closed_to, self._generation):
                 raise GroupError(f"generation {generation} was closed before it was connected")
@@ -127,13 +127,13 @@ class GroupRegistry:
 
     def sever(self, generation: int) -> None:
         """End this generation: wake its operations here and on peers, and refuse new operations.
-        Callable from any thread; no-op for a second call or another generation."""
+        Thread-safe; no-op for a second call or another generation."""
         with self._lock:
             if generation <= self._closed_to or generation < self._generation:
                 return
             self._closed_to = generation
             if generation > self._generation:
-                self._mailbox.close(generation)  # not connected yet: connect() will refuse
+                self._mailbox.close(generation)  # not connected yet: connect() refuses it
                 return
         self._close(generation)
         if (guard := self._guard) is not None:
@@ -143,14 +143,14 @@ class GroupRegistry:
             inner.abort()
 
     def cut(self) -> None:
-        """Break this process's own connections, as a failing network would (fault injection)."""
+        """Break this process's own connections, as a failing network does (fault injection)."""
         for driver in self._drivers:
             driver.cut(self._peers)
         self._works.give_up()
 
     def reap(self) -> int:
-        """Drop the groups of severed generations. Return the number of generations that could
-        not be dropped within a second because an operation still runs on them."""
+        """Drop the groups of severed generations, waiting at most a second. Return the number of
+        generations that stay because an operation still runs on them."""
         with self._lock:
             if self._state == "closed":
                 self._keep_severed()
@@ -158,7 +158,7 @@ class GroupRegistry:
 
     def stuck(self, generation: int) -> int:
         """Return the number of operations of a severed generation that gloo has not ended; 0 once
-        another generation is connected. Callable from any thread."""
+        another generation is connected. Thread-safe."""
         with self._lock:
             if generation != self._generation or self._state != "closed":
                 return 0
@@ -166,9 +166,8 @@ class GroupRegistry:
         return works.stuck() + (control is not None and control.busy)
 
     def is_waiting(self) -> bool:
-        """Return whether an operation of the connected generation has begun that needs other ranks
-        to end. An operation that only its owner's `wait` can end counts while that wait lasts. Any
-        thread."""
+        """Return whether an operation of the connected generation needs other ranks to end.
+        Operations that end only in their owner's `wait` count during that wait. Thread-safe."""
         with self._lock:
             works, control = self._works, self._control
         return bool(works.stuck()) or (control is not None and control.busy)
@@ -184,31 +183,31 @@ class GroupRegistry:
             self._keep_severed()
         self._severed.reap()
         atexit.unregister(self.shutdown)
-        # Both refer to this registry: without them it ends with its last reference.
+        # Both refer to this registry; without them, dropping its last reference frees it.
         self._stable, self._works = [], PendingWorks(lambda _: None)
 
     # --- phases ---
 
     def start_phases(self) -> None:
-        """From now on collectives outside a phase raise PhaseError."""
+        """Make collectives outside a phase raise PhaseError from now on."""
         self._contract.start()
 
     def phase(self) -> AbstractContextManager[None]:
-        """Inside, collectives are allowed."""
+        """Return a context in which collectives are allowed."""
         self._works.forget_failures()
         return self._contract.phase()
 
     def seal(self) -> None:
-        """The vote is over: any further collective in this phase raises PhaseError."""
+        """Make further collectives in this phase raise PhaseError, since its vote is over."""
         self._contract.seal()
 
     def unfinished(self) -> int:
-        """Works handed out that have not completed, or that ended in an error."""
+        """Return the number of returned works that have not completed or that failed."""
         return self._works.unfinished()
 
     @contextmanager
     def dry(self) -> Iterator[None]:
-        """Inside, all groups answer by themselves, connected or not."""
+        """Give dry answers in all groups inside this context, connected or not."""
         self._dry_depth += 1
         self._refresh()
         try:
@@ -224,23 +223,23 @@ class GroupRegistry:
         return self._controls().vote(place)
 
     def send(self, tensor: torch.Tensor, seat: int, tag: int) -> None:
-        """Blocks until a CPU tensor is on its way to `seat`. Raises GroupError."""
+        """Send a CPU tensor to `seat`; block until it is sent. Raises GroupError."""
         self._controls().send(tensor, seat, tag)
 
     def recv(self, tensor: torch.Tensor, seat: int, tag: int) -> None:
-        """Blocks until a CPU tensor from `seat` is here. Raises GroupError."""
+        """Receive a CPU tensor from `seat`; block until it is received. Raises GroupError."""
         self._controls().recv(tensor, seat, tag)
 
     def gather_bytes(self, value: bytes) -> list[bytes]:
-        """Every rank's bytes, by seat; for small values. Raises GroupError."""
+        """Gather small values; return every rank's bytes by seat. Raises GroupError."""
         return self._controls().gather_bytes(value)
 
-    # --- what stable groups ask ---
+    # --- calls of stable groups ---
 
     def adopt(self, name: str, ranks: tuple[int, ...], rank: int, size: int) -> StableGroup:
-        """A new stable group; connected at once while a generation is live. Raises GroupError."""
+        """Return a new stable group, connected at once in a live generation. Raises GroupError."""
         ranks = ranks or tuple(range(size))
-        earlier = sum(known.ranks == ranks for known in self._stable)
+        earlier = sum(group.ranks == ranks for group in self._stable)
         group = StableGroup(self, name, ranks, rank, meeting_name(ranks, earlier))
         if self.live:
             try:
@@ -253,7 +252,7 @@ class GroupRegistry:
         return group
 
     def entering(self, op: str, args: tuple[Any, ...]) -> None:
-        """Before every collective: may it be here at all?"""
+        """Check that a collective is allowed here. Raises PhaseError, UnsupportedError."""
         if not self._dry_depth:
             self._contract.check(op)
         self._on_collective(op)
@@ -266,8 +265,8 @@ class GroupRegistry:
             )
 
     def admit(self, op: str, group: str) -> bool:
-        """A collective that no inner group will carry: True for a dry answer, False for defined
-        bytes. Raises StepRefused when the generation is closed, outside backward."""
+        """Check a collective that no inner group runs. Return True for a dry answer, False for
+        defined bytes. Raises StepRefused when the generation is closed, outside backward."""
         if self._dry_depth or self._state == "dry":
             return True
         if self._state != "closed":
@@ -275,13 +274,13 @@ class GroupRegistry:
                 f"{op} on group {group!r}, which no generation has connected (it is"
                 f" {self._state}); make groups before the first phase"
             )
-        if torch._C._current_graph_task_id() == -1:  # noqa: SLF001 - the only way to know
+        if torch._C._current_graph_task_id() == -1:  # noqa: SLF001 - no public function
             raise StepRefused(f"{op}: generation {self._generation} is closed")
         return False
 
     def failed(self, error: BaseException) -> bool:
-        """Return whether `error` means that the generation's connections are lost; the first such
-        error closes the generation here and is reported."""
+        """Return whether `error` means that the generation's connections are lost. The first such
+        error closes the generation on this rank and is reported."""
         if not is_transport_error(error):
             return False
         with self._lock:
@@ -294,19 +293,19 @@ class GroupRegistry:
         return True
 
     def leave(self, group: StableGroup) -> None:
-        """The script destroyed `group`. Later generations connect it all the same: a joiner that
-        has not come that far builds it, and waits for all others."""
+        """Do nothing: later generations connect a destroyed `group` all the same, since a joiner
+        that has not yet destroyed it builds it and waits for all its members."""
 
     def aborted(self, group: str) -> None:
-        """The script aborted a group, and with it this generation."""
+        """End this generation, since the script aborted a group."""
         self.failed(GroupError(f"the script aborted group {group!r}"))
         self.sever(self._generation)
 
     def handed_out(
         self, group: str, op: str, outputs: list[torch.Tensor], work: dist.Work | None
     ) -> dist.Work | None:
-        """Return the work to hand to the caller for the inner group's `work`: itself, wherever
-        possible. (None from NCCL means that the call has synchronised already.)"""
+        """Return the work for the caller: the inner group's `work` itself wherever possible, or
+        None from NCCL when the call has synchronised already."""
         record = self.record
         entry = record.note(group, op, outputs) if record.recording else None
         on_cpu = outputs[0].is_cpu if outputs else not has_nccl()
@@ -319,17 +318,17 @@ class GroupRegistry:
         ended = None
         if entry is not None and op != "send":
             ended = partial(record.capture, entry, outputs)
-        given = trackable(op, work, on_cpu=on_cpu, ended=ended)
-        self._works.add(op, given, on_cpu=on_cpu)
-        return given
+        handle = trackable(op, work, on_cpu=on_cpu, ended=ended)
+        self._works.add(op, handle, on_cpu=on_cpu)
+        return handle
 
     def members(self) -> dict[str, tuple[int, ...]]:
-        """The ranks of this generation's groups, as torch's recorder calls them."""
+        """Return the ranks of this generation's groups, under their names in torch's recorder."""
         groups = {"control": tuple(range(self.world))}
         groups.update((group.meeting, group.ranks) for group in self._stable)
         return {f"{name}{LIFE}{self._generation}": ranks for name, ranks in groups.items()}
 
-    # --- inside ---
+    # --- private ---
 
     @contextmanager
     def _building(self, timeout_s: float) -> Iterator[BuildGuard]:

@@ -22,7 +22,7 @@ WAIT_TIMED_OUT = "Operation timed out!"
 
 
 def is_caused_by_transport(error: BaseException) -> bool:
-    """Return whether the error is, or came of, a transport error or a refused collective."""
+    """Return whether the error is, or results from, a transport error or a refused collective."""
     visited: set[int] = set()
     cause: BaseException | None = error
     while cause is not None and id(cause) not in visited:
@@ -36,8 +36,7 @@ def is_caused_by_transport(error: BaseException) -> bool:
 def is_transport_error(error: BaseException) -> bool:
     """Return whether gloo, NCCL or the rendezvous reports a broken or timed-out connection.
 
-    Anything unknown is False: a programming error that looked like a lost peer would be retried
-    for ever.
+    Unknown errors are no transport errors: a programming error must not be retried for ever.
     """
     if isinstance(error, GroupError):
         return True
@@ -51,7 +50,7 @@ def is_transport_error(error: BaseException) -> bool:
     return is_gloo_failure(text) or text.strip() == WAIT_TIMED_OUT
 
 
-LIFE = " @"  # in what torch records a group is called NAME @GENERATION
+LIFE = " @"  # torch's records name a group NAME @GENERATION
 
 
 class InnerGroup:
@@ -69,10 +68,10 @@ class InnerGroup:
         guard: BuildGuard,
         timeout_s: float,
     ) -> None:
-        """`guard` ends the building, `timeout_s` each operation after it. The last driver is the
-        group's default. Raises GroupError when a peer does not come, is gone, or the generation
-        is closed."""
-        # torch keeps only the C++ half of a store alive; this keeps the Python half.
+        """`guard` bounds the building, `timeout_s` each later operation. The last driver is the
+        group's default. Raises GroupError when a peer does not connect or is lost, or the
+        generation is closed."""
+        # torch keeps only the C++ half of a store alive; this reference keeps the Python half.
         self._store = JoinStore(mailbox, generation, name, guard.deadline_s)
         guard.building(self._store, rank, size)
         self._opened: list[tuple[DeviceDriver, Any]] = []
@@ -91,8 +90,8 @@ class InnerGroup:
                 f" {size}: {error}"
             ) from error
         self.group._set_default_backend(drivers[-1].kind)  # noqa: SLF001
-        # The flight recorder tells groups by it, as it does torch's own, and nothing else does: a
-        # name for each generation, since it keeps what earlier ones did. (A type in stubs only.)
+        # Only the flight recorder uses this name. It contains the generation, since the recorder
+        # keeps entries of earlier ones. (Its type exists in torch's stubs only.)
         self.group._set_group_name(f"{name}{LIFE}{generation}")  # noqa: SLF001 # pyright: ignore[reportArgumentType]
 
     def set_timeout(self, timeout: timedelta) -> None:

@@ -1,11 +1,11 @@
-"""Rendezvous of the ranks of a generation over the control channel, and the guard that ends it.
+"""Rendezvous of the ranks of a generation over the control channel, and its deadline.
 
-There is no TCPStore. A value set here is published to all ranks, a value got here is waited for
-until it is delivered, the generation is closed, or the deadline has passed.
+It replaces TCPStore. A `set` publishes a value to all ranks; a `get` waits until the value is
+delivered, the generation is closed, or the deadline has passed.
 
-Most of the building of groups waits for such values and can be refused at once. But once all
-addresses are known, gloo waits for each peer's connection and cannot be stopped; a peer that was
-lost or severed in these milliseconds never connects. `BuildGuard` ends that wait.
+Most steps of building a group wait for such values, and `close` ends these waits at once. Once all
+addresses are known, however, gloo waits for each peer's connection without a way to stop. A peer
+that is lost or severed in these milliseconds never connects. `BuildGuard` ends that wait.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ class Mailbox:
         self._oldest = 0
 
     def put(self, generation: int, key: str, value: bytes) -> None:
-        """Keep our own value and send it to the others."""
+        """Store this rank's value and publish it to the other ranks."""
         self.deliver(generation, key, value)
         self._publish(generation, key, value)
 
     def deliver(self, generation: int, key: str, value: bytes) -> None:
-        """Keep a value from another rank; those of generations gone by are dropped."""
+        """Store a value from another rank; drop values of earlier generations."""
         with self._changed:
             if generation < self._oldest:
                 return
             size = self._sizes.get(generation, 0) + len(key) + len(value)
             if size > _GENERATION_BYTES_MAX:
-                self._closed_to = max(self._closed_to, generation)  # its connect ends in an error
+                self._closed_to = max(self._closed_to, generation)  # connect() raises
             else:
                 self._sizes[generation] = size
                 self._values.setdefault(generation, {})[key] = value
@@ -60,8 +60,8 @@ class Mailbox:
             return self._values.get(generation, {}).get(key)
 
     def get(self, generation: int, key: str, deadline_s: float) -> bytes:
-        """The value, as soon as it is here. `deadline_s` is on the monotonic clock. Raises
-        GroupError when the generation is closed or the deadline has passed."""
+        """Wait for a value and return it. `deadline_s` is on the monotonic clock. Raises GroupError
+        when the generation is closed or the deadline has passed."""
         with self._changed:
             while True:
                 if generation <= self._closed_to:
@@ -81,22 +81,22 @@ class Mailbox:
                 self._changed.wait(left_s)
 
     def open(self, generation: int) -> None:
-        """Forget what older generations left."""
+        """Drop the values of generations before this one."""
         with self._changed:
             self._oldest = generation
-            for old in [known for known in self._values if known < generation]:
+            for old in [number for number in self._values if number < generation]:
                 del self._values[old]
                 self._sizes.pop(old, None)
 
     def close(self, generation: int) -> None:
-        """Wake and refuse whoever waits for this generation or an older one."""
+        """End all waits for values of this generation and of older ones with GroupError."""
         with self._changed:
             self._closed_to = max(self._closed_to, generation)
             self._changed.notify_all()
 
 
 class JoinStore(Store):
-    """View of one inner group of one generation on the mailbox."""
+    """Store of one inner group of one generation, backed by the mailbox."""
 
     def __init__(self, mailbox: Mailbox, generation: int, name: str, deadline_s: float) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class JoinStore(Store):
         self.published: dict[str, bytes] = {}  # by this rank
 
     def extend(self, wait_s: float) -> None:
-        """From now on each get may wait `wait_s` (NCCL connects at its first collective)."""
+        """Give each later `get` its own time limit (NCCL connects at its first collective)."""
         self._wait_s = wait_s
 
     def set(self, key: str, value: bytes | str) -> None:
@@ -122,7 +122,7 @@ class JoinStore(Store):
         deadline_s = time.monotonic() + self._wait_s if self._wait_s else self._deadline_s
         return self._mailbox.get(self._generation, self._key(key), deadline_s)
 
-    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:  # noqa: ARG002 - our own deadline rules
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:  # noqa: ARG002 - the generation's deadline applies
         """Wait until all keys have values."""
         for key in keys:
             self.get(key)
@@ -132,10 +132,10 @@ class JoinStore(Store):
         return all(self._mailbox.peek(self._generation, self._key(key)) is not None for key in keys)
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """The generation's deadline rules; what torch asks for is not needed."""
+        """Do nothing: the generation's deadline applies."""
 
     def has_extended_api(self) -> bool:
-        """Return False: append and multi-get are not offered."""
+        """Return False: append and multi-get are not supported."""
         return False
 
     def _key(self, key: str) -> str:
@@ -143,34 +143,34 @@ class JoinStore(Store):
 
 
 class JobStore(Store):
-    """The store given to `init_process_group`. Nothing of ours uses it, so whoever does is a
-    process group that cannot survive a lost worker: refused by name."""
+    """Store for `init_process_group`, which refuses every use. Outlast does not use it; a caller is
+    a process group that cannot survive a lost worker."""
 
     def set(self, key: str, value: bytes | str) -> None:  # noqa: ARG002
-        """Refuse: only a process group of another backend asks here."""
+        """Refuse: only a process group of another backend calls this."""
         raise _foreign(key)
 
     def get(self, key: str) -> bytes:
-        """Refuse: only a process group of another backend asks here."""
+        """Refuse: only a process group of another backend calls this."""
         raise _foreign(key)
 
     def add(self, key: str, value: int) -> int:  # noqa: ARG002
-        """Refuse: only a process group of another backend asks here."""
+        """Refuse: only a process group of another backend calls this."""
         raise _foreign(key)
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:  # noqa: ARG002
-        """Refuse: only a process group of another backend asks here."""
+        """Refuse: only a process group of another backend calls this."""
         raise _foreign(", ".join(keys))
 
     def check(self, keys: list[str]) -> bool:
-        """Refuse: only a process group of another backend asks here."""
+        """Refuse: only a process group of another backend calls this."""
         raise _foreign(", ".join(keys))
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Nobody waits here."""
+        """Do nothing: no `get` waits."""
 
     def has_extended_api(self) -> bool:
-        """Return False: append and multi-get are not offered."""
+        """Return False: append and multi-get are not supported."""
         return False
 
 
@@ -182,11 +182,11 @@ def _foreign(key: str) -> UnsupportedError:
     )
 
 
-_GRACE_S = 0.05  # connections that are on their way arrive within this
+_GRACE_S = 0.05  # connections in progress complete within this time
 
 
 class BuildGuard:
-    """A context around the building of one or more groups; `deadline_s` is monotonic."""
+    """Context that bounds the building of groups; `deadline_s` is on the monotonic clock."""
 
     def __init__(self, device: GlooDevice, deadline_s: float) -> None:
         self.deadline_s = deadline_s
@@ -206,11 +206,12 @@ class BuildGuard:
         self._thread.join()
 
     def building(self, store: JoinStore, rank: int, size: int) -> None:
-        """The group that is being built from now on."""
+        """Set the group that is being built."""
         self._current = (store, rank, size)
 
     def stir(self) -> None:
-        """The generation is closed: the mailbox refuses; free who is past it. Any thread."""
+        """Free a building group that waits for connections, since its generation is closed.
+        Thread-safe."""
         self._stirred.set()
 
     def _watch(self) -> None:
@@ -224,8 +225,7 @@ class BuildGuard:
 
 
 def _tickets(store: JoinStore, rank: int, size: int) -> list[int]:
-    """Return the sequence numbers, one a peer, at the end of the address that gloo published for
-    this rank."""
+    """Return the peers' connection numbers, from the end of the address that gloo published."""
     for value in store.published.values():
         if len(value) > 8 * size:
             numbers = struct.unpack(f"={size}q", value[-8 * size :])

@@ -17,7 +17,7 @@ from outlast.errors import CorruptionError
 
 RESULT_BYTES_MAX = 64 << 10
 TOTAL_BYTES_MAX = 8 << 20
-ENTRIES_MAX = 200_000  # of all groups; later ones are answered dry
+ENTRIES_MAX = 200_000  # of all groups; later collectives get dry answers
 _KEPT = frozenset(
     {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
     | {torch.uint16, torch.uint32, torch.uint64}
@@ -79,7 +79,7 @@ class SetupRecord:
         return entry
 
     def capture(self, entry: SetupEntry, tensors: Sequence[torch.Tensor]) -> None:
-        """Keep the result of a completed op if it is small and of integers."""
+        """Store the result of a completed op if it is small and has an integer dtype."""
         if not tensors or any(tensor.dtype not in _KEPT for tensor in tensors):
             return
         size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -1,9 +1,9 @@
 """The process group that torch, DDP and the script hold for the whole run.
 
-Three answers to every collective. Live: the inner group's own C++ work, handed out as it is. Closed
-(the generation is over): StepRefused, or inside backward, where an exception would leave autograd's
-users half-way, a finished work with defined bytes. Dry (nobody else is there): the recorded result
-of generation 1, else a definite one.
+A collective has one of three outcomes. Live: the inner group's own C++ work, unchanged. Closed
+generation: StepRefused; inside backward, where an exception would leave autograd's users in an
+undefined state, a finished work with defined bytes. Dry (no other rank): the recorded result of
+generation 1, else a defined one.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _RANKS_TEXT_MAX = 64
 
 
 def meeting_name(ranks: tuple[int, ...], earlier: int) -> str:
-    """Return the name under which `ranks` connect a group, after `earlier` groups of theirs.
+    """Return the name under which `ranks` connect a group, after `earlier` groups of the same
+    ranks.
 
-    Members create the groups that they share in one order, so the name is equal on all of them.
-    torch's own names are not: they are numbers that start again once all groups are destroyed,
-    and from 2.14 on they count groups that only their members create
-    (`use_local_synchronization`), so that other ranks count differently.
+    Members create their shared groups in the same order, so the name is equal on all of them.
+    torch's own names can differ: their numbers restart once all groups are destroyed. From torch
+    2.14 on they also count groups that only their members create (`use_local_synchronization`).
     """
     text = ",".join(map(str, ranks))
     first, last = min(ranks), max(ranks)
@@ -47,7 +47,7 @@ def meeting_name(ranks: tuple[int, ...], earlier: int) -> str:
 
 
 class BackendView:
-    """Stands for the backend of one device. Nothing runs through it."""
+    """Placeholder for the backend of one device. No operation runs on it."""
 
     supports_splitting = False
     supports_shrinking = False
@@ -83,7 +83,7 @@ class BackendView:
 
 
 BACKEND = "outlast"
-# torch 2.11 knows these collectives under their older names only.
+# torch 2.11 has these collectives under their older names only.
 _OLDER = {
     "all_gather_single": "_allgather_base",
     "all_gather_single_coalesced": "allgather_into_tensor_coalesced",
@@ -96,7 +96,7 @@ _METHODS = {
 }
 
 
-_ProcessGroup: Any = dist.ProcessGroup  # torch's stubs name other parameters than its C++ does
+_ProcessGroup: Any = dist.ProcessGroup  # parameter names differ between torch's stubs and its C++
 
 
 @opaque_class
@@ -106,7 +106,7 @@ class StableGroup(_ProcessGroup):
     def __init__(
         self, groups: GroupRegistry, name: str, ranks: tuple[int, ...], rank: int, meeting: str
     ) -> None:
-        """`name` is torch's, `meeting` the name under which the ranks of the group connect."""
+        """`name` is torch's; `meeting` is the name under which the ranks of the group connect."""
         super().__init__(rank, len(ranks))
         self._groups = groups
         self._name = name
@@ -123,22 +123,22 @@ class StableGroup(_ProcessGroup):
         """Return the registry that this group belongs to."""
         return self._groups
 
-    # --- the one way through ---
+    # --- dispatch of all collectives ---
 
-    def _carry(self, op: str, *args: Any, **named: Any) -> Any:
+    def _carry(self, op: str, *args: Any, **kwargs: Any) -> Any:
         groups = self._groups
         self._must_exist(op)
         groups.entering(op, args)
         self._count += 1
         inner = self.inner
         if inner is None or not groups.live:
-            return self._answer(op, (*args, *named.values()))
+            return self._answer(op, (*args, *kwargs.values()))
         try:
-            work = getattr(inner.group, _METHODS[op])(*args, **named)
+            work = getattr(inner.group, _METHODS[op])(*args, **kwargs)
         except RuntimeError as error:
             if not groups.failed(error):
                 raise
-            return self._answer(op, (*args, *named.values()))
+            return self._answer(op, (*args, *kwargs.values()))
         return groups.handed_out(self._name, op, closed_answers.outputs_of(op, args), work)
 
     def _must_exist(self, op: str) -> None:
@@ -160,66 +160,66 @@ class StableGroup(_ProcessGroup):
 
     # --- collectives ---
 
-    def allreduce(self, tensors: Any, *rest: Any, **named: Any) -> Any:
-        return self._carry("allreduce", tensors, *rest, **named)
+    def allreduce(self, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._carry("allreduce", tensors, *args, **kwargs)
 
-    def allreduce_coalesced(self, tensors: Any, *rest: Any, **named: Any) -> Any:
-        return self._carry("allreduce_coalesced", tensors, *rest, **named)
+    def allreduce_coalesced(self, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._carry("allreduce_coalesced", tensors, *args, **kwargs)
 
-    def broadcast(self, tensors: Any, *rest: Any, **named: Any) -> Any:
-        return self._carry("broadcast", tensors, *rest, **named)
+    def broadcast(self, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._carry("broadcast", tensors, *args, **kwargs)
 
-    def reduce(self, tensors: Any, *rest: Any, **named: Any) -> Any:
-        return self._carry("reduce", tensors, *rest, **named)
+    def reduce(self, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._carry("reduce", tensors, *args, **kwargs)
 
-    def allgather(self, outputs: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
-        return self._carry("allgather", outputs, inputs, *rest, **named)
+    def allgather(self, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._carry("allgather", outputs, inputs, *args, **kwargs)
 
-    def allgather_coalesced(self, outputs: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
-        return self._carry("allgather_coalesced", outputs, inputs, *rest, **named)
+    def allgather_coalesced(self, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._carry("allgather_coalesced", outputs, inputs, *args, **kwargs)
 
-    def all_gather_single(self, output: Any, given: Any, *rest: Any, **named: Any) -> Any:
-        return self._carry("all_gather_single", output, given, *rest, **named)
+    def all_gather_single(self, output: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._carry("all_gather_single", output, inputs, *args, **kwargs)
 
     def all_gather_single_coalesced(
-        self, outputs: Any, inputs: Any, *rest: Any, **named: Any
+        self, outputs: Any, inputs: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        return self._carry("all_gather_single_coalesced", outputs, inputs, *rest, **named)
+        return self._carry("all_gather_single_coalesced", outputs, inputs, *args, **kwargs)
 
-    def reduce_scatter(self, outputs: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
-        return self._carry("reduce_scatter", outputs, inputs, *rest, **named)
+    def reduce_scatter(self, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._carry("reduce_scatter", outputs, inputs, *args, **kwargs)
 
-    def reduce_scatter_single(self, output: Any, given: Any, *rest: Any, **named: Any) -> Any:
-        return self._carry("reduce_scatter_single", output, given, *rest, **named)
+    def reduce_scatter_single(self, output: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._carry("reduce_scatter_single", output, inputs, *args, **kwargs)
 
     def reduce_scatter_single_coalesced(
-        self, outputs: Any, inputs: Any, *rest: Any, **named: Any
+        self, outputs: Any, inputs: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        return self._carry("reduce_scatter_single_coalesced", outputs, inputs, *rest, **named)
+        return self._carry("reduce_scatter_single_coalesced", outputs, inputs, *args, **kwargs)
 
-    def gather(self, outputs: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
-        return self._carry("gather", outputs, inputs, *rest, **named)
+    def gather(self, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._carry("gather", outputs, inputs, *args, **kwargs)
 
-    def scatter(self, outputs: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
-        return self._carry("scatter", outputs, inputs, *rest, **named)
+    def scatter(self, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._carry("scatter", outputs, inputs, *args, **kwargs)
 
-    def alltoall(self, outputs: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
-        return self._carry("alltoall", outputs, inputs, *rest, **named)
+    def alltoall(self, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._carry("alltoall", outputs, inputs, *args, **kwargs)
 
-    def all_to_all_single(self, output: Any, given: Any, *rest: Any, **named: Any) -> Any:
-        return self._carry("all_to_all_single", output, given, *rest, **named)
+    def all_to_all_single(self, output: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._carry("all_to_all_single", output, inputs, *args, **kwargs)
 
-    def barrier(self, *rest: Any, **named: Any) -> Any:
-        return self._carry("barrier", *rest, **named)
+    def barrier(self, *args: Any, **kwargs: Any) -> Any:
+        return self._carry("barrier", *args, **kwargs)
 
-    def send(self, tensors: Any, *rest: Any, **named: Any) -> Any:
-        return self._carry("send", tensors, *rest, **named)
+    def send(self, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._carry("send", tensors, *args, **kwargs)
 
-    def recv(self, tensors: Any, *rest: Any, **named: Any) -> Any:
-        return self._carry("recv", tensors, *rest, **named)
+    def recv(self, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._carry("recv", tensors, *args, **kwargs)
 
-    def recv_anysource(self, tensors: Any, *rest: Any, **named: Any) -> Any:
-        return self._carry("recv_anysource", tensors, *rest, **named)
+    def recv_anysource(self, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._carry("recv_anysource", tensors, *args, **kwargs)
 
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
@@ -242,7 +242,7 @@ class StableGroup(_ProcessGroup):
         work = self.inner.group._end_coalescing(device)  # noqa: SLF001
         return self._groups.handed_out(self._name, "coalescing", [], work)
 
-    # --- what torch asks about a group ---
+    # --- queries of torch ---
 
     def getBackendName(self) -> str:  # noqa: N802 - the name that torch's C++ looks up
         return BACKEND
@@ -288,13 +288,13 @@ class StableGroup(_ProcessGroup):
         return BACKEND
 
     def _set_sequence_number_for_group(self) -> None:
-        """Counted from the start."""
+        """Do nothing: operations are counted from creation."""
 
     def _get_sequence_number_for_group(self) -> int:
         return self._count
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """For this generation; the next one starts with the job's own again."""
+        """Set the time limit for this generation; the next one starts with the job's own."""
         if self.inner is not None:
             self.inner.set_timeout(timeout)
 
@@ -302,24 +302,24 @@ class StableGroup(_ProcessGroup):
         return False
 
     def _wait_for_pending_works(self) -> None:
-        """There are no hooks to wait for."""
+        """Do nothing: there are no hooks."""
 
     def get_group_store(self) -> Store:
         """Return the job's store."""
         return self._groups.job_store()
 
-    # --- the end ---
+    # --- end of the group ---
 
     def abort(self) -> None:
-        """The script gives up on this generation: every rank leaves it and the job heals."""
+        """End this generation at the script's request: all ranks leave it and the job recovers."""
         self._groups.aborted(self._name)
 
     def shutdown(self) -> None:
-        """`destroy_process_group`: the script is done with this group."""
+        """Mark the group as destroyed by the script (`destroy_process_group`)."""
         self._destroyed = True
         self._groups.leave(self)
 
-    # --- what cannot survive ---
+    # --- refused operations ---
 
     def monitored_barrier(self, *_: Any, **__: Any) -> NoReturn:
         """Refuse: not supported."""

@@ -1,13 +1,13 @@
 """Work handles that record the wait of their owner, and handles that are complete from the start.
 
-Handed out where that moment matters: while set-up is recorded (results are captured then, so that
-no order of operations changes), and for those of gloo's operations that end in their owner's
-`wait` and never before it: sends, receives, reduce-scatters.
+`WaitedWork` is returned in two cases. While set-up is recorded, results are captured in the owner's
+wait, so that the order of operations stays the same. Some of gloo's operations complete only in
+their owner's `wait`: sends, receives, reduce-scatters.
 
-Here too: the mark for functions and classes that dynamo must not trace. While a compiled function
-runs, dynamo looks at every Python frame that begins, also at those that C++ begins: DDP broadcasts
-its buffers through our group. Dynamo must neither trace nor break there. The mark is on the code
-itself: nothing is wrapped, and dynamo is not imported for it.
+This module also excludes functions and classes from dynamo. While a compiled function runs, dynamo
+inspects every new Python frame, also frames that C++ starts: DDP broadcasts its buffers through
+`StableGroup`. Dynamo must neither trace nor break there. The exclusion is set on the code object;
+nothing is wrapped, and dynamo is not imported for it.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ _SKIP = _c._FrameExecStrategy(_c._FrameAction.SKIP, _c._FrameAction.SKIP)  # noq
 
 
 def opaque(function: F) -> F:
-    """Mark `function`: run as it is, with all that it calls; a graph that calls it breaks there."""
+    """Exclude `function` and its callees from dynamo; a graph that calls it breaks there."""
     code: Any = getattr(function, "__code__", None)
     if isinstance(code, types.CodeType):
         _c.set_code_exec_strategy(code, _SKIP)
         marked: Any = function
-        marked._torchdynamo_disable = True  # noqa: SLF001 - asked where dynamo would inline it
+        marked._torchdynamo_disable = True  # noqa: SLF001 - checked where dynamo would inline it
     return function
 
 
 def opaque_class(cls: C) -> C:
-    """Mark all methods that `cls` itself defines."""
+    """Exclude all methods that `cls` itself defines from dynamo."""
     for member in vars(cls).values():
         function: Any = member.fget if isinstance(member, property) else member
         opaque(function)
@@ -51,7 +51,7 @@ def opaque_class(cls: C) -> C:
 
 @opaque_class
 class WaitedWork(dist.Work):
-    """Passes everything on to `work`; calls `ended` once the first wait has ended well."""
+    """Handle that forwards to `work`, and calls `ended` after the first successful wait."""
 
     def __init__(self, work: dist.Work, ended: Callable[[], None] | None = None) -> None:
         super().__init__()
@@ -101,9 +101,9 @@ class WaitedWork(dist.Work):
 
 @opaque_class
 class AnySourceWork(WaitedWork):
-    """gloo's receive from anybody, which no cut connection wakes: the wait is left to a thread, so
-    that `give_up` can end it. The thread itself ends with the operation's time-out; nothing can
-    arrive in its buffer any more, since the connections are cut."""
+    """Handle of gloo's any-source receive, which cut connections do not wake. A thread waits for
+    it, so that `give_up` can end the caller's wait. The thread ends with the operation's time-out;
+    no data can arrive in its buffer, since the connections are cut."""
 
     def __init__(self, work: dist.Work, ended: Callable[[], None] | None = None) -> None:
         super().__init__(work, ended)
@@ -132,7 +132,7 @@ class AnySourceWork(WaitedWork):
         return self._settled.is_set()
 
     def give_up(self) -> None:
-        """The generation is severed."""
+        """End the wait with GroupError, since the generation is severed."""
         if not self._settled.is_set():
             self._error = GroupError("the generation was severed during a receive from anybody")
             self._settled.set()
@@ -147,7 +147,7 @@ class AnySourceWork(WaitedWork):
 
 @opaque_class
 class FinishedWork(dist.Work):
-    """A collective that has been answered already; its result lies in the caller's tensors."""
+    """Handle of a collective without an operation; its result is in the caller's tensors."""
 
     def __init__(self, outputs: Sequence[torch.Tensor], source: int = -1) -> None:
         super().__init__()
@@ -176,10 +176,10 @@ class FinishedWork(dist.Work):
         return None
 
     def synchronize(self) -> None:
-        """Nothing runs."""
+        """Do nothing: no operation runs."""
 
     def block_current_stream(self) -> None:
-        """Nothing runs."""
+        """Do nothing: no operation runs."""
 
     def source_rank(self) -> int:
         return self._source

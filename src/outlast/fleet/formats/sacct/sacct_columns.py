@@ -83,22 +83,22 @@ def _moments(
 ) -> tuple[list[pl.Series], set[str]]:
     """Return the columns of times, and their formats."""
     read = {name: sacct_values.parse_times(rows[name], zone) for name in _MOMENTS}
-    found = {name: one.ns for name, one in read.items()}
+    moments = {name: times.ns for name, times in read.items()}
     if zone != "UTC":
         start = read["start"]
         end = read["end"]
         elapsed_ns = span * sacct_values.SECOND_NS
         late_end = (end.late_ns - start.ns == elapsed_ns) | (end.ns < start.ns)
         late_start = (end.ns - start.late_ns == elapsed_ns) & (end.ns - start.ns != elapsed_ns)
-        found["end"] = _where(late_end, end.late_ns, end.ns)
-        found["start"] = _where(late_start, start.late_ns, start.ns)
-        twice = [one.late_ns.is_not_null() for one in read.values()]
+        moments["end"] = _where(late_end, end.late_ns, end.ns)
+        moments["start"] = _where(late_start, start.late_ns, start.ns)
+        twice = [times.late_ns.is_not_null() for times in read.values()]
         _count(odd, FOLD, _any(twice))
-    _count(odd, EARLY, _any([one.early for one in read.values()]))
-    wrong = _any([one.wrong for one in read.values()]).alias("wrong")
-    skipped = _any([one.skipped for one in read.values()]).alias("skipped")
-    columns = [series.alias(f"{name}_ns") for name, series in found.items()]
-    return [*columns, wrong, skipped], {form for one in read.values() for form in one.forms}
+    _count(odd, EARLY, _any([times.early for times in read.values()]))
+    wrong = _any([times.wrong for times in read.values()]).alias("wrong")
+    skipped = _any([times.skipped for times in read.values()]).alias("skipped")
+    columns = [series.alias(f"{name}_ns") for name, series in moments.items()]
+    return [*columns, wrong, skipped], {form for times in read.values() for form in times.forms}
 
 
 def _sizes(
@@ -163,9 +163,9 @@ def _hosts(rows: pl.DataFrame, odd: Counter[str]) -> tuple[pl.Series, pl.Series]
     several = lists.str.contains(r"[,\[\]\s]")
     if not several.any():
         return lists, named
-    many = host_lists.count_hosts(lists.filter(several))
-    named = named.scatter(several.arg_true(), many)
-    wrong = many.is_null()
+    host_counts = host_lists.count_hosts(lists.filter(several))
+    named = named.scatter(several.arg_true(), host_counts)
+    wrong = host_counts.is_null()
     if not wrong.any():
         return lists, named
     _count(odd, NO_HOSTS, wrong)
@@ -175,8 +175,8 @@ def _hosts(rows: pl.DataFrame, odd: Counter[str]) -> tuple[pl.Series, pl.Series]
 def _excluded(lines: pl.Series) -> pl.Series:
     """Return the excluded hosts in the submit lines."""
     some = lines.str.contains(" -x|--exclude").fill_null(value=False)
-    found = sacct_values.map_texts(lines.set(~some, None), sacct_values.excluded_hosts, pl.String())
-    return found.fill_null("").alias("excluded")
+    hosts = sacct_values.map_texts(lines.set(~some, None), sacct_values.excluded_hosts, pl.String())
+    return hosts.fill_null("").alias("excluded")
 
 
 def _counts(column: pl.Series) -> pl.Series:
@@ -203,10 +203,10 @@ def _where(condition: pl.Series, yes: pl.Series, no: pl.Series) -> pl.Series:
 
 
 def _any(columns: list[pl.Series]) -> pl.Series:
-    found = columns[0].fill_null(value=False)
+    mask = columns[0].fill_null(value=False)
     for column in columns[1:]:
-        found |= column.fill_null(value=False)
-    return found
+        mask |= column.fill_null(value=False)
+    return mask
 
 
 def _count(odd: Counter[str], what: str, rows: pl.Series) -> None:

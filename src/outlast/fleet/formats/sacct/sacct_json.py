@@ -181,10 +181,10 @@ def _row(job: SacctJob) -> dict[str, str | None]:
     signal = code.signal or SacctSignal()
     number = _number(signal.id) or _number(signal.signal_id) or 0
     tres = ",".join(
-        f"{one.type}/{one.name}={_number(one.count) or 0}"
-        if one.name
-        else f"{one.type}={_number(one.count) or 0}"
-        for one in job.tres.allocated
+        f"{resource.type}/{resource.name}={_number(resource.count) or 0}"
+        if resource.name
+        else f"{resource.type}={_number(resource.count) or 0}"
+        for resource in job.tres.allocated
     )
     current = job.state.current
     return {

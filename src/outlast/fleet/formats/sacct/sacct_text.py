@@ -320,9 +320,9 @@ def _fields(data: npt.NDArray[np.uint8], separator: int) -> tuple[Integers, Inte
     stops_before = 0
     for at in range(0, data.size, PIECE_BYTES):
         piece = data[at : at + PIECE_BYTES]
-        found, stops = np.flatnonzero(piece == NEWLINE), np.flatnonzero(piece == separator)
-        ends.append(found + at)
-        before.append(np.searchsorted(stops, found) + stops_before)
+        newlines, stops = np.flatnonzero(piece == NEWLINE), np.flatnonzero(piece == separator)
+        ends.append(newlines + at)
+        before.append(np.searchsorted(stops, newlines) + stops_before)
         stops_before += stops.size
     stops_to = np.concatenate([np.zeros(1, np.int64), *before])
     return np.concatenate(ends), stops_to[1:] - stops_to[:-1] + 1

@@ -59,8 +59,8 @@ def parse_state(text: str) -> str | None:
     word = word.removesuffix("+")
     if word in STATES and not cut:
         return STATES[word] or word
-    found = {STATES[name] or name for name in STATES if cut and word and name.startswith(word)}
-    return found.pop() if len(found) == 1 else None
+    states = {STATES[name] or name for name in STATES if cut and word and name.startswith(word)}
+    return states.pop() if len(states) == 1 else None
 
 
 def tres_gpus(text: str) -> int | None:
@@ -83,28 +83,28 @@ def gres_gpus(text: str) -> int | None:
 
 def tres_nodes(text: str) -> int | None:
     """Return the nodes in a TRES text; None without any."""
-    found = re.search(r"(?:^|,)node=(\d{1,9})(?:,|$)", text)
-    return int(found[1]) if found else None
+    match = re.search(r"(?:^|,)node=(\d{1,9})(?:,|$)", text)
+    return int(match[1]) if match else None
 
 
 def parse_count(text: str) -> int | None:
     """Parse a count such as 2048 or 2K; None if it is invalid."""
-    found = re.fullmatch(r"(\d{1,12})(?:\.0+)?([KMGT]?)", text.strip())
-    return int(found[1]) * _UNITS.get(found[2], 1) if found else None
+    match = re.fullmatch(r"(\d{1,12})(?:\.0+)?([KMGT]?)", text.strip())
+    return int(match[1]) * _UNITS.get(match[2], 1) if match else None
 
 
 def exit_and_signal(text: str) -> int | None:
     """Parse `code:signal` as one number: the code times SIGNALS, plus the signal."""
-    found = re.fullmatch(r"(\d{1,9})(?::(\d{1,3}))?", text.strip())
-    return int(found[1]) * SIGNALS + int(found[2] or 0) if found else None
+    match = re.fullmatch(r"(\d{1,9})(?::(\d{1,3}))?", text.strip())
+    return int(match[1]) * SIGNALS + int(match[2] or 0) if match else None
 
 
 def span_s(text: str) -> int | None:
     """Return the seconds of `[D-]HH:MM:SS[.fff]` or `MM:SS.fff`, also negative; None if invalid."""
-    found = _SPAN.fullmatch(text.strip())
-    if found is None:
+    match = _SPAN.fullmatch(text.strip())
+    if match is None:
         return None
-    sign, days, hours, minutes, seconds = found.groups()
+    sign, days, hours, minutes, seconds = match.groups()
     total = int(days or 0) * 86_400 + int(hours or 0) * 3600 + int(minutes) * 60 + int(seconds)
     return -total if sign else total
 
@@ -186,29 +186,29 @@ def parse_times(column: pl.Series, zone: str) -> SacctTimes:
     """Parse a column of texts; words such as Unknown are no time."""
     local = column.str.to_datetime(LOCAL, strict=False, time_unit="us")
     rest = (local.is_null() & column.is_not_null()).arg_true()
-    others = column.gather(rest).str.strip_chars()
+    texts = column.gather(rest).str.strip_chars()
     if len(rest):  # words, other forms, or blanks around a time
-        others = others.set(others.is_in(NOTHING), None)
-        stripped = others.str.to_datetime(LOCAL, strict=False, time_unit="us")
+        texts = texts.set(texts.is_in(NOTHING), None)
+        stripped = texts.str.to_datetime(LOCAL, strict=False, time_unit="us")
         local = local.scatter(rest, stripped)
-        others = others.set(stripped.is_not_null(), None)
+        texts = texts.set(stripped.is_not_null(), None)
     us, late_us, skipped = _localise(local, zone)
     forms = {NAIVE: len(local) - local.null_count()}
     wrong = none = _false(column)
-    if others.null_count() < len(others):
+    if texts.null_count() < len(texts):
         epoch_us = (
-            others.cast(pl.Int64, strict=False).clip(-1, LATEST_US // 1_000_000 + 1) * 1_000_000
+            texts.cast(pl.Int64, strict=False).clip(-1, LATEST_US // 1_000_000 + 1) * 1_000_000
         )
-        offsets = others.str.replace("Z$", "+00:00").str.replace(r"([+-]\d\d):?(\d\d)$", "$1:$2")
+        offsets = texts.str.replace("Z$", "+00:00").str.replace(r"([+-]\d\d):?(\d\d)$", "$1:$2")
         zoned = offsets.str.to_datetime(
             LOCAL + "%:z", strict=False, time_unit="us", time_zone="UTC"
         )
-        found = epoch_us.zip_with(epoch_us.is_not_null(), zoned.to_physical())
+        parsed = epoch_us.zip_with(epoch_us.is_not_null(), zoned.to_physical())
         for form, some in ((EPOCH, epoch_us), (ZONED, zoned)):
             forms[form] = len(some) - some.null_count()
-        given = others.is_not_null()
-        us = us.scatter(rest.filter(given), found.filter(given))
-        wrong = none.scatter(rest.filter(given & found.is_null()), True)
+        given = texts.is_not_null()
+        us = us.scatter(rest.filter(given), parsed.filter(given))
+        wrong = none.scatter(rest.filter(given & parsed.is_null()), True)
     early = none
     if not us.is_between(EARLIEST_US, LATEST_US).all():
         early = (us < EARLIEST_US).fill_null(value=False)
