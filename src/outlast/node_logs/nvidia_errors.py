@@ -33,7 +33,6 @@ Action = Literal[
     "workflow",  # the line's other words, or other lines beside it, decide
 ]
 Source = Literal["nvidia", "gpud", "gcm", "k8s", "azure"]
-SOURCES: tuple[Source, ...] = get_args(Source)
 Kind = Literal["xid", "sxid"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 CODE_DIGITS_MAX = 9

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, get_args
+from typing import Literal
 
 import msgspec
 
@@ -13,7 +13,6 @@ from outlast.plan.model.scenario import scenario_of
 from outlast.theory.replicas import FLOPS_PER_PARAMETER_TOKEN, TOKENS_PER_PARAMETER
 
 Precision = Literal["bf16", "fp32", "fp8"]
-PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 # What is saved of a parameter: the weight, a copy in 32 bits, and Adam's two moments.
 BYTES_PER_PARAMETER: dict[Precision, int] = {"bf16": 14, "fp32": 12, "fp8": 13}
 Device = Literal["a100", "h100", "h200", "b200", "mi300x"]
