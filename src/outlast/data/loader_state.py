@@ -133,8 +133,8 @@ class LoaderState:
             if self._moves[path] == _MOVES_MAX:
                 raise UsageError(
                     f"{path.replace('/', '.')} ({thing.nbytes} bytes) changes from batch to batch,"
-                    " and is too large to be kept for a worker that takes this seat: give it to"
-                    " nobody but the batch, or keep indices instead of it"
+                    " and is too large to save with the loader state: return it in the batch"
+                    " only, without storing it, or store indices instead"
                 )
 
     def _values(self) -> dict[str, Any]:

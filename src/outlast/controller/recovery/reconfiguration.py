@@ -299,7 +299,7 @@ def repeat_request(turn: ControllerTurn, worker: WorkerRecord) -> None:
     if worker.hello is None or worker.seat < 0 or worker.member != state.generation:
         return
     if state.mode == "closing":
-        turn.send(worker, messages.Close(generation=state.generation, reason="said again"))
+        turn.send(worker, messages.Close(generation=state.generation, reason="repeated"))
     elif state.mode == "gathering":
         seated = worker.seated == state.generation
         turn.send(worker, seat_frame(turn, worker) if seated else decide_frame(turn))
@@ -313,7 +313,7 @@ def repeat_request(turn: ControllerTurn, worker: WorkerRecord) -> None:
             interval_updates.send_intervals(turn, again=True)
     elif state.mode == "stopping" and state.ending.result is not None:
         turn.send(
-            worker, messages.Stop(ok=state.ending.result.outcome == "done", reason="said again")
+            worker, messages.Stop(ok=state.ending.result.outcome == "done", reason="repeated")
         )
 
 

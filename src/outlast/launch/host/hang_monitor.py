@@ -1,4 +1,4 @@
-"""Detection of ranks that stand still, and collection of their flight recorder dumps."""
+"""Detection of hung ranks, and collection of their flight recorder dumps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from outlast.transport import messages
 from outlast.transport.worker_page import WorkerObservation, is_judged
 
 WORKING_SHARE = 0.2  # of one core, between two samples
-WAKES, WAKES_PER_S = 3, 2.0  # of the main thread between two samples: both must be reached
+WAKES, WAKES_PER_S = 3, 2.0  # minimum of main thread wake-ups between two samples: both apply
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
@@ -31,7 +31,7 @@ class _Sample(NamedTuple):
 
 
 class ProcessorTime:
-    """Samples of processor time, at most one in `window_s`, since each reads all of /proc."""
+    """Processor time samples, at most one per `window_s`, since each reads all of /proc."""
 
     def __init__(self, window_s: float) -> None:
         self._window_ns = int(window_s * 1e9)
@@ -40,11 +40,11 @@ class ProcessorTime:
         self._woken_ns: dict[int, int] = {}
 
     def worked_ns(self, pid: int) -> int:
-        """CLOCK_MONOTONIC of the last sample at which the process was seen to work, or 0."""
+        """Return CLOCK_MONOTONIC of the last sample that found the process working, or 0."""
         return self._worked_ns.get(pid, 0)
 
     def woken_ns(self, pid: int) -> int:
-        """CLOCK_MONOTONIC of the last sample that saw its main thread woken often, or 0."""
+        """Return CLOCK_MONOTONIC of the last sample with frequent main thread wake-ups, or 0."""
         return self._woken_ns.get(pid, 0)
 
     def sample(self, pids: Collection[int]) -> None:
@@ -67,7 +67,7 @@ class ProcessorTime:
             before = self._samples.get(pid)
             wakes = _wakes(pid)
             self._samples[pid] = _Sample(now_ns, spent_s, wakes)
-            # On a crowded machine a process may wait long for a core: runnable counts as working.
+            # On an oversubscribed host a process may wait for a core: runnable counts as working.
             works = pid in processes and processes[pid].state == "R"
             if before:
                 passed_s = (now_ns - before.t_ns) / 1e9
@@ -92,12 +92,12 @@ PERIOD_S = (0.02, 0.25)
 FLOOR_PART = 20
 WINDOW_S = (0.1, 1.0)  # shorter ones measure the kernel's clock ticks
 WINDOW_PART = 10
-_STILL_PART = 4  # of the floor: earlier, processor time is not sampled
+_STILL_PART = 4  # processor time is sampled only after 1/4 of the floor without a beat
 
 
 class HangMonitor:
-    """Looks at every page once a period: a twentieth of the hang floor, 20 to 250 ms; and, a tenth
-    of the floor apart, 0.1 to 1 s, at the processor time of those that have not moved."""
+    """Hang detection from worker pages, read every 1/20 of the hang floor (20 to 250 ms).
+    Processor time of workers without a beat: every 1/10 of the floor (0.1 to 1 s)."""
 
     def __init__(self, crew: WorkerPool, say: Callable[[messages.Suspect], None]) -> None:
         self._crew = crew
@@ -111,7 +111,7 @@ class HangMonitor:
         self._looked_ns = self._awake_ns = time.monotonic_ns()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Examine all workers once a period, until cancelled."""
         while True:
             self.look()
             await asyncio.sleep(self._period_s)
@@ -120,7 +120,7 @@ class HangMonitor:
         """Examine all workers once, and report suspects."""
         now_ns = time.monotonic_ns()
         if now_ns - self._looked_ns > 1e9 + 2e9 * self._period_s:
-            self._awake_ns = now_ns  # if we stood still, so may the workers have
+            self._awake_ns = now_ns  # whatever stalled the launcher may have stalled the workers
         self._looked_ns = now_ns
         workers = [worker for worker in self._crew.workers.values() if worker.reaping is None]
         looks = [self._look_at(worker) for worker in workers]
@@ -163,19 +163,19 @@ def _between(bounds: tuple[float, float], value: float) -> float:
     return min(most, max(least, value))
 
 
-WARN_FLOORS = 6  # of `hang_floor_s`: then a group that stands still is reported
+WARN_FLOORS = 6  # a standstill is reported after this many `hang_floor_s`
 STANDSTILL_PERIOD_S = 1.0
 
 
 class StandstillMonitor:
-    """Watches one host's workers: processor time with children, and the sizes of their logs.
+    """Hang detection for one host's workers by processor time with children and log sizes.
 
-    ``warn`` gets one sentence for each standstill. After ``hang_ceiling_s`` ``give_up`` is called
-    with the reason; where it returns False, the group is left alone. A rank that spins in a
-    collective (NCCL) computes as far as the kernel knows: torch's own watchdog ends that.
+    ``warn`` gets one sentence per standstill. After ``hang_ceiling_s``, ``give_up`` is called
+    with the reason; if it returns False, the group keeps running. A rank that spins in an NCCL
+    collective uses processor time and is not detected; torch's own watchdog ends it.
 
     Args:
-        is_watched: Whether the workers are to be judged now; False once a session has begun.
+        is_watched: Return whether to monitor the workers now; False once a session has begun.
     """
 
     def __init__(
@@ -196,13 +196,13 @@ class StandstillMonitor:
         self._is_reported = self._is_over = False
 
     async def run(self) -> None:
-        """Look once a second, until cancelled."""
+        """Take a sample once a second, until cancelled."""
         while True:
             self.look()
             await asyncio.sleep(STANDSTILL_PERIOD_S)
 
     def look(self) -> None:
-        """Take one sample, and report what follows from it."""
+        """Take one sample; call ``warn`` or ``give_up`` if the standstill exceeds a limit."""
         now_ns = time.monotonic_ns()
         workers = [each for each in self._crew.workers.values() if each.reaping is None]
         was_stalled = now_ns - self._looked_ns > 3e9 * STANDSTILL_PERIOD_S  # the launcher itself
@@ -246,17 +246,17 @@ def _log_size_bytes(worker: WorkerHandle) -> int:
 
 
 TRACES_FOLDER = "traces"
-TRACE_TIMEOUT_S = 1.0  # no answer comes from a worker whose interpreter lock is held
-TRACE_COLLECTIONS_MAX = 32  # of one launcher, so that a run with many hangs does not fill the disk
+TRACE_TIMEOUT_S = 1.0  # a worker whose interpreter lock is held cannot answer
+TRACE_COLLECTIONS_MAX = 32  # per launcher, so that a run with many hangs does not fill the disk
 
 
 class TraceCollection:
-    """Collects the flight recorder dumps of this host's workers, within `PATIENCE_S`."""
+    """Collection of flight recorder dumps from this host's workers, within `TRACE_TIMEOUT_S`."""
 
     def __init__(
         self, crew: WorkerPool, ask: Callable[[WorkerHandle, messages.Trace], bool]
     ) -> None:
-        """`ask` sends a request, and returns whether it could be sent."""
+        """Create the collection; `ask` sends a request and returns whether it was sent."""
         self._crew, self._ask = crew, ask
         self._folder = ""  # of the current collection, or of the last one
         self._remaining = TRACE_COLLECTIONS_MAX
@@ -266,7 +266,7 @@ class TraceCollection:
         self._under_way: asyncio.Task[str] | None = None
 
     async def collect(self, suspect: messages.Suspect) -> messages.Suspect:
-        """Return the suspect with the folder of the dumps, if there are any."""
+        """Return the suspect with the dump folder in its detail, if any dump was written."""
         if self._under_way is None or self._under_way.done():
             self._under_way = asyncio.create_task(self._collect())
         found = await asyncio.shield(self._under_way)
@@ -277,7 +277,7 @@ class TraceCollection:
         return msgspec.structs.replace(suspect, fault=fault)
 
     def answered(self, worker: str, body: messages.Traced) -> None:
-        """Handle a worker's answer: its dump is written, or the reason why not."""
+        """Handle a worker's answer: dump written, or an error."""
         if body.folder == self._folder and worker in self._waiting:
             self._waiting.discard(worker)
             self._written += not body.error
@@ -313,7 +313,7 @@ class TraceCollection:
 
 
 def _can_answer(worker: WorkerHandle) -> bool:
-    """Return whether it has a seat, has reached `init()`, is alive, and is not stopped."""
+    """Return whether a worker has a seat, has reached `init()`, is alive, and is not stopped."""
     if worker.seat < 0 or worker.reaping is not None or worker.kill_reason:
         return False
     return worker.page.read().t_ns > 0 and worker.process.state not in "TtZX"

@@ -1,11 +1,11 @@
-"""The launcher's handle of its host's template process, and of the workers that it forks.
+"""Launcher-side handles of a host's template process and of its forked workers.
 
-| state   | starts                        | leaves it                                            |
+| state   | worker starts                 | next state                                           |
 |---------|-------------------------------|------------------------------------------------------|
-| unused  | wait: `awaits` begins to load | to loading, or to off where no template can serve    |
-| loading | wait, for the first one only  | to ready; to loading or off where it ends or is late |
-| ready   | are forked                    | to loading where it dies, is late or out of date     |
-| off     | are spawned                   | never                                                |
+| unused  | wait; `awaits` starts loading | loading; off if no template can be used              |
+| loading | wait for the first template   | ready; loading or off on exit or timeout             |
+| ready   | are forked                    | loading on exit, timeout or outdated modules         |
+| off     | are spawned                   | none                                                 |
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from outlast.launch.template import template_frames as frames
 from outlast.launch.torchrun_arguments import RunPlan
 
 LOAD_S = 60.0
-FORK_S = 5.0  # the launcher stands still meanwhile: well below its lease
-TEMPLATES_MAX = 8  # in a launcher's life
+FORK_S = 5.0  # blocks the launcher: well below its lease
+TEMPLATES_MAX = 8  # per launcher
 _ENTRY = Path(frames.__file__).with_name("entry")
-_END_S = 0.5  # from the end of a process's socket to its own
-_MARK_LENGTH = 200  # of a worker's family mark, at most
+_END_S = 0.5  # timeout for process exit after its socket has closed
+_MARK_LENGTH = 200  # maximum length of a worker's family mark
 
 
 class ForkedWorker:
-    """A worker that a template has forked: this process's child, as a spawned one is."""
+    """Worker forked by a template: a child of this process, like a spawned worker."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -54,7 +54,7 @@ class ForkedWorker:
         os.kill(self.pid, signal.SIGKILL)
 
     def wait(self, timeout: float) -> int:
-        """Reap it; return its exit code as subprocess does. Raises TimeoutExpired."""
+        """Reap the worker and return its exit code as subprocess does; raises TimeoutExpired."""
         deadline_s = time.monotonic() + timeout
         while True:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
@@ -62,11 +62,11 @@ class ForkedWorker:
                 return os.waitstatus_to_exitcode(status)
             if time.monotonic() > deadline_s:
                 raise subprocess.TimeoutExpired(f"worker {self.pid}", timeout)
-            time.sleep(0.001)  # it is a zombie at once, where it has been killed
+            time.sleep(0.001)  # a killed process becomes a zombie almost at once
 
 
 class WorkerTemplate:
-    """The template process of one run."""
+    """Template process of one run."""
 
     def __init__(
         self,
@@ -91,9 +91,9 @@ class WorkerTemplate:
         self._gates: set[socket.socket] = set()
 
     def awaits(self, on_settled: Callable[[], None]) -> bool:
-        """Return whether starts should wait for the first template, which the first call starts.
+        """Return whether worker starts must wait for the first template; start it if unused.
 
-        `on_settled` is called once, when they need not wait any more.
+        `on_settled` is called once, when starts need no longer wait.
         """
         if self._state == "unused":
             self._modules = self._modules_wanted()
@@ -106,7 +106,7 @@ class WorkerTemplate:
         return False
 
     def _modules_wanted(self) -> tuple[str, ...]:
-        """Return what the template would import; nothing where all workers are to be spawned."""
+        """Return the modules for the template to import; empty if all workers are spawned."""
         plan = self._plan
         if not plan.template or plan.command[1:2] != ("-u",):
             return ()
@@ -131,10 +131,10 @@ class WorkerTemplate:
         self._script_dir = None if environment.get("PYTHONSAFEPATH") else str(directory)
         return modules
 
-    # --- life of the process ---
+    # --- process lifecycle ---
 
     def _load(self) -> None:
-        """Start a template process, within its budget."""
+        """Start a template process; set state off after TEMPLATES_MAX."""
         if self._templates >= TEMPLATES_MAX:
             self._state = "off"
             self._note(f"workers are spawned: {TEMPLATES_MAX} template processes have ended")
@@ -192,7 +192,7 @@ class WorkerTemplate:
         }
 
     def _conditions_now(self) -> object:
-        """Return what a program that is started now would inherit."""
+        """Return environment, directory and CPU affinity that a new process would inherit."""
         return (common_environment(self._plan), str(Path.cwd()), os.sched_getaffinity(0))
 
     def _readable(self) -> None:
@@ -216,8 +216,8 @@ class WorkerTemplate:
                 self._settle()
             case frames.TemplateRefused():
                 self._give_up(message.reason)
-            case _:  # an answer that came too late was taken for a loss already
-                self._lose("it sent an answer that nobody waits for")
+            case _:  # a late answer cannot arrive: its timeout has already ended the template
+                self._lose("it sent an unexpected answer")
 
     def _settle(self) -> None:
         on_settled, self._on_settled = self._on_settled, None
@@ -225,7 +225,7 @@ class WorkerTemplate:
             on_settled()
 
     def _lose(self, reason: str) -> None:
-        """End the process and start another one."""
+        """Kill the process and load another; set state off if the first was still loading."""
         was_first = self._state == "loading" and self._templates == 1
         how = self._end()
         self._note(
@@ -241,13 +241,13 @@ class WorkerTemplate:
             self._load()
 
     def _give_up(self, reason: str) -> None:
-        """End the process; all further workers are spawned."""
+        """Kill the process and set state off: all further workers are spawned."""
         self._end()
         self._note(f"workers are spawned, not forked from a template process: {reason}")
         self._settle()
 
     def _end(self) -> str:
-        """Kill the process and what it has forked without an answer; return its end in words."""
+        """Kill the process and its unreported forks; return how it ended, as text."""
         self._timer.cancel()
         self._loop.remove_reader(self._socket)
         self._socket.close()
@@ -261,7 +261,7 @@ class WorkerTemplate:
         with contextlib.suppress(ChildProcessError):
             while time.monotonic() < deadline_s:
                 os.waitpid(-pid, os.WNOHANG)
-                time.sleep(0.001)  # they are killed, and the kernel needs a moment
+                time.sleep(0.001)  # killed children take a moment to become zombies
         self._leaders.discard(pid)
         self._reaper.remove(pid)
         if code is None:
@@ -269,7 +269,7 @@ class WorkerTemplate:
         return f"was killed by {worker_family.signal_name(-code)}" if code < 0 else "has ended"
 
     def close(self) -> None:
-        """End the process."""
+        """Kill the process and close all gates."""
         if self._state in ("loading", "ready"):
             self._end()
         self._state = "off"
@@ -280,16 +280,16 @@ class WorkerTemplate:
 
     @property
     def pid(self) -> int:
-        """The number of the newest template process."""
+        """Process id of the newest template process."""
         return self._popen.pid
 
     @property
     def fds(self) -> tuple[int, int] | None:
-        """The numbers that control socket and page have in a forked worker; None: spawn it."""
+        """Descriptors of control socket and page in forked workers; None if not ready."""
         return (self._ready.control_fd, self._ready.page_fd) if self._state == "ready" else None
 
     def fork(self, born: ProcessIdentity) -> ForkedWorker | None:
-        """Fork a worker, or return None where it must be spawned."""
+        """Fork a worker; return None if it must be spawned."""
         if self._conditions != self._conditions_now():
             self._lose("the launcher's environment, directory or processors have changed")
             return None
@@ -303,7 +303,7 @@ class WorkerTemplate:
             return None
         match answer:
             case frames.Forked():
-                with contextlib.suppress(OSError):  # it has died: its pidfd will tell
+                with contextlib.suppress(OSError):  # its pidfd reports its death
                     gate.send(frames.GO)
                 gate.setblocking(False)
                 self._gates.add(gate)
@@ -343,7 +343,7 @@ class WorkerTemplate:
             message = frames.parse(packet.data, frames.Restarted) if packet.data else None
         except (OSError, WireError):
             message = None
-        if message is None:  # it needs the gate no more
+        if message is None:  # the worker closed the gate
             self._drop(gate)
         elif self._state != "off":
             self._give_up(f"the script must be started anew: {message.reason}")

@@ -1,1 +1,1 @@
-"""The template process: it imports torch once, and forks the workers of its host (template.md)."""
+"""Template process: imports torch once and forks the workers of its host (template.md)."""

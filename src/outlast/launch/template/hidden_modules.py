@@ -1,19 +1,18 @@
-"""Modules that a forked worker has from its template, invisible until the script imports one.
+"""Preloaded modules of a forked worker, hidden until the script imports them.
 
-The template loads them in groups, two for each of its imports: the packages that it depends on,
-such as NumPy, and the rest. `sys.modules` holds a group only from the first import of any of its
-modules on, and that import is where a forked worker could differ from a spawned one: libraries
-read variables, processor affinity and the search path when they load. So these are compared there
-with what they were when the worker began. The groups' loggers are hidden with them: a script that
-configures logging first, with `disable_existing_loggers` for example, changes only its own.
+The template loads two groups of modules for each of its imports: the dependencies (such as NumPy)
+and the rest. A group enters `sys.modules` at the first import of any of its modules. Libraries
+read environment variables, processor affinity and the search path at import, so a forked worker
+could differ from a spawned one. That import therefore compares these with their values at the
+start of the worker. The groups' loggers are hidden too, so that logging configured before the
+import (`disable_existing_loggers`, for example) changes only the script's own loggers.
 
 | group                     | compared                           | after a change              |
 |---------------------------|------------------------------------|-----------------------------|
-| what torch depends on,    | all of them: libraries in C read   | the worker starts anew, as  |
-| and torch                 | variables that nobody sees         | a spawned one               |
-| later ones, as the script | variables that loading has read    | ConfigError: the script may |
-| may already work with     |                                    | have done anything by then  |
-| torch                     |                                    |                             |
+| torch and its             | all variables: reads by C          | restart as a spawned worker |
+| dependencies              | libraries cannot be recorded       |                             |
+| later groups              | variables read during loading      | ConfigError: the script may |
+|                           |                                    | already have used torch     |
 """
 
 from __future__ import annotations
@@ -37,10 +36,10 @@ RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")  # `outlast.init()` sets t
 
 
 class ModuleGroup(NamedTuple):
-    """Modules that one import has loaded, and what else it did.
+    """Modules loaded by one import, and the side effects of that import.
 
-    `variables`: those that it has set; `read`: names of those that it has read; `filters`: the
-    warnings filters that it has put in front; `loggers`: those that it has created, by name.
+    `variables`: environment variables set; `read`: names of environment variables read;
+    `filters`: warnings filters prepended; `loggers`: loggers created, by name.
     """
 
     modules: dict[str, types.ModuleType]
@@ -48,12 +47,12 @@ class ModuleGroup(NamedTuple):
     read: set[str]
     filters: list[Any]
     loggers: dict[str, Any]
-    is_dependency: bool = False  # packages that the import depends on, and nothing else
+    is_dependency: bool = False  # contains only dependencies of the imported package
 
     def split(self, name: str) -> tuple[ModuleGroup, ...]:
-        """Return what the package of this name depends on, where it does, and the rest.
+        """Return the dependencies of the named package, if any, and the package's own modules.
 
-        A script may import NumPy, then set variables, and import torch afterwards.
+        A script may import NumPy, then set variables, then import torch.
         """
         package = top_level(name)
         others = {each: self.modules[each] for each in self.modules if top_level(each) != package}
@@ -77,28 +76,28 @@ def top_level(name: str) -> str:
 
 
 def is_third_party(name: str) -> bool:
-    """Return whether a module is not of the standard library, nor the script's own."""
+    """Return whether a module is neither in the standard library nor the script itself."""
     return top_level(name) not in sys.stdlib_module_names and name != "__mp_main__"
 
 
 def set_warnings_filters(filters: Sequence[Any]) -> None:
     """Replace the list of warnings filters."""
-    warnings.resetwarnings()  # tells the C half that they have changed
+    warnings.resetwarnings()  # invalidates the cache of the C implementation
     warnings.filters[:] = filters  # pyright: ignore[reportIndexIssue]
 
 
 def loggers() -> dict[str, Any]:
-    """Return all loggers, and the places of those that have only children, by name."""
+    """Return all loggers, and placeholders for parents without a logger, by name."""
     return logging.root.manager.loggerDict
 
 
 def _show_loggers(hidden: dict[str, Any]) -> None:
-    """Put loggers where `logging` finds them, with what the script has set on one of its own."""
-    manager: Any = logging.root.manager  # how it links loggers is private
+    """Register loggers with `logging`; keep the state of loggers that the script created."""
+    manager: Any = logging.root.manager  # linking loggers has no public API
     for name, logger in hidden.items():
         present = loggers().get(name)
         if isinstance(present, logging.Logger) and isinstance(logger, logging.Logger):
-            logger.__dict__ = present.__dict__  # both are one from here on
+            logger.__dict__ = present.__dict__  # both share their state from here on
         elif isinstance(logger, logging.Logger):
             loggers()[name] = logger
             if present is not None:
@@ -116,26 +115,26 @@ def _logger_state(name: str) -> tuple[Any, ...]:
 
 
 class Restart(Protocol):
-    """Starts this worker anew, without a template."""
+    """Restart of this worker without a template."""
 
     def execute(self, reason: str) -> NoReturn:
-        """Start it anew."""
+        """Restart the worker."""
         ...
 
     def close(self) -> None:
-        """Take note that it is needed no more."""
+        """Release resources: no restart can follow."""
 
 
 class HiddenModules(importlib.abc.Loader):
-    """A finder and loader of the modules that were loaded in advance."""
+    """Finder and loader of preloaded modules."""
 
     def __init__(
         self, groups: Sequence[ModuleGroup], restart: Restart, restartable: Sequence[ModuleGroup]
     ) -> None:
-        self._groups = list(groups)  # those that are hidden, in the order of loading
+        self._groups = list(groups)  # hidden groups, in the order of loading
         self._attributes: dict[str, tuple[types.ModuleType, str]] = {}  # of packages, by module
-        self._restartable = list(restartable)  # those of the first import that are hidden
-        self._lock = threading.RLock()  # threads may import at once
+        self._restartable = list(restartable)  # hidden groups of the first import
+        self._lock = threading.RLock()  # threads may import concurrently
         self._restart = restart
         self._specs = {
             name: getattr(module, "__spec__", None)
@@ -152,7 +151,7 @@ class HiddenModules(importlib.abc.Loader):
         self._standard = sorted({name for name in sys.modules if name in sys.stdlib_module_names})
 
     def hide(self) -> None:
-        """Take the modules out of `sys.modules` and their packages, and be asked for them first."""
+        """Remove the modules from `sys.modules` and their packages; install this finder first."""
         for group in self._groups:
             for name, module in group.modules.items():
                 sys.modules.pop(name, None)
@@ -165,19 +164,19 @@ class HiddenModules(importlib.abc.Loader):
         sys.meta_path.insert(0, self)
 
     def _place(self, name: str, group: ModuleGroup) -> tuple[types.ModuleType | None, str]:
-        """Return the package of an earlier group that holds this module, and under which name."""
+        """Return the package of an earlier group that holds this module, and the attribute name."""
         parent, _, attribute = name.rpartition(".")
         if parent in group.modules:
             return None, attribute
         packages = (each.modules[parent] for each in self._groups if parent in each.modules)
         return next(packages, None), attribute
 
-    # --- the protocol of importlib ---
+    # --- importlib protocol ---
 
     def find_spec(
         self, name: str, _path: Sequence[str] | None = None, _target: object = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Return the module's own specification with this loader; None for other modules."""
+        """Return the spec of a hidden module with this loader, or None for other modules."""
         if not any(name in group.modules for group in self._groups):
             return None
         spec = copy.copy(self._specs[name] or importlib.machinery.ModuleSpec(name, None))
@@ -185,19 +184,19 @@ class HiddenModules(importlib.abc.Loader):
         return spec
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
-        """Return the module that was loaded in advance, and show its group and earlier ones."""
+        """Return the preloaded module; show its group and earlier groups."""
         with self._lock:
             for group in self._groups_until(spec.name):
                 self._compare(group, spec.name)
                 self._show(group)
-        return sys.modules[spec.name]  # another thread may have shown it
+        return sys.modules[spec.name]  # possibly shown by another thread
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Leave the module as the template has it."""
+        """Restore the module's original spec; its code has already run in the template."""
         module.__spec__ = self._specs[module.__name__]
 
     def _groups_until(self, name: str) -> list[ModuleGroup]:
-        """Return the groups to show for an import: a dependency needs other dependencies only."""
+        """Return the groups to show for an import; a dependency needs only dependencies."""
         for count, group in enumerate(self._groups, start=1):
             if name in group.modules:
                 until = self._groups[:count]
@@ -240,7 +239,7 @@ class HiddenModules(importlib.abc.Loader):
         return sorted(name for name in names if self._environment.get(name) != now.get(name))
 
     def _difference(self) -> str:
-        """Return what the script has changed of what loading depends on; "" for nothing."""
+        """Return a change by the script that could affect loading, as text; "" if none."""
         if changed := self._changed():
             return f"changed {', '.join(changed)}"
         if os.sched_getaffinity(0) != self._processors:
@@ -251,7 +250,7 @@ class HiddenModules(importlib.abc.Loader):
             return "changed the warnings filters"
         if reason := self._logging_difference():
             return reason
-        # The template has looked for other modules in the script's folder, the first of the path.
+        # The template already checked the script's folder, the first entry of the path.
         return "" if self._path in (sys.path, sys.path[1:]) else self._moved()
 
     def _hidden(self) -> list[str]:
@@ -270,7 +269,7 @@ class HiddenModules(importlib.abc.Loader):
         return ""
 
     def _moved(self) -> str:
-        """Return which module another search path would find elsewhere; "" for none."""
+        """Return the first module that the changed search path resolves differently, or ""."""
         find = importlib.machinery.PathFinder.find_spec
         for name in (*self._hidden(), *self._standard):
             if "." in name:
