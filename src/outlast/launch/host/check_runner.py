@@ -1,4 +1,4 @@
-"""Node checks beside a run: `outlast check` as a process, and its report as a message.
+"""Node checks during a run: `outlast check` as a process, its report as a message.
 
 A check never ends, slows or blocks the run; its own failure is a finding.
 """
@@ -30,13 +30,13 @@ from outlast.transport import messages
 
 _SHIM = Path(__file__).with_name("shim.py")
 ANSWER_BYTES_MAX = 8 << 20
-KILL_S = 2.0  # SIGKILL -> reaped; then it is left behind, and no other is started beside it
-NICE = 10  # a higher value would starve the check on a node whose cores are all in use
+KILL_S = 2.0  # SIGKILL to reaped; a check that survives prevents further checks
+NICE = 10  # a higher value would starve the check on a fully loaded node
 _PAUSE_S = 0.01
 
 
 class CheckFailedError(Exception):
-    """The check gave no report; the message gives the reason."""
+    """A check without a report; the message is the reason."""
 
 
 class CheckProcess:
@@ -82,11 +82,11 @@ class CheckProcess:
         return text
 
     def _start(self) -> subprocess.Popen[bytes]:
-        # A check uses no state that others may write, which by a umask of 002 the group may.
+        # A check must not use state that others can write; with umask 002 the group could.
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with (self._folder / "stderr.log").open("wb") as errors:
             popen = subprocess.Popen(
-                # It is killed when this process dies, as workers are.
+                # The shim makes the check die with this process, like workers.
                 [sys.executable, "-I", "-S", str(_SHIM), str(os.getpid()), *self._command],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -94,12 +94,12 @@ class CheckProcess:
                 start_new_session=True,
             )
         self._leaders.add(popen.pid)
-        with contextlib.suppress(OSError):  # a courtesy to the workers
+        with contextlib.suppress(OSError):  # optional: lower priority than workers
             os.setpriority(os.PRIO_PROCESS, popen.pid, NICE)
         return popen
 
     async def _read(self, pipe: int) -> bytes:
-        """Read all output. Raises TimeoutError, and CheckFailedError above the limit."""
+        """Read all output; raises TimeoutError, and CheckFailedError above the size limit."""
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[None] = loop.create_future()
         data = bytearray()
@@ -122,7 +122,7 @@ class CheckProcess:
         return bytes(data)
 
     def _kill(self) -> None:
-        """Kill the check and all its descendants at once, those in other sessions too."""
+        """Kill the check and all its descendants, including those in other sessions."""
         popen = self._popen
         if popen is None or self._has_ended():
             return
@@ -169,16 +169,16 @@ class CheckProcess:
 
 
 OWN = "outlast check"
-DEADLINE_S = 60.0  # its samples take 30 s at most
+DEADLINE_S = 60.0  # sampling takes at most 30 s
 FOUND_MAX = 256
 DETAIL_MAX = 500  # characters
-PAUSE_PART = 10  # of the interval: the least pause, even after a check that took longer
+PAUSE_PART = 10  # the pause is at least 1/10 of the interval, even after a long check
 GPUS = Path("/proc/driver/nvidia/gpus")
 _INDEX = re.compile(r"gpu[ :#]?\s*([0-9]{1,4})", re.IGNORECASE)
 
 
 class CheckOutput(msgspec.Struct, frozen=True):
-    """The fields of `outlast check --json` that are read here."""
+    """Fields used from the output of `outlast check --json`."""
 
     version: int
     findings: tuple[Finding, ...]
@@ -192,7 +192,7 @@ class CheckedFindings(NamedTuple):
 
 
 class CheckRunner:
-    """Runs the checks every `plan.check_every_s` seconds, and reports all findings each time."""
+    """Periodic checks, every `plan.check_every_s` seconds; each run reports all findings."""
 
     def __init__(
         self,
@@ -210,7 +210,7 @@ class CheckRunner:
         )
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run and report checks periodically, until cancelled."""
         while True:
             began_s = time.monotonic()
             try:
@@ -222,7 +222,7 @@ class CheckRunner:
             await asyncio.sleep(max(self._every_s - took_s, self._every_s / PAUSE_PART))
 
     def report_findings(self) -> None:
-        """Report the last findings again, with the workers that hold the devices now."""
+        """Report the last findings again, with the current workers of the devices."""
         if self._newest is None:
             return
         listed, visible = _listed(), config.visible_devices()
@@ -240,9 +240,9 @@ class CheckRunner:
 
 
 def remaining_findings(journal: Iterable[AnyEntry], host: str) -> set[int]:
-    """Return the local ranks whose device an earlier launcher moved a worker away from.
+    """Return the local ranks from whose device an earlier launcher migrated a worker.
 
-    They are avoided until the first check of this launcher.
+    They are avoided until this launcher's first check.
     """
     listed, visible = _listed(), config.visible_devices()
     found = [one.finding for one in journal if isinstance(one, RankMigrated)]
@@ -258,7 +258,7 @@ def command(settings: str, state: Path) -> list[str]:
 
 
 def read(text: bytes) -> CheckedFindings:
-    """Parse a report. Raises CheckFailedError where it is malformed or empty."""
+    """Parse a report; raises CheckFailedError if it is malformed or empty."""
     try:
         report = msgspec.json.decode(text, type=CheckOutput)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -271,7 +271,7 @@ def read(text: bytes) -> CheckedFindings:
     )
     unknown = {one.check for one in found if one.severity == "unknown"}
     complete_checks = {one.check for one in report.findings} - unknown
-    # A finding that is left out here is not resolved.
+    # A finding cut off by FOUND_MAX is not resolved.
     complete_checks -= {one.check for one in found[FOUND_MAX:]}
     return CheckedFindings(
         tuple(_warned(one) for one in found[:FOUND_MAX]), (*sorted(complete_checks), OWN)
@@ -279,7 +279,7 @@ def read(text: bytes) -> CheckedFindings:
 
 
 def failed(before: CheckedFindings | None, why: str) -> CheckedFindings:
-    """Return the earlier findings and one of unknown severity, that the check itself failed."""
+    """Return the earlier findings, preceded by one of unknown severity for the failed check."""
     own = Warned(
         t_ns=0,
         host="",

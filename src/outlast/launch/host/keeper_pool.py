@@ -1,7 +1,7 @@
 """Keeper processes of one host: each holds and writes the saves of its rank.
 
-With copies, or parity, each is also sent what other ranks saved, so that it outlives their keepers,
-too.
+With copies or parity, a keeper also receives saves of other ranks, so that these survive the loss
+of the other ranks' keepers.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from outlast.checkpoint.keeper.keeper_launch import ServedKeeper, address_of, op
 from outlast.controller.replica_placement import ReplicaSpot, group, place
 from outlast.errors import StorageError
 
-STARTS_MAX = 10  # of one seat's keeper in a row, each of which died within YOUNG_S
+STARTS_MAX = 10  # consecutive starts of one seat's keeper that each lasted less than YOUNG_S
 YOUNG_S = 600.0
 REAP_S = 5.0
 
 
 @dataclass(frozen=True)
 class ReplicaPlan:
-    """The protection of saves in memory.
+    """Redundancy of saves in memory.
 
-    `spots`: the place of each seat. `copies`: number of keepers that hold a rank's save, its own
-    included. `parity`: number of ranks in a parity group; 0 for copies. `rate_bytes_per_s`: limit
-    of what all keepers together send to each other; None for no limit.
+    `spots`: the location of each seat. `copies`: number of keepers that hold a rank's save,
+    including the rank's own. `parity`: number of ranks in a parity group; 0 for copies.
+    `rate_bytes_per_s`: total rate limit of traffic between keepers; None for no limit.
     """
 
     spots: Sequence[ReplicaSpot]
@@ -40,8 +40,8 @@ class ReplicaPlan:
 class KeeperPool:
     """Keepers by seat, started with the seat's first worker.
 
-    A keeper that dies is restarted, and its worker shares the same memory with it again. `note`
-    receives failures, in words.
+    A dead keeper is restarted, and its worker shares the same memory with it again. `note`
+    receives failures as text.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class KeeperPool:
         return [f"{self._prefix}{seat}" for seat in range(world)]
 
     def start(self, seat: int) -> None:
-        """Ensure that this seat has a keeper; note it where the host cannot start one."""
+        """Start the seat's keeper if it has none; note a failure to start."""
         if seat in self._served:
             return
         self._starts[seat] = self._starts.get(seat, 0) + 1
@@ -118,7 +118,7 @@ class KeeperPool:
             return
         self._started_s[seat] = self._loop.time()
         try:
-            # It inherits the run's lock: no launcher may take the directory before its writes.
+            # A keeper inherits the run's lock: a new launcher must wait for its writes.
             served = ServedKeeper(
                 f"{self._prefix}{seat}",
                 f"rank {seat}",

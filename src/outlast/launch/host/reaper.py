@@ -1,10 +1,10 @@
-"""Reaper of processes that a killed launcher leaves behind.
+"""Reaper of processes that outlive a killed launcher.
 
 The functions find and kill a worker's family: its session, its descendants, and any process with
-the family's mark in its environment (a daemon that left session and parent). The script is one
-small process that holds a pipe to the launcher and the lock of the run directory. While the
-launcher lives it only records sessions ("+123", "-123"). At end of file it kills the processes of
-the remaining sessions and ends; only then can another launcher take the run directory.
+the family mark in its environment (a daemon that left session and parent). The script is a small
+process with a pipe to the launcher and the lock of the run directory. While the launcher lives, it
+only records sessions ("+123", "-123"). At end of file it kills the processes of the remaining
+sessions and exits; only then can another launcher lock the run directory.
 
 Run as `python -I -S reaper.py MARK`; standard library only.
 """
@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 MARK_VARIABLE = "OUTLAST_FAMILY"
-SWEEP_S = 30.0  # a process in uninterruptible sleep may outlast it; nothing else does
+SWEEP_S = 30.0  # only a process in uninterruptible sleep can survive longer
 
 
 class ProcessStat(NamedTuple):
-    """Process as /proc shows it.
+    """Process entry of /proc.
 
-    `started` distinguishes it from a later process with its pid; `spent_ticks` is its processor
-    time and that of its reaped children.
+    `started` distinguishes it from a later process with the same pid; `spent_ticks` is the
+    processor time including reaped children.
     """
 
     pid: int
@@ -39,7 +39,7 @@ class ProcessStat(NamedTuple):
 
 
 def read_process_stat(pid: int) -> ProcessStat | None:
-    """Return one process, or None where it does not exist."""
+    """Return one process, or None if it does not exist."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -73,7 +73,7 @@ def descendants(roots: set[int], processes: dict[int, ProcessStat]) -> set[int]:
 
 
 def is_marked(pid: int, mark: str) -> bool:
-    """Return whether the family variable in the process's first environment begins with `mark`."""
+    """Return whether the family variable of the initial environment begins with `mark`."""
     try:
         environment = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
@@ -82,7 +82,7 @@ def is_marked(pid: int, mark: str) -> bool:
 
 
 def kill(process: ProcessStat) -> None:
-    """Send SIGKILL to exactly this process, never to a later one with its pid."""
+    """Send SIGKILL to this process, but never to a later process with the same pid."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         handle = os.pidfd_open(process.pid)
         try:
@@ -105,19 +105,19 @@ def orphaned_processes(sessions: set[int], mark: str) -> list[ProcessStat]:
 
 
 def sweep(sessions: set[int], mark: str) -> bool:
-    """Kill until none is left; return False where some survive SWEEP_S."""
+    """Kill all orphaned processes; return False if any survive SWEEP_S."""
     deadline = time.monotonic() + SWEEP_S
     while alive := orphaned_processes(sessions, mark):
         if time.monotonic() > deadline:
             return False
         for process in alive:
             kill(process)
-        time.sleep(0.005)  # not our children: the kernel offers nothing else to wait for
+        time.sleep(0.005)  # polling: only a parent can wait
     return True
 
 
 def main(mark: str) -> int:
-    """Kill the processes with this mark once the launcher has died."""
+    """Record sessions until the launcher dies, then kill its remaining processes."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     os.chdir("/")

@@ -1,4 +1,4 @@
-"""Environment and error file of a worker."""
+"""Worker environment variables and error files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from outlast.launch.host.reaper import MARK_VARIABLE
 from outlast.launch.template.template_frames import PER_WORKER
 from outlast.launch.torchrun_arguments import RunPlan
 
-# A later torch may read more of them; a spare must have none that implies a rank.
+# A spare must have no variable that implies a rank; future torch versions may read more.
 _SEAT_VARIABLES = ("RANK", "ROLE_RANK")
 
 
@@ -46,7 +46,7 @@ def worker_environment(
 
 
 def common_environment(plan: RunPlan) -> dict[str, str]:
-    """Return what the environments of all workers have in common."""
+    """Return the variables that all workers share."""
     world = str(plan.world)
     extra = {
         "WORLD_SIZE": world,
@@ -62,7 +62,7 @@ def common_environment(plan: RunPlan) -> dict[str, str]:
     }
     defaults = {"PYTHONHASHSEED": "0", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
     if plan.world > 1:
-        defaults["OMP_NUM_THREADS"] = "1"  # torchrun's default, and the same bits on every worker
+        defaults["OMP_NUM_THREADS"] = "1"  # torchrun's default; same results on every worker
     environment = config.child_environment(extra, defaults)
     for name in (*PER_WORKER, MARK_VARIABLE):
         environment.pop(name, None)
@@ -70,10 +70,10 @@ def common_environment(plan: RunPlan) -> dict[str, str]:
 
 
 def free_port(address: str) -> int:
-    """Return a TCP port that is free on `address` now.
+    """Return a TCP port that is currently free on `address`.
 
-    Raises OSError where the address is not this host's; gaierror, a kind of it, where it does not
-    resolve.
+    Raises OSError if the address does not belong to this host, or gaierror, a subclass, if it does
+    not resolve.
     """
     found = socket.getaddrinfo(address.strip("[]"), 0, type=socket.SOCK_STREAM)
     family, _, _, _, name = found[0]
@@ -88,19 +88,19 @@ TEXT_LENGTH_MAX = 64 << 10
 
 
 class ErrorFile(NamedTuple):
-    """The failure as the worker recorded it."""
+    """Failure recorded by a worker."""
 
     message: str
-    traceback: str  # "" where the handler recorded none
-    t_ns: int  # Unix time, in whole seconds as torch writes it; 0 where it is not given
+    traceback: str  # "" if not recorded
+    t_ns: int  # Unix time, a whole number of seconds (torch's resolution); 0 if missing
 
 
 def read_error_file(path: Path) -> ErrorFile | None:
-    """Return the recorded failure, or None where there is none that can be read.
+    """Return the recorded failure, or None if there is no readable record.
 
-    The file is the worker's own and may hold anything: what is no JSON object of torch's shape, or
-    larger than SIZE_BYTES_MAX, is ignored. Both of torch's shapes are known: ``message`` as an
-    object (``message``, ``extraInfo``) and as a plain string.
+    The file is untrusted. Files above SIZE_BYTES_MAX and JSON without a schema of torch are
+    ignored. Torch's two schemas: ``message`` as an object (``message``, ``extraInfo``) or as a
+    string.
     """
     try:
         with path.open("rb") as file:

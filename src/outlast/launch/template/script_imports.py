@@ -1,7 +1,7 @@
-"""Modules that a template loads for a script, found in the script's text before anything runs.
+"""Static detection of the modules that a template loads for a script.
 
-Only imports of torch, of `outlast`, and of installed packages that require torch count: without
-one of them a template would cost more than it saves. The script's own modules are followed.
+A template pays off only if the script imports torch, `outlast` or an installed package that
+requires torch. Imports are followed through the script's own modules.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ COMPILER = "torch._dynamo"  # a worker imports it with its first optimizer
 
 
 def template_modules(script: Path, script_dir: Path) -> tuple[str, ...]:
-    """Return what a template should import for this script; nothing where workers are spawned.
+    """Return the modules for a template to import; empty if workers should be spawned.
 
-    A script that sets environment variables sets them for libraries that it imports afterwards. A
-    forked worker would have to start anew there, and execute twice what stands above.
+    Scripts that set environment variables do so for later imports. A forked worker would restart
+    at such an import and execute the code before it twice.
     """
     names, sets_variables = _imports(script, script_dir)
     uses_torch = names & {"outlast", TORCH} or any(map(_requires_torch, names))
@@ -36,7 +36,7 @@ def template_modules(script: Path, script_dir: Path) -> tuple[str, ...]:
 
 
 def module_file(name: str, search_path: Sequence[str]) -> Path | None:
-    """Return the file that `python -m name` runs, or None where it is not found."""
+    """Return the file that `python -m name` runs, or None if not found."""
     path: Sequence[str] | None = search_path
     spec = None
     parts = name.split(".")
@@ -52,15 +52,15 @@ def module_file(name: str, search_path: Sequence[str]) -> Path | None:
 
 
 def _imports(script: Path, script_dir: Path) -> tuple[set[str], bool]:
-    """Return the top-level names of installed packages that the script's own files import, and
-    whether they may set environment variables.
+    """Return the installed packages (top-level names) that the script's own files import, and
+    whether those files may set environment variables.
 
-    "outlast" only where it is imported for its own names, as in `import outlast`.
+    "outlast" is included only for imports of the package itself, such as `import outlast`.
     """
     names: set[str] = set()
     sets_variables = False
     roots, files = {script_dir}, [script]
-    if script.parent != script_dir:  # it is run as a module: its packages are executed first
+    if script.parent != script_dir:  # run as a module: parent packages are executed first
         packages = takewhile(Path.is_file, (each / "__init__.py" for each in script.parents))
         files += (inits := list(packages))
         roots |= {each.parent.parent for each in inits[-1:]}
@@ -83,7 +83,7 @@ def _imports(script: Path, script_dir: Path) -> tuple[set[str], bool]:
 
 
 def _parsed(file: Path) -> ast.Module:
-    """Return a file's syntax, an empty module's where it cannot be read."""
+    """Return a file's syntax tree; an empty module if it cannot be read or parsed."""
     try:
         if file.stat().st_size <= _FILE_BYTES_MAX:
             return ast.parse(file.read_bytes())
@@ -93,7 +93,7 @@ def _parsed(file: Path) -> ast.Module:
 
 
 def _names(tree: ast.Module) -> Iterator[str]:
-    """Yield the dotted names that a module imports, and those that may be a module's attribute."""
+    """Yield the dotted names that a module imports; a name may also be a module's attribute."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -103,14 +103,14 @@ def _names(tree: ast.Module) -> Iterator[str]:
 
 
 def _own_files(name: str, root: Path) -> list[Path]:
-    """Return the script's own files that an import of this name executes, where there are any."""
+    """Return the script's own files, if any, that an import of this name executes."""
     parts = name.split(".")
     files = [root.joinpath(*parts[:count]) for count in range(1, len(parts) + 1)]
     return _existing(files)
 
 
 def _siblings(tree: ast.Module, file: Path) -> list[Path]:
-    """Return the files that the relative imports of a file execute."""
+    """Return the files that a file's relative imports execute."""
     files: list[Path] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and 0 < node.level <= len(file.parents):
@@ -120,13 +120,13 @@ def _siblings(tree: ast.Module, file: Path) -> list[Path]:
 
 
 def _existing(modules: Iterable[Path]) -> list[Path]:
-    """Return the files of modules, and of packages, that exist."""
+    """Return the existing files of modules and packages."""
     files = (each for at in modules for each in (at.with_name(f"{at.name}.py"), at / "__init__.py"))
     return [file for file in files if file.is_file()]
 
 
 def _sets_variables(node: ast.AST) -> bool:
-    """Return whether this may set an environment variable: all but a look at one."""
+    """Return whether the node may set an environment variable; read accesses do not count."""
     match node:
         case ast.Attribute(attr="putenv" | "unsetenv"):
             return True

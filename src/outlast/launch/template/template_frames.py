@@ -1,16 +1,16 @@
-"""Messages between launcher, template and the workers that it forks.
+"""Messages between launcher, template and forked workers.
 
-Launcher and template share a Unix socket that keeps packets apart; a packet is the JSON of one
-message. `ForkRequest` comes with the six descriptors of `FORK_DESCRIPTORS`. Each forked worker
-shares a *gate* with the launcher, a second such socket.
+Launcher and template share a Unix SOCK_SEQPACKET socket; each packet is one message as JSON.
+`ForkRequest` carries the six descriptors of `FORK_DESCRIPTORS`. Each forked worker shares a second
+such socket, its *gate*, with the launcher.
 
 | from     | to       | message                                                                  |
 |----------|----------|--------------------------------------------------------------------------|
-| template | launcher | TemplateReady, once, or TemplateRefused, and it ends                     |
+| template | launcher | TemplateReady, once; or TemplateRefused, then the template exits         |
 | launcher | template | ForkRequest                                                              |
-| template | launcher | Forked (the worker is the launcher's child by now), or ForkRefused       |
-| launcher | worker   | GO on the gate; without it the worker ends                               |
-| worker   | launcher | Restarted on the gate, before it executes its command as a spawned one   |
+| template | launcher | Forked (the worker is now a child of the launcher), or ForkRefused       |
+| launcher | worker   | GO on the gate; without it the worker exits                              |
+| worker   | launcher | Restarted on the gate, before the worker executes its command            |
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from outlast.errors import WireError
 PACKET_BYTES_MAX = 64 << 10
 ENVIRONMENT_BYTES_MAX = 16 << 20
 GO = b"go"
-# Variables that differ between workers: a template has none of them, and a module that reads one
-# while it loads is not for the template.
+# Variables that differ between workers. A template has none of them, and refuses modules that
+# read one at import.
 PER_WORKER = (
     "RANK",
     "ROLE_RANK",
@@ -40,18 +40,18 @@ PER_WORKER = (
     "TORCHELASTIC_ERROR_FILE",
     config.WORKER_VARIABLE,
 )
-GATE_S = 30.0  # a forked worker waits this long for GO
+GATE_S = 30.0  # a forked worker's timeout for GO
 # Order of the descriptors of a ForkRequest.
 FORK_DESCRIPTORS = ("stdout", "stderr", "control", "page", "gate", "environment")
 M = TypeVar("M")
 
 
 class TemplateMessage(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=True):
-    """Base of all messages."""
+    """Base class of all messages."""
 
 
 class TemplateReady(TemplateMessage, frozen=True, kw_only=True):
-    """The template has loaded. Its workers have their control socket and page at these numbers."""
+    """Report of a loaded template, with the descriptors of its workers' control socket and page."""
 
     control_fd: int
     page_fd: int
@@ -61,31 +61,31 @@ class TemplateReady(TemplateMessage, frozen=True, kw_only=True):
 
 
 class TemplateRefused(TemplateMessage, frozen=True, kw_only=True):
-    """Forked workers would not equal spawned ones, for this reason."""
+    """Refusal of a template whose forked workers would differ from spawned workers."""
 
     reason: str
 
 
 class ForkRequest(TemplateMessage, frozen=True, kw_only=True):
-    """Fork one worker. `mark`: of its family; `gate` and `environment` are descriptors."""
+    """Request to fork one worker. `mark`: the worker's family mark."""
 
     mark: str
 
 
 class Forked(TemplateMessage, frozen=True, kw_only=True):
-    """The worker's pid."""
+    """Report of a forked worker."""
 
     pid: int
 
 
 class ForkRefused(TemplateMessage, frozen=True, kw_only=True):
-    """The template's modules are no longer those that a spawned worker would import."""
+    """Refusal to fork: a spawned worker would import other modules than the template has."""
 
     reason: str
 
 
 class Restarted(TemplateMessage, frozen=True, kw_only=True):
-    """The worker starts again from its command: the script had changed what imports depend on."""
+    """Notice that a worker executes its command anew: the script changed inputs of imports."""
 
     reason: str
 
@@ -95,20 +95,20 @@ _answers: msgspec.json.Decoder[FromTemplate] = msgspec.json.Decoder(FromTemplate
 
 
 class Packet(NamedTuple):
-    """A received packet and its descriptors, which the receiver owns. No data: the peer is gone."""
+    """Received packet and its descriptors, owned by the receiver; `data` is empty at EOF."""
 
     data: bytes
     fds: list[int]
 
 
 def send(sock: socket.socket, message: TemplateMessage, fds: Sequence[int] = ()) -> None:
-    """Send one message. Raises OSError where the peer is gone or does not read."""
+    """Send one message; raises OSError if the peer has closed or does not read."""
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
     sock.sendmsg([msgspec.json.encode(message)], rights)
 
 
 def receive(sock: socket.socket) -> Packet:
-    """Return the next packet. Raises OSError, of which TimeoutError is a kind."""
+    """Return the next packet; raises OSError, including TimeoutError."""
     space = socket.CMSG_SPACE(len(FORK_DESCRIPTORS) * 4)
     data, ancillary, _, _ = sock.recvmsg(PACKET_BYTES_MAX, space, socket.MSG_CMSG_CLOEXEC)
     fds: list[int] = []
@@ -119,12 +119,12 @@ def receive(sock: socket.socket) -> Packet:
 
 
 def parse(data: bytes, of: type[M]) -> M:
-    """Return the message of a packet, of this type. Raises WireError."""
+    """Decode a packet as a message of type `of`; raises WireError."""
     return _decoded(data, msgspec.json.Decoder(of))
 
 
 def parse_answer(data: bytes) -> FromTemplate:
-    """Return the template's message in a packet. Raises WireError."""
+    """Decode a packet from the template; raises WireError."""
     return _decoded(data, _answers)
 
 
@@ -136,7 +136,7 @@ def _decoded(data: bytes, decoder: msgspec.json.Decoder[M]) -> M:
 
 
 def environment_file(environment: dict[str, str]) -> int:
-    """Return the descriptor of a memory file with the environment, which has no limit of packets.
+    """Return the descriptor of a memory file with the environment, which may exceed a packet.
 
     Raises OSError, and WireError above ENVIRONMENT_BYTES_MAX.
     """

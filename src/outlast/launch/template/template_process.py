@@ -1,8 +1,8 @@
-"""The template process: loads modules once, then forks a worker for each request.
+"""Template process: loads modules once, then forks a worker for each request.
 
-A worker must be the launcher's child, which waits for it and learns its exit code. So the template
-forks a middle process, which forks the worker and ends: the launcher is the subreaper of its
-descendants and becomes the worker's parent.
+A worker must be a child of the launcher, which reaps it and reads its exit code. The template
+therefore forks a middle process, which forks the worker and exits. The launcher, as subreaper of
+its descendants, becomes the worker's parent.
 
     launcher ──ForkRequest──► template ──fork──► middle ──fork──► worker
         ◄────────Forked(pid)──── │ ◄──pid, end──────┘               │ waits
@@ -19,7 +19,7 @@ import importlib.machinery
 import locale
 import multiprocessing.process
 import os
-import random  # noqa: F401 - its generator reseeds itself in forked processes from its import on
+import random  # noqa: F401 - registers the reseeding of its generator after a fork
 import signal
 import socket
 import sys
@@ -46,9 +46,9 @@ _SIZE_BYTES_MAX = 16 << 30
 
 
 def serve(early: frozenset[str]) -> None:
-    """Load, then fork a worker for each request; returns in forked workers only.
+    """Load modules, then fork a worker for each request; return in forked workers only.
 
-    `early`: names of the modules that any interpreter has at this point.
+    `early`: names of the modules that every interpreter has loaded at this point.
     """
     settings = config.take_template_settings()
     sys.path.remove(settings.entry)
@@ -58,7 +58,7 @@ def serve(early: frozenset[str]) -> None:
 
 
 class TemplateProcess:
-    """The template, and after a fork the worker that it becomes."""
+    """Template process; after a fork, the new worker."""
 
     def __init__(self, settings: config.TemplateSettings, early: frozenset[str]) -> None:
         self._settings = settings
@@ -73,12 +73,12 @@ class TemplateProcess:
         self._control_fd = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         self._page_fd = os.dup(self._control_fd)
         self._groups: list[ModuleGroup] = []
-        self._restartable: list[ModuleGroup] = []  # those of the first import
+        self._restartable: list[ModuleGroup] = []  # groups of the first import
         self._files: dict[str, tuple[int, ...]] = {}
         self._middle = 0
 
     def serve(self) -> None:
-        """Load and serve; ends with the launcher. Returns in forked workers only."""
+        """Load and serve until the launcher closes the socket; return in forked workers only."""
         if reason := self._load():
             frames.send(self._socket, frames.TemplateRefused(reason=reason))
             os._exit(0)
@@ -103,12 +103,12 @@ class TemplateProcess:
     # --- loading ---
 
     def _load(self) -> str:
-        """Import the modules; return why they cannot be handed on, or ""."""
+        """Import the modules; return why workers cannot be forked with them, or ""."""
         before = _process_state()
         environment = config.process_environment()
         filters = list(warnings.filters)
         collects = gc.isenabled()
-        gc.disable()  # imports leave no garbage
+        gc.disable()  # imports create no garbage
         for name in self._settings.modules:
             self._groups += self._import(name).split(name)
             self._restartable = self._restartable or list(self._groups)
@@ -133,7 +133,7 @@ class TemplateProcess:
         after = config.process_environment()
         known = self._early.union(*(group.modules for group in self._groups))
         if top_level(name) != "outlast":
-            known |= self._machinery  # shown with the rest of outlast
+            known |= self._machinery  # belongs to the group of outlast
         return ModuleGroup(
             {
                 each: module
@@ -173,10 +173,10 @@ class TemplateProcess:
     def _threads() -> list[str]:
         """Return the names of this process's other threads after one fork.
 
-        OpenBLAS ends its threads before a fork, and starts them anew where they are needed.
+        OpenBLAS ends its threads before a fork and restarts them on demand.
         """
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # newer Pythons warn of forks beside threads
+            warnings.simplefilter("ignore")  # newer Pythons warn about forks with threads
             pid = os.fork()
         if pid == 0:
             os._exit(0)
@@ -186,7 +186,7 @@ class TemplateProcess:
         return [(entry / "comm").read_text().strip() for entry in others]
 
     def _shadow(self) -> str:
-        """Return which loaded module the script's own folder would have provided, or ""."""
+        """Return which loaded module a module in the script's folder would shadow, or ""."""
         if self._settings.script_dir is None:
             return ""
         try:
@@ -205,7 +205,7 @@ class TemplateProcess:
     # --- forking ---
 
     def _fork(self, request: frames.ForkRequest, fds: list[int]) -> bool:
-        """Fork one worker; return whether this process is it."""
+        """Fork one worker; return True in the worker, False in the template."""
         reason = self._shadow() or self._stale()
         if not reason:
             reading, writing = os.pipe()
@@ -217,7 +217,7 @@ class TemplateProcess:
                 self._become_worker(request, dict(zip(frames.FORK_DESCRIPTORS, fds, strict=True)))
                 return True
             os.close(writing)
-            pid = int(os.read(reading, 32) or 0)  # nothing where the middle process has failed
+            pid = int(os.read(reading, 32) or 0)  # 0 if the middle process failed
             os.close(reading)
             os.waitpid(self._middle, 0)  # the worker is the launcher's child from here on
             if pid:
@@ -232,13 +232,13 @@ class TemplateProcess:
 
     @staticmethod
     def _fork_from_middle(writing: int) -> None:
-        """Fork again and end; returns in the worker only."""
+        """Fork the worker and exit; return in the worker only."""
         if pid := os.fork():
             os.write(writing, str(pid).encode())
             os._exit(0)
 
     def _stale(self) -> str:
-        """Return which loaded file has changed on the disk, or ""."""
+        """Return which loaded file has changed on disk, or ""."""
         for path, signature in self._files.items():
             if _signature(path) != signature:
                 return f"{path} has changed since it was loaded"
@@ -251,13 +251,13 @@ class TemplateProcess:
         gate = socket.socket(fileno=fds["gate"])
         gate.settimeout(frames.GATE_S)
         if gate.recv(len(frames.GO)) != frames.GO:
-            os._exit(1)  # the launcher has given it up
+            os._exit(1)  # the launcher has dropped this worker
         gate.settimeout(None)
         os.setsid()
         if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
             raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
         if os.getppid() != self._settings.launcher:
-            os._exit(1)  # it died before the line above
+            os._exit(1)  # the launcher died before prctl
         for stream, name in ((1, "stdout"), (2, "stderr")):
             os.dup2(fds[name], stream)
         os.dup2(fds["control"], self._control_fd)
@@ -273,7 +273,7 @@ class TemplateProcess:
 
 
 class WorkerRestart:
-    """Executes the worker's command in place of this process, which has its descriptors."""
+    """Restart of a forked worker: exec of its command, with the same descriptors."""
 
     def __init__(
         self, gate: socket.socket, command: tuple[str, ...], environment: dict[str, str]
@@ -283,17 +283,17 @@ class WorkerRestart:
         self._cwd = Path.cwd()
 
     def close(self) -> None:
-        """Close the gate: no restart can be needed any more."""
+        """Close the gate: no restart can follow."""
         self._gate.close()
 
     def execute(self, reason: str) -> NoReturn:
-        """Start the worker's command, as its spawned form; tell the launcher why."""
+        """Report the reason to the launcher, then exec the worker's command."""
         if os.getpid() != self._pid:
             raise ConfigError(
                 f"a child process of the script cannot have modules of the template: {reason};"
                 " start the run with --no-template"
             )
-        with contextlib.suppress(OSError):  # the launcher is only told
+        with contextlib.suppress(OSError):  # the report is informational
             frames.send(self._gate, frames.Restarted(reason=reason))
         sys.stdout.flush()
         sys.stderr.flush()
@@ -302,7 +302,7 @@ class WorkerRestart:
 
 
 def _mark_memory(mark: str) -> None:
-    """Write the family mark over the template's, where the kernel reads the first environment."""
+    """Overwrite the template's family mark in the initial environment, as in /proc/PID/environ."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     start, end = int(fields[47]), int(fields[48])
     memory = ctypes.string_at(start, end - start)
@@ -314,7 +314,7 @@ def _mark_memory(mark: str) -> None:
 
 
 def _draw_anew() -> None:
-    """Seed what a spawned worker would have seeded from the system when it imported it."""
+    """Reseed the generators that a spawned worker would seed from the system at import."""
     multiprocessing.process.current_process().authkey = os.urandom(32)
     if numpy_random := sys.modules.get("numpy.random"):
         numpy_random.seed()
@@ -323,7 +323,7 @@ def _draw_anew() -> None:
 
 
 def _process_state() -> dict[str, object]:
-    """Return what imports should not change, by name."""
+    """Return the process state that imports must not change, by name."""
     numbers = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
     return {
         "the recursion limit": sys.getrecursionlimit(),
@@ -342,11 +342,11 @@ def _process_state() -> dict[str, object]:
 
 
 def _open_devices() -> list[str]:
-    """Return the accelerators' device files that this process has open or mapped."""
+    """Return the accelerator device files that this process has open or mapped."""
     maps = Path("/proc/self/maps").read_text(errors="replace").splitlines()
     found = {line.split(maxsplit=5)[5] for line in maps if "/dev/" in line}
     for entry in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):  # the one that lists them
+        with contextlib.suppress(OSError):  # the descriptor of this listing
             found.add(str(entry.readlink()))
     return sorted(path for path in found if path.startswith(_DEVICES))
 

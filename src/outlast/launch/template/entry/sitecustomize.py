@@ -1,8 +1,8 @@
-"""Entry of the template process, in whose search path this folder is the first.
+"""Entry point of the template process, whose search path begins with this folder.
 
-`site` imports this module before the interpreter runs the script. The template serves in here and
-never returns. A forked worker returns, imports the user's own `sitecustomize`, and its interpreter
-goes on as if nothing had been: it runs the script itself.
+`site` imports this module before the interpreter runs the script. The template serves here and
+never returns. A forked worker returns and imports the user's own `sitecustomize`; its interpreter
+then runs the script.
 """
 
 import importlib
@@ -15,10 +15,10 @@ try:
     from outlast.launch.template.template_process import serve
 
     serve(_early)
-except BaseException:  # noqa: BLE001 - whatever it is, the template must never run the script
+except BaseException:  # noqa: BLE001 - the template must never run the script
     traceback.print_exc()
     sys.stderr.flush()
     os._exit(1)
 
 del sys.modules[__name__]
-importlib.import_module(__name__)  # its failure is handled by `site`, as ever
+importlib.import_module(__name__)  # `site` handles its errors
