@@ -1,4 +1,4 @@
-"""The batch source protocol, the choice of a source, and sources by index or by replay."""
+"""Batch source protocol, its factory, and sources by index or by replay."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from outlast.errors import UsageError
 
 
 class ReplayedSource(CountedSource):
-    """An iterable without a position of its own.
+    """Iterable without a position, restored by reading it again.
 
-    It draws from the process's generators as it does under torchrun; an IteratorReplay records the
-    states, so that reading again draws the same. Where an epoch depends only on its number and its
-    recorded states, only the present one is read again, else every one since the first.
+    It draws from the process's generators as under torchrun; an IteratorReplay records the states,
+    so that a second reading draws the same numbers. If an epoch depends only on its number and
+    recorded states, only the current epoch is read again, otherwise all epochs.
     """
 
     kind = "iterable"
@@ -48,7 +48,7 @@ class ReplayedSource(CountedSource):
         )
         self._kept = LoaderState({"loader": loader})
         self._trail = IteratorReplay({})
-        self._history: list[dict[str, Any]] = []  # of each epoch so far
+        self._history: list[dict[str, Any]] = []  # one entry per epoch
         self._batches: Iterator[Any] | None = None
 
     @property
@@ -143,21 +143,21 @@ class ReplayedSource(CountedSource):
 
 
 def _starts_anew(loader: Any, things: tuple[Any, ...]) -> bool:
-    """Return whether an epoch does not depend on epochs read before it in this process."""
+    """Return whether an epoch is independent of earlier epochs in this process."""
     is_plain = type(loader).__iter__ is DataLoader.__iter__
     if getattr(loader, "num_workers", 0) > 0:
-        # Its processes copy the dataset as it is when the epoch begins, and end with the epoch.
+        # Loader processes copy the dataset at the start of the epoch, and end with it.
         return is_plain and not getattr(loader, "persistent_workers", False)
     return any(hasattr(thing, "set_epoch") for thing in things)
 
 
 class SequenceSource(CountedSource):
-    """A list of batches, or any object with a length and indexing."""
+    """List of batches, or any object with a length and indexing."""
 
     kind = "sequence"
 
     def __init__(self, batches: Any) -> None:
-        """Wrap the batches. Raises UsageError when there are none."""
+        """Wrap the batches; raises UsageError if there are none."""
         super().__init__()
         if len(batches) == 0:
             raise UsageError(
@@ -197,16 +197,16 @@ class SequenceSource(CountedSource):
 
 
 class IndexSource(CountedSource):
-    """The source without a loader: each batch is its index, in one unbounded epoch.
+    """Source without a loader: each batch is its index, in one unbounded epoch.
 
-    Every rank has the length, so that ranks need not agree on each index.
+    All ranks have the same length, so that they need not agree on each index.
     """
 
     kind = "count"
 
     @property
     def length(self) -> int | None:
-        """Return sys.maxsize: the epoch has no end of its own."""
+        """Return sys.maxsize: the epoch is unbounded."""
         return sys.maxsize
 
     def _begin(self) -> None:
@@ -229,11 +229,11 @@ class BatchSource(Protocol):
     """Batches of one rank, epoch by epoch, that another process can continue.
 
     `position` and the states of this process's generators, both taken before a `next`, restore a
-    fresh source: after `seek`, and with the generators restored, it yields the same batch, and
-    every later one. An epoch draws no random numbers before its first `next`.
+    fresh source: after `seek`, with the generators restored, it yields the same batches from there
+    on. An epoch draws no random numbers before its first `next`.
     """
 
-    note: str  # one sentence for the user when replayed
+    note: str  # sentence for the user about the cost of a replay, or ""
     epoch: int  # from 0
 
     @property
@@ -245,7 +245,7 @@ class BatchSource(Protocol):
         """Begin `epoch`. `length`: the agreed minimum over ranks; None: until the loader ends."""
 
     def next(self) -> Any:
-        """Return the next batch. Raises StopIteration at the end of the epoch."""
+        """Return the next batch; raises StopIteration at the end of the epoch."""
         ...
 
     def position(self) -> Any:
@@ -253,7 +253,7 @@ class BatchSource(Protocol):
         ...
 
     def seek(self, position: Any) -> None:
-        """Go to a position. This process's generators stay unchanged."""
+        """Go to a position; this process's generators stay unchanged."""
 
     def close(self) -> None:
         """Stop loader workers."""
@@ -262,8 +262,8 @@ class BatchSource(Protocol):
 def open_source(loader: Any, codec: Codec) -> BatchSource:
     """Return the source for the loader that a script passes to `session.batches`.
 
-    `codec`: for messages between a loader's processes and this one. Raises UsageError when the
-    loader is empty, or yields no batches.
+    `codec`: for messages between loader processes and this process. Raises UsageError if the loader
+    is of an unsupported type or empty.
     """
     if loader is None:
         return IndexSource()
@@ -284,7 +284,7 @@ def open_source(loader: Any, codec: Codec) -> BatchSource:
 
 
 def _is_mapped(loader: DataLoader[Any]) -> bool:
-    """Return whether the loader is defined by its dataset and its sampler alone."""
+    """Return whether the loader is defined by its dataset and sampler alone."""
     if isinstance(loader.dataset, IterableDataset | MapDataPipe):
         return False
     if is_torchdata(loader):

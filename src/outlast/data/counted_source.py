@@ -1,9 +1,9 @@
-"""A DataLoader's worker processes: batches by ticket, and their generators' state.
+"""Counted batch sources, and loader processes that load by ticket and send their state.
 
-torch seeds each process from the epoch's base seed and its number; batch i comes from process i %
-num_workers. So the state of a process behind its last consumed batch is well defined, however far
-it has prefetched. The changed part of it travels with the batch, and a process that takes over
-receives it with its first ticket.
+torch seeds each loader process from the epoch's base seed and the process number; batch i comes
+from process i % num_workers. A process's state after its last consumed batch is therefore
+independent of prefetching. State changes are sent with each batch, and a replacement process
+receives the state with its first ticket.
 
     TicketSampler --ticket--> TicketDataset: (dry load, states restored)? load, collate
         --LoadedBatch--> MappedSource
@@ -23,7 +23,7 @@ from outlast.errors import UsageError
 
 
 def set_epoch(epoch: int, *things: Any) -> bool:
-    """Call `set_epoch` where it exists, once an object; return whether any object had it."""
+    """Call `set_epoch` once per object that has it; return whether any object had it."""
     able = {id(t): t for t in things if callable(getattr(t, "set_epoch", None))}
     for thing in able.values():
         thing.set_epoch(epoch)
@@ -31,10 +31,10 @@ def set_epoch(epoch: int, *things: Any) -> bool:
 
 
 class CountedSource(ABC):
-    """A source that counts its batches.
+    """Base class of sources that count their batches.
 
-    An epoch begins at its first `next`: until then nothing has been drawn or started, and a joiner
-    may still seek elsewhere.
+    An epoch begins at its first `next`: before it, nothing is drawn or started, and a joiner may
+    still seek to another position.
     """
 
     kind: ClassVar[str]
@@ -70,8 +70,8 @@ class CountedSource(ABC):
     def next(self) -> Any:
         """Return the next batch.
 
-        Raises StopIteration at the end of the epoch, UsageError when the loader yields no batch at
-        all or fewer than it announced.
+        Raises StopIteration at the end of the epoch, UsageError if the loader yields no batches, or
+        fewer than its length.
         """
         if self._ended or (self._limit is not None and self._done >= self._limit):
             self._end("cut")
@@ -104,8 +104,8 @@ class CountedSource(ABC):
     def seek(self, position: dict[str, Any]) -> None:
         """Go to `position`.
 
-        Generators of this process stay unchanged, those that the loader owns are restored. Raises
-        UsageError when the position belongs to another loader.
+        Generators of this process stay unchanged; the loader's own generators are restored. Raises
+        UsageError if the position belongs to another loader.
         """
         if position.get("kind") != self.kind:
             raise UsageError(
@@ -158,19 +158,19 @@ class CountedSource(ABC):
 
     @abstractmethod
     def _mark(self) -> dict[str, Any]:
-        """Return the parts of the position besides the counts."""
+        """Return the parts of the position other than the counts."""
 
     @abstractmethod
     def _return(self, position: dict[str, Any]) -> None:
-        """Go to a position of `_mark`; the counts are set already."""
+        """Restore the parts returned by `_mark`; the counts are already set."""
 
     @abstractmethod
     def _finish(self, exhausted: bool) -> None:
-        """End the epoch: `exhausted` by the loader, or cut by the count of batches."""
+        """End the epoch: `exhausted` by the loader, or cut by the limit of batches."""
 
 
 class Codec(NamedTuple):
-    """An encoder and a decoder that can be sent to a loader's process."""
+    """Encoder and decoder that can be sent to a loader process."""
 
     encode: Callable[[Any], bytes]
     decode: Callable[[bytes], Any]
@@ -180,15 +180,15 @@ _PROCESS = "process "
 
 
 class BatchTicket(NamedTuple):
-    """One batch to be loaded. `state`: the process's state before it; b"": unchanged."""
+    """Request for one batch. `state`: process state to restore first; b"" if unchanged."""
 
     indices: Any
     state: bytes = b""
-    is_blank: bool = False  # nothing is loaded: the next ticket belongs to the next process
+    is_blank: bool = False  # loads nothing: skips to the next process
 
 
 class LoadedBatch(NamedTuple):
-    """One batch, and the changes in its process since that process's last batch."""
+    """Loaded batch with the state changes of its process since that process's last batch."""
 
     batch: Any
     process: int
@@ -196,13 +196,13 @@ class LoadedBatch(NamedTuple):
 
 
 class DatasetWrapper:
-    """A wrapper of the user's dataset; the user's code sees only the wrapped one."""
+    """Wrapper of the user's dataset, hidden from the user's code."""
 
     dataset: Any
 
 
 class TicketDataset(Dataset[Any], DatasetWrapper):
-    """The user's dataset and collate function, called with one ticket at a time."""
+    """User's dataset and collate function, called with one ticket at a time."""
 
     def __init__(
         self, dataset: Any, collate: Callable[[Any], Any], codec: Codec, *, is_batched: bool
@@ -273,7 +273,7 @@ class LoaderProcessState:
 
 
 class StartHook:
-    """The first call in a loader process: exposes the user's dataset, runs the user's hook."""
+    """Start hook of a loader process: exposes the user's dataset and calls the user's hook."""
 
     def __init__(self, hook: Callable[[int], None] | None) -> None:
         self._hook = hook
@@ -288,5 +288,5 @@ class StartHook:
 
 
 def identity_collate(parcel: Any) -> Any:
-    """Return the batch unchanged: TicketDataset has collated it already."""
+    """Return the batch unchanged: TicketDataset has already collated it."""
     return parcel

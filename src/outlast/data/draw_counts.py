@@ -1,11 +1,11 @@
-"""Numbers of draws between two states of a random generator: 8 bytes in place of a whole state.
+"""Draw counts between two states of a random generator: 8 bytes instead of a whole state.
 
 | generator | state | distance found by |
 |---|---|---|
-| torch on CPU, `random`, `numpy.random` | MT19937: 624 words and a place | trying, block by block |
-| `numpy.random.default_rng` | PCG64: one number of 128 bits | its bits, lowest first |
+| torch on CPU, `random`, `numpy.random` | MT19937: 624 words and a place | search, block by block |
+| `numpy.random.default_rng` | PCG64: one number of 128 bits | bitwise, lowest bit first |
 
-What a state has besides (a cached normal number, a seed) is its *rest*, and is kept as it is.
+Other parts of a state (a cached normal number, a seed) are its *rest*, stored unchanged.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ import torch
 
 from outlast import random_state
 
-SEARCHED_MAX = 1 << 22  # raw draws that a search tries
+SEARCHED_MAX = 1 << 22  # raw draws per search
 _WORDS = 624
 _MASK = (1 << 128) - 1
 _PCG_MULTIPLIER = 0x2360ED051FC65DA44385DF649FCCF645
-# ATen's CPUGeneratorImplStateLegacy: seed, left, seeded, next, words, and what normal draws cache.
+# ATen's CPUGeneratorImplStateLegacy: seed, left, seeded, next, words, and cached normal draws.
 _TORCH_BYTES, _TORCH_WORDS = 5056, slice(24, 24 + 8 * _WORDS)
 
 
 class DrawCount(NamedTuple):
-    """A state, as the number of raw draws behind another one, and its rest."""
+    """State as the number of raw draws after another state, and its rest."""
 
     draws: int
     rest: Any
 
 
 class _Twister(NamedTuple):
-    """A state of MT19937, taken apart. `join` makes it whole again, with another key and place."""
+    """Parts of an MT19937 state; the functions of `_JOINS` rebuild a state from them."""
 
     key: np.ndarray[Any, np.dtype[np.uint32]]
     place: int
@@ -43,7 +43,7 @@ class _Twister(NamedTuple):
 
 
 def count_between(before: Any, after: Any, guess: int = -1) -> DrawCount | None:
-    """Return how many draws lead from one state to another, or None where that is unknown.
+    """Return the number of draws from one state to another, or None if it is unknown.
 
     `guess` is tried first; a search ends after SEARCHED_MAX draws.
     """
@@ -70,7 +70,7 @@ def count_between(before: Any, after: Any, guess: int = -1) -> DrawCount | None:
 
 
 def advanced(state: Any, count: DrawCount) -> Any:
-    """Return the state that lies `count` behind `state`."""
+    """Return `state` advanced by `count`."""
     if _is_pcg(state):
         bits = np.random.PCG64()
         bits.state = state
@@ -155,10 +155,10 @@ def _is_at(bits: np.random.MT19937, other: _Twister) -> bool:
 
 
 class CountedStates:
-    """Generator states by the number of a draw: counted behind the state that was reached before.
+    """Generator states by draw number, as draw counts relative to the last reached state.
 
-    Runs of draws with the same counts take the place of one: a model that draws the same number of
-    times a step costs nothing, however long it runs.
+    Consecutive draws with equal counts are stored as one run, so that a model with a constant
+    number of draws per step needs constant space.
     """
 
     def __init__(self) -> None:
@@ -168,7 +168,7 @@ class CountedStates:
         self._failures: dict[str, int] = {}
 
     def add(self, draw: int, found: dict[str, Any], reached: dict[str, Any]) -> int:
-        """Record the states `found` at a draw. Returns how many of them were kept whole."""
+        """Record the states `found` at a draw; return the number of states stored whole."""
         counts: dict[str, list[Any]] = {}
         whole: dict[str, Any] = {}
         for name, state in found.items():
@@ -197,4 +197,4 @@ class CountedStates:
         return count
 
 
-_FAILURES_MAX = 8  # searches for one generator, after which its states are kept whole
+_FAILURES_MAX = 8  # failed searches for a generator; then its states are stored whole

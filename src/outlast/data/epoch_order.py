@@ -1,13 +1,12 @@
-"""The order of one epoch: repeatable index lists of a sampler, as tickets for loader processes.
+"""Order of one epoch: repeatable index lists of a sampler, as tickets for loader processes.
 
-A sampler draws from the generators that it draws from under a plain DataLoader, and at the same
-moments: when its iteration begins, and with each list, which loader processes fetch ahead.
+A sampler draws from the same generators and at the same times as under a plain DataLoader: when
+its iteration begins, and with each index list, which loader processes prefetch.
 
-Under torchrun a loader draws from the same generators as the model, between the model's draws.
-Outlast's loader does the same. A replay of an iterator records the generator states that it found
-wherever other code had moved a generator since the iterator's last draw, and only there: a
-generator that no other code moves costs one state, whatever the iterator's length. Where other code
-moves it in turn, the number of its draws is recorded (draw_counts.py).
+Under torchrun, loader and model draw alternately from the same generators; Outlast preserves this.
+An IteratorReplay records a generator's state only if other code has advanced the generator since
+the iterator's last draw. A generator that no other code advances costs one state, independent of
+the iterator's length. Otherwise the number of draws in between is recorded (draw_counts.py).
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from outlast.data.draw_counts import CountedStates, DrawCount, advanced
 from outlast.data.loader_state import LoaderState
 from outlast.errors import UsageError
 
-_WHOLE_MAX = 32  # states that no count can take the place of, of one epoch
+_WHOLE_MAX = 32  # states stored whole per epoch
 _RUNS_MAX = 100_000
 _PROCESS = "process/"
 _NAMED = "the process's "
@@ -45,9 +44,9 @@ _NO_RUN: tuple[int, int, dict[str, Any]] = (1 << 62, 0, {})
 
 
 class IteratorReplay:
-    """The generator states that an iterator found at its draws, by the number of the draw.
+    """Generator states before an iterator's draws, by draw number.
 
-    `owned`: generators besides those of the process, which count unless `process` is False.
+    `owned`: generators to record in addition to those of the process.
     """
 
     def __init__(
@@ -56,12 +55,12 @@ class IteratorReplay:
         self._owned, self._process = owned, process
         self.draws = 0
         self._recorded = CountedStates()
-        self._reached: dict[str, Any] = random_state.states(owned)  # the states after a replay
+        self._reached: dict[str, Any] = random_state.states(owned)  # states after a replay
         self._whole = 0
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
-        """Record the draws of the iterator, which runs inside."""
+        """Record one draw of the iterator, made inside the context."""
         before = self._all()
         try:
             yield
@@ -107,7 +106,7 @@ class IteratorReplay:
         return {"draws": self.draws, "found": list(recorded.whole), "runs": runs}
 
     def follow(self, saved: Mapping[str, Any], draw: Callable[[], None]) -> None:
-        """Call `draw` as often as recorded, each time from the recorded states.
+        """Call `draw` once per recorded draw, each time from the recorded states.
 
         The process's generators are restored afterwards.
         """
@@ -132,7 +131,7 @@ class IteratorReplay:
         random_state.restore_state(self._owned, states)
 
 
-# These draw from the process's generators at their first list only.
+# Samplers that draw from the process's generators at their first list only.
 _DRAWS_ONCE = (
     SequentialSampler,
     RandomSampler,
@@ -143,7 +142,7 @@ _DRAWS_ONCE = (
 
 
 class EpochOrder(Iterator[Any]):
-    """The index lists of one sampler, with the state needed to repeat them."""
+    """Index lists of one sampler, with the state needed to repeat them."""
 
     def __init__(self, sampler: Any, generator: torch.Generator | None, dataset: Any) -> None:
         self._sampler = sampler
@@ -155,7 +154,7 @@ class EpochOrder(Iterator[Any]):
         self.begin()
 
     def begin(self) -> None:
-        """Begin a new epoch: its iteration has not been opened yet."""
+        """Begin a new epoch, without opening its iteration."""
         self._start = self._kept.changes()
         self._owned = self._kept.generators()
         self._trail = IteratorReplay(self._owned)
@@ -165,13 +164,13 @@ class EpochOrder(Iterator[Any]):
         self.ended = False
 
     def open(self) -> None:
-        """Begin the sampler's iteration, again if called again, as loaders with processes do."""
+        """Open the sampler's iteration; later calls reopen it, as loaders with processes do."""
         self._opens += 1
         with self._trail.drawing():
             self._lists = iter(self._sampler)
 
     def __next__(self) -> Any:
-        """Return the next list. A sampler that has ended is not iterated again."""
+        """Return the next index list; an exhausted sampler is not iterated again."""
         if self.ended:
             raise StopIteration
         try:
@@ -199,9 +198,9 @@ class EpochOrder(Iterator[Any]):
         }
 
     def go(self, place: Mapping[str, Any], done: int) -> list[Any]:
-        """Go to `place`. Return the lists behind the first `done` that were fetched already.
+        """Go to `place`; return the fetched lists after the first `done`.
 
-        Raises UsageError when the sampler gives fewer.
+        Raises UsageError if the sampler yields fewer lists.
         """
         self._kept.put(place["start"])
         self.begin()
@@ -221,7 +220,7 @@ class EpochOrder(Iterator[Any]):
                 ahead.append(fetched)
 
         self._trail.follow(place["trail"], draw)
-        while self.fetched < place["fetched"] and not self.ended:  # of those that draw once
+        while self.fetched < place["fetched"] and not self.ended:  # unrecorded lists
             draw()
         if self.fetched < place["fetched"]:
             raise UsageError(
@@ -235,14 +234,14 @@ class EpochOrder(Iterator[Any]):
 
 
 class TicketSampler(Sampler[BatchTicket]):
-    """The sampler of Outlast's own DataLoader: the lists of `order`, and the base seed."""
+    """Sampler of the internal DataLoader: tickets for the lists of `order`, and the base seed."""
 
     def __init__(self, order: EpochOrder, loader: DataLoader[Any], codec: Codec) -> None:
         self._order, self._codec = order, codec
         self._generator = loader.generator
         self._processes = max(loader.num_workers, 1)
-        self.seeds = torch.Generator()  # gives our DataLoader the seed that is drawn here
-        self.base = torch.empty(0, device="cpu")  # the state of `seeds` before that
+        self.seeds = torch.Generator()  # source of the internal DataLoader's base seed
+        self.base = torch.empty(0, device="cpu")  # state of `seeds` before that draw
         self.limit: int | None = None
         self._draws_seed = self._opens = False
         self._ahead: deque[Any] = deque()
@@ -252,7 +251,7 @@ class TicketSampler(Sampler[BatchTicket]):
     def begin(self, *, draws_seed: bool) -> None:
         """Make the next iteration open a new epoch.
 
-        `draws_seed`: the user's loader would draw the base seed of its processes.
+        `draws_seed`: the user's loader would draw a base seed for its processes.
         """
         self._draws_seed, self._opens = draws_seed, True
         self._blanks = self._fetched = self._given = 0
@@ -261,10 +260,10 @@ class TicketSampler(Sampler[BatchTicket]):
             self._states.clear()
 
     def go(self, done: int, ahead: list[Any], states: dict[int, dict[str, Any]]) -> int:
-        """Make the next iteration continue behind `done` lists.
+        """Make the next iteration continue after `done` lists.
 
-        `ahead`: lists that were fetched already; `states`: of the new loader processes. Returns the
-        number of blank batches before the first one.
+        `ahead`: lists already fetched; `states`: states for the new loader processes. Return the
+        number of blank batches before the first list.
         """
         self._draws_seed = self._opens = False
         self._ahead = deque(ahead)
@@ -279,7 +278,7 @@ class TicketSampler(Sampler[BatchTicket]):
         if self._draws_seed:
             own = self._generator
             self.base = torch.get_rng_state() if own is None else own.get_state()
-            draw_seed(own)  # our DataLoader does so next, from `seeds`
+            draw_seed(own)  # the internal DataLoader then draws it from `seeds`
             self.seeds.set_state(self.base)
             self._draws_seed = False
         return self
@@ -300,5 +299,5 @@ class TicketSampler(Sampler[BatchTicket]):
 
 
 def draw_seed(generator: torch.Generator | None) -> int:
-    """Draw one number as a DataLoader draws its base seed."""
+    """Draw a base seed as a DataLoader does."""
     return int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator).item())

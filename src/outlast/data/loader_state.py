@@ -1,9 +1,9 @@
 """State of a loader's objects: generators and plain attributes that change.
 
 A dataset may draw from `self.rng`, count its items, or create its generator with the first item; a
-sampler may count its epochs. A process that continues needs all changes since the objects were
-built. The search covers attributes, containers, closures and module globals, with bounds: long
-containers are skipped, since they hold data.
+sampler may count its epochs. A replacement process needs all changes since construction. The
+search covers attributes, containers, closures and module globals within limits: long containers
+are skipped, since they hold data.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ class _Spot(NamedTuple):
 
 
 class LoaderState:
-    """Generators and plain attributes below `roots` that differ from the beginning.
+    """Generators and plain attributes below `roots` that have changed since construction.
 
-    `apart` and all objects below it are left out. `modules`: include generators in module globals.
-    `attributes`: False for objects whose `state_dict` covers them, so that only generators count.
+    `apart` and all objects below it are excluded. `modules`: include generators in module globals.
+    `attributes`: False for objects whose `state_dict` covers them: only generators are included.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class LoaderState:
         self._moves: dict[str, int] = {}
 
     def changes(self) -> dict[str, Any]:
-        """Return all changes since the beginning, by path, as plain data."""
+        """Return all changes since construction, by path, as plain data."""
         large = self._large
         values = self._values()
         self._refuse_large(large)
@@ -92,7 +92,7 @@ class LoaderState:
         return {path: values[path] for path in sorted(self._changed) if path in values}
 
     def generators(self) -> dict[str, random_state.Generator]:
-        """Return the present generators, by path."""
+        """Return the current generators, by path."""
         spots, _ = self._scan()
         return {
             path: spot.value
@@ -103,7 +103,7 @@ class LoaderState:
     def put(self, saved: Mapping[str, Any]) -> None:
         """Restore the state that `changes` returned as `saved`.
 
-        Raises UsageError where this process has no place for a generator.
+        Raises UsageError if this process has no parent object for a path.
         """
         self.changes()
         spots, places = self._scan()
@@ -176,10 +176,9 @@ class LoaderState:
 
 
 def module_generators() -> dict[str, random_state.Generator]:
-    """Return generators in module globals by "module:name", without the process's own.
+    """Return generators in module globals by "module:name", except the process's own.
 
-    The script and the modules beside it may bind new ones at any time, libraries do so when they
-    are imported.
+    The script and its modules may bind new generators at any time, libraries only at import.
     """
     own, others = _libraries(len(sys.modules))
     return others | {place: value for name in own for place, value in _at_top(name)}
@@ -324,7 +323,7 @@ def _written(value: Any) -> tuple[str, Any]:
 
 
 def _make_global(place: str, value: tuple[str, Any]) -> bool:
-    """Make a generator that the script's loop has made at the top of a module; else False."""
+    """Create a generator that the script had bound to a module global; else return False."""
     module, _, name = place.partition(":")
     kind, state = value
     if kind != "generator" or not name or module not in _libraries(len(sys.modules))[0]:

@@ -1,8 +1,8 @@
 """Map-style DataLoaders with an exact position of a few kilobytes.
 
-The user's loader defines data and settings; a DataLoader of Outlast's with the same settings does
-the loading, with index lists from EpochOrder. It draws the same numbers from the same generators at
-the same moments as the user's loader would.
+The user's loader defines data and settings. An internal DataLoader with the same settings loads,
+with index lists from EpochOrder. It draws the same random numbers, from the same generators and at
+the same times, as the user's loader would.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _END = object()
 
 
 class MappedSource(CountedSource):
-    """A map-style DataLoader of any sampler, with or without worker processes."""
+    """Map-style DataLoader with any sampler, with or without loader processes."""
 
     kind = "map-style DataLoader"
 
     def __init__(self, loader: DataLoader[Any], codec: Codec) -> None:
-        """Wrap the loader. Raises UsageError when it has no batches, or no repeatable order."""
+        """Wrap the loader; raises UsageError if it has no batches or no repeatable order."""
         super().__init__()
         if loader.num_workers > 1 and not getattr(loader, "in_order", True):
             raise UsageError(
@@ -66,15 +66,15 @@ class MappedSource(CountedSource):
         self._tickets = TicketSampler(self._order, loader, codec)
         self._shelf = TicketDataset(loader.dataset, loader.collate_fn, codec, is_batched=is_batched)
         self._kept = LoaderState({"dataset": loader.dataset, "collate": loader.collate_fn})
-        self._start: dict[str, Any] = {}  # of the processes that load now: see `_mark`
-        self._states: dict[int, dict[str, Any]] = {}  # of each process, behind its last batch
+        self._start: dict[str, Any] = {}  # of the current loader processes: see `_mark`
+        self._states: dict[int, dict[str, Any]] = {}  # by process, after its last batch
         self._ahead: list[Any] = []
         self._inner: DataLoader[Any] | None = None
         self._batches: Iterator[Any] | None = None
 
     @property
     def length(self) -> int | None:
-        """Return the length of the sampler, None if it has none."""
+        """Return the length of the sampler, or None if it has none."""
         try:
             return len(self._sampler)
         except (TypeError, NotImplementedError):  # a sampler without a length
@@ -94,7 +94,7 @@ class MappedSource(CountedSource):
     def _begin(self) -> None:
         self._order.begin()
         self._limit_tickets()
-        if self._start and self._persists and self._inner is None:  # begun in another process
+        if self._start and self._persists and self._inner is None:  # restored from another process
             self._order.open()
             self._ahead = []
             self._continue(0)
@@ -111,7 +111,7 @@ class MappedSource(CountedSource):
         self._tickets.limit = self._limit if is_cut else None
 
     def _continue(self, done: int) -> None:
-        """Start processes in the state that those of another process of the run had."""
+        """Start loader processes in the state restored by `_return`."""
         self._limit_tickets()
         now = self._kept.changes()
         blanks = self._tickets.go(done, self._ahead, self._states)
@@ -169,7 +169,7 @@ class MappedSource(CountedSource):
         if exhausted or self._done != self._limit:
             return
         if self._batches is not None:
-            more = next(self._batches, _END)  # its processes end, its sampler may draw once more
+            more = next(self._batches, _END)  # ends processes; the sampler may draw
         else:
             more = next(self._order, _END) if self._limit == self.length else _END
         if more is not _END:
@@ -181,7 +181,7 @@ class MappedSource(CountedSource):
 
 
 def _like(loader: DataLoader[Any], shelf: TicketDataset, tickets: TicketSampler) -> DataLoader[Any]:
-    """Return a DataLoader with the settings of `loader` that loads tickets, in their order."""
+    """Return a DataLoader with the settings of `loader` that loads the tickets in order."""
     workers: dict[str, Any] = {}
     if loader.num_workers > 0:
         workers = {
@@ -194,7 +194,7 @@ def _like(loader: DataLoader[Any], shelf: TicketDataset, tickets: TicketSampler)
     if loader.pin_memory and loader.pin_memory_device:
         workers["pin_memory_device"] = loader.pin_memory_device
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # the user's loader has raised them
+        warnings.simplefilter("ignore", UserWarning)  # already raised by the user's loader
         return DataLoader(
             shelf,
             batch_size=None,

@@ -1,7 +1,7 @@
-"""Loaders that give their position by state_dict and load_state_dict.
+"""Loaders with a position in state_dict and load_state_dict.
 
-The state_dict of torchdata's StatefulDataLoader over a stream has the position of the dataset and
-of its iterator, and not the generators of its processes. A wrapper around both adds them.
+The state_dict of torchdata's StatefulDataLoader over a stream contains the positions of dataset
+and iterator, but not the generators of loader processes. Wrappers of both add them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def is_stream_frame(dataset: Any) -> bool:
 
 
 def with_positions(loader: Any, codec: Codec) -> Any:
-    """Return the loader over a dataset whose position includes its processes' generators."""
+    """Return the loader with a dataset whose position includes the processes' generators."""
     if not isinstance(loader.dataset, IterableDataset):
         return loader
     copied = copy.copy(loader)
@@ -57,7 +57,7 @@ def with_positions(loader: Any, codec: Codec) -> Any:
 
 
 class _Bookmarks(IterableDataset[Any], DatasetWrapper):
-    """A stream, and the generators of the process that reads it."""
+    """Stream with the generators of its loader process."""
 
     def __init__(self, dataset: Any, collate: Any, codec: Codec) -> None:
         self.dataset = dataset
@@ -80,7 +80,7 @@ class _Bookmarks(IterableDataset[Any], DatasetWrapper):
 
 
 class _StatefulBookmarks(_Bookmarks):
-    """A stream with a state_dict of its own."""
+    """Stream with its own state_dict."""
 
     def state_dict(self) -> Any:
         return self.dataset.state_dict()
@@ -90,7 +90,7 @@ class _StatefulBookmarks(_Bookmarks):
 
 
 class _Bookmark(Iterator[Any]):
-    """An iterator whose state has the generators of its process, and whether it has ended."""
+    """Iterator whose state includes its process's generators and whether it is exhausted."""
 
     def __init__(self, read: Iterator[Any], desk: LoaderProcessState | None, codec: Codec) -> None:
         self._read: Any = read
@@ -120,10 +120,10 @@ class _Bookmark(Iterator[Any]):
 
 
 class StatefulSource(CountedSource):
-    """An iterable with `state_dict` and `load_state_dict`: torchdata's, or any other.
+    """Iterable with `state_dict` and `load_state_dict`, of torchdata or any other library.
 
-    Within one process the loader just runs on. A state is loaded only where a position is restored,
-    or an epoch was cut in its middle.
+    Within one process the loader is iterated without reloading. A state is loaded only to restore a
+    position, or after an epoch was cut before the loader's end.
     """
 
     kind = "loader with a state_dict"
@@ -137,9 +137,9 @@ class StatefulSource(CountedSource):
         roots = {"loader": loader} if not self._restarts else {"dataset": loader.dataset}
         self._kept = LoaderState(roots, attributes=False)
         self._batches: Iterator[Any] | None = None
-        self._saved_state: Any = None  # of the loader, where the last epoch ended; None: untouched
-        self._cut = False  # that was in the middle, by the loader's count
-        self._is_elsewhere = False  # the loader of this process is not there yet
+        self._saved_state: Any = None  # loader state at the last epoch's end; None: not iterated
+        self._cut = False  # that epoch ended before the loader's end
+        self._is_elsewhere = False  # `_saved_state` is not loaded into this process's loader yet
 
     @property
     def length(self) -> int | None:
@@ -169,7 +169,7 @@ class StatefulSource(CountedSource):
         with random_state.preserved():
             self._loader.load_state_dict(self._saved_state)
             if self._restarts or self._cut:
-                self._batches = iter(self._loader)  # where the last epoch ended: it is over
+                self._batches = iter(self._loader)  # at the last epoch's end
             self._kept.put(kept)
         if not self._persists or self._cut:
             self._batches = iter(self._loader)
@@ -181,7 +181,7 @@ class StatefulSource(CountedSource):
         except StopIteration:
             if self._done or self._saved_state is None:
                 raise
-            # The loaded position is the loader's end: restart it.
+            # The loaded position is the loader's end: iterate it again.
             self._batches = iter(self._loader)
             return next(self._batches)
 
@@ -202,7 +202,7 @@ class StatefulSource(CountedSource):
         self._kept.put(position["kept"])
 
     def _finish(self, exhausted: bool) -> None:
-        if self._batches is None:  # it had ended where the position was taken
+        if self._batches is None:  # the epoch had ended at the restored position
             return
         self._cut = False
         if not exhausted:
@@ -212,10 +212,10 @@ class StatefulSource(CountedSource):
         self._batches = None
 
     def _run_out(self) -> None:
-        """Read the loader to its end.
+        """Exhaust the loader, or set `_cut` for torchdata's loaders.
 
-        A new epoch may begin only there, since most loaders continue where they are when they are
-        iterated again.
+        A new epoch must begin at the loader's end, since most loaders continue from their position
+        when iterated again.
         """
         assert self._batches is not None, "only an epoch that has begun runs out"
         if self._restarts and self._limit != self.length:
@@ -226,7 +226,7 @@ class StatefulSource(CountedSource):
 
 
 def declared_length(loader: Any) -> int | None:
-    """Return `len(loader)` where it is exact; None for streams, whose length is an estimate."""
+    """Return `len(loader)` if it is exact; None for streams, whose length is an estimate."""
     from torch.utils.data import IterableDataset
 
     if isinstance(getattr(loader, "dataset", None), IterableDataset):

@@ -1,1 +1,1 @@
-"""Outside the workers: torchrun's command line, processes, the agent, the controller's shell."""
+"""Launcher: torchrun's command line, worker processes, the agent and the controller's shell."""

@@ -1,4 +1,4 @@
-"""Checkpoints behind the run: old ones are deleted, new ones carried on to durable storage."""
+"""Checkpoint upkeep during a run: deletion of old checkpoints, drain to durable storage."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ class CheckpointUpkeep:
         self._threads = upkeep_process.UpkeepThreads(self._local, keep, durable, self, barred)
 
     def committed(self) -> None:
-        """Report a new checkpoint. Returns at once."""
+        """Report a new checkpoint; returns immediately."""
         self._threads.committed()
 
     async def close(
         self, timeout_s: float, give_up: asyncio.Future[EndRun], *, done: bool = False
     ) -> None:
-        """Do one last pass after the last save, for at most `timeout_s` and not beyond `give_up`.
+        """Do a last pass after the last save, until `timeout_s` or `give_up`.
 
-        `done`: the run has ended as planned, so that its newest checkpoint is copied to every
-        target. Targets that lack a checkpoint afterwards are noted.
+        `done`: the run ended as planned; its newest checkpoint is copied to every target. Targets
+        that still lack a checkpoint are noted.
         """
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[None] = loop.create_future()
@@ -82,7 +82,7 @@ class CheckpointUpkeep:
             )
 
     def not_deleted(self, error: str) -> None:
-        """Note a deletion that failed; it is tried again."""
+        """Note a failed deletion; it is retried."""
         if not self._closed:
             self._record.note(f"old checkpoints could not be deleted: {error}")
 
@@ -103,7 +103,7 @@ class CheckpointUpkeep:
         )
 
     def not_copied(self, error: str, where: str) -> None:
-        """Note a copy that failed; it is tried again."""
+        """Note a failed copy; it is retried."""
         if not self._closed:
             self._record.emit(
                 events.DrainFailed(t_ns=self._record.now_ns(), where=where, error=error)

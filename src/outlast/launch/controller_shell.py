@@ -35,14 +35,14 @@ _entry_encoder = msgspec.msgpack.Encoder()
 
 
 class ControllerPeer(NamedTuple):
-    """The connection that an agent speaks on now."""
+    """Current connection of an agent."""
 
     channel: Channel
     incarnation: int
 
 
 class ControllerShell:
-    """Passes frames, time and requests to `handle`, and executes the actions that it returns."""
+    """Shell of the controller: passes inputs to `handle` and executes the returned actions."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class ControllerShell:
         self._record = record
         self._checkpoint = checkpoint
         self._origins = origins
-        self._committed = committed  # called for each checkpoint on the disk
+        self._committed = committed  # called for each checkpoint on disk
         self._journal_dir = run_dir.room("journal")
         self.earlier = read_journal(self._journal_dir, record.note)
         self._journal = SegmentWriter(self._journal_dir, f"term{job.term:06d}", durable=True)
@@ -78,7 +78,7 @@ class ControllerShell:
         self._seqs: dict[str, int] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._pulse: asyncio.TimerHandle | None = None
-        self._ran_ns = 0  # when this launcher was last seen to run
+        self._ran_ns = 0  # last time at which this launcher ran
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[inputs.EndRun] = self._loop.create_future()
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
@@ -86,11 +86,11 @@ class ControllerShell:
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
 
     def is_barred(self, place: SavePoint) -> bool:
-        """Return whether an audit has put this checkpoint out of use. From any thread."""
+        """Return whether an audit has barred this checkpoint; thread-safe."""
         return is_barred(self._state.audit.bars, place.n, place.directory)
 
     def begin(self) -> None:
-        """Open the door and the run."""
+        """Accept connections and begin the term."""
         self._loop.add_reader(self._listener, self._accept)
         self._beat()
         self._feed(
@@ -104,16 +104,16 @@ class ControllerShell:
         )
 
     def stop(self, reason: str) -> None:
-        """End the run so that it can be resumed: a person or the scheduler requested it."""
+        """End the run at the request of a user or scheduler; it can be resumed."""
         self._feed(inputs.StopRequested(t_ns=self._record.now_ns(), reason=reason))
 
     def save(self, reason: str) -> None:
-        """Save a checkpoint at once: a person or a script requested it."""
+        """Save a checkpoint at the request of a user or script."""
         self._feed(inputs.SaveRequested(t_ns=self._record.now_ns(), reason=reason))
 
     def close(self) -> None:
-        """Leave, whatever the run does."""
-        self._turning = True  # what still comes in is not for us any more
+        """Close timers, connections and the journal, in any state of the run."""
+        self._turning = True  # ignore further inputs
         for timer in (self._timer, self._pulse):
             if timer:
                 timer.cancel()
@@ -126,7 +126,7 @@ class ControllerShell:
     # --- turns ----------------------------------------------------------------------------
 
     def _feed(self, event: inputs.Input) -> None:
-        """One turn of the core after another: an action may bring the next input about."""
+        """Queue an input and handle the queue in order; an action may add inputs."""
         self._look_up()
         self._inputs.append(event)
         if self._turning:
@@ -139,7 +139,7 @@ class ControllerShell:
                     self._do(action)
         except OutlastError as error:
             self._broke(error)
-        except Exception as error:  # noqa: BLE001 - the task that awaits `ended` raises it, and stops all
+        except Exception as error:  # noqa: BLE001 - raised by the task that awaits `ended`
             self._broke(self._own_fault(error))
         finally:
             self._turning = False
@@ -231,7 +231,7 @@ class ControllerShell:
         self._feed(inputs.Tick(t_ns=self._record.now_ns()))
 
     def _beat(self) -> None:
-        """Run at a fixed period, to distinguish a stall of this process from a lack of frames."""
+        """Run periodically, to distinguish a stall of this process from missing frames."""
         self._look_up()
         self._pulse = self._loop.call_later(BEAT_S, self._beat)
 
@@ -250,7 +250,7 @@ class ControllerShell:
         try:
             sock, _ = self._listener.accept()
         except OSError:
-            return  # the caller hung up before we answered
+            return  # the peer closed the connection before accept
         if len(self._strangers) >= STRANGERS_MAX:
             sock.close()
             return
@@ -278,7 +278,7 @@ class ControllerShell:
                 old.channel.close(f"agent {frame.agent} came back on another connection")
         elif isinstance(frame.body, messages.AgentHello):
             self._peers[frame.agent] = ControllerPeer(channel, frame.incarnation)
-            self._seqs[frame.agent] = 0  # a new incarnation counts anew
+            self._seqs[frame.agent] = 0  # a new incarnation starts at 0
         if isinstance(frame.body, messages.Renew):
             self._record.display.beats(frame.body.beats)
         elif isinstance(frame.body, messages.Checkpointed) and frame.body.tier == "disk":

@@ -1,4 +1,4 @@
-"""The launcher of one run: starts every part and ends every part."""
+"""Launcher of one run: starts and stops all parts."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ from outlast.launch.torchrun_arguments import RunPlan
 from outlast.telemetry.event_store import EventClock, EventWriter
 from outlast.transport import messages
 
-GRACE_S = 15.0  # above `stop_s`: then the launcher ends without waiting for anybody's consent
+GRACE_S = 15.0  # beyond `stop_s`: then the launcher ends without the controller
 
 
 def launch(plan: RunPlan, show: Callable[[Path], Display]) -> tuple[EndRun, Path]:
-    """Run the plan to its end; the end and the run directory. `show` opens the view of a run
-    directory, once it is taken.
+    """Run the plan; return the end of the run and the run directory.
 
-    Raises ConfigError, RunDirError and StorageError before anything was started. What breaks the
-    launcher or its controller later is the cause of a run that gave up; no process is left alive.
+    `show` opens the display of a run directory after it is locked. Raises ConfigError, RunDirError
+    or StorageError before anything is started. A later error of the launcher or its controller
+    becomes the cause of a run with outcome gave_up; no process is left alive.
     """
     with run_directory.ignore_save_signal():
         return _launch(plan, show)
@@ -67,7 +67,7 @@ def _launch(plan: RunPlan, show: Callable[[Path], Display]) -> tuple[EndRun, Pat
 
 
 class _Launcher:
-    """The parts of one launcher while it runs."""
+    """Parts of a running launcher."""
 
     def __init__(
         self,
@@ -90,18 +90,18 @@ class _Launcher:
         self._crew: WorkerPool
 
     async def run(self) -> EndRun:
-        """Once RunStarted is written, RunEnded follows, with the one cause of whatever end."""
+        """Run the job; RunStarted is always followed by RunEnded, with the cause of the end."""
         stores = [target.store for target in self._durable]
         try:
             bars = bars_of(self._run_dir.path)
         except RunDirError:
-            bars = ()  # the controller reads the same journal: its error is the cause of the end
+            bars = ()  # the controller reads the same journal and reports the error
         checkpoint, notes = start_point.begin(self._run_dir, stores, self._show, bars)
         self._begin(checkpoint, notes)
         end = self._interrupted("the launcher was cancelled")
         try:
             end = await self._play(checkpoint)
-        except Exception as error:  # noqa: BLE001 - any error of the launcher becomes the run's end
+        except Exception as error:  # noqa: BLE001 - a launcher error ends the run
             end = EndRun(outcome="gave_up", exit_code=EXIT_GAVE_UP, cause=self._own_fault(error))
         finally:
             self._record.emit(
@@ -117,12 +117,12 @@ class _Launcher:
         return end
 
     def _show(self, text: str) -> None:
-        """Note for the display, before this launcher's first event."""
+        """Display a note before this launcher's first event."""
         note = events.Note(t_ns=self._record.now_ns(), worker="", seat=-1, text=text)
         self._record.display.event(note)
 
     async def _play(self, checkpoint: messages.Checkpointed | None) -> EndRun:
-        """Run the job. All started processes are dead when this returns or raises."""
+        """Run the job; all started processes are dead when this returns or raises."""
         plan, record = self._plan, self._record
         token = secrets.token_bytes(32)
         become_subreaper()
@@ -176,7 +176,7 @@ class _Launcher:
         return self._controller.is_barred(place)
 
     def _own_fault(self, error: Exception) -> events.Fault:
-        """Return the failure of the launcher itself."""
+        """Return the fault for an error of the launcher itself."""
         while isinstance(error, ExceptionGroup):
             error = error.exceptions[0]
         known = isinstance(error, OutlastError)
@@ -193,7 +193,7 @@ class _Launcher:
         )
 
     async def _lead(self) -> EndRun:
-        """Run under the controller until the script proves not to call `init()`."""
+        """Run under the controller, or as an unmanaged group if the script calls no `init()`."""
         self._controller.begin()
         serving = asyncio.create_task(self._agent.run())
         took_over = asyncio.create_task(self._took_over.wait())
@@ -214,7 +214,7 @@ class _Launcher:
                 return self._over.result()
             return group.result()
         if serving.done() and not self._controller.ended.done():
-            serving.result()  # raises what broke the agent
+            serving.result()  # raises the agent's error
         return self._controller.ended.result()
 
     def _begin(self, checkpoint: messages.Checkpointed | None, notes: list[str]) -> None:
@@ -257,7 +257,7 @@ class _Launcher:
         numbers = [
             number
             for number in (signal.Signals[name] for name in self._plan.stop_signals)
-            if signal.getsignal(number) is not signal.SIG_IGN  # nohup means it
+            if signal.getsignal(number) is not signal.SIG_IGN  # keep signals ignored by nohup
         ]
         for number in numbers:
             loop.add_signal_handler(number, self._on_request, number)
@@ -275,7 +275,7 @@ class _Launcher:
                 signal.signal(SAVE_SIGNAL, signal.SIG_IGN)  # as it was before the loop
 
     def _asked_to_save(self) -> None:
-        """Save a checkpoint now, at the request of a scheduler or of `outlast ckpt now`."""
+        """Save a checkpoint now, on request of a scheduler or `outlast ckpt now`."""
         if self._unmanaged is None and self._agent.said_hello:
             self._controller.save("SIGUSR1 to the launcher")
         else:

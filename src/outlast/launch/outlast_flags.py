@@ -103,7 +103,7 @@ def steps(text: str) -> int:
 
 
 def _read(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """Return an argparse type for a parser of ours, with its errors as usage errors."""
+    """Return an argparse type for `parse`, with UsageError as ArgumentTypeError."""
 
     def read(text: str) -> T:
         try:
@@ -137,7 +137,7 @@ def copies(text: str, world: int) -> tuple[int, int]:
             f"--copies {text}: each is held by another rank's keeper, so that 1 to {most} are"
             f" possible with {world} ranks"
         )
-    # In a pair, parity is a copy.
+    # Parity of two ranks is a copy.
     return (1, number) if colon and number > 2 else (number, 0)
 
 
@@ -180,7 +180,7 @@ def add_check_flags(add: Callable[..., object]) -> None:
 
 
 def refuse_check_flags(given: Namespace) -> None:
-    """Raises UsageError for flags that would do nothing, and for a file that is not there."""
+    """Raise UsageError for flags without effect, and for a missing settings file."""
     for flag in ("check_settings", "migrate_on"):
         if getattr(given, flag) and not given.check_every:
             name = flag.replace("_", "-")

@@ -1,4 +1,4 @@
-"""Checks of this host before anything is started."""
+"""Checks of the host before a run starts."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from outlast.launch.host.worker_environment import free_port
 from outlast.launch.torchrun_arguments import RunPlan
 from outlast.text_formatting import plural
 
-PAGE_RESERVED_BYTES = 2 << 20  # of shared memory a worker, before its own state grows
-REQUEST_S = 30.0  # of durable storage: draining tries again by itself
+PAGE_RESERVED_BYTES = 2 << 20  # initial shared memory per worker
+REQUEST_S = 30.0  # timeout of a request to durable storage; drains are retried
 _SIOCGIFADDR = 0x8915
 
 
 def check(plan: RunPlan) -> list[DurableTarget]:
-    """The durable targets that the plan names, in its order.
+    """Check the host; return the plan's durable targets, in order.
 
-    Raises ConfigError or StorageError naming what does not hold and what to change; nothing is
-    started then. One target that does not answer is no error where another one does, or the run
-    directory has been used: it may not be needed.
+    Raises ConfigError or StorageError with the failed check and its remedy. Unresponsive targets
+    are an error only if none responds and the run directory is new: otherwise they may not be
+    needed.
     """
     config.check_torch()
     check_interface(config.gloo_interface())
@@ -38,7 +38,7 @@ def check(plan: RunPlan) -> list[DurableTarget]:
 
 
 def check_interface(names: str) -> None:
-    """GLOO_SOCKET_IFNAME (one name or several, by comma; "" is loopback) must have an address."""
+    """Raise ConfigError unless all comma-separated GLOO_SOCKET_IFNAME have an IPv4 address."""
     known = [name for _, name in socket.if_nameindex()]
     for name in filter(None, names.split(",")):
         if name not in known:

@@ -1,13 +1,13 @@
-"""The run directory: the files of one job, locked by one launcher at a time.
+"""Run directory: the files of one job, locked by one launcher at a time.
 
-run.json      which job this is, and how many launchers it has had (terms)
-plan.json     what the newest launcher was asked to do (launch/torchrun_arguments.py)
+run.json      identity of the job, and its number of launchers (terms)
+plan.json     plan of the newest launcher (launch/torchrun_arguments.py)
 lock          held by the launcher and its reaper; has the pid, and whether SIGUSR1 requests saves
-events/       what happened (telemetry/event_store.py)
+events/       events (telemetry/event_store.py)
 journal/      decisions of the controller, durable before they are sent
 logs/RANK/WORKER/{stdout,stderr}.log; a spare's are in logs/spare/WORKER
 checkpoints/  complete checkpoints
-faults/       which --fault has fired
+faults/       markers of injected --fault
 summary.json  written at the end of each launcher
 """
 
@@ -34,13 +34,13 @@ from outlast.launch.host.reaper import SWEEP_S, read_process_stat
 VERSION = 1
 FREE_BYTES_MIN = 64 << 20
 _ROOMS = ("events", "journal", "logs", "checkpoints", "faults")
-LOCK_S = SWEEP_S + 5.0  # the reaper of a dead launcher may still be killing
+LOCK_S = SWEEP_S + 5.0  # the reaper of a dead launcher may still hold the lock
 _POLL_S = 0.05
 _SAVES = "saves"
 
 
 class RunningJob(msgspec.Struct, frozen=True, kw_only=True):
-    """run.json: the job's identity. A later launcher must bring the same script and world."""
+    """run.json: the job's identity. Later launchers must have the same script and world size."""
 
     version: int
     run: str
@@ -52,13 +52,13 @@ class RunningJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunDir:
-    """A run directory that this process has taken. Not inherited by children unless passed."""
+    """Run directory locked by this process; children inherit the lock only if it is passed."""
 
     def __init__(self, path: Path, job: RunningJob, lock_fd: int, notes: tuple[str, ...]) -> None:
         self.path = path
         self.job = job
         self.lock_fd = lock_fd
-        self.notes = notes  # what the owner should know about resuming here
+        self.notes = notes  # notes for the owner about resuming
 
     @property
     def resumed(self) -> bool:
@@ -66,34 +66,34 @@ class RunDir:
         return self.job.term > 1
 
     def room(self, name: str) -> Path:
-        """Return the path of a sub-directory."""
+        """Return the path of a subdirectory."""
         return self.path / name
 
     def log_dir(self, seat: int, worker: str) -> Path:
-        """Return the directory of a worker's output, made on first use. `seat` -1: a spare."""
+        """Return the directory of a worker's output; create it if missing. `seat` -1: a spare."""
         directory = self.path / "logs" / (str(seat) if seat >= 0 else "spare") / worker
         directory.mkdir(parents=True, exist_ok=True)
         return directory
 
     def seat_log(self, seat: int, worker: str) -> None:
-        """A spare took a seat: its logs are found under the rank, too."""
+        """Link the logs of a spare that took a seat under its rank."""
         link = self.path / "logs" / str(seat) / worker
         link.parent.mkdir(parents=True, exist_ok=True)
         if not link.is_symlink():
             link.symlink_to(Path("..") / "spare" / worker)
 
     def tell_saves(self, saves: bool) -> None:
-        """Record in the lock whether SIGUSR1 requests a checkpoint of this launcher from now on.
+        """Record in the lock whether SIGUSR1 requests a checkpoint from this launcher.
 
-        Where that cannot be written, no requests are sent; nothing else is lost.
+        If this write fails, `outlast ckpt now` cannot send requests; nothing else is affected.
         """
         with contextlib.suppress(OSError):
             os.pwrite(self.lock_fd, _lock_words(saves), 0)
 
     def adopt(self, run: str, term: int) -> None:
-        """Go on as the job `run`, which had another directory before, in this term or a later one.
+        """Continue the job `run` of another directory, in `term` or the current term if later.
 
-        Raises RunDirError where that cannot be written.
+        Raises RunDirError if run.json cannot be written.
         """
         self.job = msgspec.structs.replace(self.job, run=run, term=max(term, self.job.term))
         try:
@@ -110,9 +110,9 @@ class RunDir:
 
 
 class LockHolder(NamedTuple):
-    """Live launcher of a run, as its lock names it.
+    """Live launcher of a run, according to its lock.
 
-    `started` distinguishes it from a later process with its pid; `saves`: SIGUSR1 requests a
+    `started` distinguishes it from a later process with the same pid; `saves`: SIGUSR1 requests a
     checkpoint.
     """
 
@@ -122,9 +122,9 @@ class LockHolder(NamedTuple):
 
 
 def holder(path: Path) -> LockHolder | None:
-    """Return the live process of this host that holds the run directory, or None. Touches nothing.
+    """Return the live process of this host that holds the run directory, or None; read-only.
 
-    Raises RunDirError when `path` is no run directory, or its lock cannot be read.
+    Raises RunDirError if `path` is no run directory or its lock cannot be read.
     """
     try:
         words = (path / "lock").read_text(errors="replace").split()
@@ -139,11 +139,11 @@ def holder(path: Path) -> LockHolder | None:
 
 
 def is_held(path: Path) -> bool:
-    """Return whether the run is held: by a launcher, here or on a host that shares the file system
-    and its locks, or by processes of a dead launcher that are still being ended. Touches
-    nothing.
+    """Return whether the run is locked; read-only.
 
-    Raises RunDirError when its lock cannot be read; without a lock it is not held.
+    The holder is a launcher on this or another host with the same file system and locks, or the
+    reaper of a dead launcher. Raises RunDirError if the lock file cannot be read; without a lock
+    file, the run is not held.
     """
     try:
         lock_fd = os.open(path / "lock", os.O_RDONLY | os.O_CLOEXEC)
@@ -158,16 +158,16 @@ def is_held(path: Path) -> bool:
             return True
     finally:
         os.close(lock_fd)
-    return holder(path) is not None  # where the file system has no locks
+    return holder(path) is not None  # for file systems without locks
 
 
 def take(
     path: Path, script: str, args: tuple[str, ...], world: int, wait_s: float = LOCK_S
 ) -> RunDir:
-    """Make or resume `path`. Waits up to `wait_s` for an earlier launcher's reaper to finish.
+    """Create or resume `path`; wait up to `wait_s` for an earlier launcher's reaper to finish.
 
-    Raises RunDirError when it is in use, belongs to another job, cannot be written, or its disk
-    is full; an earlier job's files are as they were then (`path` and its lock may be new).
+    Raises RunDirError if it is in use, belongs to another job, cannot be written, or its disk is
+    full; an earlier job's files are then unchanged (`path` and its lock may be new).
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -201,9 +201,9 @@ def take(
 
 
 def place_logs(run_dir: RunDir, elsewhere: str | None) -> None:
-    """Put logs/ under `elsewhere` (torchrun's --log-dir), a link in its place.
+    """Move logs/ to `elsewhere` (torchrun's --log-dir) and leave a symbolic link.
 
-    Raises RunDirError when that cannot be written.
+    Raises RunDirError if that cannot be written.
     """
     logs = run_dir.path / "logs"
     if elsewhere is None or logs.is_symlink():
@@ -211,7 +211,7 @@ def place_logs(run_dir: RunDir, elsewhere: str | None) -> None:
     target = Path(elsewhere).absolute() / f"{run_dir.path.name}_{run_dir.job.run}"
     try:
         target.mkdir(parents=True, exist_ok=True)
-        logs.rmdir()  # fails, rightly, where an earlier term has left logs here
+        logs.rmdir()  # fails, as intended, if an earlier term has logs here
         logs.symlink_to(target)
     except OSError as error:
         raise RunDirError(
@@ -230,7 +230,7 @@ def _lock(path: Path, lock_fd: int, wait_s: float) -> None:
             if error.errno not in (errno.EAGAIN, errno.EACCES):
                 raise
         words = os.pread(lock_fd, 64, 0).decode(errors="replace").split()
-        # A live holder keeps it; the reaper of a dead one releases it after its clean-up.
+        # A live launcher keeps the lock; the reaper of a dead launcher releases it later.
         if _is_alive(words):
             raise RunDirError(
                 f"run directory {path} is in use by pid {words[0]}; nothing was started;"
@@ -243,20 +243,20 @@ def _lock(path: Path, lock_fd: int, wait_s: float) -> None:
                 " another host or in another container; nothing was started; try again when its"
                 " processes have ended, or choose another --run-dir"
             )
-        time.sleep(_POLL_S)  # flock has no deadline of its own
+        time.sleep(_POLL_S)  # flock has no timeout
     os.ftruncate(lock_fd, 0)
     os.pwrite(lock_fd, _lock_words(saves=False), 0)
 
 
 def _lock_words(saves: bool) -> bytes:
-    """This launcher in its lock: always of one length, so that a reader sees one or the other."""
+    """Return the lock's content; its fixed length makes updates atomic for readers."""
     us = read_process_stat(os.getpid())
     word = _SAVES if saves else ""
     return f"{os.getpid()} {us.started if us else ''} {word:{len(_SAVES)}}\n".encode()
 
 
 def _is_alive(words: list[str]) -> bool:
-    """Return whether pid and start time in the lock are those of a live process."""
+    """Return whether pid and start time in the lock belong to a live process."""
     if not words or not words[0].isdigit():
         return False
     stat = read_process_stat(int(words[0]))
@@ -308,12 +308,12 @@ def _identify(
 
 
 SAVE_SIGNAL = signal.SIGUSR1
-SAVE_REFUSED = "SIGUSR1: nothing here could be saved yet"  # the launcher's answer, as a note
+SAVE_REFUSED = "SIGUSR1: nothing here could be saved yet"  # the launcher's note
 
 
 @contextlib.contextmanager
 def ignore_save_signal() -> Iterator[None]:
-    """Ignore the signal within: a scheduler may send it while a launcher starts or ends."""
+    """Ignore SAVE_SIGNAL, which a scheduler may send while a launcher starts or ends."""
     before = signal.getsignal(SAVE_SIGNAL)
     if before is signal.SIG_DFL:
         signal.signal(SAVE_SIGNAL, signal.SIG_IGN)
@@ -324,9 +324,9 @@ def ignore_save_signal() -> Iterator[None]:
 
 
 def request_save_by_signal(run_dir: Path) -> int:
-    """Signal the launcher that holds `run_dir`, and return its pid. Its events have the result.
+    """Send SAVE_SIGNAL to the launcher of `run_dir`; return its pid. Its events have the result.
 
-    Never sent to a process that would die of it. Raises RunDirError where there is no launcher.
+    Not sent to a process that does not handle it. Raises RunDirError if no launcher runs.
     """
     launcher = holder(run_dir)
     if launcher is None:

@@ -1,4 +1,4 @@
-"""Display of a running job, and the record of its lines."""
+"""Display of a running job: events, worker positions and log lines."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from outlast.launch.host.worker_pool import WorkerHandle, WorkerPool
 from outlast.telemetry.event_store import EventWriter
 from outlast.telemetry.run_board import Beats
 
-BACKLOG_MAX = 10_000  # events, beats and lines that wait for a terminal
-CLOSE_S = 5.0  # for the terminal to show what waits when the run has ended
+BACKLOG_MAX = 10_000  # queued events, beats and lines
+CLOSE_S = 5.0  # timeout to show the queue at the end of the run
 
 
 class Display(Protocol):
-    """Shows a run. Never blocks for long, never raises for a closed terminal."""
+    """Display of a run. Must not block for long or raise for a closed terminal."""
 
     def event(self, event: events.AnyEvent) -> None:
-        """Something happened."""
+        """Show an event."""
 
     def beats(self, beats: Beats) -> None:
-        """Show the places of the workers: worker -> (n, step, state, loss)."""
+        """Show the positions of the workers: worker -> (n, step, state, loss)."""
 
     def line(self, rank: int, text: str) -> None:
-        """A line that a rank wrote."""
+        """Show a line of a rank's output."""
 
     def close(self) -> None:
         """End the display."""
 
 
 class DetachedDisplay:
-    """A display on a thread of its own: a terminal that takes nothing (Ctrl-S, `| less`) must not
-    hold the run up. What comes while `BACKLOG_MAX` things wait is dropped and counted; events and
-    log files have it all."""
+    """Display on its own thread, so that a blocked terminal (Ctrl-S, `| less`) cannot block the
+    run. Items beyond `backlog_max` queued ones are dropped and counted; event and log files are
+    complete."""
 
     def __init__(self, inner: Display, *, backlog_max: int = BACKLOG_MAX) -> None:
         self._inner = inner
@@ -50,19 +50,19 @@ class DetachedDisplay:
         self._thread.start()
 
     def event(self, event: events.AnyEvent) -> None:
-        """Hand an event to the inner display's thread."""
+        """Queue an event for the display's thread."""
         self._put(lambda: self._inner.event(event))
 
     def beats(self, beats: Beats) -> None:
-        """Hand the places of the workers to the inner display's thread."""
+        """Queue the positions of the workers for the display's thread."""
         self._put(lambda: self._inner.beats(beats))
 
     def line(self, rank: int, text: str) -> None:
-        """Hand a line of a worker's output to the inner display's thread."""
+        """Queue a line of a worker's output for the display's thread."""
         self._put(lambda: self._inner.line(rank, text))
 
     def close(self, within_s: float = CLOSE_S) -> None:
-        """Show what waits. A terminal that is blocked for longer is left alone."""
+        """Show the queue and close the display; abandon it if blocked for `within_s`."""
         try:
             self._waiting.put(None, timeout=within_s)
         except queue.Full:
@@ -84,9 +84,9 @@ class DetachedDisplay:
             if self._dropped:
                 self._tell_dropped()
             self._inner.close()
-        except Exception:  # noqa: BLE001 - a mistake in the view must not end or blind the run
+        except Exception:  # noqa: BLE001 - a display error must not end the run
             sys.stderr.write(f"outlast: view failed, the run continues\n{traceback.format_exc()}")
-            with contextlib.suppress(Exception):  # it may leave the terminal as it found it
+            with contextlib.suppress(Exception):  # try to restore the terminal
                 self._inner.close()
             while self._waiting.get() is not None:
                 pass
@@ -101,7 +101,7 @@ class DetachedDisplay:
 
 
 class DisplayRecord:
-    """Every event of the launcher goes to the store first, then to the person."""
+    """Sink of the launcher's events: the event store first, then the display."""
 
     def __init__(self, writer: EventWriter, display: Display) -> None:
         self._writer = writer
@@ -117,7 +117,7 @@ class DisplayRecord:
         self.display.event(event)
 
     def note(self, text: str) -> None:
-        """Something that the owner should know."""
+        """Emit a note for the run's owner."""
         self.emit(events.Note(t_ns=self.now_ns(), worker="", seat=-1, text=text))
 
     def close(self) -> None:
@@ -127,13 +127,13 @@ class DisplayRecord:
 
 
 PERIOD_S = 0.1
-BURST_BYTES = 256 << 10  # of one file per poll; the rest is read from the log file only
+BURST_BYTES = 256 << 10  # displayed per file and poll; the log file has the rest
 LINE_BYTES_MAX = 16 << 10
 _STREAMS = {1: "stdout.log", 2: "stderr.log"}
 
 
 class Follower:
-    """Reads one log file from its start, whole lines only."""
+    """Incremental reader of one log file, in whole lines."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -141,7 +141,7 @@ class Follower:
         self._rest = b""
 
     def lines(self, *, last: bool = False) -> list[str]:
-        """New lines; `last`: also the one that was never ended."""
+        """Return the new lines; `last`: including an unterminated last line."""
         try:
             with self._path.open("rb") as file:
                 size_bytes = file.seek(0, 2)
@@ -149,7 +149,7 @@ class Follower:
                 file.seek(self._at_bytes + skipped_bytes)
                 data = file.read(BURST_BYTES)
         except OSError:
-            return []  # a log that cannot be read now is tried again at the next look
+            return []  # retried at the next poll
         self._at_bytes += skipped_bytes + len(data)
         found = []
         if skipped_bytes:
@@ -164,8 +164,8 @@ class Follower:
 
 
 class Console:
-    """Follows the logs of the workers of all displayed ranks; a spare's from its start
-    on, once it has one."""
+    """Follower of the logs of all displayed ranks; a spare's log is shown from its start once it
+    has a rank."""
 
     def __init__(self, crew: WorkerPool, display: Display) -> None:
         self._crew = crew
@@ -174,7 +174,7 @@ class Console:
         self._followed: list[tuple[WorkerHandle, list[Follower]]] = []
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Poll until cancelled."""
         while True:
             self.look()
             await asyncio.sleep(PERIOD_S)
@@ -184,7 +184,7 @@ class Console:
         self._meet()
         still = []
         for worker, files in self._followed:
-            # Asked before the files are read: what it wrote before it was buried is then in them.
+            # Checked before reading: all output of a reaped worker is then in the files.
             ended = worker.name not in self._crew.workers
             for follower in files:
                 for line in follower.lines(last=ended):

@@ -1,7 +1,7 @@
-"""Journal of a run's decisions: read it, and begin another run from it.
+"""Journal of a run's decisions, and branches of a run.
 
-It is the same job: run, script, arguments and shared values are those of the other, which is only
-read. A launcher that takes the new directory resumes from the checkpoint.
+A branch is the same job: run id, script, arguments and shared values are copied from the origin,
+which is only read. A launcher of the new directory resumes from the checkpoint.
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ _decoder: msgspec.msgpack.Decoder[AnyEntry] = msgspec.msgpack.Decoder(AnyEntry)
 
 
 def read_journal(directory: Path, damaged: Callable[[str], None]) -> tuple[AnyEntry, ...]:
-    """Return what earlier terms decided, oldest first.
+    """Return the decisions of earlier terms, oldest first.
 
-    The torn tail that a killed launcher leaves was never acted on: it is passed to `damaged`,
-    like any other damage. Raises RunDirError when a whole record is no entry that this version
-    knows.
+    Damage is passed to `damaged`, including the torn tail of a killed launcher, which was never
+    acted on. Raises RunDirError if a whole record is no entry known to this version.
     """
     entries = []
     for record in read_records(directory, lambda damage: damaged(str(damage))):
@@ -45,7 +44,7 @@ def read_journal(directory: Path, damaged: Callable[[str], None]) -> tuple[AnyEn
 
 
 def bars_of(run_dir: Path) -> tuple[CopyBar, ...]:
-    """Return which copies a run's audits have put out of use. Raises as `read_journal` does."""
+    """Return the copies that a run's audits have barred; raises as `read_journal` does."""
     entries = read_journal(run_dir / "journal", lambda _: None)
     return tuple(
         CopyBar(one.after_n, one.generation) for one in entries if isinstance(one, CopiesBarred)
@@ -56,11 +55,11 @@ _CHECKPOINTS = "checkpoints"
 
 
 def branch(origin: Path, place: SavePoint, target: Path, on_damage: Callable[[str], None]) -> None:
-    """Make `target`, which must not exist, a run that stands at `origin`'s checkpoint `place`.
+    """Create the run `target`, which must not exist, at the checkpoint `place` of `origin`.
 
-    The checkpoint's files are linked where the file system can, else copied and verified. Damage
-    of the origin's journal is passed to `on_damage`. Raises RunDirError, StorageError, or
-    CorruptionError where the checkpoint is missing or damaged; `target` is then incomplete.
+    The checkpoint's files are hard-linked if possible, else copied and verified. Damage of the
+    origin's journal is passed to `on_damage`. Raises RunDirError, StorageError, or CorruptionError
+    if the checkpoint is missing or damaged; `target` is then incomplete.
     """
     try:
         job = msgspec.json.decode((origin / "run.json").read_bytes(), type=RunningJob)
@@ -68,7 +67,7 @@ def branch(origin: Path, place: SavePoint, target: Path, on_damage: Callable[[st
         for room in (_CHECKPOINTS, "journal"):
             (target / room).mkdir()
         replace_file(target / "run.json", msgspec.json.format(msgspec.json.encode(job), indent=2))
-        # What was shared before the checkpoint is not made again after it.
+        # Values shared before the checkpoint are not created again after it.
         shared = [
             entry
             for entry in read_journal(origin / "journal", on_damage)
@@ -88,7 +87,7 @@ def branch(origin: Path, place: SavePoint, target: Path, on_damage: Callable[[st
 
 
 def _take_over(source: Path, place: SavePoint, target: Path) -> None:
-    """The commit record comes last: what has none is no checkpoint."""
+    """Link or copy the checkpoint; the commit record is last, since it makes it complete."""
     names = sorted(Folder(source).files(place.directory), key=lambda name: name == COMMIT)
     if COMMIT not in names:
         raise CorruptionError(f"{source / place.directory} does not exist: it was pruned meanwhile")
@@ -100,5 +99,5 @@ def _take_over(source: Path, place: SavePoint, target: Path) -> None:
         raise StorageError(
             f"{error.filename} was pruned meanwhile by the live run; choose a newer one"
         ) from error
-    except OSError:  # another file system, or one without links
+    except OSError:  # another file system, or no support for hard links
         checkpoint_copy.copy_checkpoint(Folder(source), place, Folder(target))

@@ -1,4 +1,5 @@
-"""Start of a launcher: the newest complete checkpoint, or the last one that the command names."""
+"""Start point of a run: search for the newest complete checkpoint on disk, in memory and durable
+storage."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ from outlast.transport import messages
 
 
 class SearchResult(NamedTuple):
-    """Result of a search; `damaged` gives the reason why each newer copy was passed over."""
+    """Result of a search; `damaged`: the reasons to skip newer copies."""
 
     checkpoint: messages.Checkpointed | None
     damaged: tuple[str, ...]
@@ -33,8 +34,8 @@ class SearchResult(NamedTuple):
 
 
 class CheckpointSearch(NamedTuple):
-    """`root`: the directory of the job's checkpoints. `keepers`: addresses of all seats' keepers,
-    and their token. `durable`: the stores that `root` is drained to, in order of preference.
+    """Search parameters. `root`: the job's checkpoint directory. `keepers`, `token`: addresses of
+    all seats' keepers. `durable`: the drain targets of `root`, in order of preference.
     """
 
     root: Path
@@ -47,9 +48,10 @@ class CheckpointSearch(NamedTuple):
 def newest_checkpoint(
     root: Path, job: str, on_damage: Callable[[str], None], bars: Sequence[CopyBar] = ()
 ) -> messages.Checkpointed | None:
-    """The newest whole checkpoint of the job, or None; reads every byte of it. Each one that is
-    passed over is reported to `on_damage`. Raises StorageError when they cannot be listed,
-    UnreadableCheckpointError when the newest one cannot be read."""
+    """Return the job's newest verified checkpoint, or None; skipped ones go to `on_damage`.
+
+    Raises StorageError if the directory cannot be listed, UnreadableCheckpointError if the newest
+    checkpoint cannot be read."""
     found = catalog.newest_checkpoint(
         Folder(root), on_damage, verify=True, job=job, barred=_barred(bars, on_damage)
     )
@@ -62,8 +64,8 @@ def newest_copy(
     on_damage: Callable[[str], None],
     bars: Sequence[CopyBar] = (),
 ) -> messages.Checkpointed | None:
-    """The newest version of which these keepers hold every rank's part, or None; every byte of it
-    is verified. Memory that cannot be read is lost, so that an older version is next."""
+    """Return the newest verified version of which the keepers hold all ranks' parts, or None.
+    Unreadable memory counts as lost: the next older version is tried."""
     copies, lost = MemoryCopies.reach(keepers, token, "the launcher", on_damage), set[SavePoint]()
     barred = _barred(bars, on_damage)
     try:
@@ -89,12 +91,11 @@ def bring(
     tell: Callable[[str], None] = lambda _: None,
     bars: Sequence[CopyBar] = (),
 ) -> messages.Checkpointed | None:
-    """The newest checkpoint of all these stores, newer than `beyond`, copied to `root`; None where
-    none is whole. Every byte is verified; a damaged local copy is replaced.
+    """Copy the newest whole checkpoint of the stores, if newer than `beyond`, to `root`.
 
-    Of stores that have the same one, the first is tried first. One that fails is reported to
-    `on_damage`; where nothing could be brought for that reason, its StorageError is raised.
-    """
+    Return it, or None. Every byte is verified; a damaged local copy is replaced. Stores with the
+    same checkpoint are tried in order. A failing store is reported to `on_damage`; its StorageError
+    is raised if nothing could be copied."""
     barred = _barred(bars, on_damage)
     found: list[tuple[SavePoint, Store]] = []
     failures: list[StorageError] = []
@@ -125,9 +126,9 @@ def bring(
 
 
 def find_copies(what: CheckpointSearch, bars: Sequence[CopyBar] = ()) -> SearchResult:
-    """The newest of all that is not barred, every byte of it verified.
+    """Return the newest verified copy that is not barred.
 
-    Where the newest on disk cannot be read, only a copy in memory that is as new takes its place.
+    If the newest checkpoint on disk cannot be read, only an equally new copy in memory replaces it.
     """
     damaged: list[str] = []
     copies = disk = far = error = None
@@ -138,7 +139,7 @@ def find_copies(what: CheckpointSearch, bars: Sequence[CopyBar] = ()) -> SearchR
             disk = newest_checkpoint(what.root, what.job, damaged.append, bars)
         except UnreadableCheckpointError as unreadable:
             error, oldest = unreadable, unreadable.place.position
-        # A bucket may be slow or unreachable: it is read only where the local copy is damaged.
+        # Durable storage may be slow or unreachable: read it only if the local copy is damaged.
         if what.durable and not error and (damaged or not (copies or disk)):
             beyond = max(copies, disk, key=_position)
             far = bring(what.durable, what.root, beyond, damaged.append, bars=bars)
@@ -157,20 +158,20 @@ def search(
     on_result: Callable[[SearchResult], None],
     bars: Sequence[CopyBar] = (),
 ) -> None:
-    """`look` beside the loop, which must go on renewing leases; the answer comes by `on_result` in
-    the loop, unless that has closed by then."""
+    """Run `find_copies` on a thread, so that the loop keeps renewing leases; call `on_result` in
+    the loop, unless it has closed."""
 
     def find() -> None:
         result = find_copies(what, bars)
-        with contextlib.suppress(RuntimeError):  # the launcher has ended meanwhile
+        with contextlib.suppress(RuntimeError):  # the loop has closed
             loop.call_soon_threadsafe(on_result, result)
 
-    # A daemon: a disk that does not answer must not keep the launcher from ending.
+    # A daemon thread: an unresponsive disk must not prevent the launcher's exit.
     threading.Thread(target=find, name="outlast-checkpoints", daemon=True).start()
 
 
 def _barred(bars: Sequence[CopyBar], tell: Callable[[str], None]) -> Callable[[SavePoint], bool]:
-    """Return whether a place must not be started from; each one is reported."""
+    """Return a predicate for barred places; each barred place is reported to `tell`."""
 
     def barred(place: SavePoint) -> bool:
         found = is_barred(bars, place.n, place.directory)
@@ -185,7 +186,7 @@ def _barred(bars: Sequence[CopyBar], tell: Callable[[str], None]) -> Callable[[S
 
 
 def _position(point: messages.Checkpointed | None) -> tuple[int, int, int]:
-    """Its order among checkpoints; before all others where there is none."""
+    """Return the sort key of a checkpoint; None sorts first."""
     place = SavePoint.parse(Path(point.path).name) if point else None
     return place.position if place else (-1, -1, -1)
 
@@ -202,8 +203,8 @@ _TERM = re.compile(r"t([0-9]{1,9})g[0-9]+")
 
 
 class _There(NamedTuple):
-    """Answers of durable storage. `newest`: from each store that has any, the newest checkpoint
-    with a readable commit record; `silent`: reasons of stores that did not answer."""
+    """Answers of durable storage. `newest`: per store, the newest checkpoint with a readable
+    commit record, if any; `silent`: errors of unresponsive stores."""
 
     answering: list[Store]
     newest: list[Checkpoint]
@@ -216,22 +217,21 @@ def begin(
     tell: Callable[[str], None],
     bars: Sequence[CopyBar] = (),
 ) -> tuple[messages.Checkpointed | None, list[str]]:
-    """The checkpoint to begin from, if there is any, and why others were passed over.
+    """Return the checkpoint to start from, or None, and the reasons to skip others.
 
-    `durable` is copied from where nothing here is whole, or something here is damaged; `tell` hears
-    of it before, since that takes time. A fresh directory takes the job over then: it is the same
-    run, on another machine. `bars`: copies that are out of use. Raises ConfigError where a store is
-    another job's, and CorruptionError or StorageError where one has checkpoints, or does not
-    answer, and none can be brought here; UnreadableCheckpointError where the newest one here cannot
-    be read.
+    If no local checkpoint is whole, or one is damaged, a checkpoint is copied from `durable` after
+    a note to `tell`, since a copy takes time. A fresh directory then adopts the job: it is the
+    same run on another machine. `bars`: barred copies. Raises ConfigError if a store belongs to
+    another job; CorruptionError or StorageError if a store has checkpoints or does not answer, and
+    none can be copied; UnreadableCheckpointError if the newest local checkpoint cannot be read.
     """
     notes: list[str] = []
     root = run_dir.room("checkpoints")
-    catalog.remove_uncommitted(Folder(root))  # of a killed launcher; no writer is alive
+    catalog.remove_uncommitted(Folder(root))  # from a killed launcher; no writer is alive
     found = newest_checkpoint(root, run_dir.job.run, notes.append, bars)
     damaged = bool(notes)
     there = _ask(durable, notes)
-    # A launcher that came no further than this has left a directory that is as good as fresh.
+    # The directory counts as fresh if no earlier launcher got further than this.
     begun = found is not None or any(run_dir.room("journal").iterdir())
     _refuse_others(there.newest, run_dir, begun=begun)
     brought = None
@@ -259,7 +259,7 @@ def begin(
 
 
 def _ask(durable: Sequence[Store], notes: list[str]) -> _There:
-    """All of them at the same time: none waits for another that is slow."""
+    """Query all stores in parallel, so that slow stores do not delay others."""
     if not durable:
         return _There([], [], [])
     there = _There([], [], [])
@@ -279,7 +279,7 @@ def _ask(durable: Sequence[Store], notes: list[str]) -> _There:
 
 
 def _newest(durable: Store) -> tuple[Checkpoint | None, list[str]]:
-    """Return the newest one with a readable commit record, and notes on those passed over."""
+    """Return the newest checkpoint with a readable commit record, and notes on skipped ones."""
     damages: list[str] = []
     for place in catalog.checkpoint_places(durable):
         try:
@@ -290,8 +290,8 @@ def _newest(durable: Store) -> tuple[Checkpoint | None, list[str]]:
 
 
 def _refuse_others(newest: Sequence[Checkpoint], run_dir: RunDir, *, begun: bool) -> None:
-    """Raises ConfigError where one is of another job than this directory, once that has `begun` its
-    own, or than the first of them."""
+    """Raise ConfigError if a checkpoint's job differs from this directory's job, or, unless it has
+    `begun`, from the first checkpoint's."""
     for one in newest:
         job = run_dir.job.run if begun else newest[0].job
         whose = str(run_dir.path) if begun else newest[0].store.where
@@ -316,6 +316,6 @@ def _nothing_whole(there: _There, notes: Sequence[str]) -> OutlastError:
 
 
 def _term_after(place: SavePoint) -> int:
-    """Attempts of this directory must not be called as those of the launcher that wrote `place`."""
+    """Return the term after that of `place`, so that attempt names are not reused."""
     match = _TERM.fullmatch(place.attempt)
     return int(match[1]) + 1 if match else 1

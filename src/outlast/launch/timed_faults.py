@@ -15,17 +15,17 @@ PERIOD_S = 0.1
 
 
 class TimedFaults:
-    """The faults of one launcher; each is injected once in a run, as those in workers are."""
+    """Timed faults of one launcher; each is injected once in a run, like faults in workers."""
 
     def __init__(self, crew: WorkerPool, record: DisplayRecord) -> None:
         self._crew, self._record = crew, record
         self._specs = [parse(text) for text in crew.plan.faults]
         self._markers = crew.run_dir.room("faults")
         self._due = [spec for spec in self._specs if spec.after_s and not self._has_struck(spec)]
-        self._asleep: list[tuple[float, WorkerHandle]] = []  # to be woken then
+        self._asleep: list[tuple[float, WorkerHandle]] = []  # (time of SIGCONT, stopped worker)
 
     async def run(self) -> None:
-        """Run until all faults were injected. `after` counts from here."""
+        """Run until all faults were injected; `after` is relative to this call."""
         began_s = time.monotonic()
         while self._due or self._asleep:
             await asyncio.sleep(PERIOD_S)
@@ -82,7 +82,7 @@ class TimedFaults:
         return (self._markers / spec.marker(0)).exists()
 
     def note_missed(self, *, plain: bool) -> None:
-        """Note every fault that was not injected; `plain`: the script does not call `init()`."""
+        """Note every fault that was not injected; `plain`: the script calls no `init()`."""
         for spec in self._specs:
             if not self._has_struck(spec):
                 why = "the run never came to its place"

@@ -1,4 +1,4 @@
-"""torchrun's command line, read by torch's own parser, plus our flags; the result is a RunPlan."""
+"""Command line of torchrun, read by torch's parser, with Outlast's flags, as a RunPlan."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from outlast.errors import ConfigError, RunDirError, UsageError
 from outlast.launch import outlast_flags
 from outlast.launch.run_directory import RunDir
 
-# torchrun flags that a run of ours cannot honour, each with its value when it is not given.
+# Unsupported torchrun flags, each with its default value.
 _REFUSED: dict[str, object] = {
     "run_path": False,
     "logs_specs": None,
@@ -38,33 +38,33 @@ AUDIT_EVERY = 100
 
 
 class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The checked command of one `outlast run`."""
+    """Validated command of one `outlast run`."""
 
     world: int
     spares: int
     run_dir: str
     script: str
     args: tuple[str, ...]
-    command: tuple[str, ...]  # of a worker
+    command: tuple[str, ...]  # command of a worker
     run_id: str  # TORCHELASTIC_RUN_ID
     role: str
     max_restarts: int  # for scripts that never call init()
     master_addr: str
-    master_port: int | None  # None: a free one
+    master_port: int | None  # None: any free port
     log_dir: str | None
-    streams: dict[int, int]  # by seat: 1 stdout, 2 stderr, 3 both go to the console
+    streams: dict[int, int]  # displayed streams by seat: 1 stdout, 2 stderr, 3 both
     stop_signals: tuple[str, ...]
     checkpoint_every: int  # steps; config.AUTO: by the schedule
-    snapshot_every: int  # the same, for copies in memory
-    copies: int  # keepers that hold what a rank saved
-    peer_rate_bytes_per_s: int | None = None  # what all keepers send to others, together
-    parity: int = 0  # or ranks of a group whose keepers hold parity
-    until_step: int = 0  # after it a checkpoint, and the run is done; 0: as far as the script goes
+    snapshot_every: int  # steps between copies in memory; config.AUTO: by the schedule
+    copies: int  # keepers that hold each rank's save
+    peer_rate_bytes_per_s: int | None = None  # total rate limit of traffic between keepers
+    parity: int = 0  # ranks of a parity group; 0: copies
+    until_step: int = 0  # last step, followed by a checkpoint; 0: until the script ends
     keep: Keep
     durable: tuple[DurableRule, ...]
     on_save_failure: Literal["warn", "stop"]
     on_unrepeatable: Literal["stop", "warn"] = "stop"
-    check_every_s: float = 0.0  # between the beginnings of two checks; 0: none
+    check_every_s: float = 0.0  # period of node checks; 0: none
     check_settings: str = ""
     migrate_on: MigrateOn = ""
     audit_every: int = AUDIT_EVERY  # committed steps between audits of a part of the state; 0: none
@@ -79,7 +79,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
 def parse(argv: list[str]) -> RunPlan:
     """Read the command line (and torchrun's PET_* variables).
 
-    Raises UsageError or ConfigError saying what to change, in one line; `--help` exits.
+    Raises UsageError or ConfigError with a one-line remedy; `--help` exits.
     """
     config.check_torch()
     try:
@@ -304,7 +304,7 @@ def _signals(text: str) -> tuple[str, ...]:
 
 
 def _faults(given: Namespace, world: int) -> tuple[str, ...]:
-    """Every fault, those of random= drawn; the workers get them as text."""
+    """Return the text of every fault, with random= faults expanded."""
     found: list[str] = []
     for text in given.fault:
         specs = fault_spec.expand(fault_spec.parse(text), world, given.spares, given.fault_seed)
@@ -340,7 +340,7 @@ _PLAN_NAME = "plan.json"
 
 
 class PlanFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A launcher's plan, and the directory that its workers were started in."""
+    """Launcher's plan and the working directory of its workers."""
 
     version: int = PLAN_VERSION
     cwd: str
@@ -352,7 +352,7 @@ class _PlanVersion(msgspec.Struct):
 
 
 def store_plan(run_dir: RunDir, plan: RunPlan) -> None:
-    """Write it down. Raises RunDirError when that fails."""
+    """Write the plan to the run directory; raises RunDirError on failure."""
     planned = PlanFile(cwd=str(Path.cwd()), plan=plan)
     try:
         replace_file(
@@ -365,7 +365,7 @@ def store_plan(run_dir: RunDir, plan: RunPlan) -> None:
 
 
 def read_plan(run_dir: Path) -> PlanFile:
-    """Return the plan kept in `run_dir`. Raises RunDirError if it is missing or unreadable."""
+    """Return the plan stored in `run_dir`; raises RunDirError if it is missing or unreadable."""
     path = run_dir / _PLAN_NAME
     try:
         data = path.read_bytes()

@@ -1,4 +1,4 @@
-"""The agent: starts, watches and kills this host's workers for the controller, under a lease."""
+"""Agent of a host: starts, monitors and kills workers for the controller, under a lease."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from outlast.launch.host.hang_monitor import HangMonitor, TraceCollection
 from outlast.launch.host.worker_pool import WorkerHandle, WorkerPool, WorkerPost, worker_fault
 from outlast.transport import messages
 
-RENEW_S = 0.5  # beats are shown to people: never rarer than this
-LEASE_USED = 0.75  # of the lease: workers are dead well before the controller counts on it
+RENEW_S = 0.5  # maximum period of renewals, whose beats are displayed
+LEASE_USED = 0.75  # workers are killed after this share of the lease, well before it ends
 LOST_KEPT = 64
 LOST_BYTES_MAX = 256 << 20
 REAP_ATTEMPTS_MAX = 6
 REAP_PAUSE_S = 1.0
-HELD_S = 1.0  # several of the pulse's periods
+HELD_S = 1.0  # several pulse periods
 TEXT_BYTES_MAX = 1 << 20
 
 
 class Agent:
-    """One host's agent. `on_plain` is called, once, instead of reporting the first worker that
-    ends before any has reached `init()`: then this is no job of ours, and the agent steps back.
+    """Agent of one host. `on_plain` is called for workers that exit before any worker has reached
+    `init()`, instead of reporting them: the script is not managed by Outlast.
     """
 
     def __init__(
@@ -50,13 +50,13 @@ class Agent:
         self._incarnation = 1
         self._seq = 0
         self._received_seq = 0
-        self._renewals: deque[float] = deque(maxlen=1000)  # sent and not yet answered
+        self._renewals: deque[float] = deque(maxlen=1000)  # send times of unanswered renewals
         self._lease_from_s = time.monotonic()
-        self._queued: list[messages.Spawn] = []  # spares, until the script is known to be ours
-        self._awaiting: list[messages.Spawn] = []  # the first template process
+        self._queued: list[messages.Spawn] = []  # spares, until the first Hello
+        self._awaiting: list[messages.Spawn] = []  # until the first template process has loaded
         self._killed_early: list[
             WorkerHandle
-        ] = []  # before any Hello, in a script that may still send one
+        ] = []  # killed before any Hello, in a script that may still send one
         self._lost: deque[messages.WorkerLostReport] = deque(maxlen=LOST_KEPT)
         self._tasks: set[asyncio.Task[None]] = set()
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -67,7 +67,7 @@ class Agent:
         self._done = False
 
     async def run(self) -> None:
-        """Serve until cancelled. Raises an ExceptionGroup of what broke the agent."""
+        """Serve until cancelled; raises an ExceptionGroup of the agent's errors."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._raise_errors())
             group.create_task(self._link.keep())
@@ -86,7 +86,7 @@ class Agent:
         return self._hello_received.is_set()
 
     def release_workers(self) -> None:
-        """Send nothing more; another part of the launcher takes over the workers."""
+        """Stop sending; another part of the launcher takes over the workers."""
         self._done = True
 
     # --- frames ---------------------------------------------------------------------------
@@ -122,7 +122,7 @@ class Agent:
                 workers=tuple(self._crew.workers),
             )
         )
-        for lost in self._lost:  # the last connection may have swallowed them
+        for lost in self._lost:  # possibly lost with the last connection
             self._say(lost)
         self._checks.report_findings()
 
@@ -142,7 +142,7 @@ class Agent:
         if isinstance(frame.body, messages.Traced):
             self._traces.answered(worker.name, frame.body)
             return
-        # A worker's frame counts for this worker only, whatever name it holds.
+        # The worker is identified by its channel, not by the name in the frame.
         self._link.send(self._envelope(worker.name, frame.seq, frame.body))
 
     def _on_frame(self, frame: messages.MessageEnvelope) -> None:
@@ -175,18 +175,18 @@ class Agent:
         return worker.channel.send(self._envelope(worker.name, 0, body))
 
     def _suspect(self, suspect: messages.Suspect) -> None:
-        """Collect evidence about a suspect now: a kill, or at least a sever, follows."""
+        """Collect evidence about a suspect before the kill or sever that follows."""
         task = asyncio.create_task(self._trace(suspect, self._progress(suspect)))
         self._tasks.add(task)
         task.add_done_callback(self._on_task_done)
 
     async def _trace(self, suspect: messages.Suspect, before: dict[str, object]) -> None:
         evidence = await self._traces.collect(suspect)
-        if self._progress(suspect) == before:  # else it has moved since
+        if self._progress(suspect) == before:  # else it has made progress since
             self._say(evidence)
 
     def _progress(self, suspect: messages.Suspect) -> dict[str, object]:
-        """Return the times of last progress, or whether workers are stopped, by worker."""
+        """Return by worker the time of last progress, or whether the worker is stopped."""
         if suspect.fault.kind == "contract":
             return {}
         crew = self._crew.workers.values()
@@ -198,7 +198,7 @@ class Agent:
     # --- workers --------------------------------------------------------------------------
 
     def _template_settled(self) -> None:
-        """Start all in one turn of the loop: none may end before the others are started."""
+        """Start all workers in one turn of the event loop, before any exit is handled."""
         awaiting, self._awaiting = self._awaiting, []
         for spawn in awaiting:
             self._spawn(spawn)
@@ -255,7 +255,7 @@ class Agent:
 
     def _exited(self, worker: WorkerHandle) -> None:
         if not self.said_hello and not worker.kill_reason and not self._done:
-            worker.channel.read_rest()  # its Hello may be unread
+            worker.channel.read_rest()  # may contain an unread Hello
         if not self.said_hello and not worker.kill_reason and not self._done:
             self._exited_before_hello(worker)
             return
@@ -264,9 +264,9 @@ class Agent:
         task.add_done_callback(self._on_task_done)
 
     def _exited_before_hello(self, worker: WorkerHandle) -> None:
-        """Report workers that ended before Hello: the script does not call `init()`.
+        """Hand over workers that ended before any Hello: the script does not call `init()`.
 
-        Except for a kill from outside where the script contains "outlast": its other workers will
+        Exception: an external kill, if the script contains "outlast": other workers are expected to
         send Hello.
         """
         number = worker.process.killed_by
@@ -280,11 +280,11 @@ class Agent:
             self._on_unmanaged(one)
 
     def _names_outlast(self) -> bool:
-        """Return whether the script's text contains "outlast"; else Hello is not awaited."""
+        """Return whether the script's text contains "outlast"; otherwise no Hello is expected."""
         try:
             return b"outlast" in Path(self._crew.plan.script).read_bytes()[:TEXT_BYTES_MAX]
         except OSError:
-            return False  # a module, or a program in the search path
+            return False  # a module, or a program on the search path
 
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -298,11 +298,11 @@ class Agent:
                 break
             except TimeoutError as error:
                 self._crew.note(f"{error}; they are in the kernel, which does not end them")
-            except OSError as error:  # such as a lack of descriptors to read /proc
+            except OSError as error:  # for example no free descriptor to read /proc
                 self._crew.note(f"worker {worker.name} cannot be reaped yet: {error}")
                 await asyncio.sleep(REAP_PAUSE_S)
         else:
-            return  # a worker that is not dead is not lost; the controller's deadline ends the run
+            return  # not dead, so not reported as lost; the controller's deadline ends the run
         fault = worker_fault(worker, outcome, self._host, t_ns)
         beat = outcome.beat
         self._say_lost(
@@ -323,7 +323,7 @@ class Agent:
         self._say(lost)
 
     async def _watch_on(self) -> None:
-        """Watch for hangs, but only after `init()`: before it, a worker has no progress to show."""
+        """Detect hangs after the first `init()`; before it, workers report no progress."""
         await self._hello_received.wait()
         await self._watch.run()
 
@@ -340,8 +340,8 @@ class Agent:
         while True:
             now_s = time.monotonic()
             if now_s - woken_s > pause_s + self._lease_s / 3:
-                # This process was stopped or suspended. The controller is asked before
-                # the workers are killed, and has one pause to answer.
+                # This process was stopped or suspended. Renew once before killing the
+                # workers; the controller has one pause to answer.
                 self._lease_from_s = max(self._lease_from_s, now_s - usable_s + pause_s)
                 renewed_s = now_s - pause_s
             woken_s = now_s
@@ -368,7 +368,7 @@ class Agent:
     def _held_interpreters(self) -> tuple[str, ...]:
         """Return the seated workers without a pulse that the kernel has not stopped.
 
-        A C extension holds their interpreter lock, and with it the thread that would answer.
+        A C extension holds the interpreter lock of such a worker and blocks its pulse thread.
         """
         late_ns = time.monotonic_ns() - int(HELD_S * 1e9)
         return tuple(
@@ -381,7 +381,7 @@ class Agent:
         )
 
     async def _lease_out(self) -> None:
-        """Kill all workers before the lease ends: the controller will count them as dead."""
+        """Kill all workers before the lease ends and the controller assumes them dead."""
         self._crew.note(
             f"agent {self._host} received nothing from its controller for"
             f" {LEASE_USED * self._lease_s:g} s; its workers are killed before the lease ends"

@@ -1,4 +1,4 @@
-"""The agent's connection to the controller: reconnected when it breaks; frames wait meanwhile."""
+"""Connection of the agent to the controller, with reconnects and a queue of unsent frames."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ WAITING_MAX = 10_000
 
 
 class AgentLink:
-    """`on_connected` is called on each new connection, before any frame that waited is sent.
+    """Reconnecting link to the controller.
 
-    Frames that the kernel had accepted when a connection broke may be lost: the sender repeats
-    what matters in `on_connected`.
+    `on_connected` is called on each new connection, before queued frames are sent. Frames that the
+    kernel accepted before a connection broke may be lost; `on_connected` must resend the state.
     """
 
     def __init__(
@@ -42,16 +42,16 @@ class AgentLink:
         return self._channel is not None
 
     def send(self, envelope: messages.MessageEnvelope) -> None:
-        """Send now, or as soon as there is a connection; at most WAITING_MAX frames wait."""
+        """Send a frame, or queue it until connected; beyond WAITING_MAX, drop the oldest."""
         if self._channel is None or not self._channel.send(envelope):
             self._waiting.append(envelope)
 
     async def keep(self) -> None:
-        """Keep a connection until cancelled; the lease decides when it is too late."""
+        """Connect and reconnect until cancelled; the agent's lease limits the outage."""
         while True:
             try:
                 sock = await asyncio.wait_for(self._connect(), CONNECT_S)
-            except OSError:  # TimeoutError is one
+            except OSError:  # includes TimeoutError
                 await asyncio.sleep(RETRY_S)
                 continue
             await self._speak(sock)

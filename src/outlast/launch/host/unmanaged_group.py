@@ -1,8 +1,7 @@
 """Worker groups whose script does not call ``outlast.init()``, restarted together as by torchrun.
 
-Outlast sees no steps of such a script and saves none of its state. What it can do: name the root
-cause, restart the group at most ``--max-restarts`` times where a restart can help, and report a
-group that stands still.
+Outlast has no steps or state of such a script. It reports the root cause of failures, restarts
+the group at most ``--max-restarts`` times if a restart can help, and reports hangs.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from outlast.launch.run_display import DisplayRecord
 from outlast.transport import messages
 from outlast.transport.connection_errors import is_connection_failure
 
-ECHO_WAIT_S = 5.0  # after a failure that looks like an echo of another one
+ECHO_WAIT_S = 5.0  # wait for the root cause after a connection failure
 _DONE = EndRun(outcome="done", exit_code=EXIT_DONE)
-# The last line of a process that fails in the same way whenever it is started on this host.
+# Last stderr line of failures that every restart on this host would repeat.
 _FAILS_AGAIN = re.compile(
     r"^(?:\[rank\d+\]: *)?(?:ModuleNotFoundError|ImportError|SyntaxError|IndentationError|TabError)"
     r"(?::|$)"
@@ -34,12 +33,12 @@ _FAILS_AGAIN = re.compile(
 
 
 class UnmanagedGroup:
-    """Takes over the workers of a crew of which none has called ``outlast.init()``.
+    """Group of workers that have not called ``outlast.init()``.
 
-    The run is done when all exit with 0. When one fails, the others are asked to end (SIGTERM, and
-    SIGKILL after ``stop_s``), and all are started again: at most ``max_restarts`` times, and not
-    after an error that a restart would repeat (an import that fails, a syntax error). Each failure
-    is an incident in the events.
+    The run is done when all workers exit with 0. After a failure the others get SIGTERM, and
+    SIGKILL after ``stop_s``; then all are restarted, at most ``max_restarts`` times. Errors that a
+    restart would repeat (failed imports, syntax errors) end the run. Each failure is an incident
+    in the events.
     """
 
     def __init__(self, crew: WorkerPool, record: DisplayRecord) -> None:
@@ -49,25 +48,25 @@ class UnmanagedGroup:
         self._stopping = False
         self._exited: asyncio.Queue[WorkerHandle] = asyncio.Queue()
         self._initialised: WorkerHandle | None = (
-            None  # called init() although another ended without
+            None  # called init() although another worker ended without
         )
         self._stop = asyncio.Event()
-        self._hang = ""  # why this start of the group was given up
+        self._hang = ""  # reason of `give_up` for the current attempt
         record.emit(events.ScriptUnmanaged(t_ns=record.now_ns()))
         for worker in crew.workers.values():
             self._adopt(worker)
 
     def exited(self, worker: WorkerHandle) -> None:
-        """Take note that a worker's main process has died."""
+        """Queue a worker whose main process has died."""
         self._exited.put_nowait(worker)
 
     def stop(self) -> None:
-        """End all workers. Resuming is up to the script."""
+        """End all workers; the script itself must be able to resume."""
         self._stopping = True
         self._stop.set()
 
     async def run(self) -> EndRun:
-        """Return the end of the run; no worker is alive then."""
+        """Run and restart the group; return the end of the run, after all workers are dead."""
         while True:
             faults = await self._one_attempt()
             cause = root_cause(faults)
@@ -105,7 +104,7 @@ class UnmanagedGroup:
             self._stop.set()
 
     def give_up(self, reason: str) -> bool:
-        """End this start of a group that stands still; False where no restart is left."""
+        """End the current attempt of a hung group; return False if no restart is left."""
         if self._restarts >= self._crew.plan.max_restarts or not self._crew.workers:
             return False
         self._hang = reason
@@ -113,7 +112,7 @@ class UnmanagedGroup:
         return True
 
     def _why_stop(self, cause: events.Fault) -> str:
-        """Why the group is not started again; "" where it is."""
+        """Return the reason not to restart the group, or "" to restart it."""
         if self._initialised:
             return "some ranks called outlast.init() and others ended without"
         if _FAILS_AGAIN.search(_last_line(cause.traceback)):
@@ -140,7 +139,7 @@ class UnmanagedGroup:
         )
 
     async def _one_attempt(self) -> list[events.Fault]:
-        """Return the failures of one start of the group, first one first; all are dead then."""
+        """Return the failures of one attempt in order, after all workers are dead."""
         while self._crew.workers:
             worker = await self._next_exit()
             if worker is None:
@@ -151,10 +150,10 @@ class UnmanagedGroup:
         return []
 
     async def _failed(self, fault: events.Fault) -> list[events.Fault]:
-        """End the group after its first failure; every failure that came by itself.
+        """End the group after its first failure; return the failures that this did not cause.
 
-        Where the first one to exit only reports a broken connection, the rank that broke it gets
-        a moment to exit by itself: interpreters take different times to end.
+        If the first failure is a broken connection, wait up to ECHO_WAIT_S for the rank that caused
+        it: interpreters take different times to exit.
         """
         faults = [fault]
         self._notice(fault)
@@ -182,9 +181,9 @@ class UnmanagedGroup:
         )
 
     async def _next_exit(self) -> WorkerHandle | None:
-        """Return the next worker that ended, or None when all are to stop.
+        """Return the next worker that exited, or None when the group is to stop.
 
-        A worker that had ended by then comes first: its failure may be why all stop.
+        An exit takes precedence over a stop: its failure may be the cause of the stop.
         """
         stopped = asyncio.create_task(self._stop.wait())
         exited = asyncio.create_task(self._exited.get())
@@ -208,7 +207,7 @@ class UnmanagedGroup:
         return fault if outcome.exit_code else None
 
     async def _end_all(self) -> None:
-        """Send SIGTERM to all, as torchrun does, and SIGKILL to those alive after ``stop_s``."""
+        """Send SIGTERM to all workers, as torchrun does, and SIGKILL after ``stop_s``."""
         self._crew.ask_to_end()
         deadline_s = time.monotonic() + self._crew.plan.limits.stop_s
         while self._crew.workers:
@@ -220,7 +219,7 @@ class UnmanagedGroup:
         await self._crew.kill_all("it did not end after SIGTERM")
 
     def _start(self) -> events.Fault | None:
-        """Start all ranks again under a fresh port; the fault when the host cannot."""
+        """Start all ranks with a new master port; return a fault if a worker cannot be started."""
         self._crew.master_port = free_port(self._crew.plan.master_addr)
         while not self._exited.empty():
             self._exited.get_nowait()
@@ -262,10 +261,10 @@ class UnmanagedGroup:
 
 
 def root_cause(faults: Sequence[events.Fault]) -> events.Fault | None:
-    """Return the failure that explains the others, or None where there is none.
+    """Return the root cause of the failures, or None if there are none.
 
-    A broken connection is an echo of another rank's end, wherever another failure is known. Among
-    the rest the first to exit is taken.
+    The first failure that is not a broken connection, else the first failure: a broken connection
+    is usually the consequence of another rank's exit.
     """
     own = [fault for fault in faults if not _is_echo(fault)]
     return next(iter(own or faults), None)

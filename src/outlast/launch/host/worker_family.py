@@ -1,4 +1,4 @@
-"""One worker process and its descendants: started by the shim, watched by pidfd, killed whole."""
+"""Worker process with its descendants: start by the shim, exit by pidfd, kill of the family."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from outlast.launch.host import reaper
 _SHIM = Path(__file__).with_name("shim.py")
 _PR_SET_CHILD_SUBREAPER = 36
 KILL_S = 10.0  # from SIGKILL until all are zombies; only a broken kernel needs longer
-REAPERS_MAX = 8  # replacements in a launcher's life
+REAPERS_MAX = 8  # replacements per launcher
 TAIL_LINES = 40
 _TAIL_BYTES = 64 << 10
 
 
 class ProcessIdentity(NamedTuple):
-    """Environment and descriptors that a worker is started with, besides its command."""
+    """Environment and descriptors of a new worker."""
 
     name: str
-    mark: str  # of its family, unique to this worker
+    mark: str  # family mark, unique to this worker
     environment: dict[str, str]
     log_dir: Path
     control_fd: int  # the worker's end
@@ -36,23 +36,23 @@ class ProcessIdentity(NamedTuple):
 
 
 class WorkerChild(Protocol):
-    """A child of this process that nobody has waited for."""
+    """Child of this process that has not been reaped."""
 
     @property
     def pid(self) -> int:
-        """Its number, which is its own until `wait` has returned."""
+        """Process id, not reused before `wait` returns."""
         ...
 
     def kill(self) -> None:
         """Send SIGKILL."""
 
     def wait(self, timeout: float) -> int:
-        """Reap it; return its exit code as subprocess does. Raises TimeoutExpired."""
+        """Reap the child and return its exit code as subprocess does; raises TimeoutExpired."""
         ...
 
 
 def spawn(command: Sequence[str], born: ProcessIdentity) -> WorkerChild:
-    """Start a worker's command as a new program. Raises OSError."""
+    """Start a worker's command as a new program; raises OSError."""
     with open_logs(born.log_dir) as (out, err):
         return subprocess.Popen(
             shim_command(command),
@@ -66,31 +66,31 @@ def spawn(command: Sequence[str], born: ProcessIdentity) -> WorkerChild:
 
 
 def shim_command(command: Sequence[str]) -> list[str]:
-    """Return the command that binds its life to this process's and then becomes `command`."""
+    """Return a command that dies with this process and otherwise runs `command`."""
     return [sys.executable, "-I", "-S", str(_SHIM), str(os.getpid()), *command]
 
 
 @contextlib.contextmanager
 def open_logs(log_dir: Path) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
-    """Open a worker's stdout.log and stderr.log to append to them."""
+    """Open a worker's stdout.log and stderr.log for appending."""
     with (log_dir / "stdout.log").open("ab") as out, (log_dir / "stderr.log").open("ab") as err:
         yield out, err
 
 
 def become_subreaper() -> None:
-    """Become the parent of orphaned descendants, so that they can be found and reaped.
+    """Make this process the parent of orphaned descendants, so that it can reap them.
 
-    Raises OSError where the kernel refuses.
+    Raises OSError if the kernel refuses.
     """
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
 class WorkerFamily:
-    """A started worker. `exit_code` is as in subprocess: negative for a signal, None while alive.
+    """Started worker process and its descendants.
 
-    `on_exit` is called once in the event loop when the main process has died; it stays a zombie
-    (and its session's number taken) until `reap` has killed and reaped the whole family.
+    `on_exit` is called once in the event loop when the main process has died. The process stays a
+    zombie, and its session id in use, until `reap` has killed and reaped the whole family.
     """
 
     def __init__(
@@ -107,14 +107,14 @@ class WorkerFamily:
         self.pid = child.pid
         try:
             self._pidfd = os.pidfd_open(self.pid)
-        except OSError:  # it could not be watched: kill it
+        except OSError:  # without a pidfd its exit would go unnoticed: kill it
             child.kill()
             child.wait(KILL_S)
             raise
-        self._leaders = leaders  # main processes and the reaper: their owners reap them
+        self._leaders = leaders  # pids of main processes and reaper, reaped by their owners
         leaders.add(self.pid)
-        self._exit_code: int | None = None  # once it is buried
-        # Members seen so far: an exiting process loses its environment before it is a zombie.
+        self._exit_code: int | None = None  # set once reaped
+        # Known members: an exiting process loses its environment before it is a zombie.
         self._kin: set[tuple[int, int]] = set()
         self._loop = asyncio.get_running_loop()
         self._on_exit = on_exit
@@ -125,7 +125,7 @@ class WorkerFamily:
         self._on_exit()
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Signal the main process. SIGKILL ends stopped ones, too; `on_exit` follows."""
+        """Signal the main process; SIGKILL also ends a stopped process. `on_exit` follows."""
         if self._exit_code is not None:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -133,7 +133,7 @@ class WorkerFamily:
 
     @property
     def killed_by(self) -> int:
-        """The signal that ended the main process, until it is reaped; 0 where none did."""
+        """Signal that killed the main process, before it is reaped; 0 if none did."""
         try:
             found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
@@ -143,14 +143,15 @@ class WorkerFamily:
 
     @property
     def state(self) -> str:
-        """The kernel's state letter (R S D T t Z), "X" where the process does not exist."""
+        """Kernel state letter (R S D T t Z), or "X" if the process does not exist."""
         stat = reaper.read_process_stat(self.pid)
         return stat.state if stat else "X"
 
     async def reap(self) -> int:
-        """Kill and reap the whole family; return the main process's exit code, also when repeated.
+        """Kill and reap the whole family; return the main process's exit code. Idempotent.
 
-        Raises TimeoutError where a process survives SIGKILL for KILL_S seconds.
+        The exit code is as in subprocess: negative for a signal. Raises TimeoutError if a process
+        survives SIGKILL for KILL_S seconds.
         """
         if self._exit_code is not None:
             return self._exit_code
@@ -172,20 +173,19 @@ class WorkerFamily:
         except subprocess.TimeoutExpired as error:
             raise TimeoutError(f"worker {self.name} cannot be reaped: {error}") from error
         self._leaders.discard(self.pid)
-        # The loop may not have handled its end yet; it must not watch a descriptor number that the
-        # next opened file will have.
+        # The loop may not have handled the exit yet, and the descriptor number will be reused.
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
         return self._exit_code
 
     def _family(self) -> list[reaper.ProcessStat]:
-        """Return the live processes of this family, without the main process's zombie; reap orphans
-        that became our zombies."""
+        """Return the live processes of this family, without the main process's zombie; reap
+        orphans that became zombies of this process."""
         processes = reaper.all_processes()
         us, our_session = os.getpid(), os.getsid(0)
         for process in list(processes.values()):
-            # A zombie has no environment, and so no mark. But a child of ours in another session
-            # that is no leader can only be a worker's orphan.
+            # A zombie has no environment and so no mark. A child of this process in another
+            # session that is not a leader can only be a worker's orphan.
             is_ours = process.parent == us and process.session != our_session
             if process.state in "ZX" and is_ours and process.pid not in self._leaders:
                 with contextlib.suppress(ChildProcessError):
@@ -207,12 +207,12 @@ class WorkerFamily:
         return family
 
     def stderr_tail(self) -> str:
-        """Return the last TAIL_LINES lines of its stderr."""
+        """Return the last TAIL_LINES lines of the worker's stderr."""
         return tail(self.log_dir / "stderr.log")
 
 
 def tail(path: Path) -> str:
-    """Return the last TAIL_LINES lines of a log, at most 64 KiB; "" where there is none."""
+    """Return the last TAIL_LINES lines of a log, at most 64 KiB; "" if it does not exist."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
@@ -232,10 +232,10 @@ def signal_name(number: int) -> str:
 
 
 class ReaperHandle:
-    """The launcher's handle of its reaper process, which outlives a killed launcher.
+    """Launcher-side handle of the reaper process, which outlives a killed launcher.
 
-    Each worker's session is reported to it. A reaper that dies is replaced, with a note. Raises
-    OSError where the first one cannot be started.
+    Each worker's session is reported to the reaper. A dead reaper is replaced, with a note. Raises
+    OSError if the first reaper cannot be started.
     """
 
     def __init__(
@@ -245,7 +245,7 @@ class ReaperHandle:
         self._sessions: set[int] = set()
         self._replacements = REAPERS_MAX
         self._loop = asyncio.get_running_loop()
-        self._popen: subprocess.Popen[bytes] | None = None  # None: there is none any more
+        self._popen: subprocess.Popen[bytes] | None = None  # None: no reaper runs
         self._start()
 
     def add(self, session: int) -> None:
@@ -259,11 +259,11 @@ class ReaperHandle:
         self._tell(f"-{session}\n")
 
     def dismiss(self) -> None:
-        """End the reaper after it has killed the remaining workers; note those that survive."""
+        """End the reaper after it has killed the remaining workers; note surviving processes."""
         code = self._part(reaper.SWEEP_S + KILL_S)
         if code == 0:
             return
-        if code != 1:  # it was killed, or there was none: nothing was swept
+        if code != 1:  # killed, or no reaper: nothing was swept
             reaper.sweep(self._sessions, self._mark)
         if remaining := reaper.orphaned_processes(self._sessions, self._mark):
             pids = ", ".join(f"{process.pid} ({process.state})" for process in remaining)
@@ -282,14 +282,14 @@ class ReaperHandle:
         self._leaders.add(self._popen.pid)
         assert self._popen.stdin is not None
         self._stdin = self._popen.stdin
-        # The pipe breaks when it dies, which needs no other descriptor.
+        # The pipe breaks when the reaper dies: no pidfd is needed.
         self._loop.add_reader(self._stdin, self._died)
         for session in self._sessions:
             self._tell(f"+{session}\n")
 
     def _tell(self, line: str) -> None:
         if self._popen:
-            with contextlib.suppress(BrokenPipeError):  # then `_died` is next
+            with contextlib.suppress(BrokenPipeError):  # `_died` follows
                 self._stdin.write(line.encode())
 
     def _died(self) -> None:
@@ -308,7 +308,7 @@ class ReaperHandle:
             self._note(f"{message}; another one was started")
 
     def _part(self, wait_s: float) -> int | None:
-        """Close the pipe, wait for its end at most `wait_s`, then kill it; return its exit code."""
+        """Close the pipe, kill the reaper after `wait_s`, and return its exit code."""
         popen, self._popen = self._popen, None
         if popen is None:
             return None

@@ -45,24 +45,24 @@ class WorkerPost(NamedTuple):
     """Start parameters of a worker."""
 
     name: str
-    seat: int  # -1: a spare
+    seat: int  # -1 for a spare
     agent: str
     incarnation: int
     restart_count: int
 
 
 class WorkerOutcome(NamedTuple):
-    """Outcome of a worker whose whole session is dead and reaped."""
+    """Outcome of a worker whose whole family is dead and reaped."""
 
-    exit_code: int  # negative: the signal
-    beat: Beat | None  # None: its page cannot be read
+    exit_code: int  # negative for a signal
+    beat: Beat | None  # None if its page cannot be read
     slots: dict[str, bytes]
     stderr_tail: str
     error_file: ErrorFile | None = None
 
 
 class WorkerHandle:
-    """One living worker. `on_frame` and `on_exit` may be replaced by the part that takes over."""
+    """Live worker; `on_frame` and `on_exit` may be replaced by a new owner."""
 
     def __init__(self, post: WorkerPost, local_rank: int) -> None:
         self.name = post.name
@@ -92,13 +92,13 @@ class WorkerPool:
         clock: EventClock,
         note: Callable[[str], None],
     ) -> None:
-        self.clock = clock  # of all processes of this host
-        self.note = note  # writes a note into the run's events
+        self.clock = clock  # shared by all processes of this host
+        self.note = note  # writes a note to the run's events
         self.plan = plan
         self.run_dir = run_dir
         self.host = host
         self.workers: dict[str, WorkerHandle] = {}
-        self.devices = 0  # GPUs that a worker sees; 0 until one has reported
+        self.devices = 0  # GPUs visible to a worker; 0 until reported
         self.unwell: set[int] = set()  # local ranks whose device has findings
         self.started: deque[WorkerHandle] = deque(
             maxlen=_STARTED_MAX
@@ -106,7 +106,7 @@ class WorkerPool:
         self._token = token
         self._mark = worker_mark(token)
         self.master_port = plan.master_port or free_port(plan.master_addr)
-        self.leaders: set[int] = set()  # pids that their owners reap
+        self.leaders: set[int] = set()  # pids reaped by their owners
         self._reaper = ReaperHandle(f"{self._mark}:", run_dir.lock_fd, self.leaders, note)
         self.template = WorkerTemplate(plan, run_dir, self._mark, self.leaders, self._reaper, note)
         self._keepers_prefix = f"@outlast-{self._mark}-"
@@ -125,7 +125,7 @@ class WorkerPool:
         )
 
     def start(self, post: WorkerPost) -> WorkerHandle:
-        """Start one worker. Raises OSError or ConfigError when the host cannot."""
+        """Start one worker; raises OSError or ConfigError on failure."""
         worker = WorkerHandle(post, self._free_local_rank(post.seat))
         page = Page.create()
         ours, theirs = socket.socketpair()
@@ -198,8 +198,8 @@ class WorkerPool:
     def _free_local_rank(self, seat: int) -> int:
         """Return the local rank of a new worker, below world + spares.
 
-        The seat's own number where it is free, else the lowest; spares take the seats' numbers
-        last. Devices with findings are avoided. All taken: one is shared.
+        A seat prefers its own number, then the lowest free number; spares use the seats' numbers
+        last. Devices with findings are avoided. If none is free, a number is shared.
         """
         world, total = self.plan.world, self.plan.world + self.plan.spares
         taken = {worker.local_rank for worker in self.workers.values()}
@@ -211,8 +211,8 @@ class WorkerPool:
     def device_for(self, worker: WorkerHandle) -> int:
         """Return the local rank of a spare that takes a seat.
 
-        A spare that was started without a GPU of its own, since the host had none left, gets the
-        one of the seat's last worker.
+        A spare started without its own GPU, because the host had no free one, gets the first free
+        GPU below the world size, preferably without findings.
         """
         if worker.local_rank >= max(self.devices, self.plan.world) or self.devices == 0:
             taken = {other.local_rank for other in self.workers.values() if other is not worker}
@@ -222,7 +222,7 @@ class WorkerPool:
         return worker.local_rank
 
     def kill(self, worker: WorkerHandle, reason: str) -> None:
-        """Send SIGKILL; `on_exit` follows. The first reason is the one that is reported."""
+        """Send SIGKILL; `on_exit` follows. Only the first reason is reported."""
         worker.kill_reason = worker.kill_reason or reason
         worker.process.send_signal(signal.SIGKILL)
 
@@ -232,10 +232,10 @@ class WorkerPool:
             worker.process.send_signal(signal.SIGTERM)
 
     async def reap(self, worker: WorkerHandle) -> WorkerOutcome:
-        """Kill and reap the whole family, collect its outcome, and forget it.
+        """Kill and reap the whole family, return its outcome, and remove the worker.
 
-        Raises TimeoutError where a process survives SIGKILL; the worker is then still listed,
-        and the next call tries again. What it left in a state that cannot be read is noted.
+        Raises TimeoutError if a process survives SIGKILL; the worker then stays listed, and the
+        next call retries. Unreadable parts of the outcome are noted.
         """
         if worker.reaping is None or (worker.reaping.done() and worker.reaping.exception()):
             worker.reaping = asyncio.create_task(self._reap_one(worker))
@@ -260,7 +260,7 @@ class WorkerPool:
     def _try(self, worker: WorkerHandle, read: Callable[[], Left], error_text: Left) -> Left:
         try:
             return read()
-        except Exception as error:  # noqa: BLE001 - a damaged page must not hide its writer's death
+        except Exception as error:  # noqa: BLE001 - a damaged page must not hide the worker's death
             self.note(
                 f"{read.__name__} of dead worker {worker.name} failed"
                 f" ({type(error).__name__}: {error}); its loss is reported without it"
@@ -268,7 +268,7 @@ class WorkerPool:
             return error_text
 
     async def kill_all(self, reason: str) -> None:
-        """Kill and reap all workers. Raises TimeoutError as `reap` does."""
+        """Kill and reap all workers; raises TimeoutError as `reap` does."""
         workers = list(self.workers.values())
         for worker in workers:
             worker.on_exit = lambda _worker: None
@@ -279,7 +279,7 @@ class WorkerPool:
                 raise end
 
     async def close(self) -> None:
-        """Kill and reap all workers; note those that survive SIGKILL."""
+        """Kill and reap all workers; note surviving processes."""
         try:
             await self.kill_all("the launcher ends")
         except (TimeoutError, OSError) as error:
@@ -295,10 +295,10 @@ def worker_mark(token: bytes) -> str:
 
 
 def worker_fault(worker: WorkerHandle, outcome: WorkerOutcome, host: str, t_ns: int) -> Fault:
-    """Return the fault that a worker's death shows from outside.
+    """Return the fault for a worker's exit code, page and logs.
 
-    An exception that the worker recorded in its error file (torch's ``@record``) comes before the
-    end of its stderr. A worker that had not called ``outlast.init()`` has no step.
+    An exception recorded in the error file (torch's ``@record``) takes precedence over the end of
+    stderr. A worker that had not called ``outlast.init()`` has no step.
     """
     code, beat = outcome.exit_code, outcome.beat
     if worker.kill_reason:
