@@ -107,7 +107,7 @@ class ReplayedSource(CountedSource):
         if getattr(self._loader, "persistent_workers", False) and isinstance(
             self._loader, DataLoader
         ):
-            self._loader._iterator = None  # noqa: SLF001 - its processes have read ahead
+            self._loader._iterator = None  # noqa: SLF001 - its processes have prefetched
         for entry in self._history:
             self._read_again(entry)
         if not self._once:

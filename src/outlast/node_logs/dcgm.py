@@ -1,8 +1,8 @@
 """Findings from `dcgmi diag -j` and `dcgmi health -c -j`.
 
-The root is "DCGM Diagnostic" in DCGM 4 and "DCGM GPU Diagnostic" before. DCGM 4 merged the tests of
-the deployment into one, "software", and renamed others. Severity unknown: a skipped test, an
-unknown status, a truncated answer, and a test of the level that is missing from the answer.
+The root is "DCGM Diagnostic" in DCGM 4 and "DCGM GPU Diagnostic" before. DCGM 4 merged the
+deployment tests into "software" and renamed other tests. Severity unknown: a skipped test, an
+unknown status, a truncated output, and a test of the level that is missing from the output.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def findings(
 ) -> Iterator[Reading]:
     """Yield failed, warning and missing tests, or one healthy finding if all tests passed.
 
-    `t_ns`: time of the run, which the answer does not contain. `level`: the N of -r, by which
-    missing tests are found. `without`: names of tests that may be skipped here ("EUD Test").
+    `t_ns`: time of the run, which the output does not contain. `level`: the N of -r, to find
+    missing tests. `without`: names of tests that may be skipped ("EUD Test").
     """
 
     def found(check: str, symptom: Symptom, one: DcgmResult) -> Finding:
@@ -124,7 +124,7 @@ def findings(
 
 
 def _decode(text: str) -> dict[str, Any] | UnreadText:
-    """Decode an answer of a diagnostic or a health check.
+    """Decode the output of a diagnostic or a health check.
 
     Some versions print lines before the JSON object.
     """
@@ -143,7 +143,7 @@ def _decode(text: str) -> dict[str, Any] | UnreadText:
 
 
 def _tests(answer: dict[str, Any]) -> tuple[list[DcgmResult], list[str]]:
-    """Return all results, and the anomalies of the answer's structure."""
+    """Return all results, and the anomalies of the output's structure."""
     root = next(answer[name] for name in ROOTS if name in answer)
     odd: list[str] = []
     tested: list[DcgmResult] = []
@@ -208,7 +208,7 @@ def _device(result: dict[str, Any]) -> str:
 
 
 def canonical_name(title: str) -> str:
-    """Return a test's name in the terms of all DCGM versions."""
+    """Return a test's name independent of the DCGM version."""
     name = "".join(letter for letter in title.lower() if letter.isalnum())
     return OTHER_NAMES.get(name, name)
 

@@ -1,4 +1,4 @@
-"""Samples of GPUs from fields of nvidia-smi, and the findings of values beyond limits."""
+"""GPU samples from fields of nvidia-smi, and findings for values beyond limits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from outlast.node_logs.log_readings import device_address
 
 
 class GpuSample(msgspec.Struct, frozen=True, kw_only=True):
-    """Values of one GPU; None and "" are not in the source.
+    """Values of one GPU; None and "" mean missing.
 
     Errors and rows are counted since the driver was loaded (volatile), or over the lifetime.
     `silent`: queried fields that this GPU does not have; `broken`: queried fields that returned an
@@ -167,7 +167,7 @@ def findings(
     limits: GpuLimits,
     check: str = "nvidia-smi",
 ) -> Iterator[Finding]:
-    """Yield the problems of one reading of all GPUs. Fewer GPUs than expected are a problem too."""
+    """Yield the problems in one sample of all GPUs, including missing GPUs."""
 
     def found(at_ns: int, device: str, trouble: Trouble) -> Finding:
         symptom, severity, detail = trouble
@@ -319,8 +319,8 @@ def make_sample(
 ) -> GpuSample:
     """Build a sample.
 
-    `values`: text by name; `fields`: the sample's field by name; the first name with a value
-    counts. A text without a value is silent or broken.
+    `values`: text by name; `fields`: the sample's field by name; the first name with a value is
+    used. A text without a value makes the field silent or broken.
     """
     parsed: dict[str, Any] = dict(extra)
     silent: list[str] = []

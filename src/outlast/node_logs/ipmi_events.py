@@ -80,10 +80,10 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 def findings(
     lines: str | Iterable[str], *, cluster: str, node: str, zone: tzinfo = UTC
 ) -> Iterator[Reading]:
-    """Yield a finding per entry that reports a problem; a deasserted one is healthy.
+    """Yield a finding per entry that reports a problem; a deasserted entry is healthy.
 
-    Ordinary events (a boot, a button) yield nothing; an asserted event of an unknown kind has
-    severity unknown. `zone`: the controller's time zone.
+    Ordinary events (a boot, a button) yield nothing; an asserted event of unknown kind has severity
+    unknown. `zone`: the time zone of the management controller.
     """
     split = lines.split("\n") if isinstance(lines, str) else lines
     for number, raw in enumerate(split, 1):
@@ -143,7 +143,7 @@ def lacks_zone(line: str) -> bool:
 def _time(day: str, time: str, zone: tzinfo) -> int:
     """Parse 04/12/2023 as 12 April.
 
-    Raises UnplacedError for entries from before the controller's clock was set.
+    Raises UnplacedError for entries written before the management controller's clock was set.
     """
     found = _compiled(r"(\d\d)/(\d\d)/(\d{4}|\d\d)").fullmatch(day)
     clock = _compiled(r"(\d\d:\d\d:\d\d)(?: (AM|PM))?(?: ([A-Z]{1,5}))?").fullmatch(time)

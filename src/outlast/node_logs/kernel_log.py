@@ -43,8 +43,8 @@ Row = tuple[str, Severity, str]
 class KernelRule(NamedTuple):
     """Rule for a kernel message.
 
-    `word` occurs in each such line, so that most lines need no pattern. The pattern's group `dev`
-    is the device. Among the rules with a word the first match counts.
+    `word` occurs in each matching line, so that most lines need no pattern. The pattern's group
+    `dev` is the device. The first matching rule is used.
     """
 
     word: str
@@ -57,8 +57,7 @@ class KernelRule(NamedTuple):
 def _rules(check: str, symptom: Symptom, *rows: Row) -> tuple[KernelRule, ...]:
     """Build rules.
 
-    <DEV> in a pattern stands for a device, which ends at a blank or at the next part of the
-    pattern.
+    <DEV> in a pattern matches a device, which ends at a blank or at the next part of the pattern.
     """
     return tuple(
         KernelRule(word, pattern.replace("<DEV>", r"(?P<dev>[^\s,;]+?)"), check, symptom, severity)
@@ -232,7 +231,7 @@ def _candidate_rules(message: str) -> Iterator[KernelRule]:
 
 
 NO_CLOCK = LogClock()
-LINE_MAX = 2048  # characters; the kernel writes no longer ones
+LINE_MAX = 2048  # characters; the kernel writes no longer lines
 FABRIC_WORDS = ("[ERROR]", "[CRITICAL]", "[FATAL]", "detected NVSwitch")
 
 
@@ -246,7 +245,7 @@ def findings(
 ) -> Iterator[Reading]:
     """Yield findings in the order of the lines; ordinary lines yield nothing.
 
-    `node`: "" takes the host of each line. A relevant line without a usable time yields UnreadText.
+    `node`: "" uses the host of each line. A relevant line without a usable time yields UnreadText.
     """
     words = (*WORDS, *FABRIC_WORDS, *rules_by_word())
     uuids: dict[str, str] = {}
@@ -306,10 +305,10 @@ def _line_finding(envelope: LogEnvelope, policy: XidPolicy | None) -> LineFindin
 
 
 def _is_detail(found: LineFinding, host: str, reported: set[tuple[str, str, str]]) -> bool:
-    """Return whether a line only details a switch error that was found already.
+    """Return whether a line only details a switch error that was already found.
 
     A switch logs an error in three lines; the second and third (severity as a number, registers)
-    add nothing.
+    are redundant.
     """
     if found.check != "kernel.sxid":
         return False

@@ -27,7 +27,7 @@ from outlast.node_logs.log_readings import (
     yearless_ns,
 )
 
-OBJECT = ('{"', '{ "')  # begins an entry in JSON; {1}[Hardware Error] is a kernel's line
+OBJECT = ('{"', '{ "')  # start of a JSON entry; {1}[Hardware Error] is a kernel line
 KERNEL = "kernel"
 FABRIC = "fabricmanager"
 NETWORK = "networkd"
@@ -111,7 +111,7 @@ def _journal() -> msgspec.json.Decoder[JournaldEntry]:
 
 
 def parse_line(line: str) -> LogEnvelope:
-    """Parse a line; one of no known format is a kernel message without a time.
+    """Parse a line; a line of unknown format is a kernel message without a time.
 
     Raises UnplacedError for an invalid journal entry.
     """

@@ -33,8 +33,7 @@ class LogClock(NamedTuple):
 
     `boot_ns`: the machine's boot, for times in seconds since boot; `read_ns`: when the log was
     read, for times without a year; `bare_ns`: for lines without a time; `zone`: for times without
-    one; `on_twice` is called for each time that is ambiguous in `zone`, of which the first is
-    taken.
+    a zone; `on_twice` is called for each time that is ambiguous in `zone`; the first one is used.
     """
 
     boot_ns: int | None = None
@@ -133,9 +132,9 @@ def iso_ns(day: str, time: str, zone: str | None, clock: LogClock) -> int:
 
 
 def yearless_ns(month_: str, day: str, time: str, clock: LogClock) -> int:
-    """Convert a date without a year to the latest one up to a day after the reading.
+    """Convert a date without a year to the latest such date up to one day after the reading.
 
-    The day allows for differing clocks. Raises UnplacedError.
+    The day allows for clock differences. Raises UnplacedError.
     """
     if clock.read_ns is None:
         raise UnplacedError("a time without a year, and when the log was read was not given")
@@ -194,7 +193,7 @@ def finding_count(finding: Finding) -> int:
 def last_ns(finding: Finding) -> int:
     """Return the time of a finding's last occurrence; `t_ns` is that of the first.
 
-    Of two contradictory findings (a link is down, it is up) the later one holds.
+    Of two contradictory findings (link down, link up) the later one holds.
     """
     found = _count_pattern().search(finding.detail)
     return finding.t_ns + (decimal_ns(found[2]) if found else 0)
@@ -207,12 +206,11 @@ def fold_storms(readings: Iterable[Reading], window_s: float) -> Iterator[Readin
     the first one's time and detail and the number of times, as in `GPU has fallen off the bus
     {27586 times in 3600 s}`.
 
-    The total number of times is kept, also of findings folded before. Findings are yielded when
-    their windows end, not in the order of their times; UnreadText at once. Memory is bounded by the
-    number of different findings.
+    Counts of previously folded findings are added. Findings are yielded when their windows end, not
+    in order of time; UnreadText immediately. Memory is bounded by the number of distinct findings.
     """
     window_ns = round(window_s * SECOND_NS)
-    open_: dict[Key, list[int]] = {}  # first, last, how many
+    open_: dict[Key, list[int]] = {}  # first, last, count
     firsts: dict[Key, Finding] = {}
     for one in readings:
         if not isinstance(one, Finding):
@@ -251,7 +249,7 @@ def _address() -> re.Pattern[str]:
     return re.compile(parts, re.IGNORECASE)
 
 
-@lru_cache(4096)  # a storm is of few devices
+@lru_cache(4096)  # a storm has few devices
 def device_address(text: str) -> str:
     """Return a PCI address as 0000:3b:00.0; any other text unchanged.
 

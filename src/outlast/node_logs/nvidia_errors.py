@@ -1,6 +1,6 @@
-"""Errors of NVIDIA's driver, switches and fabric manager: their log lines, and the policy of XIDs.
+"""Errors of NVIDIA's driver, switches and fabric manager: log lines and XID policy.
 
-The policy is data (`xid.toml` beside this file, with a version); a site's file may override single
+The policy is data (`xid.toml` in this folder, with a version); a site's file may override single
 entries.
 """
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 Action = Literal[
-    "restart-app",  # the program; the node is as it should be
+    "restart-app",  # restart the program; the node is healthy
     "reset-gpu",
     "reboot",
-    "inspect",  # a person looks, or a diagnostic runs
+    "inspect",  # manually or by a diagnostic
     "replace",
     "contact",  # the vendor
     "update",  # driver or firmware
     "ignore",
-    "workflow",  # the line's other words, or other lines beside it, decide
+    "workflow",  # depends on other words of the line, or on other lines
 ]
 Source = Literal["nvidia", "gpud", "gcm", "k8s", "azure"]
 Kind = Literal["xid", "sxid"]
@@ -38,7 +38,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 CODE_DIGITS_MAX = 9
 
 LEAVES = {"ignore", "pass", "restart_app", "warn", "warning"}
-DEPENDS = ("check_", "workflow_", "xid_")  # prefixes of recommendations that are neither
+DEPENDS = ("check_", "workflow_", "xid_")  # prefixes of conditional recommendations
 
 
 class PolicyWords(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -73,7 +73,7 @@ class Judgement(NamedTuple):
 
 
 class Disagreement(NamedTuple):
-    """Sources that take the node out of service for a code, and those that do not."""
+    """Sources that take the node out of service for a code (`takes`), and other sources."""
 
     takes: tuple[Source, ...]
     leaves: tuple[Source, ...]
@@ -88,7 +88,7 @@ UNKNOWN: dict[Kind, PolicyEntry] = {
 
 
 class XidPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Policy of XIDs and SXIDs. `version` names author and date; reports print it."""
+    """Policy of XIDs and SXIDs. `version`: author and date, printed in reports."""
 
     version: str
     lines: dict[str, tuple[PolicyWords, ...]]
@@ -103,7 +103,7 @@ class XidPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return (self.xid if kind.lower() == "xid" else self.sxid).get(int(number))
 
     def judge(self, kind: Kind, code: int, text: str = "") -> Judgement:
-        """Judge a code and the rest of its line, `text`. An unknown code has severity unknown."""
+        """Judge a code with the rest of its line, `text`; an unknown code has severity unknown."""
         entry = getattr(self, kind).get(code, UNKNOWN[kind])
         severity = entry.severity
         action = entry.action
@@ -132,7 +132,7 @@ def disagreements(code: int) -> Disagreement | None:
 
 @cache
 def shipped_policy() -> XidPolicy:
-    """Return the policy that comes with the package."""
+    """Return the policy shipped with the package."""
     import tomllib  # lazy: for start-up time
     from pathlib import Path
 
@@ -143,7 +143,7 @@ def shipped_policy() -> XidPolicy:
 def load_policy(path: Path) -> XidPolicy:
     """Return the shipped policy with the entries of a site's file.
 
-    An entry for a known code may be partial. Raises ConfigError, which names the entry.
+    An entry for a known code may be partial. Raises ConfigError with the entry's name.
     """
     base = msgspec.to_builtins(shipped_policy(), str_keys=True)
     mine = read_toml(path, "policy")
@@ -213,7 +213,7 @@ class LineFinding(NamedTuple):
 
 
 class NoCodeError(Exception):
-    """A line begins like an XID line and has no code."""
+    """XID line without a code."""
 
 
 # NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python, GPU has fallen off the bus.
@@ -251,7 +251,7 @@ def uuid_of(message: str) -> tuple[str, str] | None:
 def parse_kernel_message(message: str, policy: XidPolicy | None) -> LineFinding | None:
     """Return the finding of a kernel message; None for an ordinary one.
 
-    `policy`: None takes the shipped one, loaded when a code occurs. Raises NoCodeError.
+    `policy`: None is the shipped policy, loaded when a code occurs. Raises NoCodeError.
     """
     if "SXid" in message:
         return _code_finding("sxid", SXID, message, policy)
@@ -295,8 +295,8 @@ def _code_finding(kind: Kind, pattern: str, message: str, policy: XidPolicy | No
 def parse_fabric_message(message: str, level: str, policy: XidPolicy | None) -> LineFinding | None:
     """Return the finding of a fabric manager message; None for an ordinary one.
 
-    An error that is not a switch's has severity unknown: the line does not show whether the fabric
-    works.
+    An error of another component than a switch has severity unknown: the line does not show whether
+    the fabric works.
     """
     found = _compiled(SWITCH).search(message)
     if found:

@@ -43,7 +43,7 @@ END = "</nvidia_smi_log>"
 def xml_samples(
     text: str, t_ns: int, zone: tzinfo = UTC
 ) -> tuple[list[GpuSample], list[UnreadText]]:
-    """Return a sample per GPU. A text that declares entities is refused as a whole."""
+    """Return a sample per GPU; XML with entity declarations is rejected."""
     from xml.etree import ElementTree  # lazy: for start-up time
 
     if "<!ENTITY" in text:
@@ -55,7 +55,7 @@ def xml_samples(
     if end < begin:
         return [], [UnreadText(0, "cut off: the end of the XML is missing", cut_text(text[-500:]))]
     try:
-        # no entity is declared, so that nothing can be expanded
+        # safe: without entity declarations nothing can be expanded
         root = ElementTree.fromstring(text[begin : end + len(END)])  # noqa: S314
     except (ElementTree.ParseError, ValueError) as error:
         return [], [UnreadText(0, f"no XML: {error}", cut_text(text[begin : begin + 500]))]
@@ -100,7 +100,7 @@ def _flat_values(gpu: Element) -> list[tuple[str, str]]:
 def _errors(values: dict[str, str]) -> list[str | None]:
     """Return the memory errors in the order of ECC_FIELDS; None: not reported.
 
-    Each is the total, or the sum over the kinds of memory, whose names depend on the version.
+    Each is the total, or the sum over memory types, whose names depend on the driver version.
     """
     found: list[str | None] = []
     for period in ("volatile", "aggregate"):
@@ -158,9 +158,9 @@ class SmiSamples(NamedTuple):
 
 
 def read_samples(text: str, *, t_ns: int, zone: tzinfo = UTC) -> SmiSamples:
-    """Parse CSV or XML, detected by its beginning.
+    """Parse CSV or XML, detected by the root element.
 
-    `t_ns`: time of the query, for samples without a time; `zone`: of the times in the text.
+    `t_ns`: time of the query, for samples without a time; `zone`: time zone of the text.
     """
     if len(text) > TEXT_MAX:
         return SmiSamples([], [], [UnreadText(0, f"longer than {TEXT_MAX:,} characters", "")])
@@ -249,7 +249,7 @@ def _csv_time() -> re.Pattern[str]:
 
 
 def _parse_csv_time(text: str, t_ns: int, zone: tzinfo) -> int:
-    """Return the sample's own time; without a valid one, that of the query."""
+    """Return the sample's own time, or the time of the query if it is invalid."""
     found = _csv_time().fullmatch(text)
     if not found:
         return t_ns
@@ -263,7 +263,7 @@ LINE_MAX = 400
 
 
 class GpuLinks(msgspec.Struct, frozen=True):
-    """NVLinks of one GPU. `speeds`: GB/s by link; None for one that is not up."""
+    """NVLinks of one GPU. `speeds`: GB/s by link; None for an inactive link."""
 
     index: int
     uuid: str
@@ -283,7 +283,7 @@ def _link() -> re.Pattern[str]:
 
 
 def read_links(lines: str | Iterable[str]) -> Iterator[GpuLinks | UnreadText]:
-    """Yield the links of each GPU; lines of neither a GPU nor a link are unread."""
+    """Yield the links of each GPU; other lines are UnreadText."""
     gpu: GpuLinks | None = None
     for number, raw in enumerate(lines.split("\n") if isinstance(lines, str) else lines, 1):
         line = raw.strip()[:LINE_MAX]
@@ -306,9 +306,9 @@ def link_findings(
 ) -> Iterator[Reading]:
     """Yield findings on NVLinks.
 
-    A link that is down while others of its GPU are up costs the job; one slower than most of the
-    node's only warns. A GPU without any link that is up is unknown: it may have none, or have lost
-    them all.
+    An inactive link on a GPU with active links has severity now; a link slower than the node's most
+    common speed, warn. A GPU without active links has severity unknown: it may have no NVLinks, or
+    have lost all of them.
     """
     found: list[GpuLinks] = []
     for one in read_links(lines):

@@ -1,1 +1,1 @@
-"""Frames, channels and shared memory between the processes of a run."""
+"""Messages, channels and shared memory between the processes of a run."""

@@ -1,8 +1,8 @@
-"""Authenticated frames on a byte stream, and a channel of them driven by the event loop.
+"""Authenticated frames on a byte stream, and an event loop channel for them.
 
-A frame is `magic(4) | length(4, big endian) | tag(16) | payload(length)`, where the payload is the
-msgpack of a `MessageEnvelope` and the tag its blake2b keyed with the run's token. The same code
-serves an agent's TCP connection, at both ends, and a worker's socket pair.
+A frame is `magic(4) | length(4, big endian) | tag(16) | payload(length)`. The payload is a
+`MessageEnvelope` as msgpack, the tag its blake2b hash keyed with the run's token. Both ends of an
+agent's TCP connection and of a worker's socket pair use this module.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _tag(token: bytes, payload: bytes) -> bytes:
 
 
 def encode_frame(envelope: MessageEnvelope, token: bytes) -> bytes:
-    """One frame, ready to be written. Raises WireError above FRAME_BYTES_MAX."""
+    """Return the envelope as a frame; raises WireError above FRAME_BYTES_MAX."""
     payload = _encoder.encode(envelope)
     if len(payload) > FRAME_BYTES_MAX:
         raise WireError(
@@ -46,16 +46,14 @@ def encode_frame(envelope: MessageEnvelope, token: bytes) -> bytes:
 
 
 class FrameDecoder:
-    """Turns a byte stream back into envelopes. Raises WireError on the first bad byte; the
-    connection is then useless and must be closed."""
+    """Decoder of a byte stream into envelopes. After a WireError the connection must be closed."""
 
     def __init__(self, token: bytes) -> None:
         self._token = token
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[MessageEnvelope]:
-        """Yield the frames that are complete after `data`. Raises WireError for one that is
-        invalid."""
+        """Yield the frames completed by `data`; raises WireError for an invalid frame."""
         self._buffer += data
         while len(self._buffer) >= HEADER.size:
             magic, length, tag = HEADER.unpack_from(self._buffer)
@@ -77,16 +75,16 @@ class FrameDecoder:
 
 
 _READ_BYTES = 256 << 10
-_READS_MAX = 16  # a turn: one talker must not starve the others
+_READS_MAX = 16  # per turn of the loop: one sender must not starve the others
 PENDING_BYTES_MAX = 512 << 20
 STRANGER_BYTES_MAX = 64 << 10
 
 
 class Channel:
-    """Frames in and out. `on_frame` gets every authentic envelope; `on_closed` is called once,
-    with the reason, when the stream has ended or turned out to be worthless.
+    """Bidirectional channel of frames. `on_frame` gets every authentic envelope; `on_closed` is
+    called once, with the reason, when the stream has ended or is invalid.
 
-    A `stranger` is a peer that has not shown the token yet: it may send one small frame at most.
+    A `stranger` is an unauthenticated peer, limited to STRANGER_BYTES_MAX before its first frame.
     """
 
     def __init__(
@@ -113,8 +111,8 @@ class Channel:
         self._loop.add_reader(sock, self._readable)
 
     def send(self, envelope: messages.MessageEnvelope) -> bool:
-        """Queue one frame; False when the stream is closed, or by this frame: a peer that lets
-        PENDING_BYTES_MAX pile up is not reading. Raises WireError above the frame's limit."""
+        """Queue one frame; return False if the stream is closed, also by exceeding
+        PENDING_BYTES_MAX of unread data. Raises WireError above FRAME_BYTES_MAX."""
         if self.closed:
             return False
         frame = memoryview(encode_frame(envelope, self._token))
@@ -128,7 +126,7 @@ class Channel:
         return not self.closed
 
     def read_rest(self) -> None:
-        """Take in what a dead peer had still written."""
+        """Read the remaining data of a dead peer."""
         while not self.closed and self._read_once():
             pass
 
@@ -150,7 +148,7 @@ class Channel:
                 return
 
     def _read_once(self) -> bool:
-        """Read one piece; False when there is none (now, or ever again)."""
+        """Read once; return False if there is no data or the channel is closed."""
         try:
             data = self._sock.recv(_READ_BYTES)
         except BlockingIOError:

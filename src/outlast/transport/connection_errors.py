@@ -1,7 +1,7 @@
-"""Texts by which gloo, NCCL and the rendezvous report a broken connection.
+"""Patterns of connection errors reported by gloo, NCCL and the rendezvous.
 
-A programming error must never look like a lost peer: it would be retried for ever. Only texts that
-these libraries write themselves are known here.
+A programming error must not match as a lost peer: it would be retried forever. The patterns match
+only texts that these libraries themselves write.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NCCL = re.compile(
     r"ncclRemoteError|ncclSystemError|ncclInternalError|NCCL communicator was aborted"
     r"|NCCL watchdog|ncclCommAbort|Watchdog caught collective operation timeout"
 )
-ENDING_LINES = 5  # of a log: warnings at exit may follow the exception
+ENDING_LINES = 5  # last lines of a log: warnings at exit may follow the exception
 _STORE = re.compile(
     r"(?:^|\.|: )(?:DistNetworkError|DistStoreError): "
     r"|TCPStore.*(?:Connection reset|Broken pipe|failed to recv|wait timeout)"
@@ -53,8 +53,8 @@ def is_connection_failure(text: str) -> bool:
     """Return whether a process ended with ``text`` because a connection to a peer broke.
 
     Args:
-        text: The last lines of a traceback or of a log. Only its last paragraph that names an
-            exception counts, so that a handled failure further up does not.
+        text: The last lines of a traceback or of a log. Only the last ENDING_LINES lines count, so
+            that a handled failure further up does not.
     """
     ending = "\n".join(text.strip().splitlines()[-ENDING_LINES:])
     return is_gloo_failure(ending) or is_nccl_failure(ending) or bool(_STORE.search(ending))

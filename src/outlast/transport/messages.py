@@ -1,6 +1,6 @@
-"""Frames between workers, agents and the controller.
+"""Messages between workers, agents and the controller.
 
-`channel` writes them to a stream; `docs/protocol.md` lists senders, receivers and order.
+`channel` sends them as frames; `docs/protocol.md` lists senders, receivers and order.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from outlast.events import Fault, Warned
 
 
 class Body(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=True):
-    """Base of all message bodies."""
+    """Base class of all message bodies."""
 
 
-# --- a worker speaks ------------------------------------------------------------------------
+# --- messages of workers --------------------------------------------------------------------
 
 
 class WorkerHello(Body, frozen=True, tag="Hello"):
-    """The worker reached `outlast.init()`. A spare now waits for a seat."""
+    """Report of a worker that has reached `outlast.init()`; a spare now waits for a seat."""
 
     pid: int
     fingerprint: dict[str, str]
     address: str  # host:port of this worker's gloo listener
-    devices: int = 0  # GPUs that it sees
+    devices: int = 0  # visible GPUs
 
 
 class StateProtected(Body, frozen=True, tag="Protected"):
     """Digest of the protected state's schema, which must be equal on all ranks.
 
-    `shards`: what this rank holds of it, equal on ranks that are each other's replicas.
+    `shards`: this rank's part of the state, equal on ranks that are replicas of each other.
     """
 
     schema: str
@@ -40,27 +40,27 @@ class StateProtected(Body, frozen=True, tag="Protected"):
 
 
 class Recorded(Body, frozen=True):
-    """Set-up results of generation 1 on this seat, for later joiners (opaque bytes)."""
+    """Results of this seat's set-up collectives in generation 1, for later joiners (opaque)."""
 
     seat: int
     record: bytes
 
 
 class Status(Body, frozen=True):
-    """The answer to Close, or the first word about a failure (then `fault` is set).
+    """Answer to Close, or the first report of a failure (then `fault` is set).
 
-    `n` is the number of phases that this worker has completed, or is completing. `state`:
-    idle      between phases, or its attempt is put back: stands before phase n+1
-    running   in an attempt at phase n+1 that has not voted and now cannot
-    prepared  voted yes on phase n+1, never got the answer, nothing changed
-    applying  the vote on phase n was won: this worker is completing it, and will stand behind it
-    torn      phase n+1 committed, but this worker failed while applying it
-    broken    an attempt cannot be put back here; the worker must be replaced
-    finished  the script has left its loop; no phase will follow
-    joining   a joiner whose state has not been swapped in: never a donor, whatever it has heard
+    `n` is the number of phases that this worker has completed or is completing. `state`:
+    idle      between phases, or its state is restored: before phase n+1
+    running   in an attempt at phase n+1, has not voted and no longer can
+    prepared  voted yes on phase n+1, received no answer, nothing changed
+    applying  phase n is committed, and this worker is completing it
+    torn      phase n+1 is committed, but this worker failed while applying it
+    broken    its state cannot be restored; the worker must be replaced
+    finished  the script has left its loop; no phase follows
+    joining   a joiner whose state has not been swapped in: never a donor
 
-    `result`: what phase n returned here, where it is small. One that all survivors share is also
-    what a worker would have returned that was lost between the vote and its return.
+    `result`: the return value of phase n on this rank, if small. A value shared by all survivors
+    also replaces that of a worker lost between vote and return.
     """
 
     generation: int
@@ -69,19 +69,19 @@ class Status(Body, frozen=True):
     state: str
     fault: Fault | None = None
     result: bytes = b""
-    shared: bool = False  # the result is equal on all ranks by its making (one of our own phases)
+    shared: bool = False  # the result is equal on all ranks by construction (internal phases)
 
 
 class WorkerReady(Body, frozen=True, tag="Ready"):
-    """The worker stands before phase n+1 and can connect: a survivor has put back or applied,
-    a joiner has built its model; its dry steps follow."""
+    """Report of a worker before phase n+1 that can connect: a survivor has restored or applied its
+    state, a joiner has built its model; its dry steps follow."""
 
     generation: int
     n: int
 
 
 class Joined(Body, frozen=True):
-    """The worker's groups of this generation stand; transfers it takes part in have ended.
+    """Report of a worker whose groups of this generation are built and transfers are complete.
 
     `sent` and `received` map the other seat to (digest, bytes, seconds).
     """
@@ -92,7 +92,7 @@ class Joined(Body, frozen=True):
 
 
 class Put(Body, frozen=True):
-    """Publish a rendezvous value for this generation (generation 0: for the job's life)."""
+    """Request to publish a rendezvous value for a generation (0: for the life of the job)."""
 
     generation: int
     key: str
@@ -100,35 +100,35 @@ class Put(Body, frozen=True):
 
 
 class SharedValueRequest(Body, frozen=True, tag="SharedAsk"):
-    """`session.shared(name)`: answered by SharedIs, or by SharedMake for exactly one asker."""
+    """Request of `session.shared(name)`; the answer is SharedIs, or SharedMake for one rank."""
 
     name: str
 
 
 class SharedValueMade(Body, frozen=True, tag="SharedMade"):
-    """The shared value that a rank made on request."""
+    """Shared value that a rank created on request."""
 
     name: str
     value: bytes
 
 
 class Checkpointed(Body, frozen=True):
-    """All ranks can begin again from here (sent by seat 0). `tier`: "memory", every rank's keeper
-    holds its part of the copy named `path`; "disk", the directory `path` is complete and durable.
+    """Report of a restorable copy (sent by seat 0). `tier`: "memory": each rank's keeper holds its
+    part of the copy named `path`; "disk": the directory `path` is complete and durable.
     """
 
     n: int
     step: int
     path: str
     tier: str = "disk"
-    blocking_s: float = 0.0  # what training waited for it; 0: no measure, it was prepared as well
-    flush_s: float = 0.0  # from the copy until it was durable
-    drag_s: float = 0.0  # by how much all steps meanwhile were slower
-    step_s: float = 0.0  # a step's time while nothing is written; 0: unknown
+    blocking_s: float = 0.0  # wait of training; 0: not measured (first-time preparations)
+    flush_s: float = 0.0  # time from the copy until durable
+    drag_s: float = 0.0  # total slowdown of the steps during the flush
+    step_s: float = 0.0  # duration of a step without concurrent writes; 0: unknown
 
 
 class SaveFailed(Body, frozen=True):
-    """A checkpoint could not be made (sent by seat 0); training and older ones are untouched."""
+    """Report of a failed checkpoint (sent by seat 0); training and older ones are unaffected."""
 
     n: int
     step: int
@@ -136,24 +136,24 @@ class SaveFailed(Body, frozen=True):
 
 
 class SaveEvery(Body, frozen=True):
-    """To seat 0: propose these intervals at the next save (steps; 0: none)."""
+    """Request to seat 0 to propose these intervals at the next save (steps; 0: none)."""
 
     memory: int
     disk: int
 
 
 class Finished(Body, frozen=True):
-    """The script has ended; the worker lingers until Stop, and may still be a donor."""
+    """Report of an ended script; the worker runs until Stop and may still be a donor."""
 
     n: int
     step: int = 0
 
 
 class Audited(Body, frozen=True):
-    """Digests of what this worker's replicas must hold alike after phase n: one for each kind.
+    """Digests, by kind, of the state that must be equal on all replicas after phase n.
 
-    `replica_set`: equal on ranks that are each other's replicas. `part`: which of `parts` equal
-    parts of the state was digested; 0 of 1 is all of it, and its sender waits for AuditAgreed.
+    `replica_set`: equal on ranks that are replicas of each other. `part`: the digested part, of
+    `parts` equal parts of the state; the sender of 0 of 1, the whole state, waits for AuditAgreed.
     """
 
     generation: int
@@ -166,7 +166,7 @@ class Audited(Body, frozen=True):
 
 
 class AuditNamed(Body, frozen=True):
-    """The answer to AuditAsk: kind -> name -> digest, of the audit of phase n."""
+    """Answer to AuditAsk: kind -> name -> digest, of the audit of phase n."""
 
     generation: int
     n: int
@@ -174,40 +174,40 @@ class AuditNamed(Body, frozen=True):
 
 
 class Traced(Body, frozen=True):
-    """The answer to the Trace of `folder`, for the agent: the file is there, or why it is not."""
+    """Answer to the Trace of `folder`, for the agent; `error`: why the file was not written."""
 
     folder: str
     error: str = ""
 
 
-# --- the controller speaks -------------------------------------------------------------------
+# --- messages of the controller --------------------------------------------------------------
 
 
 class Seat(Body, frozen=True):
-    """Take a seat. `slots`: the seat's rank-specific states, keyed "kind:n" (see worker_page.py);
-    empty when everybody starts. `record` is what the seat's set-up collectives returned."""
+    """Request to take a seat. `slots`: the seat's rank-specific states by "kind:n" (see
+    worker_page.py), empty at a start. `record`: results of the seat's set-up collectives."""
 
     generation: int
     seat: int
     world: int
     n: int
-    first: bool  # True: everybody starts now; set-up collectives are real
+    first: bool  # True: all workers start now; set-up collectives are real
     slots: dict[str, bytes] = {}
     record: bytes = b""
     checkpoint: Checkpointed | None = None  # with first: load this before phase n+1
-    local_rank: int = -1  # set by the agent: the device to use now; -1: the one from birth
+    local_rank: int = -1  # set by the agent: device to use; -1: unchanged
 
 
 class Close(Body, frozen=True):
-    """Generation `generation` is over: sever, answer with Status."""
+    """Request to sever the connections of an ended generation; the answer is Status."""
 
     generation: int
     reason: str
 
 
 class Decide(Body, frozen=True):
-    """All stand before phase n+1 when this is done: who prepared phase n applies it (commit),
-    who ran phase n+1 puts it back (redo)."""
+    """Verdict on the last phase: workers that prepared phase n apply it (commit), workers that ran
+    phase n+1 restore their state (redo). All are then before phase n+1."""
 
     generation: int  # the new one
     n: int
@@ -216,7 +216,7 @@ class Decide(Body, frozen=True):
 
 
 class Connect(Body, frozen=True):
-    """Build all groups of this generation; then move state: (donor seat, joiner seat)."""
+    """Request to build all groups of this generation, then transfer state: (donor, joiner seat)."""
 
     generation: int
     n: int
@@ -227,7 +227,7 @@ class Connect(Body, frozen=True):
 
 
 class RendezvousValue(Body, frozen=True, tag="Got"):
-    """A rendezvous value, forwarded to every member."""
+    """Rendezvous value, forwarded to every member."""
 
     generation: int
     key: str
@@ -235,8 +235,8 @@ class RendezvousValue(Body, frozen=True, tag="Got"):
 
 
 class Open(Body, frozen=True):
-    """All joined and every digest agrees: swap in, run phase n+1. With `ask` the next phase is a
-    checkpoint, made by every rank here; then the script goes on ("save") or ends ("drain")."""
+    """Request to swap in the state and run phase n+1: all joined with equal digests. With `ask`,
+    all ranks first make a checkpoint; then the script continues ("save") or ends ("drain")."""
 
     generation: int
     n: int
@@ -244,7 +244,7 @@ class Open(Body, frozen=True):
 
 
 class AuditRequest(Body, frozen=True, tag="AuditAsk"):
-    """Replicas differ in these kinds after phase n: name what they consist of (AuditNamed)."""
+    """Request for AuditNamed: replicas differ in these kinds after phase n."""
 
     generation: int
     n: int
@@ -252,55 +252,55 @@ class AuditRequest(Body, frozen=True, tag="AuditAsk"):
 
 
 class AuditAgreed(Body, frozen=True):
-    """The replicas hold the same after phase n: the next phase may be voted on."""
+    """Report that all replicas are equal after phase n: the vote on the next phase may begin."""
 
     generation: int
     n: int
 
 
 class SharedValueMake(Body, frozen=True, tag="SharedMake"):
-    """Request to make a shared value."""
+    """Request to create a shared value."""
 
     name: str
 
 
 class SharedValueReply(Body, frozen=True, tag="SharedIs"):
-    """The shared value, for all ranks."""
+    """Shared value, for all ranks."""
 
     name: str
     value: bytes
 
 
 class Stop(Body, frozen=True):
-    """End now. `ok`: the run is done."""
+    """Request to end now. `ok`: the run is done."""
 
     ok: bool
     reason: str
 
 
-# --- an agent speaks -------------------------------------------------------------------------
+# --- messages of and to agents ---------------------------------------------------------------
 
 
 class AgentHello(Body, frozen=True):
-    """An agent offers its host. `lease_s`: it kills its workers if it cannot renew in time."""
+    """Registration of an agent. `lease_s`: it kills its workers if it cannot renew in time."""
 
     host: str
     address: str
-    capacity: int  # how many workers it will run at once
+    capacity: int  # maximum number of concurrent workers
     lease_s: float
-    workers: tuple[str, ...] = ()  # alive here already (a controller came back)
+    workers: tuple[str, ...] = ()  # already alive here (after a reconnection)
 
 
 class Renew(Body, frozen=True):
     """Renewal of the agent's lease. `beats`: worker -> (n, step, state, loss), from the pages.
-    `blocked`: workers that cannot answer now: their process runs, their interpreter does not."""
+    `blocked`: workers that cannot answer: the process runs, but the interpreter is blocked."""
 
     beats: dict[str, tuple[int, int, str, float]] = {}
     blocked: tuple[str, ...] = msgspec.field(name="held", default=())
 
 
 class Renewed(Body, frozen=True):
-    """The lease is renewed; it expires after `lease_s` without another renewal."""
+    """Confirmation of a renewal; the lease expires after `lease_s` without another renewal."""
 
     lease_s: float
 
@@ -313,7 +313,7 @@ class Spawn(Body, frozen=True):
 
 
 class Spawned(Body, frozen=True):
-    """A worker was started."""
+    """Report of a started worker."""
 
     worker: str
     pid: int
@@ -327,8 +327,8 @@ class Kill(Body, frozen=True):
 
 
 class WorkerLostReport(Body, frozen=True, tag="Lost"):
-    """The worker and its whole session are dead and reaped. `slots` as in Seat; `n`, `step`,
-    `state` are the page's last word."""
+    """Report of a worker whose family is dead and reaped. `slots` as in Seat; `n`, `step`, `state`:
+    the page's last heartbeat."""
 
     worker: str
     fault: Fault
@@ -339,8 +339,8 @@ class WorkerLostReport(Body, frozen=True, tag="Lost"):
 
 
 class Trace(Body, frozen=True):
-    """To a worker: write what the flight recorder has to `traces/FOLDER` of the run directory, as
-    `rank_SEAT@HOST.json`, unless `until_ns` (CLOCK_MONOTONIC) has passed."""
+    """Request to a worker to dump its flight recorder to `traces/FOLDER/rank_SEAT@HOST.json` of the
+    run directory, unless `until_ns` (CLOCK_MONOTONIC) has passed."""
 
     folder: str
     host: str
@@ -348,16 +348,15 @@ class Trace(Body, frozen=True):
 
 
 class Suspect(Body, frozen=True):
-    """The agent's watch judged this worker hung or stopped; the controller will have it killed."""
+    """Report of a hung or stopped worker, which the controller will order to be killed."""
 
     worker: str
     fault: Fault
 
 
 class NodeChecked(Body, frozen=True, tag="Checked"):
-    """All unhealthy findings of the agent's newest node check, each with the worker that has the
-    device. `completed`: checks that ran to completion; their earlier findings that are missing
-    now are over."""
+    """All unhealthy findings of the agent's newest node check, each with the device's worker.
+    `completed`: checks that ran to completion; their earlier findings are resolved if missing."""
 
     found: tuple[Warned, ...]
     completed: tuple[str, ...] = msgspec.field(name="told", default=())
@@ -380,13 +379,13 @@ AnyBody = WorkerBody | ControllerBody | AgentBody
 
 
 class MessageEnvelope(msgspec.Struct, frozen=True, kw_only=True):
-    """Origin and addressee of a frame. A receiver drops frames of another run, of an older term,
-    and of an agent's earlier incarnation, and reports it in the events."""
+    """Message with its origin and addressee. A receiver drops messages of another run, an older
+    term, or an agent's earlier incarnation, and reports them in the events."""
 
     run: str
     term: int
     agent: str
     incarnation: int
-    worker: str  # the worker that speaks or is spoken to; "" for agent frames
-    seq: int  # by sender, from 1; a repeated number is a duplicate
+    worker: str  # sending or receiving worker; "" for agent messages
+    seq: int  # per sender, from 1; a repeated number is a duplicate
     body: AnyBody

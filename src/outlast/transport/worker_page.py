@@ -1,11 +1,11 @@
-"""The worker's page: memory that a worker shares with its agent and that outlives the worker.
+"""Worker page: memory that a worker shares with its agent and that outlives the worker.
 
-It holds the heartbeat (what the main thread does, overwritten in place, no system call) and a
-few slots (the rank-specific state before and after a phase, invariant (d) of the protocol).
-A worker killed in the middle of a write leaves the older slots whole: a slot counts only when its
-digest is right. The memory is a memfd: it has no name that could be left behind. Of each slot the
-first 256 KiB are reserved at creation, so that their lack is an error at start; a larger state
-takes what it needs when it is first written.
+It holds the heartbeat (state of the main thread, overwritten in place, no system call) and slots
+(the rank-specific state before and after a phase, invariant (d) of the protocol). A slot is valid
+only if its digest matches, so a worker killed during a write leaves the older slots intact. The
+memory is a memfd: it has no name to clean up. The first 256 KiB of each slot are reserved at
+creation, so that missing memory is an error at start; a larger state allocates more when it is
+first written.
 
 All numbers are little endian.
 
@@ -20,7 +20,7 @@ All numbers are little endian.
 | 4096 + i (40 + slot bytes), | `qqQQQ`   | slot: kind, n, count, length,                          |
 | i < `SLOTS`                 |           | xxh3_64(kind, n, count, payload), then the payload     |
 
-`count` rises with every write: of two slots of one key, the one with the higher count is newer.
+`count` increases with every write: of two slots with one key, the higher count is newer.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _PULSE = struct.Struct("<qqqq")
 _PULSE_AT = 64
 _PACE = struct.Struct("<qqq")
 _PACES_AT = 128
-KEYS = 64  # a run has a handful: its step, its evaluations, and ours
+KEYS = 64  # a run has a handful: its step, evaluations, and internal phases
 _SLOT = struct.Struct("<qqQQQ")
 _BEAT_BYTES = 4096
 SLOTS = 6  # before(n), after(n+1), result(n+1), before(n+1), after(n+2), and one being written
@@ -67,7 +67,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 class Beat(NamedTuple):
-    """One reading of the heartbeat. Times are CLOCK_MONOTONIC nanoseconds of the host."""
+    """Heartbeat of a worker. Times are CLOCK_MONOTONIC nanoseconds of the host."""
 
     n: int
     step: int
@@ -76,28 +76,28 @@ class Beat(NamedTuple):
     t_ns: int
     t_state_ns: int
     loss: float
-    key: int = 0  # of the phase under way, or of the newest one
+    key: int = 0  # key of the current or last phase
 
 
 class Pulse(NamedTuple):
-    """One report of the pulse thread on a worker's main thread."""
+    """Report of the pulse thread on a worker's main thread."""
 
-    t_ns: int  # when it was written; 0: never
-    beat_ns: int  # `t_ns` of the heartbeat that it is about
+    t_ns: int  # time of the report; 0: none
+    beat_ns: int  # `t_ns` of the heartbeat that it refers to
     is_waiting: bool  # the main thread waited for other ranks
-    released_ns: int  # when it was last seen to wait no longer
+    released_ns: int  # end of the last observed wait
 
 
 class PhasePace(NamedTuple):
     """Duration statistics of one kind of phase in one process."""
 
     phases: int  # completed
-    slowest_ns: int  # of the newer ones; 0: none was measured
+    slowest_ns: int  # decaying maximum; 0: not measured
 
 
 class Page:
-    """One worker's page. Writers: the worker's main thread, but of the pulse, which has a thread
-    of its own. Readers: anybody with the fd."""
+    """One worker's page. Writers: the worker's main thread, and the pulse thread for the pulse.
+    Readers: any process with the descriptor."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -109,7 +109,7 @@ class Page:
 
     @classmethod
     def create(cls, slot_bytes: int = SLOT_BYTES) -> Page:
-        """A fresh page in anonymous memory. Raises ConfigError where the memory is not there."""
+        """Return a new page in anonymous memory; raises ConfigError if memory is insufficient."""
         fd = os.memfd_create("outlast-page", os.MFD_CLOEXEC)
         size = _BEAT_BYTES + SLOTS * (slot_bytes + _SLOT.size)
         try:
@@ -142,7 +142,7 @@ class Page:
         loss: float,
         key: int = 0,
     ) -> None:
-        """Write the heartbeat: place, state and times."""
+        """Write the heartbeat: position, state and times."""
         _BEAT.pack_into(
             self._map, 0, n, step, STATES.index(state), collectives, t_ns, t_state_ns, loss, key
         )
@@ -153,20 +153,20 @@ class Page:
         return Beat(n, step, STATES[state], *numbers)
 
     def put_pulse(self, pulse: Pulse) -> None:
-        """Write down whether the main thread, unmoved since `beat_ns`, waits for other ranks."""
+        """Write whether the main thread, unchanged since `beat_ns`, waits for other ranks."""
         _PULSE.pack_into(self._map, _PULSE_AT, *pulse)
 
     def pulse(self) -> Pulse:
-        """Return the newest pulse of the pulse thread."""
+        """Return the newest report of the pulse thread."""
         t_ns, beat_ns, is_waiting, released_ns = _PULSE.unpack_from(self._map, _PULSE_AT)
         return Pulse(t_ns, beat_ns, bool(is_waiting), released_ns)
 
     def put_pace(self, index: int, key: int, pace: PhasePace) -> None:
-        """Say how fast the `index`-th kind of phase (below KEYS) goes."""
+        """Write the pace of the `index`-th kind of phase (below KEYS)."""
         _PACE.pack_into(self._map, _PACES_AT + index * _PACE.size, key, *pace)
 
     def paces(self) -> dict[int, PhasePace]:
-        """Of every kind of phase that this process has completed, by key."""
+        """Return the pace of each kind of phase that this process has completed, by key."""
         found: dict[int, PhasePace] = {}
         for index in range(KEYS):
             key, *pace = _PACE.unpack_from(self._map, _PACES_AT + index * _PACE.size)
@@ -176,8 +176,8 @@ class Page:
         return found
 
     def put(self, kind: Kind, n: int, payload: bytes) -> None:
-        """Write a slot, never over the newest copy of its own key; the oldest of other keys gives
-        way. Raises ProtectError above the slot's size."""
+        """Write a slot to the entry chosen by `_least_needed`; raises ProtectError above its
+        size."""
         if len(payload) > self.slot_bytes:
             raise ProtectError(
                 f"this rank's own state (random generators, data position, small protected objects)"
@@ -196,7 +196,7 @@ class Page:
         self._slots[index] = (self._count, code, n)
 
     def drop(self, kind: Kind, n: int) -> None:
-        """Erase every copy of a slot: the phase that it describes was undone."""
+        """Erase every copy of a slot whose phase was undone."""
         code = KINDS.index(kind)
         for index, slots in enumerate(self._slots):
             if slots is not None and slots[1:] == (code, n):
@@ -205,8 +205,8 @@ class Page:
                 self._slots[index] = None
 
     def _least_needed(self) -> int:
-        """The slot to write over: an empty one, else the oldest that has a newer copy elsewhere,
-        else the oldest."""
+        """Return the index to overwrite: an empty slot, else the oldest slot with a newer copy,
+        else the oldest slot."""
         newest = {copy[1:]: copy for copy in sorted(copy for copy in self._slots if copy)}
         return min(
             range(SLOTS),
@@ -217,12 +217,12 @@ class Page:
         )
 
     def slots(self) -> dict[str, bytes]:
-        """The newest whole copy of every slot, keyed "kind:n"."""
+        """Return the newest valid copy of every slot by "kind:n"."""
         found = sorted(filter(None, map(self._slot, range(SLOTS))))
         return {f"{KINDS[code]}:{n}": payload for _, code, n, payload in found}
 
     def _slot(self, index: int) -> tuple[int, int, int, bytes] | None:
-        """Count, kind, n and payload; None where nothing whole is."""
+        """Return count, kind, n and payload; None if the slot is not valid."""
         at = _BEAT_BYTES + index * (self.slot_bytes + _SLOT.size)
         code, n, count, length, digest = _SLOT.unpack_from(self._map, at)
         if not (0 <= code < len(KINDS) and 0 < length <= self.slot_bytes):
@@ -237,49 +237,48 @@ def _digest(code: int, n: int, count: int, payload: bytes) -> int:
     return xxhash.xxh3_64_intdigest(payload, seed=xxhash.xxh32_intdigest(head))
 
 
-WARM_PHASES = 2  # kernels, allocators and compilers make these slower than later ones
-_FADES = 16  # a slow one is forgotten by a sixteenth with each phase that is faster
+WARM_PHASES = 2  # slower than later phases: kernels, allocators, compilers
+_FADES = 16  # the maximum decays by 1/16 with each faster phase
 _KEY_BITS = 63
 
 UNSEEN = PhasePace(0, 0)
 
 
 def phase_key(name: str) -> int:
-    """The number, never 0, that stands for phases of this name."""
+    """Return the key, never 0, of phases with this name."""
     return (xxhash.xxh3_64_intdigest(name.encode()) & ((1 << _KEY_BITS) - 1)) or 1
 
 
 def updated_pace(pace: PhasePace, took_ns: int) -> PhasePace:
-    """The pace once another phase has taken `took_ns`."""
+    """Return the pace after another phase that took `took_ns`."""
     if pace.phases < WARM_PHASES:
         return PhasePace(pace.phases + 1, 0)
     return PhasePace(pace.phases + 1, max(took_ns, pace.slowest_ns - pace.slowest_ns // _FADES, 1))
 
 
-# A recovering rank waits for others; the controller has deadlines for each part.
+# A recovering rank waits for others; the controller has its own deadlines for it.
 _NEVER = ("waiting", "finished", "healing")
 
 
 class WorkerObservation(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker at one moment: its page, and its state letter in /proc (R S D T t Z)."""
+    """Snapshot of a worker: its page, and its state letter in /proc (R S D T t Z)."""
 
     worker: str
     seat: int  # -1: a spare
     n: int
     state: State
-    collectives: int  # since the attempt (or the set-up) began: comparable between ranks
-    t_ns: int  # the last change of anything
-    t_work_ns: int = 0  # when the process (with its children) was last seen to compute
-    t_woken_ns: int = 0  # when its main thread was last seen to be woken again and again
+    collectives: int  # since the start of the attempt or set-up: comparable between ranks
+    t_ns: int  # last progress
+    t_work_ns: int = 0  # last sample in which the process or its children used the processor
+    t_woken_ns: int = 0  # last sample with frequent wake-ups of the main thread
     waits: bool = False  # its main thread is known to wait for other ranks
-    key: int = 0  # of the phase under way, or of the newest one
-    paces: Mapping[int, PhasePace] = {}  # by key: the phases that this process has completed
+    key: int = 0  # key of the current or last phase
+    paces: Mapping[int, PhasePace] = {}  # by key, of phases that this process has completed
     letter: str
 
 
 def is_judged(look: WorkerObservation) -> bool:
-    """Return whether a lack of progress counts for this worker; it does not for a spare, for
-    example."""
+    """Return whether to judge this worker's lack of progress; not for spares, for example."""
     return look.seat >= 0 and look.state not in _NEVER
 
 
