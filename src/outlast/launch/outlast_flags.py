@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def add_save_flags(add: Callable[..., object]) -> None:
-    """Give the parser its flags."""
+    """Add the save flags to the parser."""
     add(
         "--checkpoint-every",
         "--checkpoint_every",
@@ -142,7 +142,7 @@ def copies(text: str, world: int) -> tuple[int, int]:
 
 
 def add_check_flags(add: Callable[..., object]) -> None:
-    """Give the parser its flags."""
+    """Add the check flags to the parser."""
     add(
         "--on-unrepeatable",
         "--on_unrepeatable",

@@ -85,7 +85,7 @@ class ForkRefused(TemplateMessage, frozen=True, kw_only=True):
 
 
 class Restarted(TemplateMessage, frozen=True, kw_only=True):
-    """Notice that a worker executes its command anew: the script changed inputs of imports."""
+    """Notice of a worker's restart from its command: the script changed inputs of imports."""
 
     reason: str
 
