@@ -219,9 +219,9 @@ def begin(
 ) -> tuple[messages.Checkpointed | None, list[str]]:
     """Return the checkpoint to start from, or None, and the reasons to skip others.
 
-    If no local checkpoint is whole, or one is damaged, a checkpoint is copied from `durable` after
-    a note to `tell`, since a copy takes time. A fresh directory then adopts the job: it is the
-    same run on another machine. `bars`: barred copies. Raises ConfigError if a store belongs to
+    If no local checkpoint is whole, or one is damaged, a checkpoint is copied from `durable`;
+    `tell` is notified first. A fresh directory then adopts the job: it is the same run on another
+    machine. `bars`: barred copies. Raises ConfigError if a store belongs to
     another job; CorruptionError or StorageError if a store has checkpoints or does not answer, and
     none can be copied; UnreadableCheckpointError if the newest local checkpoint cannot be read.
     """

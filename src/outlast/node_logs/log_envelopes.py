@@ -38,7 +38,7 @@ LEFT_OUT = "a message that journalctl left out as too long: run it with --all"
 
 
 class LogEnvelope(NamedTuple):
-    """A log line's parts.
+    """Parts of a log line.
 
     `when` parses the time on demand and raises UnplacedError. `speaker`: KERNEL, FABRIC, NETWORK,
     NO_SPEAKER, or the name of another program, which is ignored. `level`: of the fabric manager.

@@ -25,7 +25,7 @@ YEARS_BACK = 8  # to the last 29 February, also across 1900 or 2100
 
 
 class UnplacedError(Exception):
-    """The time of a line is unknown; the message names what is missing."""
+    """Unknown time of a line; the message names the missing information."""
 
 
 class LogClock(NamedTuple):
@@ -203,8 +203,8 @@ def fold_storms(readings: Iterable[Reading], window_s: float) -> Iterator[Readin
     """Fold repeated findings within `window_s` seconds of the first into one.
 
     Findings with equal node, check, symptom, severity, code and device are folded. The result has
-    the first one's time and detail and the number of times, as in `GPU has fallen off the bus
-    {27586 times in 3600 s}`.
+    the time and detail of the first, with a count, as in `GPU has fallen off the bus {27586 times
+    in 3600 s}`.
 
     Counts of previously folded findings are added. Findings are yielded when their windows end, not
     in order of time; UnreadText immediately. Memory is bounded by the number of distinct findings.

@@ -355,7 +355,7 @@ class Suspect(Body, frozen=True):
 
 
 class NodeChecked(Body, frozen=True, tag="Checked"):
-    """All unhealthy findings of the agent's newest node check, each with the device's worker.
+    """Unhealthy findings of the agent's newest node check, all of them, with the device's worker.
     `completed`: checks that ran to completion; their earlier findings are resolved if missing."""
 
     found: tuple[Warned, ...]

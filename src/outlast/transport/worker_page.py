@@ -1,7 +1,7 @@
 """Worker page: memory that a worker shares with its agent and that outlives the worker.
 
-It holds the heartbeat (state of the main thread, overwritten in place, no system call) and slots
-(the rank-specific state before and after a phase, invariant (d) of the protocol). A slot is valid
+It holds the heartbeat of the main thread, overwritten in place without a system call, and slots.
+Slots hold rank-specific state around a phase (invariant (d) of the protocol). A slot is valid
 only if its digest matches, so a worker killed during a write leaves the older slots intact. The
 memory is a memfd: it has no name to clean up. The first 256 KiB of each slot are reserved at
 creation, so that missing memory is an error at start; a larger state allocates more when it is

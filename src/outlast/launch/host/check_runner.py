@@ -36,7 +36,7 @@ _PAUSE_S = 0.01
 
 
 class CheckFailedError(Exception):
-    """A check without a report; the message is the reason."""
+    """Failure of a check to produce a report; the message is the reason."""
 
 
 class CheckProcess:

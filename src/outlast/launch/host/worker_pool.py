@@ -211,8 +211,8 @@ class WorkerPool:
     def device_for(self, worker: WorkerHandle) -> int:
         """Return the local rank of a spare that takes a seat.
 
-        A spare started without its own GPU, because the host had no free one, gets the first free
-        GPU below the world size, preferably without findings.
+        A spare started without its own GPU gets the first free GPU below the world size, preferably
+        without findings.
         """
         if worker.local_rank >= max(self.devices, self.plan.world) or self.devices == 0:
             taken = {other.local_rank for other in self.workers.values() if other is not worker}
