@@ -1,4 +1,4 @@
-"""Control file: the top writes a rate that the loop reads, and lowers where the loss stands still."""
+"""Control file: the top writes a rate, which each step reads and the loop lowers now and then."""
 
 import json
 import os

@@ -220,14 +220,14 @@ def _put_back(path: Path, locked: int) -> str:
         aside.unlink()
         os.close(locked)
         return ""
-    held = [] if new is None else _descriptors(new)
+    descriptors = [] if new is None else _descriptors(new)
     mapped = "" if new is None else _mapping(new)
-    reads = mapped or any(_access(fd) != os.O_WRONLY for fd in held)
+    reads = mapped or any(_access(fd) != os.O_WRONLY for fd in descriptors)
     is_equal = not reads or filecmp.cmp(aside, path, shallow=False)
     if "w" in mapped or not is_equal:
         why = f"keeps {path.name} {'mapped' if mapped else 'open'} that it wrote anew"
     aside.replace(path)
-    for fd in held if not why else ():
+    for fd in descriptors if not why else ():
         _redirect(fd, path)
     os.close(locked)
     return why
