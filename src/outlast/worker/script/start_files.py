@@ -59,6 +59,7 @@ class StartFiles:
         self._moved: dict[Path, int] = {}  # locked descriptors of the job's files
         self._is_watching = self._starts = self._guards = False
         self._acts = False
+        self._pid = os.getpid()  # processes that the script forks have the hook, too
 
     def begin(self) -> None:
         """The script is run from its top in the middle of the job."""
@@ -105,7 +106,8 @@ class StartFiles:
         name, writes = _PATHS[event](*args)
         if name is None or not (self._starts if writes else self._guards):
             return
-        if threading.current_thread() is not threading.main_thread() or not _is_scripts():
+        is_main = threading.current_thread() is threading.main_thread()
+        if not is_main or os.getpid() != self._pid or not _is_scripts():
             return
         self._acts = True
         try:
