@@ -215,16 +215,35 @@ def test_two_workers_that_start_and_one_that_reads_end_with_the_jobs_file(
     assert control.read_text() == "as the job left it"
 
 
+def append(path: Path) -> None:
+    with path.open("a") as file:
+        file.write(", and more")
+
+
 @pytest.mark.process
-def test_a_survivor_reads_the_jobs_file_and_waits_for_a_start_no_longer_than_its_budget(
-    control: Path, other: subprocess.Popen[str]
+@pytest.mark.parametrize("use", [Path.read_text, append, Path.unlink])
+def test_a_survivor_uses_the_jobs_file_and_waits_for_a_start_no_longer_than_its_budget(
+    control: Path, other: subprocess.Popen[str], use: Callable[[Path], object]
 ) -> None:
     assert other.stdin is not None
     files = StartFiles(lambda *_, **__: None, wait_s=0.1)
     files.guard()
     with pytest.raises(PhaseError, match=r"control\.json is still"):
-        control.read_text()
+        use(control)
     print("go", file=other.stdin, flush=True)
     other.wait(20)
     assert control.read_text() == "as the job left it"
+    use(control)
+    assert not control.exists() or control.read_text().startswith("as the job left it")
     files._guards = False
+
+
+@pytest.mark.process
+def test_a_start_reads_what_another_start_writes(
+    made: Made, control: Path, other: subprocess.Popen[str]
+) -> None:
+    """Two starts that wait for each other's files would stand still."""
+    assert other.poll() is None
+    files = made(0.1)
+    files.guard()
+    assert control.read_text() == "first"

@@ -11,7 +11,7 @@ file is therefore moved aside before, and moved back before the script's next ca
 | afterwards | the job's file | |
 
 The lock on the moved file ends with its process: where the owner has died, the next worker that
-opens NAME moves it back. Survivors that read NAME meanwhile wait for the job's file.
+opens NAME moves it back. Survivors that open NAME meanwhile wait for the job's file.
 
 | descriptor of the top's file that the script has kept | afterwards |
 |---|---|
@@ -67,7 +67,7 @@ class StartFiles:
         self._watch()
 
     def guard(self) -> None:
-        """Another worker may start from now on: wait for the job's files before reading them."""
+        """Another worker may start from now on: wait for the job's files before using them."""
         self._guards = True
         self._watch()
 
@@ -103,8 +103,8 @@ class StartFiles:
     def _audit(self, event: str, args: tuple[Any, ...]) -> None:
         if event not in _PATHS or self._acts or not (self._starts or self._guards):
             return
-        name, writes = _PATHS[event](*args)
-        if name is None or not (self._starts if writes else self._guards):
+        name, replaces = _PATHS[event](*args)
+        if name is None or (self._starts and not replaces):
             return
         is_main = threading.current_thread() is threading.main_thread()
         if not is_main or os.getpid() != self._pid or not _is_scripts():
@@ -114,7 +114,7 @@ class StartFiles:
             path = Path(os.path.realpath(os.fsdecode(name)))
             if path not in self._moved:
                 self._await_return(path)
-                if writes:
+                if self._starts:
                     self._move_aside(path, keeps_name=event != "open")
         finally:
             self._acts = False
@@ -176,8 +176,7 @@ def _aside(path: Path) -> Path:
 def _opened(name: Any, mode: str | None, flags: int) -> tuple[Any, bool]:
     if mode is None or isinstance(name, int):  # os.open: locks and temporary files of libraries
         return None, False
-    is_read = flags & os.O_ACCMODE == os.O_RDONLY
-    return (name if flags & os.O_TRUNC or is_read else None), not is_read
+    return name, bool(flags & os.O_TRUNC)
 
 
 def _renamed(_: Any, name: Any, __: int, folder: int) -> tuple[Any, bool]:
@@ -188,7 +187,7 @@ def _removed(name: Any, folder: int) -> tuple[Any, bool]:
     return (name if folder == -1 else None), True
 
 
-# By audit event: the path that is read or written (None: neither), and whether it is written.
+# By audit event: the path (None: not looked at), and whether its file is replaced.
 _PATHS: dict[str, Callable[..., tuple[Any, bool]]] = {
     "open": _opened,
     "os.rename": _renamed,
