@@ -16,7 +16,7 @@ import pytest
 from outlast.errors import PhaseError
 from outlast.worker.script.start_files import StartFiles
 
-Made = Callable[[], StartFiles]
+Made = Callable[..., StartFiles]
 
 
 @pytest.fixture
