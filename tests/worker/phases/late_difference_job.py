@@ -19,7 +19,8 @@ model = DistributedDataParallel(nn.Linear(4, 2))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=100)
 metric = nn.Module()
-metric.register_buffer("total", torch.zeros(()))
+total = torch.zeros(())
+metric.register_buffer("total", total)
 session.protect(model=model, optimizer=optimizer, scheduler=scheduler, metric=metric)
 
 
@@ -28,12 +29,12 @@ def train_step(index):
     model(torch.full((2, 4), 0.1 * index)).square().mean().backward()
     optimizer.step()
     own = session.rank + 1 if index == differs else 0
-    metric.total += 1 + own
+    total.add_(1 + own)
     scheduler.step(10 - index - own)
 
 
 for index in session.batches(None, until=8):
     session.run(train_step, index)
-state = [metric.total.item(), scheduler.best, scheduler.num_bad_epochs]
+state = [total.item(), scheduler.best, scheduler.num_bad_epochs]
 state += [each.sum().item() for each in model.parameters()]
 (folder / f"rank-{session.rank}.txt").write_text(repr(state))
