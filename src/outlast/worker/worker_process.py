@@ -48,6 +48,7 @@ from outlast.worker.phases.script_progress import Intervals, ScriptProgress, wal
 from outlast.worker.phases.worker_recovery import WorkerRecovery
 from outlast.worker.save_timing import SaveTimer, first_intervals
 from outlast.worker.script.script_variables import ScriptVariables
+from outlast.worker.script.start_files import StartFiles
 from outlast.worker.state.audited_state import replica_set
 from outlast.worker.state.protected_state import ProtectedState
 from outlast.worker.worker_events import WorkerEvents
@@ -105,6 +106,7 @@ class WorkerProcess(WorkerPorts):
         self.script = ScriptVariables(
             self.identities, settings.on_unrepeatable if settings else "", self.note
         )
+        self.start_files = StartFiles(self.note, self.limits.join_s)
         self.phases = PhaseRunner(
             status=self.status,
             groups=self.groups,
@@ -238,6 +240,7 @@ class WorkerProcess(WorkerPorts):
 
     def _prepare_walk(self, body: messages.Seat) -> None:
         self.groups.record = GroupRecord.decode(body.record)
+        self.start_files.begin()
         self._walk(dict(body.slots), body.n)
 
     def _walk(self, slots: dict[str, bytes], n: int) -> None:
@@ -253,6 +256,7 @@ class WorkerProcess(WorkerPorts):
 
     def protect(self, named: Mapping[str, Any]) -> None:
         """Set the state that must survive."""
+        self.start_files.put_back()
         if self.phases.protected is not None:
             raise ProtectError(
                 "protect() was called twice, or after the first phase: build everything, protect"
@@ -285,15 +289,19 @@ class WorkerProcess(WorkerPorts):
         """Run a phase until the whole job has completed it."""
         if self.phases.protected is None:
             self.protect({})
+        self.start_files.put_back()
         kind = "step" if self.loop.pending else "eval"
         result = self.phases.run(call, key=key, kind=kind, function=function, undo=undo)
         self.loop.pending = False
+        if (walk := self.phases.joining.walk) is None or not walk.remaining:
+            self.start_files.end()
         return result
 
     def batches(self, loader: Any, until: int | None, epochs: int | None) -> Iterator[Any]:
         """Yield batches with a position."""
         if self.phases.protected is None:
             raise UsageError("call session.protect(...) before session.batches(...)")
+        self.start_files.end()
         self.phases.protected.loaders.append(loader)
         return self.loop.run(loader, until, epochs)
 
@@ -320,6 +328,7 @@ class WorkerProcess(WorkerPorts):
     def _on_message(self, body: messages.AnyBody) -> None:
         match body:
             case messages.Close():
+                self.start_files.guard()
                 self.status.close(body)
                 self.auditor.wake()
                 look = threading.Timer(STUCK_S, self._look_for_stuck, [body.generation])

@@ -7,7 +7,7 @@ import sys
 import textwrap
 import types
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
@@ -43,11 +43,19 @@ class Session:
     """Simulation of a worker's actions around phases.
 
     `redo`: the phase that is refused once more. `die`: the phase before which the rank dies.
-    `slot`, `begin`: the values that a successor gets.
+    `slot`, `begin`: the values that a successor gets. `fault`: between the first two attempts of
+    a phase that is repeated, or within the second one, which is refused then.
     """
 
     def __init__(
-        self, *, stop: bool = True, redo: int = -1, die: int = -1, slot: bytes = b"", begin: int = 0
+        self,
+        *,
+        stop: bool = True,
+        redo: int = -1,
+        die: int = -1,
+        slot: bytes = b"",
+        begin: int = 0,
+        fault: Literal["", "between", "within"] = "",
     ) -> None:
         self.notes: list[str] = []
         self.told: list[str] = []
@@ -61,6 +69,8 @@ class Session:
         self._settled: set[str] = set()
         self._refusing = False
         self._check = RepetitionCheck()
+        self._fault: str = fault
+        self._generation = 1
         self.attempts = 0
         self.index = 0
 
@@ -96,13 +106,18 @@ class Session:
                 break
             random_state.restore(before[0])
             carried.restore(codec.decode(before[1]))
+            if self._fault == "within":
+                self._refuse(function, args)
+                self.script.undone()
+            self._generation += bool(self._fault)
+            self._fault = ""
         self._own()
         self.script.completed(key)
         return result
 
     def _look(self) -> Repetition:
         choices = codec.encode({"random": random_state.snapshot(), "script": self._own()})
-        return Repetition(1, choices, {}, {})
+        return Repetition(self._generation, choices, {}, {})
 
     def _own(self) -> bytes:
         carried = self.script.carried

@@ -52,6 +52,12 @@ def test_attempts_of_two_generations_are_no_pair() -> None:
     assert attempts.first_step("step", attempt(generation=2, value=9.0)) is None
 
 
+def test_draws_are_compared_across_generations() -> None:
+    attempts = RepetitionCheck()
+    attempts.rehearsed("step", attempt())
+    assert attempts.rehearsed("step", attempt(generation=2, choices=b"2", value=9.0)) is not None
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.complex64])
 def test_one_bit_of_a_gradient_is_another_digest(dtype: torch.dtype) -> None:
     layer = nn.Linear(2, 2, dtype=dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import Literal
 
 import pytest
 import torch
@@ -258,6 +259,36 @@ def test_an_attempt_is_repeated_once_for_each_cache_and_not_for_each_entry() -> 
     session = Session()
     assert play(text + LOOP, session) == play(text + LOOP, Plain())
     assert session.attempts == 10
+
+
+@pytest.mark.parametrize("fault", ["between", "within"])
+@pytest.mark.parametrize("way", [way for way in REFUSED if "between phases" not in way])
+@pytest.mark.parametrize("made", ["torch.rand(width)", "nn.Linear(1, 1)"])
+def test_a_fault_between_two_attempts_leaves_no_cache_unjudged(
+    way: str, made: str, fault: Literal["between", "within"]
+) -> None:
+    text = REFUSED[way].replace("torch.rand(width)", made).replace("y.sum()", "i")
+    session = Session(fault=fault)
+    with pytest.raises(PhaseError, match=r"the cache .* drawn from random generators"):
+        play(text, session)
+    assert session.index == 4
+    text = EXACT["a cached function of no random numbers"]
+    assert play(text, Session(fault=fault)) == play(text, Plain())
+
+
+def test_protected_containers_are_no_caches() -> None:
+    text = """
+        history = [nn.Linear(1, 1)]  # no value that could be written down
+        session.protected.append(history)
+        def step(i):
+            if i > 3:
+                history.append(i)
+            session.step()
+            return i
+        """
+    session = Session()
+    assert play(text + LOOP, session) == list(range(9))
+    assert session.attempts == 9
 
 
 def test_entries_of_a_refused_attempt_are_removed_from_a_cache() -> None:

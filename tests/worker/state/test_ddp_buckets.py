@@ -183,3 +183,21 @@ def test_what_cannot_be_recorded_is_refused_by_name() -> None:
     replicate(inner)
     with pytest.raises(UnsupportedError, match=r"replicate\(\) on \w*Linear"):
         ProtectedState({"model": nn.Sequential(inner)}, {})
+
+
+def test_a_ddp_around_a_protected_module_need_not_be_protected_itself() -> None:
+    """The script protects `ddp.module`, and one DDP is made after `protect`."""
+    layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)])
+    dropped: Any = nn.parallel.DistributedDataParallel(layers[0])
+    dropped.itself = dropped  # only the collector frees it
+    del dropped
+    second: Any = nn.parallel.DistributedDataParallel(layers[2])
+    first: Any = nn.parallel.DistributedDataParallel(layers[0])
+    others = nn.parallel.DistributedDataParallel(nn.Linear(4, 4))  # of no protected module
+    optimizer = torch.optim.SGD(layers.parameters(), lr=0.1)
+    protected = ProtectedState({"model": layers, "optimizer": optimizer}, {})
+    assert protected.tree.reducers == [first, second]
+    late = nn.parallel.DistributedDataParallel(layers[1])
+    protected.check_unchanged()
+    assert protected.tree.reducers == [first, late, second]
+    assert len(protected.reducers.states()) == 3 and others not in protected.tree.reducers

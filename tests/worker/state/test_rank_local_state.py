@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -75,9 +76,70 @@ def test_equal_ranks_have_equal_ballots_and_write_their_slots_before_votes() -> 
     assert len(set(ballots(ranks))) == 1
     assert all(held.local.must_wait("train") for held in ranks)  # nobody has compared it
     for held in ranks:
+        held.local.note_open_state("closed")
+        held.local.completed("closed", has_changed_buffers=False)
         held.local.won()
-    assert not any(held.local.must_wait("train") for held in ranks)
+    assert not any(held.local.must_wait("closed") for held in ranks)
     assert all(held.local.must_wait("another") for held in ranks)
+
+
+def add_to_total(held: ProtectedState) -> None:
+    total(held).add_(1)
+
+
+def step_on_metric(held: ProtectedState) -> None:
+    held.schedules["scheduler"].step(0.1)  # type: ignore[attr-defined]
+
+
+def step_on_count(held: ProtectedState) -> None:
+    held.schedules["cosine"].step()  # type: ignore[attr-defined]
+
+
+def count_average(held: ProtectedState) -> None:
+    held.modules["average"].update_parameters(held.modules["model"])  # type: ignore[operator]
+
+
+def set_rate(held: ProtectedState) -> None:
+    held.optimizers["free"].param_groups[0]["lr"] = 0.5
+
+
+@pytest.mark.parametrize(
+    ("change", "is_open"),
+    [
+        (add_to_total, True),
+        (step_on_metric, True),
+        (set_rate, True),
+        (step_on_count, False),
+        (count_average, False),
+    ],
+)
+def test_a_function_waits_where_ranks_may_begin_to_differ_after_its_vote(
+    change: Callable[[ProtectedState], None], *, is_open: bool
+) -> None:
+    first = built()
+    model = first.modules["model"]
+    free = torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=0.1)
+    extra = nn.ParameterList(free.param_groups[0]["params"])
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(first.optimizers["optimizer"], T_max=9)
+    average = torch.optim.swa_utils.AveragedModel(model)
+    named = {**first.modules, **first.optimizers, **first.schedules}
+    named |= {"extra": extra, "free": free, "cosine": cosine, "average": average}
+    held = ProtectedState(named, {})
+    free.step()
+    first.optimizers["optimizer"].step()
+    for phase in range(2):
+        held.local.note_open_state("train")
+        held.buffers.mark_vote()
+        if phase:
+            change(held)
+        held.completed("train")
+        held.own_state(held.own_choices())
+        held.local.completed("train", has_changed_buffers=False)
+        held.local.won()
+        assert held.local.must_wait("train") == (is_open and phase == 1)
+    successor = ProtectedState(named, {})
+    successor.local.restore(codec.decode(held.own_state(held.own_choices()))["local"], keep=False)
+    assert successor.local.must_wait("train") == is_open
 
 
 def test_a_buffer_that_differs_behind_the_vote_is_each_ranks_own() -> None:

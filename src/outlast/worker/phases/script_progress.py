@@ -209,6 +209,8 @@ class ProgressSlots:
     def write_after(self, attempt: PhaseAttempt, *, aside: bool) -> None:
         """Write the slot before the vote of phase n+1, unless it waits for the phase's end."""
         protected, n = self._protected(), self._status.n + 1
+        if attempt.is_gated:
+            protected.local.note_open_state(attempt.key)
         own = protected.own_state(attempt.choices, whole=not attempt.is_gated)
         if not attempt.waits:
             self._put_after(attempt, own, aside=aside)

@@ -30,6 +30,7 @@ from outlast.worker.script.value_paths import (
 _VALUES_MAX = 20_000  # visited in one walk
 _ITEMS_MAX = 256  # of one container that cannot be written down
 _OF_EVERY_OPTIMIZER = ("param_groups", "state", "defaults")
+_PROTECTED = "protected"
 _OPAQUE = (enumerate, zip, map, filter)
 _OF_LIBRARIES = {*vars(nn.Module()), "_zero_grad_profile_name"}
 
@@ -45,6 +46,11 @@ class ValueSpot(NamedTuple):
     def is_plain(self) -> bool:
         """Return whether the value could be saved as plain data."""
         return self.saved is not None
+
+    @property
+    def is_protected(self) -> bool:
+        """Return whether the value is protected state."""
+        return type(self.look) is tuple and self.look[0] == _PROTECTED
 
     @property
     def is_carriable(self) -> bool:
@@ -218,7 +224,7 @@ class ReachableValues:
     def _visit(self, path: Path, value: Any) -> None:
         protected = id(value) in self._skip
         if isinstance(value, types.ModuleType) or (protected and not isinstance(value, nn.Module)):
-            self.spots[path] = ValueSpot(value, None, ("protected", id(value)))
+            self.spots[path] = ValueSpot(value, None, (_PROTECTED, id(value)))
             if isinstance(value, types.ModuleType):
                 self._add_module(value)
             elif isinstance(value, torch.optim.Optimizer) and is_own_class(type(value)):

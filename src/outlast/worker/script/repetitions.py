@@ -70,14 +70,15 @@ class RepetitionCheck:
         """Return whether this attempt must be repeated before it counts: a cache has grown in it.
         Refuse the cache where the repeated attempt differs from the one before."""
         if caches.repeated and key in self._before:
-            if difference := _difference(self._before.pop(key), look_at(), gradients=True):
+            names = caches.repeated
+            difference = _difference(self._before.pop(key), look_at(), gradients=True)
+            if difference and not difference.is_rounding:
                 caches.refuse_repeated(difference.what)
-            caches.trust(caches.repeated)
-        elif grown := caches.grown():
+            caches.trust(names)
+        if grown := caches.grown():
             self._before[key] = look_at()
             caches.repeated = grown
-            return True
-        return False
+        return bool(grown)
 
     def widened(self, key: str) -> None:
         """More variables are looked at since the last rehearsal, which cannot speak of them."""
@@ -105,7 +106,7 @@ def _difference(
     before: Repetition, now: Repetition, *, gradients: bool
 ) -> RepetitionDifference | None:
     if before.generation != now.generation:
-        return None  # DDP may rebuild its buckets: no pair to compare
+        gradients = False  # DDP may have rebuilt its buckets: draws only can be compared
     for name, value in before.reports.items():
         if gradients and now.reports.get(name, value) != value:
             old, new = struct.unpack("<d", value)[0], struct.unpack("<d", now.reports[name])[0]

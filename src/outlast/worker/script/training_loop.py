@@ -174,9 +174,11 @@ def candidates(reach: ReachableValues) -> Iterator[tuple[Path, bool]]:
 
 def large_containers(reach: ReachableValues) -> Iterator[tuple[Path, Any]]:
     """Containers that reached code changes in place and that are too large, or not plain, to be
-    carried from the start."""
+    carried from the start. Not those of protected state, which is put back as a whole."""
     stored = _StoredNames(reach.codes)
     for path, spot in reach.spots.items():
+        if spot.is_protected:
+            continue
         is_large = spot.saved is None or len(spot.saved) > MUTATED_BYTES_MAX
         if is_large and type(spot.value) in _GROWING and path[-1][1] in stored.mutated:
             yield path, spot.value

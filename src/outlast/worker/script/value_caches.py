@@ -99,8 +99,11 @@ class WatchedCaches:
         self.trust(self.grown())
 
     def remove_entries(self) -> list[str]:
-        """Remove what a refused attempt has added. Returns the names of grown containers."""
-        containers = []
+        """Remove what a refused attempt has added. Returns the names of grown containers.
+
+        Where the attempt repeated another one, entries that stay are judged by the next attempt.
+        """
+        containers, repeated = [], []
         for name in self.grown():
             cache = self._caches[name]
             if not isinstance(cache, CACHED_FUNCTION):
@@ -108,7 +111,10 @@ class WatchedCaches:
                 _shorten(cache, self._sizes[name])
             elif all(map(self._is_plain, _results(cache))):
                 cache.cache_clear()
+            elif name in self.repeated:
+                repeated.append(name)
         self.settle()
+        self.repeated = repeated
         return containers
 
     def refuse_repeated(self, what: str) -> None:

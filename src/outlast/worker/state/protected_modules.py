@@ -16,7 +16,8 @@ Small ones that change after the vote may differ by rank (rank_local_state.py).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import gc
+from collections.abc import Collection, Iterable, Mapping
 
 import torch
 from torch import nn
@@ -33,13 +34,22 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 class ProtectedModules:
-    """All submodules of the named modules; `refresh` finds submodules added later."""
+    """All submodules of the named modules; `refresh` finds submodules added later.
 
-    def __init__(self, named: Mapping[str, nn.Module]) -> None:
-        self._named = named
+    `reducers` are the DDP modules that reduce gradients of these modules: submodules, and DDP
+    modules around a submodule, which a script need not protect (`protect(model=ddp.module)`).
+    """
+
+    def __init__(
+        self, named: Mapping[str, nn.Module], optimizers: Iterable[torch.optim.Optimizer] = ()
+    ) -> None:
+        self._named, self._optimizers = named, optimizers
         self._hooks: dict[int, int] = {}  # by module, at the end of the last phase
         self._handles = -1  # made until then
+        self._wrappers: list[DistributedDataParallel] = []
+        self._has_run = False
         self._walk()
+        self._find_wrappers()
 
     def _walk(self) -> None:
         self._parts = [
@@ -48,8 +58,29 @@ class ProtectedModules:
             for prefix, part in module.named_modules(prefix=name)
         ]
         self._children = self._present_children()
+        self._list_reducers()
+
+    def _list_reducers(self) -> None:
         found = [part for _, part in self._parts if isinstance(part, DistributedDataParallel)]
-        self.reducers = list({id(part): part for part in found}.values())
+        self.reducers = list({id(part): part for part in [*found, *self._wrappers]}.values())
+
+    def _find_wrappers(self) -> None:
+        """Find DDP modules around submodules, in an order that all ranks have. All objects are
+        searched, but only where an optimizer updates a parameter that no known DDP reduces."""
+        known = {id(p) for part in self.reducers for p in part.parameters()}
+        updated = (p for o in self._optimizers for group in o.param_groups for p in group["params"])
+        if all(id(p) in known or local_shard(p) is not p for p in updated):
+            return
+        gc.collect()  # a DDP that the script has dropped reduces nothing
+        places = {id(p): place for place, p in enumerate(self.parameters())}
+        placed = [
+            (min(places[id(p)] for p in each.parameters() if id(p) in places), each)
+            for each in gc.get_objects()
+            if issubclass(type(each), DistributedDataParallel)
+            and any(id(p) in places for p in each.parameters())
+        ]
+        self._wrappers = [each for _, each in sorted(placed, key=lambda pair: pair[0])]
+        self._list_reducers()
 
     @property
     def parts(self) -> list[nn.Module]:
@@ -110,9 +141,13 @@ class ProtectedModules:
         return [id(child) for _, part in self._parts for child in part._modules.values()]  # noqa: SLF001 - no copy
 
     def refresh(self) -> None:
-        """Collect the submodules again if one was added, replaced or removed."""
+        """Collect the submodules again if one was added, replaced or removed, and DDP modules that
+        were made between `protect` and the first phase."""
         if self._present_children() != self._children:
             self._walk()
+        if not self._has_run:
+            self._has_run = True
+            self._find_wrappers()
 
     def names_besides(self, known: Collection[int]) -> list[str]:
         """Return the names of the parameters whose ids are not among `known`."""

@@ -94,7 +94,7 @@ class ProtectedState:
                     " protect that module too, or a replacement worker would not get it"
                 )
         self._shape = self._count()
-        self.tree = ProtectedModules(self.modules)
+        self.tree = ProtectedModules(self.modules, self.optimizers.values())
         refuse_unsupported(self.modules)
         refuse_hidden(part for module in self.modules.values() for part in module.modules())
         self.reducers = DDPBuckets(lambda: self.tree.reducers)

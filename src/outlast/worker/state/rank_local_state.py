@@ -9,20 +9,31 @@ and nothing says so in advance. Each rank carries such state in its slot, and vo
     rates        hyperparameters and GradScalers             each keeps its own, and, because the
                                                              weights will differ, all of its state
 
-A part that is equal on all ranks comes from a donor, who knows it at the end of its phase. Where
-ranks differ, and in the first phase of a function, which nobody has compared, a rank writes its
-slot at the end of the phase and not before the vote: a rank that is lost in between leaves nothing,
-and everybody begins again from the newest copy.
+A part that is equal on all ranks comes from a donor, who knows it at the end of its phase. A rank
+writes its slot at the end of the phase, and not before the vote, where ranks differ, in the first
+phase of a function, which nobody has compared, and in a function that changes *open* state after
+its vote. A rank that is lost in between leaves nothing then, and everybody begins again from the
+newest copy.
+
+    state that changes after the vote                          open, since ranks may begin to differ
+    schedulers whose `step` takes a metric                     yes
+    schedulers whose `step` takes none, GradScalers            no
+    hyperparameters of optimizers without such a scheduler     yes
+    small buffers, but for the count of an AveragedModel       yes
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
 import xxhash
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel
 
 from outlast.checkpoint.format import codec
 from outlast.errors import PhaseError
@@ -64,6 +75,8 @@ class RankLocalState:
         self.compared: set[str] = set()
         self.kept: frozenset[str] = frozenset()
         self._completed: set[str] = set()  # functions since the last comparison
+        self._open: set[str] = set()  # functions that change open state after their votes
+        self._open_look = b""  # at the last vote
         self._looks: dict[str, tuple[bytes, bytes]] = {}
         self._digests: dict[str, bytes] = {}
         self._is_mixed = False  # pipeline stages: ranks that are no replicas hold other things
@@ -80,6 +93,7 @@ class RankLocalState:
             "parts": parts,
             "differing": sorted(self.differing),
             "compared": sorted(self.compared),
+            "open": sorted(self._open),
             "whole": whole,
         }
 
@@ -105,6 +119,29 @@ class RankLocalState:
         rates = {"groups": groups, "scalers": states[RATES]}
         return {BUFFERS: protected.buffers.late(), SCHEDULERS: states[SCHEDULERS], RATES: rates}
 
+    def note_open_state(self, key: str) -> None:
+        """Note the open state before the vote of a phase of function `key`."""
+        self._open_look = b"" if key in self._open else self._open_state()
+
+    def _open_state(self) -> bytes:
+        protected, late = self._protected, self._protected.buffers.late()
+        averaged = [p for p in protected.tree.parts if late and isinstance(p, AveragedModel)]
+        counts = {id(part.n_averaged) for part in averaged}
+        schedules = protected.schedules.items()
+        closed = {name: each for name, each in schedules if not takes_metric(type(each))}
+        scheduled = {id(getattr(each, "optimizer", None)) for each in closed.values()}
+        return codec.encode(
+            {
+                "buffers": {key: b for key, b in late.items() if id(b) not in counts},
+                "schedulers": {n: each.state_dict() for n, each in schedules if n not in closed},
+                "groups": {
+                    name: hyperparameters(optimizer)
+                    for name, optimizer in protected.optimizers.items()
+                    if id(optimizer) not in scheduled
+                },
+            }
+        )
+
     def _everything(self) -> dict[str, Any]:
         protected = self._protected
         return {
@@ -123,6 +160,7 @@ class RankLocalState:
         protected = self._protected
         self.differing.update(saved["differing"])
         self.compared.update(saved["compared"])
+        self._open.update(saved.get("open", ()))
         if not (saved["whole"] and (keep or self.differing)):
             return
         values = {part: codec.decode(data) for part, data in saved["parts"].items()}
@@ -174,7 +212,7 @@ class RankLocalState:
 
     def must_wait(self, key: str) -> bool:
         """Return whether a phase's slot can be written only when the phase is complete."""
-        return bool(self.differing) or key not in self.compared
+        return bool(self.differing) or key not in self.compared or key in self._open
 
     def ballot(self) -> str:
         """Return the text, besides the place, that must be equal in all ranks' ballots."""
@@ -185,6 +223,8 @@ class RankLocalState:
     def completed(self, key: str, *, has_changed_buffers: bool) -> None:
         """Record a complete phase of function `key`; `has_changed_buffers`: after its vote."""
         self._completed.add(key)
+        if key not in self._open and self._open_look != self._open_state():
+            self._open.add(key)
         if has_changed_buffers:
             self.differing.add(BUFFERS)
 
@@ -269,3 +309,10 @@ _TOLD = {
 def part_of(value: Any) -> str:
     """Return the part to which the state of a scheduler or a GradScaler belongs."""
     return RATES if isinstance(value, torch.amp.GradScaler) else SCHEDULERS
+
+
+@cache
+def takes_metric(kind: type) -> bool:
+    """Return whether a scheduler's next state may follow from more than its present one."""
+    parameters = set(inspect.signature(kind.step).parameters)
+    return issubclass(kind, LRScheduler) and not parameters <= {"self", "epoch"}
