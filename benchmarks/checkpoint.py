@@ -212,7 +212,9 @@ def measure_ranks(asked: Asked, only: str | None) -> tuple[dict[str, Any], Bars]
         words = (Path, asked.size_mb, asked.saves, WORLD)
         taken.append(
             engines.turn(
-                lambda name: run(Together, asked, "together", name, *words, limit_s=TURN_S)
+                lambda name, words=words: run(
+                    Together, asked, "together", name, *words, limit_s=TURN_S
+                )
             )
         )
         say(f"ranks {turn + 1}/{asked.rounds}")

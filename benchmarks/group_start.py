@@ -1,4 +1,4 @@
-"""What the proof of process groups costs at a run's start, beside the same collectives on plain gloo.
+"""Cost of the proof of process groups at a run's start, beside as many collectives on plain gloo.
 
 In turn, in processes of their own, since it happens once in a process: `prove_groups`, and two
 plain ProcessGroupGloo that connect and run as many collectives of as many bytes. Processor time of

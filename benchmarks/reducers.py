@@ -1,8 +1,9 @@
 """What a DDP's buckets cost at a recovery: its reducer is made again, with recorded buckets.
 
 Every rank does this once when a generation opens, and after each rehearsal. One process: the work
-is local. New memory is paid for in the next backward, and counted. In turn with it: a new DDP around the same module, which is what a script could do (with
-other bits); and the limit, memory for all gradients that is written once. See benchmarks/README.md.
+is local. New memory is paid for in the next backward, and counted. In turn with it: a new DDP
+around an equal module, as a script could make it (with other bits); and the limit, memory for all
+gradients that is written once. See benchmarks/README.md.
 """
 
 from __future__ import annotations
@@ -97,8 +98,10 @@ def main() -> int:
                 f"{ratio.median:.2f} ({ratio.low:.2f} to {ratio.high:.2f})", f"{load():.1f}",
             )
         )  # fmt: skip
-        figures[name] = {"cpu_s": cpu, "wall_s": wall, "redo_s": redo, "wrapped_s": wrapped, "limit_s": limit,
-                         "ratio": ratio, "load": load()}  # fmt: skip
+        figures[name] = {
+            "cpu_s": cpu, "wall_s": wall, "redo_s": redo, "wrapped_s": wrapped, "limit_s": limit,
+            "ratio": ratio, "load": load(),
+        }  # fmt: skip
         bars[f"seconds of processor time, {name}"] = (cpu.median, SECONDS_MAX)
     dist.destroy_process_group()
     table(
