@@ -1,25 +1,30 @@
-"""Cost of audits: a part of the state every 100 steps, all of it once an incident.
+"""Cost of the checks that watch replicas and weights, as shares of a step.
 
-One process, one thread, no collectives: a step under DDP is longer, and the share smaller.
+Audits digest a part of the state every 100 steps, and all of it once an incident. Each attempt
+digests one window of a parameter twice, to find writes through `.data` before the vote. One
+process, one thread, no collectives: a step under DDP is longer, and the shares smaller. The
+alternative to each sample is all of it, in turn with the sample; the limit is one pass of the same
+digest over as many bytes. Shares are of processor time. See benchmarks/README.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
 import torch
-from harness import median, table, verdict
+import xxhash
+from harness import Clock, Spread, clocked, load, median, spread, table, verdict
 from torch import Tensor, nn
-from workload import BATCH, CONTEXT, WORDS, Transformer, loss_of
+from workload import CONTEXT, WORDS, Transformer, loss_of
 
 from outlast.launch.torchrun_arguments import AUDIT_EVERY
 from outlast.transport import channel, messages
 from outlast.worker.auditor import PARTS
+from outlast.worker.phases.phase_attempt import WINDOW_BYTES, WrittenWeights
 from outlast.worker.state.audited_state import (
     WHOLE,
     AuditedPart,
@@ -32,21 +37,60 @@ from outlast.worker.state.protected_state import ProtectedState
 
 SHARE_MAX = 0.002  # of a step
 SMALL = 400  # layers of the model of many small tensors
+SEQUENCES = 8  # of a step, as examples/train_gpt.py has
+SHAPES = {"1e6": (128, 4), "1e7": (384, 5), "1e8": (1024, 8)}  # width and layers by parameters
+STEPS = {"1e8": 7}  # fewer of the largest, whose steps take seconds
+PIECE_BYTES = 1 << 26
+
+
+class Turn(NamedTuple):
+    """One step, and one of each check right behind it."""
+
+    step: Clock
+    part: Clock
+    whole: Clock
+    window: Clock
+    windows: Clock  # all weights and moments
+    limit: Clock  # one pass over an eighth of the state and two windows
 
 
 class Cost(NamedTuple):
-    """Medians in seconds; `share`: of a step, at the default interval."""
+    """Medians of one model; shares of a step with their intervals."""
 
     name: str
+    parameters: int
     tensors: int
     size_bytes: int
-    step_s: float
-    part_s: float
-    whole_s: float
+    turns: list[Turn]
+    load: float
 
-    @property
-    def share(self) -> float:
-        return self.part_s / (AUDIT_EVERY * self.step_s)
+    def median_ms(self, field: str) -> float:
+        return 1e3 * median([getattr(turn, field).cpu_s for turn in self.turns])
+
+    def audit(self) -> Spread:
+        return spread([turn.part.cpu_s / (AUDIT_EVERY * turn.step.cpu_s) for turn in self.turns])
+
+    def window(self) -> Spread:
+        return spread([turn.window.cpu_s / turn.step.cpu_s for turn in self.turns])
+
+    def wall(self) -> Spread:
+        """Return the share of both by the clock on the wall."""
+        return spread(
+            [(t.part.wall_s / AUDIT_EVERY + t.window.wall_s) / t.step.wall_s for t in self.turns]
+        )
+
+    def limit(self) -> Spread:
+        """Return the share that one pass over the same bytes would have."""
+        return spread([self._limit_of(turn) / turn.step.cpu_s for turn in self.turns])
+
+    def _limit_of(self, turn: Turn) -> float:
+        a_byte = turn.limit.cpu_s / (self.size_bytes / PARTS + 2 * WINDOW_BYTES)
+        return a_byte * (self.size_bytes / PARTS / AUDIT_EVERY + 2 * WINDOW_BYTES)
+
+    def sampled(self) -> tuple[Spread, Spread]:
+        """Return the cost of a sample over that of all: of an audit, and of weights."""
+        audits = spread([turn.part.cpu_s / turn.whole.cpu_s for turn in self.turns])
+        return audits, spread([turn.window.cpu_s / turn.windows.cpu_s for turn in self.turns])
 
 
 def many_small() -> nn.Module:
@@ -54,25 +98,36 @@ def many_small() -> nn.Module:
 
 
 def measured(name: str, model: nn.Module, loss: Callable[[], Tensor], repeats: int) -> Cost:
-    """Train the model for some steps, then audit it."""
+    """Train the model for some steps, with each check behind each step."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    before = load()
 
     def step() -> None:
         optimizer.zero_grad()
         loss().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)
         optimizer.step()
 
-    steps_s = [timed(step) for _ in range(repeats + 2)][2:]
     held = ProtectedState({"model": model, "optimizer": optimizer}, {})
+    step()
+    step()
     report(held, WHOLE)
-    parts = [AuditedPart(turn % PARTS, PARTS) for turn in range(4 * PARTS)]
-    parts_s = [timed(partial(report, held, part)) for part in parts]
-    whole_s = [timed(lambda: report(held, WHOLE)) for _ in range(5)]
-    tensors = [
-        leaf for kind in collect(held).values() for leaf in kind.values() if torch.is_tensor(leaf)
+    state = [leaf for k in collect(held).values() for leaf in k.values() if torch.is_tensor(leaf)]
+    size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in state)
+    data = bytes(min(PIECE_BYTES, size_bytes // PARTS + 2 * WINDOW_BYTES))
+    turns = [
+        Turn(
+            step=clocked(step),
+            part=clocked(partial(report, held, AuditedPart(turn % PARTS, PARTS))),
+            whole=clocked(partial(report, held, WHOLE)),
+            window=clocked(partial(look_for_writes, held, turn, everything=False)),
+            windows=clocked(partial(look_for_writes, held, turn, everything=True)),
+            limit=clocked(partial(one_pass, data, size_bytes // PARTS + 2 * WINDOW_BYTES)),
+        )
+        for turn in range(repeats)
     ]
-    size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-    return Cost(name, len(tensors), size_bytes, median(steps_s), median(parts_s), median(whole_s))
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return Cost(name, parameters, len(state), size_bytes, turns, max(before, load()))
 
 
 def report(held: ProtectedState, part: AuditedPart) -> bytes:
@@ -88,36 +143,82 @@ def report(held: ProtectedState, part: AuditedPart) -> bytes:
     return channel.encode_frame(envelope, b"k" * 32)
 
 
-def timed(what: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    what()
-    return time.perf_counter() - begin
+def look_for_writes(held: ProtectedState, turn: int, *, everything: bool) -> None:
+    """Digest what an attempt digests, at its start and before its vote."""
+    if changed := WrittenWeights(held, everything=everything, turn=turn).changed():
+        raise SystemExit(f"{changed} changed while nothing wrote to it")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=20, help="steps that are timed")
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    words = torch.randint(0, WORDS, (BATCH, CONTEXT + 1))
-    gpt, small, rows = Transformer(), many_small(), torch.randn(64, 32)
-    costs = [
-        measured("transformer", gpt, lambda: loss_of(gpt, words), args.repeats),
-        measured("many small tensors", small, lambda: small(rows).square().mean(), args.repeats),
-    ]
+def one_pass(data: bytes, size_bytes: int) -> None:
+    """Digest as many bytes that lie together."""
+    for start in range(0, size_bytes, len(data)):
+        xxhash.xxh3_64_digest(memoryview(data)[: size_bytes - start])
+
+
+def show(costs: list[Cost]) -> None:
     table(
-        ("model", "tensors", "MB", "step ms", "part ms", "all ms", f"share, every {AUDIT_EVERY}"),
+        ("model", "parameters", "tensors", "MB", "step ms", "part ms", "all ms", "window ms",
+         "all windows ms", "load"),
         [
             (
-                cost.name, str(cost.tensors), f"{cost.size_bytes / 1e6:.0f}",
-                f"{cost.step_s * 1e3:.1f}", f"{cost.part_s * 1e3:.2f}",
-                f"{cost.whole_s * 1e3:.1f}", f"{100 * cost.share:.4f} %",
+                cost.name, f"{cost.parameters:.2e}", str(cost.tensors),
+                f"{cost.size_bytes / 1e6:.0f}",
+                *(f"{cost.median_ms(f):.3f}" for f in ("step", "part", "whole", "window",
+                                                       "windows")),
+                f"{cost.load:.1f}",
             )
             for cost in costs
         ],
     )  # fmt: skip
-    figures = {cost.name: {**cost._asdict(), "share": cost.share} for cost in costs}
-    bars = {f"audits, share of a step, {cost.name}": (cost.share, SHARE_MAX) for cost in costs}
+    print()
+    table(
+        ("model", f"audits, every {AUDIT_EVERY}", "windows", "both, wall", "limit of both",
+         "part / all", "window / all"),
+        [
+            (
+                cost.name, *(percent(s) for s in (cost.audit(), cost.window(), cost.wall(),
+                                                  cost.limit())),
+                *(percent(s) for s in cost.sampled()),
+            )
+            for cost in costs
+        ],
+    )  # fmt: skip
+
+
+def percent(share: Spread) -> str:
+    return f"{100 * share.median:.3f} % ({100 * share.low:.3f} to {100 * share.high:.3f})"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=25, help="turns of each model")
+    parser.add_argument("--only", choices=[*SHAPES, "small"], help="one model alone")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    words = torch.randint(0, WORDS, (SEQUENCES, CONTEXT + 1))
+    costs: list[Cost] = []
+    for name, (width, layers) in SHAPES.items():
+        if args.only in (None, name):
+            gpt = Transformer(width, layers)
+            repeats = min(args.repeats, STEPS.get(name, args.repeats))
+            costs.append(measured(name, gpt, partial(loss_of, gpt, words), repeats))
+    if args.only in (None, "small"):
+        small, rows = many_small(), torch.randn(64, 32)
+        costs.append(measured("many small", small, lambda: small(rows).square().mean(),
+                              args.repeats))  # fmt: skip
+    show(costs)
+    figures = {
+        cost.name: {
+            "parameters": cost.parameters, "tensors": cost.tensors, "size_bytes": cost.size_bytes,
+            "step_ms": cost.median_ms("step"), "audits": cost.audit(), "windows": cost.window(),
+            "both_wall": cost.wall(), "limit": cost.limit(), "load": cost.load,
+        }
+        for cost in costs
+    }  # fmt: skip
+    bars = {}
+    for cost in costs:
+        bars[f"audits, share of a step, {cost.name}"] = (cost.audit().median, SHARE_MAX)
+        bars[f"windows, share of a step, {cost.name}"] = (cost.window().median, SHARE_MAX)
     return verdict("audit", figures, bars)
 
 

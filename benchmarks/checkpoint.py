@@ -8,12 +8,15 @@ See benchmarks/README.md.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -29,7 +32,7 @@ from checkpointing.turn import Turn
 from harness import HERE, median, table, verdict
 
 BEST = "DCP tuned"
-TURN_S, QUICK_MB = 900.0, 200.0
+PART_S, TURN_S, QUICK_MB = 900.0, 300.0, 200.0
 KEEPER_BYTES = 25e6  # of the keeper's own process, beside the arenas
 PARTS = ("saves", "many", "adapters", "ranks", "loads", "harm")
 ADAPTERS_SAVES = 6  # two that write what is not trained, then those that link it
@@ -52,32 +55,78 @@ class Asked(NamedTuple):
     seed: int
 
 
-def run(kind: type[Told], asked: Asked, module: str, *arguments: object) -> Told:
-    """One process with an empty folder, which it is the only one to use."""
+class TurnEnded(Exception):  # noqa: N818 - an engine's end, which is a result
+    """A process of a turn ended with an error, or too late."""
+
+
+def run(
+    kind: type[Told], asked: Asked, module: str, *arguments: object, limit_s: float = PART_S
+) -> Told:
+    """One process with an empty folder, which it is the only one to use. Raises TurnEnded."""
     root = Path(tempfile.mkdtemp(prefix="turn-", dir=asked.folder))
     words = [str(root) if argument is Path else str(argument) for argument in arguments]
     command = [sys.executable, "-W", "ignore", "-m", f"checkpointing.{module}", *words]
-    done = subprocess.run(
-        command, cwd=HERE, capture_output=True, text=True, timeout=TURN_S, check=False
-    )
-    if done.returncode:
-        raise SystemExit(
-            f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-3000:]}"
-        )
-    shutil.rmtree(root, ignore_errors=True)
-    return msgspec.json.decode(done.stdout.splitlines()[-1], type=kind)
+    process = subprocess.Popen(
+        command, cwd=HERE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        output, errors = process.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        raise TurnEnded(f"{' '.join(command)} did not end in {limit_s:.0f} s") from None
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # a failed engine leaves processes
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        shutil.rmtree(root, ignore_errors=True)
+    if process.returncode:
+        raise TurnEnded(f"{' '.join(command)} ended with {process.returncode}:\n{errors[-3000:]}")
+    return msgspec.json.decode(output.splitlines()[-1], type=kind)
+
+
+class Engines:
+    """The engines that take turns. One that cannot do what it is asked is told, and left out."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = list(names)
+        self.ended: dict[str, str] = {}
+
+    def turn(self, take: Callable[[str], Told]) -> dict[str, Told]:
+        """Give each engine its turn. Raises TurnEnded for our own."""
+        told: dict[str, Told] = {}
+        for name in list(self.names):
+            try:
+                told[name] = take(name)
+            except TurnEnded as error:
+                if name == OURS:
+                    raise
+                self.names.remove(name)
+                self.ended[name] = str(error).strip().splitlines()[-1][:200]
+                say(f"{name} is left out: {error}")
+        return told
+
+    def of_all(self, turns: Sequence[Mapping[str, Told]]) -> dict[str, list[Told]]:
+        """Return the turns of the engines that took all of them, and print why others did not."""
+        for name, why in self.ended.items():
+            print(f"{name} ended: {why}")
+        return {name: [turn[name] for turn in turns] for name in self.names}
 
 
 def measure_saves(
     asked: Asked, names: Sequence[str], kind: str = "transformer"
 ) -> dict[str, list[Turn]]:
-    turns: dict[str, list[Turn]] = {name: [] for name in names}
+    engines, turns = Engines(names), list[dict[str, Turn]]()
     for turn in range(asked.rounds):
-        for name in names:
-            told = run(Turn, asked, "turn", name, Path, asked.size_mb, asked.saves, kind)
-            turns[name].append(told)
+        turns.append(
+            engines.turn(
+                lambda name: run(
+                    Turn, asked, "turn", name, Path, asked.size_mb, asked.saves, kind,
+                    limit_s=TURN_S,
+                )
+            )
+        )  # fmt: skip
         say(f"saves of {kind} {turn + 1}/{asked.rounds}")
-    return turns
+    return engines.of_all(turns)
 
 
 def figures_of(turns: list[Turn]) -> dict[str, float | None]:
@@ -158,12 +207,18 @@ def show_adapters(told: Adapters) -> tuple[dict[str, Any], Bars]:
 def measure_ranks(asked: Asked, only: str | None) -> tuple[dict[str, Any], Bars]:
     """Engines in turn, each with all ranks at once."""
     names = [name for name in TOGETHER if name in ENGINES and only in (None, name)]
-    told: dict[str, list[Together]] = {name: [] for name in names}
+    engines, taken = Engines(names), list[dict[str, Together]]()
     for turn in range(asked.rounds):
-        for name in names:
-            words = (name, Path, asked.size_mb, asked.saves, WORLD)
-            told[name].append(run(Together, asked, "together", *words))
+        words = (Path, asked.size_mb, asked.saves, WORLD)
+        taken.append(
+            engines.turn(
+                lambda name, words=words: run(
+                    Together, asked, "together", name, *words, limit_s=TURN_S
+                )
+            )
+        )
         say(f"ranks {turn + 1}/{asked.rounds}")
+    told = engines.of_all(taken)
     keys = ("blocks_s", "durable_s", "first_s")
     found = {
         name: {key: median([getattr(each, key) for each in turns]) for key in keys}

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +23,7 @@ from outlast.config import child_environment
 
 HERE = Path(__file__).parent
 DEADLINE_S = 240.0
+TAIL = 0.025  # of a median's interval, on each side
 # A library is compiled once, when it is installed, and so is ours: also where this is set.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 TORCHRUN = (
@@ -112,6 +115,44 @@ def job(command: tuple[str, ...], script: str, *flags: object) -> Iterator[Job]:
 
 def median(values: list[float]) -> float:
     return statistics.median(values)
+
+
+class Spread(NamedTuple):
+    """A median, and the interval that holds it with 95 % confidence."""
+
+    median: float
+    low: float
+    high: float
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Return the median with its interval by order statistics, which assume no distribution. Below
+    six values the interval is their whole range, and holds less than 95 %."""
+    ordered, count = sorted(values), len(values)
+    tail, below = 0.0, 0
+    while (tail := tail + math.comb(count, below) / 2**count) <= TAIL and below < count // 2:
+        below += 1
+    first = max(0, below - 1)
+    return Spread(statistics.median(ordered), ordered[first], ordered[count - 1 - first])
+
+
+class Clock(NamedTuple):
+    """Seconds that a call took: of this thread's processor time, and of the clock on the wall."""
+
+    cpu_s: float
+    wall_s: float
+
+
+def clocked(what: Callable[[], object]) -> Clock:
+    """Time one call. Processor time counts on a machine with other work to do."""
+    cpu, begin = time.thread_time(), time.perf_counter()
+    what()
+    return Clock(time.thread_time() - cpu, time.perf_counter() - begin)
+
+
+def load() -> float:
+    """Return the machine's load: processes that ran or wanted to, over the last minute."""
+    return os.getloadavg()[0]
 
 
 def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:

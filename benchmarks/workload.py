@@ -12,21 +12,22 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the field's own name for it
 from torch.utils.data import Dataset
 
-WIDTH, LAYERS, HEADS, WORDS, CONTEXT, BATCH = 384, 4, 6, 2048, 64, 4
+WIDTH, LAYERS, HEAD, WORDS, CONTEXT, BATCH = 384, 4, 64, 2048, 64, 4
 WORLD = 4
 BLOCK = 5  # steps that a job takes before it hands over to the other one
 TURN_S = 180.0  # how long a job waits for its turn
 
 
 class Block(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.heads = width // HEAD
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        parts = self.qkv(self.norm1(x)).unflatten(-1, (3, HEADS, -1)).unbind(-3)
+        parts = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).unbind(-3)
         q, k, v = (part.transpose(1, 2) for part in parts)
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(attended.transpose(1, 2).flatten(-2))
@@ -34,11 +35,11 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, width: int = WIDTH, layers: int = LAYERS) -> None:
         super().__init__()
-        self.words, self.places = nn.Embedding(WORDS, WIDTH), nn.Embedding(CONTEXT, WIDTH)
-        self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
-        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WORDS, bias=False)
+        self.words, self.places = nn.Embedding(WORDS, width), nn.Embedding(CONTEXT, width)
+        self.blocks = nn.Sequential(*(Block(width) for _ in range(layers)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, WORDS, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         stream = self.words(x) + self.places(torch.arange(x.shape[1]))

@@ -62,6 +62,29 @@ def test_a_write_that_moves_no_counter_is_seen_in_rehearsals(
     assert weights.changed() == name
 
 
+def turned(model: nn.Linear, _: torch.optim.Optimizer) -> None:
+    model.weight.data = model.weight.data.t()  # the same memory, read in another order
+
+
+def moved(model: nn.Linear, _: torch.optim.Optimizer) -> None:
+    model.weight.data = model.weight.data.clone()
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "turned"])
+@pytest.mark.parametrize("write", [*WAYS, turned, moved])
+def test_a_later_attempt_sees_any_write_to_its_window(
+    write: Callable[[nn.Linear, torch.optim.Optimizer], None], layout: str
+) -> None:
+    model, optimizer, held = built(2)
+    if layout == "turned":
+        turned(model, optimizer)
+    weights = WrittenWeights(held, everything=False, turn=0)
+    assert weights.changed() == ""
+    write(model, optimizer)
+    is_unchanged = write in (moved, a_moment)  # equal values; no window of the weight
+    assert weights.changed() == ("" if is_unchanged else "model.weight")
+
+
 def test_later_attempts_come_by_every_window_of_every_parameter() -> None:
     width = 3 * WINDOW_BYTES // 8 + 5  # two rows: more than three windows
     model, _, held = built(width)

@@ -234,6 +234,7 @@ def deep_copy(value: Any, device: str | None = None) -> Any:
 WINDOW_BYTES = 1 << 16
 
 _Word = bytes | torch.Tensor
+_digest = xxhash.xxh3_64_digest
 
 
 class WrittenWeights:
@@ -244,28 +245,42 @@ class WrittenWeights:
         self._protected, self._everything = protected, everything
         self._words: dict[str, _Word] = {}
         self._parameter: torch.nn.Parameter | None = None
+        self._memory: memoryview | None = None  # of the window, on the CPU
+        self._address = 0  # of the shard with that window
         if everything:
             self._words = {name: _word(tensor) for name, tensor in self._all()}
             return
-        parameters = protected.tree.parameters()
+        parameters = protected.parameters
         if not parameters:
             return
         parameter = parameters[turn % len(parameters)]
         width = WINDOW_BYTES // parameter.element_size()
-        start = turn // len(parameters) * width % max(1, local_shard(parameter).numel())
+        shard = local_shard(parameter)
+        start = turn // len(parameters) * width % max(1, shard.numel())
         self._parameter, self._window = parameter, slice(start, start + width)
-        self._words = {"": _word(local_shard(parameter).reshape(-1)[self._window])}
+        window = shard.reshape(-1)[self._window]
+        if shard.is_cpu and shard.is_contiguous():
+            self._address, self._memory = shard.data_ptr(), raw(window)
+        self._words = {"": _word(window) if self._memory is None else _digest(self._memory)}
 
     def changed(self) -> str:
         """Return the name of a changed weight or moment; "" if there is none."""
         if self._parameter is not None:
-            now = _word(local_shard(self._parameter).reshape(-1)[self._window])
-            return "" if _same(self._words[""], now) else self._name()
+            return "" if _same(self._words[""], self._word_now()) else self._name()
         if self._everything:
             for name, tensor in self._all():
                 if name in self._words and not _same(self._words[name], _word(tensor)):
                     return name
         return ""
+
+    def _word_now(self) -> _Word:
+        """Digest the window again; in the same memory where the parameter is still there."""
+        assert self._parameter is not None
+        shard = local_shard(self._parameter)
+        is_there = shard.data_ptr() == self._address and shard.is_contiguous()
+        if self._memory is not None and is_there:
+            return _digest(self._memory)
+        return _word(shard.reshape(-1)[self._window])
 
     def _all(self) -> list[tuple[str, torch.Tensor]]:
         return _weights(self._protected) + _moments(self._protected)
@@ -294,7 +309,7 @@ def _word(tensor: torch.Tensor) -> _Word:
     """Return a digest of `tensor`: bytes, or a tensor on a device, to avoid synchronization."""
     tensor = tensor.detach()
     if tensor.device.type == "cpu":
-        return xxhash.xxh3_64_digest(raw(tensor.contiguous()))
+        return _digest(raw(tensor.contiguous()))
     return weighted_sum(tensor)
 
 

@@ -29,6 +29,8 @@ _GENERATOR, _DEQUE = "outlast.generator", "outlast.deque"
 
 def outward(value: Any) -> Any:
     """The value as `checkpoint.tree` can encode it, where one of ours it could not."""
+    if type(value) in PLAIN:
+        return value
     if isinstance(value, GENERATOR_TYPES):
         return {_GENERATOR: random_state.states({"it": value})}
     if type(value) is deque:

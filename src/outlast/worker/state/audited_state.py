@@ -201,11 +201,10 @@ def _cut(
     if part.parts == 1:
         yield from tensors
         return
-    total = sum(tensor.numel() * tensor.element_size() for _, _, tensor in tensors)
-    first, last = (total * edge // part.parts for edge in (part.number, part.number + 1))
+    sizes = [tensor.nbytes for _, _, tensor in tensors]
+    first, last = (sum(sizes) * edge // part.parts for edge in (part.number, part.number + 1))
     at = 0
-    for kind, name, tensor in tensors:
-        size = tensor.numel() * tensor.element_size()
+    for (kind, name, tensor), size in zip(tensors, sizes, strict=True):
         begin, end = max(first - at, 0), min(last - at, size)
         at += size
         if begin >= end:

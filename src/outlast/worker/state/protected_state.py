@@ -99,7 +99,8 @@ class ProtectedState:
         refuse_hidden(part for module in self.modules.values() for part in module.modules())
         self.reducers = DDPBuckets(lambda: self.tree.reducers)
         self.iterations = FSDPIterations(self.tree)
-        self._identity = [id(p) for p in self.tree.parameters()]
+        self.parameters = self.tree.parameters()  # `check_unchanged` holds each phase to them
+        self._identity = [id(p) for p in self.parameters]
         self.buffers = ModuleBuffers(self.tree)
         self.local = RankLocalState(self)
         self.script: CarriedVariables | None = None  # variables not named in protect()
