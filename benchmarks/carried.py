@@ -1,8 +1,8 @@
 """What carried variables cost a phase, and what positions of loaders cost a batch.
 
 A job of one rank changes variables that nobody protects; runs with and without them take turns, and
-the difference of their median steps is the cost. The alternative is one `pickle.dumps` of the same
-values a phase, by which a script could hand them on, without undo; the limit is one copy of the
+the difference of their median steps is the cost. The alternative is one `copy.deepcopy` of the same
+values a phase, which alone undoes and hands on nothing; the limit is one copy of the
 encoded bytes. Loaders: a batch by torch's DataLoader, and by ours with its position encoded, in
 turn. All of processor time of the main thread. See benchmarks/README.md.
 """
@@ -10,7 +10,7 @@ turn. All of processor time of the main thread. See benchmarks/README.md.
 from __future__ import annotations
 
 import argparse
-import pickle
+import copy
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -44,9 +44,9 @@ class Carried(NamedTuple):
     """One kind of variables: microseconds a phase beyond a run without them, one reading a turn."""
 
     kind: str
-    count: int
+    size: int
     cost_us: list[float]
-    pickle_us: list[float]
+    deepcopy_us: list[float]
     copy_us: list[float]
     load: float
 
@@ -64,9 +64,9 @@ def measure_carried(repeats: int, steps: int) -> list[Carried]:
     for turn in range(repeats):
         for one in found:
             without_us = step_us("numbers", 0, steps)
-            one.cost_us.append(step_us(one.kind, one.count, steps) - without_us)
-            values = values_of(one.kind, one.count)
-            one.pickle_us.append(call_us(partial(pickle.dumps, values)))
+            one.cost_us.append(step_us(one.kind, one.size, steps) - without_us)
+            values = values_of(one.kind, one.size)
+            one.deepcopy_us.append(call_us(partial(copy.deepcopy, values)))
             one.copy_us.append(call_us(partial(bytearray, codec.encode(values))))
         print(f"carried {turn + 1}/{repeats}", file=sys.stderr, flush=True)
     return [one._replace(load=max(one.load, load())) for one in found]
@@ -138,13 +138,13 @@ def between(values: Spread) -> str:
 
 def show_carried(found: list[Carried]) -> None:
     table(
-        ("variables", "us a phase", "us each", "pickle once, us", "ours / pickle", "copy, us",
+        ("variables", "us a phase", "us each", "deepcopy once, us", "ours / deepcopy", "copy, us",
          "load"),
         [
             (
-                f"{one.kind} {one.count:,}", between(spread(one.cost_us)),
-                f"{median(one.cost_us) / one.count:.2f}", f"{median(one.pickle_us):.0f}",
-                f"{median(one.cost_us) / median(one.pickle_us):.1f}",
+                f"{one.kind} {one.size:,}", between(spread(one.cost_us)),
+                f"{median(one.cost_us) / one.size:.2f}", f"{median(one.deepcopy_us):.0f}",
+                f"{median(one.cost_us) / median(one.deepcopy_us):.1f}",
                 f"{median(one.copy_us):.1f}", f"{one.load:.1f}",
             )
             for one in found
@@ -166,7 +166,7 @@ def main() -> int:
         found = measure_carried(args.repeats, args.steps)
         show_carried(found)
         figures["variables"] = [one._asdict() for one in found]
-        each_us = median(found[2].cost_us) / found[2].count
+        each_us = median(found[2].cost_us) / found[2].size
         bars["us a phase for each of 1,000 numbers"] = (each_us, MICROSECONDS_MAX)
     if args.part in (None, "loaders"):
         rows = []

@@ -17,6 +17,7 @@ import torch
 from harness import Clock, clocked, load, spread, table, verdict
 from torch import distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import HashStore
 from torch.nn.parallel import DistributedDataParallel
 
 from outlast.worker.state.ddp_buckets import DDPBuckets
@@ -76,7 +77,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=9, help="turns of each shape")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     rows: list[tuple[str, ...]] = []
     figures, bars = {}, {}
     for tensors, parameters in SHAPES:
