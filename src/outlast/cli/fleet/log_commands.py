@@ -252,7 +252,8 @@ def _show_one(log: IngestedLog) -> None:
     for reason, rows in source.rejects.items():
         echo(f"  {rows:,} rejected: {reason}")
         for each in (example for example in log.examples if example.reason == reason):
-            echo(f"    line {each.line}: {each.text[:100]}")
+            where = f"line {each.line}: " if each.line else ""  # 0: the text as a whole
+            echo(f"    {where}{each.text[:100]}")
     if source.rejects:
         echo(f"  all of them are in rejects/{source.id}.jsonl")
     for note in source.notes:
