@@ -212,6 +212,13 @@ def test_what_cannot_be_saved_or_loaded_is_refused(tmp_path: Path) -> None:
         saves.load(state)
     after = weights(state)
     assert all(torch.equal(before[k], after[k]) for k in before)
+    with pytest.raises(UsageError, match="directory of checkpoints is ''"):
+        Checkpointer("")
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "missing")
+    for name, what in (("file", "it is no directory"), ("link", "it is a link that leads nowhere")):
+        with Checkpointer(tmp_path / name) as saves, pytest.raises(StorageError, match=what):
+            saves.save(1, make())
     alone = {"model": make(1)["model"]}
     drawn = torch.get_rng_state()
     with Checkpointer(tmp_path, complete=False) as saves:
