@@ -91,6 +91,16 @@ def test_meta_tensors_are_differences() -> None:
     assert "to_empty" in StateFitting(ScriptState(empty), there).differences[0]
 
 
+def test_modules_before_their_first_forward_are_differences() -> None:
+    there, _ = saved({"model": nn.Linear(2, 2)})
+    lazy = ScriptState({"model": nn.LazyLinear(2)})
+    found = StateFitting(lazy, there)
+    assert found.differences == [
+        f"model.{name}: is not initialized here; run one forward first"
+        for name in ("weight", "bias")
+    ]
+
+
 def test_a_part_of_a_checkpoint_is_loaded_where_that_is_said() -> None:
     source, target = trained(model()), {"model": model(1)}
     move(source, target, complete=False)

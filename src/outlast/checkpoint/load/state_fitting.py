@@ -116,6 +116,9 @@ class StateFitting:
         if saved is None:
             self.report_missing(name)
             return
+        if state_values.is_uninitialized(live):
+            self.reject(name, "is not initialized here; run one forward first")
+            return
         shape, dtype = tuple(live.shape), dtype_name(live.dtype)
         if tuple(saved.shape) != shape:
             self.reject(name, f"{tuple(saved.shape)} in the checkpoint, {shape} here")
