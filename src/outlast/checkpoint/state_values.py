@@ -177,6 +177,30 @@ def restore_in_place(live: Any, saved: Any) -> Any:
     return saved
 
 
+def restore_parameters(live: Any, saved: Any) -> Any:
+    """Return `saved`, which is consumed, with parameters where `live` has them.
+
+    Tensors are read without what autograd knows of them. At the paths of parameters and of leaves
+    that require gradients, `saved` has the same again.
+    """
+    if isinstance(live, torch.Tensor) and isinstance(saved, torch.Tensor):
+        trained = live.requires_grad and (saved.is_floating_point() or saved.is_complex())
+        if type(live) is torch.nn.Parameter:
+            return torch.nn.Parameter(saved, requires_grad=trained)
+        return saved.requires_grad_() if trained and live.is_leaf else saved
+    if type(live) is not type(saved):
+        return saved
+    if type(live) in _LIVE_MAPPINGS:
+        for key, part in live.items():
+            if key in saved:
+                saved[key] = restore_parameters(part, saved[key])
+    elif type(live) in _SEQUENCES:
+        pairs = zip(live, saved, strict=False)
+        restored = type(saved)(restore_parameters(*pair) for pair in pairs)
+        return restored + saved[len(restored) :]
+    return saved
+
+
 def restore_group(group: dict[str, Any], values: Mapping[str, Any]) -> None:
     """Restore hyperparameters; a learning rate that is a tensor is updated in place."""
     for name, value in values.items():
