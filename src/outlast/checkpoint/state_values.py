@@ -190,7 +190,7 @@ def restore_parameters(live: Any, saved: Any) -> Any:
         return saved.requires_grad_() if trained and live.is_leaf else saved
     if type(live) is not type(saved):
         return saved
-    if type(live) in _LIVE_MAPPINGS:
+    if isinstance(live, _LIVE_MAPPINGS):
         for key, part in live.items():
             if key in saved:
                 saved[key] = restore_parameters(part, saved[key])
