@@ -28,6 +28,7 @@ from outlast.fleet.record_tables import KIND_OF, Name, schema
 
 ZONE_ASSUMED = "times without a zone were taken for UTC: --zone NAME reads them in another"
 TWICE = "times that the zone's clocks showed twice: the first was taken"
+VANISHED = "a time that the zone leaves out in spring: these times are of another zone"
 NO_UTF8 = "bytes that are no UTF-8: replaced"
 TEXT_CHARS_MAX = 1000  # of a reject: enough to recognise the row, in bounded space
 
