@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from outlast.errors import UsageError
+
 Generator = torch.Generator | random.Random | np.random.Generator | np.random.RandomState
 GENERATOR_TYPES = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
 
@@ -78,7 +80,16 @@ def preserved() -> Iterator[None]:
 
 
 def states(generators: Mapping[str, Generator]) -> dict[str, Any]:
-    """Return the state of each generator as plain data."""
+    """Return the state of each generator as plain data.
+
+    Raises UsageError, by name, for one without a state (random.SystemRandom).
+    """
+    for path, generator in generators.items():
+        if isinstance(generator, random.SystemRandom):
+            raise UsageError(
+                f"{path!r} is a random.SystemRandom, which has no state that could be saved and"
+                " repeated; nothing was saved; use random.Random"
+            )
     return {path: _state(generator) for path, generator in generators.items()}
 
 

@@ -212,6 +212,13 @@ def test_what_cannot_be_saved_or_loaded_is_refused(tmp_path: Path) -> None:
         saves.load(state)
     after = weights(state)
     assert all(torch.equal(before[k], after[k]) for k in before)
+    with pytest.raises(UsageError, match="directory of checkpoints is ''"):
+        Checkpointer("")
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "missing")
+    for name, what in (("file", "it is no directory"), ("link", "it is a link that leads nowhere")):
+        with Checkpointer(tmp_path / name) as saves, pytest.raises(StorageError, match=what):
+            saves.save(1, make())
     alone = {"model": make(1)["model"]}
     drawn = torch.get_rng_state()
     with Checkpointer(tmp_path, complete=False) as saves:
@@ -320,3 +327,28 @@ def test_the_first_save_finds_its_memory_made(tmp_path: Path) -> None:
         assert not slots.ahead
     with Checkpointer(tmp_path) as saves, pytest.raises(UsageError, match="has loaded none"):
         saves.prepare(state)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_a_forked_process_is_refused_and_disturbs_no_save(tmp_path: Path) -> None:
+    """A fork has no thread that reads the keeper's answers: it waited until `save_s`."""
+    state, refused, seen = make(), tmp_path / "refused", torch.arange(4.0)
+    with Checkpointer(tmp_path / "saves", on_failure="raise", save_s=30) as saves:
+        saves.save(1, state | {"seen": seen})
+        child = os.fork()
+        if not child:
+            with contextlib.suppress(BaseException), saves:  # ends as the parent's block does
+                for call in (lambda: saves.save(2, state), saves.wait, lambda: saves.load(state)):
+                    with contextlib.suppress(UsageError):
+                        call()
+                        os._exit(1)
+                refused.touch()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0 and refused.exists()
+        saves.save(3, state | {"seen": seen + 1})
+        saves.wait()
+    restored = state | {"seen": torch.zeros(4)}
+    with Checkpointer(tmp_path / "saves") as saves:
+        result = saves.load(restored)
+        assert result and result.step == 3
+        assert torch.equal(restored["seen"], seen + 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import OrderedDict
 from typing import Any
 
@@ -30,7 +31,7 @@ from torch.utils.data import DataLoader
 
 from outlast.checkpoint.format import codec
 from outlast.checkpoint.script_state import ScriptState
-from outlast.checkpoint.state_content import flatten_state
+from outlast.checkpoint.state_content import capture_rank_state, flatten_state
 from outlast.checkpoint.state_values import join_tensors, split_tensors
 from outlast.errors import CodecError, UnsupportedError, UsageError
 
@@ -308,6 +309,32 @@ def test_two_places_of_one_name_are_refused(second: torch.Tensor | None) -> None
     value = {"a": {"b": first}, "a.b": first if second is None else second}
     with pytest.raises(CodecError, match=r"two tensors .* both called 'x\.a\.b'"):
         split_tensors(value, "x", {})
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_a_nested_tensor_is_refused_by_name() -> None:
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    for state in (ScriptState({"v": {"a": nested}}), ScriptState({"o": Holding({"a": nested})})):
+        with pytest.raises(CodecError, match=r"[vo]\.a is a nested tensor; nothing was saved"):
+            flatten_state(state)
+    with pytest.raises(CodecError, match=r"objects\.o\.a is a tensor .* plain memory \(nested\)"):
+        capture_rank_state(ScriptState({}, {"o": {"a": nested}}), {}, 1)
+
+
+def test_a_name_that_is_no_text_is_refused_at_once() -> None:
+    """It was refused by the keeper, which did not name the entry."""
+    with pytest.raises(CodecError, match=r"the name 'v\.a\\udc80' is no text in UTF-8"):
+        flatten_state(ScriptState({"v": {"a\udc80": torch.ones(1)}}))
+    assert (
+        "v.\N{GREEK SMALL LETTER PI}"
+        in flatten_state(ScriptState({"v": {"\N{GREEK SMALL LETTER PI}": torch.ones(1)}})).tensors
+    )
+
+
+def test_a_generator_without_a_state_is_refused_by_name() -> None:
+    state = ScriptState({"rng": random.SystemRandom()})
+    with pytest.raises(UsageError, match=r"'rng' is a random\.SystemRandom, which has no state"):
+        capture_rank_state(state, {}, 1)
 
 
 def test_an_optimizer_inside_another_is_given_beside_it() -> None:

@@ -149,3 +149,25 @@ def test_a_disk_that_is_full_is_called_so(
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert "cannot be written: File too large" in found and "it is as it was" in found
     assert not (tmp_path / "lake").exists()
+
+
+def test_a_log_that_was_read_with_other_options_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An option or a mapping that was corrected changes nothing: its flag is named, not hidden."""
+    lake, kernel, jobs = tmp_path / "lake", tmp_path / "n1.log", tmp_path / "jobs.csv"
+    kernel.write_text("[  100.5] NVRM: Xid (PCI:0): 79, x\n[Tue Dec 31 23:59:58 2024] booted\n")
+    assert "pass it with --boot" in said(capsys, lake, kernel, "--node", "n1")
+    assert "nothing to do" in said(capsys, lake, kernel, "--node", "n1")
+    corrected = said(capsys, lake, kernel, "--node", "n1", "--boot", "2024-05-01")
+    assert "nothing to do" not in corrected
+    assert "with another --boot: its records and rejects stay as they were" in corrected
+    jobs.write_text("id,how,end\n1,ZOMBI,2024-05-01T00:00:00Z\n2,DONE,2024-05-01T00:00:00Z\n")
+    mapping = 'rows = "jobs"\n[columns]\njob = "id"\nstate = "how"\nend = "end"\n'
+    (tmp_path / "jobs.toml").write_text(mapping)
+    assert "lacks words of this log: 'ZOMBI'" in said(capsys, lake, jobs)
+    (tmp_path / "jobs.toml").write_text(f'{mapping}[values.state]\nZOMBI = "FAILED"\n')
+    assert "with another --mapping" in said(capsys, lake, jobs)
+    zoned = said(capsys, lake, jobs, "--zone", "Europe/Paris")
+    assert "with another --mapping and --zone" in zoned
+    assert Lake.open(lake).manifest.sources[1].records == {"jobs": 1}

@@ -119,6 +119,18 @@ def test_steps_per_second_come_from_beats(tmp_path: Path) -> None:
     assert "10.0 steps/s" in progress(board, story.t_ns)
 
 
+@pytest.mark.parametrize("resumed", [0, 500])
+def test_the_start_is_no_part_of_the_rate(tmp_path: Path, resumed: int) -> None:
+    """After a start of 10 s a step seemed to take seconds, and 500 resumed steps 10 s."""
+    board = board_of(SyntheticRun(tmp_path, world=1, spares=0).start())
+    for second in range(10):
+        board.beat({"w1-0": (0, 0, "starting", 0.0)}, second * 10**9)
+    board.beat({"w1-0": (1, resumed + 1, "running", 2.0)}, 10 * 10**9)
+    assert board.steps_per_s() == 0 and " left" not in progress(board, 10 * 10**9)
+    board.beat({"w1-0": (11, resumed + 11, "running", 2.0)}, 11 * 10**9)
+    assert board.steps_per_s() == pytest.approx(10)
+
+
 def test_the_view_shows_ranks_incidents_and_notes(tmp_path: Path) -> None:
     story = SyntheticRun(tmp_path).start().steps(5).killed(2).steps(5)
     story.broken(1, story.fault("raised", 1, traceback="ValueError: x"), how="report")

@@ -310,6 +310,7 @@ class Checkpointer:
         Ended means committed on rank 0, written on other ranks. Reports failures as `save` does;
         raises StorageError when a save is still in progress after `timeout_s` (default: `save_s`).
         """
+        self._ranks.refuse_fork()
         if self._driver:
             late = self._driver.wait(self._settings.save_s if timeout_s is None else timeout_s)
             if late:
@@ -321,6 +322,8 @@ class Checkpointer:
         self._close(self._on_failure, in_peace=True)
 
     def _close(self, on_failure: OnFailure, *, in_peace: bool) -> None:
+        if self._ranks.is_forked:
+            return  # the saves and their process are the parent's
         self._closed = True
         driver, self._driver = self._driver, None
         failures: list[str] = []

@@ -7,6 +7,7 @@ their process group: a few small keys, read only by ranks that wait.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -133,6 +134,7 @@ class RankGroup:
 
     def __init__(self, group: dist.ProcessGroup | None = None, timeout_s: float = 1800.0) -> None:
         self.rank, self.world = 0, 1
+        self._pid = os.getpid()
         self._group = group
         self._wire: dist.ProcessGroup | None = None  # carries chunks
         self._meeting: RankRendezvous | None = None
@@ -162,12 +164,28 @@ class RankGroup:
         """
         return self.world > 1 and self._meeting is not None
 
+    @property
+    def is_forked(self) -> bool:
+        """Return whether this process is a fork of the one that constructed the group."""
+        return os.getpid() != self._pid
+
+    def refuse_fork(self) -> None:
+        """Raise UsageError in a fork: it has none of the threads, and shares all connections."""
+        if self.is_forked:
+            raise UsageError(
+                f"this Checkpointer was constructed by process {self._pid}, of which process"
+                f" {os.getpid()} is a fork; nothing was saved or loaded; let that process call it,"
+                " or construct another one here, for another directory"
+            )
+
     @contextmanager
     def together(self, call: str) -> Iterator[None]:
         """Delimit one call that all ranks make, in the same order.
 
         A rank that leaves it early says so, so that no other rank waits for it in `exchange`.
+        Raises UsageError in a forked process.
         """
+        self.refuse_fork()
         self._calls, self._turns, self._call = self._calls + 1, 0, call
         try:
             yield

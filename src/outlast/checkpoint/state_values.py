@@ -27,11 +27,31 @@ _UNINITIALIZED = (UninitializedBuffer, UninitializedParameter)
 
 
 def add_tensors(tensors: dict[str, torch.Tensor], name: str, tensor: torch.Tensor) -> None:
-    """Name a tensor. Raises CodecError where the name is taken, or the tensor has no shape yet."""
-    if type(tensor) not in _INITIALIZED and isinstance(tensor, _UNINITIALIZED):
+    """Name a tensor.
+
+    Raises CodecError where the name is taken or no text in UTF-8, or the tensor has no shape.
+    """
+    if is_uninitialized(tensor):
         raise CodecError(f"{name} is not initialized; nothing was saved; run one forward first")
+    if type(tensor) in _INITIALIZED and tensor.is_nested:  # refused here: it has no shape either
+        raise CodecError(
+            f"{name} is a nested tensor; nothing was saved; leave it out, or give what rebuilds it"
+        )
+    if not name.isascii():
+        try:
+            name.encode()
+        except UnicodeEncodeError as error:
+            raise CodecError(
+                f"the name {name!r} is no text in UTF-8 ({error.reason}); nothing was saved; rename"
+                " it"
+            ) from error
     if tensors.setdefault(name, tensor) is not tensor:
         raise _both_called(name)
+
+
+def is_uninitialized(tensor: torch.Tensor) -> bool:
+    """Return whether `tensor` is a lazy module's, which has no shape before the first forward."""
+    return type(tensor) not in _INITIALIZED and isinstance(tensor, _UNINITIALIZED)
 
 
 def split_tensors(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
@@ -154,6 +174,30 @@ def restore_in_place(live: Any, saved: Any) -> Any:
     if isinstance(live, np.ndarray) and _alike(live, saved) and live.flags.writeable:
         live[...] = saved
         return live
+    return saved
+
+
+def restore_parameters(live: Any, saved: Any) -> Any:
+    """Return `saved`, which is consumed, with parameters where `live` has them.
+
+    Tensors are read without what autograd knows of them. At the paths of parameters and of leaves
+    that require gradients, `saved` has the same again.
+    """
+    if isinstance(live, torch.Tensor) and isinstance(saved, torch.Tensor):
+        trained = live.requires_grad and (saved.is_floating_point() or saved.is_complex())
+        if type(live) is torch.nn.Parameter:
+            return torch.nn.Parameter(saved, requires_grad=trained)
+        return saved.requires_grad_() if trained and live.is_leaf else saved
+    if type(live) is not type(saved):
+        return saved
+    if isinstance(live, _LIVE_MAPPINGS):
+        for key, part in live.items():
+            if key in saved:
+                saved[key] = restore_parameters(part, saved[key])
+    elif type(live) in _SEQUENCES:
+        pairs = zip(live, saved, strict=False)
+        restored = type(saved)(restore_parameters(*pair) for pair in pairs)
+        return restored + saved[len(restored) :]
     return saved
 
 

@@ -18,6 +18,7 @@ from outlast.fleet.formats.format_detection import (
     LogOptions,
     detect_format,
     open_log,
+    reading_options,
     refuse_unused_options,
 )
 from outlast.fleet.formats.log_reading import LogReading, RecordBatch, Reject, refuse_special_file
@@ -33,10 +34,15 @@ _BLOCK_BYTES = 1 << 22
 
 
 class IngestedLog(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of one log. `before`: its content was in the lake already, so it was not read."""
+    """Result of one log.
+
+    `before`: its content was in the lake already, so it was not read. `differing`: options that
+    differ between that reading and this one, by flag; its records are those of the former.
+    """
 
     source: LakeSource
     before: bool = False
+    differing: tuple[str, ...] = ()
     examples: tuple[Reject, ...] = ()
 
 
@@ -57,6 +63,7 @@ class _Log(NamedTuple):
     format: Format
     digest: str
     size_bytes: int
+    options: dict[str, str]
 
 
 def ingest(
@@ -82,7 +89,9 @@ def ingest(
         found: list[IngestedLog] = []
         for log in logs:
             if log.digest in known:
-                found.append(IngestedLog(source=known[log.digest], before=True))
+                source = known[log.digest]
+                differing = _differing(source.options, log.options)
+                found.append(IngestedLog(source=source, before=True, differing=differing))
                 continue
             found.append(_read(writer, log, options, names, on_progress))
             known[log.digest] = found[-1].source
@@ -136,12 +145,21 @@ def _log(path: Path, options: LogOptions, names: Pseudonyms | None) -> _Log:
     # Two nodes can have the same log.
     identity = f"{digest.hexdigest()} {options.cluster} {options.node_of(path)}"
     identity += f" {options.label_of(path)}" if options.label else ""
-    known = (
-        names.replaced("digest", identity)
-        if names
-        else xxhash.xxh3_128_hexdigest(identity.encode())
-    )
-    return _Log(path, format_, known, size)
+
+    def digested(text: str) -> str:
+        if names:
+            return names.replaced("digest", text)
+        return xxhash.xxh3_128_hexdigest(text.encode())
+
+    used = reading_options(path, format_, options)
+    digests = {flag: digested(f"{flag} {value}") for flag, value in used.items()}
+    return _Log(path, format_, digested(identity), size, digests)
+
+
+def _differing(before: dict[str, str] | None, now: dict[str, str]) -> tuple[str, ...]:
+    if before is None:
+        return ()
+    return tuple(flag for flag in {**before, **now} if before.get(flag) != now.get(flag))
 
 
 def _read(
@@ -186,6 +204,7 @@ def _read(
         until_ns=window.until_ns,
         odd={**totals.odd, **window.odd},
         notes=(*totals.notes, *(() if names else totals.quoted)),
+        options=log.options,
     )
     return IngestedLog(
         source=source, examples=tuple(reject for some in examples.values() for reject in some)

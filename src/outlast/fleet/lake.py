@@ -69,6 +69,7 @@ class LakeSource(msgspec.Struct, frozen=True, kw_only=True):
     until_ns: int | None
     odd: dict[str, int] = {}  # records kept despite this anomaly
     notes: tuple[str, ...] = ()
+    options: dict[str, str] | None = None  # digests by flag; None: read by an older version
 
 
 class LakeManifest(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from itertools import chain
 from typing import NamedTuple
@@ -242,10 +242,12 @@ def findings(
     node: str,
     clock: LogClock = NO_CLOCK,
     policy: XidPolicy | None = None,
+    on_host: Callable[[str], None] = lambda _host: None,
 ) -> Iterator[Reading]:
     """Yield findings in the order of the lines; ordinary lines yield nothing.
 
     `node`: "" uses the host of each line. A relevant line without a usable time yields UnreadText.
+    `on_host`: called with the host that a finding's line names.
     """
     words = (*WORDS, *FABRIC_WORDS, *rules_by_word())
     uuids: dict[str, str] = {}
@@ -268,6 +270,8 @@ def findings(
         except (UnplacedError, NoCodeError) as error:
             yield UnreadText(number, str(error), cut_text(line))
             continue
+        if envelope.host:
+            on_host(envelope.host)
         detail = cut_text(found.detail)
         if found.device in uuids:
             detail = f"{detail} [{uuids[found.device]}]"

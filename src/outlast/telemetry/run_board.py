@@ -82,6 +82,7 @@ class RunBoard:
     _closed_ns: int = 0
     _opened_ns: int = 0
     _rate: list[tuple[int, int]] = field(default_factory=list)
+    _rate_begun: bool = False
 
     def take(self, event: AnyEvent) -> None:
         """Update the board with one event of the run."""
@@ -123,6 +124,10 @@ class RunBoard:
         seats = self.seats
         if len(seats) == self.world and seats:
             self._step, self._loss = min(row.step for row in seats), seats[0].loss
+        if not self._rate_begun and self._rate and self.step != self._rate[-1][1]:
+            # Neither the start nor the steps before a resumed checkpoint belong to the rate.
+            self._rate_begun = True
+            self._rate.clear()
         self._rate.append((now_ns, self.step))
         oldest_ns = now_ns - round(RATE_WINDOW_S * 1e9)
         while len(self._rate) > 2 and self._rate[0][0] < oldest_ns:
@@ -161,7 +166,7 @@ class RunBoard:
         return self._closed_ns > 0
 
     def steps_per_s(self) -> float:
-        """Return the rate over the last beats; 0 where nothing is known yet."""
+        """Return the rate over the last beats since the first step; 0 while it is unknown."""
         if len(self._rate) < 2:
             return 0.0
         (first_ns, first), (last_ns, last) = self._rate[0], self._rate[-1]

@@ -91,6 +91,40 @@ def test_meta_tensors_are_differences() -> None:
     assert "to_empty" in StateFitting(ScriptState(empty), there).differences[0]
 
 
+def test_modules_before_their_first_forward_are_differences() -> None:
+    there, _ = saved({"model": nn.Linear(2, 2)})
+    lazy = ScriptState({"model": nn.LazyLinear(2)})
+    found = StateFitting(lazy, there)
+    assert found.differences == [
+        f"model.{name}: is not initialized here; run one forward first"
+        for name in ("weight", "bias")
+    ]
+
+
+def test_parameters_of_an_object_remain_parameters() -> None:
+    """They came back as tensors that no gradient reaches."""
+
+    def holding(value: float) -> Holding:
+        weight = nn.Parameter(torch.full((2,), value))
+        frozen = nn.Parameter(torch.full((1,), value), requires_grad=False)
+        leaf = torch.full((3,), value, requires_grad=True)
+        state = {"in": {"weight": weight, "frozen": frozen}, "list": [leaf, leaf * 2], "n": value}
+        return Holding({**state, "tuple": (weight, torch.full((1,), value, dtype=torch.int64))})
+
+    source, target = {"o": holding(3.0)}, {"o": holding(0.0)}
+    move(source, target)
+    state = target["o"].state_dict()
+    expected = torch.full((2,), 3.0)
+    for weight in (state["in"]["weight"], state["tuple"][0]):
+        assert isinstance(weight, nn.Parameter) and weight.requires_grad
+        assert torch.equal(weight, expected)
+    frozen, (leaf, result) = state["in"]["frozen"], state["list"]
+    assert isinstance(frozen, nn.Parameter) and not frozen.requires_grad and frozen.item() == 3
+    assert leaf.requires_grad and not isinstance(leaf, nn.Parameter)
+    assert not result.requires_grad and result.tolist() == [6.0] * 3
+    assert state["tuple"][1].tolist() == [3] and state["n"] == 3.0
+
+
 def test_a_part_of_a_checkpoint_is_loaded_where_that_is_said() -> None:
     source, target = trained(model()), {"model": model(1)}
     move(source, target, complete=False)

@@ -256,8 +256,26 @@ def test_utf_16_without_its_mark_is_refused(tmp_path: Path) -> None:
 
 def test_findings_of_a_clock_that_was_not_set_are_rejects(tmp_path: Path) -> None:
     lines = (f"{day}T00:01:00Z n1 kernel: {XID}\n" for day in ("1970-01-01", "2024-01-01"))
-    assert read(tmp_path, "".join(lines)).read[0].source.rejects == {NO_CLOCK: 1}
+    log = read(tmp_path, "".join(lines)).read[0]
+    assert log.source.rejects == {NO_CLOCK: 1}
+    assert [(one.line, one.text[:10]) for one in log.examples] == [(1, "1970-01-01")]
     assert len(findings(tmp_path)) == 1
+
+
+def test_a_finding_without_a_node_is_a_reject_with_its_line(tmp_path: Path) -> None:
+    lines = [f"2024-05-17T10:00:00Z {host}{XID}" for host in ("n1 kernel: ", "")]
+    log = read(tmp_path, "\n".join(["ordinary", *lines]), format="kernel").read[0]
+    assert [(one.line, one.text) for one in log.examples] == [(3, lines[1])]
+
+
+def test_node_is_refused_for_a_log_of_several_hosts(tmp_path: Path) -> None:
+    """A collector's log with --node: the findings of all hosts were one node's."""
+    lines = [f"2024-05-17T10:00:0{k}Z {host} kernel: {XID}" for k, host in enumerate(["g1", "g2"])]
+    with pytest.raises(SourceError, match=r"several hosts \(g1, g2\), and --node n1 .* unchanged"):
+        read(tmp_path, "\n".join(lines), node="n1")
+    alone = [lines[0], lines[0].replace("g1", "g1.example.org").replace("10:", "11:")]
+    read(tmp_path, "\n".join(alone), node="n1")
+    assert [node for node, _ in findings(tmp_path)] == ["n1", "n1"]
 
 
 def test_what_is_read_as_a_kernels_log_and_is_none_is_noted(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from outlast.errors import SourceError, UsageError
 from outlast.fleet.formats.column_mapping import load_mapping
-from outlast.fleet.formats.log_reading import ReadTotals, RecordBatch
+from outlast.fleet.formats.log_reading import VANISHED, ReadTotals, RecordBatch
 from outlast.fleet.formats.mapped_logs import BACKWARDS, NO_DURATION, MappedLogContext, read_mapped
 from outlast.fleet.formats.timestamps import parse_timestamps
 from outlast.fleet.host_lists import OTHER_NODES
@@ -199,6 +199,13 @@ def test_clocks_that_show_an_hour_twice_or_not_at_all() -> None:
     found = parse_timestamps(texts, "Europe/Paris")
     assert seconds(found.ns) == [1729989000, None, 1729992600]
     assert (found.wrong.to_list(), found.twice) == ([False, True, False], 1)
+    assert found.skipped.to_list() == [False, True, False]
+
+
+def test_a_time_that_the_zone_skips_is_a_reject_that_names_the_zone(tmp_path: Path) -> None:
+    rows = "when,host,what,text\n2024-03-31 02:30:00,n1,ECC,\n2024-03-31 04:30:00,n1,ECC,\n"
+    _, totals = reading(tmp_path, EVENTS, rows, zone="Europe/Paris")
+    assert totals.rejects == {f"{VANISHED}: time": 1} and totals.records.total() == 1
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,8 @@ def test_an_answer_in_which_nothing_is_wrong_is_counted(tmp_path: Path) -> None:
         ("JobID|Status|Start|End\n" + ROW, "has no column State"),
         (("JobID|State|Start|End\n" + ROW).encode("utf-16"), "is UTF-16"),
         (b"BZh91AY", "is compressed with bzip2"),
+        ("apiVersion: v1\nitems: []\n", "is YAML: export it as JSON"),
+        ("---\napiVersion: v1\n", "is YAML: export it as JSON"),
         ("", "is empty"),
     ],
 )
@@ -118,6 +120,13 @@ def test_what_is_nearly_accounting_is_refused_by_name(
     with pytest.raises(OutlastError, match=said):
         read(tmp_path, "dump.txt", text)
     assert not (tmp_path / "lake").exists()
+
+
+def test_yaml_is_refused_by_name_with_a_mapping_too(tmp_path: Path) -> None:
+    """It was read as CSV, whose only column was 'apiVersion: v1'."""
+    (tmp_path / "pods.toml").write_text('rows = "jobs"\n[columns]\njob = "j"\nstate = "s"\n')
+    with pytest.raises(OutlastError, match="is YAML"):
+        read(tmp_path, "pods.yaml", "apiVersion: v1\nitems: []\n")
 
 
 def test_columns_are_of_accounting_without_a_header(tmp_path: Path) -> None:

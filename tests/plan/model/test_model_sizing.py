@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
+import random
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from tests.plan.plan_command import Plan
 
 from outlast.errors import UsageError
 from outlast.plan.answers.extra_costs import ExtraInputs, extra_costs
+from outlast.plan.model.answer_values import format_quantity
 from outlast.plan.model.model_sizing import peak_flops
 from outlast.plan.model.scenario import Scenario, scenario_of
 from outlast.plan.model.strategy_prediction import Prediction, predict
-from outlast.theory import costs
+from outlast.theory import costs, intervals
 
 LLAMA = ("--gpus", "16384", "--parameters", "405B", "--tokens", "15.6T", "--replica-gpus", "128")
 
@@ -121,8 +125,8 @@ def test_a_gpu_without_an_arithmetic() -> None:
     assert peak_flops("h100", "fp8") == 2 * peak_flops("h100", "bf16")
 
 
-def _advised() -> tuple[Scenario, Prediction]:
-    scenario = scenario_of({"gpus": "16384", "failures": "50kh"})
+def _advised(gpus: str = "16384") -> tuple[Scenario, Prediction]:
+    scenario = scenario_of({"gpus": gpus, "failures": "50kh"})
     return scenario, predict(scenario, "migrate")
 
 
@@ -146,15 +150,45 @@ def test_extras_are_what_their_formulas_say() -> None:
     assert found["levels of saves"].usd <= 0
 
 
-def test_without_notice_half_an_interval_is_lost() -> None:
+def _wall_s(work_s: float, interval_s: float, every_s: float, *, seed: int) -> float:
+    """Simulate preemptions that restart from the last flushed save: C 5 s, F 120 s, R 600 s."""
+    drawn = random.Random(seed)
+    now_s = done_s = saved_s = 0.0
+    flushes: list[tuple[float, float]] = []  # when a save can be restored, and its work
+    next_s = drawn.expovariate(1 / every_s)
+    while done_s < work_s:
+        end_s = now_s + interval_s + 5
+        if end_s <= next_s:
+            now_s, done_s = end_s, done_s + interval_s
+            flushes.append((now_s + 120, done_s))
+            continue
+        saved_s = max([saved_s] + [work for at_s, work in flushes if at_s <= next_s])
+        flushes, done_s, now_s = [], saved_s, next_s + 300 + 600  # the queue, then the restart
+        while (next_s := now_s - 600 + drawn.expovariate(1 / every_s)) < now_s:
+            now_s = next_s + 300 + 600
+    return now_s
+
+
+@pytest.mark.parametrize("every_s", [3600.0, 43_200.0])
+def test_preemptions_without_notice_are_as_in_a_simulation(every_s: float) -> None:
+    """The cost was half of the advised interval, of an hour, also where one came every hour."""
+    scenario, taken = _advised("1024")  # nearly without failures
+    inputs = ExtraInputs(preempted_every_s=every_s, notice_s=60.0, queue_s=300.0)
+    (found,) = extra_costs(scenario, taken, inputs)
+    best_s = float(intervals.optimum_async(5.0, 120.0, every_s))
+    assert f"after {format_quantity(best_s, 's')} of work is best" in found.text
+    walls = [_wall_s(500 * every_s, best_s, every_s, seed=seed) for seed in range(20)]
+    longer = sum(walls) / len(walls) / (500 * every_s)
+    plain = 1 + 5 / taken.interval_s
+    assert 1 + found.usd / taken.usd == pytest.approx(longer / plain, rel=0.02)
+    in_time = extra_costs(scenario, taken, replace(inputs, notice_s=3600.0))[0]
+    assert 0 < in_time.usd < found.usd and "is enough for" in in_time.text
+
+
+def test_preemptions_faster_than_a_restart_cost_without_bound() -> None:
     scenario, taken = _advised()
-    usd = [
-        extra_costs(scenario, taken, ExtraInputs(preempted_every_s=43_200.0, notice_s=notice_s))[
-            0
-        ].usd
-        for notice_s in (0.0, 3600.0)
-    ]
-    assert usd[0] > 0 and usd[0] != usd[1]
+    (found,) = extra_costs(scenario, taken, ExtraInputs(preempted_every_s=0.5))
+    assert math.isinf(found.usd)
 
 
 def test_a_spot_price_needs_to_know_how_often(plan: Plan) -> None:

@@ -289,8 +289,9 @@ def _pairs(writer: NodeWriter, value: dict[Any, Any], tag: bytes) -> None:
 
 
 def _tensor(writer: NodeWriter, value: torch.Tensor) -> None:
-    if value.layout is not torch.strided or value.is_quantized or value.is_meta:
-        kind = f"{value.layout}, {value.dtype}, {value.device}"
+    nested = value.is_nested
+    if nested or value.layout is not torch.strided or value.is_quantized or value.is_meta:
+        kind = "nested" if nested else f"{value.layout}, {value.dtype}, {value.device}"
         raise _Refused(f"is a tensor that is not plain memory ({kind})")
     plain = value.detach().resolve_conj().resolve_neg().contiguous()
     writer.parts.append(_tensor_head(plain.dtype, plain.device.type, tuple(plain.shape)))

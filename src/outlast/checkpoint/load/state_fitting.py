@@ -116,6 +116,9 @@ class StateFitting:
         if saved is None:
             self.report_missing(name)
             return
+        if state_values.is_uninitialized(live):
+            self.reject(name, "is not initialized here; run one forward first")
+            return
         shape, dtype = tuple(live.shape), dtype_name(live.dtype)
         if tuple(saved.shape) != shape:
             self.reject(name, f"{tuple(saved.shape)} in the checkpoint, {shape} here")
@@ -247,8 +250,9 @@ class StateFitting:
         skeleton = self.saved.shared["objects"][name]
         if isinstance(part, torch.amp.GradScaler) and bool(skeleton["value"]) != part.is_enabled():
             self.reject(name, "is enabled only here" if part.is_enabled() else "is disabled here")
-        value = self.deferred_value(skeleton, part.state_dict())
-        self.add_step(lambda: part.load_state_dict(value()))
+        live = part.state_dict()
+        value = self.deferred_value(skeleton, live)
+        self.add_step(lambda: part.load_state_dict(state_values.restore_parameters(live, value())))
 
     def _value(self, name: str, live: Any) -> None:
         skeleton = self.saved.shared["values"][name]

@@ -204,6 +204,11 @@ class Tiers:
     def __init__(
         self, root: Address, keep: str, durable: Address | Sequence[Address], answer_s: float
     ) -> None:
+        if not str(root):
+            raise UsageError(
+                "the directory of checkpoints is '': nothing was started; give a path ('.' for the"
+                " working directory)"
+            )
         if "://" in str(root):
             raise UsageError(
                 f"{root} cannot be saved to: a save is durable at the speed of a disk, or holds"

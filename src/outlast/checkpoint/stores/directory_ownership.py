@@ -138,6 +138,11 @@ def take_ownership(root: Path, job: str, wait_s: float, patience: IoTimeout) -> 
     while True:
         try:
             result = patience.call(str(root / FILE), lambda: _attempt(root, mine, lease))
+        except FileExistsError as error:
+            leads = "is a link that leads nowhere" if root.is_symlink() else "is no directory"
+            raise StorageError(
+                f"{root} cannot be saved to: it {leads}; nothing was saved"
+            ) from error
         except OSError as error:
             raise StorageError(
                 f"{root} cannot be saved to: {error.strerror or error}; nothing was saved"

@@ -209,7 +209,7 @@ def _show_ingested(summary: IngestSummary) -> None:
     is_long = len(summary.read) > LOGS_SHOWN
     plain: list[IngestedLog] = []
     for log in summary.read:
-        if is_long and (log.before or _is_plain(log)):
+        if is_long and not log.differing and (log.before or _is_plain(log)):
             plain.append(log)
         else:
             _show_one(log)
@@ -239,7 +239,14 @@ def _counts(of: Mapping[Name, int]) -> str:
 def _show_one(log: IngestedLog) -> None:
     source = log.source
     if log.before:
-        echo(f"{source.name}: read before, on {format_time(source.read_ns)}: nothing to do")
+        known = f"{source.name}: read before, on {format_time(source.read_ns)}"
+        if log.differing:
+            echo(
+                f"{known}, with another {' and '.join(log.differing)}: its records and rejects stay"
+                " as they were; read the logs into a new lake to change them"
+            )
+        else:
+            echo(f"{known}: nothing to do")
         return
     echo(f"{source.name}: {source.format}")
     echo(f"  {plural(source.rows, 'row')}: {_counts(source.records) or 'no records'}")
@@ -252,7 +259,8 @@ def _show_one(log: IngestedLog) -> None:
     for reason, rows in source.rejects.items():
         echo(f"  {rows:,} rejected: {reason}")
         for each in (example for example in log.examples if example.reason == reason):
-            echo(f"    line {each.line}: {each.text[:100]}")
+            where = f"line {each.line}: " if each.line else ""  # 0: the text as a whole
+            echo(f"    {where}{each.text[:100]}")
     if source.rejects:
         echo(f"  all of them are in rejects/{source.id}.jsonl")
     for note in source.notes:

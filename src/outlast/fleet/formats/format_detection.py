@@ -330,6 +330,32 @@ _ONLY: dict[str, tuple[str, frozenset[Format]]] = {
 }
 
 
+# Options that change the records of a log, besides those that are a part of its identity.
+_CHANGING = ("zone", "nodes", "gpus_per_node", "epoch", "at", "boot", "delimiter", "columns")
+
+
+def reading_options(path: Path, format_: Format, options: LogOptions) -> dict[str, str]:
+    """Return the options that a log is read with, by flag: its format, mapping, zone and others.
+
+    Two readings of one content with equal options give equal records. Raises SourceError for a
+    mapping or policy that cannot be read.
+    """
+    found: dict[str, str] = {"--as": format_}
+    for key in _CHANGING:
+        flag, fitting = _ONLY.get(key, (f"--{key}", frozenset(FORMATS)))
+        if (value := getattr(options, key)) and format_ in fitting:
+            found[flag] = str(value)
+    mapping = _find_mapping(path, options) if format_ in ("events", "jobs") else None
+    policy = options.policy if format_ == "kernel" else None
+    for flag, file in (("--mapping", mapping), ("--policy", policy)):
+        if file:
+            try:
+                found[flag] = file.read_text(errors="replace")
+            except OSError as error:
+                raise SourceError(f"{file} cannot be read: {error.strerror}") from error
+    return found
+
+
 def refuse_unused_options(formats: Collection[Format], options: LogOptions) -> None:
     """Refuse options that apply to none of these logs. Raises UsageError."""
     for key, (flag, fitting) in _ONLY.items():

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
+from outlast.errors import SourceError
 from outlast.fleet.formats.log_reading import (
     LINE_CHARS_MAX,
     TWICE,
@@ -32,7 +33,7 @@ from outlast.fleet.formats.timestamps import EARLIEST_S, LATEST_S
 from outlast.fleet.record_tables import table
 from outlast.log_records import Finding
 from outlast.node_logs import dcgm, ipmi_events, kernel_log, log_envelopes, nvidia_smi
-from outlast.node_logs.log_readings import NO_BOOT, LogClock, Reading
+from outlast.node_logs.log_readings import NO_BOOT, LogClock, Reading, UnreadText
 from outlast.node_logs.nvidia_errors import XidPolicy
 
 BYTES_MAX = 256 << 20  # of an answer that is read at once
@@ -40,6 +41,10 @@ _HINTS = {NO_BOOT: f"{NO_BOOT}: pass it with --boot"}
 NO_SHAPE = (
     "none of its first lines has the format of a kernel log, a journal or syslog, and no line has a"
     " finding: is it such a log?"
+)
+SEVERAL_HOSTS = (
+    "{path} names several hosts ({hosts}), and --node {node} would attribute all of its findings to"
+    " one; the lake is unchanged; leave --node out, or give the log of each node alone"
 )
 NO_CLOCK = "a time before 2000: the machine's clock was not set"
 UNKNOWN_NODE = "it does not name its node: pass --node"
@@ -68,11 +73,24 @@ def read_kernel_log(path: Path, context: HardwareLogContext) -> LogReading:
         zone=context.zone,
         on_twice=lambda: twice.update([TWICE]),
     )
+    hosts: dict[str, str] = {}  # by their names without a domain
+
+    def on_host(host: str) -> None:
+        hosts.setdefault(host.partition(".")[0].lower(), host)
+        if context.node and len(hosts) > 1:
+            names = ", ".join(hosts.values())
+            raise SourceError(SEVERAL_HOSTS.format(path=path, hosts=names, node=context.node))
+
     return _read_log_lines(
         path,
         "kernel",
         lambda lines: kernel_log.findings(
-            lines, cluster=context.cluster, node=context.node, clock=clock, policy=context.policy
+            lines,
+            cluster=context.cluster,
+            node=context.node,
+            clock=clock,
+            policy=context.policy,
+            on_host=on_host,
         ),
         naive=None if context.is_zone_given else log_envelopes.lacks_zone,
         known=log_envelopes.has_known_time,
@@ -144,13 +162,21 @@ def _read_log_lines(
                             without_zone.append(totals.rows)
                         if known and totals.rows <= _HEAD_LINES and known(line.rstrip("\r\n")):
                             shaped.append(totals.rows)
+                        latest[0] = line
                         yield line
             except (OSError, EOFError) as error:
                 raise unreadable_error(path, error) from error
 
         without_zone: list[int] = []
         shaped: list[int] = []
-        readings = read(counted())
+        latest = [""]
+        # A reading follows its line, before the next one is read.
+        readings = (
+            UnreadText(totals.rows, why, latest[0].rstrip("\r\n"))
+            if isinstance(one, Finding) and (why := _reject_reason(one))
+            else one
+            for one in read(counted())
+        )
         reported = 0
         done = False
         while not done:
@@ -188,13 +214,18 @@ def _make_batch(path: Path, readings: Iterable[Reading]) -> RecordBatch:
         if not isinstance(reading, Finding):
             why = _HINTS.get(reading.reason, reading.reason)
             rejects.append(make_reject(str(path), reading.line, why, reading.text))
-        elif reading.t_ns < EARLIEST_S * 10**9:
-            rejects.append(make_reject(str(path), 0, NO_CLOCK, reading.detail))
-        elif not reading.node:
-            rejects.append(make_reject(str(path), 0, UNKNOWN_NODE, reading.detail))
+        elif why := _reject_reason(reading):
+            rejects.append(make_reject(str(path), 0, why, reading.detail))
         else:
             findings.append(reading)
     return RecordBatch({"findings": table(Finding, findings)}, rejects)
+
+
+def _reject_reason(one: Finding) -> str:
+    """Return why a finding is no record; "" if it is one."""
+    if one.t_ns < EARLIEST_S * 10**9:
+        return NO_CLOCK
+    return "" if one.node else UNKNOWN_NODE
 
 
 VERSION = 1

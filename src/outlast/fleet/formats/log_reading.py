@@ -28,6 +28,7 @@ from outlast.fleet.record_tables import KIND_OF, Name, schema
 
 ZONE_ASSUMED = "times without a zone were taken for UTC: --zone NAME reads them in another"
 TWICE = "times that the zone's clocks showed twice: the first was taken"
+VANISHED = "a time that the zone leaves out in spring: these times are of another zone"
 NO_UTF8 = "bytes that are no UTF-8: replaced"
 TEXT_CHARS_MAX = 1000  # of a reject: enough to recognise the row, in bounded space
 
@@ -155,12 +156,14 @@ UNPACKED_BYTES = 128 << 20  # what any file may unpack to
 HEAD_BYTES = 4096
 NULS_LEAST = 4  # one byte of so many is zero in no log in UTF-8
 LINE_CHARS_MAX = 4 << 20
-_OTHERS = {  # magic numbers of files that are not supported
+_OTHERS = {  # beginnings of files that are not supported
     b"\x28\xb5\x2f\xfd": "is compressed with zstd: unpack it first",
     b"BZh": "is compressed with bzip2: unpack it first",
     b"\xfd7zXZ": "is compressed with xz: unpack it first",
     b"PK\x03\x04": "is an archive: unpack it first",
     b"PAR1": "is a Parquet file, and not text: write it as CSV first",
+    b"apiVersion: ": "is YAML: export it as JSON (kubectl get -o json)",
+    b"---\napiVersion: ": "is YAML: export it as JSON (kubectl get -o json)",
     b"\xff\xfe": "is UTF-16, as PowerShell writes it: convert it to UTF-8 first",
     b"\xfe\xff": "is UTF-16: convert it to UTF-8 first",
 }

@@ -21,6 +21,7 @@ from outlast.fleet.formats.column_mapping import (
 from outlast.fleet.formats.log_reading import (
     NO_UTF8,
     TWICE,
+    VANISHED,
     ZONE_ASSUMED,
     LogReading,
     ReadTotals,
@@ -326,6 +327,7 @@ class _Work:
         )
         self.twice += found.twice
         self.naive += found.naive
+        self._note(f"{VANISHED}: {name}", found.skipped)
         first = lake.format_time(self._earliest_ns)[:4]
         self._note(f"no time between {first} and 2100: {name}", found.wrong)
         if name == "time":

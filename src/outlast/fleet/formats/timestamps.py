@@ -19,12 +19,14 @@ UNITS = {"unix": 9, "unix-ms": 6, "unix-us": 3, "unix-ns": 0}
 class ParsedTimestamps(NamedTuple):
     """Times of a column.
 
-    `ns`: null for an empty or invalid text. `wrong`: invalid, not empty. `twice`: number of
-    ambiguous times, of which the first was taken. `naive`: number without an offset.
+    `ns`: null for an empty or invalid text. `wrong`: invalid, not empty. `skipped`: of these, times
+    that the zone skips. `twice`: number of ambiguous times, of which the first was taken. `naive`:
+    number without an offset.
     """
 
     ns: pl.Series
     wrong: pl.Series
+    skipped: pl.Series
     twice: int
     naive: int
 
@@ -57,6 +59,7 @@ def parse_timestamps(
     else:
         parsed = _guess_format(frame)
     ns, twice = _localise(parsed["ns"], parsed["local"], zone)
+    skipped = ns.is_null() & parsed["local"].is_not_null()
     if epoch_ns is not None:
         ns = ns + epoch_ns
     inside = (ns >= earliest_ns) & (ns < LATEST_S * 10**9)
@@ -64,6 +67,7 @@ def parse_timestamps(
     return ParsedTimestamps(
         ns,
         ns.is_null() & (frame["text"] != "").fill_null(value=False),
+        skipped,
         twice,
         parsed["local"].count(),
     )

@@ -14,7 +14,7 @@ from outlast.plan.model.answer_values import How, format_quantity
 from outlast.plan.model.ladder_costs import mtbf_s, rungs
 from outlast.plan.model.scenario import Scenario
 from outlast.plan.model.strategy_prediction import Prediction
-from outlast.theory import costs, levels
+from outlast.theory import costs, intervals, levels
 
 
 class ExtraInputs(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,21 +138,25 @@ def _preemption(
     scenario: Scenario, taken: Prediction, inputs: ExtraInputs, every_s: float
 ) -> ExtraCost:
     save_s = scenario.cost_s + scenario.flush_s
-    cost_s = costs.preemption_s(
-        inputs.notice_s,
-        save_s,
-        taken.interval_s,
-        restart_s=scenario.restart_s,
-        queue_s=inputs.queue_s,
-    )
-    share = min(1.0, cost_s / (every_s + cost_s))
-    longer = 1 / (1 - share) if share < 1 else math.inf
-    in_time = "is enough for" if inputs.notice_s >= save_s else "is too short for"
+    if inputs.notice_s >= save_s:
+        cost_s = costs.preemption_s(
+            inputs.notice_s,
+            save_s,
+            taken.interval_s,
+            restart_s=scenario.restart_s,
+            queue_s=inputs.queue_s,
+        )
+        advice = f"is enough for a save of {format_quantity(save_s, 's')}."
+    else:
+        interval_s, cost_s = _preemption_without_notice(scenario, taken, inputs, every_s)
+        advice = (
+            f"is too short for a save of {format_quantity(save_s, 's')}, so that a durable save"
+            f" after {format_quantity(interval_s, 's')} of work is best."
+        )
+    longer = 1 + cost_s / every_s
     text = (
         f"One every {format_quantity(every_s, 's')} costs {format_quantity(cost_s, 's')}; a"
-        " notice of"
-        f" {format_quantity(inputs.notice_s, 's')} {in_time} a save of"
-        f" {format_quantity(save_s, 's')}."
+        f" notice of {format_quantity(inputs.notice_s, 's')} {advice}"
     )
     if inputs.usd_per_spot_hour is None:
         return ExtraCost(what="preemption", usd=taken.usd * (longer - 1), text=text)
@@ -165,6 +169,41 @@ def _preemption(
         f" it is worth it below {format_quantity(even, 'USD')} a GPU-hour."
     )
     return ExtraCost(what="spot prices", usd=spot_usd - taken.usd, text=text)
+
+
+def _preemption_without_notice(
+    scenario: Scenario, taken: Prediction, inputs: ExtraInputs, every_s: float
+) -> tuple[float, float]:
+    """Return the best interval of durable saves, and the cost of one preemption in seconds.
+
+    A preemption restarts from the last save, as do those failures that fall back to storage:
+    exact for the two as one Poisson process, with the mean of their restarts. Recoveries from live
+    ranks and memory cost the same with preemptions.
+    """
+    saves = {"flush_s": scenario.flush_s, "drag": scenario.drag}
+    fails = taken.outcome.falls_back / mtbf_s(scenario)
+    rate = fails + 1 / every_s
+    best_s = intervals.optimum_async(
+        scenario.cost_s, scenario.flush_s, 1 / rate, drag=scenario.drag
+    )
+    best_s = min(max(float(best_s), scenario.step_s), scenario.work_s)
+    lasting = intervals.efficiency(
+        best_s,
+        scenario.cost_s,
+        1 / rate,
+        restart_s=scenario.restart_s + scenario.detect_s * fails / rate,
+        down_s=inputs.queue_s / (every_s * rate),
+        **saves,
+    )
+    undisturbed = intervals.efficiency(
+        taken.interval_s,
+        scenario.cost_s,
+        1 / fails if fails else math.inf,
+        restart_s=scenario.restart_s + scenario.detect_s,
+        **saves,
+    )
+    longer = float(undisturbed / lasting) if lasting else math.inf
+    return best_s, every_s * max(0.0, longer - 1)
 
 
 def _storage(

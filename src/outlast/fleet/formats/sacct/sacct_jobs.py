@@ -10,6 +10,7 @@ import polars as pl
 from outlast.errors import SourceError
 from outlast.fleet import host_lists
 from outlast.fleet.formats.log_reading import (
+    VANISHED,
     ZONE_ASSUMED,
     ReadTotals,
     RecordBatch,
@@ -89,7 +90,6 @@ NO_JOB = "no job id"
 NO_TASK = "a range of array tasks with a start: sacct gives each task that ran a row of its own"
 NO_STATE = "no job state that Slurm has"
 NO_TIME = "a time that cannot be read"
-VANISHED = "a time that the zone leaves out in spring: these times are of another zone"
 NO_END = "no end, and no elapsed time"
 NO_START = "a job that runs and did not start"
 ENDS_FIRST = "a job that ends before it starts"
