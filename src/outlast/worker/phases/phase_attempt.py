@@ -26,7 +26,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from outlast.checkpoint.format import codec
 from outlast.checkpoint.format.codec import raw
 from outlast.errors import ProtectError
-from outlast.worker.state.optimizer_state import GROUPS, hyperparameters, put_in_groups
+from outlast.worker.state.optimizer_state import hyperparameters, put_in_groups
 from outlast.worker.state.protected_modules import BufferSnapshot
 from outlast.worker.state.protected_state import ProtectedState
 from outlast.worker.state.tensor_digests import digests, local_shard, weighted_sum
@@ -182,12 +182,7 @@ class UndoCopy:
         replaced. Raises ProtectError when a Replicated object, or an optimizer's groups, were
         changed against the contract.
         """
-        for name, optimizer in self._protected.optimizers.items():
-            if len(optimizer.param_groups) != len(self._groups[name]):
-                raise ProtectError(
-                    f"optimizer {name!r} got another number of groups in an attempt that was"
-                    f" refused, and cannot be put back: {GROUPS}"
-                )
+        self._protected.check_groups()
         self._protected.iterations.undo()
         self._buffers.must_fit()
         if self._copy is not None:

@@ -319,7 +319,7 @@ class ScriptVariables:
         """Refuse a hook that code between phases has registered on a protected `module`."""
         if module and not self._alone:
             self.refuse(
-                f"code between phases has registered a hook on a protected {module}",
+                f"code between phases has registered a hook on the protected module {module}",
                 "register hooks before the first phase",
             )
 

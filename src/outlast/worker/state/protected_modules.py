@@ -16,7 +16,7 @@ Small ones that change after the vote may differ by rank (rank_local_state.py).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import nn
@@ -28,6 +28,7 @@ from outlast.transport.worker_page import SLOT_BYTES
 from outlast.worker.state.tensor_digests import local_shard
 
 _DENSE, _SPARSE = 1, 2  # kinds of gradients
+_CHANGES_NAMED = 3
 _HOOKS_MAX = 1 << 30  # of a module that was not there before
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -64,12 +65,12 @@ class ProtectedModules:
             self._hooks = {id(part): _count_hooks(part) for part in self.parts}
 
     def new_hook(self) -> str:
-        """Return the type of a module that has got a hook since the last phase, else ""."""
+        """Return "name (type)" of a module that has got a hook since the last phase, else ""."""
         if self._handles < 0 or self._handles == RemovableHandle.next_id:
             return ""
         before = self._hooks
-        grown = (p for p in self.parts if _count_hooks(p) > before.get(id(p), _HOOKS_MAX))
-        return next((type(part).__name__ for part in grown), "")
+        grown = ((n, p) for n, p in self._parts if _count_hooks(p) > before.get(id(p), _HOOKS_MAX))
+        return next((f"{name} ({type(part).__name__})" for name, part in grown), "")
 
     def modes(self) -> bytes:
         """Return `training` of each module, then `requires_grad` of each parameter."""
@@ -114,14 +115,44 @@ class ProtectedModules:
         if self._present_children() != self._children:
             self._walk()
 
-    def names_besides(self, known: Collection[int]) -> list[str]:
-        """Return the names of the parameters whose ids are not among `known`."""
-        return [
-            f"{prefix}.{name}"
-            for prefix, part in self._parts
-            for name, parameter in part.named_parameters(recurse=False)
-            if id(parameter) not in known
+    def members(self) -> tuple[list[str], list[int]]:
+        """Return the last part of each parameter's name, and its id."""
+        names = [
+            key
+            for _, part in self._parts
+            for key, parameter in part._parameters.items()  # noqa: SLF001 - no copy
+            if parameter is not None
         ]
+        return names, [id(parameter) for parameter in self.parameters()]
+
+    def describe_changes(self, before: Mapping[str, nn.Parameter]) -> str:
+        """Return how the parameters differ from `before` (by name): pruned, tied, added, ..."""
+        now = {name: id(parameter) for name, parameter in self.named_parameters()}
+        types = {name: type(part).__name__ for name, part in self._parts}
+        by_id = {id(parameter): name for name, parameter in before.items()}
+        texts: list[str] = []
+        for name, number in now.items():
+            module = name.rpartition(".")[0]
+            where = f"{name} of {types[module]}"
+            if name in before and id(before[name]) == number:
+                continue
+            other = by_id.get(number, "")
+            if other and other in now:
+                texts.append(f"{where} was tied to {other}")
+            elif other:
+                texts.append(f"{other} became {where} (pruned or parametrized)")
+            elif name in before:
+                texts.append(f"{where} was replaced by another parameter")
+            else:
+                texts.append(f"{where} was added")
+        moved = set(now.values())
+        texts += [
+            f"{name} was removed"
+            for name, parameter in before.items()
+            if name not in now and id(parameter) not in moved
+        ]
+        more = f", and {len(texts) - _CHANGES_NAMED} more" if texts[_CHANGES_NAMED:] else ""
+        return ", ".join(texts[:_CHANGES_NAMED]) + more or "their order changed"
 
     def parameters(self) -> list[nn.Parameter]:
         """Return all parameters; a parameter shared by several submodules appears several times."""
