@@ -4,8 +4,12 @@ Gradients: those present before, and those left without a vote.
 
 Weights that an attempt writes before its vote are detected by digests: `parameter.data.add_(...)`,
 a view through NumPy, or `set_()` move no version counter. All weights and moments are digested in a
-function's rehearsals and its first step, and one window of one parameter in each later attempt, in
-turn: a rare write is found with time.
+function's rehearsals and its first step, and in every attempt at a function whose code can write in
+such a way (unversioned_writes.py). Of other functions one window of one parameter is digested in
+each later attempt, in turn: a rare write by code that nobody can read is found with time.
+
+Digests are compared before the vote, and where an attempt is refused: weights that it swapped and
+had no time to put back would go into the redo.
 """
 
 from __future__ import annotations
@@ -17,19 +21,23 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import torch
-import xxhash
 from torch import nn
 from torch.amp.grad_scaler import OptState
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 
 from outlast.checkpoint.format import codec
-from outlast.checkpoint.format.codec import raw
 from outlast.errors import ProtectError
 from outlast.worker.state.optimizer_state import hyperparameters, put_in_groups
 from outlast.worker.state.protected_modules import BufferSnapshot
 from outlast.worker.state.protected_state import ProtectedState
-from outlast.worker.state.tensor_digests import digests, local_shard, weighted_sum
+from outlast.worker.state.tensor_digests import (
+    Word,
+    digests,
+    first_difference,
+    local_shard,
+    word_of,
+)
 
 
 class _Seen(NamedTuple):
@@ -140,16 +148,24 @@ class UndoCopy:
     """
 
     def __init__(
-        self, protected: ProtectedState, key: str = "", *, everything: bool = False
+        self,
+        protected: ProtectedState,
+        key: str = "",
+        *,
+        everything: bool = False,
+        exact: bool = False,
     ) -> None:
-        """`key`: the function that the attempt runs, "" for dry runs, of which nothing stays."""
+        """`key`: the function that the attempt runs, "" for dry runs, of which nothing stays.
+
+        `exact`: the function can write past version counters.
+        """
         self._protected = protected
         self._copy = deep_copy(protected.replicated()) if everything else None
         self._gradients = AttemptGradients(
             protected.tree.parameters(), protected.tree.reducers, protected.scalers
         )
         known = protected.knows(key)
-        self._buffers = BufferSnapshot(protected.buffers, everything=not known)
+        self._buffers = BufferSnapshot(protected.buffers, everything=not known, exact=exact)
         self._flags = protected.tree.flags()
         self._groups = {n: deep_copy(hyperparameters(o)) for n, o in protected.optimizers.items()}
         self._objects = {n: copy.deepcopy(o.state_dict()) for n, o in protected.schedules.items()}
@@ -169,6 +185,10 @@ class UndoCopy:
             if parameter is changed
         )
         return next(named, "") if changed is not None else ""
+
+    def mark_written(self) -> None:
+        """Mark buffers that changed past their version counters, before the vote."""
+        self._buffers.mark_written()
 
     def leaves_gradients(self) -> bool:
         """Return whether an attempt without a vote leaves gradients to the next phase."""
@@ -227,20 +247,20 @@ def deep_copy(value: Any, device: str | None = None) -> Any:
 
 
 WINDOW_BYTES = 1 << 16
-
-_Word = bytes | torch.Tensor
+_WINDOW = "window"
 
 
 class WrittenWeights:
     """Digests of weights at the start of an attempt: with `everything` (a function that is new
-    here) all weights and moments, else the window of the `turn`-th attempt."""
+    here, or can write past the version counters) all weights and moments, else the window of the
+    `turn`-th attempt."""
 
     def __init__(self, protected: ProtectedState, *, everything: bool, turn: int) -> None:
         self._protected, self._everything = protected, everything
-        self._words: dict[str, _Word] = {}
+        self._words: dict[str, Word] = {}
         self._parameter: torch.nn.Parameter | None = None
         if everything:
-            self._words = {name: _word(tensor) for name, tensor in self._all()}
+            self._words = {name: word_of(tensor) for name, tensor in self._all()}
             return
         parameters = protected.tree.parameters()
         if not parameters:
@@ -249,17 +269,15 @@ class WrittenWeights:
         width = WINDOW_BYTES // parameter.element_size()
         start = turn // len(parameters) * width % max(1, local_shard(parameter).numel())
         self._parameter, self._window = parameter, slice(start, start + width)
-        self._words = {"": _word(local_shard(parameter).reshape(-1)[self._window])}
+        self._words = {_WINDOW: word_of(local_shard(parameter).reshape(-1)[self._window])}
 
     def changed(self) -> str:
         """Return the name of a changed weight or moment; "" if there is none."""
         if self._parameter is not None:
-            now = _word(local_shard(self._parameter).reshape(-1)[self._window])
-            return "" if _same(self._words[""], now) else self._name()
+            now = {_WINDOW: word_of(local_shard(self._parameter).reshape(-1)[self._window])}
+            return self._name() if first_difference(self._words, now) else ""
         if self._everything:
-            for name, tensor in self._all():
-                if name in self._words and not _same(self._words[name], _word(tensor)):
-                    return name
+            return first_difference(self._words, {n: word_of(t) for n, t in self._all()})
         return ""
 
     def _all(self) -> list[tuple[str, torch.Tensor]]:
@@ -285,20 +303,6 @@ def _moments(protected: ProtectedState) -> list[tuple[str, torch.Tensor]]:
     ]
 
 
-def _word(tensor: torch.Tensor) -> _Word:
-    """Return a digest of `tensor`: bytes, or a tensor on a device, to avoid synchronization."""
-    tensor = tensor.detach()
-    if tensor.device.type == "cpu":
-        return xxhash.xxh3_64_digest(raw(tensor.contiguous()))
-    return weighted_sum(tensor)
-
-
-def _same(one: _Word, other: _Word) -> bool:
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return torch.equal(one, other)
-    return isinstance(one, bytes) and isinstance(other, bytes) and one == other
-
-
 Kind = Literal["step", "eval", "checkpoint", "epoch", "draw"]
 
 
@@ -321,6 +325,16 @@ class PhaseAttempt:
     rehearsed: bool = False  # refused at its gate because this function is new here
     disputed: bool = False  # refused because the ranks have just learned what differs by rank
     reports: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    def describe_written(self) -> str:
+        """Return why a refused attempt cannot be undone: it left weights changed; "" if not.
+
+        Weights are compared at the vote: a rehearsal has passed that.
+        """
+        if self.weights is None or self.rehearsed or self.disputed:
+            return ""
+        name = self.undo.changed_parameter() or self.weights.changed()
+        return f"{self.key} changed {name} in an attempt that was refused" if name else ""
 
 
 class AttemptUndone(Exception):  # noqa: N818 - control flow of the phase runner

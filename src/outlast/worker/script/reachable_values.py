@@ -77,6 +77,8 @@ class ReachableValues:
         self._owners: list[tuple[Path, Any]] = []  # of attributes that code may set
         self.spots: dict[Path, ValueSpot] = {}
         self.caches: dict[str, Any] = {}
+        self.library: list[Any] = []  # functions and objects of libraries
+        self.stepping: set[int] = set()  # ids of the code of optimizers
         self.constants: set[str] = set()  # strings in code
 
     def add_code(
@@ -167,6 +169,7 @@ class ReachableValues:
 
     def _add_function(self, path: Path, function: types.FunctionType) -> None:
         if not is_own_file(function.__code__.co_filename):
+            self.library.append(function)
             return
         if id(function.__code__) not in self._seen_code:
             self.add_code(function.__code__, function.__globals__)
@@ -207,7 +210,9 @@ class ReachableValues:
         if id(optimizer) in self._visited:
             return
         self._visited.add(id(optimizer))
+        count = len(self.codes)
         self._add_class(path, type(optimizer))
+        self.stepping.update(id(each.code) for each in self.codes[count:])
         self._owners.append((path, optimizer))
         for name, value in vars(optimizer).items():
             if not name.startswith("_") and name not in _OF_EVERY_OPTIMIZER:
@@ -268,6 +273,7 @@ class ReachableValues:
             for name in ("func", "args", "keywords"):
                 yield ("attr", name), getattr(value, name)
         elif isinstance(getattr(value, "__dict__", None), dict):
+            self.library.append(value)
             self._owners.append((path, value))
 
     def _add_bound(self, path: Path, method: types.MethodType) -> None:

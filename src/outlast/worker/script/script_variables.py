@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from torch import nn
 
 from outlast.errors import PhaseError
 from outlast.worker.script.bytecode import reads_gradients
@@ -24,6 +26,7 @@ from outlast.worker.script.training_loop import (
     candidates,
     large_containers,
 )
+from outlast.worker.script.unversioned_writes import can_write_unversioned
 from outlast.worker.script.value_caches import WatchedCaches
 from outlast.worker.script.value_encoding import written
 from outlast.worker.script.value_paths import (
@@ -97,6 +100,7 @@ class ScriptVariables:
         self._watch = RebindWatch(self._roots, self.carried)
         self._modes: dict[str, dict[str, Any]] = {}  # of the process, before the first step
         self._constants: set[str] = set()  # strings in the script's code
+        self._unversioned: dict[str, bool] = {}  # by key
         self._expected: set[str] = set()  # functions whose late names are known
         self._containers: dict[str, Path] = {}  # that are watched as caches
         self.caches = WatchedCaches(self.refuse, lambda value: written(value) is not None)
@@ -284,6 +288,17 @@ class ScriptVariables:
     def reads_gradients(self, key: str) -> bool:
         """Return whether the script's own code that a phase of `key` can run reads `.grad`."""
         return any(reads_gradients(each.code) for each in self._reach_of(key).codes)
+
+    def writes_unversioned(self, key: str, modules: Iterable[nn.Module]) -> bool:
+        """Return whether a phase of `key` can write weights past torch's version counters.
+
+        Answered once, when the function has run before: then all that it names is there.
+        """
+        if key not in self._unversioned and not self._alone and key in self._roots.functions:
+            reach = self._reach_of(key)
+            codes = [each.code for each in reach.codes if id(each.code) not in reach.stepping]
+            self._unversioned[key] = can_write_unversioned(codes, reach.library, modules)
+        return self._unversioned.get(key, False)
 
     # --- what differs ---
 

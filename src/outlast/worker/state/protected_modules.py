@@ -25,7 +25,7 @@ from torch.utils.hooks import RemovableHandle
 
 from outlast.errors import ProtectError
 from outlast.transport.worker_page import SLOT_BYTES
-from outlast.worker.state.tensor_digests import local_shard
+from outlast.worker.state.tensor_digests import Word, first_difference, local_shard, word_of
 
 _DENSE, _SPARSE = 1, 2  # kinds of gradients
 _CHANGES_NAMED = 3
@@ -306,10 +306,11 @@ class ModuleBuffers:
 
 class BufferSnapshot:
     """Buffers at the start of an attempt: copies of all small or changing buffers, and of
-    `everything` if the changes of the attempt's function are not yet known."""
+    `everything` if the changes of the attempt's function are not yet known. `exact`: the function
+    can write past version counters, so that digests of the others are kept."""
 
-    def __init__(self, buffers: ModuleBuffers, *, everything: bool) -> None:
-        self._buffers, self._by_value = buffers, everything
+    def __init__(self, buffers: ModuleBuffers, *, everything: bool, exact: bool = False) -> None:
+        self._buffers, self._by_value, self._exact = buffers, everything, exact
         self._kept: dict[str, torch.Tensor] = {}
         self._trusted: dict[str, tuple[int, int]] = {}
         for key, buffer in buffers.named().items():
@@ -317,6 +318,25 @@ class BufferSnapshot:
                 self._kept[key] = buffer.detach().clone()
             else:
                 self._trusted[key] = _version(buffer)
+        self._words = self._digested() if exact else {}
+
+    def _digested(self) -> dict[str, Word]:
+        named = self._buffers.named()
+        return {key: word_of(named[key]) for key in self._trusted if key in named}
+
+    def mark_written(self) -> None:
+        """Mark buffers that have changed past their version counters, before the vote."""
+        if not self._exact:
+            return
+        named = self._buffers.named()
+        for key, value in self._kept.items():
+            is_known = self._buffers.is_changing(key) or key not in named
+            if not is_known and not torch.equal(named[key], value):
+                self._buffers.mark_changing(key)
+        now = self._digested()
+        while name := first_difference(self._words, now):
+            self._buffers.mark_changing(name)
+            del now[name]
 
     def must_fit(self) -> None:
         """Raise ProtectError if a buffer has another shape or dtype than before."""
@@ -342,8 +362,9 @@ class BufferSnapshot:
                 self._buffers.mark_changing(key)
             named[key].copy_(value)
         lost = [key for key, version in self._trusted.items() if _version(named[key]) != version]
+        unversioned = first_difference(self._words, self._digested()) if self._exact else ""
         self._buffers.look_away()
-        return lost[0] if lost else ""
+        return lost[0] if lost else unversioned
 
 
 def _version(buffer: torch.Tensor) -> tuple[int, int]:
