@@ -1,4 +1,4 @@
-"""Weights that a step writes past the version counters for the first time late, where that step is retried."""
+"""Weights that a step first writes past the version counters late, where that step is retried."""
 
 from __future__ import annotations
 

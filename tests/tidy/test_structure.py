@@ -14,9 +14,10 @@ from pathlib import Path
 # lines, four modules), torch 2.15 and the proof of groups (330, two), the template process (1,100,
 # seven), caches, late names, modes of the process and counts of draws (740, three), sharded
 # state (310, two), the backend without a seat (130, two). Joining modules that are read together
-# brought 441 to 417.
+# brought 441 to 417. Then: reports of parts of saves, and the reading of code that writes past
+# version counters (730, two).
 CEILINGS = {
-    "modules": 417,
+    "modules": 419,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 1,
@@ -25,7 +26,7 @@ CEILINGS = {
     "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 95765,
+    "lines": 96800,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 0,
 }
