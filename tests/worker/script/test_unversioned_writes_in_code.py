@@ -157,4 +157,4 @@ def test_a_phase_counts_by_all_that_it_reaches_but_an_optimizers_step() -> None:
     script = ScriptVariables(lambda: identities(held), "stop", lambda *_, **__: None)
     for function, expected in ((clipped_step, True), (plain_step, False)):
         script.meet(function.__name__, function)
-        assert script.writes_unversioned(function.__name__, held.tree.parts) is expected
+        assert script.writes_unversioned(function.__name__, held.tree) is expected

@@ -124,21 +124,33 @@ class AttemptGradients:
 
 
 class ObjectMark:
-    """State of an object with a `state_dict`: its plain values, and digests of its
-    tensors, since a version counter misses a write through `.data`. Tensors at the addresses
-    `apart_from` (others put those back) do not count."""
+    """State of an object with a `state_dict`: its plain values, and digests of its tensors, since a
+    version counter misses a write through `.data`. Tensors at the addresses `apart_from` (others
+    put those back) do not count. `by_version`: addresses and version counters instead of digests,
+    for an object whose `state_dict` does not copy its tensors (`copies`)."""
 
-    def __init__(self, target: Any, apart_from: set[int]) -> None:
-        self._target, self._apart_from = target, apart_from
+    def __init__(self, target: Any, apart_from: set[int], *, by_version: bool = False) -> None:
+        self._target, self._apart_from, self._by_version = target, apart_from, by_version
         self._look = self._now()
 
     def has_moved(self) -> bool:
         """Return whether the state is another one."""
         return self._now() != self._look
 
-    def _now(self) -> tuple[bytes, list[bytes]]:
+    def copies(self) -> bool:
+        """Return whether each `state_dict` has tensors of its own."""
+        one, other = self._tensors(), self._tensors()  # both alive: no address comes twice
+        return [t.data_ptr() for t in one[1]] != [t.data_ptr() for t in other[1]]
+
+    def _tensors(self) -> tuple[bytes, list[torch.Tensor]]:
         schema, tensors = codec.flatten(self._target.state_dict())
-        return schema, digests([t for t in tensors if t.data_ptr() not in self._apart_from])
+        return schema, [t for t in tensors if t.data_ptr() not in self._apart_from]
+
+    def _now(self) -> tuple[bytes, list[Any]]:
+        schema, tensors = self._tensors()
+        if not self._by_version:
+            return schema, list[Any](digests(tensors))
+        return schema, [(t.data_ptr(), t._version) for t in tensors]  # noqa: SLF001 - torch's own counter of changes
 
 
 class UndoCopy:
@@ -170,10 +182,22 @@ class UndoCopy:
         self._groups = {n: deep_copy(hyperparameters(o)) for n, o in protected.optimizers.items()}
         self._objects = {n: copy.deepcopy(o.state_dict()) for n, o in protected.schedules.items()}
         self._marks: dict[str, ObjectMark] = {}
-        if key and not known and not everything:
-            shared = {b.data_ptr() for b in protected.tree.buffers().values()}
-            self._marks = {n: ObjectMark(o, shared) for n, o in protected.copies.items()}
+        if key and not everything and protected.copies:
+            self._marks = self._marked(by_version=known and not exact)
         self.own_bytes = protected.own_state(protected.own_choices())
+
+    def _marked(self, *, by_version: bool) -> dict[str, ObjectMark]:
+        """Mark the Replicated objects; later those alone that can be looked at without a copy."""
+        protected = self._protected
+        shared = {b.data_ptr() for b in protected.tree.buffers().values()}
+        marks = {
+            name: ObjectMark(target, shared, by_version=by_version)
+            for name, target in protected.copies.items()
+            if not (by_version and name in protected.copying)
+        }
+        if not by_version:
+            protected.copying.update(name for name, mark in marks.items() if mark.copies())
+        return marks
 
     def changed_parameter(self) -> str:
         """Return the name of a parameter that the attempt has written to, "" for none."""

@@ -123,7 +123,7 @@ class PhaseRunner:
     def _begin(self, key: str, kind: Kind, undo: bool) -> PhaseAttempt:
         protected, status = self.protected_state(), self._status
         is_new = not protected.knows(key)
-        exact = not is_new and self.script.writes_unversioned(key, protected.tree.parts)
+        exact = not is_new and self.script.writes_unversioned(key, protected.tree)
         whole = undo and not self._standalone
         copy = phase_attempt.UndoCopy(protected, key, everything=whole, exact=exact)
         everything = is_new or exact

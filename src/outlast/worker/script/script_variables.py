@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, Protocol
-
-from torch import nn
 
 from outlast.errors import PhaseError
 from outlast.worker.script.bytecode import reads_gradients
@@ -40,6 +38,7 @@ from outlast.worker.script.value_paths import (
 from outlast.worker.state.optimizer_state import GROUPS
 
 if TYPE_CHECKING:
+    from outlast.worker.state.protected_modules import ProtectedModules
     from outlast.worker.state.protected_state import ProtectedState
 
 
@@ -289,7 +288,7 @@ class ScriptVariables:
         """Return whether the script's own code that a phase of `key` can run reads `.grad`."""
         return any(reads_gradients(each.code) for each in self._reach_of(key).codes)
 
-    def writes_unversioned(self, key: str, modules: Iterable[nn.Module]) -> bool:
+    def writes_unversioned(self, key: str, tree: ProtectedModules) -> bool:
         """Return whether a phase of `key` can write weights past torch's version counters.
 
         Answered once, when the function has run before: then all that it names is there.
@@ -297,7 +296,7 @@ class ScriptVariables:
         if key not in self._unversioned and not self._alone and key in self._roots.functions:
             reach = self._reach_of(key)
             codes = [each.code for each in reach.codes if id(each.code) not in reach.stepping]
-            self._unversioned[key] = can_write_unversioned(codes, reach.library, modules)
+            self._unversioned[key] = can_write_unversioned(codes, reach.library, tree.parts)
         return self._unversioned.get(key, False)
 
     # --- what differs ---

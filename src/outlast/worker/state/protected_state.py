@@ -82,6 +82,7 @@ class ProtectedState:
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
         self.schedules: dict[str, Stateful] = {}  # schedulers and scalers
         self.copies: dict[str, Stateful] = {}  # targets of Replicated
+        self.copying: set[str] = set()  # those of them whose state_dict copies tensors
         self.generators: dict[str, Generator] = {}
         self.loaders: list[Any] = []
         self.own: dict[str, Stateful | dict[Any, Any] | list[Any]] = {"state": state}
