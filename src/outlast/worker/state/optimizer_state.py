@@ -34,7 +34,7 @@ def describe_foreign_optimizers(protected: Mapping[str, Any]) -> str:
 
 def group_members(optimizer: torch.optim.Optimizer) -> list[list[int]]:
     """Return the ids of the parameters of each group."""
-    return [[id(p) for p in group["params"]] for group in optimizer.param_groups]
+    return [list(map(id, group["params"])) for group in optimizer.param_groups]
 
 
 def must_have_groups(

@@ -115,15 +115,10 @@ class ProtectedModules:
         if self._present_children() != self._children:
             self._walk()
 
-    def members(self) -> tuple[list[str], list[int]]:
-        """Return the last part of each parameter's name, and its id."""
-        names = [
-            key
-            for _, part in self._parts
-            for key, parameter in part._parameters.items()  # noqa: SLF001 - no copy
-            if parameter is not None
-        ]
-        return names, [id(parameter) for parameter in self.parameters()]
+    def members(self) -> tuple[list[tuple[str, ...]], list[int]]:
+        """Return the names of the parameters of each submodule, and the ids of all."""
+        names = [tuple(part._parameters) for _, part in self._parts]  # noqa: SLF001 - no copy
+        return names, list(map(id, self.parameters()))
 
     def describe_changes(self, before: Mapping[str, nn.Parameter]) -> str:
         """Return how the parameters differ from `before` (by name): pruned, tied, added, ..."""
