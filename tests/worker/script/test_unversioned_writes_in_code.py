@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from outlast.worker.script.reachable_values import ReachableValues
 from outlast.worker.script.script_variables import ScriptVariables, identities
 from outlast.worker.script.unversioned_writes import can_write_unversioned, writes_unversioned
 from outlast.worker.state.protected_state import ProtectedState
@@ -99,15 +100,22 @@ def ema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[types.Modul
     sys.modules.pop("somebodys_ema")
 
 
-def can(source: str, ema: types.ModuleType, model: nn.Module | None = None) -> bool:
-    code = compile(source, "script", "exec")
+def can(
+    source: str, ema: types.ModuleType, model: nn.Module | None = None, *, protected: bool = False
+) -> bool:
     plain = model or nn.Linear(2, 2)
-    return can_write_unversioned([code], [ema.EMA(plain)], plain.modules())
+    average = ema.EMA(plain)
+    reach = ReachableValues({id(average)} if protected else set())
+    reach.add((("module", "script"), ("name", "ema")), average)
+    reach.add_code(compile(source, "script", "exec"), {})
+    reach.walk()
+    return can_write_unversioned(reach, plain.modules())
 
 
 def test_a_librarys_methods_count_where_the_script_names_them(ema: types.ModuleType) -> None:
-    assert can("ema.copy_to()", ema)
-    assert not can("ema.update()", ema)
+    for protected in (False, True):
+        assert can("ema.copy_to()", ema, protected=protected)
+        assert not can("ema.update()", ema, protected=protected)
 
 
 def test_a_librarys_layer_counts_by_what_its_forward_reaches(ema: types.ModuleType) -> None:
@@ -136,6 +144,46 @@ MODEL = nn.Linear(2, 2)
 OPTIMIZER = OwnOptimizer(MODEL.parameters(), lr=0.1)
 
 
+class OwnModel(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.reset()
+
+    def reset(self) -> None:
+        self.weight.data.uniform_(-1, 1)
+
+    def clip(self) -> None:
+        self.weight.data.clamp_(-1, 1)
+
+    @property
+    def clipped(self) -> torch.Tensor:
+        self.clip()
+        return self.weight
+
+
+OWN = OwnModel()
+CALLBACKS = [OWN.clip]
+
+
+def step_of_own(x: torch.Tensor) -> None:
+    OWN(x).sum().backward()
+
+
+def step_with_clip(x: torch.Tensor) -> None:
+    OWN(x).sum().backward()
+    OWN.clip()
+
+
+def step_with_property(x: torch.Tensor) -> None:
+    (OWN.clipped @ x).sum().backward()
+
+
+def step_with_callbacks(x: torch.Tensor) -> None:
+    OWN(x).sum().backward()
+    for call in CALLBACKS:
+        call()
+
+
 def clipped_step(x: torch.Tensor) -> None:
     MODEL(x).sum().backward()
     helper(MODEL)
@@ -153,8 +201,15 @@ def plain_step(x: torch.Tensor) -> None:
 
 
 def test_a_phase_counts_by_all_that_it_reaches_but_an_optimizers_step() -> None:
-    held = ProtectedState({"model": MODEL, "optimizer": OPTIMIZER}, {})
+    held = ProtectedState({"model": MODEL, "own": OWN, "optimizer": OPTIMIZER}, {})
     script = ScriptVariables(lambda: identities(held), "stop", lambda *_, **__: None)
-    for function, expected in ((clipped_step, True), (plain_step, False)):
+    for function, expected in (
+        (clipped_step, True),
+        (plain_step, False),
+        (step_of_own, False),  # its constructor alone names `reset`
+        (step_with_clip, True),
+        (step_with_property, True),
+        (step_with_callbacks, True),
+    ):
         script.meet(function.__name__, function)
         assert script.writes_unversioned(function.__name__, held.tree) is expected

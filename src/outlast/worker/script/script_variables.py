@@ -294,9 +294,7 @@ class ScriptVariables:
         Answered once, when the function has run before: then all that it names is there.
         """
         if key not in self._unversioned and not self._alone and key in self._roots.functions:
-            reach = self._reach_of(key)
-            codes = [each.code for each in reach.codes if id(each.code) not in reach.stepping]
-            self._unversioned[key] = can_write_unversioned(codes, reach.library, tree.parts)
+            self._unversioned[key] = can_write_unversioned(self._reach_of(key), tree.parts)
         return self._unversioned.get(key, False)
 
     # --- what differs ---

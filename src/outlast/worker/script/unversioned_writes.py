@@ -12,13 +12,15 @@ from __future__ import annotations
 import dis
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import nn
+from torch.optim import Optimizer
 
 from outlast.worker.script.bytecode import names_of, nested
-from outlast.worker.script.value_paths import is_own_file, unwrapped
+from outlast.worker.script.reachable_values import ReachableValues
+from outlast.worker.script.value_paths import unwrapped
 
 _WRITERS = {
     "__array__",
@@ -73,22 +75,89 @@ def _is_read(names: list[tuple[str, Any]], index: int) -> bool:
     return is_gradient or (after[0] in ("LOAD_ATTR", "LOAD_METHOD") and after[1] in _READERS)
 
 
-def can_write_unversioned(
-    codes: Iterable[types.CodeType], library: Iterable[Any], modules: Iterable[nn.Module]
-) -> bool:
+def can_write_unversioned(reach: ReachableValues, modules: Iterable[nn.Module]) -> bool:
     """Return whether a phase can write past the counter.
 
-    `codes`: the script's own code that it can run. `library`: values of libraries that this code
-    can reach. `modules`: the protected modules, with their submodules.
+    `reach`: what its function can reach. `modules`: the protected ones, with their submodules.
     """
     parts = list(modules)
-    codes = [*codes, *_codes_of_hooks(parts)]
-    if any(map(writes_unversioned, codes)):
-        return True
-    named = _CALLED.union(*(names_of(code).attributes for code in codes))
-    kinds = {type(value) for value in (*library, *parts)}
-    functions = [value for value in library if isinstance(value, types.FunctionType)]
-    return any(map(writes_unversioned, _codes_of_libraries(kinds, functions, named)))
+    codes, kinds = list(_codes_of_hooks(parts)), {type(part) for part in parts}
+    functions: list[types.FunctionType] = []
+    for value in reach.called:
+        if isinstance(value, types.FunctionType):
+            functions.append(value)
+        elif not isinstance(value, Optimizer):
+            kinds.add(type(value))
+    for each in reach.codes:
+        if id(each.code) in reach.direct:
+            codes += [each.code, *nested(each.code)]
+        elif id(each.code) not in reach.methods:
+            codes.append(each.code)
+    return any(map(writes_unversioned, codes)) or any(
+        map(writes_unversioned, _codes_by_name(codes, reach, kinds, functions))
+    )
+
+
+def _codes_by_name(
+    codes: Iterable[types.CodeType],
+    reach: ReachableValues,
+    kinds: Iterable[type],
+    functions: Iterable[types.FunctionType],
+) -> Iterator[types.CodeType]:
+    """Return code of methods whose names are in `codes`, of `functions`, and of what they name.
+
+    A method that only a constructor names (`init_weights`) is not among them; nor are the methods
+    of optimizers.
+    """
+    bases = {base for kind in kinds for base in kind.__mro__ if _counts(base.__module__)}
+    own: dict[str, list[types.CodeType]] = {}
+    stepping = _codes_of_optimizers(reach)
+    for each in reach.codes:
+        name = reach.methods.get(id(each.code), "")
+        if name and id(each.code) not in stepping:
+            own.setdefault(name, []).append(each.code)
+    known = _CALLED.union(*(names_of(code).attributes for code in codes))
+    todo: list[Any] = [*functions, *_methods(bases, known)]
+    plain = [code for name in known | _dunders(own) for code in own.get(name, ())]
+    visited = set[int]()
+    while (todo or plain) and len(visited) < _CODES_MAX:
+        if plain:
+            found = [plain.pop()]
+            space: dict[str, Any] = {}
+        else:
+            function = unwrapped(todo.pop())
+            if not isinstance(function, types.FunctionType) or not _counts(function.__module__):
+                continue
+            found = [function.__code__, *nested(function.__code__)]
+            space = function.__globals__
+        for code in found:
+            if id(code) in visited:
+                continue
+            visited.add(id(code))
+            yield code
+            names = names_of(code)
+            todo += [space[name] for name in names.outer if name in space]
+            new = names.attributes - known
+            known = known | new
+            todo += _methods(bases, new)
+            plain += [each for name in new for each in own.get(name, ())]
+
+
+def _codes_of_optimizers(reach: ReachableValues) -> set[int]:
+    """Return the ids of the code of optimizers' methods, which run behind the vote."""
+    kinds = {type(s.value) for s in reach.spots.values() if isinstance(s.value, Optimizer)}
+    members = [
+        unwrapped(getattr(member, "__func__", getattr(member, "fget", member)))
+        for kind in kinds
+        for base in kind.__mro__
+        for member in vars(base).values()
+    ]
+    functions = [each for each in members if isinstance(each, types.FunctionType)]
+    return {id(code) for f in functions for code in (f.__code__, *nested(f.__code__))}
+
+
+def _dunders(names: Iterable[str]) -> set[str]:
+    return {name for name in names if name.startswith("__")}
 
 
 def _codes_of_hooks(parts: Iterable[nn.Module]) -> Iterator[types.CodeType]:
@@ -103,36 +172,12 @@ def _codes_of_hooks(parts: Iterable[nn.Module]) -> Iterator[types.CodeType]:
 
 def _codes_of(value: Any) -> Iterator[types.CodeType]:
     """Return the code of a function, or of an object that can be called; torch's own apart."""
-    function = unwrapped(getattr(value, "__func__", value))
+    function = unwrapped(getattr(value, "__func__", getattr(value, "func", value)))
     if not isinstance(function, types.FunctionType) and callable(function):
         function = type(value).__call__
     if isinstance(function, types.FunctionType) and _counts(function.__module__):
         yield function.__code__
         yield from nested(function.__code__)
-
-
-def _codes_of_libraries(
-    kinds: Iterable[type], functions: Iterable[Callable[..., Any]], named: set[str] | frozenset[str]
-) -> Iterator[types.CodeType]:
-    """Return code of libraries: methods whose names are among `named`, and what they name."""
-    bases = {base for kind in kinds for base in kind.__mro__ if _counts(base.__module__)}
-    bases = {base for base in bases if not _is_own(base.__module__)}
-    todo = [*functions, *_methods(bases, named)]
-    visited, known = set[int](), set(named)
-    while todo and len(visited) < _CODES_MAX:
-        function = unwrapped(todo.pop())
-        if not isinstance(function, types.FunctionType) or not _counts(function.__module__):
-            continue
-        if id(function.__code__) in visited:
-            continue
-        visited.add(id(function.__code__))
-        for code in (function.__code__, *nested(function.__code__)):
-            yield code
-            names = names_of(code)
-            todo += [function.__globals__.get(name) for name in names.outer]
-            new = names.attributes - known
-            known |= new
-            todo += _methods(bases, new)
 
 
 def _methods(bases: Iterable[type], named: Iterable[str]) -> Iterator[Any]:
@@ -147,8 +192,3 @@ def _counts(module: str | None) -> bool:
     """Return whether code of this module may write weights: not torch's, Python's or Outlast's."""
     top = (module or "").partition(".")[0]
     return top not in ("torch", "numpy", "outlast") and top not in sys.stdlib_module_names
-
-
-def _is_own(module: str) -> bool:
-    file = getattr(sys.modules.get(module), "__file__", None)
-    return module == "__main__" or (isinstance(file, str) and is_own_file(file))
