@@ -15,6 +15,7 @@ from outlast.worker.phases.phase_attempt import (
     WrittenWeights,
 )
 from outlast.worker.state.protected_state import ProtectedState
+from outlast.worker.state.tensor_digests import Word, first_difference
 
 
 def built(width: int = 4) -> tuple[nn.Linear, torch.optim.Optimizer, ProtectedState]:
@@ -129,3 +130,12 @@ def test_a_refused_attempt_that_left_weights_changed_is_described() -> None:
         )
         attempt.rehearsed = True  # then it was compared before its vote
         assert attempt.describe_written() == ""
+
+
+def test_words_are_compared_by_name_on_hosts_and_devices() -> None:
+    far = {"a": torch.tensor(1), "b": torch.tensor(2)}
+    near: dict[str, Word] = {"c": b"1", **far}
+    assert first_difference(near, near) == ""
+    assert first_difference(near, {**near, "b": torch.tensor(3)}) == "b"
+    assert first_difference(near, {**near, "c": b"2"}) == "c"
+    assert first_difference(near, {"d": b"2"}) == ""  # a moment that an attempt has made

@@ -62,8 +62,9 @@ def first_difference(before: Mapping[str, Word], now: Mapping[str, Word]) -> str
     if not far:
         return ""
     far.sort()
-    old = torch.stack([torch.as_tensor(before[name]) for name in far])
-    new = torch.stack([torch.as_tensor(now[name]) for name in far])
+    one = torch.as_tensor(before[far[0]]).device
+    old = torch.stack([torch.as_tensor(before[name], device=one) for name in far])
+    new = torch.stack([torch.as_tensor(now[name], device=one) for name in far])
     differs = (old != new).tolist()
     return next((name for name, each in zip(far, differs, strict=True) if each), "")
 
