@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from outlast.worker.script import unversioned_writes
 from outlast.worker.script.reachable_values import ReachableValues
 from outlast.worker.script.script_variables import ScriptVariables, identities
 from outlast.worker.script.unversioned_writes import can_write_unversioned, writes_unversioned
@@ -116,6 +117,13 @@ def test_a_librarys_methods_count_where_the_script_names_them(ema: types.ModuleT
     for protected in (False, True):
         assert can("ema.copy_to()", ema, protected=protected)
         assert not can("ema.update()", ema, protected=protected)
+
+
+def test_more_code_than_is_read_counts_as_code_that_can_write(
+    ema: types.ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unversioned_writes, "_CODES_MAX", -1)
+    assert can("ema.update()", ema)
 
 
 def test_a_librarys_layer_counts_by_what_its_forward_reaches(ema: types.ModuleType) -> None:

@@ -44,7 +44,7 @@ _READERS = {
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _CALLED = {"__call__", "__enter__", "__exit__", "forward"}  # without their names in code
 _NAMES = ("LOAD_DEREF", "LOAD_GLOBAL", "LOAD_NAME")
-_CODES_MAX = 2_000  # of libraries
+_CODES_MAX = 5_000  # read for one function
 
 
 def writes_unversioned(code: types.CodeType) -> bool:
@@ -93,21 +93,19 @@ def can_write_unversioned(reach: ReachableValues, modules: Iterable[nn.Module]) 
             codes += [each.code, *nested(each.code)]
         elif id(each.code) not in reach.methods:
             codes.append(each.code)
-    return any(map(writes_unversioned, codes)) or any(
-        map(writes_unversioned, _codes_by_name(codes, reach, kinds, functions))
-    )
+    return any(map(writes_unversioned, codes)) or _can_named(codes, reach, kinds, functions)
 
 
-def _codes_by_name(
+def _can_named(
     codes: Iterable[types.CodeType],
     reach: ReachableValues,
     kinds: Iterable[type],
     functions: Iterable[types.FunctionType],
-) -> Iterator[types.CodeType]:
-    """Return code of methods whose names are in `codes`, of `functions`, and of what they name.
+) -> bool:
+    """Return whether methods whose names are in `codes`, `functions`, or what they name can write.
 
     A method that only a constructor names (`init_weights`) is not among them; nor are the methods
-    of optimizers.
+    of optimizers. More code than _CODES_MAX counts as code that can.
     """
     bases = {base for kind in kinds for base in kind.__mro__ if _counts(base.__module__)}
     own: dict[str, list[types.CodeType]] = {}
@@ -120,7 +118,9 @@ def _codes_by_name(
     todo: list[Any] = [*functions, *_methods(bases, known)]
     plain = [code for name in known | _dunders(own) for code in own.get(name, ())]
     visited = set[int]()
-    while (todo or plain) and len(visited) < _CODES_MAX:
+    while todo or plain:
+        if len(visited) > _CODES_MAX:
+            return True
         if plain:
             found = [plain.pop()]
             space: dict[str, Any] = {}
@@ -134,13 +134,15 @@ def _codes_by_name(
             if id(code) in visited:
                 continue
             visited.add(id(code))
-            yield code
+            if writes_unversioned(code):
+                return True
             names = names_of(code)
             todo += [space[name] for name in names.outer if name in space]
             new = names.attributes - known
             known = known | new
             todo += _methods(bases, new)
             plain += [each for name in new for each in own.get(name, ())]
+    return False
 
 
 def _codes_of_optimizers(reach: ReachableValues) -> set[int]:
