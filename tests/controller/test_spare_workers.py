@@ -179,3 +179,44 @@ def test_a_spare_of_the_same_host_takes_the_seat_first() -> None:
     del state.members.workers[state.members.seats[3]]
     state.members.seats = (*state.members.seats[:3], "")
     assert membership.fill(turn, 3) == "s2" and hosts(state) == "aabb"
+
+
+SHOWN = {"cpu": "AVX2", "gpu": "H100", "arithmetic": "0f"}
+
+
+def seated_spare_without_a_device() -> ControllerDriver:
+    desk = ControllerDriver(world=2, spares=1).begin()
+    desk.agent()
+    for worker in ("w1-0", "w1-1"):
+        desk.hello(worker, **SHOWN)
+    desk.hello("w1-2", cpu="AVX2")
+    desk.heal(0)
+    assert desk.state.mode == "open" and not desk.sent(messages.Kill)
+    desk.lose("w1-1", 5, slots={"before:5": b"x", "after:5": b"y"})
+    desk.status("w1-0", 5, "running")
+    assert desk.seats() == ("w1-0", "w1-2")
+    return desk
+
+
+def test_a_spare_without_a_device_takes_a_seat_and_shows_the_rest_there() -> None:
+    desk = seated_spare_without_a_device()
+    desk.hello("w1-2", **SHOWN)
+    assert not desk.sent(messages.Kill)
+    desk.heal(5)
+    assert desk.state.mode == "open" and desk.seats() == ("w1-0", "w1-2")
+
+
+def test_a_spare_whose_device_computes_otherwise_loses_its_seat() -> None:
+    desk = seated_spare_without_a_device()
+    desk.hello("w1-2", **{**SHOWN, "arithmetic": "10"})
+    assert "w1-2" in str(desk.sent(messages.Kill))
+    assert "w1-2 does not compute as the others do (arithmetic: 10 against 0f)" in notes(desk)
+
+
+def test_a_spare_without_a_device_is_unfit_by_all_that_it_shows() -> None:
+    desk = ControllerDriver(world=2, spares=1).begin()
+    desk.agent()
+    for worker in ("w1-0", "w1-1"):
+        desk.hello(worker, **SHOWN)
+    desk.hello("w1-2", cpu="AVX512")
+    assert "cpu: AVX512 against AVX2" in notes(desk)

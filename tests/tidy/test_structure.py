@@ -17,8 +17,9 @@ from pathlib import Path
 # brought 441 to 417. Files that a successor's start writes, DDP modules around protected modules
 # and open state took 383 lines and a module.
 # Refusals by name in checkpoints and ingestion, and the price of preemptions took 240 lines.
+# Reports of parts of saves, and the reading of code that writes past version counters: 730, two.
 CEILINGS = {
-    "modules": 418,
+    "modules": 420,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 1,
@@ -27,7 +28,7 @@ CEILINGS = {
     "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 96148,
+    "lines": 97140,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 0,
 }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -16,13 +15,13 @@ import xxhash
 from torch import distributed as dist
 
 from outlast.checkpoint import state_content as rank_own
-from outlast.checkpoint.format.manifests import SavePoint, manifest_name, step_count
+from outlast.checkpoint.format.manifests import SavePoint, step_count
 from outlast.checkpoint.keeper.keeper_client import KeeperClient
-from outlast.checkpoint.keeper.part_files import failure_path
 from outlast.checkpoint.load.checkpoint_load import CheckpointLoad, Restored
 from outlast.checkpoint.rank_group import RankGroup
 from outlast.checkpoint.save import agreed_plan
 from outlast.checkpoint.save.arena_slots import collector_paused
+from outlast.checkpoint.save.part_reports import PartReports
 from outlast.checkpoint.save.save_driver import OutcomeQueue, SaveDriver, describe_failure
 from outlast.checkpoint.save.save_request import SaveRequest, SaveSettings, WhenBusy
 from outlast.checkpoint.script_state import (
@@ -36,11 +35,12 @@ from outlast.checkpoint.stores.chunk_reader import ANSWER_S, IoTimeout
 from outlast.checkpoint.stores.directory_claim import Address, Claim, Claimer, LoadOrigin, Tiers
 from outlast.checkpoint.stores.directory_ownership import wait_for_keeper
 from outlast.checkpoint.upkeep.upkeep_client import UpkeepClient
-from outlast.errors import CorruptionError, OutlastError, StorageError, UsageError
+from outlast.errors import OutlastError, StorageError, UsageError
 
 OnFailure: TypeAlias = Literal["warn", "raise"]
 OnUnreadable: TypeAlias = Literal["raise", "older"]
 _OWN_BYTES = 64 << 10  # estimated size of a rank's own part
+_NAMING_S = 10.0  # `wait` names the ranks that it waits for after this time
 
 
 class CheckpointWarning(UserWarning):
@@ -121,6 +121,7 @@ class Checkpointer:
         self._closed = False
         self._parts: frozenset[str] = frozenset()
         self._outcomes = OutcomeQueue()
+        self._reports = PartReports(self._ranks, self._store, save_s)
 
     def _begin(self) -> str:
         """Return the prefix of the names of all ranks' attempts.
@@ -185,9 +186,11 @@ class Checkpointer:
         then this save was not begun.
         """
         self._attempts += 1  # on all ranks, whatever becomes of it on this one
-        with self._ranks.together("save"), collector_paused():
+        begin = self._reports.begin(self._attempts)
+        with self._ranks.together("save"), begin, collector_paused():
             self._check_open()
             step = step_count(step)
+            self._reports.begun(self._attempts, step)
             self._tell(self._on_failure)
             claim = self._claim or self._make_claim()
             attempt = f"{self._attempt}{self._attempts}"
@@ -195,7 +198,7 @@ class Checkpointer:
             try:
                 return self._save(claim, place, parent, base, ScriptState(state, own))
             except Exception as error:  # raised again: this informs the other ranks
-                self._refuse(place, str(error))
+                self._reports.refuse(place, str(error))
                 raise
 
     def _make_claim(self) -> Claim:
@@ -240,15 +243,8 @@ class Checkpointer:
             )
         )
         self._parts = frozenset(state.names())
+        self._reports.watch(self._attempts, place, lambda: driver.engine.progress(save))
         return save
-
-    def _refuse(self, place: SavePoint, why: str) -> None:
-        """Tell rank 0's keeper at once that this rank's part will never come."""
-        if self._ranks.rank == 0:
-            return  # it was not ordered to wait for any
-        name = failure_path(Path(manifest_name(self._ranks.rank))).name
-        with suppress(StorageError, CorruptionError):  # then the save fails by its deadline
-            self._store.create(place.directory, name, why.encode())
 
     def load(
         self,
@@ -309,12 +305,18 @@ class Checkpointer:
 
         Ended means committed on rank 0, written on other ranks. Reports failures as `save` does;
         raises StorageError when a save is still in progress after `timeout_s` (default: `save_s`).
+        Rank 0 warns after some seconds in which it has waited for other ranks alone, and names
+        them. A rank that has failed, or gave another step, fails the save at once.
         """
         self._ranks.refuse_fork()
         if self._driver:
-            late = self._driver.wait(self._settings.save_s if timeout_s is None else timeout_s)
+            limit_s = self._settings.save_s if timeout_s is None else timeout_s
+            late = self._driver.wait(min(limit_s, _NAMING_S))
+            if late and limit_s > _NAMING_S:
+                self._report(self._reports.describe_missing(), "warn")
+                late = self._driver.wait(limit_s - _NAMING_S)
             if late:
-                raise StorageError("; ".join(late))
+                raise StorageError("; ".join([*late, *self._reports.describe_missing()]))
             self._tell(self._on_failure)
 
     def close(self) -> None:
@@ -333,6 +335,7 @@ class Checkpointer:
             except StorageError as error:
                 failures.append(str(error))
             failures += self._take_failures()
+        self._reports.close()
         if self._claim and self._claim.owned:
             self._claim.owned.close()
         upkeep, self._upkeep = self._upkeep, None
@@ -388,7 +391,7 @@ class Checkpointer:
             describe_failure(outcome, self._ranks.rank)
             for outcome in ended
             if outcome.kind in ("failed", "skipped")
-        ]
+        ] + self._reports.take_failures()
 
     def _report(self, failures: list[str], on_failure: OnFailure) -> None:
         if failures and on_failure == "raise":

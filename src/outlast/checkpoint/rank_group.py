@@ -88,6 +88,18 @@ class RankRendezvous:
                     f"{self._who} cannot speak with the others: rank {rank} failed: {why}"
                 )
 
+    def post(self, slot: int, data: bytes) -> None:
+        """Replace this rank's note in `slot`, which any rank may read. Never waits."""
+        with suppress(RuntimeError):  # the store died: no rank can read it there
+            self._store.set(f"{self._root}/note/{slot}/{self._rank}", data.decode())
+
+    def posted(self, slot: int, rank: int) -> bytes:
+        """Return a rank's note in `slot`, b"" if there is none. Never waits."""
+        key = f"{self._root}/note/{slot}/{rank}"
+        with suppress(RuntimeError):
+            return self._store.get(key) if self._store.check([key]) else b""
+        return b""
+
     @property
     def _who(self) -> str:
         return f"rank {self._rank} of {self._world}"
@@ -177,6 +189,11 @@ class RankGroup:
                 f" {os.getpid()} is a fork; nothing was saved or loaded; let that process call it,"
                 " or construct another one here, for another directory"
             )
+
+    @property
+    def notes(self) -> RankRendezvous | None:
+        """Return where ranks leave notes for each other; None for groups of `outlast run`."""
+        return self._meeting
 
     @contextmanager
     def together(self, call: str) -> Iterator[None]:

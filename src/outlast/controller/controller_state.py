@@ -20,6 +20,17 @@ from outlast.transport import messages
 
 MigrateOn = Literal["", "now", "drain"]  # severity from which on a finding moves a seat; "": none
 S_NS = 1_000_000_000
+OF_DEVICES = {"arithmetic", "gpu"}  # entries of a fingerprint that a device shows
+
+
+def differing_facts(ours: dict[str, str], theirs: dict[str, str]) -> str:
+    """Return the settings in which two fingerprints differ, as text.
+
+    What a device shows is compared when `theirs` has it: a spare may get its device with its seat.
+    """
+    keys = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
+    known = [key for key in keys if key in theirs or key not in OF_DEVICES]
+    return "; ".join(f"{key}: {theirs.get(key)} against {ours.get(key)}" for key in known)
 
 
 class AgentRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,7 +188,7 @@ class ControllerState(parts.StatePart, kw_only=True):
             and not worker.missing_ns
             and (
                 self.members.fingerprint is None
-                or worker.hello.fingerprint == self.members.fingerprint
+                or not differing_facts(self.members.fingerprint, worker.hello.fingerprint)
             )
         ]
 

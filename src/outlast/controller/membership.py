@@ -14,6 +14,7 @@ from outlast.controller.controller_state import (
     ControllerState,
     ControllerTurn,
     WorkerRecord,
+    differing_facts,
 )
 from outlast.controller.lifecycle import run_ending
 from outlast.controller.recovery import incident_response
@@ -136,14 +137,17 @@ def on_spawned(turn: ControllerTurn, agent: AgentRecord, body: messages.Spawned)
 
 
 def on_hello(turn: ControllerTurn, worker: WorkerRecord, body: messages.WorkerHello) -> None:
-    """Handle a worker that waits inside init(); refuse it if its fingerprint differs."""
-    state = turn.state
-    members = state.members
-    if worker.hello is not None:
+    """Handle a worker that waits inside init(); refuse it if its fingerprint differs.
+
+    A spare without a device of its own greets again when it has got one with its seat.
+    """
+    members, known = turn.state.members, worker.hello
+    if known is not None and not known.fingerprint.keys() < body.fingerprint.keys():
         return
     worker = turn.change(worker.name, hello=body)
-    members.greeted_ns = members.greeted_ns or turn.now_ns
-    turn.emit(events.WorkerWarm(t_ns=turn.now_ns, worker=worker.name))
+    if known is None:
+        members.greeted_ns = members.greeted_ns or turn.now_ns
+        turn.emit(events.WorkerWarm(t_ns=turn.now_ns, worker=worker.name))
     if members.fingerprint is not None:
         refuse_other_bits(turn, worker)
     worker = members.workers[worker.name]
@@ -167,18 +171,12 @@ def _overtake(turn: ControllerTurn, spare: WorkerRecord) -> None:
 def refuse_other_bits(turn: ControllerTurn, worker: WorkerRecord) -> None:
     """Give a worker up whose fingerprint is not the run's."""
     assert turn.state.members.fingerprint is not None and worker.hello is not None
-    difference = differing(turn.state.members.fingerprint, worker.hello.fingerprint)
+    difference = differing_facts(turn.state.members.fingerprint, worker.hello.fingerprint)
     if not difference:
         return
     text = f"{worker.name} does not compute as the others do ({difference}); another is tried"
     turn.note(text, worker=worker.name, seat=worker.seat)
     incident_response.give_up(turn, worker, turn.blame(worker, "mismatch", text), "report")
-
-
-def differing(ours: dict[str, str], theirs: dict[str, str]) -> str:
-    """Return the settings in which two fingerprints differ, as text."""
-    keys = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
-    return "; ".join(f"{key}: {theirs.get(key)} against {ours.get(key)}" for key in keys)
 
 
 def on_offered(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 import socket
 import sys
@@ -13,11 +14,28 @@ import torch
 
 from outlast import __version__
 from outlast.checkpoint.format.manifests import digest_of
+from outlast.transport import messages
+
+_UNASSIGNED = torch.device("cuda")  # equal to no device with a number
+
+
+def hello(device: torch.device, address: str) -> messages.WorkerHello:
+    """Return this process's first message. `address`: of its gloo listener."""
+    return messages.WorkerHello(
+        pid=os.getpid(),
+        fingerprint=fingerprint(device),
+        address=address,
+        devices=device_count(),
+    )
 
 
 def fingerprint(device: torch.device) -> dict[str, str]:
-    """Return values that must be equal on a joiner and the others (see docs/architecture.md)."""
-    return {**settings_of(device), "arithmetic": _arithmetic(device)}
+    """Return values that must be equal on a joiner and the others (see docs/architecture.md).
+
+    Of a spare without a device of its own those that open no context on one.
+    """
+    facts = settings_of(device)
+    return facts if is_unassigned(device) else {**facts, "arithmetic": _arithmetic(device)}
 
 
 def settings_of(device: torch.device) -> dict[str, str]:
@@ -36,8 +54,9 @@ def settings_of(device: torch.device) -> dict[str, str]:
         "device": device.type,
     }
     if device.type == "cuda":
-        facts["gpu"] = torch.cuda.get_device_name(device)
         facts["cuda"] = str(torch.version.cuda)
+        if not is_unassigned(device):
+            facts["gpu"] = torch.cuda.get_device_name(device)
     return facts
 
 
@@ -66,12 +85,23 @@ def device_count() -> int:
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
-def device_of(index: int) -> torch.device:
-    """Return this process's GPU by its local index, else the CPU."""
-    if torch.cuda.is_available():
-        torch.cuda.set_device(index % torch.cuda.device_count())
-        return torch.device("cuda", index % torch.cuda.device_count())
-    return torch.device("cpu")
+def device_of(index: int, *, is_spare: bool = False) -> torch.device:
+    """Return this process's GPU by its local index, else the CPU.
+
+    A spare beyond the GPUs gets one without a number: a context on another rank's GPU would take
+    some 500 MB of its memory.
+    """
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    if is_spare and index >= torch.cuda.device_count():
+        return _UNASSIGNED
+    torch.cuda.set_device(index % torch.cuda.device_count())
+    return torch.device("cuda", index % torch.cuda.device_count())
+
+
+def is_unassigned(device: torch.device) -> bool:
+    """Return whether the device is that of a spare that gets one with its seat."""
+    return device == _UNASSIGNED
 
 
 def author() -> dict[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import queue
 import threading
 import traceback
@@ -25,7 +24,7 @@ from outlast.transport.worker_page import Page
 from outlast.worker import flight_recorder_dump
 from outlast.worker.auditor import Auditor
 from outlast.worker.batch_loop import BatchLoop
-from outlast.worker.compute_environment import device_count, device_of, fingerprint
+from outlast.worker.compute_environment import device_of, hello, is_unassigned
 from outlast.worker.controller_link import (
     ControllerLink,
     SharedValueClient,
@@ -69,7 +68,7 @@ class WorkerProcess(WorkerPorts):
         self.limits = settings.limits if settings else Limits()
         self._settings = settings
         self.local_rank = local_rank()
-        self.device = device_of(self.local_rank)
+        self.device = device_of(self.local_rank, is_spare=bool(settings and settings.seat < 0))
         self.page = Page(settings.page_fd) if settings else Page.create()
         name = settings.worker if settings else "alone"
         run_dir = Path(settings.run_dir) if settings else None
@@ -150,14 +149,7 @@ class WorkerProcess(WorkerPorts):
         if self._settings and self._settings.seat < 0:
             # The first optimizer step imports it for most of a second; a spare has time now.
             importlib.import_module("torch._dynamo")
-        self.link.send(
-            messages.WorkerHello(
-                pid=os.getpid(),
-                fingerprint=fingerprint(self.device),
-                address=self.groups.address,
-                devices=device_count(),
-            )
-        )
+        self._greet()
         if self._settings:
             self.pulse.start()
             importlib.import_module(_SAVES)  # while the controller decides
@@ -170,9 +162,12 @@ class WorkerProcess(WorkerPorts):
         self.status.generation = max(self.status.generation, body.generation)
         self.status.n = body.n
         self.status.joining = not body.first
-        if body.local_rank not in (-1, self.local_rank):
-            self.local_rank = body.local_rank
+        had_none = is_unassigned(self.device)
+        if had_none or body.local_rank not in (-1, self.local_rank):
+            self.local_rank = body.local_rank if body.local_rank >= 0 else self.local_rank
             self.device = device_of(self.local_rank)
+        if had_none:
+            self._greet()  # the controller compares the rest of the fingerprint
         set_rank(body.seat, body.world, self.local_rank)
         if not body.first:
             self._prepare_walk(body)
@@ -193,6 +188,9 @@ class WorkerProcess(WorkerPorts):
         self.faults.reach("setup")
         if self._settings:
             self._prepare_saves(self._settings, first=body.first)
+
+    def _greet(self) -> None:
+        self.link.send(hello(self.device, self.groups.address))
 
     def _trust_torch(self) -> None:
         """Warn once per job of an untested torch; test its groups once per host."""

@@ -1,5 +1,5 @@
 """A group of parameters that the step itself gives to the optimizer, before it steps."""
-# refused: got another number of groups
+# refused: group 1 was added, with
 
 import torch
 from digests import write_digests

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 from outlast.checkpoint.format import codec
 from outlast.errors import ProtectError
@@ -160,7 +162,7 @@ def test_groups_that_an_attempt_added_are_refused() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     undo = UndoCopy(ProtectedState({"model": model, "more": more, "optimizer": optimizer}, {}))
     optimizer.add_param_group({"params": more.parameters()})
-    with pytest.raises(ProtectError, match="'optimizer' got another number of groups"):
+    with pytest.raises(ProtectError, match=r"'optimizer' \(SGD\) .*group 1 was added, with"):
         undo.put_back()
 
 
@@ -226,8 +228,78 @@ def test_a_parameter_group_added_later_is_noticed() -> None:
     protected = ProtectedState({"model": model, "optimizer": optimizer}, {})
     protected.check_unchanged()
     optimizer.add_param_group({"params": list(model[1].parameters())})
-    with pytest.raises(ProtectError, match="give every group to the optimizer before protect"):
+    with pytest.raises(ProtectError, match="give every group to the optimizer before protect") as e:
         protected.check_unchanged()
+    assert "optimizer 'optimizer' (SGD)" in str(e.value)
+    assert "group 1 was added, with model.1.weight, model.1.bias" in str(e.value)
+
+
+def test_parameters_put_into_a_group_later_are_named() -> None:
+    model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
+    optimizer = torch.optim.SGD(model[0].parameters())
+    protected = ProtectedState({"model": model, "optimizer": optimizer}, {})
+    group = optimizer.param_groups[0]["params"]
+    group += [model[1].weight, nn.Parameter(torch.ones(2))]
+    with pytest.raises(ProtectError) as raised:
+        protected.check_unchanged()
+    assert "group 0 got model.1.weight, a Parameter (2,) of no protected module" in str(
+        raised.value
+    )
+    del group[2:]
+    protected.check_unchanged()
+    del group[0]
+    with pytest.raises(ProtectError, match=r"\(group 0 lost 1 of 2 parameters\)"):
+        protected.check_unchanged()
+    group.insert(0, model[1].weight)  # as many as before
+    with pytest.raises(ProtectError, match=r"\(group 0 got model\.1\.weight\)"):
+        protected.check_unchanged()
+
+
+def pruned(model: nn.Module) -> None:
+    prune.l1_unstructured(model.get_submodule("0"), "weight", amount=1)
+
+
+def parametrize(model: nn.Module) -> None:
+    nn.utils.parametrizations.weight_norm(model.get_submodule("0"))
+
+
+def tie(model: nn.Module) -> None:
+    model.get_submodule("1").weight = model.get_submodule("0").weight
+
+
+def add(model: nn.Module) -> None:
+    model.get_submodule("1").register_parameter("scale", nn.Parameter(torch.ones(2)))
+
+
+def replace(model: nn.Module) -> None:
+    model.get_submodule("1").weight = nn.Parameter(torch.ones(2, 2))
+
+
+def remove(model: nn.Module) -> None:
+    del model.get_submodule("1").weight
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (pruned, "model.0.weight became model.0.weight_orig of Linear (pruned or parametrized)"),
+        (parametrize, "model.0.weight was removed"),
+        (tie, "model.1.weight of Linear was tied to model.0.weight"),
+        (add, "model.1.scale of Linear was added"),
+        (replace, "model.1.weight of Linear was replaced by another parameter"),
+        (remove, "model.1.weight was removed"),
+    ],
+)
+def test_parameters_that_the_loop_changes_are_named(
+    change: Callable[[nn.Module], None], text: str
+) -> None:
+    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+    protected = ProtectedState({"model": model}, {})
+    protected.check_unchanged()
+    change(model)
+    with pytest.raises(ProtectError, match="other parameters than at protect") as raised:
+        protected.check_unchanged()
+    assert text in str(raised.value) and "then protect" in str(raised.value)
 
 
 def test_a_parameter_replaced_later_is_noticed() -> None:

@@ -8,8 +8,14 @@ import pytest
 import torch
 from torch import nn
 
-from outlast.worker.phases.phase_attempt import WINDOW_BYTES, UndoCopy, WrittenWeights
+from outlast.worker.phases.phase_attempt import (
+    WINDOW_BYTES,
+    PhaseAttempt,
+    UndoCopy,
+    WrittenWeights,
+)
 from outlast.worker.state.protected_state import ProtectedState
+from outlast.worker.state.tensor_digests import Word, first_difference
 
 
 def built(width: int = 4) -> tuple[nn.Linear, torch.optim.Optimizer, ProtectedState]:
@@ -107,3 +113,52 @@ def test_a_large_buffer_that_is_written_through_data_is_put_back_and_known() -> 
     undo.put_back()
     assert not module.get_buffer("queue").any()
     assert list(held.buffers.own()) == ["module.queue"]
+
+
+def test_an_exact_attempt_knows_buffers_that_were_written_through_data() -> None:
+    module = nn.Module()
+    module.register_buffer("queue", torch.zeros(1 << 19))  # too large to be copied each time
+    module.register_buffer("mean", torch.zeros(4))
+    held = ProtectedState({"module": module}, {})
+    held.completed("step")
+    for _ in range(8):  # small ones are compared by their versions from then on
+        held.buffers.mark_end()
+    undo = UndoCopy(held, "step", exact=True)
+    for name in ("queue", "mean"):
+        module.get_buffer(name).data.add_(1)
+    undo.mark_written()
+    assert list(held.buffers.own()) == ["module.mean", "module.queue"]
+
+
+def test_a_refused_exact_attempt_cannot_undo_a_large_buffer_that_it_wrote() -> None:
+    module = nn.Module()
+    module.register_buffer("queue", torch.zeros(1 << 19))
+    held = ProtectedState({"module": module}, {})
+    held.completed("step")
+    assert UndoCopy(held, "step", exact=True).put_back() == ""
+    undo = UndoCopy(held, "step", exact=True)
+    module.get_buffer("queue").data.add_(1)
+    assert "module.queue changed in an attempt that was refused" in undo.put_back()
+
+
+def test_a_refused_attempt_that_left_weights_changed_is_described() -> None:
+    model, optimizer, held = built()
+    for everything in (True, False):
+        attempt = PhaseAttempt("step", "train_step", UndoCopy(held, "train_step"), 0)
+        attempt.weights = WrittenWeights(held, everything=everything, turn=0)
+        assert attempt.describe_written() == ""
+        through_data(model, optimizer)
+        assert attempt.describe_written() == (
+            "train_step changed model.weight in an attempt that was refused"
+        )
+        attempt.rehearsed = True  # then it was compared before its vote
+        assert attempt.describe_written() == ""
+
+
+def test_words_are_compared_by_name_on_hosts_and_devices() -> None:
+    far = {"a": torch.tensor(1), "b": torch.tensor(2)}
+    near: dict[str, Word] = {"c": b"1", **far}
+    assert first_difference(near, near) == ""
+    assert first_difference(near, {**near, "b": torch.tensor(3)}) == "b"
+    assert first_difference(near, {**near, "c": b"2"}) == "c"
+    assert first_difference(near, {"d": b"2"}) == ""  # a moment that an attempt has made

@@ -315,13 +315,13 @@ def test_a_hook_of_code_between_phases_is_found() -> None:
     assert modules.new_hook() == ""  # before the first phase
     modules.remember_hooks()
     handle = linear.register_forward_pre_hook(lambda *_: None)
-    assert modules.new_hook() == "Linear"
+    assert modules.new_hook() == "model.0 (Linear)"
     handle.remove()
     assert modules.new_hook() == ""
     torch.ones(2, requires_grad=True).register_hook(lambda _: None)
     assert modules.new_hook() == ""
     linear.weight.register_post_accumulate_grad_hook(lambda _: None)
-    assert modules.new_hook() == "Linear"
+    assert modules.new_hook() == "model.0 (Linear)"
     modules.remember_hooks()
     assert modules.new_hook() == ""
 

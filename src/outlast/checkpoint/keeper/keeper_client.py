@@ -134,9 +134,7 @@ class KeeperClient:
     def outcomes(self) -> list[Outcome]:
         """Return the outcomes since the last call, in order; never waits."""
         with self._change:
-            news = list(self._ledger.unread)
-            self._ledger.unread.clear()
-        return news
+            return self._ledger.take_unread()
 
     def wait_news(self, timeout_s: float) -> bool:
         """Wait at most `timeout_s` for outcomes; return whether there are any."""
@@ -161,6 +159,11 @@ class KeeperClient:
                     f" {timeout_s:g} s; it continues, for at most {order.deadline_s:g} s in all"
                 )
             return outcomes[save]
+
+    def progress(self, save: int) -> tuple[Outcome | None, bool]:
+        """Return a save's last outcome, if it has ended, and whether only others' parts lack."""
+        with self._change:
+            return self._ledger.final_outcomes.get(save), self._ledger.is_written(save)
 
     def busy(self, arena: int) -> bool:
         """Return whether a write may still read the arena, so that it must not change."""
@@ -254,14 +257,11 @@ class KeeperClient:
 
     # --- under the lock ----------------------------------------------------------------------
 
-    def _check_lent(self, arena: int) -> None:
+    def _check_idle(self, arena: int) -> None:
         if self._close_due < math.inf:
             raise UsageError(f"the keeper of {self.name} is closed")
         if arena not in self._lent:
             raise UsageError(f"arena {arena} was not lent to the keeper of {self.name}")
-
-    def _check_idle(self, arena: int) -> None:
-        self._check_lent(arena)
         if self._ledger.is_busy(arena):
             raise UsageError(
                 f"arena {arena} is still being read by a save: wait for it, or use another arena"

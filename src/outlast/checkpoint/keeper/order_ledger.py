@@ -69,6 +69,15 @@ class OrderLedger:
         pending = self._saves.get(save)
         return pending.order if pending else None
 
+    def take_unread(self) -> list[Outcome]:
+        """Return the outcomes since the last call, in order."""
+        news, self.unread = list(self.unread), deque(maxlen=OUTCOMES_MAX)
+        return news
+
+    def is_written(self, save: int) -> bool:
+        """Return whether this rank's part of a pending save is on the disk."""
+        return save in self._saves and self._saves[save].written
+
     @property
     def open(self) -> list[int]:
         """Return the pending saves, in order."""

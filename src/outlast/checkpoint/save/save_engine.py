@@ -224,6 +224,14 @@ class SaveEngine:
         """Wait at most `timeout_s` for outcomes, from any thread; return whether there are any."""
         return bool(self._news) or self._keeper.wait_news(timeout_s)
 
+    def progress(self, save: int) -> tuple[Outcome | None, bool]:
+        """Return a save's last outcome, if it has ended, and whether only others' parts lack.
+
+        From any thread.
+        """
+        outcome, is_written = self._keeper.progress(save)
+        return self._refused.get(save) or outcome, is_written
+
     def wait(self, save: int, timeout_s: float) -> Outcome:
         """Return the save's last outcome.
 

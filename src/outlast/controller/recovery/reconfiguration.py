@@ -5,7 +5,12 @@ from __future__ import annotations
 from outlast import events
 from outlast.controller import checkpoint_tracking, membership, shard_holdings, shared_values
 from outlast.controller.audit import audit_protocol as audit
-from outlast.controller.controller_state import S_NS, ControllerTurn, WorkerRecord
+from outlast.controller.controller_state import (
+    S_NS,
+    ControllerTurn,
+    WorkerRecord,
+    differing_facts,
+)
 from outlast.controller.inputs import DecisionMade, Opened
 from outlast.controller.lifecycle import run_ending
 from outlast.controller.recovery import incident_response
@@ -66,11 +71,11 @@ def _seat_everybody(turn: ControllerTurn) -> None:
 def _same_bits(turn: ControllerTurn, occupants: list[WorkerRecord]) -> bool:
     """Fix the fingerprint at the first start; spares that differ from it are unusable."""
     state = turn.state
-    assert occupants[0].hello is not None
-    ours = state.members.settle_fingerprint(occupants[0].hello.fingerprint)
+    found = [worker.hello.fingerprint for worker in occupants if worker.hello]
+    ours = state.members.settle_fingerprint(max(found, key=len))  # complete, if any is
     for worker in occupants:
         assert worker.hello is not None
-        difference = membership.differing(ours, worker.hello.fingerprint)
+        difference = differing_facts(ours, worker.hello.fingerprint)
         if difference:
             detail = (
                 f"rank {worker.seat} does not compute as rank 0 does ({difference}); nothing was"

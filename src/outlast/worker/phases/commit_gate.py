@@ -103,6 +103,7 @@ def _gate_closure(
 
 def must_not_have_written(attempt: PhaseAttempt) -> None:
     """Check before the vote that weights and moments are unchanged, or an undo copy is kept."""
+    attempt.undo.mark_written()
     if attempt.has_copy:
         return
     written = attempt.weights.changed() if attempt.weights is not None else ""

@@ -4,8 +4,12 @@ Gradients: those present before, and those left without a vote.
 
 Weights that an attempt writes before its vote are detected by digests: `parameter.data.add_(...)`,
 a view through NumPy, or `set_()` move no version counter. All weights and moments are digested in a
-function's rehearsals and its first step, and one window of one parameter in each later attempt, in
-turn: a rare write is found with time.
+function's rehearsals and its first step, and in every attempt at a function whose code can write in
+such a way (unversioned_writes.py). Of other functions one window of one parameter is digested in
+each later attempt, in turn: a rare write by code that nobody can read is found with time.
+
+Digests are compared before the vote, and where an attempt is refused: weights that it swapped and
+had no time to put back would go into the redo.
 """
 
 from __future__ import annotations
@@ -26,10 +30,16 @@ from torch.optim.lr_scheduler import LRScheduler
 from outlast.checkpoint.format import codec
 from outlast.checkpoint.format.codec import raw
 from outlast.errors import ProtectError
-from outlast.worker.state.optimizer_state import GROUPS, hyperparameters, put_in_groups
+from outlast.worker.state.optimizer_state import hyperparameters, put_in_groups
 from outlast.worker.state.protected_modules import BufferSnapshot
 from outlast.worker.state.protected_state import ProtectedState
-from outlast.worker.state.tensor_digests import digests, local_shard, weighted_sum
+from outlast.worker.state.tensor_digests import (
+    Word,
+    digests,
+    first_difference,
+    local_shard,
+    word_of,
+)
 
 
 class _Seen(NamedTuple):
@@ -116,21 +126,33 @@ class AttemptGradients:
 
 
 class ObjectMark:
-    """State of an object with a `state_dict`: its plain values, and digests of its
-    tensors, since a version counter misses a write through `.data`. Tensors at the addresses
-    `apart_from` (others put those back) do not count."""
+    """State of an object with a `state_dict`: its plain values, and digests of its tensors, since a
+    version counter misses a write through `.data`. Tensors at the addresses `apart_from` (others
+    put those back) do not count. `by_version`: addresses and version counters instead of digests,
+    for an object whose `state_dict` does not copy its tensors (`copies`)."""
 
-    def __init__(self, target: Any, apart_from: set[int]) -> None:
-        self._target, self._apart_from = target, apart_from
+    def __init__(self, target: Any, apart_from: set[int], *, by_version: bool = False) -> None:
+        self._target, self._apart_from, self._by_version = target, apart_from, by_version
         self._look = self._now()
 
     def has_moved(self) -> bool:
         """Return whether the state is another one."""
         return self._now() != self._look
 
-    def _now(self) -> tuple[bytes, list[bytes]]:
+    def copies(self) -> bool:
+        """Return whether each `state_dict` has tensors of its own."""
+        one, other = self._tensors(), self._tensors()  # both alive: no address comes twice
+        return [t.data_ptr() for t in one[1]] != [t.data_ptr() for t in other[1]]
+
+    def _tensors(self) -> tuple[bytes, list[torch.Tensor]]:
         schema, tensors = codec.flatten(self._target.state_dict())
-        return schema, digests([t for t in tensors if t.data_ptr() not in self._apart_from])
+        return schema, [t for t in tensors if t.data_ptr() not in self._apart_from]
+
+    def _now(self) -> tuple[bytes, list[Any]]:
+        schema, tensors = self._tensors()
+        if not self._by_version:
+            return schema, list[Any](digests(tensors))
+        return schema, [(t.data_ptr(), t._version) for t in tensors]  # noqa: SLF001 - torch's own counter of changes
 
 
 class UndoCopy:
@@ -140,24 +162,44 @@ class UndoCopy:
     """
 
     def __init__(
-        self, protected: ProtectedState, key: str = "", *, everything: bool = False
+        self,
+        protected: ProtectedState,
+        key: str = "",
+        *,
+        everything: bool = False,
+        exact: bool = False,
     ) -> None:
-        """`key`: the function that the attempt runs, "" for dry runs, of which nothing stays."""
+        """`key`: the function that the attempt runs, "" for dry runs, of which nothing stays.
+
+        `exact`: the function can write past version counters.
+        """
         self._protected = protected
         self._copy = deep_copy(protected.replicated()) if everything else None
         self._gradients = AttemptGradients(
             protected.tree.parameters(), protected.tree.reducers, protected.scalers
         )
         known = protected.knows(key)
-        self._buffers = BufferSnapshot(protected.buffers, everything=not known)
+        self._buffers = BufferSnapshot(protected.buffers, everything=not known, exact=exact)
         self._flags = protected.tree.flags()
         self._groups = {n: deep_copy(hyperparameters(o)) for n, o in protected.optimizers.items()}
         self._objects = {n: copy.deepcopy(o.state_dict()) for n, o in protected.schedules.items()}
         self._marks: dict[str, ObjectMark] = {}
-        if key and not known and not everything:
-            shared = {b.data_ptr() for b in protected.tree.buffers().values()}
-            self._marks = {n: ObjectMark(o, shared) for n, o in protected.copies.items()}
+        if key and not everything and protected.copies:
+            self._marks = self._marked(by_version=known and not exact)
         self.own_bytes = protected.own_state(protected.own_choices())
+
+    def _marked(self, *, by_version: bool) -> dict[str, ObjectMark]:
+        """Mark the Replicated objects; later those alone that can be looked at without a copy."""
+        protected = self._protected
+        shared = {b.data_ptr() for b in protected.tree.buffers().values()}
+        marks = {
+            name: ObjectMark(target, shared, by_version=by_version)
+            for name, target in protected.copies.items()
+            if not (by_version and name in protected.copying)
+        }
+        if not by_version:
+            protected.copying.update(name for name, mark in marks.items() if mark.copies())
+        return marks
 
     def changed_parameter(self) -> str:
         """Return the name of a parameter that the attempt has written to, "" for none."""
@@ -169,6 +211,10 @@ class UndoCopy:
             if parameter is changed
         )
         return next(named, "") if changed is not None else ""
+
+    def mark_written(self) -> None:
+        """Mark buffers that changed past their version counters, before the vote."""
+        self._buffers.mark_written()
 
     def leaves_gradients(self) -> bool:
         """Return whether an attempt without a vote leaves gradients to the next phase."""
@@ -182,12 +228,7 @@ class UndoCopy:
         replaced. Raises ProtectError when a Replicated object, or an optimizer's groups, were
         changed against the contract.
         """
-        for name, optimizer in self._protected.optimizers.items():
-            if len(optimizer.param_groups) != len(self._groups[name]):
-                raise ProtectError(
-                    f"optimizer {name!r} got another number of groups in an attempt that was"
-                    f" refused, and cannot be put back: {GROUPS}"
-                )
+        self._protected.check_groups()
         self._protected.iterations.undo()
         self._buffers.must_fit()
         if self._copy is not None:
@@ -232,23 +273,22 @@ def deep_copy(value: Any, device: str | None = None) -> Any:
 
 
 WINDOW_BYTES = 1 << 16
-
-_Word = bytes | torch.Tensor
-_digest = xxhash.xxh3_64_digest
+_WINDOW = "window"
 
 
 class WrittenWeights:
     """Digests of weights at the start of an attempt: with `everything` (a function that is new
-    here) all weights and moments, else the window of the `turn`-th attempt."""
+    here, or can write past the version counters) all weights and moments, else the window of the
+    `turn`-th attempt."""
 
     def __init__(self, protected: ProtectedState, *, everything: bool, turn: int) -> None:
         self._protected, self._everything = protected, everything
-        self._words: dict[str, _Word] = {}
+        self._words: dict[str, Word] = {}
         self._parameter: torch.nn.Parameter | None = None
         self._memory: memoryview | None = None  # of the window, on the CPU
         self._address = 0  # of the shard with that window
         if everything:
-            self._words = {name: _word(tensor) for name, tensor in self._all()}
+            self._words = {name: word_of(tensor) for name, tensor in self._all()}
             return
         parameters = protected.parameters
         if not parameters:
@@ -261,26 +301,25 @@ class WrittenWeights:
         window = shard.reshape(-1)[self._window]
         if shard.is_cpu and shard.is_contiguous():
             self._address, self._memory = shard.data_ptr(), raw(window)
-        self._words = {"": _word(window) if self._memory is None else _digest(self._memory)}
+        self._words = {_WINDOW: self._word_now()}
 
     def changed(self) -> str:
         """Return the name of a changed weight or moment; "" if there is none."""
         if self._parameter is not None:
-            return "" if _same(self._words[""], self._word_now()) else self._name()
+            now = {_WINDOW: self._word_now()}
+            return self._name() if first_difference(self._words, now) else ""
         if self._everything:
-            for name, tensor in self._all():
-                if name in self._words and not _same(self._words[name], _word(tensor)):
-                    return name
+            return first_difference(self._words, {n: word_of(t) for n, t in self._all()})
         return ""
 
-    def _word_now(self) -> _Word:
+    def _word_now(self) -> Word:
         """Digest the window again; in the same memory where the parameter is still there."""
         assert self._parameter is not None
         shard = local_shard(self._parameter)
         is_there = shard.data_ptr() == self._address and shard.is_contiguous()
         if self._memory is not None and is_there:
-            return _digest(self._memory)
-        return _word(shard.reshape(-1)[self._window])
+            return xxhash.xxh3_64_digest(self._memory)  # as `word_of` does
+        return word_of(shard.reshape(-1)[self._window])
 
     def _all(self) -> list[tuple[str, torch.Tensor]]:
         return _weights(self._protected) + _moments(self._protected)
@@ -305,20 +344,6 @@ def _moments(protected: ProtectedState) -> list[tuple[str, torch.Tensor]]:
     ]
 
 
-def _word(tensor: torch.Tensor) -> _Word:
-    """Return a digest of `tensor`: bytes, or a tensor on a device, to avoid synchronization."""
-    tensor = tensor.detach()
-    if tensor.device.type == "cpu":
-        return _digest(raw(tensor.contiguous()))
-    return weighted_sum(tensor)
-
-
-def _same(one: _Word, other: _Word) -> bool:
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return torch.equal(one, other)
-    return isinstance(one, bytes) and isinstance(other, bytes) and one == other
-
-
 Kind = Literal["step", "eval", "checkpoint", "epoch", "draw"]
 
 
@@ -341,6 +366,16 @@ class PhaseAttempt:
     rehearsed: bool = False  # refused at its gate because this function is new here
     disputed: bool = False  # refused because the ranks have just learned what differs by rank
     reports: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    def describe_written(self) -> str:
+        """Return why a refused attempt cannot be undone: it left weights changed; "" if not.
+
+        Weights are compared at the vote: a rehearsal has passed that.
+        """
+        if self.weights is None or self.rehearsed or self.disputed:
+            return ""
+        name = self.undo.changed_parameter() or self.weights.changed()
+        return f"{self.key} changed {name} in an attempt that was refused" if name else ""
 
 
 class AttemptUndone(Exception):  # noqa: N818 - control flow of the phase runner

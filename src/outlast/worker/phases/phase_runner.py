@@ -121,13 +121,14 @@ class PhaseRunner:
                 continue
 
     def _begin(self, key: str, kind: Kind, undo: bool) -> PhaseAttempt:
-        protected = self.protected_state()
-        copy = phase_attempt.UndoCopy(protected, key, everything=undo and not self._standalone)
-        attempt = PhaseAttempt(kind, key, copy, self._timeline.now_ns(), has_copy=undo)
-        if not undo:
-            new = not protected.knows(key)
-            attempt.weights = WrittenWeights(protected, everything=new, turn=self._status.n)
-        return attempt
+        protected, status = self.protected_state(), self._status
+        is_new = not protected.knows(key)
+        exact = not is_new and self.script.writes_unversioned(key, protected.tree)
+        whole = undo and not self._standalone
+        copy = phase_attempt.UndoCopy(protected, key, everything=whole, exact=exact)
+        everything = is_new or exact
+        weights = None if undo else WrittenWeights(protected, everything=everything, turn=status.n)
+        return PhaseAttempt(kind, key, copy, self._timeline.now_ns(), weights, has_copy=undo)
 
     def _run_attempt(self, call: Callable[[], Any], key: str, kind: Kind, undo: bool) -> Any:
         status = self._status
@@ -241,20 +242,19 @@ class PhaseRunner:
 
     def _vote(self, attempt: PhaseAttempt, *, gated: bool) -> None:
         """Vote on phase n+1, `gated` before an optimizer's step. Raises StepRefused, PhaseError."""
-        protected, local = self.protected_state(), self.protected_state().local
+        protected, status = self.protected_state(), self._status
+        local, place = protected.local, f"{status.n + 1} {attempt.kind} {attempt.key}"
         commit_gate.must_have_waited(self._groups.unfinished(), attempt)
         self.before_vote()
-        status, n = self._status, self._status.n + 1
         attempt.choices = protected.own_choices()
         attempt.is_gated = gated
         attempt.waits = local.must_wait(attempt.key) if gated else bool(local.differing)
         self._slots.write_after(attempt, aside=self.aside)
-        place = f"{n} {attempt.kind} {attempt.key}"
         compares = gated or attempt.has_copy
         ballot = f"{place} {local.ballot()}" if compares else place
-        look, caches = lambda: self._look(attempt), self.script.caches
-        is_scripts = attempt.kind in ("step", "eval")  # the gradients of others do not repeat
-        repeats = is_scripts and self._repetitions.must_repeat(attempt.key, caches, look)
+        repeats = attempt.kind in ("step", "eval") and self._repetitions.must_repeat(
+            attempt.key, self.script.caches, lambda: self._look(attempt)
+        )  # the gradients of other kinds do not repeat
         if repeats:  # no other rank has this ballot: all attempt the phase again
             ballot += f" again, rank {self._recovery.seat}"
         status.enter_attempt("voting")
@@ -332,7 +332,7 @@ class PhaseRunner:
         self._timeline.refused(n, step, attempt.kind, attempt.begin_ns, reason)
         if attempt.vote_ns:
             self.await_replacement(GroupError(reason), "torn")
-        if why := attempt.undo.put_back():
+        if why := attempt.undo.put_back() or attempt.describe_written():
             self.await_replacement(GroupError(why), "broken")
         key, rehearsed = attempt.key, self.joining.rehearsed_here
         if not (attempt.rehearsed or (attempt.disputed and self.script.caches.repeated)):

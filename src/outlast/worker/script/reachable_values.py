@@ -83,6 +83,11 @@ class ReachableValues:
         self._owners: list[tuple[Path, Any]] = []  # of attributes that code may set
         self.spots: dict[Path, ValueSpot] = {}
         self.caches: dict[str, Any] = {}
+        self.called: list[
+            Any
+        ] = []  # objects that are protected, functions and objects of libraries
+        self.methods: dict[int, str] = {}  # names of own methods, by the ids of their code
+        self.direct: set[int] = set()  # ids of code of functions that are values themselves
         self.constants: set[str] = set()  # strings in code
 
     def add_code(
@@ -173,6 +178,7 @@ class ReachableValues:
 
     def _add_function(self, path: Path, function: types.FunctionType) -> None:
         if not is_own_file(function.__code__.co_filename):
+            self.called.append(function)
             return
         if id(function.__code__) not in self._seen_code:
             self.add_code(function.__code__, function.__globals__)
@@ -199,7 +205,9 @@ class ReachableValues:
                 self._add_cache((*path, ("attr", name)), function)
                 function = unwrapped(function)
                 if isinstance(function, types.FunctionType) and name != "__init__":
+                    count = len(self.codes)
                     self._add_function((*path, ("attr", name)), function)
+                    self.methods.update((id(each.code), name) for each in self.codes[count:])
 
     def _add_cache(self, path: Path, function: Any) -> None:
         """Note a function of the script whose results `functools.lru_cache` keeps."""
@@ -227,7 +235,9 @@ class ReachableValues:
             self.spots[path] = ValueSpot(value, None, (_PROTECTED, id(value)))
             if isinstance(value, types.ModuleType):
                 self._add_module(value)
-            elif isinstance(value, torch.optim.Optimizer) and is_own_class(type(value)):
+            elif not isinstance(value, torch.optim.Optimizer):
+                self.called.append(value)
+            elif is_own_class(type(value)):
                 self._add_optimizer(path, value)
             return
         saved = written(value)
@@ -252,6 +262,7 @@ class ReachableValues:
                 self._add_function((*path, ("attr", "__wrapped__")), wrapped)
         elif isinstance(value, types.FunctionType):
             wrapped = unwrapped(value)
+            self.direct.add(id(value.__code__))
             self._add_function(path, value)
             if wrapped is not value and isinstance(wrapped, types.FunctionType):
                 self._add_function((*path, ("attr", "__wrapped__")), wrapped)
@@ -274,11 +285,13 @@ class ReachableValues:
             for name in ("func", "args", "keywords"):
                 yield ("attr", name), getattr(value, name)
         elif isinstance(getattr(value, "__dict__", None), dict):
+            self.called.append(value)
             self._owners.append((path, value))
 
     def _add_bound(self, path: Path, method: types.MethodType) -> None:
         self.add((*path, ("attr", "__self__")), method.__self__)
         if isinstance(method.__func__, types.FunctionType):
+            self.direct.add(id(method.__func__.__code__))
             self._add_function(path, method.__func__)
 
     def _inside_module(

@@ -24,6 +24,7 @@ from outlast.worker.script.training_loop import (
     candidates,
     large_containers,
 )
+from outlast.worker.script.unversioned_writes import can_write_unversioned
 from outlast.worker.script.value_caches import WatchedCaches
 from outlast.worker.script.value_encoding import written
 from outlast.worker.script.value_paths import (
@@ -37,6 +38,7 @@ from outlast.worker.script.value_paths import (
 from outlast.worker.state.optimizer_state import GROUPS
 
 if TYPE_CHECKING:
+    from outlast.worker.state.protected_modules import ProtectedModules
     from outlast.worker.state.protected_state import ProtectedState
 
 
@@ -97,6 +99,7 @@ class ScriptVariables:
         self._watch = RebindWatch(self._roots, self.carried)
         self._modes: dict[str, dict[str, Any]] = {}  # of the process, before the first step
         self._constants: set[str] = set()  # strings in the script's code
+        self._unversioned: dict[str, bool] = {}  # by key
         self._expected: set[str] = set()  # functions whose late names are known
         self._containers: dict[str, Path] = {}  # that are watched as caches
         self.caches = WatchedCaches(self.refuse, lambda value: written(value) is not None)
@@ -285,6 +288,15 @@ class ScriptVariables:
         """Return whether the script's own code that a phase of `key` can run reads `.grad`."""
         return any(reads_gradients(each.code) for each in self._reach_of(key).codes)
 
+    def writes_unversioned(self, key: str, tree: ProtectedModules) -> bool:
+        """Return whether a phase of `key` can write weights past torch's version counters.
+
+        Answered once, when the function has run before: then all that it names is there.
+        """
+        if key not in self._unversioned and not self._alone and key in self._roots.functions:
+            self._unversioned[key] = can_write_unversioned(self._reach_of(key), tree.parts)
+        return self._unversioned.get(key, False)
+
     # --- what differs ---
 
     def differs(self, key: str, found: RepetitionDifference, *, zeroed: bool = False) -> None:
@@ -319,7 +331,7 @@ class ScriptVariables:
         """Refuse a hook that code between phases has registered on a protected `module`."""
         if module and not self._alone:
             self.refuse(
-                f"code between phases has registered a hook on a protected {module}",
+                f"code between phases has registered a hook on the protected module {module}",
                 "register hooks before the first phase",
             )
 

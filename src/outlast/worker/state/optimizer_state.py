@@ -1,9 +1,9 @@
-"""State of optimizers as values that a joiner adopts."""
+"""State of optimizers as values that a joiner adopts; changes of parameters, in words."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,8 @@ GROUPS = (
     " (requires_grad_(False), after protect()) have no gradients, and it leaves them alone"
 )
 
+_NAMED_MAX = 3
+
 
 def describe_foreign_optimizers(protected: Mapping[str, Any]) -> str:
     """Return text that names objects with `step` and `zero_grad` that are no torch optimizers."""
@@ -28,6 +30,87 @@ def describe_foreign_optimizers(protected: Mapping[str, Any]) -> str:
         for name, each in protected.items()
         if callable(getattr(each, "step", None)) and callable(getattr(each, "zero_grad", None))
     )
+
+
+def group_members(optimizer: torch.optim.Optimizer) -> list[list[int]]:
+    """Return the ids of the parameters of each group."""
+    return [list(map(id, group["params"])) for group in optimizer.param_groups]
+
+
+def must_have_groups(
+    name: str,
+    optimizer: torch.optim.Optimizer,
+    before: Sequence[Sequence[int]],
+    named_parameters: Callable[[], Iterable[tuple[str, torch.nn.Parameter]]],
+) -> None:
+    """Raise ProtectError naming what of the optimizer's groups is not as `before`.
+
+    `named_parameters` returns the protected ones by name.
+    """
+    if group_members(optimizer) == before:
+        return
+    names = {id(parameter): known for known, parameter in named_parameters()}
+    texts: list[str] = []
+    for index, group in enumerate(optimizer.param_groups):
+        known = set(before[index]) if index < len(before) else set[int]()
+        new = [
+            names.get(id(p), f"a {type(p).__name__} {tuple(p.shape)} of no protected module")
+            for p in group["params"]
+            if id(p) not in known
+        ]
+        count = sum(id(p) in known for p in group["params"])
+        if index >= len(before):
+            texts.append(f"group {index} was added, with {_listed(new)}")
+        elif new:
+            texts.append(f"group {index} got {_listed(new)}")
+        elif count < len(known):
+            texts.append(f"group {index} lost {len(known) - count} of {len(known)} parameters")
+    texts += [
+        f"group {index} was removed" for index in range(len(optimizer.param_groups), len(before))
+    ]
+    raise ProtectError(
+        f"optimizer {name!r} ({type(optimizer).__name__}) has other groups than at protect()"
+        f" ({'; '.join(texts) or 'their order changed'}), which a redo cannot put back and a"
+        f" replacement worker does not have: {GROUPS}"
+    )
+
+
+def describe_parameter_changes(
+    before: Mapping[str, torch.Tensor], now: Mapping[str, torch.Tensor], types: Mapping[str, str]
+) -> str:
+    """Return how a model's parameters (by name) have changed: pruned, tied, added, ...
+
+    `types`: the class of each submodule, by its name.
+    """
+    present = {name: id(parameter) for name, parameter in now.items()}
+    by_id = {id(parameter): name for name, parameter in before.items()}
+    texts: list[str] = []
+    for name, number in present.items():
+        where = f"{name} of {types[name.rpartition('.')[0]]}"
+        if name in before and id(before[name]) == number:
+            continue
+        other = by_id.get(number, "")
+        if other and other in present:
+            texts.append(f"{where} was tied to {other}")
+        elif other:
+            texts.append(f"{other} became {where} (pruned or parametrized)")
+        elif name in before:
+            texts.append(f"{where} was replaced by another parameter")
+        else:
+            texts.append(f"{where} was added")
+    moved = set(present.values())
+    texts += [
+        f"{name} was removed"
+        for name, parameter in before.items()
+        if name not in present and id(parameter) not in moved
+    ]
+    more = f", and {len(texts) - _NAMED_MAX} more" if texts[_NAMED_MAX:] else ""
+    return ", ".join(texts[:_NAMED_MAX]) + more or "their order changed"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED_MAX} more" if names[_NAMED_MAX:] else ""
+    return f"{', '.join(names[:_NAMED_MAX])}{more}"
 
 
 def hyperparameters(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ Small ones that change after the vote may differ by rank (rank_local_state.py).
 from __future__ import annotations
 
 import gc
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import nn
@@ -26,7 +26,7 @@ from torch.utils.hooks import RemovableHandle
 
 from outlast.errors import ProtectError
 from outlast.transport.worker_page import SLOT_BYTES
-from outlast.worker.state.tensor_digests import local_shard
+from outlast.worker.state.tensor_digests import Word, first_difference, local_shard, word_of
 
 _DENSE, _SPARSE = 1, 2  # kinds of gradients
 _HOOKS_MAX = 1 << 30  # of a module that was not there before
@@ -95,12 +95,12 @@ class ProtectedModules:
             self._hooks = {id(part): _count_hooks(part) for part in self.parts}
 
     def new_hook(self) -> str:
-        """Return the type of a module that has got a hook since the last phase, else ""."""
+        """Return "name (type)" of a module that has got a hook since the last phase, else ""."""
         if self._handles < 0 or self._handles == RemovableHandle.next_id:
             return ""
         before = self._hooks
-        grown = (p for p in self.parts if _count_hooks(p) > before.get(id(p), _HOOKS_MAX))
-        return next((type(part).__name__ for part in grown), "")
+        grown = ((n, p) for n, p in self._parts if _count_hooks(p) > before.get(id(p), _HOOKS_MAX))
+        return next((f"{name} ({type(part).__name__})" for name, part in grown), "")
 
     def modes(self) -> bytes:
         """Return `training` of each module, then `requires_grad` of each parameter."""
@@ -149,14 +149,14 @@ class ProtectedModules:
             self._has_run = True
             self._find_wrappers()
 
-    def names_besides(self, known: Collection[int]) -> list[str]:
-        """Return the names of the parameters whose ids are not among `known`."""
-        return [
-            f"{prefix}.{name}"
-            for prefix, part in self._parts
-            for name, parameter in part.named_parameters(recurse=False)
-            if id(parameter) not in known
-        ]
+    def members(self) -> tuple[list[tuple[str, ...]], list[int]]:
+        """Return the names of the parameters of each submodule, and the ids of all."""
+        names = [tuple(part._parameters) for _, part in self._parts]  # noqa: SLF001 - no copy
+        return names, list(map(id, self.parameters()))
+
+    def types(self) -> dict[str, str]:
+        """Return the name of the class of each submodule, by the submodule's name."""
+        return {name: type(part).__name__ for name, part in self._parts}
 
     def parameters(self) -> list[nn.Parameter]:
         """Return all parameters; a parameter shared by several submodules appears several times."""
@@ -310,10 +310,11 @@ class ModuleBuffers:
 
 class BufferSnapshot:
     """Buffers at the start of an attempt: copies of all small or changing buffers, and of
-    `everything` if the changes of the attempt's function are not yet known."""
+    `everything` if the changes of the attempt's function are not yet known. `exact`: the function
+    can write past version counters, so that digests of the others are kept."""
 
-    def __init__(self, buffers: ModuleBuffers, *, everything: bool) -> None:
-        self._buffers, self._by_value = buffers, everything
+    def __init__(self, buffers: ModuleBuffers, *, everything: bool, exact: bool = False) -> None:
+        self._buffers, self._by_value, self._exact = buffers, everything, exact
         self._kept: dict[str, torch.Tensor] = {}
         self._trusted: dict[str, tuple[int, int]] = {}
         for key, buffer in buffers.named().items():
@@ -321,6 +322,25 @@ class BufferSnapshot:
                 self._kept[key] = buffer.detach().clone()
             else:
                 self._trusted[key] = _version(buffer)
+        self._words = self._digested() if exact else {}
+
+    def _digested(self) -> dict[str, Word]:
+        named = self._buffers.named()
+        return {key: word_of(named[key]) for key in self._trusted if key in named}
+
+    def mark_written(self) -> None:
+        """Mark buffers that have changed past their version counters, before the vote."""
+        if not self._exact:
+            return
+        named = self._buffers.named()
+        for key, value in self._kept.items():
+            is_known = self._buffers.is_changing(key) or key not in named
+            if not is_known and not torch.equal(named[key], value):
+                self._buffers.mark_changing(key)
+        now = self._digested()
+        while name := first_difference(self._words, now):
+            self._buffers.mark_changing(name)
+            del now[name]
 
     def must_fit(self) -> None:
         """Raise ProtectError if a buffer has another shape or dtype than before."""
@@ -346,8 +366,9 @@ class BufferSnapshot:
                 self._buffers.mark_changing(key)
             named[key].copy_(value)
         lost = [key for key, version in self._trusted.items() if _version(named[key]) != version]
+        unversioned = first_difference(self._words, self._digested()) if self._exact else ""
         self._buffers.look_away()
-        return lost[0] if lost else ""
+        return lost[0] if lost else unversioned
 
 
 def _version(buffer: torch.Tensor) -> tuple[int, int]:

@@ -26,11 +26,13 @@ from outlast.checkpoint.script_state import ScriptState, Stateful
 from outlast.errors import CodecError, ProtectError
 from outlast.random_state import GENERATOR_TYPES, Generator
 from outlast.worker.script.carried_variables import CarriedVariables
-from outlast.worker.state import optimizer_state
 from outlast.worker.state.ddp_buckets import BucketState, DDPBuckets, must_not_join, refuse_hidden
 from outlast.worker.state.optimizer_state import (
+    describe_parameter_changes,
+    group_members,
     must_be_whole,
     must_fit,
+    must_have_groups,
     optimizer_adopt,
     optimizer_tree,
 )
@@ -81,6 +83,7 @@ class ProtectedState:
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
         self.schedules: dict[str, Stateful] = {}  # schedulers and scalers
         self.copies: dict[str, Stateful] = {}  # targets of Replicated
+        self.copying: set[str] = set()  # those of them whose state_dict copies tensors
         self.generators: dict[str, Generator] = {}
         self.loaders: list[Any] = []
         self.own: dict[str, Stateful | dict[Any, Any] | list[Any]] = {"state": state}
@@ -93,14 +96,15 @@ class ProtectedState:
                     f"optimizer {name!r} updates a parameter that no protected module holds:"
                     " protect that module too, or a replacement worker would not get it"
                 )
-        self._shape = self._count()
+        self._groups = {name: group_members(each) for name, each in self.optimizers.items()}
         self.tree = ProtectedModules(self.modules, self.optimizers.values())
         refuse_unsupported(self.modules)
         refuse_hidden(part for module in self.modules.values() for part in module.modules())
         self.reducers = DDPBuckets(lambda: self.tree.reducers)
         self.iterations = FSDPIterations(self.tree)
         self.parameters = self.tree.parameters()  # `check_unchanged` holds each phase to them
-        self._identity = [id(p) for p in self.parameters]
+        self._members = self.tree.members()
+        self._named = dict(self.tree.named_parameters())  # alive: another has another id
         self.buffers = ModuleBuffers(self.tree)
         self.local = RankLocalState(self)
         self.script: CarriedVariables | None = None  # variables not named in protect()
@@ -132,11 +136,6 @@ class ProtectedState:
                 " load_state_dict, and is neither a generator, a dict, nor a list"
             )
 
-    def _count(self) -> tuple[int, ...]:
-        return tuple(
-            len(group["params"]) for o in self.optimizers.values() for group in o.param_groups
-        )
-
     @property
     def objects(self) -> dict[str, Stateful]:
         """Replicated objects that are neither modules nor optimizers."""
@@ -154,24 +153,24 @@ class ProtectedState:
     def check_unchanged(self) -> None:
         """Raise ProtectError if a module or an optimizer was changed after `protect`."""
         self.tree.refresh()
-        if [id(p) for p in self.tree.parameters()] != self._identity:
-            new = self.tree.names_besides(self._identity)
-            names = ", ".join(new[:3]) + (", ..." if new[3:] else "")
+        if self.tree.members() != self._members:
+            now = dict(self.tree.named_parameters())
+            changes = describe_parameter_changes(self._named, now, self.tree.types())
             raise ProtectError(
-                "a protected module has other parameters than at protect() (new:"
-                f" {names or 'none'}; {len(self._identity)} then, {len(self.tree.parameters())}"
-                " now): a replacement worker cannot follow that; build, convert, prune, tie and"
-                " wrap everything first, then protect; nothing was applied"
+                f"a protected module has other parameters than at protect() ({changes}):"
+                " a replacement worker cannot follow that; build, convert, prune, tie and wrap"
+                " everything first, then protect; nothing was applied"
             )
         self._check_hooks()
-        if self._count() != self._shape:
-            raise ProtectError(
-                f"an optimizer had {self._shape} parameters by group at protect() and now has"
-                f" {self._count()}: {optimizer_state.GROUPS}; nothing was applied"
-            )
+        self.check_groups()
         if len(self._known) > self._looked:  # a first step adds moments and averages
             self._looked = len(self._known)
             self._check_movable()
+
+    def check_groups(self) -> None:
+        """Raise ProtectError if an optimizer has other groups than at `protect`."""
+        for name, optimizer in self.optimizers.items():
+            must_have_groups(name, optimizer, self._groups[name], self.tree.named_parameters)
 
     def _check_movable(self) -> None:
         """Raise ProtectError if a value cannot be sent to a replacement worker. Without this check,

@@ -6,7 +6,7 @@ which the fingerprint holds them to.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import xxhash
@@ -35,6 +35,38 @@ def digests(tensors: Sequence[torch.Tensor]) -> list[bytes]:
         for index, word in zip(far, torch.stack(sums).tolist(), strict=True):
             found[index] = word.to_bytes(DIGEST_BYTES, "little", signed=True)
     return found
+
+
+Word = bytes | torch.Tensor
+
+
+def word_of(tensor: torch.Tensor) -> Word:
+    """Return a digest of a tensor: bytes, or a tensor on a device, without synchronization."""
+    tensor = tensor.detach()
+    if tensor.device.type == "cpu":
+        return xxhash.xxh3_64_digest(raw(tensor.contiguous()))
+    return weighted_sum(tensor)
+
+
+def first_difference(before: Mapping[str, Word], now: Mapping[str, Word]) -> str:
+    """Return the first name in both with another result of `word_of`, "" if there is none.
+
+    Waits for a device once at most.
+    """
+    far: list[str] = []
+    for name in before.keys() & now.keys():
+        if isinstance(before[name], bytes) and before[name] != now[name]:
+            return name
+        if isinstance(before[name], torch.Tensor):
+            far.append(name)
+    if not far:
+        return ""
+    far.sort()
+    one = torch.as_tensor(before[far[0]]).device
+    old = torch.stack([torch.as_tensor(before[name], device=one) for name in far])
+    new = torch.stack([torch.as_tensor(now[name], device=one) for name in far])
+    differs = (old != new).tolist()
+    return next((name for name, each in zip(far, differs, strict=True) if each), "")
 
 
 def local_shard(tensor: torch.Tensor) -> torch.Tensor:
