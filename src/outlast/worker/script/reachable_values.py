@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from contextvars import ContextVar
 from functools import cached_property, partial
@@ -12,10 +12,16 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import LRScheduler
 
 from outlast.worker.script.bytecode import CodeNames, names_of, nested
-from outlast.worker.script.value_encoding import CONTAINERS, PLAIN, is_reference, written
+from outlast.worker.script.value_encoding import (
+    CONTAINERS,
+    PLAIN,
+    is_reference,
+    look_of,
+    slot_values,
+    written,
+)
 from outlast.worker.script.value_paths import (
     CACHED_FUNCTION,
     Path,
@@ -31,7 +37,6 @@ _VALUES_MAX = 20_000  # visited in one walk
 _ITEMS_MAX = 256  # of one container that cannot be written down
 _OF_EVERY_OPTIMIZER = ("param_groups", "state", "defaults")
 _PROTECTED = "protected"
-_OPAQUE = (enumerate, zip, map, filter)
 _OF_LIBRARIES = {*vars(nn.Module()), "_zero_grad_profile_name"}
 
 
@@ -244,7 +249,7 @@ class ReachableValues:
         if saved is not None:
             self.spots[path] = ValueSpot(value, saved, saved)
             return
-        self.spots[path] = ValueSpot(value, None, _look(value))
+        self.spots[path] = ValueSpot(value, None, look_of(value))
         if id(value) in self._visited:
             return
         self._visited.add(id(value))
@@ -277,7 +282,7 @@ class ReachableValues:
             yield ("attr", "__class__"), type(value)
             for name, inner in getattr(value, "__dict__", {}).items():
                 yield ("attr", name), inner
-            yield from _slot_values(value)
+            yield from slot_values(value)
         elif isinstance(value, ContextVar):
             with suppress(LookupError):
                 yield ("context", value.name), value.get()
@@ -316,17 +321,6 @@ class ReachableValues:
             )
 
 
-def _slot_values(value: Any) -> Iterator[tuple[tuple[str, Any], Any]]:
-    """Attributes of classes with `__slots__`."""
-    for base in type(value).__mro__:
-        slots = vars(base).get("__slots__", ())
-        for slot in [slots] if isinstance(slots, str) else slots:
-            is_private = slot.startswith("__") and not slot.endswith("__")
-            name = f"_{base.__name__.lstrip('_')}{slot}" if is_private else slot
-            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
-                yield ("attr", name), getattr(value, name)
-
-
 def _is_registered(value: Any, name: str) -> bool:
     """Return whether a module has a parameter, a buffer or a child of this name."""
     return isinstance(value, nn.Module) and hasattr(value, name)
@@ -350,56 +344,3 @@ def _items(value: Any) -> Iterator[tuple[tuple[str, Any], Any]]:
     elif isinstance(value, (list, tuple)):
         for index, inner in enumerate(value):
             yield ("key", index), inner
-
-
-def _look(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return "tensor", id(value), value.data_ptr() if _has_memory(value) else 0, value._version  # noqa: SLF001 - torch's own counter of changes
-    if isinstance(value, types.GeneratorType):
-        return "generator", id(value), value.gi_frame and value.gi_frame.f_lasti, _locals(value)
-    if isinstance(value, (list, dict, set, deque)):
-        return "container", id(value), len(value)
-    if _is_library_iterator(value):
-        return "iterator", id(value), _position(value)
-    if not is_own_class(type(value)) and not isinstance(value, nn.Module):
-        return "object", type(value).__qualname__, id(value), _state(value)
-    return "object", type(value).__qualname__, id(value)
-
-
-def _state(value: Any) -> bytes | None:
-    """Return what a scheduler or a GradScaler that nobody protects holds."""
-    if isinstance(value, (LRScheduler, torch.amp.GradScaler)):
-        return written(value.state_dict())
-    return None
-
-
-def _has_memory(value: torch.Tensor) -> bool:
-    return value.layout == torch.strided and value.device.type != "meta"
-
-
-def _locals(value: types.GeneratorType[Any, Any, Any]) -> Any:
-    frame = value.gi_frame
-    if frame is None:
-        return None
-    return tuple(
-        (name, written(inner) if isinstance(inner, PLAIN) else id(inner))
-        for name, inner in frame.f_locals.items()
-    )
-
-
-def is_opaque(value: Any) -> bool:
-    """Return whether it is an iterator whose position cannot be seen."""
-    return isinstance(value, _OPAQUE) or type(value).__module__ == "itertools"
-
-
-def _is_library_iterator(value: Any) -> bool:
-    return hasattr(type(value), "__next__") and not is_own_class(type(value))
-
-
-def _position(value: Any) -> Any:
-    counted = getattr(value, "_num_yielded", None)  # torch's loaders count
-    hint: Callable[[], int] | None = getattr(value, "__length_hint__", None)
-    try:
-        return counted, hint() if hint is not None else None
-    except TypeError:
-        return counted, None

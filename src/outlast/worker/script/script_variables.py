@@ -11,11 +11,7 @@ from outlast.errors import PhaseError
 from outlast.worker.script.bytecode import reads_gradients
 from outlast.worker.script.carried_variables import ADVICE, CarriedVariables
 from outlast.worker.script.process_modes import ENVIRONMENT, TORCH_MODES
-from outlast.worker.script.reachable_values import (
-    ReachableValues,
-    ValueSpot,
-    is_opaque,
-)
+from outlast.worker.script.reachable_values import ReachableValues, ValueSpot
 from outlast.worker.script.repetitions import RepetitionDifference
 from outlast.worker.script.training_loop import (
     LastingLoaders,
@@ -26,7 +22,7 @@ from outlast.worker.script.training_loop import (
 )
 from outlast.worker.script.unversioned_writes import can_write_unversioned
 from outlast.worker.script.value_caches import WatchedCaches
-from outlast.worker.script.value_encoding import written
+from outlast.worker.script.value_encoding import is_opaque, written
 from outlast.worker.script.value_paths import (
     Path,
     PathGone,

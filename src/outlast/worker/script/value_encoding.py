@@ -6,13 +6,17 @@ import dataclasses
 import sys
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator
 from enum import Enum
 from functools import partial
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
+import xxhash
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 
 from outlast import random_state
 from outlast.checkpoint.format import codec
@@ -220,3 +224,97 @@ def _resolved(saved: Any) -> Any:
     for name, value in zip(names, values, strict=True):
         object.__setattr__(record, name, value)
     return record
+
+
+# --- looks of values that cannot be written down ---
+
+_OPAQUE = (enumerate, zip, map, filter)
+
+
+def look_of(value: Any) -> Any:
+    """Return what is equal as long as a value that cannot be written down seems unchanged."""
+    if isinstance(value, torch.Tensor):
+        return "tensor", id(value), value.data_ptr() if _has_memory(value) else 0, value._version  # noqa: SLF001 - torch's own counter of changes
+    if isinstance(value, types.GeneratorType):
+        return "generator", id(value), value.gi_frame and value.gi_frame.f_lasti, _locals(value)
+    if isinstance(value, (list, dict, set, deque)):
+        return "container", id(value), len(value), _content(value)
+    if isinstance(value, np.ndarray):
+        return "array", id(value), _content(value)
+    if _is_library_iterator(value):
+        return "iterator", id(value), _position(value)
+    if not is_own_class(type(value)) and not isinstance(value, nn.Module):
+        return "object", type(value).__qualname__, id(value), _state(value)
+    return "object", type(value).__qualname__, id(value)
+
+
+def _content(value: Any) -> bytes | None:
+    """Return a digest of a large container or array; None where its content cannot be read."""
+    try:
+        return xxhash.xxh3_64_digest(msgspec.msgpack.encode(value, enc_hook=_readable))
+    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
+        return None
+
+
+def _readable(value: Any) -> Any:
+    """Return what tells an unchanged value that msgspec does not know from a changed one."""
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        memory: Any = np.ascontiguousarray(value).view(np.uint8)
+        return value.shape, xxhash.xxh3_64_digest(memory)
+    if isinstance(value, torch.Tensor):
+        return look_of(value)
+    if is_own_class(type(value)):
+        return id(value), getattr(value, "__dict__", {}), dict(slot_values(value))
+    if isinstance(value, deque):
+        return list(value)
+    return id(value) if not isinstance(value, (complex, np.generic)) else repr(value)
+
+
+def _state(value: Any) -> bytes | None:
+    """Return what a scheduler or a GradScaler that nobody protects holds."""
+    if isinstance(value, (LRScheduler, torch.amp.GradScaler)):
+        return written(value.state_dict())
+    return None
+
+
+def _has_memory(value: torch.Tensor) -> bool:
+    return value.layout == torch.strided and value.device.type != "meta"
+
+
+def _locals(value: types.GeneratorType[Any, Any, Any]) -> Any:
+    frame = value.gi_frame
+    if frame is None:
+        return None
+    return tuple(
+        (name, written(inner) if isinstance(inner, PLAIN) else id(inner))
+        for name, inner in frame.f_locals.items()
+    )
+
+
+def is_opaque(value: Any) -> bool:
+    """Return whether it is an iterator whose position cannot be seen."""
+    return isinstance(value, _OPAQUE) or type(value).__module__ == "itertools"
+
+
+def _is_library_iterator(value: Any) -> bool:
+    return hasattr(type(value), "__next__") and not is_own_class(type(value))
+
+
+def _position(value: Any) -> Any:
+    counted = getattr(value, "_num_yielded", None)  # torch's loaders count
+    hint: Callable[[], int] | None = getattr(value, "__length_hint__", None)
+    try:
+        return counted, hint() if hint is not None else None
+    except TypeError:
+        return counted, None
+
+
+def slot_values(value: Any) -> Iterator[tuple[tuple[str, Any], Any]]:
+    """Attributes of classes with `__slots__`."""
+    for base in type(value).__mro__:
+        slots = vars(base).get("__slots__", ())
+        for slot in [slots] if isinstance(slots, str) else slots:
+            is_private = slot.startswith("__") and not slot.endswith("__")
+            name = f"_{base.__name__.lstrip('_')}{slot}" if is_private else slot
+            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
+                yield ("attr", name), getattr(value, name)
