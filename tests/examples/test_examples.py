@@ -63,6 +63,7 @@ def test_the_ported_script_has_the_digest_of_the_plain_one(tmp_path: Path) -> No
 def test_the_image_classifier_survives_two_kills(tmp_path: Path) -> None:
     flags = ("--epochs=2", "--images=256")
     modules = {"PYTHONPATH": str(PLAIN), "DIGESTS": str(tmp_path)}
+    modules["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"  # torch would ask that module for our backend
     plain = execute(tmp_path, TORCHRUN, "train_images.py", *flags, **modules)
     kills = ("--fault=kill:rank=1,step=4,phase=backward", "--fault=kill:rank=0,step=12,phase=apply")
     disturbed = execute(tmp_path, (*OUTLAST, "--spares=1", *kills), "train_images.py", *flags)

@@ -26,7 +26,12 @@ class PlainRanks:
 
     def __init__(self) -> None:
         paths = [str(FOLDER / "plain"), str(FOLDER / "kit"), os.environ.get("PYTHONPATH", "")]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(paths),
+            "OMP_NUM_THREADS": "1",
+            "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",  # torch would ask plain/outlast for our backend
+        }
         self._process = subprocess.Popen(
             [sys.executable, __file__], env=environment, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,

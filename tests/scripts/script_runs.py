@@ -84,6 +84,7 @@ def _launch(command: list[str], folder: Path, *paths: Path) -> Ended:
         "PYTHONPATH": os.pathsep.join(map(str, found)),
         "DIGESTS": str(folder),
         "OMP_NUM_THREADS": "1",
+        "TORCH_DEVICE_BACKEND_AUTOLOAD": "01"[not paths],  # torch would ask plain/outlast for ours
     }
     log = folder / "output.txt"
     with log.open("wb") as output:
