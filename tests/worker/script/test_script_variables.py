@@ -281,6 +281,20 @@ REFUSED = {
             memory[i] = i + 1
             session.step()
         """),
+    "a full deque of tensors": ("frames (deque)", """
+        from collections import deque
+        frames = deque([torch.zeros(1 << 18)] * 4, maxlen=4)
+        def step(i):
+            frames.append(torch.ones(1 << 18) * i)
+            session.step()
+        """),
+    "many averages": ("averages (list)", """
+        averages = [torch.zeros(2048) for _ in range(400)]
+        def step(i):
+            for each in averages:
+                each.add_(1.0)
+            session.step()
+        """),
     "many objects": ("samples (list)", """
         class Sample:
             def __init__(self):
@@ -374,7 +388,13 @@ def test_large_values_that_nobody_changes_are_left_alone() -> None:
         huge = [10**40] * 30_000
         names = {("a", n): {n} for n in range(30_000)}
         memory = numpy.ones((1000, 200))
+        layers = [nn.Linear(2, 2) for _ in range(300)]
+        parameters = [p for layer in layers for p in layer.parameters()]
+        few = parameters[:2]
         def step(i):
+            with torch.no_grad():
+                for p in parameters:
+                    p.add_(1.0)
             total = samples[i].value.sum() + numbers[i] + len(str(huge[i])) + memory[i].sum()
             total += len(names[("a", i)])
             session.step()

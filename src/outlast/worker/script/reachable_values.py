@@ -16,6 +16,7 @@ from torch import nn
 from outlast.worker.script.bytecode import CodeNames, names_of, nested
 from outlast.worker.script.value_encoding import (
     CONTAINERS,
+    ITEMS_MAX,
     PLAIN,
     is_reference,
     look_of,
@@ -34,7 +35,6 @@ from outlast.worker.script.value_paths import (
 )
 
 _VALUES_MAX = 20_000  # visited in one walk
-_ITEMS_MAX = 256  # of one container that cannot be written down
 _OF_EVERY_OPTIMIZER = ("param_groups", "state", "defaults")
 _PROTECTED = "protected"
 _OF_LIBRARIES = {*vars(nn.Module()), "_zero_grad_profile_name"}
@@ -249,7 +249,7 @@ class ReachableValues:
         if saved is not None:
             self.spots[path] = ValueSpot(value, saved, saved)
             return
-        self.spots[path] = ValueSpot(value, None, look_of(value))
+        self.spots[path] = ValueSpot(value, None, look_of(value, self._skip))
         if id(value) in self._visited:
             return
         self._visited.add(id(value))
@@ -335,7 +335,7 @@ def _class_values(kind: type) -> Iterator[tuple[tuple[str, Any], Any]]:
 
 
 def _items(value: Any) -> Iterator[tuple[tuple[str, Any], Any]]:
-    if len(value) > _ITEMS_MAX:
+    if len(value) > ITEMS_MAX:
         return
     if isinstance(value, dict):
         for key, inner in value.items():

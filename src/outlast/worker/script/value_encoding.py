@@ -6,7 +6,7 @@ import dataclasses
 import sys
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from enum import Enum
 from functools import partial
 from typing import Any
@@ -26,6 +26,7 @@ from outlast.worker.script.value_paths import PathGone, is_own_class, is_own_fil
 
 VALUE_BYTES_MAX = 1 << 20
 _NODES_MAX = 20_000  # of one container
+ITEMS_MAX = 256  # of one container that cannot be written down, to be visited one by one
 CONTAINERS = (list, tuple, dict, OrderedDict, defaultdict, Counter, set, frozenset, deque)
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _GENERATOR, _DEQUE = "outlast.generator", "outlast.deque"
@@ -231,16 +232,25 @@ def _resolved(saved: Any) -> Any:
 _OPAQUE = (enumerate, zip, map, filter)
 
 
-def look_of(value: Any) -> Any:
-    """Return what is equal as long as a value that cannot be written down seems unchanged."""
+def look_of(value: Any, protected: Collection[int]) -> Any:
+    """Return what is equal as long as a value that cannot be written down seems unchanged.
+
+    `protected`: ids of objects whose content may change.
+    """
     if isinstance(value, torch.Tensor):
         return "tensor", id(value), value.data_ptr() if _has_memory(value) else 0, value._version  # noqa: SLF001 - torch's own counter of changes
     if isinstance(value, types.GeneratorType):
         return "generator", id(value), value.gi_frame and value.gi_frame.f_lasti, _locals(value)
     if isinstance(value, (list, dict, set, deque)):
-        return "container", id(value), len(value), _content(value)
+        are_visited = isinstance(value, (list, dict)) and len(value) <= ITEMS_MAX
+        return (
+            "container",
+            id(value),
+            len(value),
+            None if are_visited else _content(value, protected),
+        )
     if isinstance(value, np.ndarray):
-        return "array", id(value), _content(value)
+        return "array", id(value), _content(value, protected)
     if _is_library_iterator(value):
         return "iterator", id(value), _position(value)
     if not is_own_class(type(value)) and not isinstance(value, nn.Module):
@@ -248,26 +258,28 @@ def look_of(value: Any) -> Any:
     return "object", type(value).__qualname__, id(value)
 
 
-def _content(value: Any) -> bytes | None:
+def _content(value: Any, protected: Collection[int]) -> bytes | None:
     """Return a digest of a large container or array; None where its content cannot be read."""
+
+    def readable(inner: Any) -> Any:
+        """Return what tells an unchanged value that msgspec does not know from a changed one."""
+        if id(inner) in protected or isinstance(inner, (nn.Module, nn.Parameter)):
+            return id(inner)
+        if isinstance(inner, np.ndarray) and not inner.dtype.hasobject:
+            memory: Any = np.ascontiguousarray(inner).view(np.uint8)
+            return inner.shape, xxhash.xxh3_64_digest(memory)
+        if isinstance(inner, torch.Tensor):
+            return look_of(inner, protected)
+        if is_own_class(type(inner)):
+            return id(inner), getattr(inner, "__dict__", {}), dict(slot_values(inner))
+        if isinstance(inner, deque):
+            return list(inner)
+        return id(inner) if not isinstance(inner, (complex, np.generic)) else repr(inner)
+
     try:
-        return xxhash.xxh3_64_digest(msgspec.msgpack.encode(value, enc_hook=_readable))
+        return xxhash.xxh3_64_digest(msgspec.msgpack.encode(value, enc_hook=readable))
     except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
         return None
-
-
-def _readable(value: Any) -> Any:
-    """Return what tells an unchanged value that msgspec does not know from a changed one."""
-    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
-        memory: Any = np.ascontiguousarray(value).view(np.uint8)
-        return value.shape, xxhash.xxh3_64_digest(memory)
-    if isinstance(value, torch.Tensor):
-        return look_of(value)
-    if is_own_class(type(value)):
-        return id(value), getattr(value, "__dict__", {}), dict(slot_values(value))
-    if isinstance(value, deque):
-        return list(value)
-    return id(value) if not isinstance(value, (complex, np.generic)) else repr(value)
 
 
 def _state(value: Any) -> bytes | None:
