@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
+import socket
 
 import pytest
 from hypothesis import given
@@ -79,3 +81,23 @@ def test_a_frame_above_the_limit_is_refused_by_both_ends(monkeypatch: pytest.Mon
         channel.encode_frame(big, TOKEN)
     with pytest.raises(WireError, match="announces"):
         list(channel.FrameDecoder(TOKEN).feed(frame))
+
+
+def test_the_last_frames_of_a_peer_that_has_gone_are_read_where_sending_fails() -> None:
+    """A worker reports why it ends, and ends; Close is sent to it before its report is read."""
+    ours, theirs = socket.socketpair()
+    received: list[messages.MessageEnvelope] = []
+    reasons: list[str] = []
+
+    async def talk() -> None:
+        peer = channel.Channel(ours, TOKEN, received.append, reasons.append)
+        theirs.sendall(channel.encode_frame(envelope(BODIES[0]), TOKEN))
+        theirs.close()
+        assert not peer.send(envelope(BODIES[1]))
+        assert not peer.closed and not peer.send(envelope(BODIES[1]))
+        while not peer.closed:  # noqa: ASYNC110 - one turn of the loop is enough
+            await asyncio.sleep(0)
+
+    asyncio.run(talk())
+    assert received == [envelope(BODIES[0])]
+    assert len(reasons) == 1

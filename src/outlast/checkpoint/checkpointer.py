@@ -326,16 +326,15 @@ class Checkpointer:
     def _close(self, on_failure: OnFailure, *, in_peace: bool) -> None:
         if self._ranks.is_forked:
             return  # the saves and their process are the parent's
-        self._closed = True
-        driver, self._driver = self._driver, None
+        driver, self._driver, self._closed = self._driver, None, True
         failures: list[str] = []
         if driver:
             try:
                 driver.close(self._settings.save_s)
             except StorageError as error:
                 failures.append(str(error))
-            failures += self._take_failures()
-        self._reports.close()
+        self._reports.close()  # its last round may find a failure
+        failures += self._take_failures()
         if self._claim and self._claim.owned:
             self._claim.owned.close()
         upkeep, self._upkeep = self._upkeep, None

@@ -107,13 +107,14 @@ class Channel:
         self._pending: deque[memoryview] = deque()
         self._pending_bytes = 0
         self._loop = asyncio.get_running_loop()
+        self._broken = ""  # why nothing can be sent any more; what the peer has sent is still read
         self.closed = False
         self._loop.add_reader(sock, self._readable)
 
     def send(self, envelope: messages.MessageEnvelope) -> bool:
         """Queue one frame; return False if the stream is closed, also by exceeding
         PENDING_BYTES_MAX of unread data. Raises WireError above FRAME_BYTES_MAX."""
-        if self.closed:
+        if self.closed or self._broken:
             return False
         frame = memoryview(encode_frame(envelope, self._token))
         if self._pending_bytes + len(frame) > PENDING_BYTES_MAX:
@@ -123,7 +124,7 @@ class Channel:
         self._pending_bytes += len(frame)
         if len(self._pending) == 1:
             self._writable()
-        return not self.closed
+        return not (self.closed or self._broken)
 
     def read_rest(self) -> None:
         """Read the remaining data of a dead peer."""
@@ -188,7 +189,14 @@ class Channel:
             self._loop.add_writer(self._sock, self._writable)
             return
         except OSError as error:
-            self.close(f"the connection broke: {error.strerror}")
-            return
+            self._broken = f"the connection broke: {error.strerror}"
+            self._pending.clear()
+            self._pending_bytes = 0
+            self._loop.call_soon(self._end)  # later: the caller may be at work on another frame
         with contextlib.suppress(ValueError):
             self._loop.remove_writer(self._sock)
+
+    def _end(self) -> None:
+        """Close a connection that cannot be written to, after its peer's last frames."""
+        self.read_rest()
+        self.close(self._broken)

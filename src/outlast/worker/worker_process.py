@@ -287,19 +287,21 @@ class WorkerProcess(WorkerPorts):
         """Run a phase until the whole job has completed it."""
         if self.phases.protected is None:
             self.protect({})
-        self.start_files.put_back()
+        self.start_files.put_back(for_good=self._has_walked())
         kind = "step" if self.loop.pending else "eval"
         result = self.phases.run(call, key=key, kind=kind, function=function, undo=undo)
         self.loop.pending = False
-        if (walk := self.phases.joining.walk) is None or not walk.remaining:
-            self.start_files.end()
+        self.start_files.put_back(for_good=self._has_walked())
         return result
+
+    def _has_walked(self) -> bool:
+        return (walk := self.phases.joining.walk) is None or not walk.remaining
 
     def batches(self, loader: Any, until: int | None, epochs: int | None) -> Iterator[Any]:
         """Yield batches with a position."""
         if self.phases.protected is None:
             raise UsageError("call session.protect(...) before session.batches(...)")
-        self.start_files.end()
+        self.start_files.put_back(for_good=True)
         self.phases.protected.loaders.append(loader)
         return self.loop.run(loader, until, epochs)
 

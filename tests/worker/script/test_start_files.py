@@ -30,7 +30,7 @@ def made() -> Iterator[Made]:
 
     yield make
     for each in every:
-        each.end()
+        each.put_back(for_good=True)
         each._guards = False
 
 
@@ -90,7 +90,7 @@ def test_what_is_written_in_the_loop_or_appended_stays(made: Made, control: Path
     new.write_text("first")
     with pytest.raises(FileNotFoundError):
         renamed(control)
-    files.end()
+    files.put_back(for_good=True)
     assert (control.read_text(), new.read_text()) == ("as the job left it, and more", "first")
     control.write_text("of the loop")
     files.put_back()
@@ -211,7 +211,7 @@ def test_two_workers_that_start_and_one_that_reads_end_with_the_jobs_file(
     timer.join()
     files.guard()
     assert control.read_text() == "of the second"
-    files.end()
+    files.put_back(for_good=True)
     assert control.read_text() == "as the job left it"
 
 
@@ -247,3 +247,28 @@ def test_a_start_reads_what_another_start_writes(
     files = made(0.1)
     files.guard()
     assert control.read_text() == "first"
+
+
+def test_a_log_that_the_top_rotates_stays_rotated(made: Made, tmp_path: Path) -> None:
+    log, rotated = tmp_path / "train.log", tmp_path / "train.log.1"
+    log.write_text("of the job")
+    rotated.write_text("of an earlier run")
+    files = made()
+    rotated.unlink()  # as logging's handlers do
+    log.replace(rotated)
+    log.write_text("of the top")
+    files.put_back(for_good=True)
+    assert rotated.read_text() == "of the job"
+    assert log.read_text() == "of the top"
+
+
+def test_a_link_that_the_top_sets_anew_is_left_alone(made: Made, tmp_path: Path) -> None:
+    target, link = tmp_path / "step-5", tmp_path / "latest"
+    target.write_text("of the job")
+    link.symlink_to(target)
+    files = made()
+    link.unlink()
+    link.symlink_to(tmp_path / "step-0")
+    files.put_back(for_good=True)
+    assert link.readlink() == tmp_path / "step-0"
+    assert target.read_text() == "of the job"

@@ -23,7 +23,7 @@ import atexit
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -113,7 +113,7 @@ class PartReports:
     def __init__(self, ranks: RankGroup, root: Folder, save_s: float) -> None:
         self._ranks, self._root, self._save_s = ranks, root, save_s
         self._notes = ranks.notes if ranks.world > 1 else None
-        self._unseen_s = min(UNSEEN_S, save_s / 2)
+        self._unseen_s = min(UNSEEN_S, 0.9 * save_s)
         self._open: list[WatchedSave] = []
         self._failures: list[str] = []
         self._change = threading.Condition()
@@ -158,10 +158,11 @@ class PartReports:
             open_saves = [s for s in self._open if s.progress()[1] and not self._ranks.rank]
         texts: list[str] = []
         for save in open_saves:
+            there = self._files(save) or ()
             missing = [
                 f"rank {rank} ({_describe(save, self._read(save, rank))})"
                 for rank in range(1, self._ranks.world)
-                if not self._is_there(save, rank)
+                if manifest_name(rank) not in there
             ]
             if missing:
                 more = f" and {len(missing) - _NAMED_MAX} more" if missing[_NAMED_MAX:] else ""
@@ -177,6 +178,8 @@ class PartReports:
 
     def close(self) -> None:
         """Stop reading; the last reports have been posted."""
+        if self._ranks.is_forked:
+            return  # called at the exit of a process that the script has forked
         with self._change:
             self._closed = True
             self._change.notify_all()
@@ -213,18 +216,24 @@ class PartReports:
             save.is_posted = True
         late = time.monotonic() > save.due_s
         if self._ranks.rank == 0:
-            self._judge_others(save)
+            if outcome is None:
+                self._judge_others(save)
             return late or outcome is not None
         return late or (self._compare_with_first(save) and outcome is not None)
 
     def _judge_others(self, save: WatchedSave) -> None:
+        there: Collection[str] | None = None
         for rank in range(1, self._ranks.world):
             if rank in save.judged:
                 continue
             report, now_s = self._read(save, rank), time.monotonic()
             why = save.judge(rank, report, now_s, self._unseen_s)
-            is_unseen = report is not None and report.state == "written"
-            if why and not (is_unseen and self._is_there(save, rank)):
+            if why and report is not None and report.state == "written":
+                there = self._files(save) if there is None else there
+                if there is None:
+                    return  # the next round looks again
+                why = "" if manifest_name(rank) in there else why
+            if why:
                 self._announce(save.place, rank, why)
                 save.judged.add(rank)
 
@@ -263,10 +272,11 @@ class PartReports:
         with suppress(StorageError, CorruptionError):  # then the save fails by its deadline
             self._root.create(place.directory, name, why.encode())
 
-    def _is_there(self, save: WatchedSave, rank: int) -> bool:
+    def _files(self, save: WatchedSave) -> Collection[str] | None:
+        """Return the names in the save's directory; None where it cannot be listed now."""
         with suppress(StorageError, CorruptionError):
-            return manifest_name(rank) in self._root.files(save.place.directory)
-        return False
+            return self._root.files(save.place.directory)
+        return None
 
 
 def _describe(save: WatchedSave, report: PartReport | None) -> str:

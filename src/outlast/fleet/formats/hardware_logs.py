@@ -64,6 +64,9 @@ class HardwareLogContext(NamedTuple):
     is_zone_given: bool = True  # False: it is assumed, and noted
 
 
+_UNNAMED = ("localhost", "(none)")  # before a node has got its name
+
+
 def read_kernel_log(path: Path, context: HardwareLogContext) -> LogReading:
     """Read dmesg, a journal, a syslog or the fabric manager's log, line by line."""
     twice: Counter[str] = Counter()
@@ -76,7 +79,10 @@ def read_kernel_log(path: Path, context: HardwareLogContext) -> LogReading:
     hosts: dict[str, str] = {}  # by their names without a domain
 
     def on_host(host: str) -> None:
-        hosts.setdefault(host.partition(".")[0].lower(), host)
+        is_address = host.replace(".", "").isdigit()
+        name = host.lower() if is_address else host.partition(".")[0].lower()
+        if name not in _UNNAMED:
+            hosts.setdefault(name, host)
         if context.node and len(hosts) > 1:
             names = ", ".join(hosts.values())
             raise SourceError(SEVERAL_HOSTS.format(path=path, hosts=names, node=context.node))

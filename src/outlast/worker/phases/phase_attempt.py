@@ -197,8 +197,9 @@ class UndoCopy:
             for name, target in protected.copies.items()
             if not (by_version and name in protected.copying)
         }
-        if not by_version:
-            protected.copying.update(name for name, mark in marks.items() if mark.copies())
+        protected.copying.update(name for name, mark in marks.items() if mark.copies())
+        if by_version:
+            return {name: mark for name, mark in marks.items() if name not in protected.copying}
         return marks
 
     def changed_parameter(self) -> str:

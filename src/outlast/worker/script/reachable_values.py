@@ -84,6 +84,7 @@ class ReachableValues:
         self._seen_code: set[int] = set()
         self._modules: list[types.ModuleType] = []
         self._visited: set[int] = set()
+        self._looks: dict[int, Any] = {}  # of values with several paths, by id
         self._todo: deque[tuple[Path, Any]] = deque()
         self._owners: list[tuple[Path, Any]] = []  # of attributes that code may set
         self.spots: dict[Path, ValueSpot] = {}
@@ -249,7 +250,9 @@ class ReachableValues:
         if saved is not None:
             self.spots[path] = ValueSpot(value, saved, saved)
             return
-        self.spots[path] = ValueSpot(value, None, look_of(value, self._skip))
+        if id(value) not in self._looks:
+            self._looks[id(value)] = look_of(value, self._skip)
+        self.spots[path] = ValueSpot(value, None, self._looks[id(value)])
         if id(value) in self._visited:
             return
         self._visited.add(id(value))

@@ -20,7 +20,8 @@ opens NAME moves it back. Survivors that open NAME meanwhile wait for the job's 
 | mapping of memory | stays, if both are equal and it cannot write, else PhaseError |
 
 Seen by audit hooks: Python's `open`, `os.rename`, `os.replace` and `os.remove`, called by the
-script's code or on its behalf; not what C++ opens (`torch.save` with a path).
+script's code or on its behalf; not what C++ opens (`torch.save` with a path). A file of the job
+that the top renames (a rotated log) is left alone, with its target; so are symbolic links.
 """
 
 from __future__ import annotations
@@ -38,11 +39,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from outlast import errors
 from outlast.errors import PhaseError
 from outlast.worker.script.script_variables import WriteNote
 from outlast.worker.script.value_paths import is_own_file
 
 _POLL_S = 0.01
+_OURS = str(Path(errors.__file__).parent) + os.sep
 _LOCKED_BYTE = 1 << 62
 _ADVICE = (
     "a replacement worker would go on with its first contents; keep them in session.state, or open"
@@ -57,6 +60,7 @@ class StartFiles:
         """`wait_s`: budget of another worker's start."""
         self._note, self._wait_s = note, wait_s
         self._moved: dict[Path, int] = {}  # locked descriptors of the job's files
+        self._written: set[Path] = set()  # what this start has opened to write
         self._is_watching = self._starts = self._guards = False
         self._acts = False
         self._pid = os.getpid()  # processes that the script forks have the hook, too
@@ -71,16 +75,22 @@ class StartFiles:
         self._guards = True
         self._watch()
 
-    def put_back(self) -> None:
-        """Move the job's files back. Raises PhaseError for a file that this worker reads by a
-        descriptor or a mapping of its own, and that has changed since the job's start."""
-        if not self._moved:
-            return
+    def put_back(self, *, for_good: bool = False) -> None:
+        """Move the job's files back. `for_good`: the script's loop begins, or its place in the job
+        is reached.
+
+        Raises PhaseError for a file that this worker reads by a descriptor or a mapping of its
+        own, and that has changed since the job's start.
+        """
         moved, self._moved = self._moved, {}
+        if for_good:
+            self._starts = False
+        if not moved:
+            return
         self._acts = True
         try:
             refused = [
-                f"{path} {why}" for path, fd in moved.items() if (why := _put_back(path, fd))
+                f"{path} {why}" for path, fd in moved.items() if (why := _returned(path, fd))
             ]
         finally:
             self._acts = False
@@ -90,11 +100,6 @@ class StartFiles:
         text = f"files that this worker's start wrote anew are as the job left them: {names}"
         self._note(text, warning=False)
 
-    def end(self) -> None:
-        """The script's loop begins, or its place in the job is reached."""
-        self.put_back()
-        self._starts = False
-
     def _watch(self) -> None:
         if not self._is_watching:
             self._is_watching = True
@@ -103,24 +108,41 @@ class StartFiles:
     def _audit(self, event: str, args: tuple[Any, ...]) -> None:
         if event not in _PATHS or self._acts or not (self._starts or self._guards):
             return
-        name, replaces = _PATHS[event](*args)
-        if name is None or (self._starts and not replaces):
+        name, replaces, writes = _PATHS[event](*args)
+        if name is None or (self._starts and not (replaces or writes)):
             return
         is_main = threading.current_thread() is threading.main_thread()
         if not is_main or os.getpid() != self._pid or not _is_scripts():
             return
         self._acts = True
         try:
-            path = Path(os.path.realpath(os.fsdecode(name)))
-            if path not in self._moved:
-                self._await_return(path)
-                if self._starts:
-                    self._move_aside(path, keeps_name=event != "open")
+            self._look_at(event, args, _path(name, follow=event == "open"), replaces=replaces)
         finally:
             self._acts = False
 
+    def _look_at(self, event: str, args: tuple[Any, ...], path: Path, *, replaces: bool) -> None:
+        if self._starts and event == "open":
+            self._written.add(path)
+        if event != "open" and path.is_symlink():
+            return
+        if event == "os.rename" and self._starts:
+            if _path(args[0], follow=False) not in self._written:
+                self._forget(path)
+                return
+            self._written.add(path)
+        if path not in self._moved and (replaces or not self._starts):
+            self._await_return(path)
+            if self._starts:
+                self._move_aside(path, keeps_name=event != "open")
+
+    def _forget(self, path: Path) -> None:
+        """Drop what was moved aside: the script has put another file of the job in its place."""
+        if (descriptor := self._moved.pop(path, None)) is not None:
+            _aside(path).unlink(missing_ok=True)
+            os.close(descriptor)
+
     def _move_aside(self, path: Path, *, keeps_name: bool) -> None:
-        aside = _aside(path)
+        aside, descriptor = _aside(path), -1
         try:
             if not stat.S_ISREG(path.lstat().st_mode):
                 return
@@ -129,14 +151,21 @@ class StartFiles:
             os.link(path, aside)  # of two workers, one succeeds
             if not keeps_name:
                 path.unlink()
-        except FileNotFoundError:
-            return
+            self._moved[path] = descriptor
+        except (FileExistsError, FileNotFoundError):
+            if aside.exists():  # another start has been quicker
+                os.close(descriptor)
+                descriptor = -1
+                self._await_return(path)
+                self._move_aside(path, keeps_name=keeps_name)
         except OSError as error:
             raise PhaseError(
                 f"the start of the script writes {path}, which cannot be moved aside ({error}):"
                 f" {_ADVICE}"
             ) from error
-        self._moved[path] = descriptor
+        finally:
+            if descriptor >= 0 and path not in self._moved:
+                os.close(descriptor)
 
     def _await_return(self, path: Path) -> None:
         """Wait until no other worker has moved the file aside; move it back where that worker has
@@ -173,22 +202,30 @@ def _aside(path: Path) -> Path:
     return path.with_name(f".{path.name}.outlast")
 
 
-def _opened(name: Any, mode: str | None, flags: int) -> tuple[Any, bool]:
-    if mode is None or isinstance(name, int):  # os.open: locks and temporary files of libraries
-        return None, False
-    return name, bool(flags & os.O_TRUNC)
+def _path(name: Any, *, follow: bool) -> Path:
+    """Return the absolute path that an audit event names; `follow`: also its last part."""
+    path = Path(os.fsdecode(name))
+    return Path(os.path.realpath(path if follow else path.parent)) / ("" if follow else path.name)
 
 
-def _renamed(_: Any, name: Any, __: int, folder: int) -> tuple[Any, bool]:
-    return (name if folder == -1 else None), True
+def _opened(name: Any, mode: str | None, flags: int) -> tuple[Any, bool, bool]:
+    writes = bool(flags & (os.O_WRONLY | os.O_RDWR))
+    if isinstance(name, int) or (mode is None and not writes):
+        return None, False, False
+    # By `os.open`, libraries open locks and temporary files: nothing is moved aside for them.
+    return name, mode is not None and bool(flags & os.O_TRUNC), writes
 
 
-def _removed(name: Any, folder: int) -> tuple[Any, bool]:
-    return (name if folder == -1 else None), True
+def _renamed(_: Any, name: Any, source_folder: int, folder: int) -> tuple[Any, bool, bool]:
+    return (name if (source_folder, folder) == (-1, -1) else None), True, True
 
 
-# By audit event: the path (None: not looked at), and whether its file is replaced.
-_PATHS: dict[str, Callable[..., tuple[Any, bool]]] = {
+def _removed(name: Any, folder: int) -> tuple[Any, bool, bool]:
+    return (name if folder == -1 else None), True, True
+
+
+# By audit event: the path (None: not looked at), whether its file is replaced, or written.
+_PATHS: dict[str, Callable[..., tuple[Any, bool, bool]]] = {
     "open": _opened,
     "os.rename": _renamed,
     "os.remove": _removed,
@@ -202,10 +239,22 @@ def _is_scripts() -> bool:
         name = frame.f_code.co_filename
         if name.startswith("<frozen importlib"):
             return False
+        if name.startswith(_OURS):
+            return False
         if is_own_file(name):
             return True
         frame = frame.f_back
     return False
+
+
+def _returned(path: Path, locked: int) -> str:
+    """Move the job's file back and close its descriptor. Return why that is impossible, else ""."""
+    try:
+        return _put_back(path, locked)
+    except OSError as error:
+        return f"cannot be moved back ({error})"
+    finally:
+        os.close(locked)
 
 
 def _put_back(path: Path, locked: int) -> str:
@@ -219,7 +268,6 @@ def _put_back(path: Path, locked: int) -> str:
         new, os.fstat(locked)
     ):  # it was neither replaced nor removed
         aside.unlink()
-        os.close(locked)
         return ""
     descriptors = [] if new is None else _descriptors(new)
     mapped = "" if new is None else _mapping(new)
@@ -230,7 +278,6 @@ def _put_back(path: Path, locked: int) -> str:
     aside.replace(path)
     for fd in descriptors if not why else ():
         _redirect(fd, path)
-    os.close(locked)
     return why
 
 

@@ -9,6 +9,7 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterator
 from enum import Enum
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -26,6 +27,7 @@ from outlast.worker.script.value_paths import PathGone, is_own_class, is_own_fil
 
 VALUE_BYTES_MAX = 1 << 20
 _NODES_MAX = 20_000  # of one container
+CONTENT_BYTES_MAX = 64 << 20  # of one container or array that is looked at whole
 ITEMS_MAX = 256  # of one container that cannot be written down, to be visited one by one
 CONTAINERS = (list, tuple, dict, OrderedDict, defaultdict, Counter, set, frozenset, deque)
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
@@ -259,27 +261,43 @@ def look_of(value: Any, protected: Collection[int]) -> Any:
 
 
 def _content(value: Any, protected: Collection[int]) -> bytes | None:
-    """Return a digest of a large container or array; None where its content cannot be read."""
+    """Return a digest of a large container or array; None where it is too large, or unreadable."""
+    digest, room, seen = xxhash.xxh3_64(), CONTENT_BYTES_MAX, dict[int, int]()
 
     def readable(inner: Any) -> Any:
         """Return what tells an unchanged value that msgspec does not know from a changed one."""
-        if id(inner) in protected or isinstance(inner, (nn.Module, nn.Parameter)):
-            return id(inner)
+        nonlocal room
+        if id(inner) in seen or id(inner) in protected:
+            return seen.get(id(inner)), id(inner)
+        seen[id(inner)] = len(seen)
         if isinstance(inner, np.ndarray) and not inner.dtype.hasobject:
+            room -= inner.nbytes
+            if not inner.flags.writeable or isinstance(inner, np.memmap) or room < 0:
+                return id(inner)
             memory: Any = np.ascontiguousarray(inner).view(np.uint8)
             return inner.shape, xxhash.xxh3_64_digest(memory)
-        if isinstance(inner, torch.Tensor):
+        if isinstance(inner, torch.Tensor) and not isinstance(inner, nn.Parameter):
             return look_of(inner, protected)
-        if is_own_class(type(inner)):
+        if is_own_class(type(inner)) and not isinstance(inner, nn.Module):
             return id(inner), getattr(inner, "__dict__", {}), dict(slot_values(inner))
         if isinstance(inner, deque):
             return list(inner)
         return id(inner) if not isinstance(inner, (complex, np.generic)) else repr(inner)
 
+    encoder = msgspec.msgpack.Encoder(enc_hook=readable)
+    items = iter(value.items() if isinstance(value, dict) else value)
+    if isinstance(value, np.ndarray):
+        items = iter([value])
     try:
-        return xxhash.xxh3_64_digest(msgspec.msgpack.encode(value, enc_hook=readable))
+        while batch := list(islice(items, 1000)):
+            data = encoder.encode(batch)
+            room -= len(data)
+            if room < 0:
+                return None
+            digest.update(data)
     except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
         return None
+    return digest.digest()
 
 
 def _state(value: Any) -> bytes | None:

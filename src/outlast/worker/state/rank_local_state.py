@@ -223,7 +223,8 @@ class RankLocalState:
     def completed(self, key: str, *, has_changed_buffers: bool) -> None:
         """Record a complete phase of function `key`; `has_changed_buffers`: after its vote."""
         self._completed.add(key)
-        if key not in self._open and self._open_look != self._open_state():
+        look, self._open_look = self._open_look, b""  # "" where no vote was before this phase's end
+        if look and look != self._open_state():
             self._open.add(key)
         if has_changed_buffers:
             self.differing.add(BUFFERS)

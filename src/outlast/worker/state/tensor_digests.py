@@ -54,7 +54,7 @@ def first_difference(before: Mapping[str, Word], now: Mapping[str, Word]) -> str
     Waits for a device once at most.
     """
     far: list[str] = []
-    for name in before.keys() & now.keys():
+    for name in (name for name in before if name in now):
         if isinstance(before[name], bytes) and before[name] != now[name]:
             return name
         if isinstance(before[name], torch.Tensor):
