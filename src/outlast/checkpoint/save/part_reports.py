@@ -158,11 +158,11 @@ class PartReports:
             open_saves = [s for s in self._open if s.progress()[1] and not self._ranks.rank]
         texts: list[str] = []
         for save in open_saves:
-            there = self._files(save) or ()
+            present = self._files(save) or ()
             missing = [
                 f"rank {rank} ({_describe(save, self._read(save, rank))})"
                 for rank in range(1, self._ranks.world)
-                if manifest_name(rank) not in there
+                if manifest_name(rank) not in present
             ]
             if missing:
                 more = f" and {len(missing) - _NAMED_MAX} more" if missing[_NAMED_MAX:] else ""
@@ -222,17 +222,17 @@ class PartReports:
         return late or (self._compare_with_first(save) and outcome is not None)
 
     def _judge_others(self, save: WatchedSave) -> None:
-        there: Collection[str] | None = None
+        present: Collection[str] | None = None
         for rank in range(1, self._ranks.world):
             if rank in save.judged:
                 continue
             report, now_s = self._read(save, rank), time.monotonic()
             why = save.judge(rank, report, now_s, self._unseen_s)
             if why and report is not None and report.state == "written":
-                there = self._files(save) if there is None else there
-                if there is None:
+                present = self._files(save) if present is None else present
+                if present is None:
                     return  # the next round looks again
-                why = "" if manifest_name(rank) in there else why
+                why = "" if manifest_name(rank) in present else why
             if why:
                 self._announce(save.place, rank, why)
                 save.judged.add(rank)

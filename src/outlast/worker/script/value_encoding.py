@@ -262,14 +262,14 @@ def look_of(value: Any, protected: Collection[int]) -> Any:
 
 def _content(value: Any, protected: Collection[int]) -> bytes | None:
     """Return a digest of a large container or array; None where it is too large, or unreadable."""
-    digest, room, seen = xxhash.xxh3_64(), CONTENT_BYTES_MAX, dict[int, int]()
+    digest, room, places = xxhash.xxh3_64(), CONTENT_BYTES_MAX, dict[int, int]()
 
     def readable(inner: Any) -> Any:
         """Return what tells an unchanged value that msgspec does not know from a changed one."""
         nonlocal room
-        if id(inner) in seen or id(inner) in protected:
-            return seen.get(id(inner)), id(inner)
-        seen[id(inner)] = len(seen)
+        if id(inner) in places or id(inner) in protected:
+            return places.get(id(inner)), id(inner)
+        places[id(inner)] = len(places)
         if isinstance(inner, np.ndarray) and not inner.dtype.hasobject:
             room -= inner.nbytes
             if not inner.flags.writeable or isinstance(inner, np.memmap) or room < 0:
