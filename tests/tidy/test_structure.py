@@ -28,7 +28,7 @@ CEILINGS = {
     "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 97310,
+    "lines": 97300,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 0,
 }

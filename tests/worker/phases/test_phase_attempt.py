@@ -191,3 +191,17 @@ def test_a_learning_rate_that_is_a_tensor_is_put_back_in_its_place() -> None:
     undo.put_back()
     assert optimizer.param_groups[0]["lr"] is rate
     assert rate.item() == 0.5
+
+
+def test_copies_are_known_before_any_other_function_has_run() -> None:
+    """The loop's own phases come first, and are known without ever having run."""
+
+    class Fresh(Average):
+        def state_dict(self) -> dict[str, Any]:
+            return {**super().state_dict(), "weights": self.weights.clone()}
+
+    protected = ProtectedState({"average": Replicated(Fresh())}, {})
+    undo = UndoCopy(protected, "outlast.epoch.0")
+    others = [torch.zeros(4) for _ in range(64)]  # on the addresses that a copy may have had
+    undo.put_back()
+    assert len(others) == 64

@@ -135,6 +135,11 @@ class ObjectMark:
         self._target, self._apart_from, self._by_version = target, apart_from, by_version
         self._look = self._now()
 
+    @property
+    def tensor_count(self) -> int:
+        """Return the number of tensors in the state at the mark."""
+        return len(self._look[1])
+
     def has_moved(self) -> bool:
         """Return whether the state is another one."""
         return self._now() != self._look
@@ -197,7 +202,11 @@ class UndoCopy:
             for name, target in protected.copies.items()
             if not (by_version and name in protected.copying)
         }
-        protected.copying.update(name for name, mark in marks.items() if mark.copies())
+        for name, mark in marks.items():
+            if protected.tensor_counts.get(name) != mark.tensor_count:  # not judged with these yet
+                protected.tensor_counts[name] = mark.tensor_count
+                if mark.copies():
+                    protected.copying.add(name)
         if by_version:
             return {name: mark for name, mark in marks.items() if name not in protected.copying}
         return marks

@@ -84,6 +84,7 @@ class ProtectedState:
         self.schedules: dict[str, Stateful] = {}  # schedulers and scalers
         self.copies: dict[str, Stateful] = {}  # targets of Replicated
         self.copying: set[str] = set()  # those of them whose state_dict copies tensors
+        self.tensor_counts: dict[str, int] = {}  # of their tensors, when that was last looked at
         self.generators: dict[str, Generator] = {}
         self.loaders: list[Any] = []
         self.own: dict[str, Stateful | dict[Any, Any] | list[Any]] = {"state": state}
