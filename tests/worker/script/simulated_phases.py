@@ -13,7 +13,7 @@ from torch import nn
 
 from outlast import random_state
 from outlast.checkpoint.format import codec
-from outlast.errors import CodecError
+from outlast.errors import CodecError, PhaseError
 from outlast.worker.script.repetitions import Repetition, RepetitionCheck
 from outlast.worker.script.script_variables import ScriptVariables
 from outlast.worker.session import _key
@@ -168,3 +168,18 @@ def play(text: str, session: Session) -> list[Any]:
     finally:
         del sys.modules[NAME]
     return vars(module)["out"]
+
+
+LOOP = """
+        for i in session.batches(7):
+            session.run(step, i)
+        """
+
+
+def refusal(text: str) -> str:
+    """Play a script, with a loop where it has none; return the message of its refusal."""
+    try:
+        play(text if "session.run" in text else text + LOOP, Session())
+    except PhaseError as refused:
+        return str(refused)
+    raise AssertionError("the script was not refused")
