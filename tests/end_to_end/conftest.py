@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -120,7 +121,7 @@ class Runner:
 
 @pytest.fixture
 def runner(tmp_path: Path) -> Iterator[Runner]:
-    shared_before = set(os.listdir("/dev/shm"))  # noqa: PTH208 - names only
+    shared_before = abandoned_memory()
     made = Runner(tmp_path)
     yield made
     for process in made.processes:
@@ -128,8 +129,18 @@ def runner(tmp_path: Path) -> Iterator[Runner]:
             process.kill()
             process.wait(10)
     wait_for(lambda: not made.left_behind(), f"nothing left: {made.left_behind()}", 15)
-    # Semaphores of other processes come and go: what a run leaves would stay.
-    wait_for(lambda: set(os.listdir("/dev/shm")) <= shared_before, "no shared memory left", 15)  # noqa: PTH208
+    wait_for(lambda: not abandoned_memory() - shared_before, "no shared memory left", 15)
+
+
+def abandoned_memory() -> set[str]:
+    """Return the names in /dev/shm whose process is not alive.
+
+    torch names its segments `torch_PID_...`. Segments of living processes belong to other runs on
+    this machine: those of this run have ended. Semaphores of other processes come and go.
+    """
+    names = os.listdir("/dev/shm")  # noqa: PTH208 - names only
+    pids = {name: re.findall(r"(?<=_)\d+(?=_)", name) for name in names}
+    return {name for name in names if not any(Path("/proc", pid).exists() for pid in pids[name])}
 
 
 @pytest.fixture(scope="session")
