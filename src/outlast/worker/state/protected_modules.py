@@ -20,6 +20,7 @@ import gc
 from collections.abc import Iterable, Mapping
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
@@ -67,17 +68,21 @@ class ProtectedModules:
     def _find_wrappers(self) -> None:
         """Find DDP modules around submodules, in an order that all ranks have. All objects are
         searched, but only where an optimizer updates a parameter that no known DDP reduces."""
+        if not dist.is_initialized():
+            return
         known = {id(p) for part in self.reducers for p in part.parameters()}
         updated = (p for o in self._optimizers for group in o.param_groups for p in group["params"])
         if all(id(p) in known or local_shard(p) is not p for p in updated):
             return
         gc.collect()  # a DDP that the script has dropped reduces nothing
+        kinds = {DistributedDataParallel}
+        while more := {each for kind in kinds for each in kind.__subclasses__()} - kinds:
+            kinds |= more
         places = {id(p): place for place, p in enumerate(self.parameters())}
         placed = [
             (min(places[id(p)] for p in each.parameters() if id(p) in places), each)
             for each in gc.get_objects()
-            if issubclass(type(each), DistributedDataParallel)
-            and any(id(p) in places for p in each.parameters())
+            if type(each) in kinds and any(id(p) in places for p in each.parameters())
         ]
         self._wrappers = [each for _, each in sorted(placed, key=lambda pair: pair[0])]
         self._list_reducers()
