@@ -380,7 +380,7 @@ class PhaseAttempt:
     def describe_written(self) -> str:
         """Return why a refused attempt cannot be undone: it has changed weights; else "".
 
-        A rehearsal has already passed this comparison, which its gate makes.
+        Rehearsed and disputed attempts have passed the same comparison before their vote.
         """
         if self.weights is None or self.rehearsed or self.disputed:
             return ""

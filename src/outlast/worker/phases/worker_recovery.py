@@ -149,7 +149,7 @@ class RecoveryOwner(Protocol):
 class WorkerRecovery:
     """Recovery of one worker: follows the controller to the next generation, on the main thread.
 
-    | message | what the worker does |
+    | message | action of the worker |
     |---|---|
     | `Decide` | notes the generation, answers `WorkerReady` |
     | `Connect` | builds the groups, sends or receives state, answers `Joined` |

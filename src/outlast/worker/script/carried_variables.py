@@ -122,8 +122,7 @@ class CarriedVariables:
             self._roots.unbind(path)
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Restore every saved variable. Raises PhaseError for one that this script has no place
-        for."""
+        """Restore every saved variable. Raises PhaseError if this script has no place for one."""
         waiting, late = frozenset(saved.get("waiting", ())), dict[Path, Any]()
         pairs = zip(unpacked(saved), saved.get("values", ()), strict=True)
         for number, ((path, in_place), value) in enumerate(pairs):

@@ -86,8 +86,7 @@ class RepetitionCheck:
             self._last[key] = last._replace(choices=None)
 
     def awaits(self, key: str) -> bool:
-        """Return whether the function was rehearsed and its first step is still to be
-        compared."""
+        """Return whether the function was rehearsed but its first step not yet compared."""
         return key in self._last
 
     def rehearsed(self, key: str, now: Repetition) -> RepetitionDifference | None:

@@ -148,9 +148,8 @@ class ScriptVariables:
                 self.carried.expect(path)
 
     def rehearsed(self, key: str) -> bool:
-        """Carry the unprotected values that a refused and undone attempt has changed. Return
-        whether any were added. Raises PhaseError for a value that cannot be carried and changed
-        twice."""
+        """Carry the unprotected values that a refused and undone attempt has changed; return
+        whether any were added. Raises PhaseError for one that changed twice and cannot be."""
         before = self._phases.get(key)
         if before is None:
             return False

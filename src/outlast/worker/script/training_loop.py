@@ -109,7 +109,7 @@ class TrainingLoop:
                 reach.add((self.root, ("name", name)), frame.f_locals[name])
 
     def rebound(self, reach: ReachableValues) -> Iterator[tuple[Path, bool]]:
-        """Yield (path, False) of carriable names that the body may read before it binds them."""
+        """Yield (path, False) of carriable names that the body may read before it rebinds them."""
         for path in self.rebound_paths():
             if path in reach.spots and reach.spots[path].is_carriable:
                 yield path, False
@@ -204,8 +204,7 @@ class RebindWatch:
     def changes(self, protected: set[int]) -> Iterator[tuple[Path, Any]]:
         """Yield (path, new object) of names bound to other objects since the last call.
 
-        Excludes objects that differ only in attributes that can be carried; those are carried from
-        now on.
+        Excludes objects that differ only in carriable attributes, which are carried from now on.
         """
         spaces: dict[Step, Any] = {}
         for path, old in list(self._objects.items()):

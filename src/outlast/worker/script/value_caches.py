@@ -152,7 +152,7 @@ def _results(cache: Any) -> list[Any]:
 
 
 def _shorten(container: Any, size: int) -> None:
-    """Remove the newest entries of a container in insertion order."""
+    """Remove the newest entries of an insertion-ordered container."""
     while len(container) > size:
         if isinstance(container, (dict, OrderedDict)):
             container.popitem()

@@ -35,7 +35,7 @@ _GENERATOR, _DEQUE = "outlast.generator", "outlast.deque"
 
 
 def outward(value: Any) -> Any:
-    """Return the value as data that `codec` can encode, where it is of a type known here."""
+    """Return generators, deques and references as data that `codec` encodes; else the value."""
     if type(value) in PLAIN:
         return value
     if isinstance(value, GENERATOR_TYPES):

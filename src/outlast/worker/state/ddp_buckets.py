@@ -93,8 +93,7 @@ class DDPBuckets:
         return [each.state() for each in self._all()]
 
     def adopt(self, states: list[BucketState]) -> None:
-        """Adopt a donor's states. Raises ProtectError, without any change, if they do not fit these
-        models."""
+        """Adopt a donor's states. Raises ProtectError, changing nothing, if they do not fit."""
         known = self._all()
         if len(states) != len(known) or not all(
             each.fits(state) for each, state in zip(known, states, strict=True)
@@ -109,8 +108,7 @@ class DDPBuckets:
 
     @property
     def is_static(self) -> bool:
-        """Return whether some DDP treats the first backward after `restore` differently from later
-        ones."""
+        """Return whether some DDP treats the first backward after `restore` differently."""
         return any(each.part.static_graph for each in self._all())
 
     @property
