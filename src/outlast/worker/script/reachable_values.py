@@ -89,9 +89,7 @@ class ReachableValues:
         self._owners: list[tuple[Path, Any]] = []  # of attributes that code may set
         self.spots: dict[Path, ValueSpot] = {}
         self.caches: dict[str, Any] = {}
-        self.called: list[
-            Any
-        ] = []  # protected objects; functions and objects of libraries
+        self.called: list[Any] = []  # protected objects; functions and objects of libraries
         self.methods: dict[int, str] = {}  # names of the script's methods, by id of their code
         self.direct: set[int] = set()  # ids of the code of functions that are values
         self.constants: set[str] = set()  # strings in code
