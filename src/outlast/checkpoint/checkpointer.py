@@ -238,7 +238,7 @@ class Checkpointer:
                 origin=script_origin(),
                 parent=parent,
                 base=base,
-                apart=rank_own.rank_buffers(state),
+                rank_specific=rank_own.rank_buffers(state),
                 values=content.digests,
             )
         )

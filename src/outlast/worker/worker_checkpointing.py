@@ -150,10 +150,10 @@ class RunCheckpointer:
         state = protected.content()
         content = flatten_state(state)
         # A rank's own tensors are in its slot: small buffers, or all if weights differ by rank.
-        apart = rank_buffers(state) if protected.local.has_replicas else content.tensors
+        rank_specific = rank_buffers(state) if protected.local.has_replicas else content.tensors
         prepared = True
         try:
-            prepared = self._prepare(content, apart)
+            prepared = self._prepare(content, rank_specific)
             if self._seat == 0:
                 place, parent, base = self._next(place)
         except (CorruptionError, StorageError, UsageError) as error:
@@ -189,7 +189,7 @@ class RunCheckpointer:
                     origin=self._origin,
                     parent=parent,
                     base=base,
-                    apart=apart,
+                    rank_specific=rank_specific,
                     to_disk=to_disk,
                     faults=faults,
                 )
@@ -218,7 +218,7 @@ class RunCheckpointer:
             return (DiskFault("ENOSPC", step="write"),)
         return ()
 
-    def _prepare(self, content: StateContent, apart: Collection[str]) -> bool:
+    def _prepare(self, content: StateContent, rank_specific: Collection[str]) -> bool:
         """Do what can fail on one rank alone, before the ranks agree to copy.
 
         Return whether this took more than it usually does.
@@ -233,7 +233,7 @@ class RunCheckpointer:
             raise
         if anew:
             driver.engine.agree_anew()  # a new rank has not compared its table yet
-        driver.engine.prepare(content.tensors, len(content.shared) + _RANK_BYTES, apart)
+        driver.engine.prepare(content.tensors, len(content.shared) + _RANK_BYTES, rank_specific)
         return anew
 
     def _next(self, place: SavePoint) -> tuple[SavePoint, str, str]:

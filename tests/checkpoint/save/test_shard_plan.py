@@ -225,14 +225,21 @@ SIZES = {"a": 100_000, "b": 90_000, "mean": 64, "steps": 1}
 
 
 def plans(
-    world: int, tensors: Mapping[int, Mapping[str, torch.Tensor]], apart: tuple[str, ...] = ()
+    world: int,
+    tensors: Mapping[int, Mapping[str, torch.Tensor]],
+    rank_specific: tuple[str, ...] = (),
 ) -> list[SavePlan | OutlastError]:
     """What each of `world` ranks, which hold these tensors, agrees on with the others."""
 
     def one(rank: int, exchange: Exchange) -> SavePlan:
         table, sources = describe(tensors[rank])
         return agree(
-            held_boxes(table), sources, rank=rank, world=world, exchange=exchange, apart=apart
+            held_boxes(table),
+            sources,
+            rank=rank,
+            world=world,
+            exchange=exchange,
+            rank_specific=rank_specific,
         )
 
     return all_ranks(world, one)
@@ -274,7 +281,7 @@ def test_what_differs_by_rank_is_refused_and_not_mixed() -> None:
 def test_small_buffers_may_differ_and_nothing_else_may() -> None:
     values = [torch.full((8,), float(rank)) for rank in range(2)]
     buffers = {rank: {"bn.running_mean": value} for rank, value in enumerate(values)}
-    found = plans(2, buffers, apart=("bn.running_mean",))
+    found = plans(2, buffers, rank_specific=("bn.running_mean",))
     assert [written(plan) for plan in found] == [{"bn.running_mean": 32}, {}]
     for refusal in plans(2, buffers):
         assert "do not hold the same: bn.running_mean;" in str(refusal)

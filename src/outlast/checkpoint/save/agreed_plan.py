@@ -33,14 +33,14 @@ class SavePlan(NamedTuple):
     """The agreed plan of one rank's saves.
 
     `held`: with the holders of plain tensors filled in. `shares`: the elements that this rank
-    writes. `digest`: of all ranks' tables; equal on all of them. `mates`: tensors and values that
-    this rank shares with others.
+    writes. `digest`: of all ranks' tables; equal on all of them. `shared_holders`: the holders of
+    tensors and values that this rank shares with others.
     """
 
     boxes: tuple[HeldBox, ...]
     shares: tuple[ShardShare, ...]
     digest: str
-    mates: tuple[SharedHolders, ...] = ()
+    shared_holders: tuple[SharedHolders, ...] = ()
 
 
 class PlannedSave(NamedTuple):
@@ -99,18 +99,18 @@ def agree(
     rank: int,
     world: int,
     exchange: Exchange,
-    apart: Collection[str] = (),
+    rank_specific: Collection[str] = (),
     values: Mapping[str, bytes] | None = None,
 ) -> SavePlan:
     """Return the plan of this rank; every rank calls this (or `refuse`) at the same save.
 
     `exchange` returns all ranks' messages, in order of rank, and has a deadline of its own.
-    `apart`: names of tensors that may differ by rank, since each rank saves its own as well.
+    `rank_specific`: names of tensors that may differ by rank, since each rank saves its own, too.
     `values`: digests of values that are no tensors. Raises UsageError on all ranks when replicas
     contradict each other or a rank refused.
     """
     boxes = list(boxes)
-    digests = _digests(boxes, sources, rank, world, apart)
+    digests = _digests(boxes, sources, rank, world, rank_specific)
     plain = _digest(_line(item) for item in boxes if not item.holders)
     sets: dict[bytes, list[HeldBox]] = {plain: []}
     for item in boxes:
@@ -142,10 +142,11 @@ def agree(
     holders = {item.name: item.holders for item in boxes}
     if len({(statement.plain, statement.meshes) for statement in statements}) > 1:
         alone = {i.name: sources[i.name] for i in boxes if not digests[i.name] and world > 1}
-        samples = digests | digests_of({n: t for n, t in alone.items() if n not in apart}, 0)
+        compared = {name: t for name, t in alone.items() if name not in rank_specific}
+        samples = digests | digests_of(compared, 0)
         holders = _holders_by_name(boxes, samples, exchange)
     digest = xxhash.xxh3_128_hexdigest(msgspec.msgpack.encode(messages))
-    shared = _mates(boxes, holders, apart) + _mates_of_values(statements, rank)
+    shared = _shared_tensors(boxes, holders, rank_specific) + _shared_values(statements, rank)
     return SavePlan(tuple(boxes), tuple(divide_boxes(boxes, rank)), digest, tuple(shared))
 
 
@@ -181,13 +182,13 @@ def _digests(
     sources: Mapping[str, torch.Tensor],
     rank: int,
     world: int,
-    apart: Collection[str],
+    rank_specific: Collection[str],
 ) -> dict[str, bytes]:
     """Return a sample of all tensors that must be equal on other ranks; b"" of others."""
     if world == 1:
         return dict.fromkeys((item.name for item in boxes), b"")
     alone = (rank,)
-    looked_at = [i.name for i in boxes if i.name not in apart and i.holders != alone]
+    looked_at = [i.name for i in boxes if i.name not in rank_specific and i.holders != alone]
     sampled = digests_of({name: sources[name] for name in looked_at}, 0)
     return {item.name: sampled.get(item.name, b"") for item in boxes}
 
@@ -291,12 +292,12 @@ def _describe_difference(named: Mapping[int, _NamedTensor]) -> str:
     return ""
 
 
-def _mates(
-    boxes: list[HeldBox], holders: Mapping[str, tuple[int, ...]], apart: Collection[str]
+def _shared_tensors(
+    boxes: list[HeldBox], holders: Mapping[str, tuple[int, ...]], rank_specific: Collection[str]
 ) -> list[SharedHolders]:
     together: dict[tuple[int, ...], list[HeldBox]] = {}
     for item in boxes:
-        if len(holders[item.name]) > 1 and item.name not in apart and item.size_bytes:
+        if len(holders[item.name]) > 1 and item.name not in rank_specific and item.size_bytes:
             together.setdefault(holders[item.name], []).append(item)
     return [
         SharedHolders(
@@ -306,7 +307,7 @@ def _mates(
     ]
 
 
-def _mates_of_values(statements: Sequence[_RankStatement], rank: int) -> list[SharedHolders]:
+def _shared_values(statements: Sequence[_RankStatement], rank: int) -> list[SharedHolders]:
     together: dict[tuple[int, ...], list[str]] = {}
     for name in sorted(statements[rank].values):
         ranks = tuple(

@@ -85,10 +85,13 @@ class SaveEngine:
         self._news: deque[Outcome] = deque(maxlen=_OUTCOMES_MAX)  # unread outcomes
 
     def prepare(
-        self, tensors: Mapping[str, torch.Tensor], blobs_bytes: int = 0, apart: Collection[str] = ()
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        blobs_bytes: int = 0,
+        rank_specific: Collection[str] = (),
     ) -> None:
         """Plan and create arenas before the first save; all ranks call it. Raises as `save`."""
-        self._plan(self._described(tensors), apart, {}, frozen_names(tensors))
+        self._plan(self._described(tensors), rank_specific, {}, frozen_names(tensors))
         self._make_slots(blobs_bytes)
 
     def reserve(
@@ -124,7 +127,7 @@ class SaveEngine:
         described = self._described(request.tensors)
         blobs = {"own": request.own} | ({"shared": request.shared} if self._rank == 0 else {})
         frozen = self._untrained.names(request.tensors)
-        planned = self._plan(described, request.apart, request.values, frozen)
+        planned = self._plan(described, request.rank_specific, request.values, frozen)
         samples = self._samples(planned.plan, described, place, request.values)
         blobs_bytes = sum(aligned(len(data), BLOCK_BYTES) for data in blobs.values())
         self._make_slots(blobs_bytes)
@@ -278,8 +281,8 @@ class SaveEngine:
         self, plan: SavePlan, described: NamedTensors, place: SavePoint, values: Mapping[str, bytes]
     ) -> tuple[ValueSample, ...]:
         """Return this rank's samples of all that it shares with others."""
-        tensors = [group for group in plan.mates if not group.key.startswith(VALUES)]
-        others = [group for group in plan.mates if group.key.startswith(VALUES)]
+        tensors = [group for group in plan.shared_holders if not group.key.startswith(VALUES)]
+        others = [group for group in plan.shared_holders if group.key.startswith(VALUES)]
         names = [name for group in tensors for name in group.names]
         digests = digests_of({name: described.sources[name] for name in names}, salt_of(place))
         samples = samples_of(tensors, digests, self._rank) + samples_of(others, values, self._rank)
@@ -288,7 +291,7 @@ class SaveEngine:
     def _plan(
         self,
         described: NamedTensors,
-        apart: Collection[str],
+        rank_specific: Collection[str],
         values: Mapping[str, bytes],
         frozen: frozenset[str],
     ) -> PlannedSave:
@@ -313,7 +316,7 @@ class SaveEngine:
                 rank=self._rank,
                 world=self._settings.world,
                 exchange=self._exchange,
-                apart=apart,
+                rank_specific=rank_specific,
                 values=values,
             )
         except GroupError as error:

@@ -39,10 +39,10 @@ class SaveRequest:
     """One rank's part of a save.
 
     `shared`: encoded values that are equal on all ranks; `own`: this rank's alone. `shared`,
-    `origin`, `parent` and `base` count on rank 0. `apart`: names of tensors that may differ by
-    rank, since each rank saves its own as well. `values`: digests of values that are no tensors.
-    Without `to_disk` the copy stays in memory. `overlap`: a device's copies continue when `save`
-    has returned, until `fence`. `faults` strike the keeper's disk (tests).
+    `origin`, `parent` and `base` count on rank 0. `rank_specific`: names of tensors that may
+    differ by rank, since each rank saves its own as well. `values`: digests of values that are no
+    tensors. Without `to_disk` the copy stays in memory. `overlap`: a device's copies continue when
+    `save` has returned, until `fence`. `faults` strike the keeper's disk (tests).
     """
 
     place: SavePoint
@@ -52,7 +52,7 @@ class SaveRequest:
     origin: dict[str, str] = field(default_factory=dict)
     parent: str = ""
     base: str = ""
-    apart: Collection[str] = ()
+    rank_specific: Collection[str] = ()
     values: Mapping[str, bytes] = field(default_factory=dict)
     to_disk: bool = True
     overlap: bool = False

@@ -38,7 +38,7 @@ def salt_of(place: SavePoint) -> int:
 
 
 def samples_of(
-    mates: Sequence[SharedHolders], digests: Mapping[str, bytes], rank: int
+    shared_holders: Sequence[SharedHolders], digests: Mapping[str, bytes], rank: int
 ) -> list[ValueSample]:
     """Return the samples for this rank's manifest from `digests` by name."""
     return [
@@ -49,7 +49,7 @@ def samples_of(
             each="".join(digests[name][:4].hex() for name in group.names),
             names=group.names if rank == group.ranks[0] else (),
         )
-        for group in mates
+        for group in shared_holders
     ]
 
 

@@ -1,8 +1,8 @@
-"""The backend "outlast" at torch.distributed: of a process with a seat, and of one without.
+"""Backend "outlast" of torch.distributed, for processes with a seat and without one.
 
 Groups of a process without a seat (`backend="outlast"` outside of `outlast run`) carry collectives
-as those of a job do, in one generation that meets in the store of `init_process_group`. Nothing
-recovers: a lost peer raises torch's own error.
+as those of a job do, in one generation that meets in the store of `init_process_group`. There is no
+recovery: a lost peer raises torch's own error.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from outlast.worker.groups.stable_group import BACKEND, StableGroup
 def register(groups: GroupRegistry) -> None:
     """Register "outlast" as a torch.distributed backend, served by `groups`. Raises UsageError the
     second time: torch keeps a backend for the life of the process."""
-    known = dist.Backend._plugins.get(BACKEND.upper())  # noqa: SLF001 - torch has no question for it
+    known = dist.Backend._plugins.get(BACKEND.upper())  # noqa: SLF001 - torch has no public query
     if known is not None and known.creator_fn.__module__ == __name__:
         raise UsageError("the backend 'outlast' is registered already; a process has one seat")
 
@@ -51,7 +51,7 @@ def list_as_self_recording() -> None:
 
 
 class StoreMailbox(Mailbox):
-    """Rendezvous values in a store of torch, which is the other ranks' too."""
+    """Rendezvous values in a torch store that all ranks share."""
 
     def __init__(self, store: Store) -> None:
         self._store: Any = store  # torch's stubs name other parameters than its C++ does
@@ -102,8 +102,8 @@ class SeatlessGroups(GroupRegistry):
 
 
 def open_group(options: Any) -> StableGroup:
-    """Return a connected group for torch's options of a backend. Raises GroupError where a rank
-    does not come within their timeout, ConfigError where gloo cannot listen."""
+    """Return a connected group for torch's options of a backend. Raises GroupError if a rank
+    does not connect within their timeout, ConfigError if gloo cannot listen."""
     list_as_self_recording()
     rank, size = options.group_rank, options.group_size
     groups = SeatlessGroups(options.store, rank, size, options.timeout.total_seconds())

@@ -61,7 +61,7 @@ class LostResult:
         return repr(self)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # a protocol of Python's that it does not take part in
+        if name.startswith("__"):  # a Python protocol that it does not implement
             raise AttributeError(name)
         self._use()
 
@@ -158,8 +158,8 @@ class CatchUp:
         self._owner = owner
         self.walk: ReplayWalk | None = None
         self.result_lost = False  # the script holds a dry run's result until the walk is over
-        self.rehearsed_here: set[str] = set()  # functions that this process has rehearsed
-        self.rehearsed_elsewhere: set[str] = set()  # functions that another rank has rehearsed
+        self.rehearsed_here: set[str] = set()  # keys of functions that this process has rehearsed
+        self.rehearsed_elsewhere: set[str] = set()  # keys of functions that others have rehearsed
         self._noted_large = False
         self.reduced = False  # DDP's reducers were used since this generation was opened
 
@@ -324,7 +324,7 @@ class CatchUp:
         try:
             with self._owner.dry_attempt(key), self._groups.phase(), self._groups.dry():
                 result = call()
-        except Exception as error:  # noqa: BLE001 - caused by made-up answers of collectives
+        except Exception as error:  # noqa: BLE001 - caused by substituted answers of collectives
             self._on_dry_step_failed(key, error)
         finally:
             if kept is not None:

@@ -2,7 +2,7 @@
 
 One hook runs before every optimizer step of the process and before any other hook. The first step
 of a protected optimizer inside a phase causes the vote; later steps of the same phase proceed. In a
-phase with an undo copy all steps proceed. The rules: permanent changes of a phase follow its vote.
+phase with an undo copy all steps proceed. The rules ensure that permanent changes follow the vote.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def must_not_have_written(attempt: PhaseAttempt) -> None:
 
 
 def must_leave_no_gradient(attempt: PhaseAttempt, protected: ProtectedState) -> None:
-    """Check at the end of a phase without a step that it leaves nothing for the next one."""
+    """Check at the end of a phase without a step that it leaves no gradients to the next one."""
     if not attempt.has_copy and attempt.undo.leaves_gradients():
         raise PhaseError(
             f"{attempt.key} computed gradients and no protected optimizer stepped: they would leak"
@@ -137,7 +137,7 @@ def must_have_waited(pending: int, attempt: PhaseAttempt) -> None:
 
 
 def must_not_have_chosen(attempt: PhaseAttempt, choices: bytes) -> None:
-    """Check at the end that `choices` (drawn numbers, own objects) are as they were at the vote."""
+    """Check at the end that `choices` (drawn numbers, own objects) are unchanged since the vote."""
     if choices != attempt.choices:
         raise PhaseError(
             f"{attempt.key} drew random numbers or changed {differing(attempt.choices, choices)}"
@@ -174,9 +174,9 @@ class LeftoverGradients:
     """Gradients that a phase finds, does not clear, and steps with; such a step is refused.
 
     A redo and a successor begin with zero gradients, so that such a step would differ after a
-    failure. Hooks in the first phases of each function see whether backward adds to gradients that
-    it found. Where the script's own code reads `.grad`, hooks cannot see the use: there the second
-    step of the function is rehearsed once and its results from zero gradients are compared.
+    failure. Hooks in the first phases of each function detect whether backward adds to gradients
+    that were present. They cannot detect uses where the script's code reads `.grad`: the second
+    step of such a function is rehearsed once, and its results from zero gradients are compared.
 
     `reads`: whether a function's own code reads gradients.
     """
@@ -257,7 +257,7 @@ class LeftoverGradients:
                 stale = self._found.get(id(parameter))
                 if stale is None:
                     continue
-                # One written by hand may be new: the rehearsal of the second step decides.
+                # A gradient written by hand may be new: the second step's rehearsal decides.
                 is_stale = id(parameter) not in self._reached and stale.is_left(
                     unchanged=self._reads(key)
                 )

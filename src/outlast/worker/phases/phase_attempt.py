@@ -1,15 +1,15 @@
 """Attempts at a phase: copies, checks and undo of the state that may change before the vote.
 
-Gradients: those present before, and those left without a vote.
+Gradients are recorded at the start; those left by an attempt without a vote are detected.
 
 Weights that an attempt writes before its vote are detected by digests: `parameter.data.add_(...)`,
-a view through NumPy, or `set_()` move no version counter. All weights and moments are digested in a
+a NumPy view, or `set_()` do not change version counters. All weights and moments are digested in a
 function's rehearsals and its first step, and in every attempt at a function whose code can write in
-such a way (unversioned_writes.py). Of other functions one window of one parameter is digested in
-each later attempt, in turn: a rare write by code that nobody can read is found with time.
+such a way (unversioned_writes.py). For other functions each later attempt digests one window of one
+parameter, in turn, so that a rare write by code that was not examined is found eventually.
 
-Digests are compared before the vote, and where an attempt is refused: weights that it swapped and
-had no time to put back would go into the redo.
+Digests are compared before the vote, and when an attempt is refused: weights that it swapped and
+did not swap back would enter the redo.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class AttemptGradients:
         return None
 
     def has_leftovers(self) -> bool:
-        """Return whether the attempt, on which no optimizer has voted, leaves gradients to which
-        the next phase would add: new ones, or changed ones that are not zero."""
+        """Return whether the attempt, without an optimizer's vote, leaves gradients to which the
+        next phase would add: new ones, or changed ones that are not zero."""
         if self._skipped():
             return False
         return any(
@@ -127,9 +127,9 @@ class AttemptGradients:
 
 class ObjectMark:
     """State of an object with a `state_dict`: its plain values, and digests of its tensors, since a
-    version counter misses a write through `.data`. Tensors at the addresses `apart_from` (others
-    put those back) do not count. `by_version`: addresses and version counters instead of digests,
-    for an object whose `state_dict` does not copy its tensors (`copies`)."""
+    version counter misses a write through `.data`. Tensors at the addresses `apart_from` do not
+    count: they are restored elsewhere. `by_version`: addresses and version counters instead of
+    digests, for an object whose `state_dict` does not copy its tensors (`copies`)."""
 
     def __init__(self, target: Any, apart_from: set[int], *, by_version: bool = False) -> None:
         self._target, self._apart_from, self._by_version = target, apart_from, by_version
@@ -141,12 +141,12 @@ class ObjectMark:
         return len(self._look[1])
 
     def has_moved(self) -> bool:
-        """Return whether the state is another one."""
+        """Return whether the state has changed since the mark."""
         return self._now() != self._look
 
     def copies(self) -> bool:
         """Return whether each `state_dict` has tensors of its own."""
-        one, other = self._tensors(), self._tensors()  # both alive: no address comes twice
+        one, other = self._tensors(), self._tensors()  # both alive, so that no address is reused
         return [t.data_ptr() for t in one[1]] != [t.data_ptr() for t in other[1]]
 
     def _tensors(self) -> tuple[bytes, list[torch.Tensor]]:
@@ -163,7 +163,7 @@ class ObjectMark:
 class UndoCopy:
     """State before one attempt: gradients, buffers, hyperparameters, schedulers and scalers.
 
-    With `everything` also all else that ranks hold alike.
+    With `everything`, also all other state that is equal on all ranks.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class UndoCopy:
         everything: bool = False,
         exact: bool = False,
     ) -> None:
-        """`key`: the function that the attempt runs, "" for dry runs, of which nothing stays.
+        """`key`: the function that the attempt runs, "" for dry runs, which are always undone.
 
         `exact`: the function can write past version counters.
         """
@@ -194,7 +194,7 @@ class UndoCopy:
         self.own_bytes = protected.own_state(protected.own_choices())
 
     def _marked(self, *, by_version: bool) -> dict[str, ObjectMark]:
-        """Mark the Replicated objects; later those alone that can be looked at without a copy."""
+        """Mark the Replicated objects; `by_version`: only those whose state_dict copies nothing."""
         protected = self._protected
         shared = {b.data_ptr() for b in protected.tree.buffers().values()}
         marks = {
@@ -203,7 +203,7 @@ class UndoCopy:
             if not (by_version and name in protected.copying)
         }
         for name, mark in marks.items():
-            if protected.tensor_counts.get(name) != mark.tensor_count:  # not judged with these yet
+            if protected.tensor_counts.get(name) != mark.tensor_count:  # `copies` is not known yet
                 protected.tensor_counts[name] = mark.tensor_count
                 if mark.copies():
                     protected.copying.add(name)
@@ -259,7 +259,7 @@ class UndoCopy:
                     delattr(value, key)
             value.load_state_dict(copy.deepcopy(self._objects[name]))
             if isinstance(value, torch.amp.GradScaler) and value.is_enabled():
-                value._per_optimizer_states.clear()  # noqa: SLF001 - "already unscaled" outlives a refused step
+                value._per_optimizer_states.clear()  # noqa: SLF001 - "already unscaled" would survive a refused step
         self._protected.restore_own(self.own_bytes)
         for name, mark in self._marks.items():
             if mark.has_moved():
@@ -272,7 +272,7 @@ class UndoCopy:
 
 
 def deep_copy(value: Any, device: str | None = None) -> Any:
-    """Copy everything; tensors to `device`, or where they are."""
+    """Return a deep copy; tensors on `device`, or on their own."""
     if isinstance(value, torch.Tensor):
         return value.detach().to(device or value.device, copy=True)
     if isinstance(value, Mapping):
@@ -295,8 +295,8 @@ class WrittenWeights:
         self._protected, self._everything = protected, everything
         self._words: dict[str, Word] = {}
         self._parameter: torch.nn.Parameter | None = None
-        self._memory: memoryview | None = None  # of the window, on the CPU
-        self._address = 0  # of the shard with that window
+        self._memory: memoryview | None = None  # the window, on the CPU
+        self._address = 0  # address of the shard with that window
         if everything:
             self._words = {name: word_of(tensor) for name, tensor in self._all()}
             return
@@ -323,7 +323,7 @@ class WrittenWeights:
         return ""
 
     def _word_now(self) -> Word:
-        """Digest the window again; in the same memory where the parameter is still there."""
+        """Return the window's present digest; from the same memory if the shard has not moved."""
         assert self._parameter is not None
         shard = local_shard(self._parameter)
         is_there = shard.data_ptr() == self._address and shard.is_contiguous()
@@ -365,22 +365,22 @@ class PhaseAttempt:
     key: str
     undo: UndoCopy
     begin_ns: int
-    weights: WrittenWeights | None = None  # where it votes before weights change
+    weights: WrittenWeights | None = None  # if it votes before weights change
     has_copy: bool = False  # weights may change at any time, and it votes at its end
     vote_ns: int = 0
-    choices: bytes = b""  # what the script had drawn and changed when it voted
-    is_gated: bool = False  # an optimizer's step brought the vote, and not the phase's end
+    choices: bytes = b""  # generators, own objects and variables at the vote
+    is_gated: bool = False  # the vote preceded an optimizer's step, not the phase's end
     waits: bool = False  # the slot `after` is written at the phase's end
-    buffers: bytes = b""  # of the rank's own, at such a vote
+    buffers: bytes = b""  # the rank's own buffers at such a vote
     dry: bool = False
     rehearsed: bool = False  # refused at its gate because this function is new here
-    disputed: bool = False  # refused because the ranks have just learned what differs by rank
+    disputed: bool = False  # refused to record which state differs by rank
     reports: dict[str, float] = dataclasses.field(default_factory=dict)
 
     def describe_written(self) -> str:
-        """Return why a refused attempt cannot be undone: it left weights changed; "" if not.
+        """Return why a refused attempt cannot be undone: it has changed weights; else "".
 
-        Weights are compared at the vote: a rehearsal has passed that.
+        Rehearsed and disputed attempts have passed the same comparison before their vote.
         """
         if self.weights is None or self.rehearsed or self.disputed:
             return ""
@@ -389,4 +389,4 @@ class PhaseAttempt:
 
 
 class AttemptUndone(Exception):  # noqa: N818 - control flow of the phase runner
-    """The attempt is undone; the membership decides where it is tried again."""
+    """Raised after an attempt is undone; the membership decides where it is repeated."""

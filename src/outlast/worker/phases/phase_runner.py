@@ -66,7 +66,7 @@ class PhaseRunner:
         self.save_as_asked: Callable[[], None] = lambda: None
         self.before_vote: Callable[[], None] = lambda: None
         self.on_complete: Callable[[Kind], None] = lambda _kind: None
-        self.aside = False  # a phase that the script did not call is under way
+        self.aside = False  # True during a phase that the script did not call
         self.attempt: PhaseAttempt | None = None
         self._rehearsals: dict[str, int] = {}
         self._repetitions = RepetitionCheck()
@@ -81,7 +81,7 @@ class PhaseRunner:
 
     @property
     def is_real(self) -> bool:
-        """False in dry runs and rehearsals."""
+        """Return False in dry runs and rehearsals."""
         return not (self._status.rehearsing or (self.attempt is not None and self.attempt.dry))
 
     def generators(self) -> dict[str, Generator]:
@@ -206,7 +206,7 @@ class PhaseRunner:
         self.protected_state().settle()
 
     def _rehearse(self, attempt: PhaseAttempt) -> None:
-        """Raises StepRefused in a function's first attempts, which are compared with each other."""
+        """Raise StepRefused in a function's first attempts, which are compared with each other."""
         key = attempt.key
         place = self._status.opened, self._status.n
         is_new = not self._standalone and key not in self.joining.rehearsed_here
@@ -223,7 +223,7 @@ class PhaseRunner:
             self.script.caches.trust_grown()
 
     def _compare(self, attempt: PhaseAttempt) -> None:
-        """Compare what the attempt has computed with the previous attempt."""
+        """Compare the attempt's results with those of the previous attempt."""
         key, check, now = attempt.key, self._repetitions, self._look(attempt)
         difference = check.rehearsed(key, now) if attempt.rehearsed else check.first_step(key, now)
         if difference is not None:
@@ -255,13 +255,13 @@ class PhaseRunner:
         repeats = attempt.kind in ("step", "eval") and self._repetitions.must_repeat(
             attempt.key, self.script.caches, lambda: self._look(attempt)
         )  # the gradients of other kinds do not repeat
-        if repeats:  # no other rank has this ballot: all attempt the phase again
+        if repeats:  # a ballot that no other rank has: all repeat the phase
             ballot += f" again, rank {self._recovery.seat}"
         status.enter_attempt("voting")
         try:
             self._watch("vote")
             agreed = self._groups.vote(ballot)
-        except (Exception, StepRefused) as error:  # noqa: BLE001 - after any error, the vote may be out
+        except (Exception, StepRefused) as error:  # noqa: BLE001 - after any error, the vote may be cast
             self._resolve_lost_vote(error)
         else:
             if repeats or not agreed:
@@ -276,7 +276,7 @@ class PhaseRunner:
         protected.buffers.mark_vote()
 
     def _resolve_unequal_ballots(self, attempt: PhaseAttempt, place: str) -> None:
-        """Agree with the other ranks on what differs. Raises StepRefused, or PhaseError."""
+        """Agree with all ranks on the state that differs. Raises StepRefused or PhaseError."""
         protected, exchange = self.protected_state(), self._groups.gather_bytes
         protected.local.dispute(place, replica_set(protected), exchange, self._note_once)
         attempt.disputed = True
@@ -315,7 +315,7 @@ class PhaseRunner:
                 " numbers, or report them inside the phase"
             )
         self._slots.write_end(attempt, None if kept == LOST else kept, aside=self.aside)
-        if attempt.kind != "checkpoint":  # no call of the script's, which a walk would answer
+        if attempt.kind != "checkpoint":  # not a call of the script that a walk would answer
             self.joining.completed(kept)
         self._timeline.phase(n, step, attempt.kind, attempt.begin_ns, attempt.vote_ns)
         self._timeline.metrics(step, attempt.reports)
@@ -394,6 +394,6 @@ class PhaseRunner:
         self._status.report_fault(self._fault(detail, kind))
 
     def protected_state(self) -> ProtectedState:
-        """Return the protected state, which there is inside a phase."""
+        """Return the protected state, which exists inside a phase."""
         assert self.protected is not None
         return self.protected

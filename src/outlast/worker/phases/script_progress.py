@@ -1,13 +1,13 @@
 """Place of a worker in its script, in a form that a successor or a checkpoint can replay.
 
-A place is: the phases done before the loop, the batch that the loop holds, and the phases done
-since that batch was drawn, with what each returned. A joiner runs its script from the top; phases
-that lie behind it are answered from this record, and at the end of the record it joins.
+A place consists of the phases completed before the loop, the current batch, and the phases
+completed since that batch was drawn, with their results. A joiner runs its script from the top:
+completed phases are answered from this record, and it joins at the end of the record.
 
 | progress slot (docs/protocol.md) | written |
 |---|---|
 | `before:n` | at the start of phase n+1 |
-| `after:n+1` | before its vote, or at its end where state of the rank's own may still change |
+| `after:n+1` | before its vote, or at its end if the rank's own state may still change |
 | `result:n+1` | at its end |
 """
 
@@ -62,11 +62,11 @@ class ProgressSlot(msgspec.Struct, frozen=True, kw_only=True):
     prelude: tuple[bytes, ...]
     batch: bytes  # the current batch's `BatchPlace`, b"" before the loop
     done: tuple[bytes, ...]
-    own: bytes  # Protected.own_state()
-    between: tuple[bytes, ...] = ()  # behind each of `done`: Protected.own_choices(), b"": not kept
+    own: bytes  # ProtectedState.own_state()
+    between: tuple[bytes, ...] = ()  # own_choices() after each of `done`, b"": not kept
     reports: dict[str, float] = {}
     at_draw: bool = False  # `own` is the state before `batch` is drawn, not before its phase
-    aside: bool = False  # phase n was nothing that the script called: no walk comes by it
+    aside: bool = False  # phase n is not a call of the script: no walk replays it
     every: Intervals = Intervals()
 
     def pack(self) -> bytes:
@@ -124,7 +124,7 @@ class ReplayWalk:
     """Replay of a joiner's script from its top to the place before phase n+1.
 
     `after`: the slot was written before the last phase's vote, so this worker must run the
-    script's code behind that phase itself, with `own` put back before it.
+    script's code after that phase itself, with `own` restored before it.
     """
 
     def __init__(self, slot: ProgressSlot, *, after: bool, last_result: bytes) -> None:
@@ -216,7 +216,7 @@ class ProgressSlots:
             self._put_after(attempt, own, aside=aside)
             return
         attempt.buffers = codec.encode(protected.buffers.own())
-        self._page.drop("after", n)  # an attempt that was refused may have left one
+        self._page.drop("after", n)  # a refused attempt may have left one
 
     def write_end(self, attempt: PhaseAttempt, result: bytes | None, *, aside: bool) -> None:
         """Write the result of phase n+1 (None: not encodable) and the slot that waited for the
@@ -283,8 +283,8 @@ def part_summary(data: bytes, where: str) -> dict[str, Any]:
     own = codec.decode(slot.own)
     choices = codec.decode(own["choices"])
     batch = codec.decode(slot.batch) if slot.batch else {}
-    batch.pop("own", None)  # of what the script computes once more
-    if slot.at_draw:  # the same generators once more
+    batch.pop("own", None)  # state of code that the script repeats
+    if slot.at_draw:  # a second copy of the generators
         batch.pop("random")
     return {
         "random": choices["random"],

@@ -45,7 +45,7 @@ def send_state(groups: GroupRegistry, seat: int, state: Any, tick: Callable[[], 
 
 
 def receive_state(groups: GroupRegistry, seat: int, tick: Callable[[], None]) -> tuple[Any, Ticket]:
-    """Receive what `send` sends, large tensors on the CPU. Raises GroupError, CorruptionError."""
+    """Receive a sent state, large tensors on the CPU. Raises GroupError, CorruptionError."""
     start = time.monotonic()
     sizes = torch.zeros(2, dtype=torch.int64, device="cpu")
     groups.recv(sizes, seat, 0)
@@ -147,13 +147,13 @@ class RecoveryOwner(Protocol):
 
 
 class WorkerRecovery:
-    """Follows the controller from one generation to the next, on the main thread.
+    """Recovery of one worker: follows the controller to the next generation, on the main thread.
 
-    | message | what the worker does |
+    | message | action of the worker |
     |---|---|
     | `Decide` | notes the generation, answers `WorkerReady` |
     | `Connect` | builds the groups, sends or receives state, answers `Joined` |
-    | `Open` | adopts what it received, and stands before phase n+1 |
+    | `Open` | adopts the received state, and continues before phase n+1 |
     | `Stop` | ends the process |
     """
 
@@ -161,8 +161,8 @@ class WorkerRecovery:
         self, status: WorkerStatus, groups: GroupRegistry, limits: Limits, owner: RecoveryOwner
     ) -> None:
         self._status, self._groups, self._owner = status, groups, owner
-        # The controller has deadlines for each part; this one only bounds a controller that is
-        # itself gone without the agent noticing.
+        # The controller has deadlines for each part; this one only bounds the wait for a controller
+        # whose loss the agent has not noticed.
         self.patience_s = 2 * (limits.ready_s + limits.status_s + limits.transfer_s)
         self._decided: messages.Decide | None = None
         self.staged: Any = None  # the job's state at n, until the walk to n is over
@@ -178,7 +178,7 @@ class WorkerRecovery:
             self._stop(body)
 
     def recover(self) -> None:
-        """Recover until a generation is open and this worker stands in it before phase n+1."""
+        """Recover until a generation is open, with this worker before its phase n+1."""
         status = self._status
         status.enter("healing")
         self._owner.reach("heal")
@@ -248,7 +248,7 @@ class WorkerRecovery:
         except (GroupError, CorruptionError, CodecError) as error:
             kind: FaultKind = "transfer" if isinstance(error, CorruptionError) else "transport"
             if isinstance(error, CodecError):
-                kind = "contract"  # no donor could ever write it
+                kind = "contract"  # no donor can encode it
             status.report_fault(
                 Fault(
                     kind=kind,
@@ -264,8 +264,8 @@ class WorkerRecovery:
         self._owner.send(messages.Joined(generation=body.generation, sent=sent, received=received))
 
     def _compare_rehearsals(self) -> None:
-        # A function that any rank has rehearsed, all have: a rank that has not (its predecessor
-        # died just before) would rehearse alone, while the others wait in its collectives.
+        # If one rank has rehearsed a function, all count it as rehearsed: a rank that has not (its
+        # predecessor has just died) would rehearse alone, while others wait in its collectives.
         mine = msgspec.msgpack.encode(sorted(self._owner.rehearsed()))
         for answers in self._groups.gather_bytes(mine):
             self._owner.learn_rehearsed(msgspec.msgpack.decode(answers, type=list[str]))

@@ -1,6 +1,6 @@
-"""State that the script keeps in its own variables: found, carried, or refused by name.
+"""State in the script's own variables: detected, and carried or refused by name.
 
 A phase, or the code between phases, may change globals, closure cells, locals of the function that
-holds the loop, attributes and containers. Nobody gave them to `protect`, and a redo or a
-replacement worker must have them nevertheless (docs/repeatability.md).
+holds the loop, attributes and containers. A redo or a replacement worker needs this state although
+it was not passed to `protect` (docs/repeatability.md).
 """

@@ -1,7 +1,7 @@
-"""Effects of compiled code: names, attributes, and what lives across a loop.
+"""Effects of bytecode: names and attributes that it uses, and liveness across a loop.
 
-A name that a loop's body stores matters to a replacement worker only if the body reads it before it
-stores it again: `live_after` computes that by the usual backward data flow.
+A replacement worker needs a name that a loop's body stores only if the body reads it before it
+stores it again: `live_after` computes that by backward data-flow analysis.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _MUTATORS = {
 
 
 class CodeNames(NamedTuple):
-    """Effects of some code on names that are not its own temporaries."""
+    """Names that some code reads and stores, and whether it changes containers."""
 
     stored_globals: frozenset[str]
     stored_cells: frozenset[str]  # of an enclosing function
@@ -72,12 +72,12 @@ class CodeNames(NamedTuple):
 
     @property
     def read(self) -> frozenset[str]:
-        """All names that are read."""
+        """Return all names that are read."""
         return self.outer | self.inner | self.attributes
 
 
 def names_of(code: types.CodeType, offsets: frozenset[int] | None = None) -> CodeNames:
-    """The names of `code` itself, nested code apart; of the instructions at `offsets` only."""
+    """Return the names of `code` without nested code; `offsets`: of these instructions only."""
     stored_globals, cells, stored = set[str](), set[str](), set[str]()
     outer, inner, attributes = set[str](), set[str](), set[str]()
     own = {*code.co_varnames, *code.co_cellvars}
@@ -112,8 +112,8 @@ def names_of(code: types.CodeType, offsets: frozenset[int] | None = None) -> Cod
 
 
 def reads_gradients(code: types.CodeType, offsets: frozenset[int] | None = None) -> bool:
-    """Return whether `code`, with its comprehensions, reads a `.grad` for more than to find it
-    there or to clear it; of the instructions at `offsets` only."""
+    """Return whether `code`, or a comprehension in it, uses a `.grad` other than to compare it with
+    None or to clear it. `offsets`: of these instructions only."""
     names = [
         (each.opname, each.argval)
         for each in dis.get_instructions(code)
@@ -131,15 +131,15 @@ def reads_gradients(code: types.CodeType, offsets: frozenset[int] | None = None)
 
 
 def _is_clearing(kind: str, name: object) -> bool:
-    """Return whether this instruction, behind a `.grad`, compares it with None or clears it."""
+    """Return whether this instruction, after a `.grad`, compares it with None or clears it."""
     if kind in ("LOAD_ATTR", "LOAD_METHOD"):
         return name in ("zero_", "detach_")
     return kind.startswith("POP_JUMP") or (kind == "LOAD_CONST" and name is None)
 
 
 def nested(code: types.CodeType, offsets: frozenset[int] | None = None) -> Iterator[types.CodeType]:
-    """The code of functions, classes and comprehensions that `code` defines, at any depth; of
-    those that the instructions at `offsets` make, where these are given."""
+    """Yield the code of functions, classes and comprehensions that `code` defines, at any depth.
+    `offsets`: only of those that these instructions define."""
     for each in dis.get_instructions(code):
         codes = each.argval
         if isinstance(codes, types.CodeType) and (offsets is None or each.offset in offsets):
@@ -153,13 +153,13 @@ def _argument(each: dis.Instruction) -> tuple[str, ...]:
 
 
 def iterated_names(code: types.CodeType, offset: int) -> set[str]:
-    """The names in the expression that the `for` at `offset` goes through."""
+    """Return the names in the expression that the `for` at `offset` iterates over."""
     all_ = list(dis.get_instructions(code))
     index = next((i for i, each in enumerate(all_) if each.offset == offset), 0)
     if all_[index].opname != "FOR_ITER":
         return set()
-    # The last instruction of the expression spans it. FOR_ITER and GET_ITER do so from Python 3.12
-    # on only; before, they span the whole statement with its body.
+    # The last instruction of the expression has the position of the whole expression. FOR_ITER and
+    # GET_ITER have it only from Python 3.12 on; before, theirs is that of the statement.
     before = [i for i in all_[:index] if i.opname not in ("GET_ITER", "EXTENDED_ARG", "CACHE")]
     where = before[-1].positions
     if where is None or where.lineno is None:
@@ -198,13 +198,13 @@ class CodeFlow:
         return found
 
     def _body(self, offset: int) -> list[int]:
-        """Return where the code goes on when the instruction at `offset` has given it a value."""
-        # While a call lasts, the offset may be that of the call's inline cache.
+        """Return the index of the instruction after the one at `offset`; empty at the end."""
+        # During a call, the offset may be that of the call's inline cache.
         index = max(i for i, each in enumerate(self._all) if each.offset <= offset)
         return [index + 1] if index + 1 < len(self._all) else []
 
     def reachable(self, offset: int) -> frozenset[int]:
-        """Offsets of the instructions that may run after the one at `offset`."""
+        """Return the offsets of the instructions that may run after the one at `offset`."""
         todo, visited = self._body(offset), set[int]()
         while todo:
             index = todo.pop()
@@ -214,7 +214,7 @@ class CodeFlow:
         return frozenset(self._all[index].offset for index in visited)
 
     def stored(self, offsets: Iterable[int]) -> set[str]:
-        """The names that the instructions at `offsets` bind."""
+        """Return the names that the instructions at `offsets` bind."""
         return {
             name
             for offset in offsets
@@ -224,8 +224,8 @@ class CodeFlow:
         }
 
     def live_after(self, offset: int, read_by_calls: frozenset[str]) -> set[str]:
-        """Names whose value at this place may be read later, before they are bound again.
-        `read_by_calls`: what functions may read that the code calls."""
+        """Return the names that may be read after `offset` before they are bound again.
+        `read_by_calls`: names that called functions may read."""
         live: list[set[str]] = [set() for _ in self._all]
         changed = True
         while changed:

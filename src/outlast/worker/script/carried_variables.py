@@ -1,4 +1,4 @@
-"""Variables of the script that travel with the rank: undone by a redo, given to a successor."""
+"""Variables of the script that a redo restores and that a successor receives."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from outlast.worker.script.value_paths import (
 )
 
 ADVICE = "keep it in session.state, give it to session.protect(...), or return it from the phase"
-_ABSENT = "outlast.absent"  # there is no owner: a function that has returned
-_UNBOUND = "outlast.unbound"  # its owner has no such name yet
+_ABSENT = "outlast.absent"  # no owner: the function has returned
+_UNBOUND = "outlast.unbound"  # the owner has no such name yet
 
 
 class CarriedVariables:
-    """The values at a set of paths, as a rank's own state."""
+    """Values at a set of paths, saved as the rank's own state."""
 
     def __init__(self, roots: PathRoots) -> None:
         self._roots = roots
-        self._paths: dict[Path, bool] = {}  # whether the value is changed in its own memory
-        self._packed = b""  # the paths as they are written down
-        self._first_bound: set[Path] = set()  # by a phase; unbound before
-        self._expected: set[Path] = set()  # of these, what nobody has bound yet
-        self._pending: dict[Path, Any] = {}  # of phases' functions that have not been seen yet
+        self._paths: dict[Path, bool] = {}  # by path: whether it is changed in place
+        self._packed = b""  # the encoded paths
+        self._first_bound: set[Path] = set()  # unbound until a phase binds them
+        self._expected: set[Path] = set()  # of these, the ones still unbound
+        self._pending: dict[Path, Any] = {}  # of phases whose function is not known yet
 
     def __contains__(self, path: Path) -> bool:
         return path in self._paths
@@ -49,7 +49,7 @@ class CarriedVariables:
         self._packed = b""
 
     def expect(self, path: Path) -> None:
-        """Carry a name that is not bound yet, if its value can be carried when it is."""
+        """Carry a name from when it is first bound, unless its value is scratch."""
         self.add(path, in_place=False)
         self._first_bound.add(path)
         self._expected.add(path)
@@ -60,11 +60,11 @@ class CarriedVariables:
 
     @property
     def paths(self) -> Iterable[Path]:
-        """Return the names of the carried variables."""
+        """Return the paths of the carried variables."""
         return self._paths
 
     def state(self) -> dict[str, Any]:
-        """Every carried value. Raises PhaseError for one that holds a graph."""
+        """Return the paths and values to save. Raises PhaseError for a tensor with a graph."""
         for path in [p for p in self._expected if not self._roots.is_unbound(p)]:
             self._expected.discard(path)
             if self._is_scratch(path):
@@ -77,8 +77,8 @@ class CarriedVariables:
         return {**state, "waiting": waiting} if waiting else state
 
     def _is_scratch(self, path: Path) -> bool:
-        """Return whether a value that was bound late is a result under way: a tensor with its
-        graph, which a phase makes for its own use."""
+        """Return whether a newly bound value is an intermediate result of a phase: gone again, or
+        a tensor that requires gradients."""
         try:
             value = self._roots.read(path)
         except PathGone:
@@ -91,7 +91,7 @@ class CarriedVariables:
             if path in self._pending:
                 yield path, self._pending[path]
                 continue
-            try:  # reading what is not bound yet would compute a cached property
+            try:  # reading an unbound name would compute a cached property
                 is_unbound = path in self._first_bound and self._roots.is_unbound(path)
                 value = _UNBOUND if is_unbound else outward(self._roots.read(path, spaces))
             except PathGone:
@@ -101,8 +101,8 @@ class CarriedVariables:
             yield path, value
 
     def check(self) -> None:
-        """Forget the handles (a logger, made when it was first needed): a successor makes its own.
-        Raise PhaseError naming any other value that cannot be written down."""
+        """Stop carrying handles (a logger, created lazily): a successor creates its own. Raise
+        PhaseError naming any other value that cannot be encoded."""
         for path, value in list(self._values()):
             if _is_handle(value):
                 self._drop(path)
@@ -110,20 +110,19 @@ class CarriedVariables:
                 _must_encode(path, value)
 
     def put(self, path: Path, saved: bytes | None) -> None:
-        """Give the variable at `path` a value that was written down."""
+        """Set the variable at `path` to an encoded value; no-op for None."""
         if saved is not None:
             self._put(path, codec.decode(saved))
 
     def unbind(self, path: Path) -> None:
-        """Leave the variable at `path` as unbound as it was."""
+        """Unbind the variable at `path`, which a phase has bound first."""
         self._first_bound.add(path)
         self._expected.add(path)
         with suppress(PathGone):
             self._roots.unbind(path)
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Make every saved variable what it was. Raises PhaseError where this script has no place
-        for one."""
+        """Restore every saved variable. Raises PhaseError if this script has no place for one."""
         waiting, late = frozenset(saved.get("waiting", ())), dict[Path, Any]()
         pairs = zip(unpacked(saved), saved.get("values", ()), strict=True)
         for number, ((path, in_place), value) in enumerate(pairs):
@@ -137,15 +136,15 @@ class CarriedVariables:
             self.learned(key)
 
     def learned(self, key: str) -> None:
-        """The function of phase `key` is known: what waited for it is put in its place."""
+        """Restore the values that waited for the function of phase `key`, which is now known."""
         for path in [p for p in self._pending if p[0] == ("phase", key)]:
             value = self._pending.pop(path)
             if not self._is_live(path):
                 self._put(path, value)
 
     def _is_live(self, path: Path) -> bool:
-        """Return whether another path, which nothing waited for, has led to the variable at `path`
-        already: what was saved of it is old by now."""
+        """Return whether another path, restored earlier, leads to the variable at `path`: its
+        pending value is then outdated."""
         known = (p for p in self._paths if p != path and p not in self._pending)
         places = {place for p in known if (place := self._roots.place(p)) is not None}
         return any(self._roots.place(path[:n]) in places for n in range(2, len(path) + 1))
@@ -168,7 +167,7 @@ class CarriedVariables:
                 return
             is_named = is_reference(live)
             if value is None and live is not None and written(live) is None and not is_named:
-                self._drop(path)  # made when it was first needed, and once
+                self._drop(path)  # created lazily, once
                 return
             objects, is_live = refill(live, value, in_place=self._paths[path])
             if not is_live:
@@ -181,7 +180,7 @@ class CarriedVariables:
 
 
 def unpacked(saved: Mapping[str, Any]) -> list[tuple[Path, bool]]:
-    """The paths of a saved state. Raises CorruptionError where they are none."""
+    """Return the paths of a saved state. Raises CorruptionError if they cannot be decoded."""
     try:
         return msgspec.msgpack.decode(saved.get("paths", b"\x90"), type=list[tuple[Path, bool]])
     except msgspec.DecodeError as error:
@@ -189,13 +188,13 @@ def unpacked(saved: Mapping[str, Any]) -> list[tuple[Path, bool]]:
 
 
 def named(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """The saved values by the names that the script has for them."""
+    """Return the saved values by their names in the script."""
     paths = unpacked(saved)
     return {text(path): v for (path, _), v in zip(paths, saved.get("values", ()), strict=True)}
 
 
 def differing(before: bytes, after: bytes) -> str:
-    """Return what of a rank's own choices differs, for a message."""
+    """Return the names of variables that differ between two encoded states, for a message."""
     old, new = named(codec.decode(before)["script"]), named(codec.decode(after)["script"])
     names = [name for name in new if name not in old or not _same(old[name], new[name])]
     return ", ".join(names) or "a rank-specific object"
@@ -217,11 +216,11 @@ def _must_end_here(path: Path, value: torch.Tensor) -> None:
 
 
 def _is_handle(value: Any) -> bool:
-    """Return whether it is an object of a library that holds no values of the script's."""
+    """Return whether `value` is a library's object that holds no values of the script."""
     values = (torch.Tensor, torch.nn.Module, np.ndarray, dict, list, tuple, set)
     kind = type(value)
     if isinstance(value, types.FunctionType) and is_own_file(value.__code__.co_filename):
-        return False  # a lambda or a closure of the script's
+        return False  # a lambda or a closure of the script
     return (
         not isinstance(value, values)
         and not hasattr(kind, "__next__")

@@ -1,8 +1,8 @@
-"""Modes of this process that change what a step computes: torch's, and the environment's variables.
+"""Process-wide modes that affect a step's results: torch's modes and environment variables.
 
-They are carried when the script changes them after its first step. Not in the list: what changes no
-result (recursion limit, warnings, print options, anomaly detection), and what cannot be changed
-late (number of inter-op threads).
+They are carried if the script changes them after its first step. Not listed: modes that affect no
+result (recursion limit, warnings, print options, anomaly detection), and the number of inter-op
+threads, which cannot be changed late.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 from outlast.config import ProcessEnvironment
 
-# Attributes of torch.backends; a general precision stands before those that inherit it.
+# Attributes of torch.backends; a general precision precedes those that inherit it.
 _BACKENDS = (
     "fp32_precision",
     "cuda.matmul.fp32_precision",
@@ -44,7 +44,7 @@ _SMALLEST_NORMAL = 2.2250738585072014e-308
 
 
 class TorchModes:
-    """torch's modes of this process that change what a step computes, as a mapping."""
+    """torch's process-wide modes that affect a step's results, as a mapping."""
 
     def __getitem__(self, name: str) -> Any:
         """Return a mode."""
@@ -60,10 +60,10 @@ class TorchModes:
 
 
 def _read_precision() -> str | None:
-    """Return the precision of products; None where the script sets it by `torch.backends`."""
+    """Return the matmul precision; None if the script sets it through `torch.backends`."""
     try:
         return torch.get_float32_matmul_precision()
-    except RuntimeError:  # torch refuses to name one of both interfaces' settings
+    except RuntimeError:  # torch refuses to mix its two interfaces
         return None
 
 
@@ -73,7 +73,7 @@ def _set_precision(precision: str | None) -> None:
 
 
 def _flushes_denormals() -> bool:
-    """Return what torch.set_flush_denormal has set in this thread; torch itself cannot tell."""
+    """Return whether this thread flushes denormals, which torch has no query for."""
     return _SMALLEST_NORMAL / 2 == 0
 
 
@@ -87,7 +87,7 @@ def _set_backend(path: str, value: Any) -> None:
 
 
 def _is_settable(path: str) -> bool:
-    """Return whether this build of torch has the setting and takes its own value for it."""
+    """Return whether this build of torch has the setting and accepts its present value."""
     try:
         _set_backend(path, _read_backend(path))
     except (AttributeError, RuntimeError, TypeError):

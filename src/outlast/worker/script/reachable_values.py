@@ -1,4 +1,4 @@
-"""Values that code can reach, and a fingerprint of each."""
+"""Values that code can reach, with a fingerprint of each."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ _OF_LIBRARIES = {*vars(nn.Module()), "_zero_grad_profile_name"}
 
 
 class ValueSpot(NamedTuple):
-    """A value at a path. Holds it, so that its identity stays its own."""
+    """A value at a path; the reference keeps its id from being reused."""
 
     value: Any
-    saved: bytes | None  # the value, written down; None where it is too large or of another type
-    look: Any  # equal as long as the value seems unchanged
+    saved: bytes | None  # encoded; None if it is too large or of another type
+    look: Any  # fingerprint: equal while the value seems unchanged
 
     @property
     def is_plain(self) -> bool:
@@ -59,12 +59,12 @@ class ValueSpot(NamedTuple):
 
     @property
     def is_carriable(self) -> bool:
-        """Return whether another process can get the value: plain data, or found by name."""
+        """Return whether another process can obtain the value: as plain data or by its name."""
         return self.saved is not None or is_reference(self.value)
 
 
 class ReachableCode(NamedTuple):
-    """Code of the script that may run, and whose globals it sees."""
+    """Code of the script that may run, with its names and its globals."""
 
     code: types.CodeType
     names: CodeNames
@@ -72,10 +72,10 @@ class ReachableCode(NamedTuple):
 
 
 class ReachableValues:
-    """Values that a set of functions and names may touch.
+    """Values that a set of functions and names may reach.
 
-    `skip`: ids of what is protected, of which only plain attributes of modules are looked at;
-    `without`: paths that are bound anew before they are read.
+    `skip`: ids of protected objects, of which only plain attributes of modules are visited;
+    `without`: paths that are bound again before they are read.
     """
 
     def __init__(self, skip: set[int], without: frozenset[Path] = frozenset()) -> None:
@@ -89,29 +89,27 @@ class ReachableValues:
         self._owners: list[tuple[Path, Any]] = []  # of attributes that code may set
         self.spots: dict[Path, ValueSpot] = {}
         self.caches: dict[str, Any] = {}
-        self.called: list[
-            Any
-        ] = []  # objects that are protected, functions and objects of libraries
-        self.methods: dict[int, str] = {}  # names of own methods, by the ids of their code
-        self.direct: set[int] = set()  # ids of code of functions that are values themselves
+        self.called: list[Any] = []  # protected objects; functions and objects of libraries
+        self.methods: dict[int, str] = {}  # names of the script's methods, by id of their code
+        self.direct: set[int] = set()  # ids of the code of functions that are values
         self.constants: set[str] = set()  # strings in code
 
     def add_code(
         self, code: types.CodeType, space: dict[str, Any], offsets: frozenset[int] | None = None
     ) -> None:
-        """Count in code that may run (its instructions at `offsets`), and what it names."""
+        """Add code that may run (its instructions at `offsets`), and the names that it uses."""
         self._add_one(code, space, names_of(code, offsets))
         for inner in nested(code, offsets):
             if id(inner) not in self._seen_code:
                 self._add_one(inner, space, names_of(inner))
 
     def add(self, path: Path, value: Any) -> None:
-        """Count in a value."""
+        """Add a value to visit, unless `path` is in `without`."""
         if path not in self._without:
             self._todo.append((path, value))
 
     def walk(self) -> None:
-        """Visit everything, breadth first; then attributes that only the names in code lead to.
+        """Visit all values breadth-first, then attributes that only names in code lead to.
 
         These are private attributes of the script's modules and optimizers, and plain attributes
         that code sets on objects of libraries (`dropout.p`, `args.scale`).
@@ -131,7 +129,7 @@ class ReachableValues:
             self._walk()
 
     def late_names(self) -> set[Path]:
-        """Return the attributes and globals that reached code may bind and that are not there."""
+        """Return the paths of unbound attributes and globals that reached code may bind."""
         found = {
             (("module", each.space["__name__"]), ("name", name))
             for each in self.codes
@@ -216,14 +214,14 @@ class ReachableValues:
                     self.methods.update((id(each.code), name) for each in self.codes[count:])
 
     def _add_cache(self, path: Path, function: Any) -> None:
-        """Note a function of the script whose results `functools.lru_cache` keeps."""
+        """Record a function of the script whose results `functools.lru_cache` keeps."""
         if isinstance(function, CACHED_FUNCTION):
             code = getattr(unwrapped(function), "__code__", None)
             if code is not None and is_own_file(code.co_filename):
                 self.caches[text(path)] = function
 
     def _add_optimizer(self, path: Path, optimizer: torch.optim.Optimizer) -> None:
-        """Count in what one of the script's own keeps beside its groups and state."""
+        """Add the attributes of an optimizer of the script, except for its groups and state."""
         if id(optimizer) in self._visited:
             return
         self._visited.add(id(optimizer))
@@ -309,7 +307,7 @@ class ReachableValues:
             self._add_class(path, type(module))
             yield ("attr", "__class__"), type(module)
             for name, inner in vars(module).items():
-                if not name.startswith("_") and name != "training":  # its mode: see Modules
+                if not name.startswith("_") and name != "training":  # see ProtectedModules.modes
                     yield ("attr", name), inner
         self._owners.append((path, module))
         for name, child in module.named_children():
@@ -330,7 +328,7 @@ def _is_registered(value: Any, name: str) -> bool:
 
 
 def _class_values(kind: type) -> Iterator[tuple[tuple[str, Any], Any]]:
-    """Values in the body of a class of the script's, those of its bases too: counters, lists."""
+    """Yield the values in the bodies of a script's class and its bases: counters, lists."""
     for base in kind.__mro__:
         for name, value in vars(base).items() if is_own_class(base) else ():
             if not name.startswith("__") and not hasattr(type(value), "__get__"):

@@ -1,7 +1,7 @@
-"""Comparison of what a step computes twice from one state, in its rehearsals.
+"""Comparison of a step's results in repeated attempts from one state (rehearsals).
 
-DDP puts its buckets into another order at the beginning of the second attempt, and another order of
-summation gives other bits: gradients are compared from the second attempt on.
+DDP reorders its buckets at the beginning of the second attempt, and the order of summation changes
+bits. Gradients are therefore compared from the second attempt on.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from outlast.worker.script.value_caches import WatchedCaches
 from outlast.worker.state.tensor_digests import local_shard
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_ROUNDING = 1e-3  # what a kernel's free order of summation may change in a sum, at most
+_ROUNDING = 1e-3  # largest relative change of a sum by its order of summation
 
 
 class Repetition(NamedTuple):
-    """Results of one attempt when it came to its gate."""
+    """Results of one attempt when it reached its gate."""
 
     generation: int
-    choices: bytes | None  # generators, own objects, carried variables; None: of fewer than now
+    choices: bytes | None  # generators, own objects, variables; None: some are missing
     reports: dict[str, bytes]
     gradients: dict[str, tuple[int, float]]
 
 
 class RepetitionDifference(NamedTuple):
-    """Two attempts did not compute the same. `is_rounding`: on a device, and by very little."""
+    """A difference between two attempts. `is_rounding`: on a device and within rounding."""
 
     what: str
     is_rounding: bool = False
@@ -41,7 +41,7 @@ def look(
     reports: Mapping[str, float],
     parameters: Iterable[tuple[str, torch.nn.Parameter]],
 ) -> Repetition:
-    """Take the digests of this attempt."""
+    """Return digests of this attempt's results."""
     named = [(name, _local(p.grad)) for name, p in parameters if p.grad is not None]
     sums = [_bits(gradient) for _, gradient in named]
     sizes = [_size(gradient) for _, gradient in named]
@@ -57,7 +57,7 @@ def look(
 
 
 class RepetitionCheck:
-    """The attempts at each function's first step."""
+    """Comparison of the attempts at each function's first step."""
 
     def __init__(self) -> None:
         self._last: dict[str, Repetition] = {}
@@ -67,8 +67,8 @@ class RepetitionCheck:
     def must_repeat(
         self, key: str, caches: WatchedCaches, look_at: Callable[[], Repetition]
     ) -> bool:
-        """Return whether this attempt must be repeated before it counts: a cache has grown in it.
-        Refuse the cache where the repeated attempt differs from the one before."""
+        """Return whether this attempt must be repeated before it counts, since a cache has grown.
+        Refuse the cache if the repeated attempt differs from the previous one."""
         if caches.repeated and key in self._before:
             names = caches.repeated
             difference = _difference(self._before.pop(key), look_at(), gradients=True)
@@ -81,24 +81,23 @@ class RepetitionCheck:
         return bool(grown)
 
     def widened(self, key: str) -> None:
-        """More variables are looked at since the last rehearsal, which cannot speak of them."""
+        """Skip generators and variables at the next comparison: more of them are recorded now."""
         if (last := self._last.get(key)) is not None:
             self._last[key] = last._replace(choices=None)
 
     def awaits(self, key: str) -> bool:
-        """Return whether the function has been rehearsed, and its first step has not been
-        compared."""
+        """Return whether the function was rehearsed but its first step not yet compared."""
         return key in self._last
 
     def rehearsed(self, key: str, now: Repetition) -> RepetitionDifference | None:
-        """One more rehearsal."""
+        """Record a rehearsal; return its difference from the previous one, if any."""
         before, count = self._last.get(key), self._count.get(key, 0)
         self._last[key], self._count[key] = now, count + 1
         return _difference(before, now, gradients=count >= 2) if before is not None else None
 
     def first_step(self, key: str, now: Repetition) -> RepetitionDifference | None:
-        """The attempt that will count; the last one that is compared, unless it is rehearsed
-        again."""
+        """Return the difference of the attempt that will count from the last rehearsal, if any.
+        Later attempts are not compared, unless the function is rehearsed again."""
         return _difference(self._last.pop(key), now, gradients=self._count[key] >= 2)
 
 
@@ -106,7 +105,7 @@ def _difference(
     before: Repetition, now: Repetition, *, gradients: bool
 ) -> RepetitionDifference | None:
     if before.generation != now.generation:
-        gradients = False  # DDP may have rebuilt its buckets: draws only can be compared
+        gradients = False  # DDP may have rebuilt its buckets: only draws compare
     for name, value in before.reports.items():
         if gradients and now.reports.get(name, value) != value:
             old, new = struct.unpack("<d", value)[0], struct.unpack("<d", now.reports[name])[0]

@@ -1,4 +1,4 @@
-"""Variables of the script during one worker's life: carried or refused."""
+"""Detection of script variables that one worker must carry or refuse."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
     from outlast.worker.state.protected_state import ProtectedState
 
 
-Unrepeatable = Literal["stop", "warn", ""]  # "": a worker without a launcher, and without redos
+Unrepeatable = Literal["stop", "warn", ""]  # "": no launcher, hence no redos
 LISTED_MAX = 20
-LOOKS_AT_LOOP = 3  # boundaries between steps at which everything is compared
+LOOKS_AT_LOOP = 3  # step boundaries at which all values are compared
 _CHANGED_TWICE = 2
 
 
 def identities(protected: ProtectedState) -> set[int]:
-    """The ids of everything that was protected, and of the parts of it."""
+    """Return the ids of all protected objects and of their parts."""
     found = {id(part) for part in (*protected.tree.parts, *protected.tree.parameters())}
     found |= {id(buffer) for buffer in protected.tree.buffers().values()}
     todo: list[Any] = [
@@ -66,17 +66,17 @@ def identities(protected: ProtectedState) -> set[int]:
 
 
 class WriteNote(Protocol):
-    """A function that adds a note to the run's events."""
+    """Function that adds a note to the run's events."""
 
     def __call__(self, text: str, *, warning: bool = True) -> None:
-        """Write `text`; a note that is no warning is not displayed."""
+        """Write `text`; only warnings are displayed."""
 
 
 class ScriptVariables:
-    """Finds what phases and the code between them change without having protected it.
+    """Detector of unprotected values that phases, or the code between them, change.
 
-    Plain values are carried: put back by a redo, and given to a successor with the rank's own
-    state. What cannot be carried exactly is refused by name, or told (`on_unrepeatable`).
+    Plain values are carried: a redo restores them, and a successor receives them with the rank's
+    own state. Values that cannot be carried exactly are refused or reported (`on_unrepeatable`).
     """
 
     def __init__(
@@ -86,8 +86,8 @@ class ScriptVariables:
         self._note, self._alone = note, not on_unrepeatable
         self._roots = PathRoots()
         self.carried = CarriedVariables(self._roots)
-        self._phases: dict[str, dict[Path, ValueSpot]] = {}  # by key: what was there before it
-        self._changed: dict[str, dict[Path, int]] = {}  # ... and how often it was left changed
+        self._phases: dict[str, dict[Path, ValueSpot]] = {}  # by key: the values before it
+        self._changed: dict[str, dict[Path, int]] = {}  # ... and how often each was left changed
         self._loops: list[TrainingLoop] | None = None
         self._reported: set[str] = set()
         self._has_listed = False
@@ -96,8 +96,8 @@ class ScriptVariables:
         self._modes: dict[str, dict[str, Any]] = {}  # of the process, before the first step
         self._constants: set[str] = set()  # strings in the script's code
         self._unversioned: dict[str, bool] = {}  # by key
-        self._expected: set[str] = set()  # functions whose late names are known
-        self._containers: dict[str, Path] = {}  # that are watched as caches
+        self._expected: set[str] = set()  # keys of functions whose late names are carried
+        self._containers: dict[str, Path] = {}  # paths of those watched as caches
         self.caches = WatchedCaches(self.refuse, lambda value: written(value) is not None)
 
     # --- phases ---
@@ -127,13 +127,13 @@ class ScriptVariables:
         self.carried.learned(key)
 
     def completed(self, key: str) -> None:
-        """A phase of `key` has ended for good. Raises PhaseError for processes that it left."""
+        """Record a complete phase of `key`; refuse loaders whose processes it left running."""
         if not self._alone:
             self._lasting.check(key.partition(":")[0])
             self.caches.end()
 
     def undone(self) -> None:
-        """An attempt was refused that is not compared with others: its cache entries go, too."""
+        """Remove the cache entries of a refused attempt that is not compared with others."""
         for name in self.caches.remove_entries():
             path = self._containers[name]
             with suppress(PathGone):
@@ -142,15 +142,14 @@ class ScriptVariables:
                     self.caches.forget(name)
 
     def _expect(self, reach: ReachableValues) -> None:
-        """Carry names that are bound late from then on."""
+        """Carry names that are still unbound, from when they are bound."""
         for path in reach.late_names():
             if path not in self.carried:
                 self.carried.expect(path)
 
     def rehearsed(self, key: str) -> bool:
-        """An attempt was refused and put back: what is not as before is unprotected. Returns
-        whether more is carried since. Raises PhaseError for what cannot be carried and was changed
-        again."""
+        """Carry the unprotected values that a refused and undone attempt has changed; return
+        whether any were added. Raises PhaseError for one that changed twice and cannot be."""
         before = self._phases.get(key)
         if before is None:
             return False
@@ -203,7 +202,7 @@ class ScriptVariables:
     # --- the loop ---
 
     def at_top(self) -> None:
-        """The loop's body is about to begin, with a new batch."""
+        """Check the loop's values before its body begins with a new batch."""
         if self._alone:
             return
         if self._loops is None:
@@ -260,7 +259,7 @@ class ScriptVariables:
             )
 
     def _carry_modes(self) -> None:
-        """Carry those modes of the process that the script has changed since its first step."""
+        """Carry the process modes that the script has changed since its first step."""
         modes: dict[str, dict[str, Any]] = {
             "torch": TORCH_MODES.snapshot(),
             "environment": ENVIRONMENT.snapshot(),
@@ -281,23 +280,23 @@ class ScriptVariables:
         return {each.__code__ for each in functions if isinstance(each, types.FunctionType)}
 
     def reads_gradients(self, key: str) -> bool:
-        """Return whether the script's own code that a phase of `key` can run reads `.grad`."""
+        """Return whether script code that a phase of `key` can run reads `.grad`."""
         return any(reads_gradients(each.code) for each in self._reach_of(key).codes)
 
     def writes_unversioned(self, key: str, tree: ProtectedModules) -> bool:
         """Return whether a phase of `key` can write weights past torch's version counters.
 
-        Answered once, when the function has run before: then all that it names is there.
+        Computed once, after the function's first run, when all names that it uses are bound.
         """
         if key not in self._unversioned and not self._alone and key in self._roots.functions:
             self._unversioned[key] = can_write_unversioned(self._reach_of(key), tree.parts)
         return self._unversioned.get(key, False)
 
-    # --- what differs ---
+    # --- differences and refusals ---
 
     def differs(self, key: str, found: RepetitionDifference, *, zeroed: bool = False) -> None:
-        """Two attempts at a step did not compute the same, from the same state but for gradients
-        that were there before, where these were `zeroed` for the second one."""
+        """Refuse or report a difference between two attempts from the same state. `zeroed`: only
+        gradients of earlier phases differed, which were zero in the second attempt."""
         name, caches = key.partition(":")[0], "".join(f", {c}" for c in self.caches.grown())
         if found.is_rounding:
             self._tell_once(
@@ -332,7 +331,7 @@ class ScriptVariables:
             )
 
     def refuse(self, what: str, advice: str = ADVICE) -> None:
-        """Raise PhaseError, or tell it once where the run was asked to go on."""
+        """Raise PhaseError; with `--on-unrepeatable warn`, report it once instead."""
         text = f"{what}: a redo or a replacement worker would go on with another value; {advice}"
         if self._stop:
             raise PhaseError(f"{text}; or go on without it: --on-unrepeatable warn")
@@ -347,8 +346,8 @@ class ScriptVariables:
 def _is_first_bound(
     path: Path, before: Mapping[Path, ValueSpot], now: Mapping[Path, ValueSpot]
 ) -> bool:
-    """Return whether a phase has given an object or a module a plain value of a name that it did
-    not have: `self.count += 1` where the class has the 0, or `if not hasattr(self, "count")`."""
+    """Return whether a phase has bound a plain value to a new name of an object or a module:
+    `self.count += 1` where the class has the 0, or `if not hasattr(self, "count")`."""
     if path in before or not now[path].is_plain or path[-1][0] not in ("attr", "name"):
         return False
     if len(path) == 2:

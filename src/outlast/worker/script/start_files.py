@@ -1,7 +1,7 @@
-"""Files that a successor's start writes anew, kept as the job has left them.
+"""Preservation of the job's files that a successor's start would overwrite.
 
-A successor runs the script from its top in the middle of the run. Where the top writes a file (a
-control file that the loop reads, a log), the file would hold its first contents again. The job's
+A successor runs the script from its top in the middle of the run. If the top writes a file (a
+control file that the loop reads, a log), the file would get its initial contents again. The job's
 file is therefore moved aside before, and moved back before the script's next call of the session:
 
 | time | NAME | .NAME.outlast |
@@ -10,8 +10,8 @@ file is therefore moved aside before, and moved back before the script's next ca
 | until the script protects its state, or begins a phase or the loop | the top's file | the job's |
 | afterwards | the job's file | |
 
-The lock on the moved file ends with its process: where the owner has died, the next worker that
-opens NAME moves it back. Survivors that open NAME meanwhile wait for the job's file.
+The lock on the moved file ends with its process. If the owner has died, the next worker that opens
+NAME moves it back. Survivors that open NAME meanwhile wait for the job's file.
 
 | descriptor of the top's file that the script has kept | afterwards |
 |---|---|
@@ -19,9 +19,9 @@ opens NAME moves it back. Survivors that open NAME meanwhile wait for the job's 
 | reads, or reads and writes | refers to the job's file if both are equal, else PhaseError |
 | mapping of memory | stays, if both are equal and it cannot write, else PhaseError |
 
-Seen by audit hooks: Python's `open`, `os.rename`, `os.replace` and `os.remove`, called by the
-script's code or on its behalf; not what C++ opens (`torch.save` with a path). A file of the job
-that the top renames (a rotated log) is left alone, with its target; so are symbolic links.
+Audit hooks detect Python's `open`, `os.rename`, `os.replace` and `os.remove`, called by the
+script's code or for it, but not files that C++ opens (`torch.save` with a path). A file of the job
+that the top renames (a rotated log) stays unchanged, and so do its target and symbolic links.
 """
 
 from __future__ import annotations
@@ -57,21 +57,21 @@ class StartFiles:
     """Files of the job that this worker's start has moved aside."""
 
     def __init__(self, note: WriteNote, wait_s: float) -> None:
-        """`wait_s`: budget of another worker's start."""
+        """`wait_s`: time limit of another worker's start, in seconds."""
         self._note, self._wait_s = note, wait_s
         self._moved: dict[Path, int] = {}  # locked descriptors of the job's files
-        self._written: set[Path] = set()  # what this start has opened to write
+        self._written: set[Path] = set()  # files that this start has opened for writing
         self._is_watching = self._starts = self._guards = False
         self._acts = False
-        self._pid = os.getpid()  # processes that the script forks have the hook, too
+        self._pid = os.getpid()  # forked processes inherit the hook
 
     def begin(self) -> None:
-        """The script is run from its top in the middle of the job."""
+        """Begin to move files aside: the script runs from its top in the middle of the job."""
         self._starts = True
         self._watch()
 
     def guard(self) -> None:
-        """Another worker may start from now on: wait for the job's files before using them."""
+        """Wait from now on for files that another worker's start has moved aside."""
         self._guards = True
         self._watch()
 
@@ -79,8 +79,8 @@ class StartFiles:
         """Move the job's files back. `for_good`: the script's loop begins, or its place in the job
         is reached.
 
-        Raises PhaseError for a file that this worker reads by a descriptor or a mapping of its
-        own, and that has changed since the job's start.
+        Raises PhaseError if a file cannot be moved back, or if this worker still reads its own
+        version and that differs, or maps it writable.
         """
         moved, self._moved = self._moved, {}
         if for_good:
@@ -136,7 +136,7 @@ class StartFiles:
                 self._move_aside(path, keeps_name=event != "open")
 
     def _forget(self, path: Path) -> None:
-        """Drop what was moved aside: the script has put another file of the job in its place."""
+        """Delete a file that was moved aside: the script has renamed another file over it."""
         if (descriptor := self._moved.pop(path, None)) is not None:
             _aside(path).unlink(missing_ok=True)
             os.close(descriptor)
@@ -153,7 +153,7 @@ class StartFiles:
                 path.unlink()
             self._moved[path] = descriptor
         except (FileExistsError, FileNotFoundError):
-            if aside.exists():  # another start has been quicker
+            if aside.exists():  # another worker's start was first
                 os.close(descriptor)
                 descriptor = -1
                 self._await_return(path)
@@ -168,8 +168,8 @@ class StartFiles:
                 os.close(descriptor)
 
     def _await_return(self, path: Path) -> None:
-        """Wait until no other worker has moved the file aside; move it back where that worker has
-        died. Raises PhaseError after the budget of a start."""
+        """Wait while another worker keeps the file aside; move it back if that worker has died.
+        Raises PhaseError after the time limit of a start."""
         aside, deadline = _aside(path), time.monotonic() + self._wait_s
         while aside.exists():
             if not _has_owner(aside):
@@ -182,7 +182,7 @@ class StartFiles:
 
 
 def _lock(kind: int) -> bytes:
-    """Return a `struct flock` for a byte behind the end of every file, which no script locks."""
+    """Return a `struct flock` for a byte beyond the end of any file, which no script locks."""
     return struct.pack("@hhqqi4x", kind, os.SEEK_SET, _LOCKED_BYTE, 1, 0)
 
 
@@ -203,7 +203,7 @@ def _aside(path: Path) -> Path:
 
 
 def _path(name: Any, *, follow: bool) -> Path:
-    """Return the absolute path that an audit event names; `follow`: also its last part."""
+    """Return the absolute path of an audit event; `follow`: resolve its last part, too."""
     path = Path(os.fsdecode(name))
     return Path(os.path.realpath(path if follow else path.parent)) / ("" if follow else path.name)
 
@@ -212,7 +212,7 @@ def _opened(name: Any, mode: str | None, flags: int) -> tuple[Any, bool, bool]:
     writes = bool(flags & (os.O_WRONLY | os.O_RDWR))
     if isinstance(name, int) or (mode is None and not writes):
         return None, False, False
-    # By `os.open`, libraries open locks and temporary files: nothing is moved aside for them.
+    # Libraries open locks and temporary files by `os.open`, which moves nothing aside.
     return name, mode is not None and bool(flags & os.O_TRUNC), writes
 
 
@@ -224,7 +224,7 @@ def _removed(name: Any, folder: int) -> tuple[Any, bool, bool]:
     return (name if folder == -1 else None), True, True
 
 
-# By audit event: the path (None: not looked at), whether its file is replaced, or written.
+# By audit event: the path (None: ignored), whether its file is replaced, whether written.
 _PATHS: dict[str, Callable[..., tuple[Any, bool, bool]]] = {
     "open": _opened,
     "os.rename": _renamed,
@@ -233,7 +233,7 @@ _PATHS: dict[str, Callable[..., tuple[Any, bool, bool]]] = {
 
 
 def _is_scripts() -> bool:
-    """Return whether the script's code called what is under way, other than by an import."""
+    """Return whether the script's code made the audited call, and not through an import."""
     frame = sys._getframe(2)  # noqa: SLF001 - an audit hook has no other way to its caller
     while frame is not None:
         name = frame.f_code.co_filename
@@ -248,7 +248,7 @@ def _is_scripts() -> bool:
 
 
 def _returned(path: Path, locked: int) -> str:
-    """Move the job's file back and close its descriptor. Return why that is impossible, else ""."""
+    """Move the job's file back and close its descriptor. Return the reason of a failure or ""."""
     try:
         return _put_back(path, locked)
     except OSError as error:
@@ -258,7 +258,7 @@ def _returned(path: Path, locked: int) -> str:
 
 
 def _put_back(path: Path, locked: int) -> str:
-    """Move the job's file back to `path`. Return why the script cannot go on with it, else ""."""
+    """Move the job's file back to `path`. Return why the script cannot use it, or ""."""
     aside, why = _aside(path), ""
     try:
         new = path.stat()
@@ -290,7 +290,7 @@ def _descriptors(file: os.stat_result) -> list[int]:
     for entry in Path("/proc/self/fd").iterdir():
         try:
             is_same = os.path.samestat(os.fstat(int(entry.name)), file)
-        except OSError:  # that of the listing itself
+        except OSError:  # the descriptor of the listing itself
             continue
         if is_same:
             found.append(int(entry.name))
@@ -310,7 +310,7 @@ def _mapping(file: os.stat_result) -> str:
 
 
 def _redirect(fd: int, path: Path) -> None:
-    """Make a descriptor of the top's file one of the job's file."""
+    """Make a descriptor of the top's file refer to the job's file."""
     access = _access(fd)
     if access == os.O_WRONLY:
         other = os.open(path, access | os.O_APPEND | os.O_CLOEXEC)

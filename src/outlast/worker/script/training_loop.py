@@ -1,10 +1,10 @@
-"""The frames that hold the training loop: values that its body touches, binds and changes.
+"""Frames that hold the training loop, and the values that its body reads, binds and changes.
 
 | value of a name that reached code binds | treatment |
 |---|---|
 | plain, or found by its name in another process | carried from the first steps on |
-| another one, bound to an object of the same class of the script | its attributes are carried |
-| another one | refused when it is bound to another object, however late (`RebindWatch`) |
+| other, bound to another object of the same script class | its attributes are carried |
+| any other | refused when it is bound to another object, at any time (`RebindWatch`) |
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ from outlast.worker.script.value_paths import (
     root_of,
 )
 
-MUTATED_BYTES_MAX = 16 << 10  # of values that are carried since they may be changed in place
+MUTATED_BYTES_MAX = 16 << 10  # of a value carried because it may change in place
 _IMMUTABLE = (bool, int, float, complex, str, bytes, tuple, frozenset, type(None))
-# Objects of libraries that a step computes with; others (iterators, handles) are made anew.
+# Library objects that a step computes with; others (iterators, handles) are created again.
 _WATCHED = (torch.nn.Module, torch.optim.Optimizer, LRScheduler, types.FunctionType, partial)
-_GROWING = (list, dict, OrderedDict, defaultdict)  # which keep the order of insertion
+_GROWING = (list, dict, OrderedDict, defaultdict)  # in insertion order
 _COUNTERS = {"enumerate", "zip", "islice", "count"}
 
 
 class TrainingLoop:
-    """The frame that holds the training loop: what its body touches."""
+    """A frame that holds the training loop, and the values that its body reaches."""
 
     def __init__(self, frame: types.FrameType) -> None:
         self._code, self.root = frame.f_code, root_of(frame)
-        # Between two rounds, when phases run, a generator's frame is not on the stack.
+        # During phases, between two iterations, a generator's frame is not on the stack.
         self.is_generator = bool(self._code.co_flags & inspect.CO_GENERATOR)
         flow = CodeFlow(self._code)
         self._offsets = flow.reachable(frame.f_lasti)
@@ -71,7 +71,7 @@ class TrainingLoop:
         self.looks = 0
 
     def reach(self, protected: set[int]) -> ReachableValues:
-        """Everything that the loop's body can touch."""
+        """Return the values that the loop's body can reach."""
         self.looks += 1
         reach = ReachableValues(protected, self._without)
         frame = next(f for f in own_frames() if f.f_code is self._code)
@@ -81,8 +81,8 @@ class TrainingLoop:
         return reach
 
     def reads_gradients(self, phases: AbstractSet[types.CodeType]) -> str:
-        """Return the function that reads gradients between phases, "the loop" for its own body, ""
-        where none does. `phases`: the code of what phases run."""
+        """Return the function that reads gradients between phases: "the loop" for its own body, ""
+        for none. `phases`: the code of the phases' functions."""
         if reads_gradients(self._code, self._offsets):
             return "the loop"
         frame = next(f for f in own_frames() if f.f_code is self._code)
@@ -109,17 +109,17 @@ class TrainingLoop:
                 reach.add((self.root, ("name", name)), frame.f_locals[name])
 
     def rebound(self, reach: ReachableValues) -> Iterator[tuple[Path, bool]]:
-        """Names that the body binds anew and reads before that, in its next round."""
+        """Yield (path, False) of carriable names that the body may read before it rebinds them."""
         for path in self.rebound_paths():
             if path in reach.spots and reach.spots[path].is_carriable:
                 yield path, False
 
     def rebound_paths(self) -> list[Path]:
-        """Return these names whatever their values are."""
+        """Return the paths of all such names, carriable or not."""
         return [(self.root, ("name", name)) for name in sorted(self._rebound)]
 
     def changes(self, spots: dict[Path, ValueSpot]) -> list[tuple[Path, ValueSpot, ValueSpot]]:
-        """Return what differs since the last call."""
+        """Return (path, old, new) of the values that have changed since the last call."""
         found = [
             (path, old, spots[path])
             for path, old in self._before.items()
@@ -131,12 +131,12 @@ class TrainingLoop:
         return found
 
     def count(self, path: Path) -> int:
-        """Return how often it has differed."""
+        """Return how often the value at `path` has changed."""
         return self._counts[path]
 
 
 class _StoredNames:
-    """Names that some reached code binds."""
+    """Names that reached code binds."""
 
     def __init__(self, codes: list[ReachableCode]) -> None:
         names = [each.names for each in codes]
@@ -159,7 +159,7 @@ class _StoredNames:
 
 
 def candidates(reach: ReachableValues) -> Iterator[tuple[Path, bool]]:
-    """Values to carry that some reached code binds, or changes in place, and whether in place."""
+    """Yield the carriable values that reached code binds (False) or changes in place (True)."""
     stored = _StoredNames(reach.codes)
     for path, spot in reach.spots.items():
         if len(path) == 1 or not spot.is_carriable:
@@ -173,8 +173,8 @@ def candidates(reach: ReachableValues) -> Iterator[tuple[Path, bool]]:
 
 
 def large_containers(reach: ReachableValues) -> Iterator[tuple[Path, Any]]:
-    """Containers that reached code changes in place and that are too large, or not plain, to be
-    carried from the start. Not those of protected state, which is put back as a whole."""
+    """Yield containers that reached code changes in place and that are too large to be carried
+    from the start, or not plain. Excludes protected state, which is restored as a whole."""
     stored = _StoredNames(reach.codes)
     for path, spot in reach.spots.items():
         if spot.is_protected:
@@ -185,14 +185,14 @@ def large_containers(reach: ReachableValues) -> Iterator[tuple[Path, Any]]:
 
 
 class RebindWatch:
-    """Objects under names that reached code can bind to others, which no process could get."""
+    """Detector of rebound names whose objects cannot be carried to another process."""
 
     def __init__(self, roots: PathRoots, carried: CarriedVariables) -> None:
         self._roots, self._carried = roots, carried
         self._objects: dict[Path, Any] = {}
 
     def add(self, reach: ReachableValues, loop: TrainingLoop) -> None:
-        """Watch what the loop can reach."""
+        """Watch the names that the loop can rebind."""
         stored, rebound = _StoredNames(reach.codes), set(loop.rebound_paths())
         for path, spot in reach.spots.items():
             if len(path) == 1 or (path not in stored and path not in rebound):
@@ -202,10 +202,9 @@ class RebindWatch:
                 self._objects[path] = spot.value
 
     def changes(self, protected: set[int]) -> Iterator[tuple[Path, Any]]:
-        """Yield the names that are bound to other objects since the last call.
+        """Yield (path, new object) of names bound to other objects since the last call.
 
-        Not those whose values differ from the old ones in attributes that can be carried; they are
-        carried from here on.
+        Excludes objects that differ only in carriable attributes, which are carried from now on.
         """
         spaces: dict[Step, Any] = {}
         for path, old in list(self._objects.items()):
@@ -240,11 +239,11 @@ class RebindWatch:
 
 
 class LastingLoaders:
-    """DataLoaders with persistent workers that are read beside the loop's own loader.
+    """DataLoaders with persistent workers that are read in addition to the loop's own loader.
 
     Such a loader draws the seed of its processes once, when it is first read, and its processes
-    continue from read to read. A redo would advance them twice, and a successor would draw a seed
-    that the others do not draw. They are found by the processes that they start.
+    persist between reads. A redo would advance them twice, and a successor would draw a seed that
+    the other ranks do not draw. They are detected by the processes that they start.
     """
 
     def __init__(self, refuse: Callable[[str, str], None]) -> None:
@@ -253,12 +252,12 @@ class LastingLoaders:
         self._known: set[int] = set()  # ids of loaders that the loop itself reads
 
     def accept(self) -> None:
-        """The loaders that are being read now belong to the loop."""
+        """Take the loaders that are being read now as the loop's own."""
         self._processes = _children()
         self._known = {id(loader) for loader in _lasting()}
 
     def check(self, where: str) -> None:
-        """Refuse a loader that has started processes since the last look and kept them."""
+        """Refuse a loader that has started persistent processes since the last check."""
         now = _children()
         if self._processes is None or now <= self._processes:
             self._processes = now
@@ -280,7 +279,7 @@ def _children() -> set[int | None]:
 
 
 def _lasting() -> list[DataLoader[object]]:
-    """The DataLoaders of the script whose processes stay, and have been started."""
+    """Return the script's DataLoaders whose persistent workers have been started."""
     found: list[DataLoader[object]] = [
         thing for thing in gc.get_objects() if issubclass(type(thing), DataLoader)
     ]
@@ -289,5 +288,5 @@ def _lasting() -> list[DataLoader[object]]:
         for loader in found
         if getattr(loader, "persistent_workers", False)
         and getattr(loader, "_iterator", None) is not None
-        and not isinstance(loader.sampler, TicketSampler)  # the source's own
+        and not isinstance(loader.sampler, TicketSampler)  # the loader of the data source
     ]

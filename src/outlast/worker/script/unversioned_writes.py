@@ -1,10 +1,10 @@
-"""Code that can write a tensor's memory without torch's version counter.
+"""Detection of code that can write a tensor's memory past torch's version counter.
 
-`parameter.data.add_(...)`, NumPy's view of a parameter, and raw memory move no counter. Whether a
-phase has such code follows from the bytecode of what it can run: the script's own functions, hooks
-of its modules, and methods of libraries' classes that these functions name (an EMA's `copy_to`, a
-layer's `forward`). Optimizers step behind the vote and do not count; nor does torch's own code,
-beside the functions in `_WRITERS`.
+`parameter.data.add_(...)`, a NumPy view of a parameter, and raw memory access do not change the
+counter. Such code is detected in the bytecode that a phase can run: the script's own functions,
+hooks of its modules, and methods of library classes that these functions name (an EMA's `copy_to`,
+a layer's `forward`). Optimizers step after the vote and do not count; nor does torch's own code,
+except for the functions in `_WRITERS`.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ _WRITERS = {
     "untyped_storage",
     "vector_to_parameters",
 }
-# What follows `.data` where it is only read: results with memory of their own, and plain values.
+# Attributes of `.data` that only read it: their results are new tensors or plain values.
 _READERS = {
     *("abs", "clone", "device", "dim", "dtype", "item", "max", "mean", "min", "norm", "numel"),
     *("shape", "size", "std", "sum", "tolist", "var"),
 }
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_CALLED = {"__call__", "__enter__", "__exit__", "forward"}  # without their names in code
+_CALLED = {"__call__", "__enter__", "__exit__", "forward"}  # without being named in code
 _NAMES = ("LOAD_DEREF", "LOAD_GLOBAL", "LOAD_NAME")
-_CODES_MAX = 5_000  # read for one function
+_CODES_MAX = 5_000  # examined for one function
 
 
 def writes_unversioned(code: types.CodeType) -> bool:
-    """Return whether `code` itself may write through `.data` or another way past the counter."""
+    """Return whether `code` itself may write past the counter, by `.data` or otherwise."""
     names = [
         (each.opname, each.argval) for each in dis.get_instructions(code) if each.opname != "CACHE"
     ]
@@ -78,7 +78,7 @@ def _is_read(names: list[tuple[str, Any]], index: int) -> bool:
 def can_write_unversioned(reach: ReachableValues, modules: Iterable[nn.Module]) -> bool:
     """Return whether a phase can write past the counter.
 
-    `reach`: what its function can reach. `modules`: the protected ones, with their submodules.
+    `reach`: values and code that its function can reach. `modules`: all protected submodules.
     """
     parts = list(modules)
     codes, kinds = list(_codes_of_hooks(parts)), {type(part) for part in parts}
@@ -102,10 +102,10 @@ def _can_named(
     kinds: Iterable[type],
     functions: Iterable[types.FunctionType],
 ) -> bool:
-    """Return whether methods whose names are in `codes`, `functions`, or what they name can write.
+    """Return whether `functions`, methods named in `codes`, or code that these name can write.
 
-    A method that only a constructor names (`init_weights`) is not among them; nor are the methods
-    of optimizers. More code than _CODES_MAX counts as code that can.
+    Excludes methods that only a constructor names (`init_weights`) and methods of optimizers. More
+    than _CODES_MAX code objects count as code that can write.
     """
     bases = {base for kind in kinds for base in kind.__mro__ if _counts(base.__module__)}
     own: dict[str, list[types.CodeType]] = {}
@@ -146,7 +146,7 @@ def _can_named(
 
 
 def _codes_of_optimizers(reach: ReachableValues) -> set[int]:
-    """Return the ids of the code of optimizers' methods, which run behind the vote."""
+    """Return the ids of the code of optimizers' methods, which run after the vote."""
     kinds = {type(s.value) for s in reach.spots.values() if isinstance(s.value, Optimizer)}
     members = [
         unwrapped(getattr(member, "__func__", getattr(member, "fget", member)))
@@ -173,7 +173,7 @@ def _codes_of_hooks(parts: Iterable[nn.Module]) -> Iterator[types.CodeType]:
 
 
 def _codes_of(value: Any) -> Iterator[types.CodeType]:
-    """Return the code of a function, or of an object that can be called; torch's own apart."""
+    """Yield the code of a function or a callable object, except for torch's own."""
     function = unwrapped(getattr(value, "__func__", getattr(value, "func", value)))
     if not isinstance(function, types.FunctionType) and callable(function):
         function = type(value).__call__
@@ -191,6 +191,6 @@ def _methods(bases: Iterable[type], named: Iterable[str]) -> Iterator[Any]:
 
 
 def _counts(module: str | None) -> bool:
-    """Return whether code of this module may write weights: not torch's, Python's or Outlast's."""
+    """Return whether code of this module is examined: not torch, NumPy, Python or Outlast."""
     top = (module or "").partition(".")[0]
     return top not in ("torch", "numpy", "outlast") and top not in sys.stdlib_module_names

@@ -1,8 +1,8 @@
-"""Caches that the script fills while it runs: of `functools.lru_cache`, and large containers.
+"""Caches that the script fills while it runs: `functools.lru_cache` and large containers.
 
-A cache of what can be computed again is not carried: a successor fills its own. That is wrong for a
+A cache of values that can be recomputed is not carried: a successor fills its own. This fails for a
 cache that draws random numbers when it is filled: its entries, and the draws of a second attempt,
-depend on the time at which it was filled. Caches are therefore watched after the rehearsals:
+depend on when it was filled. Caches are therefore watched after the rehearsals:
 
 | a cache grows | treatment |
 |---|---|
@@ -39,7 +39,7 @@ _RANDOM_NAMES = frozenset(
 class WatchedCaches:
     """The caches of one worker's script, and their sizes when its present phase began.
 
-    `is_plain` tells whether a value can be written down.
+    `is_plain` returns whether a value can be encoded.
     """
 
     def __init__(self, refuse: Callable[[str, str], None], is_plain: Callable[[Any], bool]) -> None:
@@ -69,7 +69,7 @@ class WatchedCaches:
         ]
 
     def begin(self) -> None:
-        """A phase begins. Refuse a cache that code between phases has filled with random values."""
+        """Begin a phase; refuse a cache that code between phases filled with random values."""
         for name in self.grown() if self._random else ():
             cache = self._caches[name]
             if isinstance(cache, CACHED_FUNCTION) and random_state.moved(self._random):
@@ -79,29 +79,29 @@ class WatchedCaches:
         self.settle()
 
     def end(self) -> None:
-        """A phase is complete."""
+        """Record the caches' sizes and the generators' states after a complete phase."""
         self.settle()
         if any(name not in self._trusted for name in self._caches):
             self._random = random_state.snapshot()
 
     def settle(self) -> None:
-        """Take the present sizes as those of a phase's beginning."""
+        """Record the present sizes as those at a phase's beginning."""
         self._sizes = {name: _size(cache) for name, cache in self._caches.items()}
         self.repeated = []
 
     def trust(self, names: Iterable[str]) -> None:
-        """The attempts that filled these caches, and those that found them filled, were equal."""
+        """Trust these caches: attempts that filled them and attempts that read them were equal."""
         self._trusted.update(names)
         self.repeated = []
 
     def trust_grown(self) -> None:
-        """Trust the caches that the rehearsals have filled, and compared."""
+        """Trust the caches that have grown in the compared rehearsals."""
         self.trust(self.grown())
 
     def remove_entries(self) -> list[str]:
-        """Remove what a refused attempt has added. Returns the names of grown containers.
+        """Remove entries that a refused attempt has added. Return the names of grown containers.
 
-        Where the attempt repeated another one, entries that stay are judged by the next attempt.
+        If the attempt repeated another one, the next attempt decides about entries that remain.
         """
         containers, repeated = [], []
         for name in self.grown():
@@ -139,7 +139,7 @@ def _size(cache: Any) -> int:
 
 
 def _results(cache: Any) -> list[Any]:
-    """Return the values that a cached function holds, with their keys."""
+    """Return the keys and values in the cache of a function."""
     entries = [each for each in gc.get_referents(cache) if type(each) is dict]
     values = [value for entry in entries for value in entry.values()]
     links = [each for each in values if type(each).__name__ == "_lru_list_elem"]
@@ -152,7 +152,7 @@ def _results(cache: Any) -> list[Any]:
 
 
 def _shorten(container: Any, size: int) -> None:
-    """Remove the newest entries of a container that keeps the order of insertion."""
+    """Remove the newest entries of an insertion-ordered container."""
     while len(container) > size:
         if isinstance(container, (dict, OrderedDict)):
             container.popitem()

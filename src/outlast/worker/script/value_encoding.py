@@ -1,4 +1,4 @@
-"""Values of the script as they are written down, and back; those that have a name by that name."""
+"""Encoding of the script's values: plain data by value, functions and classes by name."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from outlast.worker.script.value_paths import PathGone, is_own_class, is_own_fil
 
 VALUE_BYTES_MAX = 1 << 20
 _NODES_MAX = 20_000  # of one container
-CONTENT_BYTES_MAX = 64 << 20  # of one container or array that is looked at whole
-ITEMS_MAX = 256  # of one container that cannot be written down, to be visited one by one
+CONTENT_BYTES_MAX = 64 << 20  # of one container or array that is digested completely
+ITEMS_MAX = 256  # of one container that cannot be encoded and whose items are visited
 CONTAINERS = (list, tuple, dict, OrderedDict, defaultdict, Counter, set, frozenset, deque)
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _GENERATOR, _DEQUE = "outlast.generator", "outlast.deque"
 
 
 def outward(value: Any) -> Any:
-    """The value as `checkpoint.tree` can encode it, where one of ours it could not."""
+    """Return generators, deques and references as data that `codec` encodes; else the value."""
     if type(value) in PLAIN:
         return value
     if isinstance(value, GENERATOR_TYPES):
@@ -47,9 +47,9 @@ def outward(value: Any) -> Any:
 
 
 def refill(live: Any, saved: Any, *, in_place: bool) -> tuple[Any, bool]:
-    """`saved` in the container or generator `live`, where the types agree. Returns the value and
-    whether it is `live` itself. `in_place`: also in the memory of a tensor or an array, which
-    otherwise may be somebody else's."""
+    """Put `saved` into the container or generator `live` if the types agree. Return the value and
+    whether it is `live` itself. `in_place`: write into the memory of a tensor or array, too, which
+    other values may share."""
     if isinstance(live, GENERATOR_TYPES):
         if isinstance(saved, dict) and _GENERATOR in saved:
             random_state.restore_state({"it": live}, saved[_GENERATOR])
@@ -83,7 +83,7 @@ def refill(live: Any, saved: Any, *, in_place: bool) -> tuple[Any, bool]:
 
 
 def written(value: Any) -> bytes | None:
-    """The value without pickle, or None where it is too large or cannot be."""
+    """Return the value encoded without pickle; None if that is impossible or too large."""
     if isinstance(value, (type, types.FunctionType, nn.Module, torch.device)):
         return None
     if type(value) not in PLAIN and not _fits(value):
@@ -95,7 +95,7 @@ def written(value: Any) -> bytes | None:
 
 
 def _fits(value: Any) -> bool:
-    """Return whether it is small, by a look at its size that itself is small."""
+    """Return whether the value is within the limits, by a bounded walk."""
     room, nodes, todo = VALUE_BYTES_MAX, _NODES_MAX, [value]
     while todo:
         each = todo.pop()
@@ -125,14 +125,14 @@ _NAMED, _MEMBER = "outlast.named", "outlast.member"
 _RECORD, _PARTIAL = "outlast.record", "outlast.partial"
 _REFERENCES = {_NAMED, _MEMBER, _RECORD, _PARTIAL}
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
-# Of libraries only pure functions: a saved name must lead to nothing that reads files or runs code.
+# Only pure functions of libraries: a saved name must not give access to files or to other code.
 _PURE = ("torch.nn.functional", "torch")
 
 
 def is_reference(value: Any) -> bool:
     """Return whether another process finds the value by name.
 
-    That is so for functions and classes of the script, functions of `torch.nn.functional`, members
+    This holds for functions and classes of the script, functions of `torch.nn.functional`, members
     of enumerations, and frozen dataclasses, named tuples and partials of these and plain values.
     """
     return _reference(value) is not None
@@ -160,7 +160,7 @@ def _reference(value: Any) -> dict[str, Any] | None:
 
 
 def _record_fields(kind: type) -> list[str] | None:
-    """Return the fields of a class whose values cannot change; None for other classes."""
+    """Return the fields of a class with immutable instances; None for other classes."""
     if dataclasses.is_dataclass(kind) and getattr(kind, "__dataclass_params__").frozen:  # noqa: B009 - pyright does not know it
         return [field.name for field in dataclasses.fields(kind)]
     return list(getattr(kind, "_fields", ())) if issubclass(kind, tuple) else None
@@ -176,9 +176,9 @@ def _place_of(thing: Any) -> list[str] | None:
 
 
 def _named(module: str, name: str) -> Any:
-    """Return what a module itself defines under a name, or a builtin function of torch; else None.
+    """Return the object that a module itself defines, or a builtin function of torch; else None.
 
-    What a module has imported does not count: `os` of a script leads nowhere.
+    Imported names do not count: `os` of a script is not found.
     """
     space = sys.modules.get(module)
     value: Any = vars(space).get(name) if space else None
@@ -201,7 +201,7 @@ def _is_saved_reference(saved: Any) -> bool:
 
 
 def _resolved(saved: Any) -> Any:
-    """Return what a saved reference names. Raises PathGone where this process has no such name."""
+    """Return the object that a saved reference names. Raises PathGone if this process lacks it."""
     if not _is_saved_reference(saved):
         return saved
     ((kind, content),) = saved.items()
@@ -229,13 +229,13 @@ def _resolved(saved: Any) -> Any:
     return record
 
 
-# --- looks of values that cannot be written down ---
+# --- fingerprints of values that cannot be encoded ---
 
 _OPAQUE = (enumerate, zip, map, filter)
 
 
 def look_of(value: Any, protected: Collection[int]) -> Any:
-    """Return what is equal as long as a value that cannot be written down seems unchanged.
+    """Return a fingerprint of a value that cannot be encoded: equal while it seems unchanged.
 
     `protected`: ids of objects whose content may change.
     """
@@ -261,11 +261,11 @@ def look_of(value: Any, protected: Collection[int]) -> Any:
 
 
 def _content(value: Any, protected: Collection[int]) -> bytes | None:
-    """Return a digest of a large container or array; None where it is too large, or unreadable."""
+    """Return a digest of a large container or array; None if it is too large or unreadable."""
     digest, room, places = xxhash.xxh3_64(), CONTENT_BYTES_MAX, dict[int, int]()
 
     def readable(inner: Any) -> Any:
-        """Return what tells an unchanged value that msgspec does not know from a changed one."""
+        """Return an encodable fingerprint of a value of a type that msgspec does not support."""
         nonlocal room
         if id(inner) in places or id(inner) in protected:
             return places.get(id(inner)), id(inner)
@@ -301,7 +301,7 @@ def _content(value: Any, protected: Collection[int]) -> bytes | None:
 
 
 def _state(value: Any) -> bytes | None:
-    """Return what a scheduler or a GradScaler that nobody protects holds."""
+    """Return the encoded state of an unprotected scheduler or GradScaler, else None."""
     if isinstance(value, (LRScheduler, torch.amp.GradScaler)):
         return written(value.state_dict())
     return None
@@ -322,7 +322,7 @@ def _locals(value: types.GeneratorType[Any, Any, Any]) -> Any:
 
 
 def is_opaque(value: Any) -> bool:
-    """Return whether it is an iterator whose position cannot be seen."""
+    """Return whether `value` is an iterator whose position cannot be read."""
     return isinstance(value, _OPAQUE) or type(value).__module__ == "itertools"
 
 
@@ -340,7 +340,7 @@ def _position(value: Any) -> Any:
 
 
 def slot_values(value: Any) -> Iterator[tuple[tuple[str, Any], Any]]:
-    """Attributes of classes with `__slots__`."""
+    """Yield the attributes that a value keeps in `__slots__`."""
     for base in type(value).__mro__:
         slots = vars(base).get("__slots__", ())
         for slot in [slots] if isinstance(slots, str) else slots:

@@ -1,7 +1,7 @@
-"""Places of values in a running script: named, read and written; frames of its own code.
+"""Paths to values in a running script, to read and write them; frames of its own code.
 
-A path begins at a root, which another process that runs the same script has as well, and goes on in
-steps. Both are pairs of a kind and a name:
+A path begins at a root, which every process that runs the same script has, and continues in steps.
+Roots and steps are pairs of a kind and a name:
 
 | root | names |
 |---|---|
@@ -19,9 +19,9 @@ steps. Both are pairs of a kind and a name:
 | `default` | the default value of a parameter, by position |
 | `context` | the value of a ContextVar |
 
-A frame's variables are written only from the thread that runs it, while it waits for a call of its
-own to return. Up to Python 3.12 `f_locals` is a copy that is made anew at each access and is
-written back as a whole; from 3.13 on (PEP 667) it writes through.
+A frame's variables are written only from the thread that runs it, during a call that it makes. Up
+to Python 3.12 `f_locals` is a new copy at each access and is written back as a whole; from 3.13 on
+(PEP 667) it writes through.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _libraries() -> tuple[str, ...]:
 
 @cache
 def is_own_file(name: str) -> bool:
-    """Return whether a file of this name is the script's, or a module's beside it."""
+    """Return whether the file is the script's own: the script or a module beside it."""
     if name.startswith("<frozen"):
         return False
     return not name.startswith(_libraries()) and "/site-packages/" not in name
@@ -76,8 +76,8 @@ if _bring_back is not None:
 
 
 def own_frames() -> Iterator[types.FrameType]:
-    """The frames of the script's own code on this thread's stack, innermost first."""
-    frame = sys._getframe(1)  # noqa: SLF001 - a script's locals have no other way in
+    """Yield the frames of the script's own code on this thread's stack, innermost first."""
+    frame = sys._getframe(1)  # noqa: SLF001 - no other access to a script's locals
     while frame is not None:
         if is_own_file(frame.f_code.co_filename):
             yield frame
@@ -85,14 +85,14 @@ def own_frames() -> Iterator[types.FrameType]:
 
 
 def bind_local(frame: types.FrameType, name: str, value: Any) -> None:
-    """Give a local variable, or one that inner functions share, a value."""
+    """Bind a local variable of a frame, or one that inner functions share."""
     frame.f_locals[name] = value
     if _bring_back is not None:
         _bring_back(frame, 0)
 
 
 def names_in(frame: types.FrameType) -> set[str]:
-    """The names of the local variables that are bound now."""
+    """Return the names of the local variables that are bound now."""
     return set(frame.f_locals)  # its keys() is a list from 3.13 on
 
 
@@ -101,7 +101,7 @@ Path = tuple[Step, ...]
 
 
 class PathGone(LookupError):  # noqa: N818 - control flow: there is nothing at a path
-    """Nothing is at this path now."""
+    """Error of a path that leads to no value at present."""
 
 
 class PathRoots:
@@ -111,7 +111,7 @@ class PathRoots:
         self.functions: dict[str, Callable[..., Any]] = {}  # by a phase's key
 
     def read(self, path: Path, spaces: dict[Step, Any] | None = None) -> Any:
-        """Return the value at `path`. Raises Gone. `spaces` keeps roots between several calls."""
+        """Return the value at `path`. Raises PathGone. `spaces` caches roots across calls."""
         root = path[0]
         if spaces is None or len(path) == 1:
             value = self._root(root)
@@ -126,7 +126,7 @@ class PathRoots:
         return value
 
     def write(self, path: Path, value: Any) -> None:
-        """Bind what `path` leads to. Raises Gone where its owner is not there."""
+        """Bind `value` at `path`. Raises PathGone if its owner does not exist."""
         owner, (kind, name) = self.read(path[:-1]), path[-1]
         if kind == "name" and isinstance(owner, types.FrameType):
             bind_local(owner, name, value)
@@ -144,8 +144,8 @@ class PathRoots:
             raise PathGone(text(path))
 
     def is_unbound(self, path: Path) -> bool:
-        """Return whether the owner that `path` names has nothing of that name. Of an object only
-        what it has itself counts, and not what its class has."""
+        """Return whether the owner exists but has no value of the name at `path`. Of an object only
+        its own attributes count, not those of its class."""
         try:
             names = self._names_of_owner(path)
         except PathGone:
@@ -153,21 +153,21 @@ class PathRoots:
         return names is not None and path[-1][1] not in names
 
     def unbind(self, path: Path) -> None:
-        """Take away what the owner at `path` has itself. Raises Gone where there is no owner."""
+        """Unbind the name at `path` in its owner. Raises PathGone if the owner does not exist."""
         names = self._names_of_owner(path)
         if names is not None:
             names.pop(path[-1][1], None)
 
     def _names_of_owner(self, path: Path) -> dict[str, Any] | None:
-        """The names that an object or a module binds; None for other owners."""
+        """Return the namespace of an object or a module; None for other owners."""
         kind, owner = path[-1][0], self.read(path[:-1])
         is_one = isinstance(owner, types.ModuleType) if kind == "name" else kind == "attr"
         names = getattr(owner, "__dict__", None)
         return names if is_one and isinstance(names, dict) else None
 
     def place(self, path: Path) -> tuple[Any, ...] | None:
-        """Return where the value at `path` is bound, the same for all paths that lead there; None
-        where there is nothing."""
+        """Return an identity of the variable at `path`, equal for all paths that lead to it; None
+        if there is none."""
         try:
             owner, (kind, name) = self.read(path[:-1]), path[-1]
             if kind == "name" and isinstance(owner, types.FrameType):
@@ -195,14 +195,14 @@ class PathRoots:
 
 
 def root_of(frame: types.FrameType) -> Step:
-    """The root of the names that code in `frame` binds."""
+    """Return the root of the names that code in `frame` binds."""
     if frame.f_code.co_name == "<module>":
         return "module", frame.f_globals["__name__"]
     return "frame", frame.f_code.co_qualname
 
 
 def text(path: Path) -> str:
-    """The path as a programmer writes it: `meter.total`, `best (of main())`."""
+    """Return the path as in the script's source: `meter.total`, `best (of main())`."""
     (kind, root), *steps = path
     parts = []
     for step, name in steps:
@@ -225,12 +225,12 @@ def text(path: Path) -> str:
     return dotted if root == "__main__" else f"{root}.{dotted}"
 
 
-CACHED_FUNCTION: type = type(cache(lambda: None))  # of functools.lru_cache, which has no name
+CACHED_FUNCTION: type = type(cache(lambda: None))  # of functools.lru_cache; not public
 WRAPPERS = (types.FunctionType, CACHED_FUNCTION)
 
 
 def unwrapped(function: Any) -> Any:
-    """The Python function behind partials, wrappers and bound methods."""
+    """Return the Python function behind partials, wrappers and bound methods."""
     while True:
         if isinstance(function, partial):
             function = function.func
@@ -265,7 +265,7 @@ def _follow(value: Any, step: Step) -> Any:
 
 
 def _definer(function: Any, name: str) -> str:
-    """The function whose variable `name` the closure has, or the cell's own identity."""
+    """Return the scope that defines variable `name` of a closure, or the id of its cell."""
     for frame in own_frames():
         scope = f"{frame.f_code.co_qualname}.<locals>"
         if name in frame.f_code.co_cellvars and function.__qualname__.startswith(f"{scope}."):
@@ -283,7 +283,7 @@ def _cell(function: Any, name: str) -> types.CellType:
 
 @cache
 def attributes_stored_by(kind: type) -> frozenset[str]:
-    """Return the attributes that methods of the script's store, those of a constructor apart."""
+    """Return the attributes that script-defined methods store, except for constructors."""
     functions = (
         unwrapped(getattr(member, "__func__", getattr(member, "fget", member)))
         for base in kind.__mro__

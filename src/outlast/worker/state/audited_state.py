@@ -1,4 +1,4 @@
-"""State that replicas must hold alike, as named leaves.
+"""State that must be equal on replicas, as named leaves.
 
 It is the state that a joiner takes over from a donor (`ProtectedState.replicated`), without the
 buffers that are a rank's own, and without the state that every vote compares
@@ -26,7 +26,7 @@ _LEAVES_MAX = 64  # items of a list or dict that get names of their own
 
 
 class AuditedPart(NamedTuple):
-    """The bytes of the state that one audit looks at: the `number`-th of `parts` equal parts."""
+    """The bytes of the state that one audit covers: the `number`-th of `parts` equal parts."""
 
     number: int
     parts: int
@@ -69,7 +69,7 @@ def collect(protected: ProtectedState) -> dict[str, dict[str, Any]]:
 
 
 def replica_set(protected: ProtectedState) -> bytes:
-    """Return what is equal on ranks that are each other's replicas: names, shapes, and shards."""
+    """Return a digest of names, shapes and shards, which is equal on ranks of one replica set."""
     tensors = {
         f"{name}.{key}": parameter.detach()
         for name, module in protected.modules.items()
@@ -86,7 +86,7 @@ def digest_names(
     leaves: Mapping[str, Mapping[str, Any]], part: AuditedPart
 ) -> dict[str, dict[str, bytes]]:
     """Return a digest of each leaf, by kind and name. Of tensors only the bytes in `part` count;
-    those that have none there are left out."""
+    tensors without bytes there are omitted."""
     tensors: list[tuple[str, str, torch.Tensor]] = []
     found: dict[str, dict[str, bytes]] = {kind: {} for kind in leaves}
     for kind, named in leaves.items():
@@ -104,7 +104,7 @@ def digest_names(
 
 
 def digest_kinds(names: Mapping[str, Mapping[str, bytes]]) -> dict[str, bytes]:
-    """Return one digest for each kind that has anything."""
+    """Return one digest for each kind that has leaves."""
     found = {}
     for kind, named in names.items():
         if named:
@@ -120,7 +120,7 @@ def digest_kinds(names: Mapping[str, Mapping[str, bytes]]) -> dict[str, bytes]:
 def flip_bit(protected: ProtectedState, pattern: str) -> None:
     """Flip the lowest bit of the first byte of the first tensor whose name matches.
 
-    Raises ConfigError naming the tensors that there are.
+    Raises ConfigError with the names of all tensors if none matches.
     """
     named = [pair for kind in collect(protected).values() for pair in kind.items()]
     tensors = {n: t for n, t in named if isinstance(t, torch.Tensor) and t.numel()}
@@ -161,7 +161,7 @@ def _optimizer(
 
 
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Name what lies in small containers; a large one is one leaf."""
+    """Yield the items of small containers by name; a large container is one leaf."""
     items: list[tuple[Any, Any]] = []
     if isinstance(value, Mapping):
         items = list(value.items())
@@ -175,7 +175,7 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _plain(value: Any) -> bytes:
-    """Bytes that are equal where a value is, whatever order its dicts and sets are in."""
+    """Return bytes that are equal for equal values, in any order of dicts and sets."""
     if isinstance(value, Mapping):
         pairs = sorted((_plain(key), _plain(item)) for key, item in value.items())
         return b"{" + b",".join(key + b":" + item for key, item in pairs) + b"}"
@@ -197,7 +197,7 @@ def _plain(value: Any) -> bytes:
 def _cut(
     tensors: list[tuple[str, str, torch.Tensor]], part: AuditedPart
 ) -> Iterator[tuple[str, str, torch.Tensor]]:
-    """The tensors, or slices of them, whose bytes lie in `part` of all."""
+    """Yield the tensors, or slices of them, whose bytes lie in `part` of all bytes."""
     if part.parts == 1:
         yield from tensors
         return

@@ -1,13 +1,13 @@
 """DDP's gradient buckets as recorded state.
 
 DDP chooses its buckets from the order in which the gradients of one backward became ready. The
-buckets decide in which order gloo and NCCL add, so they decide bits, and two ranks with different
-buckets add different parameters without an error. A joiner therefore takes the buckets of its
-donor, and every rank goes back to the recorded ones when a generation opens.
+buckets determine the order in which gloo and NCCL add, and so the bits of the sums. Two ranks with
+different buckets add different parameters without an error. A joiner therefore takes its donor's
+buckets, and every rank restores the recorded ones when a generation opens.
 
-    stage     what the reducer has                            left when
+    stage     state of the reducer                            left when
     built     the buckets of its construction                 its first backward is committed
-    counted   the same, and how often each gradient comes     its second backward is committed
+    counted   the same, and the uses of each gradient         its second backward is committed
     rebuilt   the buckets of the order of one backward        never
 
 `counted` exists under `static_graph` only. With `find_unused_parameters` DDP stays `built`.
@@ -31,9 +31,9 @@ from outlast.errors import ProtectError, UnsupportedError
 from outlast.worker.groups.work_handles import FinishedWork
 
 _c10d: Any = dist  # torch's stubs do not know all of it
-Buckets = list[list[int]]  # of each bucket, its parameters by their number in DDP's order
+Buckets = list[list[int]]  # per bucket: its parameters, numbered in DDP's order
 _ProcessGroup: Any = dist.ProcessGroup  # its stubs name other parameters than its C++ does
-_BUILTIN = "BuiltinCommHookType."  # how DDP's logger names a hook that lives in C++
+_BUILTIN = "BuiltinCommHookType."  # prefix of C++ hooks in DDP's logger
 _NEEDED = (
     "_get_zeros_like_grad_buckets",
     "_push_all_rebuilt_params",
@@ -57,7 +57,7 @@ class DDPBuckets:
     """The reducers of all DDP modules that `parts` names, in that order."""
 
     def __init__(self, parts: Callable[[], list[DistributedDataParallel]]) -> None:
-        """Raises UnsupportedError for a DDP whose buckets cannot be recorded."""
+        """Record the present buckets. Raises UnsupportedError if a DDP does not allow it."""
         self._parts = parts
         self._known: dict[int, _Reducer] = {}
         self._all()
@@ -72,29 +72,28 @@ class DDPBuckets:
         return found
 
     def settle(self) -> None:
-        """Rebuild now what DDP would rebuild in its next forward, so that no vote leaves an order
-        behind that only this process knows. Collective; nothing where nothing is due."""
+        """Rebuild the buckets that DDP would rebuild in its next forward, so that no vote leaves an
+        order that only this process knows. Collective; no-op if no rebuild is due."""
         for each in self._all():
             each.settle()
 
     def commit(self) -> None:
-        """The vote is won: the buckets of this attempt are the job's."""
+        """Record the buckets of this attempt as the job's, after a won vote."""
         for each in self._all():
             each.commit()
 
     def restore(self) -> None:
-        """Bring every reducer to the recorded state, with no reduction in flight. Local; on all
-        ranks at the same place, or none, while `is_static`."""
+        """Restore every reducer to the recorded state, without a reduction in flight. Local; while
+        `is_static`, all ranks must call it at the same place, or none."""
         for each in self._all():
             each.restore()
 
     def states(self) -> list[BucketState]:
-        """The recorded state of each DDP."""
+        """Return the recorded state of each DDP."""
         return [each.state() for each in self._all()]
 
     def adopt(self, states: list[BucketState]) -> None:
-        """Take over a donor's states. Raises ProtectError where they do not fit these models; then
-        nothing was changed."""
+        """Adopt a donor's states. Raises ProtectError, changing nothing, if they do not fit."""
         known = self._all()
         if len(states) != len(known) or not all(
             each.fits(state) for each, state in zip(known, states, strict=True)
@@ -109,23 +108,22 @@ class DDPBuckets:
 
     @property
     def is_static(self) -> bool:
-        """Return whether some DDP treats the first backward after `restore` apart from later
-        ones."""
+        """Return whether some DDP treats the first backward after `restore` differently."""
         return any(each.part.static_graph for each in self._all())
 
     @property
     def is_ready(self) -> bool:
-        """False where a reducer still lacks what only a backward can give it."""
+        """Return whether no reducer still needs counts that only a backward can provide."""
         return all(each.is_ready for each in self._all())
 
 
 class _Reducer:
-    """The reducer of one DDP, and what is recorded of it."""
+    """The reducer of one DDP, and its recorded state."""
 
     def __init__(self, part: DistributedDataParallel) -> None:
         _check(part)
-        self.part: Any = part  # torch's stubs do not know what is private
-        self.has_buckets = hasattr(part, "reducer")  # not where all reductions are delayed
+        self.part: Any = part  # private names are not in torch's stubs
+        self.has_buckets = hasattr(part, "reducer")  # False if all reductions are delayed
         self._buckets: Buckets | None = None
         self._counted = False
         self._attempt: Buckets | None = None
@@ -186,7 +184,7 @@ class _Reducer:
 
     @property
     def _counts_on(self) -> bool:
-        """Return whether the next backward must find the counts of an earlier one."""
+        """Return whether the next backward needs the counts of an earlier one."""
         return self._counted and self._buckets is None
 
     @property
@@ -203,13 +201,13 @@ class _Reducer:
             raise _other_parameters() from None
 
     def _renew(self) -> None:
-        """Give the DDP a reducer as its construction did: one that an exception left in the middle
-        of a backward cannot be repaired, and one that has rebuilt its buckets keeps a table of the
+        """Give the DDP a new reducer, as its construction does. A reducer that an exception left in
+        the middle of a backward cannot be repaired; one with rebuilt buckets keeps a table of the
         first ones."""
         part = self.part
         hook = part._get_ddp_logging_data().get("comm_hook", "")  # noqa: SLF001
         part.reducer._remove_autograd_hooks()  # noqa: SLF001
-        # Its memory is free before the next one takes as much.
+        # Free its memory before the next reducer allocates as much.
         vars(part).update(reducer=None, logger=None)
         with _trainable(self._parameters):
             names = part._build_debug_param_to_name_mapping(self._parameters)  # noqa: SLF001
@@ -231,9 +229,9 @@ class _Reducer:
                 _c10d._register_comm_hook(part.reducer, state, function)  # noqa: SLF001
 
     def _impose(self, buckets: Buckets) -> None:
-        """Rebuild to `buckets`: the reducer asks its group for rank 0's, and is told these."""
+        """Rebuild to `buckets`: a substitute group returns them in place of rank 0's."""
         part = self.part
-        dictation = _Dictation(buckets)  # named: torch keeps the C++ half of a group alive only
+        dictation = _Dictation(buckets)  # a reference: torch keeps only a group's C++ half alive
         part.reducer._push_all_rebuilt_params()  # noqa: SLF001
         part.reducer._update_process_group(dictation)  # noqa: SLF001
         try:
@@ -256,7 +254,7 @@ def _other_parameters() -> ProtectError:
 
 
 def must_not_join(part: DistributedDataParallel) -> None:
-    """Raises UnsupportedError inside `with model.join()`."""
+    """Raise UnsupportedError inside `with model.join()`."""
     if getattr(getattr(part, "_join_config", None), "enable", False):
         raise UnsupportedError(
             "DistributedDataParallel.join() adds a collective to each forward that nobody waits"
@@ -266,7 +264,7 @@ def must_not_join(part: DistributedDataParallel) -> None:
 
 
 def refuse_hidden(parts: Iterable[nn.Module]) -> None:
-    """Raises UnsupportedError for a DDP that is no module: its reducer would be left alone."""
+    """Raise UnsupportedError for a DDP that is no module: its reducer would be missed."""
     composable = sys.modules.get("torch.distributed._composable.replicate")
     if composable is None:
         return
@@ -294,7 +292,7 @@ def _check(part: DistributedDataParallel) -> None:
 
 
 class _NoMemory(TorchDispatchMode):
-    """Answers `zeros_like` without memory, as large as all gradients, that nobody reads."""
+    """Mode that answers `zeros_like` without allocating memory as large as all gradients."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -305,7 +303,7 @@ class _NoMemory(TorchDispatchMode):
 
 
 class _Dictation(_ProcessGroup):
-    """Answers the two broadcasts of a rebuild: numbers with the number of buckets, then sizes."""
+    """Group that answers a rebuild's two broadcasts: numbers and bucket count, then sizes."""
 
     def __init__(self, buckets: Buckets) -> None:
         super().__init__(0, 1)
@@ -323,7 +321,7 @@ class _Dictation(_ProcessGroup):
 
 @contextmanager
 def _trainable(parameters: list[nn.Parameter]) -> Iterator[None]:
-    """A reducer can be made for trainable parameters only; a script may freeze some for a while."""
+    """Make all parameters trainable in this context: a reducer accepts no frozen ones."""
     frozen = [p for p in parameters if not p.requires_grad]
     for parameter in frozen:
         parameter.requires_grad_(True)

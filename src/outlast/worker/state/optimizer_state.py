@@ -1,4 +1,4 @@
-"""State of optimizers as values that a joiner adopts; changes of parameters, in words."""
+"""Optimizer state as values that a joiner adopts; descriptions of changed parameters."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NAMED_MAX = 3
 
 
 def describe_foreign_optimizers(protected: Mapping[str, Any]) -> str:
-    """Return text that names objects with `step` and `zero_grad` that are no torch optimizers."""
+    """Return text that names objects with `step` and `zero_grad` that are not torch optimizers."""
     return "".join(
         f"; {name!r} ({type(each).__name__}) is no torch.optim.Optimizer, and its step cannot wait"
         " for the vote: derive its class from that one"
@@ -43,7 +43,7 @@ def must_have_groups(
     before: Sequence[Sequence[int]],
     named_parameters: Callable[[], Iterable[tuple[str, torch.nn.Parameter]]],
 ) -> None:
-    """Raise ProtectError naming what of the optimizer's groups is not as `before`.
+    """Raise ProtectError naming the optimizer's groups that differ from `before`.
 
     `named_parameters` returns the protected ones by name.
     """
@@ -114,7 +114,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def hyperparameters(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """Each group without its parameters."""
+    """Return each group without its parameters."""
     return [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
 
 
@@ -123,7 +123,7 @@ def optimizer_tree(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     return {
         "groups": hyperparameters(optimizer),
-        # Raw tensors, and not load_state_dict, which would cast moments to the parameters' dtype.
+        # Raw tensors: load_state_dict would cast moments to the parameters' dtype.
         "state": [
             _shards(optimizer.state[p]) if p in optimizer.state else None for p in parameters
         ],

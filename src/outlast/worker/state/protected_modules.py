@@ -1,15 +1,15 @@
-"""Protected modules, walked once: parameters and hooks, and buffers, which may differ by rank.
+"""Protected modules: their parameters and hooks, and buffers, which may differ by rank.
 
-BatchNorm's running statistics are made from this rank's own samples, so under DDP they differ
+BatchNorm's running statistics are computed from this rank's own samples, so under DDP they differ
 between ranks until rank 0's are broadcast: a replacement for rank 0 needs rank 0's. Constant
 buffers (masks, rotary tables) can be huge and never change. An EMA's counter changes after the vote
-and is equal everywhere. So buffers are watched:
+and is equal on all ranks. Changes of buffers are therefore tracked:
 
 | buffer | kept |
 |---|---|
 | changes before the vote | rank-specific: in the progress slots |
 | changes after the vote | by a donor, as parameters; small ones in the slots, too |
-| never changes | not at all |
+| never changes | not kept |
 
 Small ones that change after the vote may differ by rank (rank_local_state.py).
 """
@@ -30,7 +30,7 @@ from outlast.transport.worker_page import SLOT_BYTES
 from outlast.worker.state.tensor_digests import Word, first_difference, local_shard, word_of
 
 _DENSE, _SPARSE = 1, 2  # kinds of gradients
-_HOOKS_MAX = 1 << 30  # of a module that was not there before
+_HOOKS_MAX = 1 << 30  # for a module that is new
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -46,7 +46,7 @@ class ProtectedModules:
     ) -> None:
         self._named, self._optimizers = named, optimizers
         self._hooks: dict[int, int] = {}  # by module, at the end of the last phase
-        self._handles = -1  # made until then
+        self._handles = -1  # registered until then
         self._wrappers: list[DistributedDataParallel] = []
         self._has_run = False
         self._walk()
@@ -89,18 +89,18 @@ class ProtectedModules:
 
     @property
     def parts(self) -> list[nn.Module]:
-        """All submodules, the named modules included."""
+        """Return all submodules, including the named modules."""
         return [part for _, part in self._parts]
 
     def remember_hooks(self) -> None:
         """Record the present hooks as known."""
-        handles = RemovableHandle.next_id  # counts all that were ever registered in this process
+        handles = RemovableHandle.next_id  # count of handles ever registered in this process
         if handles != self._handles:
             self._handles = handles
             self._hooks = {id(part): _count_hooks(part) for part in self.parts}
 
     def new_hook(self) -> str:
-        """Return "name (type)" of a module that has got a hook since the last phase, else ""."""
+        """Return "name (type)" of a module with a new hook since the last phase, else ""."""
         if self._handles < 0 or self._handles == RemovableHandle.next_id:
             return ""
         before = self._hooks
@@ -202,7 +202,7 @@ class ProtectedModules:
 
 
 SMALL_BYTES = 1 << 20
-LATE_BYTES_MAX = 4 << 20  # of all small buffers together that change behind the vote
+LATE_BYTES_MAX = 4 << 20  # of all small buffers together that change after the vote
 # Native batch norm does not increment torch's version counters. Small buffers are compared by value
 # in a worker's first phases; buffers unchanged by then are compared by version.
 PHASES_BY_VALUE = 8

@@ -2,8 +2,8 @@
 
 - *replicated*: modules, optimizers, schedulers, GradScaler, `Replicated(...)`. Equal on all ranks
   of a replica; a joiner gets it from a donor that has finished its phase.
-- *rank-specific*: generators and the user's own small objects. They lie in the page's slots.
-- *attempt-local*: what a refused attempt may have touched before the vote; see phase_attempt.py.
+- *rank-specific*: generators and the user's own small objects, kept in the page's slots.
+- *attempt-local*: state that a refused attempt may have changed; see phase_attempt.py.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from outlast.worker.state.tensor_digests import local_shard
 
 
 def capture(named: Mapping[str, Generator]) -> dict[str, Any]:
-    """The state of all generators, as plain data that `checkpoint.tree` can encode."""
+    """Return the state of all generators, as plain data that `codec` can encode."""
     state = random_state.of_process()
     if named:
         state["named"] = random_state.states(named)
@@ -83,8 +83,8 @@ class ProtectedState:
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
         self.schedules: dict[str, Stateful] = {}  # schedulers and scalers
         self.copies: dict[str, Stateful] = {}  # targets of Replicated
-        self.copying: set[str] = set()  # those of them whose state_dict copies tensors
-        self.tensor_counts: dict[str, int] = {}  # of their tensors, when that was last looked at
+        self.copying: set[str] = set()  # names of those whose state_dict copies tensors
+        self.tensor_counts: dict[str, int] = {}  # of their tensors, at the last check for copies
         self.generators: dict[str, Generator] = {}
         self.loaders: list[Any] = []
         self.own: dict[str, Stateful | dict[Any, Any] | list[Any]] = {"state": state}
@@ -103,9 +103,9 @@ class ProtectedState:
         refuse_hidden(part for module in self.modules.values() for part in module.modules())
         self.reducers = DDPBuckets(lambda: self.tree.reducers)
         self.iterations = FSDPIterations(self.tree)
-        self.parameters = self.tree.parameters()  # `check_unchanged` holds each phase to them
+        self.parameters = self.tree.parameters()  # constant: `check_unchanged` verifies it
         self._members = self.tree.members()
-        self._named = dict(self.tree.named_parameters())  # alive: another has another id
+        self._named = dict(self.tree.named_parameters())  # references keep ids from being reused
         self.buffers = ModuleBuffers(self.tree)
         self.local = RankLocalState(self)
         self.script: CarriedVariables | None = None  # variables not named in protect()
@@ -139,12 +139,12 @@ class ProtectedState:
 
     @property
     def objects(self) -> dict[str, Stateful]:
-        """Replicated objects that are neither modules nor optimizers."""
+        """Return the replicated objects that are neither modules nor optimizers."""
         return {**self.schedules, **self.copies}
 
     @property
     def scalers(self) -> list[torch.amp.GradScaler]:
-        """Enabled gradient scalers, which may skip an optimizer's step."""
+        """Return the enabled gradient scalers, which may skip an optimizer's step."""
         return [
             o
             for o in self.schedules.values()
@@ -198,7 +198,7 @@ class ProtectedState:
         objects = {id(o) for o in (*self.objects.values(), *self.own.values())}
         for part in self.tree.reducers:
             must_not_join(part)
-            hooks = getattr(part, "_comm_hooks", ())  # not where all reductions are delayed
+            hooks = getattr(part, "_comm_hooks", ())  # absent if all reductions are delayed
             for hook, state in hooks:
                 if not (
                     state is None or isinstance(state, dist.ProcessGroup) or id(state) in objects
@@ -298,7 +298,7 @@ class ProtectedState:
     # --- replicated ---
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return nearly the tensors of a save, under arbitrary names; runs no code of the script.
+        """Return approximately the tensors of a save, under arbitrary names; runs no script code.
 
         Covers parameters, buffers and tensors of the optimizers' states.
         """

@@ -1,21 +1,20 @@
 """State that a script changes after the vote: equal on all ranks, or local to each.
 
 An EMA of BatchNorm's statistics, or a scheduler that steps on a rank's own loss, differs by rank,
-and nothing says so in advance. Each rank carries such state in its slot, and votes compare it:
+which is not known in advance. Each rank keeps such state in its slot, and votes compare it:
 
     part         contents                                    where ranks differ
-    buffers      small buffers that change behind the vote   each rank keeps its own
+    buffers      small buffers that change after the vote    each rank keeps its own
     schedulers   states of schedulers                        each rank keeps its own
     rates        hyperparameters and GradScalers             each keeps its own, and, because the
                                                              weights will differ, all of its state
 
-A part that is equal on all ranks comes from a donor, who knows it at the end of its phase. A rank
-writes its slot at the end of the phase, and not before the vote, where ranks differ, in the first
-phase of a function, which nobody has compared, and in a function that changes *open* state after
-its vote. A rank that is lost in between leaves nothing then, and everybody begins again from the
-newest copy.
+A part that is equal on all ranks comes from a donor that has completed its phase. A rank writes
+its slot at the end of the phase, instead of before the vote, in three cases: ranks differ; the
+function's phases are not compared yet; or the function changes *open* state after its vote. A rank
+that is lost before that end leaves no such slot, and all ranks restart from the newest copy.
 
-    state that changes after the vote                          open, since ranks may begin to differ
+    state that changes after the vote                          open: ranks may begin to differ
     schedulers whose `step` takes a metric                     yes
     schedulers whose `step` takes none, GradScalers            no
     hyperparameters of optimizers without such a scheduler     yes
@@ -55,7 +54,7 @@ EVERYTHING_BYTES_MAX = SLOT_BYTES - (1 << 20)  # a slot also has generators and 
 
 
 class StateStanding(msgspec.Struct, frozen=True, array_like=True):
-    """Knowledge of one rank when a vote shows that ranks differ."""
+    """Record of one rank's local state, exchanged when a vote shows that ranks differ."""
 
     place: str
     replica_set: bytes
@@ -65,9 +64,9 @@ class StateStanding(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RankLocalState:
-    """One rank's. `differing`: the parts that ranks hold differently; `compared`: the functions
-    behind whose phases the ranks have compared them; `kept`: what came with a slot and is not to be
-    taken from a donor."""
+    """Local state of one rank. `differing`: the parts that differ by rank; `compared`: the
+    functions after whose phases the ranks have compared them; `kept`: the parts restored from a
+    slot, which a donor's do not replace."""
 
     def __init__(self, protected: ProtectedState) -> None:
         self._protected = protected
@@ -76,10 +75,10 @@ class RankLocalState:
         self.kept: frozenset[str] = frozenset()
         self._completed: set[str] = set()  # functions since the last comparison
         self._open: set[str] = set()  # functions that change open state after their votes
-        self._open_look = b""  # at the last vote
+        self._open_look = b""  # open state at the last vote
         self._looks: dict[str, tuple[bytes, bytes]] = {}
         self._digests: dict[str, bytes] = {}
-        self._is_mixed = False  # pipeline stages: ranks that are no replicas hold other things
+        self._is_mixed = False  # pipeline stages: ranks that are not replicas differ
 
     # --- the slot ---
 
@@ -101,7 +100,7 @@ class RankLocalState:
         """Return the value encoded; encode again only if it has changed."""
         try:
             look = msgspec.msgpack.encode(value)
-        except (TypeError, OverflowError):  # a tensor, say, or a long integer
+        except (TypeError, OverflowError):  # for example a tensor or a long integer
             look = b""
         before, data = self._looks.get(part, (b"", b""))
         if not look or look != before:
@@ -120,7 +119,7 @@ class RankLocalState:
         return {BUFFERS: protected.buffers.late(), SCHEDULERS: states[SCHEDULERS], RATES: rates}
 
     def note_open_state(self, key: str) -> None:
-        """Note the open state before the vote of a phase of function `key`."""
+        """Record the open state before the vote of a phase of function `key`."""
         self._open_look = b"" if key in self._open else self._open_state()
 
     def _open_state(self) -> bytes:
@@ -223,7 +222,7 @@ class RankLocalState:
     def completed(self, key: str, *, has_changed_buffers: bool) -> None:
         """Record a complete phase of function `key`; `has_changed_buffers`: after its vote."""
         self._completed.add(key)
-        look, self._open_look = self._open_look, b""  # "" where no vote was before this phase's end
+        look, self._open_look = self._open_look, b""  # "" without a vote before the phase's end
         if look and look != self._open_state():
             self._open.add(key)
         if has_changed_buffers:
@@ -314,6 +313,6 @@ def part_of(value: Any) -> str:
 
 @cache
 def takes_metric(kind: type) -> bool:
-    """Return whether a scheduler's next state may follow from more than its present one."""
+    """Return whether a scheduler's next state may depend on more than its present one."""
     parameters = set(inspect.signature(kind.step).parameters)
     return issubclass(kind, LRScheduler) and not parameters <= {"self", "epoch"}

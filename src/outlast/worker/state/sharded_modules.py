@@ -1,4 +1,4 @@
-"""Sharded modules: iterations of FSDP2 that are undone, and the shards of optimizers' states.
+"""Sharded modules: undo of FSDP2 iterations, and shards of optimizer states.
 
 A DTensor is a shard in this process's memory and a layout that the script has built. Only the shard
 moves between workers; the layout is the joiner's own.
@@ -18,8 +18,8 @@ from outlast.worker.state.protected_modules import ProtectedModules
 
 
 def refuse_unsupported(modules: Mapping[str, nn.Module]) -> None:
-    """Raise UnsupportedError for shards whose place cannot be known."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")  # not there: nobody has wrapped anything
+    """Raise UnsupportedError for modules whose shards cannot be located."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # absent: no module is wrapped
     for name, module in modules.items():
         for part in module.modules():
             if fsdp is not None and isinstance(part, fsdp.FullyShardedDataParallel):
@@ -47,16 +47,16 @@ def _must_be_resettable(name: str, part: Any) -> None:
 
 
 class FSDPIterations:
-    """The iterations of all FSDP2 modules among the protected ones."""
+    """The iterations of all protected FSDP2 modules."""
 
     def __init__(self, modules: ProtectedModules) -> None:
         self._modules = modules
 
     def settle(self) -> None:
-        """End an attempt that is about to vote: reshard, and forget the order of its forwards.
+        """End an attempt before its vote: reshard, and discard the order of its forwards.
 
-        The order decides which all-gathers a backward prefetches, and a joiner has seen fewer
-        forwards. Raises PhaseError where gradients were not reduced.
+        The order decides which all-gathers a backward prefetches, and a joiner has run fewer
+        forwards. Raises PhaseError if gradients were not reduced.
         """
         for root in self._roots():
             for shard in _parameters_of(root):
@@ -69,7 +69,7 @@ class FSDPIterations:
             root.reset_iter_state()
 
     def undo(self) -> None:
-        """End an attempt that was refused, wherever in its forward or backward it was left."""
+        """End a refused attempt, at any point of its forward or backward."""
         for root in self._roots():
             for group in _groups_of(root):
                 group._all_gather_result = None  # noqa: SLF001 - its generation has been severed
@@ -121,10 +121,10 @@ def sharded_keys(parameter: torch.Tensor, values: Mapping[str, Any]) -> list[str
 
 
 def as_sharded(parameter: Any, key: str, value: Any, keys: Collection[str]) -> Any:
-    """Return the shard `value` as a DTensor in the layout of `parameter` where `keys` has `key`."""
+    """Return the shard `value` as a DTensor in the layout of `parameter` if `key` is in `keys`."""
     if key not in keys:
         return value
-    from torch.distributed.tensor import DTensor  # it is there: the parameter is one
+    from torch.distributed.tensor import DTensor  # imported already: the parameter is one
 
     return DTensor.from_local(
         value,
