@@ -28,7 +28,7 @@ from outlast.fleet.analysis.failure_rates import failure_rate, mttf
 from outlast.fleet.analysis.fitted_rates import fit_rates
 from outlast.fleet.analysis.goodput_loss import lost_goodput, total_loss
 from outlast.fleet.analysis.lemons import rank_lemons, score_ranking
-from outlast.fleet.analysis.measured_ettr import measured_ettr, overall_ettr
+from outlast.fleet.analysis.measured_ettr import ettr_by_size, measured_ettr
 from outlast.fleet.record_tables import Tables
 from outlast.fleet.synth import synthetic_cluster
 from outlast.theory import numerics
@@ -102,7 +102,8 @@ def ettr_of_runs(made: Made) -> Figures:
     )  # fmt: skip
     if truth.ettr is None or not len(runs):
         return {}
-    (row,) = overall_ettr(runs, truth.r_f / DAY_S).iter_rows(named=True)
+    together = runs.with_columns(bucket=pl.lit(0, pl.Int64))
+    (row,) = ettr_by_size(together, truth.r_f / DAY_S).iter_rows(named=True)
     return {
         "ETTR": 100 * row["ettr"],
         "ETTR true": 100 * truth.ettr,

@@ -11,6 +11,7 @@ import polars as pl
 import pytest
 from msgspec.structs import replace
 from tests.fleet.nccl_tests_output import SIZES, header, ranks, report, row, run
+from tests.fleet.whole_log import read_whole
 
 from outlast.cli.main import main
 from outlast.errors import SourceError
@@ -40,7 +41,7 @@ def read(tmp_path: Path, text: str, name: str = "log.txt") -> tuple[RecordBatch,
     assert detect_format(path, LogOptions()) == "nccl-tests"
     context = collective_benchmarks.BenchmarkContext("c", "", ZoneInfo("UTC"), TAKEN_NS)
     reading = collective_benchmarks.read_benchmark(path, context)
-    return reading.read_all(), reading
+    return read_whole(reading), reading
 
 
 def reasons(part: RecordBatch) -> set[str]:

@@ -37,7 +37,6 @@ READERS: tuple[Callable[[str], Iterable[Reading]], ...] = (
     lambda text: kernel_log.findings(text, **WHO, clock=LogClock(0, 10**18, 0)),
     lambda text: dcgm.findings(text, **WHO, t_ns=0, level=3),
     lambda text: nvidia_smi.findings(text, **WHO, t_ns=0),
-    lambda text: nvidia_smi.link_findings(text, **WHO, t_ns=0),
     lambda text: ipmi_events.findings(text, **WHO),
 )
 

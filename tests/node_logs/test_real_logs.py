@@ -110,10 +110,3 @@ def test_eight_gpus(real: Path) -> None:
     assert got.samples[0].power_w == 70.89 and got.samples[3].pci == "0000:69:00.0"
     limits = nvidia_smi.GpuLimits(gpus=8, must=["uncorrected", "temperature_c", "pcie_width"])
     assert list(nvidia_smi.findings(text, cluster="c", node="n", t_ns=7, limits=limits)) == []
-
-
-def test_links_of_eight_gpus(real: Path) -> None:
-    text = lines_of(real, "nvidia-smi.nvlink.status.a100")
-    told = [one for one in nvidia_smi.read_links(text) if isinstance(one, nvidia_smi.GpuLinks)]
-    assert len(told) == 8 and all(set(one.speeds.values()) == {25.0} for one in told)
-    assert list(nvidia_smi.link_findings(text, cluster="c", node="n", t_ns=7)) == []

@@ -49,10 +49,8 @@ class IteratorReplay:
     `owned`: generators to record in addition to those of the process.
     """
 
-    def __init__(
-        self, owned: Mapping[str, random_state.Generator], *, process: bool = True
-    ) -> None:
-        self._owned, self._process = owned, process
+    def __init__(self, owned: Mapping[str, random_state.Generator]) -> None:
+        self._owned = owned
         self.draws = 0
         self._recorded = CountedStates()
         self._reached: dict[str, Any] = random_state.states(owned)  # states after a replay

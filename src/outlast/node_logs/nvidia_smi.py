@@ -1,17 +1,14 @@
-"""Output of nvidia-smi as samples and findings: CSV, XML, NVLink status."""
+"""Output of nvidia-smi as samples and findings: CSV and XML."""
 
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, tzinfo
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
-import msgspec
-
-from outlast.log_records import Finding, Severity, Symptom
+from outlast.log_records import Finding, Symptom
 from outlast.node_logs import gpu_samples
 from outlast.node_logs.gpu_samples import (
     COLUMNS,
@@ -257,90 +254,3 @@ def _parse_csv_time(text: str, t_ns: int, zone: tzinfo) -> int:
         return iso_ns("-".join(found.group(1, 2, 3)), found[4], None, LogClock(zone=zone))
     except UnplacedError:
         return t_ns
-
-
-LINE_MAX = 400
-
-
-class GpuLinks(msgspec.Struct, frozen=True):
-    """NVLinks of one GPU. `speeds`: GB/s by link; None for an inactive link."""
-
-    index: int
-    uuid: str
-    speeds: dict[int, float | None]
-
-
-@cache
-def _gpu() -> re.Pattern[str]:
-    return re.compile(r"GPU (\d{1,6}): .*?(?:\(UUID: (\S+)\))?", re.ASCII)
-
-
-@cache
-def _link() -> re.Pattern[str]:
-    return re.compile(
-        r"Link (\d{1,6}): (?:(\d{1,9}(?:\.\d{1,9})?) GB/s|<inactive>)", re.ASCII | re.IGNORECASE
-    )
-
-
-def read_links(lines: str | Iterable[str]) -> Iterator[GpuLinks | UnreadText]:
-    """Yield the links of each GPU; other lines are UnreadText."""
-    gpu: GpuLinks | None = None
-    for number, raw in enumerate(lines.split("\n") if isinstance(lines, str) else lines, 1):
-        line = raw.strip()[:LINE_MAX]
-        begun = _gpu().fullmatch(line)
-        link = _link().fullmatch(line)
-        if begun:
-            if gpu:
-                yield gpu
-            gpu = GpuLinks(int(begun[1]), begun[2] or "", {})
-        elif link and gpu:
-            gpu.speeds[int(link[1])] = float(link[2]) if link[2] else None
-        elif line:
-            yield UnreadText(number, "neither a GPU nor one of its links", cut_text(line))
-    if gpu:
-        yield gpu
-
-
-def link_findings(
-    lines: str | Iterable[str], *, cluster: str, node: str, t_ns: int
-) -> Iterator[Reading]:
-    """Yield findings on NVLinks.
-
-    An inactive link on a GPU with active links has severity now; a link slower than the node's most
-    common speed, warn. A GPU without active links has severity unknown: it may have no NVLinks, or
-    have lost all of them.
-    """
-    found: list[GpuLinks] = []
-    for one in read_links(lines):
-        if isinstance(one, UnreadText):
-            yield one
-        else:
-            found.append(one)
-    speeds = Counter(s for gpu in found for s in gpu.speeds.values() if s is not None)
-    usual = max(speeds, key=lambda speed: (speeds[speed], speed), default=0.0)
-
-    def trouble(device: str, severity: Severity, detail: str) -> Finding:
-        return Finding(
-            t_ns=t_ns,
-            cluster=cluster,
-            node=node,
-            check="nvidia-smi.nvlink",
-            symptom="nvlink",
-            severity=severity,
-            code="",
-            device=device,
-            detail=detail,
-        )
-
-    if not found:
-        yield trouble("", "unknown", "no GPU was named")
-    for gpu in found:
-        name = gpu.uuid or f"GPU {gpu.index}"
-        if all(speed is None for speed in gpu.speeds.values()):
-            yield trouble(name, "unknown", f"none of {len(gpu.speeds)} links is up")
-            continue
-        for link, speed in gpu.speeds.items():
-            if speed is None:
-                yield trouble(name, "now", f"link {link} is down")
-            elif speed < usual:
-                yield trouble(name, "warn", f"link {link} has {speed:g} GB/s of {usual:g}")

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fleet.job_attempts import T0_NS, at_ns, attempt, failed, of
+from tests.fleet.whole_log import read_whole
 
 from outlast.errors import UsageError
 from outlast.fleet.analysis import goodput_loss
@@ -29,7 +30,7 @@ from outlast.fleet.analysis.lemons import (
     rank_lemons,
     score_ranking,
 )
-from outlast.fleet.analysis.measured_ettr import measured_ettr, overall_ettr
+from outlast.fleet.analysis.measured_ettr import measured_ettr
 from outlast.fleet.formats import outage_logs
 from outlast.fleet.record_tables import DAY_NS, Tables
 from outlast.fleet.synth.synthetic_cluster import RSC1, make_cluster
@@ -232,11 +233,8 @@ def test_outages_where_no_job_is_known() -> None:
 def test_a_server_of_the_real_trace(traces: Path) -> None:
     """Of 400 servers one went away 8 times in the last month, and 14 times in the year."""
     cluster_ = outage_logs.TracedCluster(T0_NS, "c", nodes=400, gpus_per_node=8)
-    read = (
-        outage_logs.read_fault_trace(traces / "infinitehbd" / "fault_trace.json", cluster_)
-        .read_all()
-        .tables
-    )
+    trace = traces / "infinitehbd" / "fault_trace.json"
+    read = read_whole(outage_logs.read_fault_trace(trace, cluster_)).tables
     outages = read["outages"]
     until_ns = max(t_ns for t_ns in outages["t_ns"]) + 1
     made = of()._replace(
@@ -275,8 +273,7 @@ def test_a_cluster_whose_truth_is_known() -> None:
     told = goodput_loss.total_loss(made, goodput_loss.lost_goodput(made, infra)).second_share
     assert told is not None and abs(told - truth.second_order_share) < 0.02
     runs = measured_ettr(made, infra, qos=["high"], across_s=3600)
-    (mean,) = overall_ettr(runs, truth.r_f / 86_400).iter_rows(named=True)
-    assert truth.ettr is not None and abs(mean["ettr"] - truth.ettr) < 0.01
+    assert truth.ettr is not None and runs["ettr"].mean() == pytest.approx(truth.ettr, abs=0.01)
 
 
 @settings(max_examples=30)

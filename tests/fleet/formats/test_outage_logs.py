@@ -7,6 +7,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from tests.fleet.whole_log import read_whole
 
 from outlast.cli.main import main
 from outlast.errors import UsageError
@@ -39,7 +40,7 @@ def test_ends_belong_to_the_first_start_of_their_kind(tmp_path: Path) -> None:
     reading = outage_logs.read_fault_trace(
         path, outage_logs.TracedCluster(EPOCH_NS, "c", nodes=4, gpus_per_node=8)
     )
-    part = reading.read_all()
+    part = read_whole(reading)
     outages = part.tables["outages"].sort("t_ns")
     days = [(t - EPOCH_NS) / DAY_NS for t in outages["t_ns"]]
     ends = [None if t is None else (t - EPOCH_NS) / DAY_NS for t in outages["until_ns"]]
@@ -69,7 +70,7 @@ def test_numbers_that_no_cluster_has_are_refused(
 def test_more_nodes_than_the_cluster_has_are_refused(tmp_path: Path) -> None:
     path = written(tmp_path / "trace.json", event("a", 1, "start"), event("b", 2, "start"))
     with pytest.raises(UsageError, match="alone has faults of 2"):
-        outage_logs.read_fault_trace(path, outage_logs.TracedCluster(EPOCH_NS, nodes=1)).read_all()
+        list(outage_logs.read_fault_trace(path, outage_logs.TracedCluster(EPOCH_NS, nodes=1)))
 
 
 @pytest.mark.parametrize(

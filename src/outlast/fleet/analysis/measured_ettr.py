@@ -93,18 +93,7 @@ def ettr_by_size(
     start as q. `in_regime`: first order holds. `hidden`: the share of runs with missing attempts,
     whose ETTR is too high.
     """
-    return _add_expected(_mean_by_size(runs, ["bucket"]), node_rate_per_s, interval_s, init_s)
-
-
-def overall_ettr(
-    runs: pl.DataFrame,
-    node_rate_per_s: float,
-    *,
-    interval_s: float = INTERVAL_S,
-    init_s: float = INIT_S,
-) -> pl.DataFrame:
-    """Return the row of `ettr_by_size` for all runs together; none without runs."""
-    return _add_expected(_mean_by_size(runs, []), node_rate_per_s, interval_s, init_s)
+    return _add_expected(_mean_by_size(runs), node_rate_per_s, interval_s, init_s)
 
 
 def t_95(freedom: float) -> float:
@@ -171,7 +160,7 @@ def _productive_time(found: pl.DataFrame, interval_s: float, init_s: float) -> p
     )
 
 
-def _mean_by_size(runs: pl.DataFrame, by: list[str]) -> pl.DataFrame:
+def _mean_by_size(runs: pl.DataFrame) -> pl.DataFrame:
     starts = pl.col("attempts").sum()
     columns = {
         "runs": pl.len().cast(pl.Int64),
@@ -184,10 +173,7 @@ def _mean_by_size(runs: pl.DataFrame, by: list[str]) -> pl.DataFrame:
         "interruptions": pl.col("interruptions").mean(),
         "hidden": (pl.col("hidden") > 0).mean(),
     }
-    if by:
-        found = runs.group_by(by).agg(**columns).sort(by)
-    else:
-        found = runs.select(**columns).filter(pl.col("runs") > 0)
+    found = runs.group_by("bucket").agg(**columns).sort("bucket")
     half = [
         t_95(count - 1) * deviation / math.sqrt(count) if count > 1 else None
         for count, deviation in found.select("runs", "deviation").iter_rows()

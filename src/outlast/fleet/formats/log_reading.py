@@ -105,32 +105,6 @@ class LogReading:
         self.totals.rejects.update(reject.reason for reject in part.rejects)
         return part
 
-    def read_all(self) -> RecordBatch:
-        """Return the remaining records at once, for logs that fit into memory.
-
-        Attempts are numbered. Raises SourceError if no row of the log could be read.
-        """
-        tables: dict[Name, list[pl.DataFrame]] = {}
-        rejects: list[Reject] = []
-        for part in self:
-            for name, table in part.tables.items():
-                tables.setdefault(name, []).append(table)
-            rejects += part.rejects
-        self.totals.check()
-        if rejects and not self.totals.records.total() and not self.totals.skipped.total():
-            ((reason, rows),) = self.totals.rejects.most_common(1)
-            raise SourceError(
-                f"{self.source}: none of its {self.totals.rows} rows could be read as"
-                f" {self.format}; {rows} of them: {reason} (line {rejects[0].line}:"
-                f" {rejects[0].text[:100]!r})"
-            )
-        joined: dict[Name, pl.DataFrame] = {
-            name: pl.concat(frames) for name, frames in tables.items()
-        }
-        if "jobs" in joined:
-            joined["jobs"] = number_attempts(joined["jobs"])
-        return RecordBatch(joined, rejects)
-
 
 def number_attempts(jobs: pl.DataFrame) -> pl.DataFrame:
     """Number `attempt` by start among each job's records in this table."""

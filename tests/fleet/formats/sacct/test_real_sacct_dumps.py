@@ -4,6 +4,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from tests.fleet.whole_log import read_whole
 
 from outlast.errors import SourceError
 from outlast.fleet import host_lists
@@ -27,7 +28,7 @@ def dumps(traces: Path) -> Path:
 
 def read(path: Path, options: sacct.SacctOptions | None = None) -> tuple[RecordBatch, ReadTotals]:
     reading = sacct.read_sacct(path, options)
-    return reading.read_all(), reading.totals
+    return read_whole(reading), reading.totals
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.fleet.whole_log import read_whole
 
 from outlast.fleet.formats import sacct
 from outlast.fleet.formats.log_reading import ReadTotals, Reject
@@ -24,7 +25,7 @@ def read(
     path = folder / "sacct.txt"
     path.write_text(f"{HEADER}\n{text}\n")
     reading = sacct.read_sacct(path, sacct.SacctOptions(block_bytes=block_bytes))
-    part = reading.read_all()
+    part = read_whole(reading)
     rows = part.tables["jobs"].select("job", "name").rows() if part.tables else []
     return rows, part.rejects, reading.totals
 
