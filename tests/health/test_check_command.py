@@ -64,7 +64,7 @@ def test_this_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert (tmp_path / "check.json").exists()
     main(["check", "--profile", "periodic", "--state", str(tmp_path), "--json"])
     again = msgspec.json.decode(capsys.readouterr().out, type=NodeReport)
-    assert any("not there yet" in note for note in report.notes) and again.notes == ()
+    assert any("does not exist yet" in note for note in report.notes) and again.notes == ()
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_damaged_samples_are_unknown_and_damaged_recordings_refused(
     record.write_text(good.replace('{"said":"healthy"}', '{"said":7}'))
     capsys.readouterr()
     assert main(["check", "--replay", str(record)]) == 3
-    assert "cannot be read" in capsys.readouterr().out
+    assert "unreadable sample" in capsys.readouterr().out
     for damage in ("", "{}\n", good[:-20], good.replace('"version":1', '"version":9', 1)):
         record.write_text(damage)
         assert main(["check", "--replay", str(record)]) == 1
@@ -168,7 +168,7 @@ def test_a_recording_that_lacks_samples_is_refused(
     head, *samples = record.read_text().splitlines()
     record.write_text("\n".join([head, samples[0], ""]))
     assert main(["check", "--replay", str(record)]) == 1
-    assert f"1 samples, and {len(samples)} were recorded" in capsys.readouterr().err
+    assert f"1 of {len(samples)} recorded samples" in capsys.readouterr().err
     old = json.loads(head)
     del old["samples"]
     record.write_text("\n".join([json.dumps(old), *samples]))

@@ -92,4 +92,4 @@ def test_what_is_stuck_is_remembered_and_forgotten() -> None:
 def test_samples_of_a_check_that_is_not_known_are_not_passed_over() -> None:
     taken = TakenSample(check="another", device="d", t_ns=0, took_s=0.0, absent="")
     (found,) = judge_samples([taken], KNOWN, about()).findings
-    assert found.severity == "unknown" and "not known here" in found.detail
+    assert found.severity == "unknown" and "of an unknown check" in found.detail

@@ -55,7 +55,7 @@ def test_a_gpu_that_is_gone_is_learnt_as_missing() -> None:
                   GpusSample(on_bus=8, driver="550", gpus=((H100,) * 7 + (lost,)))):  # fmt: skip
         tables, notes = settings_of_samples([seven])
         assert tables["gpus"]["count"] == 8 and tables["gpus"]["name"] == H100.name
-        assert notes == ["gpu: 1 of 8 are lost: the count has them nevertheless"]
+        assert notes == ["gpu: 1 of 8 are lost; the count includes them"]
         assert "now" in severities(gpu_check.CHECK, seven, about(**back(seven)))
     assert settings_of_samples(
         [MemorySample(total_bytes=None, available_bytes=None, hugepages=None, controllers=None)]

@@ -32,7 +32,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     place = tmp_path / "deep" / "state"
     memory = CheckMemory(boot="b", stuck={"a|b": StuckProcess(1, 2, 3)})
     with check_memory.lock_state(place, 1):
-        assert "not there yet" in check_memory.read_memory(place).note
+        assert "does not exist yet" in check_memory.read_memory(place).note
         check_memory.write_memory(place, memory)
         assert check_memory.read_memory(place) == check_memory.StoredMemory(memory)
     assert sorted(each.name for each in place.iterdir()) == [check_memory.FILE, check_memory.LOCK]
@@ -61,7 +61,7 @@ def test_two_at_once_lose_nothing(tmp_path: Path) -> None:
 
 
 def test_a_lock_that_is_held_is_waited_for_no_longer_than_said(tmp_path: Path) -> None:
-    late = pytest.raises(StorageError, match="another check has had")
+    late = pytest.raises(StorageError, match="another check has locked")
     with check_memory.lock_state(tmp_path, 1), late, check_memory.lock_state(tmp_path, 0.05):
         pytest.fail("two have it")
     with check_memory.lock_state(tmp_path, 0.05):
@@ -74,7 +74,7 @@ def test_a_place_that_cannot_be_is_said(tmp_path: Path) -> None:
     with said, check_memory.lock_state(tmp_path / "file" / "state", 1):
         pytest.fail("there is no such place")
     (tmp_path / check_memory.FILE).mkdir()
-    with pytest.raises(StorageError, match="it is as it was"):
+    with pytest.raises(StorageError, match="it is unchanged"):
         check_memory.write_memory(tmp_path, CheckMemory())
     with pytest.raises(StorageError):
         check_memory.read_memory(tmp_path)

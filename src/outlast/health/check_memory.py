@@ -241,7 +241,7 @@ def lock_state(directory: Path, within_s: float) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() > until:
                     raise StorageError(
-                        f"another check has had the state directory {directory} for"
+                        f"another check has locked the state directory {directory} for more than"
                         f" {within_s:.0f} s; nothing was written to it"
                     ) from None
                 time.sleep(TRY_S)  # flock has no deadline of its own
@@ -262,7 +262,7 @@ def read_memory(directory: Path) -> StoredMemory:
             data = file.read(FILE_BYTES_MAX + 1)
     except FileNotFoundError:
         return StoredMemory(
-            CheckMemory(), f"{path} is not there yet: what comes of counters is known next time"
+            CheckMemory(), f"{path} does not exist yet: counters are judged from the next check on"
         )
     except OSError as error:
         raise StorageError(f"{path}: {error.strerror}; nothing was written") from error
@@ -276,7 +276,7 @@ def read_memory(directory: Path) -> StoredMemory:
         )
     if memory.version != CheckMemory().version:
         return StoredMemory(
-            CheckMemory(), f"{path} is of version {memory.version}, not read; a new state begins"
+            CheckMemory(), f"{path} has unknown version {memory.version}; a new state begins"
         )
     return StoredMemory(memory)
 
@@ -321,5 +321,5 @@ def write_memory(directory: Path, memory: CheckMemory) -> None:
         replace_file(path, msgspec.json.encode(memory))
     except OSError as error:
         raise StorageError(
-            f"{path} could not be written: {error.strerror}; it is as it was"
+            f"{path} could not be written: {error.strerror}; it is unchanged"
         ) from error

@@ -217,7 +217,7 @@ def parse_settings(found: dict[str, Any], where: str) -> CheckSettings:
     except msgspec.ValidationError as error:
         raise ConfigError(f"{where}: {error}; nothing was checked") from error
     if settings.version != 1:
-        raise ConfigError(f"{where}: version {settings.version} is not known; this reads 1")
+        raise ConfigError(f"{where}: version {settings.version} is unknown; this Outlast reads 1")
     for key in ABOVE_ZERO:
         part, _, name = key.partition(".")
         value = getattr(getattr(settings, part), name)
@@ -225,7 +225,7 @@ def parse_settings(found: dict[str, Any], where: str) -> CheckSettings:
             raise ConfigError(f"{where}: {key} must be above zero and below 1e9, not {value}")
     for path in settings.mounts.expected:
         if not path.startswith("/"):
-            raise ConfigError(f"{where}: mounts.expected: {path!r} is no absolute path")
+            raise ConfigError(f"{where}: mounts.expected: {path!r} is not an absolute path")
     for name, part in (("mounts", settings.mounts), ("links", settings.links)):
         if both := sorted(part.expected.keys() & set(part.ignore)):
             raise ConfigError(
@@ -234,7 +234,7 @@ def parse_settings(found: dict[str, Any], where: str) -> CheckSettings:
             )
     for unit in settings.services.active:
         if not re.fullmatch(r"[\w@.:\\-]+", unit) or unit.startswith("-"):
-            raise ConfigError(f"{where}: services.active: {unit!r} is no name of a service")
+            raise ConfigError(f"{where}: services.active: {unit!r} is not a service name")
     return settings
 
 
@@ -247,7 +247,7 @@ def _numbers(found: dict[str, Any], where: str, above: str) -> None:
         if isinstance(value, dict):
             _numbers(value, where, f"{above}{key}.")
         elif isinstance(value, int | float) and not 0 <= value < math.inf:
-            raise ConfigError(f"{where}: {above}{key} must be a number from zero on, not {value}")
+            raise ConfigError(f"{where}: {above}{key} must be a number of at least 0, not {value}")
         elif isinstance(value, int | float) and key.endswith("percent") and value > 100:
             raise ConfigError(f"{where}: {above}{key} must be from 0 to 100, not {value}")
 
@@ -260,8 +260,8 @@ def _refuse_unknown_checks(
     for key, value in found.items():
         if key not in fields:
             close = difflib.get_close_matches(key, fields, n=1)
-            hint = f"did you mean {above}{close[0]}?" if close else f"there are {', '.join(fields)}"
-            raise ConfigError(f"{where}: {above}{key} is not known: {hint}; nothing was checked")
+            hint = f"did you mean {above}{close[0]}?" if close else f"known are {', '.join(fields)}"
+            raise ConfigError(f"{where}: {above}{key} is unknown: {hint}; nothing was checked")
         inner = fields[key]
         if isinstance(value, dict) and isinstance(inner, type) and issubclass(inner, SettingsTable):
             _refuse_unknown_checks(value, inner, where, f"{above}{key}.")

@@ -103,9 +103,7 @@ def _gpus(sample: GpusSample, notes: list[str]) -> Table:
     there = [gpu for gpu in sample.gpus if not gpu.lost]
     many = max(sample.on_bus, len(sample.gpus))
     if len(there) < many:
-        notes.append(
-            f"gpu: {many - len(there)} of {many} are lost: the count has them nevertheless"
-        )
+        notes.append(f"gpu: {many - len(there)} of {many} are lost; the count includes them")
     found: Table = {"count": many, "driver": sample.driver}
     names = {gpu.name for gpu in there}
     if len(names) == 1:

@@ -153,7 +153,7 @@ def request_drain(name: str, reason: str, within_s: float) -> None:
 
 def _checked_name(name: str) -> str:
     if not NAME.fullmatch(name):
-        raise SlurmError(f"{name!r} is no name of a node; nothing was drained")
+        raise SlurmError(f"{name!r} is not a node name; nothing was drained")
     return name
 
 
@@ -236,7 +236,7 @@ def drain_node(report: NodeReport, settings: DrainSettings) -> DrainOutcome:
     """
     worst = [one for one in report.findings if one.severity in COSTS]
     if not worst:
-        return DrainOutcome(False, "nothing that costs a job")
+        return DrainOutcome(False, "no finding that costs a job")
     if script := slurm_script():
         return DrainOutcome(
             False, f"Slurm forbids scontrol in a {script}: its exit code drains the node"
@@ -247,7 +247,7 @@ def drain_node(report: NodeReport, settings: DrainSettings) -> DrainOutcome:
         here = read_node(name, within_s)
         if not here.is_registered:
             states = "+".join(sorted(here.states))
-            return DrainOutcome(False, f"{name} is {states}: Slurm does not have it yet")
+            return DrainOutcome(False, f"{name} is {states}: not registered with Slurm")
         if here.is_away:
             return DrainOutcome(False, f"{name} is out of service ({here.reason or 'no reason'})")
         fleet = read_fleet(within_s)
@@ -268,14 +268,14 @@ def _refusal(name: str, settings: DrainSettings, drained: int, most: int, now_ns
     """Return why the budget refuses a drain, or ""."""
     window = f"within {settings.window_s:g} s"
     if drained >= most:
-        return f"{drained} nodes were drained {window}, at most {most} may be: inspect them first"
+        return f"{drained} nodes were drained {window}, the limit is {most}: inspect them first"
     if not settings.shared:
         return ""
     slot = _request_slot(Path(settings.shared), name, settings, most, now_ns)
     if isinstance(slot, str):
         return f"the ledger in {settings.shared} could not be queried ({slot}): nothing was drained"
     if not slot.granted:
-        return f"{slot.taken} nodes were drained {window} by the ledger, at most {most} may be"
+        return f"{slot.taken} nodes were drained {window} by the ledger, the limit is {most}"
     return ""
 
 
@@ -313,7 +313,7 @@ def take_slot(shared: Path, name: str, most: int, now_ns: int, window_s: float) 
     try:
         found = os.fstat(file)
         if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
-            raise StorageError(f"{shared / LEDGER} is no file of its own")
+            raise StorageError(f"{shared / LEDGER} is a link, or not a regular file")
         while True:
             try:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -86,7 +86,7 @@ def all_checks(settings: CheckSettings) -> dict[str, AnyCheck]:
     for where in settings.own:
         for check in _own_checks(where):
             if check.name in found:
-                raise ConfigError(f"own: {where}: there is a check {check.name!r} already")
+                raise ConfigError(f"own: {where}: a check {check.name!r} exists already")
             found[check.name] = check
     return found
 
@@ -105,8 +105,8 @@ def checks_of_profile(
     for name in names:
         if name not in checks:
             close = difflib.get_close_matches(name, checks, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(checks)}"
-            raise ConfigError(f"there is no check {name!r}: {hint}; nothing was checked")
+            hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(checks)}"
+            raise ConfigError(f"unknown check {name!r}: {hint}; nothing was checked")
     return [checks[name] for name in dict.fromkeys(names)]
 
 
@@ -119,13 +119,13 @@ def _own_checks(where: str) -> tuple[AnyCheck, ...]:
         raise ConfigError(f"own: {where}: {reason}; nothing was checked") from error
     found = found if isinstance(found, tuple | list) and not isinstance(found, Check) else (found,)
     if not all(isinstance(check, Check) for check in found):
-        raise ConfigError(f"own: {where} is no outlast.health.check_contract.Check, nor several")
+        raise ConfigError(f"own: {where} is not a Check, or several, of outlast.health")
     return tuple(found)
 
 
 LOCK_S = 5.0
-NOTHING_HERE = "there is nothing to check"
-NO_STATE = "no memory (--state DIR): what counters did, flaps and earlier events were not judged"
+NOTHING_HERE = "no check to run"
+NO_STATE = "no --state DIR: rises of counters, flaps and earlier events were not judged"
 
 
 class Examined(NamedTuple):
@@ -282,23 +282,23 @@ def read_recording(path: Path) -> Recording:
     except OSError as error:
         raise SourceError(f"{path}: {error.strerror}") from error
     if len(data) > FILE_BYTES_MAX:
-        raise SourceError(f"{path}: larger than {FILE_BYTES_MAX:,} bytes; that is no recording")
+        raise SourceError(f"{path}: larger than {FILE_BYTES_MAX:,} bytes: not a recording")
     first, *rest = data.rstrip(b"\n").split(b"\n")
     try:
         head = msgspec.json.decode(first, type=RecordingHead)
         if head.version != VERSION:
             raise SourceError(
-                f"{path}: a recording of version {head.version}; this reads {VERSION}"
+                f"{path}: recording version {head.version}; this Outlast reads {VERSION}"
             )
         if head.samples not in (None, len(rest)):
             raise SourceError(
-                f"{path}: {len(rest)} samples, and {head.samples} were recorded: the file is not"
-                " whole; copy it again"
+                f"{path}: {len(rest)} of {head.samples} recorded samples: the file is incomplete;"
+                " copy it again"
             )
         decoder = msgspec.json.Decoder(TakenSample)
         return Recording(head, [decoder.decode(line) for line in rest])
     except (ValueError, RecursionError, ConfigError) as error:
-        raise SourceError(f"{path}: no recording of `outlast check`: {error}") from error
+        raise SourceError(f"{path}: not a recording of `outlast check`: {error}") from error
 
 
 EXPECTED_BY = {

@@ -24,7 +24,7 @@ WORST_FIRST: tuple[Severity, ...] = ("now", "drain", "unknown", "warn", "healthy
 """Order for a whole node: an unknown outweighs a warning. (log_records.SEVERITIES orders single
 findings by their effect on a job.)"""
 
-FOREIGN = "a recorded sample of a check that is not known here: name it in `own`"
+FOREIGN = "recorded sample of an unknown check: name its module in `own`"
 
 
 class NotApplicable(msgspec.Struct, frozen=True):
@@ -115,7 +115,7 @@ def _decode_sample(taken: TakenSample, check: AnyCheck) -> Sample | str:
     try:
         return msgspec.json.decode(taken.sample, type=check.sample)
     except (msgspec.DecodeError, RecursionError) as error:
-        return f"a sample that cannot be read: {error}"
+        return f"unreadable sample: {error}"
 
 
 def _unknown_finding(taken: TakenSample, check: AnyCheck, about: JudgeContext, why: str) -> Finding:
@@ -142,7 +142,7 @@ def unknown_finding(
 def _held_finding(earlier: HeldFinding, about: JudgeContext) -> Finding:
     ago_s = max(0, about.t_ns - earlier.last_ns) / 1e9
     quiet_s = about.settings.flaps.recovery_s
-    detail = f"{earlier.finding.detail} ({ago_s:.0f} s ago; said until quiet for {quiet_s:.0f} s)"
+    detail = f"{earlier.finding.detail} ({ago_s:.0f} s ago; held until quiet for {quiet_s:.0f} s)"
     return replace(earlier.finding, t_ns=earlier.last_ns, detail=detail)
 
 
@@ -195,7 +195,7 @@ def report_lines(report: NodeReport) -> Iterator[str]:
         yield "healthy  " + ", ".join(counted)
     for each in report.not_applicable:
         where = " ".join(filter(None, (each.check, each.device)))
-        yield f"not here {where}: {each.why}"
+        yield f"absent   {where}: {each.why}"
     yield from (f"note: {note}" for note in report.notes)
 
 

@@ -105,7 +105,7 @@ def run_probes(
             waiting.append(_start_child(one, until))
         except OSError as error:
             done[one.key] = _sample_of(
-                one, 0.0, failed=f"no process for the probe: {error.strerror}"
+                one, 0.0, failed=f"the probe could not be started: {error.strerror}"
             )
     try:
         while waiting := [child for child in waiting if not _has_ended(child, done)]:
@@ -230,7 +230,9 @@ def _decode_answer(request: ProbeRequest, data: bytes, took_s: float) -> TakenSa
     kind = data[:1]
     body = data[1:]
     if len(data) > ANSWER_BYTES_MAX:
-        return _sample_of(request, took_s, failed=f"a sample of over {ANSWER_BYTES_MAX:,} bytes")
+        return _sample_of(
+            request, took_s, failed=f"a sample larger than {ANSWER_BYTES_MAX:,} bytes"
+        )
     if kind == SAMPLE:
         return _sample_of(request, took_s, sample=msgspec.Raw(body))
     text = body.decode("utf-8", "replace")

@@ -84,6 +84,6 @@ def test_what_is_held_and_said_again_is_one_finding(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = tmp_path / "checks.jsonl"
-    held = (f"hot ({ago} s ago; said until quiet for 1800 s)" for ago in (60, 360))
+    held = (f"hot ({ago} s ago; held until quiet for 1800 s)" for ago in (60, 360))
     log.write_text(line(finding("n1")) + "".join(line(finding("n1", detail=d)) for d in held))
     assert summary(capsys, tmp_path / "lake", log, "--as", "check")["rows"] == {"findings": 1}

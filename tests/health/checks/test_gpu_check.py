@@ -56,17 +56,17 @@ ONE_DOWN = (NvLink(number=0, active=False, errors=0), *H100.nvlinks[1:])
         ({"lost": True}, "now", "gpu-unavailable", "fell off the bus"),
         ({"ecc": False}, "warn", "gpu-memory", "error correction is off"),
         ({"uncorrected": 2}, "drain", "gpu-memory", "2 uncorrected"),
-        ({"remap_failed": True}, "drain", "gpu-memory", "exchange it"),
+        ({"remap_failed": True}, "drain", "gpu-memory", "replace it"),
         ({"remap_pending": True}, "drain", "gpu-memory", "reset it"),
-        ({"retirement_pending": True}, "drain", "gpu-memory", "waits to be retired"),
+        ({"retirement_pending": True}, "drain", "gpu-memory", "page retirement is pending"),
         ({"retired_pages": 61}, "drain", "gpu-memory", "61 retired pages"),
         ({"remapped": 512}, "drain", "gpu-memory", "512 remapped rows"),
         ({"temperature_c": 90}, "warn", "thermal", "90 C"),
         ({"memory_c": 101}, "warn", "thermal", "its memory: 101 C"),
-        ({"held_back": 0x20}, "warn", "thermal", "it is hot"),
-        ({"held_back": 0x48}, "drain", "thermal", "the hardware slows it down: it is hot"),
+        ({"held_back": 0x20}, "warn", "thermal", "too hot"),
+        ({"held_back": 0x48}, "drain", "thermal", "clocks throttled by the hardware: too hot"),
         ({"held_back": 0x88}, "drain", "thermal", "too little power"),
-        ({"held_back": 0x08}, "drain", "thermal", "the hardware slows it down"),
+        ({"held_back": 0x08}, "drain", "thermal", "clocks throttled by the hardware"),
         ({"width": 8}, "drain", "pcie", "PCIe x8, x16 is expected"),
         ({"speed": 3, "held_back": 0}, "drain", "pcie", "generation 3, 5 is expected"),
         ({"fabric_state": 2}, "now", "nvlink", "fabric manager"),
@@ -97,7 +97,7 @@ def test_a_gpu_that_is_missing() -> None:
         "now", "1 on the PCI bus, 2 are expected",
     )  # fmt: skip
     assert said(CHECK, node(H100, on_bus=2), about())[0][::2] == (
-        "now", "the driver has 1, 2 are expected",
+        "now", "the driver reports 1, 2 are expected",
     )  # fmt: skip
 
 
@@ -150,7 +150,7 @@ def test_processes_left_over() -> None:
     at = about()
     assert severities(LEFTOVER, LeftoversSample(on={"0000:3b:00.0": (allowed,)}), at) == ["healthy"]
     assert said(LEFTOVER, LeftoversSample(on={"0000:3b:00.0": (allowed, mine), "b": ()}), at) == [
-        ("drain", "0000:3b:00.0", "1 processes are left over: python (77)")
+        ("drain", "0000:3b:00.0", "1 leftover processes: python (77)")
     ]
 
 

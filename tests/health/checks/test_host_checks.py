@@ -77,7 +77,7 @@ def test_corrected_errors_count_by_the_hour_and_others_at_once() -> None:
     memory = after(check, counted(10_000), about(CheckMemory()))
     assert severities(check, counted(10_100), about(memory, 60)) == ["healthy"]
     assert said(check, counted(10_101), about(memory, 60)) == [
-        ("drain", "mc0", "101 corrected errors within the hour")
+        ("drain", "mc0", "101 corrected errors in the last hour")
     ]
     assert severities(check, counted(0, 1), about()) == ["now"]
 
@@ -116,7 +116,7 @@ def test_drives_are_whole_ones_with_a_device(tmp_path: Path) -> None:
 def test_drives_are_judged() -> None:
     assert severities(disk_check.CHECK, DrivesSample(drives=()), about()) == ["unknown"]
     two = DrivesSample(drives=(Drive(name="a", state="live"), Drive(name="b", state="offline")))
-    assert said(disk_check.CHECK, two, about()) == [("now", "b", "state in the kernel: offline")]
+    assert said(disk_check.CHECK, two, about()) == [("now", "b", "kernel device state: offline")]
     assert severities(disk_check.CHECK, two, about(disks={"count": 3})) == ["drain", "now"]
     assert severities(disk_check.CHECK, DrivesSample(drives=two.drives[:1]), about()) == ["healthy"]
 
@@ -217,7 +217,7 @@ def test_services() -> None:
     wanted = about(services={"active": ["munge", "sshd", "x", "y"]})
     assert said(services_of.CHECK, sample, wanted) == [
         ("drain", "sshd", "is failed"), ("warn", "x", "is activating"),
-        ("unknown", "y", "is not in the answer"),
+        ("unknown", "y", "is not reported"),
     ]  # fmt: skip
     assert severities(services_of.CHECK, sample, about(services={"active": ["munge"]})) == [
         "healthy"
@@ -235,5 +235,5 @@ def test_services_are_asked_of_systemctl(tmp_path: Path, monkeypatch: pytest.Mon
     tool.chmod(0o755)
     assert take_services(("sshd", "munge")).states == {"sshd": "active", "munge": "active"}
     tool.write_text("#!/bin/sh\necho no bus >&2\nexit 1\n")
-    with pytest.raises(ToolError, match="does it run here"):
+    with pytest.raises(ToolError, match="may not run here"):
         take_services(("sshd",))

@@ -60,7 +60,7 @@ def test_an_empty_log_is_unknown(source: str) -> None:
     """As /dev/kmsg of a container that may not read it: nothing of trouble was said of no line."""
     empty = msgspec.structs.replace(log(), source=source)
     (one,) = said(CHECK, empty, about())
-    assert one[0] == "unknown" and "no line can be read" in one[2]
+    assert one[0] == "unknown" and "has no readable line" in one[2]
     memory = after(CHECK, log((-2, "quiet")), about(CheckMemory()), boot="b")
     assert severities(CHECK, log(), about(memory, 60)) == ["unknown"]
     kept = after(CHECK, log(), about(memory, 60), boot="b")

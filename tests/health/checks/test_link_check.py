@@ -74,10 +74,10 @@ def test_second_ports_that_nobody_uses_are_not_missed() -> None:
 def test_a_port_that_was_up_is_missed_when_it_is_down_or_not_there() -> None:
     memory = after(CHECK, rail(2, 2), about(CheckMemory()))
     down = said(CHECK, rail(1, 3), about(memory, 60))
-    text = "is DOWN (Polling), and was up at an earlier check"
+    text = "is DOWN (Polling); it was up at an earlier check"
     assert [one for one in down if one[0] != "healthy"] == [("drain", "mlx5_1/1", text)]
     gone = said(CHECK, rail(1, 0), about(memory, 60))
-    text = "is not there any more, and was up at an earlier check"
+    text = "no longer exists; it was up at an earlier check"
     assert [one for one in gone if one[0] != "healthy"] == [("drain", "mlx5_1/1", text)]
     away = about(memory, 60, links={"ignore": ["mlx5_1/1"]})
     assert severities(CHECK, rail(1, 0), away) == ["healthy"]
@@ -117,10 +117,10 @@ def test_a_link_that_is_down_missing_or_slow_where_it_is_expected() -> None:
         ("now", "mlx5_0/1", "is DOWN (Disabled)")
     ]
     assert said(CHECK, ib(rate=200.0), wanted) == [
-        ("drain", "mlx5_0/1", "200 Gb/s, and 400 are expected")
+        ("drain", "mlx5_0/1", "200 Gb/s; 400 are expected")
     ]
     assert severities(CHECK, ib(rate=None), wanted) == ["unknown"]
-    assert said(CHECK, LinksSample(ports=()), wanted) == [("now", "mlx5_0/1", "is not there")]
+    assert said(CHECK, LinksSample(ports=()), wanted) == [("now", "mlx5_0/1", "is missing")]
 
 
 def test_a_port_that_nobody_named_is_not_missed() -> None:
@@ -139,7 +139,7 @@ def test_errors_count_by_the_hour_not_since_boot() -> None:
     memory = after(CHECK, many, about(CheckMemory()))
     assert severities(CHECK, ib(symbol_error=1_000_100), about(memory, 60)) == ["healthy"]
     assert said(CHECK, ib(symbol_error=1_000_101), about(memory, 60)) == [
-        ("warn", "mlx5_0/1", "symbol_error rose by 101 within the hour, at most 100")
+        ("warn", "mlx5_0/1", "symbol_error rose by 101 in the last hour; limit 100")
     ]
 
 

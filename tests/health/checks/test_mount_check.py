@@ -45,7 +45,7 @@ def test_a_mount_as_expected_is_healthy() -> None:
     ("other", "severity", "detail"),
     [
         ({"type": ""}, "now", "nothing is mounted there"),
-        ({"type": "xfs"}, "drain", "is xfs, and should be nfs4"),
+        ({"type": "xfs"}, "drain", "is xfs; nfs4 is expected"),
         ({"options": ("ro",)}, "now", "fs1:/home is read-only"),
         ({"trouble": "Stale file handle (ESTALE)"}, "now", "Stale file handle (ESTALE)"),
         ({"trouble": "Permission denied", "denied": True}, "unknown", "Permission denied"),

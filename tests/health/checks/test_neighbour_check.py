@@ -117,7 +117,7 @@ def test_each_node_judges_itself() -> None:
     assert [of(rank)[0][0] for rank in range(6)] == [
         "warn", "warn", "healthy", "healthy", "drain", "healthy",
     ]  # fmt: skip
-    assert of(0) == [("warn", "n1", "4 GB/s to n1, and both are fast with others")]
+    assert of(0) == [("warn", "n1", "4 GB/s to n1; both are fast with other nodes")]
     demanding = about(ring={"gbytes_min": 100})
     assert severities(CHECK, PairsSample(rank=2, names=names, pairs=pairs), demanding) == [
         "unknown"
@@ -142,7 +142,7 @@ def test_three_nodes_meet_for_real(tmp_path: Path) -> None:
     )
     assert others.wait(timeout=60) == 0
     report = msgspec.json.decode(done.stdout, type=NodeReport)
-    assert report.severity == "healthy" and "beside 2 others" in report.findings[0].detail
+    assert report.severity == "healthy" and "with 2 other nodes" in report.findings[0].detail
     for rank in (1, 2):
         sample = msgspec.json.decode((tmp_path / f"{rank}.json").read_bytes(), type=PairsSample)
         assert severities(CHECK, sample, about(ring={"gbytes_min": 1e-9})) == ["healthy"]

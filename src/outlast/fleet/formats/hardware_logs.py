@@ -242,7 +242,7 @@ NO_FINDING = "a finding that is none"
 NO_TIME = "no time between 2000 and 2100"
 NO_NODE = "a finding that names no node"
 # Suffix of a held finding, which differs at each check.
-_KNOWN = re.compile(r" \(-?\d+ s ago; said until quiet for \d+ s\)$")
+_KNOWN = re.compile(r" \(-?\d+ s ago; held until quiet for \d+ s\)$")
 
 
 class CheckReport(msgspec.Struct, frozen=True):

@@ -40,14 +40,14 @@ def judge(sample: ClockSample, about: JudgeContext) -> Iterator[Observation]:
     wanted = about.settings.clock
     found = [*_source(sample, wanted.source)]
     if sample.synchronized is None:
-        found.append(Observation("unknown", "whether it is synchronized is not known"))
+        found.append(Observation("unknown", "its synchronization state is unknown"))
     elif not sample.synchronized and wanted.synchronized is not False:
         detail = f"{sample.told_by} reports the clock as unsynchronized"
         known = wanted.synchronized is True
         detail += "" if known else ": its offset is unknown"
         found.append(Observation("drain" if known else "unknown", detail))
     elif sample.off_s is not None and abs(sample.off_s) > wanted.skew_s:
-        text = f"{sample.off_s:+.3f} s off by {sample.told_by}, at most {wanted.skew_s:g} s"
+        text = f"{sample.off_s:+.3f} s off by {sample.told_by}; limit {wanted.skew_s:g} s"
         found.append(Observation("drain", text))
     yield from found
     if not found:
@@ -59,10 +59,10 @@ def _source(sample: ClockSample, wanted: str) -> Iterator[Observation]:
     if not sample.source:
         yield Observation("unknown", "the kernel reports no clock source")
     elif wanted and sample.source != wanted:
-        yield Observation("drain", f"the source is {sample.source}, and should be {wanted}")
+        yield Observation("drain", f"the source is {sample.source}; {wanted} is expected")
     elif not wanted and sample.available and sample.source != sample.available[0]:
         best = sample.available[0]
-        yield Observation("warn", f"the source is {sample.source}, although there is {best}")
+        yield Observation("warn", f"the source is {sample.source}, although {best} is available")
 
 
 def _probes(_: CheckSettings) -> Iterable[Probe[ClockSample]]:

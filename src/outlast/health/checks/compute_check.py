@@ -51,7 +51,7 @@ def judge(sample: ComputeSample, about: JudgeContext) -> Iterator[Observation]:
         symptom = "cpu" if one.name == "cpu" else "gpu-memory"
         speed = f"{one.tflops:.3g} TFLOP/s"
         if one.wrong:
-            text = f"{one.wrong} of {one.products} products are wrong: it computes silently amiss"
+            text = f"{one.wrong} of {one.products} products are wrong: silent corruption"
             yield Observation("now", text, one.name, symptom=symptom)
         elif least is not None and one.tflops < least:
             text = f"{speed}, at least {least:g} is expected"
@@ -61,7 +61,7 @@ def judge(sample: ComputeSample, about: JudgeContext) -> Iterator[Observation]:
                 "healthy", f"{one.products} products, {speed}", one.name, symptom=symptom
             )
     if not sample.devices:
-        yield Observation("unknown", "torch sees none of the GPUs that it should compute on")
+        yield Observation("unknown", "torch finds none of the expected GPUs")
 
 
 def _probes(settings: CheckSettings) -> Iterable[Probe[ComputeSample]]:

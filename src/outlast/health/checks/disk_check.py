@@ -68,15 +68,15 @@ def judge(sample: DrivesSample, about: JudgeContext) -> Iterator[Observation]:
             Observation("drain", f"{len(sample.drives)} drives, {wanted.count} are expected")
         )
     found += [
-        Observation("now", f"state in the kernel: {drive.state}", drive.name)
+        Observation("now", f"kernel device state: {drive.state}", drive.name)
         for drive in sample.drives
         if drive.state not in ALIVE
     ]
     if not sample.drives and not found:
-        found.append(Observation("unknown", "the kernel has no drive"))
+        found.append(Observation("unknown", "the kernel reports no drive"))
     yield from found
     if not found:
-        yield Observation("healthy", f"{len(sample.drives)} drives, as the kernel sees them")
+        yield Observation("healthy", f"the kernel reports {len(sample.drives)} drives")
 
 
 def judge_smart(sample: SmartSample, about: JudgeContext) -> Iterator[Observation]:
@@ -94,7 +94,7 @@ def judge_smart(sample: SmartSample, about: JudgeContext) -> Iterator[Observatio
         found.append(Observation("warn", f"{sample.reallocated} reallocated sectors", at))
     if sample.available_spare is not None and sample.available_spare < SPARE_PERCENT:
         found.append(
-            Observation("drain", f"{sample.available_spare:g} % of its spares are left", at)
+            Observation("drain", f"{sample.available_spare:g} % of the spare blocks are left", at)
         )
     if sample.percentage_used is not None:
         most = about.settings.disks.worn_percent
@@ -151,7 +151,7 @@ def take(counted: bool, root: Path = Path("/")) -> DrivesSample:
         for name in _drives(root)
     )
     if not found and not counted:
-        raise AbsentError("the kernel has no drive, and the settings count none")
+        raise AbsentError("the kernel reports no drive, and the settings expect none")
     return DrivesSample(drives=found)
 
 
@@ -176,7 +176,7 @@ def smart_probes(settings: CheckSettings, root: Path = Path("/")) -> Iterable[Pr
 
 
 def _not_configured() -> SmartSample:
-    raise AbsentError("the settings do not ask for it (disks.smart)")
+    raise AbsentError("the settings do not enable it (disks.smart)")
 
 
 def read_smart(name: str) -> SmartSample:
@@ -197,7 +197,7 @@ def parse_smart(name: str, answer: str) -> SmartSample:
     try:
         found = msgspec.json.decode(answer)
     except (ValueError, RecursionError) as error:
-        raise ToolError(f"smartctl's answer is no JSON: {error}") from error
+        raise ToolError(f"smartctl's output is not JSON: {error}") from error
     report = _Nested(found)
     status = int(report.number("smartctl", "exit_status") or 0)
     messages = report.at("smartctl", "messages")

@@ -22,10 +22,10 @@ from outlast.log_records import Severity, Symptom
 HOUR_S = 3600.0
 IDLE = 0x1
 SLOWED: dict[int, tuple[str, Severity]] = {
-    0x08: ("the hardware slows it down", "drain"),
-    0x20: ("the driver slows it down: it is hot", "warn"),
-    0x40: ("the hardware slows it down: it is hot", "drain"),
-    0x80: ("the hardware slows it down: too little power", "drain"),
+    0x08: ("clocks throttled by the hardware", "drain"),
+    0x20: ("clocks throttled by the driver: too hot", "warn"),
+    0x40: ("clocks throttled by the hardware: too hot", "drain"),
+    0x80: ("clocks throttled by the hardware: too little power", "drain"),
 }
 """NVML's bits of clock throttle reasons. 0x08 is also set with a more specific one."""
 FABRIC_READY = (0, 3)  # not supported, completed
@@ -67,7 +67,7 @@ def judge(sample: GpusSample, about: JudgeContext) -> Iterator[Observation]:
         yield Observation("unknown", sample.trouble, symptom="gpu-driver")
         return
     if len(sample.gpus) < expected <= sample.on_bus:
-        text = f"the driver has {len(sample.gpus)}, {expected} are expected"
+        text = f"the driver reports {len(sample.gpus)}, {expected} are expected"
         yield Observation("now", text, symptom="gpu-unavailable")
     if wanted.driver and sample.driver != wanted.driver:
         text = f"driver {sample.driver}, {wanted.driver} is expected"
@@ -90,10 +90,10 @@ def _links_expected(sample: GpusSample, wanted: Wanted) -> int:
 def _judge_gpu(gpu: Gpu, about: JudgeContext, links: int) -> Iterator[Observation]:
     wanted = about.settings.gpus
     if gpu.lost:
-        yield Observation("now", "it is lost: it fell off the bus", symptom="gpu-unavailable")
+        yield Observation("now", "lost: it fell off the bus", symptom="gpu-unavailable")
         return
     if wanted.name and gpu.name != wanted.name:
-        yield Observation("drain", f"is a {gpu.name}, and should be a {wanted.name}")
+        yield Observation("drain", f"is a {gpu.name}; a {wanted.name} is expected")
     yield from _memory(gpu, about)
     yield from _heat(gpu, wanted)
     yield from _bus(gpu, wanted)
@@ -116,17 +116,17 @@ def _memory(gpu: Gpu, about: JudgeContext) -> Iterator[Observation]:
         if new and not gpu.uncorrected:
             yield Observation("drain", f"{new} new uncorrected errors", symptom=symptom)
     if gpu.remap_failed:
-        yield Observation("drain", "a row could not be remapped: exchange it", symptom=symptom)
+        yield Observation("drain", "a row could not be remapped: replace it", symptom=symptom)
     if gpu.remap_pending:
-        yield Observation("drain", "a row waits to be remapped: reset it", symptom=symptom)
+        yield Observation("drain", "a row remapping is pending: reset it", symptom=symptom)
     if gpu.retirement_pending:
-        yield Observation("drain", "a page waits to be retired: reset it", symptom=symptom)
+        yield Observation("drain", "a page retirement is pending: reset it", symptom=symptom)
     for what, many, most in (
         ("remapped rows", gpu.remapped, wanted.remapped_rows_max),
         ("retired pages", gpu.retired_pages, wanted.retired_pages_max),
     ):
         if many is not None and many >= most:
-            text = f"{many} {what}, at {most} it should be exchanged"
+            text = f"{many} {what}: replace it (limit {most})"
             yield Observation("drain", text, symptom=symptom)
 
 
@@ -167,10 +167,10 @@ def _nvlinks(gpu: Gpu, about: JudgeContext, expected: int) -> Iterator[Observati
     for link in gpu.nvlinks:
         new = None if link.errors is None else about.since(_link_count(gpu, link), HOUR_S)
         if new is not None and new > about.settings.links.errors_per_hour:
-            text = f"NVLink {link.number}: {new} errors within the hour"
+            text = f"NVLink {link.number}: {new} errors in the last hour"
             yield Observation("warn", text, symptom=symptom)
     if gpu.fabric_state is not None and gpu.fabric_state not in FABRIC_READY:
-        text = "it has not joined the NVLink fabric: does the fabric manager run?"
+        text = "it has not joined the NVLink fabric: check the fabric manager"
         yield Observation("now", text, symptom=symptom)
     elif gpu.fabric_status:
         yield Observation("now", f"the NVLink fabric failed ({gpu.fabric_status})", symptom=symptom)
@@ -192,7 +192,7 @@ def judge_leftovers(sample: LeftoversSample, about: JudgeContext) -> Iterator[Ob
         if others:
             found = True
             names = ", ".join(f"{one.name or '?'} ({one.pid})" for one in others[:5])
-            yield Observation("drain", f"{len(others)} processes are left over: {names}", gpu)
+            yield Observation("drain", f"{len(others)} leftover processes: {names}", gpu)
     if not sample.on:
         yield Observation("unknown", "no GPU could be queried for its processes")
     elif not found:

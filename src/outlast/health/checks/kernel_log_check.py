@@ -82,9 +82,7 @@ def judge(sample: KernelLogSample, about: JudgeContext) -> Iterator[Observation 
         text = f"{len(unread)} lines could not be read; the first: {one.reason}: {one.text}"
         yield Observation("unknown", text)
     if not lost and not unread and all(one.severity == "healthy" for one in found):
-        yield Observation(
-            "healthy", f"nothing of trouble in {len(new)} new lines ({sample.source})"
-        )
+        yield Observation("healthy", f"no trouble in {len(new)} new lines ({sample.source})")
 
 
 def _empty(sample: KernelLogSample, after: int | None) -> str:
@@ -93,9 +91,9 @@ def _empty(sample: KernelLogSample, after: int | None) -> str:
     Each boot logs something, and line numbers only rise.
     """
     if not sample.lines:
-        return f"no line can be read from the kernel's log ({sample.source}): is it this kernel's?"
+        return f"the kernel log ({sample.source}) has no readable line: it may not be this kernel's"
     if after is not None and sample.last < after:
-        return f"the log ends at line {sample.last}, and was read to {after}: is it another one?"
+        return f"the log ends at line {sample.last}, but was read to {after}: it may be another log"
     return ""
 
 
@@ -107,7 +105,7 @@ def _describe_lost(sample: KernelLogSample, after: int | None, begin_ns: int) ->
         if _oldest_ns(sample) <= begin_ns:
             return ""
         return (
-            "the beginning of the period to be read was overwritten in the log (--state reads only"
+            "the log no longer holds the beginning of the period to read (--state reads only"
             " new lines; a larger log_buf_len keeps more)"
         )
     if sample.source == "kmsg":

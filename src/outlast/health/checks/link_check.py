@@ -88,7 +88,7 @@ def judge(sample: LinksSample, about: JudgeContext) -> Iterator[Observation]:
     there = {port.name: port for port in sample.ports}
     for name, expected in wanted.expected.items():
         if expected.up and name not in there:
-            yield Observation("now", "is not there", name)
+            yield Observation("now", "is missing", name)
     yield from _vanished_links(there, about)
     for port in sample.ports:
         if port.name in wanted.ignore:
@@ -102,7 +102,7 @@ def judge(sample: LinksSample, about: JudgeContext) -> Iterator[Observation]:
         for observed in found or [Observation("healthy", _describe_healthy(port, about))]:
             yield observed._replace(device=port.name, symptom=SYMPTOMS[port.kind])
     if not sample.ports and not wanted.expected:
-        yield Observation("unknown", "no link is there, not even one of an Ethernet")
+        yield Observation("unknown", "no InfiniBand or Ethernet link exists")
 
 
 def _state(port: LinkPort, expected: Expected | None) -> Iterator[Observation]:
@@ -110,23 +110,23 @@ def _state(port: LinkPort, expected: Expected | None) -> Iterator[Observation]:
     if is_up(port):
         least = expected.rate_gbps if expected else None
         if least is not None and port.rate_gbps is None:
-            yield Observation("unknown", f"its rate is not known, and {least:g} Gb/s are expected")
+            yield Observation("unknown", f"its rate is unknown; {least:g} Gb/s are expected")
         elif least is not None and (port.rate_gbps or 0) < least:
-            yield Observation("drain", f"{port.rate_gbps:g} Gb/s, and {least:g} are expected")
+            yield Observation("drain", f"{port.rate_gbps:g} Gb/s; {least:g} are expected")
         return
     detail = f"is {port.state}" + (f" ({port.physical})" if port.physical else "")
     if expected is not None:
         if expected.up:
             yield Observation(DOWN[port.kind], detail)
     elif port.kind == "ib" and port.physical not in {"Disabled", "Polling", "Sleep"}:
-        yield Observation("warn", f"{detail}; the settings do not contain whether it should be up")
+        yield Observation("warn", f"{detail}; the settings have no entry for it")
 
 
 def _missing(port: LinkPort, sample: LinksSample, about: JudgeContext) -> Iterator[Observation]:
     """Report a port without an entry if it was up before, or if most similar ports are."""
     detail = f"is {port.state} ({port.physical})"
     if was_up(key(port, UP), about):
-        yield Observation("drain", f"{detail}, and was up at an earlier check")
+        yield Observation("drain", f"{detail}; it was up at an earlier check")
         return
     ignored = about.settings.links.ignore
     like = [
@@ -136,7 +136,7 @@ def _missing(port: LinkPort, sample: LinksSample, about: JudgeContext) -> Iterat
     ]
     up = sum(is_up(one) for one in like)
     if up >= LIKE_MIN and 2 * up > len(like):
-        yield Observation("warn", f"{detail}, and {up} of {len(like)} ports like it are up")
+        yield Observation("warn", f"{detail}; {up} of {len(like)} similar ports are up")
 
 
 def _number(port: LinkPort) -> str:
@@ -158,9 +158,7 @@ def _vanished_links(there: dict[str, LinkPort], about: JudgeContext) -> Iterator
         if first != "link" or what != UP or not points[-1][1]:
             continue
         if name not in there and name not in wanted.ignore and name not in wanted.expected:
-            vanished = Observation(
-                "drain", "is not there any more, and was up at an earlier check", name
-            )
+            vanished = Observation("drain", "no longer exists; it was up at an earlier check", name)
             yield vanished._replace(symptom=SYMPTOMS["ib"])
 
 
@@ -176,13 +174,13 @@ def _counter_findings(port: LinkPort, about: JudgeContext, wanted: Wanted) -> It
         if count.flaps:
             if about.flapping(count):
                 text = f"went down {rule.times} times or more within {rule.window_s:g} s"
-                yield Observation("drain", f"{text}; said until quiet for {rule.recovery_s:g} s")
+                yield Observation("drain", f"{text}; held until quiet for {rule.recovery_s:g} s")
             elif new:
-                yield Observation("warn", f"went down {new} times within the hour")
+                yield Observation("warn", f"went down {new} times in the last hour")
         elif new is not None:
             most = wanted.discards_per_hour if name in DISCARDS else wanted.errors_per_hour
             if new > most:
-                yield Observation("warn", f"{name} rose by {new} within the hour, at most {most:g}")
+                yield Observation("warn", f"{name} rose by {new} in the last hour; limit {most:g}")
 
 
 def _describe_healthy(port: LinkPort, about: JudgeContext) -> str:

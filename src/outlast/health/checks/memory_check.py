@@ -59,14 +59,14 @@ def judge(sample: MemorySample, about: JudgeContext) -> Iterator[Observation]:
             new = about.since(CounterReading(f"memory|{one.name}|corrected", one.corrected), HOUR_S)
             if new is not None and new > wanted.corrected_per_hour:
                 found.append(
-                    Observation("drain", f"{new} corrected errors within the hour", one.name)
+                    Observation("drain", f"{new} corrected errors in the last hour", one.name)
                 )
         if one.uncorrected:
             text = f"{one.uncorrected} uncorrected errors since boot"
             found.append(Observation("now", text, one.name))
     yield from found
     if not found:
-        ecc = "no errors" if sample.controllers else "error counters are not there"
+        ecc = "no errors" if sample.controllers else "no error counters"
         yield Observation("healthy", f"{(sample.total_bytes or 0) / GIB:.0f} GiB, {ecc}")
 
 
@@ -77,9 +77,9 @@ def _sizes(sample: MemorySample, about: JudgeContext) -> Iterator[Observation]:
         return
     total = sample.total_bytes / GIB
     if wanted.total_gib is not None and total < ENOUGH * wanted.total_gib:
-        yield Observation("drain", f"{total:.1f} GiB, and {wanted.total_gib:g} are expected")
+        yield Observation("drain", f"{total:.1f} GiB; {wanted.total_gib:g} are expected")
     if wanted.hugepages is not None and (sample.hugepages or 0) < wanted.hugepages:
-        yield Observation("drain", f"{sample.hugepages or 0} huge pages of {wanted.hugepages}")
+        yield Observation("drain", f"{sample.hugepages or 0} of {wanted.hugepages} huge pages")
     if wanted.available_percent and sample.available_bytes is None:
         yield Observation("unknown", "the kernel does not report the available memory")
     elif wanted.available_percent and sample.available_bytes is not None:

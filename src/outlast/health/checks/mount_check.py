@@ -71,7 +71,7 @@ def judge(sample: MountSample, about: JudgeContext) -> Iterator[Observation]:
         return
     found: list[Observation] = []
     if wanted.type and sample.type != wanted.type:
-        found.append(Observation("drain", f"is {sample.type}, and should be {wanted.type}", at))
+        found.append(Observation("drain", f"is {sample.type}; {wanted.type} is expected", at))
     if wanted.writable and "ro" in sample.options:
         found.append(Observation("now", f"{sample.source} is read-only", at))
     found += _usage(sample, wanted)

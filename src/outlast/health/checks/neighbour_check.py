@@ -145,15 +145,15 @@ def judge(sample: PairsSample, about: JudgeContext) -> Iterator[Observation]:
         return
     if me in found.nodes:
         line = found.least / GB
-        text = f"{best:.3g} GB/s at best beside {len(mine)} others, {line:.3g} is expected"
+        text = f"{best:.3g} GB/s at best with {len(mine)} other nodes; {line:.3g} is expected"
         yield Observation("drain", text)
         return
     for pair in sorted(found.links & mine.keys()):
         other = sample.names[pair[0] if pair[1] == me else pair[1]]
-        text = f"{measured[pair] / GB:.3g} GB/s to {other}, and both are fast with others"
+        text = f"{measured[pair] / GB:.3g} GB/s to {other}; both are fast with other nodes"
         yield Observation("warn", text, other)
     if not found.links & mine.keys():
-        yield Observation("healthy", f"{best:.3g} GB/s beside {len(mine)} others")
+        yield Observation("healthy", f"{best:.3g} GB/s with {len(mine)} other nodes")
 
 
 def _probes(settings: CheckSettings) -> Iterable[Probe[PairsSample]]:

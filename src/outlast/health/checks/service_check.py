@@ -37,7 +37,7 @@ def judge(sample: ServicesSample, about: JudgeContext) -> Iterator[Observation]:
             yield Observation("warn", f"is {state}", name)
         else:
             yield Observation(
-                "drain" if state else "unknown", f"is {state or 'not in the answer'}", name
+                "drain" if state else "unknown", f"is {state or 'not reported'}", name
             )
     if well == len(about.settings.services.active):
         yield Observation("healthy", f"{well} are active")
@@ -64,5 +64,5 @@ def take(names: tuple[str, ...]) -> ServicesSample:
         raise ToolError(str(error)) from error
     states = answer.split()
     if len(states) != len(names):
-        raise ToolError("systemd does not answer for each of them: does it run here?")
+        raise ToolError("systemd did not report all services; it may not run here")
     return ServicesSample(states=dict(zip(names, states, strict=True)))
