@@ -48,7 +48,7 @@ def test_the_one_that_the_others_wait_for_is_blamed() -> None:
     fault = verdict.suspects[0]
     assert (fault.kind, fault.seat, fault.n) == ("hung", 2, 40)
     assert fault.detail == (
-        "rank 2 has not moved for 13.3 s in phase 41, running, at collective 16; 3 other rank(s)"
+        "rank 2 made no progress for 13.3 s in phase 41, running, at collective 16; 3 other rank(s)"
         " wait for it (phase 41, running, at collective 17)"
     )
     assert verdict.retry is None
@@ -64,7 +64,7 @@ def skipped(*seats: int, world: int = 3, moved_s: float = 100) -> list[WorkerObs
 def test_who_left_a_collective_out_is_blamed_when_a_retry_does_not_help() -> None:
     memory, verdict = watch(WorkerHistory(), skipped(2), 111 * S, LIMITS)
     assert not verdict.suspects and verdict.retry is not None
-    said = "rank 2 went on to the vote of phase 41 after 3 collective(s), without one that 2 other"
+    said = "rank 2 reached the vote of phase 41 after 3 collective(s), but skipped one that 2 other"
     assert verdict.retry.detail.startswith(said)
     assert (verdict.retry.kind, verdict.retry.worker) == ("transport", "")
     memory, verdict = watch(memory, skipped(2), 111 * S, LIMITS)

@@ -71,7 +71,7 @@ def moved(one: ControllerDriver) -> events.Decided:
 
 def notes(one: ControllerDriver) -> list[str]:
     return [
-        note.text for note in one.emitted(events.Note, history=True) if "stays there" in note.text
+        note.text for note in one.emitted(events.Note, history=True) if "not moved yet" in note.text
     ]
 
 
@@ -160,7 +160,7 @@ def test_without_a_warm_spare_nobody_moves_until_there_is_one() -> None:
         step(one)
         check(one, found(worker="w1-1", **GPU1))
     assert not given_up(one) and len(notes(one)) == 1
-    assert "no warm spare is on a device that is well" in notes(one)[0]
+    assert "no warm spare is on a healthy device" in notes(one)[0]
     step(one)
     one.hello("w1-2")
     assert given_up(one) == {"w1-1"}
@@ -219,7 +219,7 @@ def test_two_at_once_are_one_interruption() -> None:
 def test_the_last_one_that_holds_the_state_stays() -> None:
     alone = desk("now", world=1)
     check(alone, found(worker=alone.seats()[0], **GPU1))
-    assert not given_up(alone) and "no other rank would be left" in notes(alone)[0]
+    assert not given_up(alone) and "no other rank holds the state" in notes(alone)[0]
 
 
 @pytest.mark.parametrize(("state", "n"), [("dry", 1), ("setup", 0), ("running", 0)])

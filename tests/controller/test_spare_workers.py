@@ -210,7 +210,7 @@ def test_a_spare_whose_device_computes_otherwise_loses_its_seat() -> None:
     desk = seated_spare_without_a_device()
     desk.hello("w1-2", **{**SHOWN, "arithmetic": "10"})
     assert "w1-2" in str(desk.sent(messages.Kill))
-    assert "w1-2 does not compute as the others do (arithmetic: 10 against 0f)" in notes(desk)
+    assert "w1-2 computes differently (arithmetic: 10 against 0f)" in notes(desk)
 
 
 def test_a_spare_without_a_device_is_unfit_by_all_that_it_shows() -> None:

@@ -39,9 +39,9 @@ def notes(desk: ControllerDriver) -> str:
     [
         ({"term": 0}, "term 0"),
         ({"incarnation": 0}, "incarnation 0"),
-        ({"incarnation": 2}, "has not offered itself"),
-        ({"seq": 1}, "was passed already"),
-        ({"agent": "b"}, "has not offered itself"),
+        ({"incarnation": 2}, "has not sent Hello"),
+        ({"seq": 1}, "is not newer"),
+        ({"agent": "b"}, "has not sent Hello"),
     ],
 )
 def test_frames_of_the_past_are_dropped_and_said(envelope: dict[str, int], says: str) -> None:
@@ -77,7 +77,7 @@ def test_the_words_of_a_given_up_worker_count_no_more() -> None:
     desk.status("w1-1", 6, "idle")
     assert desk.state.members.workers["w1-1"].status is None
     desk.say("w1-9", messages.WorkerHello(pid=1, fingerprint={}, address=""))
-    assert "not of this run" in notes(desk)
+    assert "no longer belongs to this run" in notes(desk)
 
 
 def test_notes_about_dropped_frames_thin_out() -> None:
@@ -100,7 +100,7 @@ def test_workers_of_a_silent_agent_are_lost_when_its_lease_is_out() -> None:
     assert {event.worker for event in lost} == {"w1-0", "w1-1", "w1-2"}
     assert {event.fault.kind for event in lost} == {"agent_lost"}
     desk.say("", messages.Renew())
-    assert "lease is out" in notes(desk)
+    assert "lease has expired" in notes(desk)
 
 
 def test_an_agent_that_comes_back_hears_again_what_was_asked() -> None:

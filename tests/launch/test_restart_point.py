@@ -96,7 +96,7 @@ def finished(stage: Stage, script: str, *flags: str) -> str:
 
 def test_it_begins_at_the_newest_that_is_whole(stage: Stage) -> None:
     said = finished(stage, SPOILING, "--checkpoint-every=3")
-    assert "is passed over" in said and "is not whole: everybody starts from" in said
+    assert "is passed over" in said and "is not whole: all ranks start from" in said
     assert stage.pid_in("again0") and stage.pid_in("again1")
 
 
@@ -104,5 +104,5 @@ def test_it_begins_at_the_newest_that_is_whole(stage: Stage) -> None:
 def test_a_copy_that_is_gone_before_the_start_sends_all_to_the_disk(stage: Stage) -> None:
     said = finished(stage, FORGETTING, "--checkpoint-every=3")
     assert "CorruptionError: memory/step-000000006" in said
-    assert "(step 6) is not whole: everybody starts from the checkpoint" in said
+    assert "(step 6) is not whole: all ranks start from the checkpoint" in said
     assert stage.pid_in("second0") and stage.pid_in("second1")

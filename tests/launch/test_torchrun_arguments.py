@@ -142,7 +142,7 @@ def test_which_streams_reach_the_console(
         (["--node-rank", "1", "SCRIPT"], "one node"),
         (["--spares", "-1", "SCRIPT"], "must not be negative"),
         (["--spares", "x", "SCRIPT"], "invalid int"),
-        (["--fault", "melt:rank=1", "SCRIPT"], "'melt' is none of"),
+        (["--fault", "melt:rank=1", "SCRIPT"], "unknown kind 'melt'"),
         (["--fault", "kill:rank=1", "SCRIPT"], "'kill:rank=1': this run has the ranks 0 to 0"),
         (["--fault", "kill:spare=0", "SCRIPT"], "this run has no spare"),
         (["--fault", "kill:step=1", "--fault", "kill:step=1", "SCRIPT"], "times=2"),

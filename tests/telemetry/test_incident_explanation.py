@@ -136,11 +136,11 @@ def test_long_times_are_minutes_and_days_have_dates(tmp_path: Path) -> None:
 def test_an_incident_without_an_end(tmp_path: Path) -> None:
     story = SyntheticRun(tmp_path).start().steps(2)
     story.broken(
-        1, story.fault("hung", 1, detail="rank 1 has not moved for 12.3 s"), how="heartbeat"
+        1, story.fault("hung", 1, detail="rank 1 made no progress for 12.3 s"), how="heartbeat"
     )
     story.close()
     text = explained(tmp_path)
-    assert "rank 1 has not moved for 12.3 s" in text
+    assert "rank 1 made no progress for 12.3 s" in text
     assert "the events end before anything was decided" in text and "its launcher died here" in text
 
 

@@ -50,8 +50,8 @@ def on_save_failed(turn: ControllerTurn, body: messages.SaveFailed) -> None:
         turn.note(f"{failure}; older ones are kept, and training continues")
         return
     detail = (
-        f"{failure}; the run ends, as --on-save-failure stop asks for; older checkpoints are kept:"
-        " fix the storage, then resume with: outlast run --run-dir RUN_DIR ..."
+        f"{failure}; the run ends (--on-save-failure stop); older checkpoints are kept: fix the"
+        " storage, then resume with: outlast run --run-dir RUN_DIR ..."
     )
     fault = events.Fault(kind="storage", detail=detail, n=body.n, step=body.step, t_ns=turn.now_ns)
     run_ending.stop(turn, "gave_up", fault, detail)
@@ -100,8 +100,7 @@ def search_checkpoint_again(turn: ControllerTurn) -> bool:
     if state.saves.searches > state.limits.attempts_max:
         return False  # a worker that cannot start from it fails, and its restart searches again
     turn.note(
-        f"an agent was lost since the copy in memory at phase {copy.n} was found: it is looked for"
-        " again",
+        f"an agent was lost since the copy in memory at phase {copy.n} was found: searching again",
         level="info",
     )
     search_checkpoint(turn)

@@ -96,7 +96,7 @@ def parse(text: str) -> FaultSpec:
     """Return one specification. Raises ConfigError with the wrong part and what is allowed."""
     kind, _, rest = text.partition(":")
     if kind not in _KINDS:
-        raise ConfigError(f"--fault {text!r}: {kind!r} is none of {', '.join(_KINDS)}")
+        raise ConfigError(f"--fault {text!r}: unknown kind {kind!r} (known: {', '.join(_KINDS)})")
     fields: dict[str, object] = {"where": _USUALLY.get(kind, "forward")}
     keys: set[str] = set()
     for part in filter(None, rest.split(",")):
@@ -105,7 +105,7 @@ def parse(text: str) -> FaultSpec:
             if not found:
                 raise ValueError(f"{part!r} is not key=value")
             if key in keys:
-                raise ValueError(f"{key} is there twice")
+                raise ValueError(f"{key} is given twice")
             fields.update(_read(key, value))
         except ValueError as error:
             raise ConfigError(f"--fault {text!r}: {error}") from None
@@ -121,7 +121,7 @@ def _read(key: str, value: str) -> dict[str, object]:
     """Return the field that `key=value` sets. Raises ValueError with what is allowed."""
     if key == "phase":
         if value not in _PLACES:
-            raise ValueError(f"phase {value!r} is none of {', '.join(_PLACES)}")
+            raise ValueError(f"unknown phase {value!r} (known: {', '.join(_PLACES)})")
         return {"where": value}
     if key == "tensor":
         return {"tensor": value}
@@ -156,14 +156,14 @@ def _contradiction(kind: str, keys: set[str], fields: dict[str, object]) -> str:
     form = next((key for key in _FORMS if key in keys), "")
     beside, kinds = _FORMS[form]
     if kind not in kinds:
-        return f"{form} goes with {', '.join(kinds)} only"
+        return f"{form} is only for {', '.join(kinds)}"
     if others := sorted(keys - beside - {form}):
         allowed = ", ".join(sorted(beside))
-        return f"{', '.join(others)} does not go with {form or 'the rest'} (allowed: {allowed})"
+        return f"{', '.join(others)} is not allowed with {form or kind} (allowed: {allowed})"
     if "for" in keys and kind not in _LASTING:
-        return f"for goes with {', '.join(_LASTING)} only"
+        return f"for is only for {', '.join(_LASTING)}"
     if kind == "full" and fields["where"] != "checkpoint":
-        return "full strikes where a checkpoint is written (phase=checkpoint)"
+        return "full needs phase=checkpoint, where a checkpoint is written"
     return ""
 
 
@@ -183,7 +183,7 @@ def expand(spec: FaultSpec, world: int, spares: int, seed: int) -> list[FaultSpe
     first, last = spec.steps
     room = len(ranks) * len(spec.places) * (last - first + 1)
     if spec.random > room:
-        raise ConfigError(f"--fault {spec.text!r}: there are only {room} places to draw from")
+        raise ConfigError(f"--fault {spec.text!r}: only {room} places to draw from")
     lasts = f",for={spec.for_s!r}" if spec.for_s else ""
     drawn: dict[str, None] = {}
     while len(drawn) < spec.random:

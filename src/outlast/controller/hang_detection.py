@@ -292,8 +292,8 @@ def _stuck(
         return [], None  # a rank still moves: the others may wait for it
     still_s = still_ns / _S_NS
     detail = (
-        f"all {len(seated)} ranks have stood at the same place for {still_s:.1f} s"
-        f" ({_where(first)}): a message was lost or everybody waits for everybody"
+        f"all {len(seated)} ranks have been at the same place for {still_s:.1f} s"
+        f" ({_where(first)}): a message was lost, or the ranks are deadlocked"
     )
     return [], Fault(kind="transport", detail=detail, n=first.n, t_ns=first.t_ns)
 
@@ -324,9 +324,8 @@ def _skipped(
     seats = ", ".join(str(look.seat) for look in progressed)
     ranks = f"rank {seats}" if len(progressed) == 1 else f"ranks {seats}"
     detail = (
-        f"{ranks} went on to {_where(progressed[0])} after {progressed[0].collectives}"
-        " collective(s), without"
-        f" one that {len(waiting)} other rank(s) wait in ({_where(waiting[0])})"
+        f"{ranks} reached {_where(progressed[0])} after {progressed[0].collectives} collective(s),"
+        f" but skipped one that {len(waiting)} other rank(s) wait in ({_where(waiting[0])})"
     )
     fault = _fault(kind, detail, progressed[0], progressed[0].t_ns)
     return fault if kind == "hung" else replace(fault, worker="", seat=-1)
@@ -349,13 +348,13 @@ def _hung(
         " (uninterruptible: a disk or a driver does not answer)" if worker.letter == "D" else ""
     )
     detail = (
-        f"{_name(worker)} has not moved for {still_s:.1f} s in {_where(worker)}{kernel}{others}"
+        f"{_name(worker)} made no progress for {still_s:.1f} s in {_where(worker)}{kernel}{others}"
     )
     if is_out(worker) and worker.state == "running" and still_s < limits.hang_ceiling_s:
         detail += (
-            "; it stood outside any collective: where it waited for something else (an upload, a"
-            f" rollout), it now has {limits.hang_ceiling_s:g} s at this place; to give all such"
-            f" waits more from the start, set --limit hang_floor_s above {limits.hang_floor_s:g}"
+            "; it was outside any collective: if it waited for something else (an upload, a"
+            f" rollout), it now has {limits.hang_ceiling_s:g} s at this place; to allow all such"
+            f" waits more time, set --limit hang_floor_s above {limits.hang_floor_s:g}"
         )
     return _fault("hung", detail, worker, worker.t_ns)
 

@@ -174,7 +174,7 @@ def refuse_other_bits(turn: ControllerTurn, worker: WorkerRecord) -> None:
     difference = differing_facts(turn.state.members.fingerprint, worker.hello.fingerprint)
     if not difference:
         return
-    text = f"{worker.name} does not compute as the others do ({difference}); another is tried"
+    text = f"{worker.name} computes differently ({difference}); another one replaces it"
     turn.note(text, worker=worker.name, seat=worker.seat)
     incident_response.give_up(turn, worker, turn.blame(worker, "mismatch", text), "report")
 
@@ -203,7 +203,7 @@ def on_offered(
         if worker.name in alive:
             turn.change(worker.name, missing_ns=0)
         elif reborn:
-            detail = f"the agent of {body.host} came back without {worker.name}"
+            detail = f"the agent of {body.host} reconnected without {worker.name}"
             on_worker_lost_with_agent(turn, worker, detail)
         elif not worker.missing_ns:
             turn.change(worker.name, missing_ns=turn.now_ns)
@@ -340,7 +340,7 @@ def _spare_lost(turn: ControllerTurn, worker: WorkerRecord, fault: events.Fault)
     if state.members.spawned == before:
         many = state.budgets.spares_failed >= state.limits.attempts_max
         then = "no other is started " + (
-            f"before the next recovery, since {state.budgets.spares_failed} in a row died young"
+            f"before the next recovery, since {state.budgets.spares_failed} in a row died early"
             if many
             else "now: there is no room, or no respawn is left"
         )

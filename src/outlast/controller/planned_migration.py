@@ -50,7 +50,7 @@ def record_findings(turn: ControllerTurn, agent: AgentRecord, body: messages.Nod
             turn.state.findings.unmoved = tuple(
                 other for other in turn.state.findings.unmoved if other != key
             )
-            turn.emit(replace(one, t_ns=turn.now_ns, severity="healthy", detail="found no more"))
+            turn.emit(replace(one, t_ns=turn.now_ns, severity="healthy", detail="no longer found"))
 
 
 def record_check(state: ControllerState, agent: AgentRecord, body: messages.Renew) -> None:
@@ -141,9 +141,9 @@ def _why_not(
     if len((recent | set(chosen)) - {worker.name}) >= MOVES_MAX:
         return f"{MOVES_MAX} moves were made within the last hour"
     if len(chosen) >= len(well):
-        return "no warm spare is on a device that is well"
+        return "no warm spare is on a healthy device"
     if not shard_holdings.donors_of(state, worker.seat, whole):
-        return "no other rank would be left that holds the state"
+        return "no other rank holds the state"
     return ""
 
 
@@ -153,7 +153,7 @@ def _say_unmoved(
     if key in turn.state.findings.unmoved:
         return
     turn.state.findings.unmoved = (*turn.state.findings.unmoved, key)
-    turn.note(f"{one.finding}: the rank stays there for now, since {why}", worker.name, worker.seat)
+    turn.note(f"{one.finding}: the rank is not moved yet, since {why}", worker.name, worker.seat)
 
 
 def _unwell(state: ControllerState) -> set[str]:

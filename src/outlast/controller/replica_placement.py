@@ -34,8 +34,8 @@ def place(spots: Sequence[ReplicaSpot], copies: int) -> ReplicaPlacement:
     world = len(spots)
     if not 1 <= copies <= max(1, world):
         raise ConfigError(
-            f"{copies} copies of each rank's part need {copies} ranks to hold them, and there are"
-            f" {world}; ask for 1 to {max(1, world)}"
+            f"{copies} copies of each rank's part need {copies} ranks, and the run has {world};"
+            f" choose 1 to {max(1, world)}"
         )
     hosts = [(spot.rack, spot.host) for spot in spots]
     racks = {rack for rack, _ in hosts}
@@ -60,7 +60,7 @@ def group(spots: Sequence[ReplicaSpot], size: int) -> ReplicaPlacement:
     world = len(spots)
     if not 2 <= size <= world:
         raise ConfigError(
-            f"a parity group of {size} ranks needs as many, and there are {world}; ask for"
+            f"a parity group of {size} ranks needs as many, and the run has {world}; choose"
             f" {f'2 to {world}' if world > 1 else 'none'}"
         )
     count = min(-(-world // size), world // 2)

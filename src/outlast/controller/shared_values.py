@@ -173,7 +173,7 @@ def protected(turn: ControllerTurn, sender: WorkerRecord, body: messages.StatePr
         fault = turn.blame(
             sender,
             "mismatch",
-            f"rank {sender.seat} protects something else than rank {seat}: {body.summary!r}"
+            f"rank {sender.seat} protects other objects than rank {seat}: {body.summary!r}"
             f" against {known.summary!r}; nothing was committed by it; make every rank build the"
             " same model, optimizer and loader, or shard one model by fully_shard or"
             " parallelize_module; stages of a pipeline are not supported",

@@ -136,13 +136,13 @@ def _received(turn: ControllerTurn, envelope: messages.MessageEnvelope) -> None:
     elif agent is not None and envelope.incarnation < agent.incarnation:
         turn.drop(envelope, f"of incarnation {envelope.incarnation}, now {agent.incarnation}")
     elif not greeting and (agent is None or envelope.incarnation > agent.incarnation):
-        turn.drop(envelope, "its agent has not offered itself")
+        turn.drop(envelope, "its agent has not sent Hello")
     elif not _in_order(turn, envelope, agent):
-        turn.drop(envelope, f"number {envelope.seq} was passed already")
+        turn.drop(envelope, f"number {envelope.seq} is not newer than the last")
     elif envelope.worker:
         worker = state.members.workers.get(envelope.worker)
         if worker is None or worker.agent != envelope.agent:
-            turn.drop(envelope, "its worker is not of this run any more")
+            turn.drop(envelope, "its worker no longer belongs to this run")
         elif worker.killed_ns:
             turn.drop(envelope, "its worker was given up")
         else:
@@ -152,7 +152,7 @@ def _received(turn: ControllerTurn, envelope: messages.MessageEnvelope) -> None:
         for worker in membership.on_offered(turn, envelope, envelope.body):
             reconfiguration.repeat_request(turn, worker)
     elif agent is not None and agent.lapsed:
-        turn.drop(envelope, "its agent's lease is out")
+        turn.drop(envelope, "its agent's lease has expired")
     elif agent is not None:
         _from_agent(turn, envelope, agent)
 
@@ -181,7 +181,7 @@ def _from_agent(
             if worker is not None and worker.agent == agent.name:
                 membership.on_worker_lost(turn, worker, body)
             elif not run_start.adopt_abandoned_slots(turn, body):
-                turn.drop(envelope, f"{body.worker} is not of this run any more")
+                turn.drop(envelope, f"{body.worker} no longer belongs to this run")
         case messages.Suspect():
             worker = state.members.workers.get(body.worker)
             if worker is not None:

@@ -45,7 +45,7 @@ MODES: dict[Mode, ModeRow] = {
     "unborn": ModeRow("no term has begun", "BeginTerm", ("awaiting", "gathering")),
     "awaiting": ModeRow(
         "a later term waits for the agents of the old generation",
-        "all of them have offered themselves, or their leases have expired",
+        "all of them have sent Hello, or their leases have expired",
         ("closing", "gathering", "stopping"),
     ),
     "gathering": ModeRow(

@@ -56,7 +56,7 @@ class BatchLoop:
         if until is None and epochs is None:
             raise UsageError("session.batches(loader) needs until=STEPS or epochs=EPOCHS")
         if loader is None and until is None:
-            raise UsageError("session.batches(None) counts for ever: it needs until=STEPS")
+            raise UsageError("session.batches(None) has no end: it needs until=STEPS")
         self._started = True
         source = open_source(loader, Codec(codec.encode, codec.decode))
         if source.note:

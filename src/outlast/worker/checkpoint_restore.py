@@ -36,7 +36,7 @@ class RunRestorer:
         path = Path(origin.path)
         place = SavePoint.parse(path.name)
         if place is None:
-            raise CorruptionError(f"{path} is no checkpoint's name; nothing was taken over")
+            raise CorruptionError(f"{path} is not a checkpoint's name; nothing was loaded")
         self._checkpoint = open_checkpoint(self._copies or Folder(path.parent), place)
         self._reader = CheckpointReader(self._checkpoint)
         where = f"{self._checkpoint.where}, rank {seat}"

@@ -65,7 +65,7 @@ class ControllerLink:
             try:
                 self._socket.sendall(frame)
             except OSError as error:
-                raise WireError(f"the agent of worker {self._settings.worker} is gone") from error
+                raise WireError(f"lost the agent of worker {self._settings.worker}") from error
 
     def try_send(self, body: messages.WorkerBody) -> None:
         """Send without an error if the agent is missing."""

@@ -86,7 +86,7 @@ def _path(request: messages.Trace, place: DumpPlace) -> Path:
     """Return the dump's path. Raises UsageError for unsafe names and without a seat."""
     for name in (request.folder, request.host):
         if Path(name).name != name or name in ("", ".."):
-            raise UsageError(f"{name!r} is no name for a trace")
+            raise UsageError(f"{name!r} is not a trace name")
     if place.seat < 0:
         raise UsageError("a worker without a seat has nothing to trace")
     return place.run_dir / ROOM / request.folder / f"rank_{place.seat}@{request.host}.json"

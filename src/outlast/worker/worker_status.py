@@ -179,7 +179,7 @@ class WorkerStatus:
             return self.inbox.get(timeout=timeout_s)
         except queue.Empty:
             raise GaveUpError(
-                f"the controller said nothing for {timeout_s:.0f} s while this worker stood before"
+                f"no message of the controller for {timeout_s:.0f} s while this worker was before"
                 f" phase {self.n + 1} (step {self.step}); committed work is in the other ranks and"
                 " in the newest checkpoint"
             ) from None

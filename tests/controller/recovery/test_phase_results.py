@@ -53,5 +53,5 @@ def test_a_successor_that_needs_a_lost_result_takes_the_job_back_to_a_copy(check
     desk.lose("w1-2", 5, slots=AFTER)
     (decided,) = desk.emitted(events.Decided)
     assert (decided.rung, decided.n) == ("restart", checkpoint)
-    assert "nothing is left of the own state of rank 1" in decided.reason
+    assert "the own state of rank 1 is lost" in decided.reason
     assert "the script uses what step:1 returned" in decided.reason

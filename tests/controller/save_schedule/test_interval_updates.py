@@ -76,7 +76,7 @@ def test_what_was_asked_for_stays() -> None:
     ((_, memory, disk),) = told(desk)
     assert disk == 7 and 1 <= memory <= 7
     (said,) = desk.emitted(events.Scheduled, history=True)
-    assert "as asked for: --checkpoint-every 7" in said.why
+    assert "fixed by --checkpoint-every 7" in said.why
     desk = running(SavePolicy(memory=3, disk=7))
     copied(desk, 3)
     flushed(desk, 7)

@@ -139,7 +139,7 @@ def test_a_written_story_is_explained(told: tuple[NarratedRun, Path]) -> None:
         "node failed",
         "process crashed; node is healthy",
         "warm spares take over",
-        "nothing is left of the own state of rank",
+        "the own state of rank",
         "gave way to",
     ):
         assert words in page.getvalue()

@@ -98,7 +98,7 @@ def test_an_error_of_torch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_release_that_was_never_tried_warns_by_name() -> None:
-    with pytest.warns(UserWarning, match=r"never run on torch 2\.99\.1\+cpu"):
+    with pytest.warns(UserWarning, match=r"untested on torch 2\.99\.1\+cpu"):
         warn_if_untried("2.99.1+cpu")
     with warnings.catch_warnings():
         warnings.simplefilter("error")

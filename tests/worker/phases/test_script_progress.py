@@ -44,10 +44,10 @@ def test_a_place_comes_back() -> None:
     [
         (b"\x80", r"rank 3 is not a seat's part of version 2 or 3 \(starts with b'\\x80'"),
         (b"OLP1\x80", "the Outlast that wrote it"),
-        (SEAT_MAGIC + b"\xc1", "rank 3 is no place in a run"),
+        (SEAT_MAGIC + b"\xc1", "rank 3 is not a position in a run"),
         (SEAT_MAGIC + msgspec.msgpack.encode([b"\x80", []]), "missing required field"),
-        (b"OLP2" + msgspec.msgpack.encode([b"\x80"]), "rank 3 is no place in a run"),
-        (b"OLP2" + msgspec.msgpack.encode({}), "rank 3 is no place in a run"),
+        (b"OLP2" + msgspec.msgpack.encode([b"\x80"]), "rank 3 is not a position in a run"),
+        (b"OLP2" + msgspec.msgpack.encode({}), "rank 3 is not a position in a run"),
     ],
 )
 def test_what_is_no_place_is_damage(data: bytes, message: str) -> None:

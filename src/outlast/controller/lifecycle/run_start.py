@@ -95,7 +95,7 @@ def decide_without(turn: ControllerTurn) -> None:
         if worker is None:
             lost = events.Fault(
                 kind="agent_lost",
-                detail=f"{name or 'no worker'} at rank {seat} did not outlive the controller",
+                detail=f"{name or 'no worker'} at rank {seat} did not survive the controller",
                 worker=name,
                 seat=seat,
                 t_ns=turn.now_ns,
@@ -165,8 +165,8 @@ def _correct(turn: ControllerTurn, hoped: messages.Checkpointed, n: int, step: i
             n=n,
             step=step,
             replaced=(),
-            reason=f"the {what} at phase {hoped.n} (step {hoped.step}) is not whole: everybody"
-            f" starts from {origin} (step {step}) instead",
+            reason=f"the {what} at phase {hoped.n} (step {hoped.step}) is not whole: all ranks"
+            f" start from {origin} (step {step}) instead",
         )
     )
 

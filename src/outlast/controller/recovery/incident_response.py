@@ -116,7 +116,7 @@ def _must_be_replaced(turn: ControllerTurn, worker: WorkerRecord, body: messages
     if known is None and body.state == "broken":  # the end of another has cut its set-up
         detail = f"rank {worker.seat} was cut in set-up or a rehearsal before phase {body.n + 1}"
         known = turn.blame(worker, "transport", detail)
-    detail = f"rank {worker.seat} cannot go on: {body.state} at phase {body.n + 1}"
+    detail = f"rank {worker.seat} cannot continue: {body.state} at phase {body.n + 1}"
     give_up(turn, worker, known or turn.blame(worker, "torn", detail), "report")
     _report(turn, worker, body)
 

@@ -78,7 +78,7 @@ def _same_bits(turn: ControllerTurn, occupants: list[WorkerRecord]) -> bool:
         difference = differing_facts(ours, worker.hello.fingerprint)
         if difference:
             detail = (
-                f"rank {worker.seat} does not compute as rank 0 does ({difference}); nothing was"
+                f"rank {worker.seat} computes differently from rank 0 ({difference}); nothing was"
                 " started; make all ranks equal"
             )
             fault = turn.blame(worker, "mismatch", detail)
@@ -275,8 +275,8 @@ def _arrived(
     if sent is None or received is None or sent[:2] != received[:2]:
         worker = state.members.workers[state.members.seats[joiner]]
         detail = (
-            f"the state that rank {donor} sent to {worker.name} for rank {joiner} did not arrive"
-            f" as it was sent ({sent} against {received}); nothing of it was taken over"
+            f"the state that rank {donor} sent to {worker.name} for rank {joiner} arrived"
+            f" changed ({sent} was sent, {received} received) and was discarded"
         )
         incident_response.give_up(turn, worker, turn.blame(worker, "transfer", detail), "report")
         return False

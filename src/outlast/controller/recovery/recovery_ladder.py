@@ -61,7 +61,7 @@ def choose(situation: Situation) -> RecoveryChoice:
 
 def _give_up(situation: Situation, _: str) -> tuple[str, bool]:
     if situation.cause is not None and situation.cause.kind == "contract":
-        return f"{situation.cause.detail}: trying again would end the same way", True
+        return f"{situation.cause.detail}: a retry would fail the same way", True
     if situation.attempts >= situation.attempts_max:
         return (
             f"{situation.attempts} generations ended in the same fault, and no phase was completed"
@@ -70,8 +70,8 @@ def _give_up(situation: Situation, _: str) -> tuple[str, bool]:
         )
     if situation.attempts_all >= _KINDS_OF_TROUBLE * situation.attempts_max:
         return (
-            f"{situation.attempts_all} generations failed, each in its own way, and no phase was"
-            f" completed between them{_cause_suffix(situation)}",
+            f"{situation.attempts_all} generations failed, each with another fault, and no phase"
+            f" was completed between them{_cause_suffix(situation)}",
             True,
         )
     return "", False
@@ -86,7 +86,7 @@ def _retry(situation: Situation, _: str) -> tuple[str, bool]:
         return "", False
     if situation.unreplicated:
         return _missing_state(situation), False
-    return f"every worker is alive{_cause_suffix(situation)}: the phase is tried again", True
+    return f"every worker is alive{_cause_suffix(situation)}: the phase is retried", True
 
 
 def _migrate(situation: Situation, _: str) -> tuple[str, bool]:
@@ -145,7 +145,7 @@ def _begin_again(situation: Situation, why_not: str) -> tuple[str, bool]:
         return f"{why_not}; there is no copy from before the last agreement", False
     if situation.restarts >= situation.attempts_max:
         return (
-            f"{situation.restarts} restarts in a row did not get beyond the same place"
+            f"{situation.restarts} restarts in a row ended at the same place"
             f"{_cause_suffix(situation)}",
             False,
         )
@@ -154,8 +154,8 @@ def _begin_again(situation: Situation, why_not: str) -> tuple[str, bool]:
         kind = "copy in memory" if situation.in_memory else "checkpoint"
         origin = f"the {kind} at phase {situation.checkpoint_n}"
     return (
-        f"{why_not}: everybody starts again from {origin}; {situation.steps_lost} committed"
-        " step(s) lost, to be redone",
+        f"{why_not}: all ranks start again from {origin}; {situation.steps_lost} committed"
+        " step(s) lost, then redone",
         True,
     )
 
@@ -242,7 +242,7 @@ def _missing_state(situation: Situation) -> str:
     """Return the state that no survivor can give to a replacement worker; "" if none."""
     if situation.stateless:
         ranks = _ranks(situation.stateless)
-        return f"nothing is left of the own state of {ranks}{_cause_suffix(situation)}"
+        return f"the own state of {ranks} is lost{_cause_suffix(situation)}"
     if situation.unreplicated:
         ranks = _ranks(situation.unreplicated)
         return f"no other rank holds the shards of {ranks}{_cause_suffix(situation)}"

@@ -174,4 +174,4 @@ def _intervals(schedule: Schedule, policy: SavePolicy) -> tuple[int, int]:
 def _fixed(policy: SavePolicy) -> list[str]:
     """Return one text for each interval that a flag fixes."""
     flags = (("--snapshot-every", policy.memory), ("--checkpoint-every", policy.disk))
-    return [f"as asked for: {flag} {steps}" for flag, steps in flags if steps != AUTO]
+    return [f"fixed by {flag} {steps}" for flag, steps in flags if steps != AUTO]

@@ -294,8 +294,8 @@ def _reason(choice: IntervalChoice, tier: SaveTier, facts: ScheduleInputs) -> st
         "optimum": "the optimum, rounded to steps and to the tier above",
         "bounds": f"the nearest to the optimum that {_bound(choice, tier, facts)} allows",
         "flush": "the next save waits until the last one is whole",
-        "cheap": f"as often as can be, for at most {_percent(facts.cheap_share)} of training",
-        "kept": "as before; the optimum would gain next to nothing",
+        "cheap": f"as often as possible, for at most {_percent(facts.cheap_share)} of training",
+        "kept": "as before; the optimum would gain little",
         "covered": "with the next deeper tier; more often does not pay",
         "unmeasured": f"no save has been timed yet; the first one after about {span(FIRST_S)}",
     }[choice.reason]

@@ -146,7 +146,7 @@ class ScheduleInputs(msgspec.Struct, frozen=True, kw_only=True):
             )
         restored = sum(tier.restored for tier in self.tiers)
         if restored > self.failures:
-            raise UsageError(f"{restored} failures were restored of {self.failures} seen")
+            raise UsageError(f"{restored} restored failures exceed {self.failures} observed")
         for tier in self.tiers:
             _check(tier)
         assumed = [tier.assumed for tier in self.tiers]

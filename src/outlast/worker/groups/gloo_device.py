@@ -47,8 +47,8 @@ class GlooDevice:
                 return
             # Another thread opened a listener at the same time: create a new device and retry.
         raise ConfigError(
-            f"gloo's listening socket on {interface or 'loopback'} could not be told from others"
-            f" that opened in the same moment, {_ATTEMPTS} times; open servers after outlast.init()"
+            f"gloo's listening socket on {interface or 'loopback'} was not distinguishable from"
+            f" others opened at the same time, {_ATTEMPTS} times; open servers after outlast.init()"
         )
 
     def open(self, store: Store, rank: int, size: int, timeout_s: float) -> dist.ProcessGroupGloo:

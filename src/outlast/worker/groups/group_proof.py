@@ -36,8 +36,8 @@ def warn_if_untried(version: str) -> None:
     release = ".".join(version.split(".")[:2])
     if release not in TRIED:
         warnings.warn(
-            f"Outlast was never run on torch {version} (tried: {TRIED[0]} to {TRIED[-1]}); its"
-            " process groups are proved at the start of each run, and nothing else is",
+            f"Outlast is untested on torch {version} (tested: {TRIED[0]} to {TRIED[-1]}); each run"
+            " verifies its process groups at the start, and nothing else",
             stacklevel=2,
         )
 
@@ -144,7 +144,7 @@ def _sever(registries: list[GroupRegistry], groups: list[StableGroup], timeout_s
         if str(error).strip() == WAIT_TIMED_OUT or not is_transport_error(error):
             raise _failure(f"did not wake from a severed collective: {error}") from error
     else:
-        raise _failure("ended a collective well that one rank never entered")
+        raise _failure("completed a collective that one rank never entered")
     try:
         groups[0].allreduce([tensor], AllreduceOptions())
     except StepRefused:

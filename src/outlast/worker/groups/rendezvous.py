@@ -76,7 +76,7 @@ class Mailbox:
                 if left_s <= 0:
                     raise GroupError(
                         f"no rank has published {key!r} for generation {generation} in time:"
-                        " its worker is gone or has not reached the same group"
+                        " its worker is lost or has not reached the same group"
                     )
                 self._changed.wait(left_s)
 

@@ -120,7 +120,7 @@ class AnySourceWork(WaitedWork):
         finally:
             self.waiting = False
         if not settled:
-            raise GroupError(f"nobody has sent anything within {timeout}")
+            raise GroupError(f"no rank has sent anything within {timeout}")
         if self._error is not None:
             raise self._error
         if self._ended is not None:
@@ -134,7 +134,7 @@ class AnySourceWork(WaitedWork):
     def give_up(self) -> None:
         """End the wait with GroupError, since the generation is severed."""
         if not self._settled.is_set():
-            self._error = GroupError("the generation was severed during a receive from anybody")
+            self._error = GroupError("the generation was severed during a receive from any rank")
             self._settled.set()
 
     def _wait(self) -> None:

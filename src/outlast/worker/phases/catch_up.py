@@ -223,9 +223,9 @@ class CatchUp:
             self._noted_large = True
             self._timeline.note(
                 f"the rank's own state takes {len(own) >> 10} KiB, more than the"
-                f" {AT_DRAW_BYTES_MAX >> 10} that are kept at each draw and behind each phase: code"
-                " of the loop in front of a phase that changes what it reads itself would see that"
-                " changed twice in a worker that takes this seat; change it inside the phase"
+                f" {AT_DRAW_BYTES_MAX >> 10} that are kept at each draw and after each phase: loop"
+                " code before a phase that changes its own input would do so twice in a worker that"
+                " takes this seat; change it inside the phase"
             )
         return b""
 

@@ -263,10 +263,10 @@ class LeftoverGradients:
                 )
                 if is_stale or id(parameter) in self._used:
                     raise PhaseError(
-                        f"{key} steps with a gradient of {stale.name} that was there before it"
-                        " began: a redo, or a replacement worker, begins with zeroes there; compute"
-                        " all gradients of a step in its own phase, and clear those that are there"
-                        " first (optimizer.zero_grad())"
+                        f"{key} steps with a gradient of {stale.name} from before the phase: a"
+                        " redo, or a replacement worker, begins with zeroes there; compute all"
+                        " gradients of a step in its own phase, and first clear the old ones"
+                        " (optimizer.zero_grad())"
                     )
 
     def must_not_be_read(self, key: str, refuse: Callable[[str, str], None]) -> None:

@@ -269,7 +269,7 @@ class RankPart(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
             ProgressSlot.unpack(part.slot)
         except (msgspec.DecodeError, TypeError, ValueError) as error:
             raise CorruptionError(
-                f"{where} is no place in a run: {error}; nothing was taken over; remove it and"
+                f"{where} is not a position in a run: {error}; nothing was loaded; remove it and"
                 " resume from the checkpoint before it"
             ) from error
         return part

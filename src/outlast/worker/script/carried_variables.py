@@ -235,7 +235,7 @@ def _must_encode(path: Path, value: Any) -> None:
     except CodecError as error:
         raise PhaseError(
             f"{text(path)}, which the script changes, has become a {type(value).__name__} that"
-            f" cannot be written down ({error}): a redo or a replacement worker would go on with"
+            f" cannot be serialized ({error}): a redo or a replacement worker would continue with"
             f" another value; {ADVICE}"
         ) from error
 

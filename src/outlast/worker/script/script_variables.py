@@ -315,7 +315,7 @@ class ScriptVariables:
             return
         self.refuse(
             f"{name} {found.what} in a second attempt from the same state, on this rank or on one"
-            " that it reduces with: it reads or writes what nobody protects (a clock, a file, a"
+            " that it reduces with: it reads or writes unprotected state (a clock, a file, a"
             f" generator of its own{caches}), or an operation is not deterministic"
             " (torch.use_deterministic_algorithms(True) names it)",
             "give the step all that it reads through session.protect(...), session.state or its"
@@ -357,4 +357,4 @@ def _is_first_bound(
 
 
 def _described(path: Path, spot: ValueSpot) -> str:
-    return f"{text(path)} ({type(spot.value).__name__}), which nobody protects"
+    return f"{text(path)} ({type(spot.value).__name__}), which is not protected"

@@ -130,7 +130,7 @@ def flip_bit(protected: ProtectedState, pattern: str) -> None:
             flat[:1] ^= 1
             return
     raise ConfigError(
-        f"--fault flip: no replicated tensor is called {pattern!r}; there are {', '.join(tensors)}"
+        f"--fault flip: no replicated tensor matches {pattern!r}; known: {', '.join(tensors)}"
     )
 
 

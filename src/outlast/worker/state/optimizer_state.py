@@ -25,8 +25,8 @@ _NAMED_MAX = 3
 def describe_foreign_optimizers(protected: Mapping[str, Any]) -> str:
     """Return text that names objects with `step` and `zero_grad` that are not torch optimizers."""
     return "".join(
-        f"; {name!r} ({type(each).__name__}) is no torch.optim.Optimizer, and its step cannot wait"
-        " for the vote: derive its class from that one"
+        f"; {name!r} ({type(each).__name__}) is not a torch.optim.Optimizer, and its step cannot"
+        " wait for the vote: derive its class from that"
         for name, each in protected.items()
         if callable(getattr(each, "step", None)) and callable(getattr(each, "zero_grad", None))
     )

@@ -356,7 +356,7 @@ class BufferSnapshot:
                 found = "gone" if now is None else f"{tuple(now.shape)} {now.dtype}"
                 raise ProtectError(
                     f"buffer {key} was {tuple(value.shape)} {value.dtype} before an attempt that"
-                    f" was refused and is {found} behind it: it cannot be put back; give it its"
+                    f" was refused and is {found} after it: it cannot be put back; give it its"
                     " last shape before protect() (by a forward, say), and keep what grows in"
                     " session.state"
                 )

@@ -25,7 +25,7 @@ def refuse_unsupported(modules: Mapping[str, nn.Module]) -> None:
             if fsdp is not None and isinstance(part, fsdp.FullyShardedDataParallel):
                 raise UnsupportedError(
                     f"module {name!r} is wrapped in FullyShardedDataParallel (FSDP1): its flat"
-                    " parameters do not say which shard a rank holds; nothing was protected; use"
+                    " parameters do not identify the shard of a rank; nothing was protected; use"
                     " fully_shard (FSDP2), on a 2-D mesh where each shard is to have a replica"
                 )
             if fsdp is not None and isinstance(part, fsdp.FSDPModule):
