@@ -153,13 +153,16 @@ def test_theory_alone_needs_no_runs(plan: Plan, tmp_path: Path) -> None:
     [
         (("simulate", *SAID, "--replications", 0), "--replications 0"),
         (("simulate", *SAID, "--seed", -1), "seed -1: from 0"),
-        (("simulate", *SAID, "--out", "runs.xls"), "write as one of .parquet"),
+        (("simulate", *SAID, "--out", "runs.xls"), "must be one of .parquet"),
         (("simulate", *SAID, "--out", "none/runs.csv"), "there is no directory"),
         (("simulate", *SAID, "--workers", 0), "--workers 0"),
         (("simulate", *SAID, "--workers", 2, "--dask", "tcp://127.0.0.1:1"), "give one of them"),
         (("simulate", *SAID, "--dask", "nonsense://x"), "as in tcp://10.0.0.1:8786"),
         (("sweep", "--over", "gpus=1k,2k", "--strategy", "outlast,drp"), "--strategy drp"),
-        (("sweep", "--over", "gpus=1k", "--over", "work=1d", "--over", "step=1s"), "one field or"),
+        (
+            ("sweep", "--over", "gpus=1k", "--over", "work=1d", "--over", "step=1s"),
+            "one or two fields",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(

@@ -106,7 +106,7 @@ def example() -> Path:
     for path in (installed, checkout):
         if path.is_file():
             return path
-    raise UsageError(f"neither {installed} nor {checkout} exists: install outlast again")
+    raise UsageError(f"neither {installed} nor {checkout} exists: reinstall outlast")
 
 
 def _train(run_dir: Path, steps: int, flags: list[str], *, json: bool) -> None:

@@ -126,7 +126,7 @@ def _dispatch(arguments: list[str]) -> int:
         result = application(arguments)(arguments, exit_on_error=False, print_error=False)
     except CycloptsError as error:
         raise UsageError(
-            f"{error}\n`outlast {_words(arguments)} --help` shows what it takes"
+            f"{error}\n`outlast {_words(arguments)} --help` shows its usage"
         ) from error
     return result if isinstance(result, int) else EXIT_DONE
 

@@ -44,9 +44,7 @@ def _trace_verdict(folder: Path) -> str:
 
         return f"{analyse_dumps(read_dumps([folder])).verdict} {more}"
     except ModuleNotFoundError:
-        return (
-            f"flight recorders are in {folder}: pip install 'outlast[fleet]' adds what reads them"
-        )
+        return f"flight recorders are in {folder}: pip install 'outlast[fleet]' adds the reader"
     except OutlastError as error:
         return f"the flight recorders in {folder} are inconclusive: {error}"
 

@@ -88,7 +88,7 @@ def test_without_jobs_the_rate_is_of_outages() -> None:
     assert "transient" not in found.scenario and "queue" not in found.measured
     assert found.causes == [CauseShare("other", 4, 1.0)]
     provenance = tomllib.loads(format_rates(found, SOURCE))["provenance"]
-    assert provenance["failure"] == "an outage that began, as no job failed"
+    assert provenance["failure"] == "start of an outage, since no job failed"
 
 
 def test_without_jobs_lemons_are_told_by_outages() -> None:

@@ -95,7 +95,7 @@ def test_what_the_formula_leaves_out_is_said() -> None:
     hows = {one.name: one.how for one in found.quantities}
     assert hows["ETTR"] == hows["goodput"] == "first order"
     said = " ".join(found.warnings)
-    assert "nodes are taken not to age" in said and "lemons" in said
+    assert "nodes are assumed not to age" in said and "lemons" in said
     slow = ettr(scenario_of({"gpus": "16384", "flush": "30min"}), 0.905)
     assert value(slow, "interval at most") < 1800
     assert any("interval at most" in one and "a flush takes 30 min" in one for one in slow.warnings)

@@ -29,7 +29,7 @@ from outlast.plan.simulate.simulated_job import job_of
 from outlast.process_pool import dask_executor, local_executor
 
 SAID = {"gpus": "1024", "failures": "5kh", "work": "10d"}
-KEPT = "what was simulated before is kept"
+KEPT = "earlier simulated runs are kept"
 OVER = ["gpus=1024,4096", "interval=10min,1h"]
 
 
@@ -121,14 +121,14 @@ def test_ranges(text: str, values: list[str]) -> None:
 @pytest.mark.parametrize(
     ("over", "said"),
     [
-        ("gpus", "say a field and its values"),
-        ("gpus=1k..1M", "how many values"),
-        ("gpus=4k,4k", "4k is there twice"),
-        ("interval=1min..4/3", "not of one unit"),
-        ("interval=4h..1h/3", "to more"),
-        ("failures=rsc-1..rsc-2/3", "'rsc-1' is no end"),
+        ("gpus", "give a field and its values"),
+        ("gpus=1k..1M", "give the number of values"),
+        ("gpus=4k,4k", "4k is given twice"),
+        ("interval=1min..4/3", "have different units"),
+        ("interval=4h..1h/3", "0 < first < last"),
+        ("failures=rsc-1..rsc-2/3", "'rsc-1' is not an end"),
         ("intervall=1h,2h", "did you mean --interval"),
-        ("gpus=1k,1001", "gpus=1001: .* whole number of nodes"),
+        ("gpus=1k,1001", "gpus=1001: .* not a multiple of 8"),
         ("work=1d,2d", "given twice"),
         ("interval=1min..9h/999", "points with all strategies"),
     ],
@@ -190,7 +190,7 @@ def test_a_point_that_fails_names_itself_and_the_others_go_on() -> None:
     assert failed == ["", "", *[f"MemoryError: no room; {KEPT}"] * 2] and not found.interrupted
     assert found.points[0].runs is not None and found.points[0].runs.replications == 20
     assert any("gpus=4096 interval=10min outlast" in text for text in found.warnings)
-    with pytest.raises(OutlastError, match="from 0 failed, and nothing was kept: MemoryError"):
+    with pytest.raises(OutlastError, match="from 0 failed; no results were kept: MemoryError"):
         run_distribution(wanted()[-1].scenario, "outlast", 5, executor=Failing(512))
 
 
@@ -200,12 +200,12 @@ def test_a_killed_worker_is_told_in_words() -> None:
         for worker in active_children()[:1]:
             worker.kill()
 
-    lost = "a worker process died (killed, perhaps for want of memory); ask again with fewer"
+    lost = "a worker process died (killed, possibly out of memory); try again with fewer"
     with local_executor(2) as place:
         found = sweep(wanted(), 9000, executor=place.executor, in_flight=2, on_progress=kill)
     assert {one.failed for one in found.points} - {""} == {f"{lost} --workers; {KEPT}"}
     assert found.points[0].runs is not None and not found.interrupted
-    refused = pytest.raises(OutlastError, match=re.escape(f"nothing was kept: {lost}"))
+    refused = pytest.raises(OutlastError, match=re.escape(f"no results were kept: {lost}"))
     with local_executor(2) as (pool, _), refused:
         run_distribution(
             scenario_of(SAID), "drop", 90_000, executor=pool, in_flight=2, on_rows=kill
@@ -214,7 +214,7 @@ def test_a_killed_worker_is_told_in_words() -> None:
 
 def test_another_outlast_is_refused() -> None:
     part = next(replications.parts(job_of(scenario_of(SAID), "outlast"), 1))
-    with pytest.raises(UsageError, match=r"asked for by outlast 0\.0"):
+    with pytest.raises(UsageError, match=r"requested by outlast 0\.0"):
         replications.run_part(msgspec.structs.replace(part, version="0.0"))
 
 
@@ -250,6 +250,6 @@ def test_ctrl_c_keeps_what_is_done() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     done = [one.runs.replications for one in found.points if one.runs]
     assert found.interrupted and len(done) == 4 and 0 < sum(done) < 4 * 9000
-    assert any("fewer runs than were asked for" in text for text in found.warnings)
+    assert any("fewer runs than requested" in text for text in found.warnings)
     short = sweep(wanted(), done[0]).points[0]
     assert short.runs == found.points[0].runs

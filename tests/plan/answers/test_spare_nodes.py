@@ -107,7 +107,7 @@ def test_asked(plan: Plan, tmp_path: Path) -> None:
     for text in ("the mean in repair", "replicas of 64 nodes", "16,384 GPUs"):
         assert f"<!-- {text}" in drawn.read_text(), text
     text = plan("spares", *asked).out
-    assert "best: rate unsure" in text and "The mean is a trap" in text
+    assert "best: uncertain rate" in text and "The mean is too small" in text
     assert "--spares 9,999" in plan("spares", "--gpus", "16384", "--spares", "9999").err
 
 
@@ -152,7 +152,7 @@ def test_half_is_left_at_the_limit() -> None:
 
 def test_a_limit_that_is_none_is_said_in_words() -> None:
     free = scenario_of({"gpus": "16384", "memory-cost": "0"})
-    assert any("its limit is infinite" in one for one in memory_copies(free).warnings)
+    assert any("has no limit" in one for one in memory_copies(free).warnings)
     assert not memory_copies(scenario_of({"gpus": "16384"})).warnings
 
 

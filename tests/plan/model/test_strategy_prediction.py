@@ -127,7 +127,7 @@ def test_outlast_is_never_behind_what_it_contains() -> None:
 
 
 def test_a_strategy_that_cannot_be_had_says_why() -> None:
-    with pytest.raises(UsageError, match="migrate needs two replicas"):
+    with pytest.raises(UsageError, match="migrate needs at least two replicas"):
         predict(scenario_of({"gpus": "8"}), "migrate")
 
 

@@ -111,7 +111,7 @@ def test_documents_one_by_one() -> None:
     assert [row.document for row in rows(["004", "000"])] == ["000"] * len(rows(["000"])) + [
         "004"
     ] * len(rows(["004"]))
-    with pytest.raises(UsageError, match=r"there is no document '005'; known are 000 \(Erben"):
+    with pytest.raises(UsageError, match=r"unknown document '005'; known are 000 \(Erben"):
         rows(["005"])
 
 

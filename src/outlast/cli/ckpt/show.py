@@ -306,7 +306,7 @@ def _print_all(checkpoint: Checkpoint, shown: ShowReport) -> None:
     if frozen_bytes := sum(shard.frozen_bytes for shard in shown.shards):
         about.add_row("not trained", f"{size(frozen_bytes)} of them")
     if shown.values is None:
-        about.add_row("state", "not shown: pip install 'outlast[run]' adds what decodes it")
+        about.add_row("state", "not shown: pip install 'outlast[run]' adds the decoder")
     echo(about)
     if shown.values:
         state = listing(text_column("state"), text_column())

@@ -195,7 +195,7 @@ VERSION = 1
 Value = str | int | float
 COMMENT = (
     "# Measured by `outlast fleet fit`; `outlast plan ... --rates FILE` takes [failures] and",
-    "# [scenario], and what is said to it goes before them. The rest is for people.",
+    "# [scenario]; its flags take precedence. The other tables are for people.",
 )
 
 
@@ -249,7 +249,7 @@ def _provenance_values(
         "digest": source.digest,
         "window": span,
         "outlast": __version__,
-        "failure": "an outage that began, as no job failed"
+        "failure": "start of an outage, since no job failed"
         if rates.rate.basis == OUTAGES
         else "NODE_FAIL; FAILED or REQUEUED with a finding of severity now on a node of the job"
         f" from {BEFORE_S} s before its end to {AFTER_S} s after it",
@@ -368,7 +368,7 @@ def _show_rates(rates: FittedRates, out: Path) -> None:
     )
     echo(
         f"{gpu_hours:.3g} a GPU-hour, {3600 * rate.low_per_gpu_second:.3g} to"
-        f" {3600 * rate.high_per_gpu_second:.3g} with 90 % if they were independent; as sure as"
+        f" {3600 * rate.high_per_gpu_second:.3g} with 90 % if they were independent; as certain as"
         f" {rate.weight_failures:.3g} such failures"
     )
     for key, one in rates.measured.items():

@@ -341,6 +341,6 @@ def _show_drain(listed: DrainCommands, cluster: str) -> None:
         echo(line)
     if listed.beyond:
         count = len(listed.beyond)
-        echo(f"# {count} more are left for later: --at-once limits the nodes per drain")
+        echo(f"# {count} more are omitted: --at-once limits the nodes per drain")
     for name in listed.unsafe:
-        echo(f"# {name!r} is left out: it is no plain node name")
+        echo(f"# {name!r} is omitted: not a plain node name")

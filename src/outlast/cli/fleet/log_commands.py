@@ -348,6 +348,6 @@ def _show_truth(report: SynthReport, *, json: bool) -> None:
     )
     echo(
         f"{truth['lemons']} lemons; {truth['failures']} attempts that hardware ended;"
-        f" {100 * float(truth['second_order_share'] or 0):.1f} % of the lost goodput is of jobs"
-        " that made room for others"
+        f" {100 * float(truth['second_order_share'] or 0):.1f} % of the lost goodput is of"
+        " preempted jobs"
     )

@@ -31,21 +31,21 @@ TELLING = 0.001  # of the price: least effect of an input that is worth measurin
 DOUBTS_MAX = 3
 WHOLE_MIN = 100  # nodes: from here on rounded to whole ones
 FAR = 1.5  # factor: settings that differ by less count as equal
-NO_SPARES = "The others go on without a replica, and take none."
-ONE_REPLICA = "all GPUs hold the model only once (--replica-gpus was not said)"
+NO_SPARES = "The job continues without a lost replica, and uses no spares."
+ONE_REPLICA = "all GPUs together hold one replica (--replica-gpus was not given)"
 DOES: dict[Strategy, str] = {
-    "checkpoint-restart": "After a failure the whole job begins again from storage.",
-    "peer-memory": "After a failure the whole job begins again from copies in its nodes' memory.",
-    "migrate": "A spare takes over what a live replica holds; the others pause.",
-    "drop": "The others go on without the replica until its node is repaired.",
-    "outlast": "A spare takes over from a live replica; where none lives, from memory; else from"
+    "checkpoint-restart": "After a failure the whole job restarts from storage.",
+    "peer-memory": "After a failure the whole job restarts from copies in its nodes' memory.",
+    "migrate": "A spare copies the state of a live replica; the others pause.",
+    "drop": "The job continues without the replica until its node is repaired.",
+    "outlast": "A spare restores its state from a live replica, else from memory, else from"
     " storage.",
 }
 RUN_CANNOT: dict[Strategy, str] = {
     "drop": "`outlast run` does not do this: it waits for a node or a spare"
 }
 _GOES_ON = {
-    "redo": "work done again",
+    "redo": "redone work",
     "recover": "restarts",
     "detect": "detection",
     "save": "saves",
@@ -77,15 +77,15 @@ def describe_current(
     named: bool,
 ) -> str:
     """Describe the current settings, their costs by cause, and the saving by a change."""
-    taken = "" if named else " (taken: no --strategy says what it does after a failure)"
+    taken = "" if named else " (assumed without --strategy)"
     saving = (
         f"{here.strategy}{taken} with a durable save every {format_quantity(here.interval_s, 's')}"
     )
     if math.isinf(here.usd):
-        then = "" if math.isinf(best_usd) else f" Set as below it does, for {_usd(best_usd)}."
+        then = "" if math.isinf(best_usd) else f" As set below it ends, for {_usd(best_usd)}."
         return (
             f"{_sentence(saving)}: the run does not end. Failures come every"
-            f" {format_quantity(mtbf_s(scenario), 's')}, faster than it gets on.{then}"
+            f" {format_quantity(mtbf_s(scenario), 's')}, faster than it makes progress.{then}"
         )
     lost = spent.total - spent.ideal
     parts = sorted(((getattr(spent, name), text) for name, text in _GOES_ON.items()), reverse=True)
@@ -98,8 +98,8 @@ def describe_current(
     )
     if saves_usd > CLOSE * best_usd:
         less = f"{_usd(saves_usd)} ({_share(saves_usd, here.usd)})"
-        return f"{text} Set as below it costs {less} less."
-    return f"{text} Nothing that can be set would save more than {_usd(max(0.0, saves_usd))}."
+        return f"{text} With the settings below it costs {less} less."
+    return f"{text} No change of settings would save more than {_usd(max(0.0, saves_usd))}."
 
 
 def describe_strategy(at: BestSettings) -> str:
@@ -130,8 +130,7 @@ def describe_strategy(at: BestSettings) -> str:
         return text
     least = next((other for other in others if other.strategy not in RUN_CANNOT), None)
     instead = (
-        f"; of what it does, {least.strategy} is the cheapest, for {_usd(least.usd - at.taken.usd)}"
-        " more"
+        f"; its cheapest is {least.strategy}, for {_usd(least.usd - at.taken.usd)} more"
         if least and math.isfinite(least.usd)
         else ""
     )
@@ -149,18 +148,18 @@ def describe_interval(
     """Describe the interval between durable saves, and its flatness where that is known."""
     at_s = settings.interval_s
     if at_s >= scenario.work_s * (1 - CLOSE):
-        text = "One durable save, at the end: next to no failure goes back to storage."
+        text = "One durable save, at the end: almost no failure restarts from storage."
     elif at_s <= scenario.step_s:
-        text = "At every step: more often than that nothing can be saved."
+        text = "At every step, the shortest possible interval."
     elif scenario.flush_s and at_s <= scenario.flush_s * (1 + CLOSE):
-        text = "As often as the flush lets it: a save begins when the last one can be restored."
+        text = "As often as the flush allows: a save begins when the last one can be restored."
     else:
         text = (
-            "A durable save after so much work, each blocking"
+            "A durable save after this amount of work, each blocking"
             f" {format_quantity(scenario.cost_s, 's')}."
         )
     if zone is not None:
-        flat = f"Anything from {format_quantity(zone.low_s, 's')}"
+        flat = f"Any interval from {format_quantity(zone.low_s, 's')}"
         flat += (
             f" to {format_quantity(zone.high_s, 's')}" if zone.high_s < scenario.work_s else " on"
         )
@@ -177,8 +176,8 @@ def describe_memory(scenario: Scenario) -> str:
     """Describe the interval between copies in memory."""
     blocks = format_quantity(scenario.memory_cost_s, "s")
     return (
-        f"A version in memory after so much work, each blocking {blocks}; a failure undoes half of"
-        " it on the average."
+        f"A version in memory after this amount of work, each blocking {blocks}; a failure undoes"
+        " half of it on average."
     )
 
 
@@ -190,8 +189,8 @@ def describe_copies(scenario: Scenario, settings: TunedSettings) -> str:
     every = lost if lost == "never" else f"every {lost} of running"
     return (
         f"Nodes that hold each part; the last of a part is lost {every}. They take"
-        f" {format_quantity(memory_bytes, 'bytes')} of memory a GPU, with a new version beside the"
-        " last."
+        f" {format_quantity(memory_bytes, 'bytes')} of memory per GPU, with a new version beside"
+        " the last."
     )
 
 
@@ -211,22 +210,22 @@ def describe_spares(
         return "No failure takes a node."
     trap = round(stock.in_repair)
     mean = f"{trap:,}" if stock.in_repair >= WHOLE_MIN else f"{stock.in_repair:.3g}"
-    text = f"{mean} {'node is' if mean == '1' else 'nodes are'} in repair on the average"
+    text = f"{mean} {'node is' if mean == '1' else 'nodes are'} in repair on average"
     if stock.racks:
         text += ", and a rack takes several at once: so many cost least."
     elif not stock.best:
         waits = format_quantity(spare_theory.stalled_share(0, stock.in_repair), "share")
-        text += f": without a spare the run waits {waits} of the time, and one would cost more."
+        text += f": without spares the run waits {waits} of the time; one spare would cost more."
     else:
         waits = format_quantity(spare_theory.stalled_share(trap, stock.in_repair), "share")
-        more = f"cost {_usd(trap_usd)} more" if trap_usd > 0 else "cost next to nothing less"
-        more = "not end in ages" if math.isinf(trap_usd) else more
+        more = f"cost {_usd(trap_usd)} more" if trap_usd > 0 else "cost hardly less"
+        more = "not end" if math.isinf(trap_usd) else more
         text += (
             f"; with {format_count(trap, 'spare')} the run would wait {waits} of the time"
             f" and {more}."
         )
         if stock.known != stock.best:
-            text += f" Were the failure rate known to be its mean, {stock.known:,} would do."
+            text += f" At exactly the mean failure rate, {stock.known:,} would be enough."
     if saves_usd is None or scenario.spares is None or scenario.spares == stock.best:
         return text
     by = "" if there.strategy == settings.strategy else f", with {there.strategy},"
@@ -245,12 +244,12 @@ def describe_main_inputs(sensitivities: list[InputSensitivity]) -> str:
     ]
     costs = " and ".join(ends)
     verb = "the run costs " if costs.startswith("$") else "the run "
-    return f"The {most.label} matters most: {verb}{costs}."
+    return f"The {most.label} has the largest effect: {verb}{costs}."
 
 
 def describe_rarer(times: float, usd: float) -> str:
     """Describe the failure rate at which a run that does not end would end."""
-    return f"Were failures {times:g} times as rare, the run would end, for {_usd(usd)}."
+    return f"With failures {times:g} times as rare, the run would end, for {_usd(usd)}."
 
 
 def describe_rate(times: float, probability: float) -> str:
@@ -277,9 +276,9 @@ def describe_doubt(unknown: str, turn: InputVariation, settings: TunedSettings) 
         changes.append(format_count(then.spares, "spare"))
     best = " and ".join(changes)
     if math.isinf(turn.regret_usd):
-        here = f"{settings.strategy} {'cannot be had' if unknown == ONE_REPLICA else 'never ends'}"
-        return f"If {unknown}, {here}: {best} would be right, for {_usd(turn.usd)}."
-    return f"If {unknown}, {best} would be right: these settings cost {_usd(turn.regret_usd)} more."
+        here = f"{settings.strategy} {'is impossible' if unknown == ONE_REPLICA else 'never ends'}"
+        return f"If {unknown}, {here}: {best} is best, for {_usd(turn.usd)}."
+    return f"If {unknown}, {best} is best: these settings cost {_usd(turn.regret_usd)} more."
 
 
 def _far(value: float, other: float) -> bool:
@@ -293,8 +292,8 @@ def describe_certainty(doubts: list[AdviceDoubt], rest: float, at: BestSettings)
     if at.scenario.failures.weight_failures != EXACT:
         where = f"at the ends of the failure rate's band and {where}"
     if doubts:
-        return f"All else, {where}, costs {most} for not being known."
-    return f"Nothing asks for other advice: {where}, this costs {most} more than the best."
+        return f"All other uncertainty, {where}, costs {most}."
+    return f"No input changes the advice: {where}, it costs {most} more than the best."
 
 
 def next_measures(
@@ -329,16 +328,16 @@ def _count(scenario: Scenario) -> NextMeasure:
     weight = scenario.failures.weight_failures
     if weight == EXACT:
         why = (
-            "The rate is taken as exact, and no figure has a band. Say how many failures it was"
-            " counted from: --failures-seen."
+            "The rate is assumed to be exact, so no figure has a band. Give the number of observed"
+            " failures: --failures-seen."
         )
         return NextMeasure(what="failures-seen", why=why)
     more = failures_to_halve(weight)
     after_s = more * mtbf_s(scenario)
     late = ", longer than the run itself" if after_s > scenario.work_s else ""
     why = (
-        f"Count failures: the rate is as sure as {format_count(round(weight), 'failure')} make"
-        f"{'s' * (round(weight) == 1)} it. After {format_count(more, 'more', 'more')}, some"
+        f"Count failures: the rate is as certain as {format_count(round(weight), 'failure')}"
+        f" make{'s' * (round(weight) == 1)} it. After {format_count(more, 'more', 'more')}, about"
         f" {format_quantity(after_s, 's')} of running{late}, its band is half as wide."
     )
     return NextMeasure(what="failures", why=why)
@@ -369,17 +368,17 @@ def advice_warnings(scenario: Scenario, at: BestSettings) -> list[str]:
     """Return the effects that the advice leaves out, and the premises that do not hold."""
     warnings = list(at.taken.warnings)
     if scenario.nodes == 1:
-        warnings.append("one node: copies in memory and live replicas go with it")
+        warnings.append("one node: its loss takes all copies in memory and live replicas")
     elif scenario.replicas < 2:
         warnings.append(
-            "the model is held once: there are no live replicas to go on from; a smaller"
-            " --replica-gpus says otherwise"
+            "there is one replica of the model, so no failure leaves a live one; a smaller"
+            " --replica-gpus gives several"
         )
     elif "replica-gpus" in scenario.assumed and at.taken.strategy in ("migrate", "drop", "outlast"):
         each = scenario.gpus // scenario.replicas
         warnings.append(
             f"{format_count(scenario.replicas, 'replica')} of {format_count(each, 'GPU')} are"
-            " assumed: say"
+            " assumed: set"
             " --replica-gpus"
         )
     if at.taken.how == "simulated":
@@ -387,9 +386,9 @@ def advice_warnings(scenario: Scenario, at: BestSettings) -> list[str]:
             f"{at.taken.strategy} is simulated: its prices have an error of some per cent"
         )
     if at.taken.strategy == "drop" and at.taken.how != "simulated":
-        warnings.append("dropping is told for the long run; this one begins whole, and does better")
+        warnings.append("drop is priced for a long run; this one begins with all its replicas")
     if scenario.spares == 0 and at.taken.strategy != "drop":
-        warnings.append("--spares 0: each node that is lost is waited for")
+        warnings.append("--spares 0: the job waits for the repair of each lost node")
     if math.isinf(at.taken.usd):
         warnings.append(
             "no strategy ends this run: failures come every"

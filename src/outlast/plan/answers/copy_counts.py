@@ -35,7 +35,7 @@ from outlast.theory import replicas
 COPIES_MAX = 4
 VERSIONS = 2  # a new version is received before the old one is released
 HALF = 0.5
-GROWS = "state as the root of GPUs, Chinchilla"
+GROWS = "state grows as sqrt(GPUs), Chinchilla"
 
 
 class CopiesRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,7 +90,7 @@ def memory_copies(scenario: Scenario) -> Replicas:
             "failures beyond any copy",
             "times",
             _how,
-            "fatal ones, of a run",
+            "fatal ones, per run",
             scenario,
             lambda case: _of_a_run(case, fatal_rate_per_s(case), scenario.copies),
         ),
@@ -107,8 +107,8 @@ def memory_copies(scenario: Scenario) -> Replicas:
     warnings = _warnings(scenario, rows)
     if any(math.isinf(limit.value) for limit in limits):
         warnings.append(
-            "where neither saves nor what is counted of restarts takes time, no number of GPUs is"
-            " too large: its limit is infinite"
+            "where neither saves nor the counted parts of restarts take time, the number of GPUs"
+            " has no limit"
         )
     about = matters("peer-memory") | {"state", "step"}
     base = answer("How many copies in memory?", scenario, quantities, warnings, about)
@@ -234,11 +234,11 @@ def _warnings(scenario: Scenario, rows: list[CopiesRow]) -> list[str]:
     racks = any(kind.name == "rack" and kind.rate_per_s for kind in kinds_of(scenario))
     texts = {
         "there is one node: no other holds a copy": scenario.nodes == 1,
-        "no two copies of a part are taken to lie in one rack": racks,
-        "no end with some numbers of copies: failures come faster than the run gets on": any(
+        "no two copies of a part are assumed to be in one rack": racks,
+        "no end with some numbers of copies: failures come faster than the run makes progress": any(
             math.isinf(row.losses) for row in rows
         ),
-        "nodes are taken not to age": scenario.shape != 1,
-        "lemons are taken for ordinary nodes with the mean rate": scenario.lemons > 0,
+        "nodes are assumed not to age": scenario.shape != 1,
+        "lemons are treated as ordinary nodes with the mean rate": scenario.lemons > 0,
     }
     return [text for text, here in texts.items() if here]

@@ -99,7 +99,7 @@ def _silent(scenario: Scenario, taken: Prediction, every_s: float, verify_s: flo
         text=f"One every {format_quantity(every_s, 's')}, which nothing reports: verify"
         f" ({format_quantity(verify_s, 's')}) before each durable save, after"
         f" {format_quantity(best_s, 's')} of work;"
-        " a save that was not verified may hold the error.",
+        " an unverified save may contain the error.",
     )
 
 
@@ -273,7 +273,7 @@ def _levels(
     return ExtraCost(
         what="levels of saves",
         usd=taken.usd * saves,
-        text=f"Where a whole job begins again, best are {chosen}:"
+        text=f"When the whole job restarts, the best are {chosen}:"
         f" {format_quantity(pattern.waste, 'share')} of"
         f" the time, {format_quantity(without.waste, 'share')} without local drives.",
     )

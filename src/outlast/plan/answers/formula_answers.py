@@ -36,7 +36,7 @@ def ettr(scenario: Scenario, target: float | None = None, queue_s: float = 0.0) 
     start. Raises UsageError for an invalid target.
     """
     if target is not None and not 0 < target < 1:
-        raise UsageError(f"--target {target:g} must lie between 0 and 1: no ETTR is either")
+        raise UsageError(f"--target {target:g} must be above 0 and below 1")
     at_s = interval_s(scenario)
     quantities = [
         _between_failures(scenario),
@@ -175,7 +175,7 @@ def _giving(
             if "interval" in name and quantities[-1].value < scenario.flush_s:
                 cannot.append(
                     f"{name} {span(quantities[-1].value)}: a flush takes {span(scenario.flush_s)},"
-                    " and a save begins when the last is there"
+                    " and a save begins when the last one ends"
                 )
 
     def interval(scenario: Scenario) -> float:
@@ -269,7 +269,7 @@ def best_interval(scenario: Scenario, strategy: Strategy) -> Answer:
     if best.memory_interval_s is not None:
         quantities.insert(2, _in_memory(tuned, best))
         if quantities[2].high == math.inf:
-            warnings.append("at an end of the rate's band no versions in memory are taken")
+            warnings.append("at an end of the rate's band no versions in memory are saved")
     if math.isfinite(best.wall_s):
         zone = flat_zone(tuned, best)
         ends = (("flat zone from", zone.low_s), ("flat zone to", zone.high_s))

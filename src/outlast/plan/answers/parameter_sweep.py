@@ -93,7 +93,7 @@ def sweep_points(
     Raises ConfigError, UsageError, naming the invalid point.
     """
     if not 1 <= len(over) <= AXES_MAX:
-        raise UsageError("--over goes over one field or two, as in --over gpus=1k,4k,16k")
+        raise UsageError("--over takes one or two fields, for example --over gpus=1k,4k,16k")
     flags = {name.replace("_", "-"): text for name, text in flags.items()}
     given = {**(read_file(file) if file else {}), **flags}
     axes = [parse_axis(text, given) for text in over]
@@ -210,7 +210,7 @@ def _simulate_points(
     with closing(results(queue, executor, in_flight or IN_FLIGHT)) as ended:
         for at, part, rows in ended:
             if isinstance(rows, Exception):
-                sums[at].failed = f"{reason(rows)}; what was simulated before is kept"
+                sums[at].failed = f"{reason(rows)}; earlier simulated runs are kept"
             elif not sums[at].failed:
                 sums[at].add(rows)
             done += part.count
@@ -304,14 +304,14 @@ def _warnings_at(point: PointResult, replications: int) -> Iterator[str]:
     if point.theory:
         yield from without_advice(point.theory.warnings) if replications else point.theory.warnings
         if math.isinf(point.theory.wall_s):
-            yield "no end; failures come faster than the run gets on"
+            yield "no end: failures come faster than the run makes progress"
     if (
         replications
         and point.theory
         and not point.failed
         and (runs is None or runs.replications < replications)
     ):
-        yield "interrupted, with fewer runs than were asked for"
+        yield "interrupted, with fewer runs than requested"
     if runs and runs.unfinished:
         yield "some runs have no end"
     if runs and (differs := runs.takes.differs()):
@@ -322,5 +322,5 @@ def strategies_of(text: str) -> list[Strategy]:
     """Parse `outlast,migrate`, or `all`. Raises UsageError."""
     named = STRATEGIES if text == "all" else [name.strip() for name in text.split(",")]
     if unknown := next((name for name in named if name not in STRATEGIES), None):
-        raise UsageError(f"--strategy {unknown}: there are {', '.join(STRATEGIES)}, and all")
+        raise UsageError(f"--strategy {unknown}: known are {', '.join(STRATEGIES)}, and all")
     return [strategy for strategy in STRATEGIES if strategy in named]

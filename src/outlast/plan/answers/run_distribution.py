@@ -152,7 +152,7 @@ def _by_key(where: np.ndarray, weights: np.ndarray) -> np.ndarray:
     return np.bincount(where, weights=weights)
 
 
-LONG_RUN = "drop: theory is of a long run; a simulated one begins with all its replicas"
+LONG_RUN = "drop: theory describes a long run; a simulated one begins with all its replicas"
 _TALLIES: dict[str, tuple[str, Unit]] = {
     "wall_s": ("takes", "s"),
     "redo_s": ("redone work", "s"),
@@ -213,7 +213,7 @@ def run_distribution(
     with closing(results(wanted, executor, in_flight)) as done:
         for _, part, rows in done:
             if isinstance(rows, Exception):
-                context = f"replications from {part.first:,} failed, and nothing was kept: "
+                context = f"replications from {part.first:,} failed; no results were kept: "
                 raise OutlastError(context + reason(rows)) from rows
             for name in TALLIES:
                 summaries[name].add(rows[name])
@@ -275,7 +275,7 @@ def _warnings(
     if wall.endless:
         texts.append(
             f"{wall.endless:,} of {wall.count:,} runs have no end: {job.failures_max:,} failures"
-            " came first, or no node would ever have come back"
+            " came first, or no node would have returned"
         )
     differs = tallies[0].differs() if tallies else 0.0
     if differs:

@@ -34,8 +34,8 @@ QUANTILES = (0.5, 0.95, 0.999)
 SPREADS = 8  # standard deviations above the mean
 MEAN = "the mean"
 WAITING = "best: waits"
-GOING_ON = "best: goes on"
-UNSURE = "best: rate unsure"
+GOING_ON = "best: continues"
+UNSURE = "best: uncertain rate"
 STRATA = 16  # equally likely rates
 ABOUT = frozenset(
     {
@@ -293,17 +293,17 @@ def _row_named(rows: Sequence[SparesRow], name: str) -> SparesRow:
     return next(row for row in rows if name in row.names)
 
 
-NO_END = "no run ends here, whatever stands by: failures come faster than it gets on"
+NO_END = "no run ends here with any spares: failures come faster than it makes progress"
 
 
 def _warnings(scenario: Scenario, once_usd: float) -> list[str]:
     unsettled = scenario.work_s < formula_domain.REPAIRS_MIN * scenario.repair_s
     has_racks = scenario.rack_mtbf_s < NEVER_S
     texts = {
-        "nodes are taken not to age": scenario.shape != 1,
-        "lemons are taken for ordinary nodes with the mean rate": scenario.lemons > 0,
-        "figures are of the long run: this one ends before repairs have settled": unsettled,
-        "nodes of a rack are taken to return together, and one by one where a job waits": has_racks,
+        "nodes are assumed not to age": scenario.shape != 1,
+        "lemons are treated as ordinary nodes with the mean rate": scenario.lemons > 0,
+        "figures hold for a long run: this one ends before the steady state of repairs": unsettled,
+        "a rack's nodes are assumed to return together, or one by one where a job waits": has_racks,
         NO_END: math.isinf(once_usd),
     }
     return [text for text, here in texts.items() if here]
@@ -317,10 +317,9 @@ def _conclusions(scenario: Scenario, stocks: SpareModel, rows: Sequence[SparesRo
         saved = average.stalling_usd - best.stalling_usd
         waited, waits = (format_quantity(row.stalled, "share") for row in (average, best))
         sentences = [
-            f"The mean is a trap: with {format_count(average.spares, 'spare')}, as many as are"
-            " in repair on"
-            f" the average ({format_quantity(mean, 'nodes')}), more are in repair"
-            f" {format_quantity(average.short, 'share')} of the time, where failures go on.",
+            f"The mean is too small: with {format_count(average.spares, 'spare')}, as many as"
+            f" are in repair on average ({format_quantity(mean, 'nodes')}), more are in repair"
+            f" {format_quantity(average.short, 'share')} of the time, where failures continue.",
             f"A job that needs all its nodes then waits {waited} of the time; with"
             f" {format_count(best.spares, 'spare')} it waits {waits}"
             + (
@@ -330,14 +329,14 @@ def _conclusions(scenario: Scenario, stocks: SpareModel, rows: Sequence[SparesRo
     unsure = [row for row in rows if UNSURE in row.names and row is not best]
     if unsure:
         sentences.append(
-            f"The rate is not sure: on the average over what it may be,"
+            f"The rate is uncertain: on average over its distribution,"
             f" {format_count(unsure[0].spares, 'spare')} would be cheapest for a job that waits."
         )
     size = scenario.nodes // scenario.replicas
     if scenario.replicas > 1 and size > 1:
         groups = whole_replicas(scenario).in_repair.quantile(QUANTILES[-1])
         sentences.append(
-            f"Standing by as whole replicas of {size:,} nodes, it takes"
+            f"As whole spare replicas of {size:,} nodes, it takes"
             f" {format_count(groups, 'replica')} for {100 * QUANTILES[-1]:g} % of the time:"
             f" {format_count(groups * size, 'node')}."
         )

@@ -44,7 +44,7 @@ from outlast.process_pool import PartExecutor
 from outlast.theory import strategies as theory
 
 LONG_RUN = (
-    "theory is of a long run, in which nodes are away from the first; a simulated run begins with"
+    "theory describes a long run, which lacks nodes from the start; a simulated run begins with"
     " all its spares and replicas"
 )
 
@@ -310,6 +310,6 @@ def _warnings(
             some = "no run" if row.endless == 1 else f"{1 - row.endless:.0%} of runs"
             texts.append(
                 f"{row.strategy}: {some} will end within {1 / GOODPUT_MIN:,.0f} times its work;"
-                " failures come faster than the rest gets on"
+                " failures come faster than the others make progress"
             )
     return texts

@@ -35,20 +35,20 @@ def parse_axis(text: str, fields: Mapping[str, str]) -> SweepAxis:
     values = values.strip()
     if not values:
         raise ConfigError(
-            f"--over {text}: say a field and its values, as in gpus=1k,4k or 1k..1M/7"
+            f"--over {text}: give a field and its values, as in gpus=1k,4k or 1k..1M/7"
         )
     if match := re.fullmatch(r"(.+?)\.\.(.+)/\s*(\d{1,6})", values):
         texts = _range(
             f"--over {text}", key, match[1].strip(), match[2].strip(), int(match[3]), fields
         )
     elif ".." in values:
-        raise ConfigError(f"--over {text}: say how many values the range has, as in 1k..1M/7")
+        raise ConfigError(f"--over {text}: give the number of values, as in 1k..1M/7")
     else:
         texts = [value.strip() for value in values.split(",")]
     if len(texts) > VALUES_MAX:
         raise ConfigError(f"--over {text}: {len(texts):,} values; at most {VALUES_MAX:,}")
     if twice := next((value for at, value in enumerate(texts) if value in texts[:at]), None):
-        raise ConfigError(f"--over {text}: {twice} is there twice")
+        raise ConfigError(f"--over {text}: {twice} is given twice")
     return SweepAxis(key, tuple(texts))
 
 
@@ -58,16 +58,16 @@ def _range(
     ends = [_split(what, low), _split(what, high)]
     (first, unit), (last, other) = ends
     if not 2 <= count <= VALUES_MAX:
-        raise ConfigError(f"{what}: a range has from 2 to {VALUES_MAX:,} values")
+        raise ConfigError(f"{what}: a range has 2 to {VALUES_MAX:,} values")
     if unit != other:
         scale = next((units for units in _SCALES if unit in units and other in units), None)
         if scale is None:
-            raise ConfigError(f"{what}: {low} and {high} are not of one unit")
+            raise ConfigError(f"{what}: {low} and {high} have different units")
         first = first * scale[unit]
         last = last * scale[other]
         unit = "B" if scale is quantities.BYTES else "s" if scale is quantities.SECONDS else ""
     if not 0 < first < last:
-        raise ConfigError(f"{what}: a range is logarithmic, from above 0 to more")
+        raise ConfigError(f"{what}: a range is logarithmic: it needs 0 < first < last")
     step = math.log(last / first) / (count - 1)
     between = [first * math.exp(step * at) for at in range(1, count - 1)]
     if _is_whole_number(key):
@@ -82,7 +82,7 @@ def _range(
 def _split(what: str, text: str) -> tuple[float, str]:
     match = re.fullmatch(r"(\$?)\s*([0-9]+(?:\.[0-9]+)?)\s*(.*)", text)
     if match is None:
-        raise ConfigError(f"{what}: {text!r} is no end of a range; it needs a number")
+        raise ConfigError(f"{what}: {text!r} is not an end of a range; give a number")
     return float(match[2]), match[3]
 
 

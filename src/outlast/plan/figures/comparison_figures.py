@@ -232,7 +232,7 @@ def _fill_waterfall(figure: Figure, scenario: Scenario, found: StrategyCompariso
         PercentFormatter(1, decimals=0 if widest > 0.05 else 2, symbol=" %")
     )
     axis.set_xlabel("share of wall time, mean")
-    axis.set_title(f"{scenario.gpus:,} GPUs, {scenario.failures.name}: what is lost", loc="left")
+    axis.set_title(f"{scenario.gpus:,} GPUs, {scenario.failures.name}: lost time", loc="left")
     figure.legend(loc="outside lower center", ncols=len(LOOK), handlelength=1.6)
 
 

@@ -186,7 +186,7 @@ def draw_spares(scenario: Scenario, path: Path) -> None:
     Raises UsageError where no run ends.
     """
     if math.isinf(plain_usd(scenario, SpareModel(scenario))):
-        raise UsageError("--figure: no run ends here, whatever stands by: there is no cost to draw")
+        raise UsageError("--figure: no run ends here with any spares: there is no cost to draw")
     figure_style.save(path, partial(_fill_spares, scenario=scenario), HEIGHT_INCH)
 
 
@@ -200,7 +200,7 @@ def _fill_spares(figure: Figure, scenario: Scenario) -> None:
     above.plot(*_waits(nodes, 1), color=NODES, label="nodes, the job waits")
     if scenario.replicas > 1:
         _costs(below, nodes, 1, once_usd, GOING_ON, ":", dropping=True)
-        below.plot([], [], color=GOING_ON, ls=":", label="nodes, it goes on without")
+        below.plot([], [], color=GOING_ON, ls=":", label="nodes, it continues without")
         if size > 1:
             replicas = whole_replicas(scenario)
             _costs(below, replicas, size, once_usd, REPLICAS, "--")
@@ -229,7 +229,7 @@ def _fill_spares(figure: Figure, scenario: Scenario) -> None:
     below.yaxis.set_major_formatter(FuncFormatter(lambda value, _: in_words(value, "USD")))
     for axis in (below.xaxis, below.yaxis):
         axis.set_minor_formatter(NullFormatter())
-    below.set_xlabel("nodes that stand by")
+    below.set_xlabel("spare nodes")
     below.set_ylabel("cost of spares, waiting and idling")
     figure.legend(loc="outside lower center", ncols=3)
 

@@ -94,10 +94,10 @@ def of_losses(scenario: Scenario, window_s: float) -> How:
 
 def _simplified(scenario: Scenario) -> list[DomainGap]:
     texts = {
-        "lemons are taken for ordinary nodes with the mean rate": scenario.lemons > 0,
-        "nodes are taken not to age": scenario.shape != 1,
-        "failures are taken to come at random, not at even gaps": scenario.gap_spread is not None,
-        "a rack's failure is taken to leave what one node's does": scenario.rack_mtbf_s < NEVER_S,
+        "lemons are treated as ordinary nodes with the mean rate": scenario.lemons > 0,
+        "nodes are assumed not to age": scenario.shape != 1,
+        "failures are assumed to be random, not at even gaps": scenario.gap_spread is not None,
+        "rack failures are assumed to leave what node failures do": scenario.rack_mtbf_s < NEVER_S,
     }
     return [DomainGap(text, None) for text, here in texts.items() if here]
 
@@ -107,7 +107,7 @@ def _ends(scenario: Scenario, job: RecoveryJob, outcome: RecoveryOutcome) -> Dom
 
     The run ends with a flush and, unless intervals divide its work, with a shorter interval.
     """
-    text = "the run is short: its last save and flush count"
+    text = "the run is short: its last save and flush matter"
     wall_s = _wall_s(scenario, outcome)
     last_s = (1 - job.drag) * job.flush_s
     rounds = scenario.work_s / job.interval_s
@@ -120,7 +120,7 @@ def _ends(scenario: Scenario, job: RecoveryJob, outcome: RecoveryOutcome) -> Dom
 
 def _first_repairs(scenario: Scenario, job: RecoveryJob, outcome: RecoveryOutcome) -> DomainGap:
     """Return the gap at the start: a run begins with all spares, not in the steady state."""
-    text = "repairs are long beside the run, which begins with all its spares"
+    text = "repairs are long compared with the run, which begins with all its spares"
     if not job.spares:  # it waits from its first failure on, as ever after
         return DomainGap(text, 0.0)
     late_s = scenario.repair_s * (1 + math.log(job.spares + 1))
@@ -153,7 +153,7 @@ def _deeper_share(scenario: Scenario, ladder: Sequence[Rung]) -> float:
 
 def _broken_steps(scenario: Scenario, strategy: Strategy, job: RecoveryJob) -> DomainGap:
     """Return the gap of interrupted steps: half a step of pause where live replicas go on."""
-    text = "a step is long beside what is between saves or failures"
+    text = "a step is long compared with the time between saves or failures"
     rungs = sources(scenario, strategy, memory=job.snapshots > 0)
     if rungs[0][0] != "nothing" or not scenario.step_s:
         return DomainGap(text, 0.0)

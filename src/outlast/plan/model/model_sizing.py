@@ -85,7 +85,7 @@ class Sizing(msgspec.Struct, frozen=True, kw_only=True):
 def peak_flops(device: Device, precision: Precision) -> float:
     """Return a GPU's dense FLOP/s in this precision. Raises UsageError where it has none."""
     if precision == "fp8" and device in NO_FP8:
-        raise UsageError(f"--precision fp8: {device} has no such arithmetic")
+        raise UsageError(f"--precision fp8: {device} does not support it")
     return PEAK_FLOPS[device] * {"bf16": 1.0, "fp32": FP32_SHARE, "fp8": 2.0}[precision]
 
 
@@ -109,7 +109,7 @@ def sizing(model: ModelSpec, machine: MachineSpec, assumed: list[Assumed]) -> Si
     part_bytes = state_bytes / machine.gpus
     held_bytes = state_bytes / model.replica_gpus
     stored = min(machine.storage_bytes_per_s, machine.gpus * machine.network_bytes_per_s)
-    by = "" if stored == machine.storage_bytes_per_s else ", as fast as all GPUs' network"
+    by = "" if stored == machine.storage_bytes_per_s else ", limited by all GPUs' network"
     times_s = {
         "work": (
             flops * model.tokens / rate,
@@ -142,7 +142,7 @@ def sizing(model: ModelSpec, machine: MachineSpec, assumed: list[Assumed]) -> Si
     for key, (value, source) in times_s.items():
         quantities.append(Quantity(name=key, value=value, unit="s", how="given", source=source))
     if not all(math.isfinite(quantity.value) for quantity in quantities):
-        raise UsageError("what follows is not finite: say larger bandwidths")
+        raise UsageError("the results are not finite: give larger bandwidths")
     scenario: dict[str, str | int] = {
         "gpus": machine.gpus,
         "gpus-per-node": machine.gpus_per_node,

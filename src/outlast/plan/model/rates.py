@@ -66,8 +66,8 @@ def parse_failures(
     per_gpu_s = _rate(what, text, gpus_per_node)
     if not MTBF_LEAST_S <= 1 / per_gpu_s <= MTBF_MOST_S:
         raise ConfigError(
-            f"{what!r} is a failure of one GPU every {1 / per_gpu_s:.3g} s, which cannot be meant:"
-            " say from 1s to 1000000y"
+            f"{what!r} is a failure of one GPU every {1 / per_gpu_s:.3g} s, out of range:"
+            " give 1s to 1000000y"
         )
     return StatedFailures(name=text, per_gpu_s=per_gpu_s, source="as given", weight_failures=weight)
 
@@ -77,11 +77,11 @@ def _rate(what: str, text: str, gpus_per_node: int) -> float:
         probability = _positive(what, quantities.share(what, day[1]))
         if probability >= BARE_MOST and "%" not in day[1]:
             raise ConfigError(
-                f"{what!r} would be {probability:.4g} of all GPUs a day: say {100 * probability:g}%"
-                "/day where that is meant, and 6.5/1000 node-days for a count"
+                f"{what!r} would be {probability:.4g} of all GPUs a day: give"
+                f" {100 * probability:g}%/day for that share, or 6.5/1000 node-days for a count"
             )
         if probability == 1:
-            raise ConfigError(f"{what!r}: no GPU lives for a day; say a share below 100 %")
+            raise ConfigError(f"{what!r}: no GPU would survive a day; give a share below 100 %")
         return failures.rate_of_daily_probability(probability)
     if days := re.fullmatch(r"(.+)/\s*1,?000 ?node-?days", text):
         value = _positive(what, quantities.number(what, days[1]))
@@ -90,7 +90,7 @@ def _rate(what: str, text: str, gpus_per_node: int) -> float:
         close = difflib.get_close_matches(text, failures.PRESETS, n=1)
         hint = f"did you mean {close[0]}? " if close else ""
         raise ConfigError(
-            f"{what!r} is no failure rate: {hint}Say {_FORMS}; presets are"
+            f"{what!r} is not a failure rate: {hint}Give {_FORMS}; presets are"
             f" {', '.join(failures.PRESETS)}"
         )
     value = quantities.measured(quantities.SECONDS, what, text, "50kh")

@@ -90,7 +90,7 @@ def span(what: str, text: str) -> float:
         return 0.0
     value = quantities.measured(quantities.SECONDS, what, text, "30min")
     if value > SPAN_MAX_S:
-        raise ConfigError(f"{what!r} is longer than 1000y, which cannot be meant")
+        raise ConfigError(f"{what!r} is longer than 1000y, the limit")
     return value
 
 
@@ -101,7 +101,7 @@ def overheads(what: str, text: str) -> Overheads:
         name, _, share = part.strip().partition("=")
         if name not in OVERHEAD_OF or name in shares:
             known = ", ".join(OVERHEAD_OF)
-            raise ConfigError(f"{what!r}: say each of {known} once, as in drop=4%,outlast=1%")
+            raise ConfigError(f"{what!r}: give each of {known} once, as in drop=4%,outlast=1%")
         if (value := quantities.share(what, share)) > OVERHEAD_MAX:
             raise ConfigError(f"{what!r}: {share} is more than {OVERHEAD_MAX:.0%}")
         shares[name] = value
@@ -119,71 +119,71 @@ FIELDS = (
     Field("gpus", "gpus", quantities.count, "", _CLUSTER,
           "GPUs that the job needs, as in 16384 or 100k"),
     Field("gpus-per-node", "gpus_per_node", quantities.count, "8", _CLUSTER,
-          "that fail and are replaced together"),
+          "GPUs that fail and are replaced together"),
     Field("failures", "failures", _text, "llama3-405b", _CLUSTER,
           "a preset, a GPU's MTBF as in 50kh, 0.5%/day, or 6.5/1000 node-days"),
     Field("rates", "rates", _unless("none", None, lambda _, text: Path(text)), "none", _CLUSTER,
-          "a file of `outlast fleet fit`: failures and what else it measured, unless said here"),
+          "file of `outlast fleet fit`: its measured failures and other fields, unless given here"),
     Field("failures-seen", "seen", _unless("preset", None, quantities.count), "preset", _CLUSTER,
-          "how many failures the rate was measured on: the bands follow from it"),
+          "number of failures behind the rate, which determines the bands"),
     Field("transient", "transient", quantities.share, "20%", _CLUSTER,
-          "share of all failures after which the node itself goes on"),
+          "share of all failures after which the node itself continues"),
     Field("fatal", "fatal", quantities.share, "1%", _CLUSTER,
           "share of all failures after which only storage is left; the rest take a node"),
     Field("rack-nodes", "rack_nodes", quantities.count, "8", _CLUSTER,
           "nodes in a rack"),
     Field("rack-mtbf", "rack_mtbf_s", _unless("never", NEVER_S, span), "never", _CLUSTER,
-          "between failures of one rack as a whole"),
+          "mean time between failures of one whole rack"),
     Field("lemons", "lemons", quantities.share, "0%", _CLUSTER,
           "share of nodes that fail more often"),
     Field("lemon-factor", "lemon_factor", quantities.number, "10", _CLUSTER,
-          "how many times as often"),
+          "failure rate of these nodes, as a multiple of the others'"),
     Field("shape", "shape", quantities.number, "1", _CLUSTER,
           "Weibull shape of a node's life; below 1: infant mortality, 1: no ageing"),
     Field("age", "age_s", span, "0", _CLUSTER,
-          "of all nodes at the start, where they age"),
+          "age of all nodes at the start, if they age"),
     Field("gap-spread", "gap_spread", _unless("random", None, quantities.share), "random", _CLUSTER,
-          "gaps between failures lie evenly around their mean, as in 25%; random: Poisson"),
+          "gaps between failures: uniform around their mean, as in 25%; random: Poisson"),
     Field("spares", "spares", _unless("enough", None, quantities.count), "enough", _CLUSTER,
-          "nodes that stand by; enough: as many as repairs take in 99.9 % of time, none for drop"),
+          "spare nodes; enough: as many as are in repair 99.9 % of the time, none for drop"),
     Field("repair", "repair_s", span, "24h", _CLUSTER,
-          "until a failed node is back"),
+          "time until a failed node is repaired"),
     Field("work", "work_s", span, "30d", _RUN,
-          "what the run takes where nothing fails and nothing is saved"),
+          "time of the run without failures and saves"),
     Field("step", "step_s", span, "10s", _RUN,
-          "one training step"),
+          "time of one training step"),
     Field("replica-gpus", "replica_gpus", _unless("default", None, quantities.count),
-          "default", _RUN, f"GPUs that hold the model once; default: some {REPLICA_GPUS}"),
+          "default", _RUN, f"GPUs that together hold one replica; default: about {REPLICA_GPUS}"),
     Field("state", "state_bytes", quantities.size, "1.5TB", _RUN,
-          "parameters and optimizer, once"),
+          "size of parameters and optimizer of one replica"),
     Field("interval", "interval_s", _unless("best", None, span), "best", _SAVES,
           "work between two durable saves"),
     Field("cost", "cost_s", span, "5s", _SAVES,
-          "what a durable save blocks"),
+          "time that a durable save blocks"),
     Field("flush", "flush_s", span, "2min", _SAVES,
-          "from its end until it can be restored"),
+          "time from the end of a durable save until it can be restored"),
     Field("drag", "drag", quantities.share, "0%", _SAVES,
-          "share by which steps are slower meanwhile"),
+          "share by which steps are slower during the flush"),
     Field("memory-interval", "memory_interval_s", _unless("best", None, span), "best", _SAVES,
           "work between two versions in memory"),
     Field("memory-cost", "memory_cost_s", span, "1s", _SAVES,
-          "what a version in memory blocks"),
+          "time that a version in memory blocks"),
     Field("copies", "copies", _unless("default", None, quantities.count), "default", _SAVES,
           "nodes that hold each part of a version in memory; default: 2, or the next that divides"),
     Field("window", "window_s", span, "1min", _SAVES,
-          "after a recovery, until every part has its copies again"),
+          "time from a recovery until every part has all its copies again"),
     Field("detect", "detect_s", span, "30s", _RECOVERY,
-          "from a failure until it is known"),
+          "time from a failure until it is detected"),
     Field("restart", "restart_s", span, "10min", _RECOVERY,
-          "of the whole job, from storage"),
+          "restart of the whole job from storage"),
     Field("restore", "restore_s", span, "2min", _RECOVERY,
-          "of the whole job, from memory"),
+          "restore of the whole job from memory"),
     Field("pause", "pause_s", span, "30s", _RECOVERY,
-          "until live replicas go on, with a spare or without"),
+          "time until live replicas continue, with or without a spare"),
     Field("overhead", "overhead", _unless("none", (), overheads), "none", _RECOVERY,
-          "share of steps' time that strategies always take, as in drop=4%,outlast=1%"),
+          "overhead as a share of steps' time, as in drop=4%,outlast=1%"),
     Field("gpu-hour", "usd_per_gpu_hour", quantities.price, "$2.50", _PRICE,
-          "price of a GPU for an hour"),
+          "price of a GPU-hour"),
 )
 # fmt: on
 _ABOVE_0 = {
@@ -227,7 +227,7 @@ def scenario_of(flags: Mapping[str, str], file: Path | None = None) -> Scenario:
     per_node, observed, _ = values["gpus_per_node"], values.pop("seen"), values.pop("rates")
     if values["gpus"] % per_node:
         raise ConfigError(
-            f"{values['gpus']:,} gpus are no whole number of nodes with {per_node} (gpus-per-node)"
+            f"{values['gpus']:,} gpus are not a multiple of {per_node} (gpus-per-node)"
         )
     text = values["failures"]
     values["failures"] = (
@@ -273,7 +273,7 @@ def _value(field: Field, where: str, given: str | None) -> Any:
         raise ConfigError(f"{where} must be above 0")
     least, most = _LIMITS.get(field.key, (0, math.inf))
     if value is not None and field.key in _LIMITS and not least <= value <= most:
-        raise ConfigError(f"{where} {text} cannot be meant: say from {least:g} to {most:g}")
+        raise ConfigError(f"{where} {text} is out of range: {least:g} to {most:g}")
     return value
 
 
@@ -287,13 +287,13 @@ def _check(scenario: Scenario) -> None:
     """Check constraints between fields. Raises ConfigError."""
     nodes, interval_s, rate = scenario.nodes, scenario.interval_s, scenario.failures
     if interval_s is not None and interval_s > scenario.work_s:
-        raise ConfigError("--interval is longer than --work: no save would ever come")
+        raise ConfigError("--interval is longer than --work: no save would begin")
     if scenario.flush_s > scenario.work_s:
-        raise ConfigError("--flush is longer than --work: no save would ever be there")
+        raise ConfigError("--flush is longer than --work: no save would complete")
     if scenario.step_s > scenario.work_s and "step" not in scenario.assumed:
-        raise ConfigError("--step is longer than --work: the run would not have one")
+        raise ConfigError("--step is longer than --work: the run would have no step")
     if interval_s is not None and scenario.flush_s > interval_s:
-        raise ConfigError("--flush is longer than --interval: a save begins when the last is there")
+        raise ConfigError("--flush is longer than --interval: a save must end before the next")
     if scenario.memory_interval_s and scenario.memory_interval_s > (interval_s or scenario.work_s):
         raise ConfigError("--memory-interval is longer than --interval")
     if (both := scenario.transient + scenario.fatal) > 1 + SHARES_CLOSE:
@@ -362,7 +362,7 @@ def _texts(path: Path, fields: Mapping[str, Any]) -> dict[str, str]:
 def _text_of(where: str, value: object) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         key = where.rpartition(" ")[2]
-        raise ConfigError(f'{where} must be a text or a number, as in {key} = "5min"')
+        raise ConfigError(f'{where} must be a string or a number, as in {key} = "5min"')
     return str(value)
 
 
@@ -373,8 +373,8 @@ def _known_fields(given: Mapping[str, str], where: str) -> dict[str, str]:
         if key not in KEYS:
             close = difflib.get_close_matches(key, KEYS, n=1)
             dashes = "--" if where.endswith("--") else ""
-            hint = f"did you mean {dashes}{close[0]}?" if close else f"there are {', '.join(KEYS)}"
-            raise ConfigError(f"{where}{name} is not known: {hint}")
+            hint = f"did you mean {dashes}{close[0]}?" if close else f"known are {', '.join(KEYS)}"
+            raise ConfigError(f"{where}{name} is unknown: {hint}")
         if key in texts:
             raise ConfigError(f"{where}{name} is given twice")
         texts[key] = text.strip()

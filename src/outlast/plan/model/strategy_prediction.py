@@ -119,9 +119,9 @@ def how_at_other_rate(scenario: Scenario, strategy: Strategy, job: strategies.Re
 def reason_impossible(scenario: Scenario, strategy: Strategy) -> str:
     """Return why this strategy is impossible in this scenario; "" where it is possible."""
     if strategy in ("migrate", "drop") and scenario.replicas < 2:
-        return "needs two replicas at least: say a smaller --replica-gpus"
+        return "needs at least two replicas: set a smaller --replica-gpus"
     if strategy == "peer-memory" and scenario.copies < 2:
-        return "needs two nodes at least that hold each part: say more --copies"
+        return "needs at least two nodes that hold each part: set --copies higher"
     return ""
 
 
@@ -136,7 +136,7 @@ def _tuned(
     if reason := reason_impossible(scenario, strategy):
         raise UsageError(f"{strategy} {reason}")
     if scenario.flush_s > scenario.work_s:
-        raise UsageError("--flush is longer than --work: no save would be there before the end")
+        raise UsageError("--flush is longer than --work: no save would complete before the end")
     if strategy == "peer-memory":
         return _with_intervals(scenario, strategy, in_memory=True)
     plain = _with_intervals(scenario, strategy, in_memory=False)
@@ -319,10 +319,10 @@ def _warnings(
         if gap.text != formula_domain.FIRST_ORDER
     ]
     if not outcome.in_regime:
-        notes.append(f"first order, and outside where that holds; {simulated}")
+        notes.append(f"first order, outside its regime; {simulated}")
     if shortest_s < scenario.step_s:
         notes.append(
-            f"saves come every {span(shortest_s)}, in the midst of steps: a step of"
+            f"saves come every {span(shortest_s)}, within steps: a step of"
             f" {span(scenario.step_s)} would have to be shorter"
         )
     return notes

@@ -122,7 +122,7 @@ def rows(keys: Iterable[str] = ()) -> list[ReproducedFigure]:
         known = ", ".join(
             f"{key} ({source.citation})" for key, source in source_documents().items()
         )
-        raise UsageError(f"there is no document {unknown[0]!r}; known are {known}")
+        raise UsageError(f"unknown document {unknown[0]!r}; known are {known}")
     chosen = [module for key, module in modules.items() if not requested or key in requested]
     return [row for module in chosen for row in module.rows()]
 

@@ -85,7 +85,7 @@ def narrate(
     if job.nodes + job.spares > NODES_MAX:
         raise UsageError(
             f"nodes and spares are {job.nodes + job.spares} together: a story has at most"
-            f" {NODES_MAX}; `outlast plan simulate` has no such bound"
+            f" {NODES_MAX}; `outlast plan simulate` has no such limit"
         )
     book = EventBook(run_dir, job)
     try:

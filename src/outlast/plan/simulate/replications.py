@@ -40,7 +40,7 @@ FAILURES_A_PART = 500_000  # some tenths of a second; between two parts an inter
 ROWS_A_PART = 4096  # half a megabyte
 HEARD_S = 0.2
 COMPILES = (
-    "outlast: compiling the simulator; it takes some seconds, once: the result is kept beside the"
+    "outlast: compiling the simulator takes some seconds, once; the result is cached beside the"
     " installed files, or in the user's cache"
 )
 ANY_JOB = SimulatedJob(
@@ -94,7 +94,7 @@ def run_part(part: ReplicationPart) -> np.ndarray:
     Raises UsageError for another version.
     """
     if part.version != __version__:
-        raise UsageError(f"asked for by outlast {part.version}, and this worker has {__version__}")
+        raise UsageError(f"requested by outlast {part.version}, but this worker has {__version__}")
     compile_once()
     out = np.empty((part.count, len(TALLIES)))
     job = part.job
@@ -168,8 +168,7 @@ def _ended(future: Future[np.ndarray]) -> np.ndarray | Exception:
         return future.result(timeout=0)
     except BrokenExecutor:
         return OutlastError(
-            "a worker process died (killed, perhaps for want of memory); ask again with fewer"
-            " --workers"
+            "a worker process died (killed, possibly out of memory); try again with fewer --workers"
         )
     except Exception as error:  # noqa: BLE001 - whatever it is, it is this part's end
         return error
@@ -197,8 +196,8 @@ def simulate(
     """
     if replications > ROWS_MAX:
         raise UsageError(
-            f"replications: {replications:,} rows are more than the {ROWS_MAX:,} that are held in"
-            " memory; outlast.plan.simulate.replications gives any number of them, a part at a time"
+            f"replications: {replications:,} rows exceed the {ROWS_MAX:,} that memory may hold;"
+            " outlast.plan.simulate.replications yields any number of them in parts"
         )
     done: list[np.ndarray] = []
     wanted = ((None, part) for part in parts(job, replications, seed))

@@ -70,7 +70,7 @@ def check_target(path: Path | None) -> Path | None:
     if path is None:
         return None
     if path.suffix not in SUFFIXES:
-        raise UsageError(f"--out {path}: write as one of {', '.join(SUFFIXES)}")
+        raise UsageError(f"--out {path}: the suffix must be one of {', '.join(SUFFIXES)}")
     if not path.absolute().parent.is_dir():
         raise UsageError(f"--out {path}: there is no directory {path.absolute().parent}")
     refuse_existing(path)
