@@ -100,13 +100,13 @@ def check(
     try:
         return _checked(request)
     except OutlastError as error:
-        # Nagios takes 1 and 2, which this would end with, for a node's own trouble.
+        # Nagios would read exit codes 1 and 2 as trouble of the node.
         echo(f"UNKNOWN - nothing was checked: {error}".replace("|", "/").replace("\n", " "))
         return NAGIOS_UNKNOWN
 
 
 def _form(output_format: Format, *, json: bool) -> Format:
-    """Return the output format. Raises UsageError where `--json` contradicts it."""
+    """Return the output format. Raises UsageError if `--json` contradicts it."""
     if json and output_format == "nagios":
         raise UsageError("--json and --format nagios exclude each other")
     return "json" if json else output_format
@@ -148,7 +148,7 @@ def _checked(request: CheckRequest) -> int:
     report = done.report
     if request.drain:
         from outlast.health.node_drain import (
-            drain_node as drained,  # rarely needed, and a prolog is waited for
+            drain_node as drained,  # lazy: rarely needed, and a prolog delays a job
         )
 
         outcome = drained(report, used.drain)

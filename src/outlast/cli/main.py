@@ -35,7 +35,7 @@ Exit codes:
 * {EXIT_GAVE_UP}: all ways to recover failed
 * {EXIT_INTERRUPTED}: interrupted; the same command with --run-dir RUN_DIR resumes the run
 """
-# Where each is, and its docstring's first line: a list of commands imports none of them.
+# Module and summary of each command, so that a list of commands imports none of them.
 COMMANDS = {
     "check": (
         "check:check",
@@ -67,7 +67,7 @@ _EXTRAS = {
     "jinja2": "fleet",
     "polars": "fleet",
 }
-# What these groups need, none of which is torch.
+# Extras of groups that do not need torch.
 _GROUP_EXTRAS = {
     name: _EXTRAS | {"numpy": name, "matplotlib": f"{name},figures"} for name in ("fleet", "plan")
 }
@@ -85,7 +85,7 @@ def main(argv: list[str] | None = None) -> int:
     except OutlastError as error:
         return _framed(str(error), code_of(error))
     except BrokenPipeError:
-        # The reader (`head`, a pager) has seen enough; nothing may be written at exit either.
+        # The reader (`head`, a pager) closed the pipe; write nothing at exit either.
         mute(sys.stdout)
     except KeyboardInterrupt:
         return _EXIT_SIGINT
@@ -175,7 +175,7 @@ def _run_help() -> int:
 
 def _missing(error: ImportError, extras: dict[str, str]) -> tuple[str, str] | None:
     """Return the missing module and the extra that installs it."""
-    # cyclopts wraps what a command's own module could not import.
+    # cyclopts wraps import errors of a command's module.
     cause = error if isinstance(error, ModuleNotFoundError) else error.__cause__
     name = (cause.name or "") if isinstance(cause, ModuleNotFoundError) else ""
     top = name.partition(".")[0]

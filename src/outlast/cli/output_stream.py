@@ -19,7 +19,7 @@ from outlast.errors import StorageError
 if TYPE_CHECKING:
     from rich.progress import ProgressColumn
 
-_LAYOUT = "\n\t"  # our own, in a text of several lines
+_LAYOUT = "\n\t"  # control characters of our own texts
 
 
 class Printer(Console):
@@ -117,7 +117,7 @@ def _written() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
-        # The reader (`head`, a pager) has seen enough; nothing may be written at exit either.
+        # The reader (`head`, a pager) closed the pipe; write nothing at exit either.
         mute(sys.stdout)
     except OSError as error:
         raise _unwritten(error) from error

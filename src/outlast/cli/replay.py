@@ -91,8 +91,8 @@ class Start(NamedTuple):
 def room_for(start: Start, size_bytes: int) -> Iterator[tuple[ReplayRuns, Note]]:
     """Yield two run directories below the run's own, and a function that marks them as kept.
 
-    Directories not kept are removed at the end, whatever that end is. Raises StorageError where two
-    checkpoints of `size_bytes` have no room, RunDirError where nothing can be written.
+    Directories not marked are removed at the end, also after an error. Raises StorageError if two
+    checkpoints of `size_bytes` have no room, RunDirError if nothing can be written.
     """
     above = start.run_dir / _FOLDER
     folder = above / f"step-{start.place.step}-{time.strftime('%Y%m%d-%H%M%S')}"

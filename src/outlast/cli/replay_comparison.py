@@ -30,7 +30,7 @@ UNKEPT = (
     "state that the script changes from step to step without session.protect or session.state:"
     " a global, an attribute, a file; or input from outside the script"
 )
-_ELSEWHERE = ("script",)  # of a checkpoint's origin: where the script lay changes no bit
+_ELSEWHERE = ("script",)  # parts of a checkpoint's origin that change no bits
 
 
 class NumberDifference(msgspec.Struct, frozen=True):

@@ -28,7 +28,7 @@ def run(argv: list[str]) -> int:
     """
     output = io.StringIO()
     try:
-        with contextlib.redirect_stdout(output):  # argparse passes over what cannot be printed
+        with contextlib.redirect_stdout(output):  # argparse ignores output errors
             plan = torchrun_arguments.parse(argv)
     except SystemExit:  # --help
         write(output.getvalue())
@@ -56,7 +56,7 @@ def conclude(end: EndRun, run_dir: Path, *, as_json: bool) -> None:
         _summarise(run_dir, as_json=as_json)
     except (OSError, KeyboardInterrupt) as error:  # a full disk; or Ctrl-C, which was handled
         echo_error(f"outlast: summary incomplete ({type(error).__name__}): {_again(run_dir)}")
-    except Exception as error:  # noqa: BLE001 - the run is over: its books must not change its end
+    except Exception as error:  # noqa: BLE001 - the run has ended: keep its exit code
         echo_error(f"outlast: no summary: {type(error).__name__}: {error}; {_again(run_dir)}")
     settle()
 
@@ -66,12 +66,12 @@ def _again(run_dir: Path) -> str:
 
 
 def _summarise(run_dir: Path, *, as_json: bool) -> None:
-    from outlast.telemetry.run_summary import summarise  # after the run: its start should be quick
+    from outlast.telemetry.run_summary import summarise  # lazy: keeps the start of the run quick
     from outlast.telemetry.summary_tables import render
 
     summary = summarise(run_dir)
     data = msgspec.json.format(msgspec.json.encode(summary), indent=2)
-    with contextlib.suppress(OSError):  # a full disk: it can be made again from the events
+    with contextlib.suppress(OSError):  # a full disk: the events can reproduce it
         (run_dir / "summary.json").write_bytes(data + b"\n")
     if as_json:
         write(data.decode() + os.linesep)

@@ -21,7 +21,7 @@ from outlast.telemetry.run_summary import summarise
 from outlast.telemetry.summary_tables import render
 from outlast.text_formatting import frame_cause
 
-_FILES_MAX = 64  # more take seconds to read: then the command that reads them is named alone
+_FILES_MAX = 64  # more take seconds to read: only the command to read them is printed
 
 
 def trace_lines(run_dir: Path, incidents: Iterable[Incident]) -> Iterator[str]:
@@ -168,7 +168,7 @@ class _Watch:
 
     def take(self, event: AnyEvent) -> None:
         if isinstance(event, RunEnded):
-            self.stop.set()  # one more look, in case another launcher took the run up meanwhile
+            self.stop.set()  # polled once more: another launcher may have resumed the run
             self.died = False
         elif isinstance(event, RunStarted):
             self.stop.clear()
@@ -182,7 +182,7 @@ class _Watch:
             return
         self._next_s = now_s + LOOK_S
         if life_of(self._run_dir, self._spawned) == "died":
-            self.died = True  # unless the last look finds that it ended, or was taken up again
+            self.died = True  # unless the last poll finds its end or a resumption
             self.stop.set()
 
 

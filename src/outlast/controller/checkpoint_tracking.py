@@ -1,4 +1,4 @@
-"""Checkpoints of the run: saves on request, failed saves, and the copy to begin again from."""
+"""Checkpoints of the run: saves on request, failed saves, and the copy that a restart loads."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def on_checkpointed(turn: ControllerTurn, body: messages.Checkpointed) -> None:
 
 
 def set_checkpoint(turn: ControllerTurn, checkpoint: messages.Checkpointed | None) -> None:
-    """Replace the copy that a restart begins from."""
+    """Replace the copy that a restart loads."""
     turn.state.saves.checkpoint = checkpoint
 
 
@@ -75,7 +75,7 @@ def on_host_lost(turn: ControllerTurn) -> None:
 
 
 def begin_searches(turn: ControllerTurn) -> None:
-    """Count the searches of a new restart from 0."""
+    """Reset the count of searches for a new restart."""
     turn.state.saves.searches = 0
 
 

@@ -20,13 +20,13 @@ from outlast.transport import messages
 
 MigrateOn = Literal["", "now", "drain"]  # severity from which on a finding moves a seat; "": none
 S_NS = 1_000_000_000
-OF_DEVICES = {"arithmetic", "gpu"}  # entries of a fingerprint that a device shows
+OF_DEVICES = {"arithmetic", "gpu"}  # entries of a fingerprint that need a device
 
 
 def differing_facts(ours: dict[str, str], theirs: dict[str, str]) -> str:
     """Return the settings in which two fingerprints differ, as text.
 
-    What a device shows is compared when `theirs` has it: a spare may get its device with its seat.
+    Entries of a device are compared if `theirs` has them: a spare may get its device with its seat.
     """
     keys = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
     known = [key for key in keys if key in theirs or key not in OF_DEVICES]
@@ -57,7 +57,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     agent: str
     since_ns: int  # when it was spawned, later the time of the last request to it
     seat: int = -1
-    is_spare: bool = False  # born without a seat
+    is_spare: bool = False  # started without a seat
     hello: messages.WorkerHello | None = None
     member: int = 0  # the newest generation that was announced to it
     whole: bool = False  # was in an open generation: holds its seat's state
@@ -178,7 +178,7 @@ class ControllerState(parts.StatePart, kw_only=True):
         return self.members.workers.get(self.members.seats[seat])
 
     def warm_spares(self) -> list[WorkerRecord]:
-        """Workers that wait inside init() without a seat, fit for any."""
+        """Return the workers that wait inside init() and may take any empty seat."""
         return [
             worker
             for worker in self.members.workers.values()
@@ -193,7 +193,7 @@ class ControllerState(parts.StatePart, kw_only=True):
         ]
 
     def cold_spares(self) -> list[WorkerRecord]:
-        """Workers without a seat that are still starting, the oldest first."""
+        """Return the workers without a seat that are still starting, the oldest first."""
         return [
             worker
             for worker in self.members.workers.values()
@@ -204,8 +204,7 @@ class ControllerState(parts.StatePart, kw_only=True):
         ]
 
     def is_new(self) -> bool:
-        """Return whether this job has never completed a phase, so that a failure may be a permanent
-        one."""
+        """Return whether the job has never completed a phase: its failures may be permanent."""
         return self.saves.checkpoint is None and max(self.progress.reached[0], self.progress.n) == 0
 
     def validate(self) -> None:
@@ -260,8 +259,10 @@ _NOTES_IN_FULL = 16
 
 
 class ControllerTurn:
-    """One turn of the controller: a private copy of the state, and the actions so far. One call of
-    `handle` makes it and throws it away."""
+    """One turn of the controller: a private copy of the state, and the actions so far.
+
+    Each call of `handle` creates and discards one.
+    """
 
     def __init__(self, state: ControllerState) -> None:
         self.state = state.copy()
@@ -315,7 +316,7 @@ class ControllerTurn:
         return self.state.members.change(name, **changes)
 
     def kill(self, name: str, fault: events.Fault) -> None:
-        """Give a worker up: Kill now, Lost follows. The first reason stays."""
+        """Give up a worker: send Kill; Lost follows. The first fault is kept."""
         worker = self.state.members.workers[name]
         if worker.killed_ns:
             return

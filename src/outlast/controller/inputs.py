@@ -37,7 +37,7 @@ class AgentLost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StopRequested(msgspec.Struct, frozen=True, kw_only=True):
-    """Request of the user or the scheduler to end the run, resumable."""
+    """Request of the user or the scheduler to end the run so that it can be resumed."""
 
     t_ns: int
     reason: str
@@ -51,7 +51,7 @@ class SaveRequested(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tick(msgspec.Struct, frozen=True, kw_only=True):
-    """Arrival of the time of a Wake."""
+    """Expiry of the timer that Wake set."""
 
     t_ns: int
 

@@ -272,7 +272,7 @@ def on_worker_lost_with_agent(turn: ControllerTurn, worker: WorkerRecord, detail
     fault = turn.blame(worker, "agent_lost", detail)
     body = messages.WorkerLostReport(
         worker=worker.name, fault=fault, n=-1, state=""
-    )  # nobody saw where it was
+    )  # its position is unknown
     on_worker_lost(turn, worker, body, "lease")
 
 
@@ -298,7 +298,7 @@ def on_worker_lost(
     if worker.seat < 0:
         _spare_lost(turn, worker, fault)
         return
-    if fault.kind == "unknown":  # no successor could walk on from what was left
+    if fault.kind == "unknown":  # its slots may be incomplete
         members.abandoned_slots[worker.seat] = {}
     else:
         members.keep_slots(worker.seat, body.slots)

@@ -51,7 +51,7 @@ def initial(
     policy: SavePolicy | None = None,
     migrate_on: MigrateOn = "",
 ) -> ControllerState:
-    """The state before Begin of a job with `world` ranks and `spares` workers beside them."""
+    """Return the state before BeginTerm of a job with `world` ranks and `spares` spare workers."""
     policy = policy or SavePolicy()
     return ControllerState(
         world=world, spares=spares, limits=limits, policy=policy, migrate_on=migrate_on
@@ -104,7 +104,7 @@ def _take(turn: ControllerTurn, event: inputs.Input) -> None:
 
 
 def _advance(turn: ControllerTurn) -> None:
-    """Follow every step that has become possible, until nothing moves."""
+    """Apply every possible transition until none is left."""
     state = turn.state
     before = None
     while before != (state.mode, state.generation):

@@ -118,7 +118,7 @@ def _copied_fields(part: type[StatePart]) -> tuple[str, ...]:
 
 
 class Clock(StatePart, kw_only=True):
-    """The time, the present mode since when, and the next wake-up."""
+    """The time, the begin of the present mode, and the next wake-up."""
 
     now_ns: int = 0
     mode: Mode = "unborn"
@@ -131,7 +131,7 @@ class Clock(StatePart, kw_only=True):
         return replace(self, path=(self.mode,))
 
     def advance(self, t_ns: int) -> None:
-        """Take the time of an input; time does not run backwards."""
+        """Advance to the time of an input, never backwards."""
         self.now_ns = max(t_ns, self.now_ns)
 
     def enter(self, mode: Mode) -> None:
@@ -300,7 +300,7 @@ class Term(StatePart, kw_only=True):
 class Saves(StatePart, kw_only=True):
     """Checkpoints of the run, and saves on request (checkpoint_tracking)."""
 
-    checkpoint: messages.Checkpointed | None = None  # the copy that a restart begins from
+    checkpoint: messages.Checkpointed | None = None  # the copy that a restart loads
     is_searched: bool = False  # copies have been read since a host was last lost
     searches: int = 0  # of the newest restart
     is_requested: bool = False  # the next generation that opens saves first
@@ -321,7 +321,7 @@ class Findings(StatePart, kw_only=True):
 
     warned: dict[FindingKey, events.Warned] = {}  # open findings of node checks
     calm: dict[str, int] = {}  # agent -> the generation in which its ranks were last seen to step
-    moves: dict[FindingKey, tuple[str, int]] = {}  # of all terms: the given-up worker, and when
+    moves: dict[FindingKey, tuple[str, int]] = {}  # of all terms: the given-up worker, and the time
     unmoved: tuple[FindingKey, ...] = ()  # findings that are noted as moving no rank
 
 

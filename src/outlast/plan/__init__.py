@@ -1,1 +1,1 @@
-"""Cost of failures for a run, and the settings against it (docs/plan.md)."""
+"""Cost of failures for a run, and settings that reduce it (docs/plan.md)."""

@@ -42,8 +42,8 @@ _BARRED = "an audit found later that replicas differed; no run starts from it"
 
 
 class CheckpointLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One directory. `state`: committed, barred (an audit put it out of use), uncommitted, damaged,
-    older; `why` where that needs words.
+    """One directory. `state`: committed, barred (by an audit), uncommitted, damaged, older; `why`:
+    its explanation.
 
     `newest`: what is loaded unless its bytes turn out damaged. `shared_bytes`: of `size_bytes`, in
     files that others have as well. Fields are 0 or "" where unknown.
@@ -224,7 +224,7 @@ def verify(
     if every and step is not None:
         raise UsageError("--all and --step exclude each other; give one of them")
     places = checkpoint_places(chosen.all_of_it()) if every else [chosen.choose(step)]
-    if not places:  # not checked is not whole
+    if not places:  # nothing was verified
         raise UsageError(f"{chosen.store.where} holds no checkpoints; nothing was verified")
     verdicts: list[VerifyReport] = []
     for place in places:

@@ -69,7 +69,7 @@ def now(
     while True:
         is_dead = (
             run_directory.holder(run_dir) is None
-        )  # looked at first: its last events come before
+        )  # read first: a launcher writes its last events before it ends
         for event in reader.poll():
             if saved := wait.take(event):
                 _tell(saved, time.monotonic() - began, json)

@@ -69,7 +69,7 @@ def render_tree(tensors: Mapping[str, Tensor], title: str) -> Tree:
 def _draw(branch: Branch, tree: Tree) -> None:
     for label, alike in _folded(branch.below.items()):
         inner, path = alike[0], label
-        while inner.tensor is None and len(inner.below) == 1:  # a.b.c, and not a line for each
+        while inner.tensor is None and len(inner.below) == 1:  # one line a.b.c instead of three
             ((part, inner),) = inner.below.items()
             path = f"{path}.{part}"
         total = size(sum(size_bytes(tensor) for each in alike for tensor in each.tensors))

@@ -1,1 +1,1 @@
-"""Audits: whether replicas hold the same bytes, who differs, and which copies are still trusted."""
+"""Audits: comparison of the bytes of replicas, verdicts, and bars on copies."""

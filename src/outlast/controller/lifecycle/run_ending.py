@@ -36,7 +36,7 @@ def stop(turn: ControllerTurn, outcome: str, cause: events.Fault | None, reason:
 
 
 def fail(turn: ControllerTurn, cause: events.Fault) -> None:
-    """Stop with this cause, as the user's error where it is one."""
+    """Stop with this cause, as a user error if it is one."""
     stop(turn, "user_error" if is_user_error(cause) else "gave_up", cause, cause.detail)
 
 

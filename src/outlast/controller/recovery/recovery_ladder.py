@@ -140,7 +140,7 @@ def _restart(situation: Situation, why_not: str) -> tuple[str, bool]:
 def _begin_again(situation: Situation, why_not: str) -> tuple[str, bool]:
     is_whole = situation.donors and not _missing_state(situation)
     if is_whole and not situation.checkpoint_n:
-        return why_not, False  # only workers are lacking, and every committed step would be, too
+        return why_not, False  # only workers are missing; a start would lose all steps as well
     if situation.diverged and not situation.checkpoint_n:
         return f"{why_not}; there is no copy from before the last agreement", False
     if situation.restarts >= situation.attempts_max:
@@ -196,16 +196,17 @@ def root_fault(faults: tuple[Fault, ...]) -> Fault | None:
 
 
 def _causal_order(fault: Fault) -> float:
-    """A seat that was moved on purpose explains the connections that its worker's end broke."""
+    """Return the sort key: a planned move comes before the broken connections that it causes."""
     moved = fault.kind == "requested" and fault.seat >= 0
     return _TELLING.index("transfer") - 0.5 if moved else _TELLING.index(fault.kind)
 
 
 def failure_identity(faults: tuple[Fault, ...]) -> str:
-    """Return the identity of a generation's failure, equal when it recurs; "" for a failure from
-    outside, which predicts nothing about the next attempt and is bounded by the budget of
-    respawns."""
-    roots = tuple(fault for fault in faults if fault.kind != "torn")  # a rank cut by another's end
+    """Return the identity of a generation's failure, equal when it recurs.
+
+    "" for an accident, which does not predict the next attempt; respawns bound their number.
+    """
+    roots = tuple(fault for fault in faults if fault.kind != "torn")  # cut by another rank's end
     fault = root_fault(roots or faults)
     if fault is None or fault.kind in ("requested", "save") or is_accident(fault):
         return ""
@@ -213,7 +214,7 @@ def failure_identity(faults: tuple[Fault, ...]) -> str:
     if lines:
         return f"{fault.kind}: {lines[-1]}"
     if fault.kind in ("transport", "transfer", "unsettled"):
-        return fault.kind  # who notices it is chance
+        return fault.kind  # the rank that reports it is random
     return f"{fault.kind} at rank {fault.seat}"
 
 

@@ -20,7 +20,7 @@ EXACT = math.inf
 # Limits of the MTBF of a GPU.
 MTBF_LEAST_S = 1.0
 MTBF_MOST_S = 1e6 * quantities.SECONDS["y"]
-BARE_MOST = 0.05  # a share of GPUs a day without %: above it a count was meant
+BARE_MOST = 0.05  # share of GPUs a day; a larger number without % may be a count
 _FORMS = "a preset, the time between failures of one GPU (50kh), 0.5%/day, or 6.5/1000 node-days"
 
 

@@ -217,8 +217,8 @@ _RATE = ("failures", "failures-seen")
 def scenario_of(flags: Mapping[str, str], file: Path | None = None) -> Scenario:
     """Return a scenario from `flags` (key to text), which override those in a TOML `file`.
 
-    A file of rates comes after its reference: --rates after other flags and before `file`, the key
-    in `file` last. Raises ConfigError with the field, the file, and the likely spelling.
+    Precedence: flags, --rates, keys of `file`, rates that `file` names. Raises ConfigError with the
+    field, the file, and the likely spelling.
     """
     texts, where, rate = _layers(flags, file)
     values: dict[str, Any] = {}

@@ -21,7 +21,7 @@ SOURCE = SourceDocument(
 RSC_1, RSC_2 = (preset(name).rate_per_device_s for name in ("rsc-1", "rsc-2"))
 MINUTE_S = 60.0
 INIT_S = 5 * MINUTE_S
-LONG_S = 1000 * DAY_S  # a run that does not feel its first start
+LONG_S = 1000 * DAY_S  # a run whose first start is negligible
 NODE_GPUS = 8
 MONTHS_11_DAYS = 335
 

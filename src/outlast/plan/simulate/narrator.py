@@ -47,7 +47,7 @@ class NarratedRun(NamedTuple):
 
     An `interrupted` run may have met a bound (failures_max, the events of a run directory).
     `rungs`: ladder rungs that the controller took, and how many incidents each ended.
-    `tallies`: as in a row of the kernel's.
+    `tallies`: as in a row of the kernel.
     """
 
     outcome: str  # done | gave_up | interrupted
@@ -66,7 +66,7 @@ def narrate(
     limits: Limits = UNLIMITED,
     stopped: Callable[[], bool] = lambda: False,
 ) -> NarratedRun:
-    """Simulate one replication with the real controller and the failures of the kernel's.
+    """Simulate one replication with the real controller and the kernel's failures.
 
     With `run_dir`, write a run directory for `outlast explain`. `stopped` is called after each
     failure and ends the narration when true; events so far are complete.

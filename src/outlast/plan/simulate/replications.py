@@ -36,7 +36,7 @@ from outlast.process_pool import IN_FLIGHT, PartExecutor, ProcessPool, interrupt
 from outlast.theory import strategies
 
 ROWS = np.dtype([(name, "f8") for name in TALLIES])
-FAILURES_A_PART = 500_000  # some tenths of a second; between two parts an interruption is heard
+FAILURES_A_PART = 500_000  # some tenths of a second; Ctrl-C takes effect between parts
 ROWS_A_PART = 4096  # half a megabyte
 HEARD_S = 0.2
 COMPILES = (

@@ -98,7 +98,7 @@ def open_table(
                 table.flush()
             finally:
                 sink.close()
-    except OSError as error:  # as pyarrow raises it, too
+    except OSError as error:  # also raised by pyarrow
         raise StorageError(
             f"{path}: could not be written: {error.strerror or error}; nothing was kept of it"
         ) from error

@@ -131,7 +131,7 @@ class JobProgress:
     # --- running ---
 
     def run(self, now_s: float, until_s: float, is_over: Callable[[], object]) -> float:
-        """Run until `until_s`, the end, or the end of a stage at which `is_over`; return when."""
+        """Run until `until_s`, the end, or a stage end at which `is_over()`; return the time."""
         while self.stage != "done" and not is_over():
             end_s = now_s + self._length_s() - self._passed_s
             reached_s = min(end_s, until_s)
