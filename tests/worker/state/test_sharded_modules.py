@@ -1,0 +1,147 @@
+"""FSDP2 modules at a vote: what may be left in them, what is put back, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from outlast.errors import PhaseError
+from outlast.worker.phases.commit_gate import LeftoverGradients
+from outlast.worker.state.protected_state import ProtectedState
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ranks() -> Iterator[None]:
+    """Groups of four ranks, of which this process is one and the others compute nothing."""
+    dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
+    yield
+    dist.destroy_process_group()
+
+
+class Job:
+    """A sharded model whose root has parameters of its own."""
+
+    def __init__(self) -> None:
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+        self.model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 2))
+        fully_shard(self.model[1], mesh=mesh)
+        fully_shard(self.model, mesh=mesh)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.protected = ProtectedState({"model": self.model, "optimizer": self.optimizer}, {})
+        self.iterations = self.protected.iterations
+
+    @property
+    def root(self) -> FSDPModule:
+        assert isinstance(self.model, FSDPModule)
+        return self.model
+
+    def forward(self) -> torch.Tensor:
+        return self.model(torch.ones(3, 4)).sum()
+
+    def backward(self) -> None:
+        self.forward().backward()
+
+
+def test_settings_are_put_back_with_the_ranks_own_state() -> None:
+    job = Job()
+    before, own = job.iterations.settings(), job.protected.own_state(job.protected.own_choices())
+    job.root.set_requires_gradient_sync(False)
+    job.root.set_is_last_backward(False)
+    job.root.set_gradient_divide_factor(3.0)
+    switched = job.iterations.settings()
+    assert switched != before
+    now = job.protected.own_state(job.protected.own_choices())
+    job.protected.restore_own(own)
+    assert job.iterations.settings() == before
+    job.protected.restore_own(now)
+    assert job.iterations.settings() == switched
+
+
+@pytest.mark.parametrize(
+    ("switch", "is_open"),
+    [
+        (lambda job: job.root.set_requires_gradient_sync(False), True),
+        (lambda job: job.model.eval(), True),
+        (lambda _job: None, False),
+    ],
+)
+def test_a_function_that_switches_after_its_vote_writes_its_slot_at_its_end(
+    switch: Callable[[Job], object], is_open: bool
+) -> None:
+    job = Job()
+    local = job.protected.local
+    local.note_open_state("step")
+    switch(job)
+    local.completed("step", has_changed_buffers=False)
+    local.won()
+    assert local.must_wait("step") is is_open
+
+
+@pytest.mark.parametrize(
+    "switch",
+    [FSDPModule.set_requires_gradient_sync, FSDPModule.set_requires_all_reduce],
+    ids=["not reduced", "reduced in part"],
+)
+def test_a_phase_must_not_leave_gradients_inside(switch: Callable[..., None]) -> None:
+    job = Job()
+    switch(job.root, False)
+    job.backward()
+    with pytest.raises(PhaseError, match="that were not reduced"):
+        job.iterations.settle()
+    switch(job.root, True)
+    job.backward()
+    job.iterations.settle()
+
+
+def test_an_optimizer_must_not_step_while_parameters_are_gathered() -> None:
+    job = Job()
+    job.backward()
+    job.iterations.must_be_sharded()
+    with torch.no_grad():
+        job.forward()
+    with pytest.raises(PhaseError, match="of the root module"):
+        job.iterations.must_be_sharded()
+    job.root.reshard()
+    job.iterations.must_be_sharded()
+
+
+def test_frozen_parameters_may_stay_gathered() -> None:
+    job = Job()
+    job.model.requires_grad_(False)
+    job.forward()
+    job.iterations.must_be_sharded()
+
+
+@pytest.mark.parametrize(
+    ("clear", "is_refused"),
+    [
+        (lambda _job: None, True),
+        (lambda job: job.optimizer.zero_grad(), False),
+        (lambda job: job.optimizer.zero_grad(set_to_none=False), False),
+    ],
+    ids=["left", "none", "zeroed"],
+)
+def test_a_step_must_not_add_to_shards_of_gradients_of_another_phase(
+    clear: Callable[[Job], object], is_refused: bool
+) -> None:
+    job, leftovers = Job(), LeftoverGradients()
+    job.backward()
+    for gradient in (p.grad for p in job.model.parameters()):
+        assert gradient is not None
+        gradient.to_local().fill_(1.0)
+    with leftovers.watched("step", job.protected.tree):
+        clear(job)
+        job.backward()
+        job.backward()
+        if not is_refused:
+            leftovers.must_not_be_used("step", job.optimizer)
+            return
+        with pytest.raises(PhaseError, match="steps with a gradient of"):
+            leftovers.must_not_be_used("step", job.optimizer)
