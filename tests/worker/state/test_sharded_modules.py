@@ -42,6 +42,11 @@ class Job:
         assert isinstance(self.model, FSDPModule)
         return self.model
 
+    @property
+    def block(self) -> FSDPModule:
+        assert isinstance(self.model[1], FSDPModule)
+        return self.model[1]
+
     def forward(self) -> torch.Tensor:
         return self.model(torch.ones(3, 4)).sum()
 
@@ -51,10 +56,13 @@ class Job:
 
 def test_settings_are_put_back_with_the_ranks_own_state() -> None:
     job = Job()
+    job.root.set_reshard_after_forward(False)
     before, own = job.iterations.settings(), job.protected.own_state(job.protected.own_choices())
     job.root.set_requires_gradient_sync(False)
     job.root.set_is_last_backward(False)
     job.root.set_gradient_divide_factor(3.0)
+    job.root.set_reshard_after_forward(True)
+    job.root.set_modules_to_forward_prefetch([job.block])
     switched = job.iterations.settings()
     assert switched != before
     now = job.protected.own_state(job.protected.own_choices())
@@ -62,6 +70,19 @@ def test_settings_are_put_back_with_the_ranks_own_state() -> None:
     assert job.iterations.settings() == before
     job.protected.restore_own(now)
     assert job.iterations.settings() == switched
+
+
+def test_torchs_own_choice_for_the_root_survives_the_undo_of_its_first_forward() -> None:
+    job = Job()
+    own = job.protected.own_state(job.protected.own_choices())
+    job.backward()
+    mode = job.iterations.settings()
+    job.protected.restore_own(own)
+    with torch.no_grad():
+        job.forward()
+    assert job.iterations.settings() == mode
+    with pytest.raises(PhaseError):  # the root stays gathered after a forward
+        job.iterations.must_be_sharded()
 
 
 @pytest.mark.parametrize(

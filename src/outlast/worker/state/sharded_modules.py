@@ -103,22 +103,25 @@ class FSDPIterations:
 
     def settings(self) -> list[Any]:
         """Return what the script may switch of each FSDP2 module, as plain values."""
-        return [
-            [
-                part._get_fsdp_state()._state_ctx.is_last_backward,  # noqa: SLF001 - no other access
-                *(getattr(group, name) for group in _own_groups(part) for name in _known(group)),
-            ]
-            for part in self._parts()
-        ]
+        parts = self._parts()
+        places = {id(part._get_fsdp_state()): place for place, part in enumerate(parts)}  # noqa: SLF001 - no other
+        return [_settings_of(part, places) for part in parts]
 
     def set_settings(self, settings: list[Any]) -> None:
         """Restore the result of `settings`. No-op if there are other FSDP2 modules now."""
-        if settings == self.settings() or len(settings) != len(self._parts()):
+        parts, present = self._parts(), self.settings()
+        if len(settings) != len(parts):
             return
-        for part, (is_last, *values) in zip(self._parts(), settings, strict=True):
+        for part, saved, now in zip(parts, settings, present, strict=True):
+            if saved == now:
+                continue
+            is_last, reshards, before, behind, *values = saved
             part.set_is_last_backward(is_last)
-            places = [(group, name) for group in _own_groups(part) for name in _known(group)]
-            for (group, name), value in zip(places, values, strict=True):
+            if reshards is not None:
+                part.set_reshard_after_forward(reshards, recurse=False)
+            part.set_modules_to_forward_prefetch([parts[place] for place in before])
+            part.set_modules_to_backward_prefetch([parts[place] for place in behind])
+            for (group, name), value in zip(_places_of(part), values, strict=True):
                 setattr(group, name, value)
 
     def undo(self) -> None:
@@ -143,13 +146,33 @@ class FSDPIterations:
         return [part for part in self._parts() if part._get_fsdp_state()._is_root]  # noqa: SLF001 - no other
 
 
-def _own_groups(part: Any) -> list[Any]:
-    return part._get_fsdp_state()._fsdp_param_groups  # noqa: SLF001 - torch has no list
+def _settings_of(part: Any, places: Mapping[int, int]) -> list[Any]:
+    """Return the settings of one module; `places` of all modules by the ids of their states."""
+    state: Any = part._get_fsdp_state()  # noqa: SLF001 - torch has no other access, here and below
+    prefetched = state._states_to_forward_prefetch, state._states_to_backward_prefetch  # noqa: SLF001
+    return [
+        state._state_ctx.is_last_backward,  # noqa: SLF001
+        _reshards(state),
+        *([places[id(each)] for each in states if id(each) in places] for states in prefetched),
+        *(getattr(group, name) for group, name in _places_of(part)),
+    ]
 
 
-def _known(group: Any) -> list[str]:
-    """Return the settings that this release of torch has."""
-    return [name for name in _SETTINGS if hasattr(group, name)]
+def _reshards(state: Any) -> bool | None:
+    """Return whether the script has chosen to reshard after forward; None: torch has, or the script
+    reshards to a smaller mesh."""
+    if state._auto_reshard_after_forward:  # noqa: SLF001 - the first forward decides
+        return None
+    meshes = [(each.mesh_info, each.post_forward_mesh_info) for each in state._fsdp_param_groups]  # noqa: SLF001
+    if any(smaller not in (None, mesh) for mesh, smaller in meshes):
+        return None
+    return any(mesh is not None for _, mesh in meshes)
+
+
+def _places_of(part: Any) -> list[tuple[Any, str]]:
+    """Return (group, name) of each setting that this release of torch has."""
+    groups: list[Any] = part._get_fsdp_state()._fsdp_param_groups  # noqa: SLF001 - torch has no list
+    return [(group, name) for group in groups for name in _SETTINGS if name in vars(group)]
 
 
 def _groups_of(root: Any) -> Iterator[Any]:
