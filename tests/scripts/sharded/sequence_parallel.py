@@ -1,5 +1,6 @@
 """Sequence parallel: norms work on parts of the sequence, linear layers and the loss on shards."""
 # ranks: 2
+# refused: is a partial sum
 
 import torch
 from digests import write_digests

@@ -1,6 +1,6 @@
 """HSDP with a moving average in a dict of DTensors that the step changes."""
 # ranks: 4
-# refused: average
+# refused: changes average
 
 import torch
 from digests import write_digests

@@ -1,6 +1,6 @@
 """HSDP with a moving average of DTensors in a Replicated object."""
 # ranks: 4
-# refused: protect a second module
+# refused: as parameters of a protected module
 
 import torch
 from digests import write_digests

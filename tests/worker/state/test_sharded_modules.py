@@ -10,11 +10,13 @@ from torch import distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import SequenceParallel, parallelize_module
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from outlast.errors import PhaseError
-from outlast.worker.phases.commit_gate import LeftoverGradients
-from outlast.worker.state.protected_state import ProtectedState
+from outlast.errors import PhaseError, ProtectError
+from outlast.worker.phases.commit_gate import LeftoverGradients, must_have_reduced
+from outlast.worker.state.protected_state import ProtectedState, Replicated
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -119,6 +121,39 @@ def test_a_phase_must_not_leave_gradients_inside(switch: Callable[..., None]) ->
     switch(job.root, True)
     job.backward()
     job.iterations.settle()
+
+
+def test_partial_sums_are_refused_before_the_vote() -> None:
+    mesh = init_device_mesh("cpu", (4,))
+    model = nn.Sequential(nn.LayerNorm(4))
+    parallelize_module(model, mesh, {"0": SequenceParallel()})
+    protected = ProtectedState({"model": model}, {})
+    model(torch.ones(2, 4, 4)).to_local().sum().backward()
+    with pytest.raises(PhaseError, match=r"0\.weight is a partial sum"):
+        must_have_reduced(protected)
+    for parameter in model.parameters():
+        assert isinstance(parameter, DTensor) and isinstance(parameter.grad, DTensor)
+        parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
+    must_have_reduced(protected)
+
+
+class Average:
+    """A moving average that keeps DTensors by name."""
+
+    def __init__(self, job: Job) -> None:
+        self.values = {name: p.detach().clone() for name, p in job.model.named_parameters()}
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return self.values
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        raise NotImplementedError
+
+
+def test_sharded_tensors_of_other_objects_are_refused_with_a_way_out() -> None:
+    job = Job()
+    with pytest.raises(ProtectError, match="as parameters of a protected module"):
+        ProtectedState({"model": job.model, "average": Replicated(Average(job))}, {})
 
 
 def test_an_optimizer_must_not_step_while_parameters_are_gathered() -> None:

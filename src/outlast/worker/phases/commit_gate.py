@@ -8,6 +8,7 @@ phase with an undo copy all steps proceed. The rules ensure that permanent chang
 from __future__ import annotations
 
 import functools
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -106,6 +107,22 @@ def prepare_vote(attempt: PhaseAttempt, protected: ProtectedState) -> None:
     """End pending work of DDP and FSDP2, and check that weights are unchanged."""
     protected.settle()  # first: gathered parameters hide the shards
     must_not_have_written(attempt)
+    if not attempt.has_copy:
+        must_have_reduced(protected)
+
+
+def must_have_reduced(protected: ProtectedState) -> None:
+    """Check before the vote that no gradient is a partial sum over ranks, as a DTensor may be."""
+    if "torch.distributed.tensor" not in sys.modules:
+        return
+    for name, parameter in protected.tree.named_parameters():
+        if any(each.is_partial() for each in getattr(parameter.grad, "placements", ())):
+            raise PhaseError(
+                f"the gradient of {name} is a partial sum (DTensor's Partial, as SequenceParallel"
+                " leaves it): optimizer.step would sum it over the ranks after the vote; do it"
+                " before the step, parameter.grad ="
+                f" parameter.grad.redistribute(placements=parameter.placements), {OR_WITH_UNDO}"
+            )
 
 
 def must_not_have_written(attempt: PhaseAttempt) -> None:
@@ -249,8 +266,8 @@ class LeftoverGradients:
         shard = local_shard(gradient)
         is_shard = shard is not gradient
         was_zero = is_shard and not shard.any()
-        seen = weakref.ref(parameter), weakref.ref(gradient)
-        stale = _Found(name, *seen, gradient._version, was_zero)  # noqa: SLF001 - torch's own counter of changes
+        references = weakref.ref(parameter), weakref.ref(gradient)
+        stale = _Found(name, *references, gradient._version, was_zero)  # noqa: SLF001 - torch's own counter of changes
         self._found[number] = stale
 
         def reached(_new: torch.Tensor) -> None:
