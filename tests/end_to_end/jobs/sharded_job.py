@@ -87,12 +87,16 @@ def train_step(index: int) -> None:
 for index in session.batches(None, until=12):
     session.run(train_step, index)
 
-digest = hashlib.sha256()
-tensors = [*model.state_dict().values()]
-tensors += [value for state in optimizer.state.values() for value in state.values()]
-for tensor in tensors:
-    shard = getattr(tensor, "to_local", lambda each=tensor: each)()
-    digest.update(shard.detach().contiguous().numpy().tobytes())
-digest.update(torch.get_rng_state().numpy().tobytes())
+
+def digest_of(tensor: Any) -> str:
+    """Digest a tensor, or the shard of a DTensor that this rank holds."""
+    shard = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return hashlib.sha256(shard.detach().contiguous().numpy().tobytes()).hexdigest()[:16]
+
+
+ended = {"random": torch.get_rng_state(), **model.state_dict()}
+for name, parameter in model.named_parameters():
+    ended |= {f"{name} {key}": value for key, value in optimizer.state[parameter].items()}
 args.out.mkdir(exist_ok=True)
-(args.out / f"{session.rank}.json").write_text(json.dumps({"digest": digest.hexdigest()}))
+digests = {name: digest_of(ended[name]) for name in sorted(ended)}
+(args.out / f"{session.rank}.json").write_text(json.dumps(digests))
