@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -32,7 +33,7 @@ class Job:
 
     def __init__(self) -> None:
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
-        self.model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 2))
+        self.model: Any = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 2))
         fully_shard(self.model[1], mesh=mesh)
         fully_shard(self.model, mesh=mesh)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
@@ -41,12 +42,10 @@ class Job:
 
     @property
     def root(self) -> FSDPModule:
-        assert isinstance(self.model, FSDPModule)
         return self.model
 
     @property
     def block(self) -> FSDPModule:
-        assert isinstance(self.model[1], FSDPModule)
         return self.model[1]
 
     def forward(self) -> torch.Tensor:
