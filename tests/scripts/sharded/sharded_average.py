@@ -1,5 +1,6 @@
 """HSDP beside a second sharded model that follows it as a moving average."""
 # ranks: 4
+# unmeasured: not run yet
 
 import torch
 from digests import write_digests

@@ -1,5 +1,6 @@
 """HSDP with a frozen trunk, and low-rank additions that learn."""
 # ranks: 4
+# unmeasured: not run yet
 
 import torch
 from digests import write_digests

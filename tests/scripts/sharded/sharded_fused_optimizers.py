@@ -1,5 +1,6 @@
 """HSDP with a fused AdamW and a foreach SGD on DTensors, a scheduler each."""
 # ranks: 4
+# unmeasured: not run yet
 
 import torch
 from digests import write_digests
