@@ -1,5 +1,6 @@
 """HSDP with asynchronous gathers, explicit prefetching and a backward that keeps no order."""
 # ranks: 4
+# unmeasured: not run yet
 
 import torch
 from digests import write_digests
