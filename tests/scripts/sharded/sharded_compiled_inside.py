@@ -1,6 +1,5 @@
 """HSDP over blocks that are compiled first (aot_eager), as torchtitan does."""
 # ranks: 4
-# unmeasured: not run yet
 
 import torch
 from digests import write_digests

@@ -1,6 +1,5 @@
 """HSDP with a frozen trunk, and low-rank additions that learn."""
 # ranks: 4
-# unmeasured: not run yet
 
 import torch
 from digests import write_digests

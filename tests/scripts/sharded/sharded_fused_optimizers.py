@@ -1,6 +1,5 @@
 """HSDP with a fused AdamW and a foreach SGD on DTensors, a scheduler each."""
 # ranks: 4
-# unmeasured: not run yet
 
 import torch
 from digests import write_digests

@@ -1,6 +1,5 @@
 """FSDP2 whose gradients are zeroed in place and stay allocated."""
 # ranks: 2
-# unmeasured: not run yet
 
 import torch
 from digests import write_digests

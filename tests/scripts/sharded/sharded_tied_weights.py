@@ -1,6 +1,5 @@
 """HSDP with tied weights: embedding and head are one parameter of the root's shards."""
 # ranks: 4
-# unmeasured: not run yet
 
 import torch
 from digests import write_digests
