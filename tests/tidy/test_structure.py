@@ -17,6 +17,7 @@ from pathlib import Path
 # brought 441 to 417. Files that a successor's start writes, DDP modules around protected modules
 # and open state took 383 lines and a module.
 # Refusals by name in checkpoints and ingestion, and the price of preemptions took 240 lines.
+# Settings of FSDP2 modules, and refusals of what they hide took 130 lines.
 # Reports of parts of saves, and the reading of code that writes past version counters: 730, two.
 CEILINGS = {
     "modules": 420,
@@ -28,7 +29,7 @@ CEILINGS = {
     "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 97300,
+    "lines": 97430,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 0,
 }

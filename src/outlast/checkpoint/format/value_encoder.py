@@ -100,10 +100,14 @@ def unseal(schema: bytes | memoryview) -> memoryview:
 _PACKED_MIN = 8  # shorter sequences of one number type are written item by item
 
 
+_REBUILT = "leave it out of the protected state, or keep what rebuilds it"
+_SHARDED = "keep sharded tensors as parameters of a protected module that is sharded alike"
+
+
 class _Refused(Exception):  # noqa: N818 - collects the path on its way up, never leaves this module
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, instead: str = _REBUILT) -> None:
         super().__init__(what)
-        self.what = what
+        self.what, self.instead = what, instead
         self.path: list[str] = []
 
 
@@ -123,7 +127,7 @@ class NodeWriter:
             place = "".join(reversed(refused.path)).removeprefix(".") or "the value"
             raise CodecError(
                 f"{place} {refused.what}, which cannot be kept without pickle; nothing was"
-                " written; leave it out of the protected state, or keep what rebuilds it"
+                f" written; {refused.instead}"
             ) from None
 
     def node(self, value: Any) -> None:
@@ -134,7 +138,8 @@ class NodeWriter:
         elif isinstance(value, np.generic):
             _array(self, np.asarray(value), b"G")
         else:
-            raise _Refused(_is(value))
+            is_sharded = hasattr(type(value), "to_local")  # a DTensor, whose import takes a second
+            raise _Refused(_is(value), _SHARDED if is_sharded else _REBUILT)
 
     def enter(self, value: Any) -> None:
         """Enter a container; refuse cycles and too deep nesting."""

@@ -8,6 +8,7 @@ phase with an undo copy all steps proceed. The rules ensure that permanent chang
 from __future__ import annotations
 
 import functools
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -24,6 +25,7 @@ from outlast.worker.script.carried_variables import differing
 from outlast.worker.state.optimizer_state import describe_foreign_optimizers
 from outlast.worker.state.protected_modules import ProtectedModules
 from outlast.worker.state.protected_state import ProtectedState
+from outlast.worker.state.tensor_digests import local_shard
 
 VoteHook = Callable[[Optimizer], None]
 OR_WITH_UNDO = "or run the function by session.run_with_undo, which copies the state first"
@@ -101,6 +103,28 @@ def _gate_closure(
     return opaque(gated)
 
 
+def prepare_vote(attempt: PhaseAttempt, protected: ProtectedState) -> None:
+    """End pending work of DDP and FSDP2, and check that weights are unchanged."""
+    protected.settle()  # first: gathered parameters hide the shards
+    must_not_have_written(attempt)
+    if not attempt.has_copy:
+        must_have_reduced(protected)
+
+
+def must_have_reduced(protected: ProtectedState) -> None:
+    """Check before the vote that no gradient is a partial sum over ranks, as a DTensor may be."""
+    if "torch.distributed.tensor" not in sys.modules:
+        return
+    for name, parameter in protected.tree.named_parameters():
+        if any(each.is_partial() for each in getattr(parameter.grad, "placements", ())):
+            raise PhaseError(
+                f"the gradient of {name} is a partial sum (DTensor's Partial, as SequenceParallel"
+                " leaves it): optimizer.step would sum it over the ranks after the vote; do it"
+                " before the step, parameter.grad ="
+                f" parameter.grad.redistribute(placements=parameter.placements), {OR_WITH_UNDO}"
+            )
+
+
 def must_not_have_written(attempt: PhaseAttempt) -> None:
     """Check before the vote that weights and moments are unchanged, or an undo copy is kept."""
     attempt.undo.mark_written()
@@ -158,6 +182,15 @@ class _Found(NamedTuple):
     parameter: weakref.ref[torch.nn.Parameter]
     gradient: weakref.ref[torch.Tensor]
     version: int
+    was_zero: bool = False  # of a shard, which FSDP2 adds to without telling autograd
+
+    def has_grown(self) -> bool:
+        """Return whether FSDP2 has added to this gradient, which nobody has cleared."""
+        parameter = self.parameter()
+        now = None if parameter is None else parameter.grad
+        if now is None or now is not self.gradient() or self.was_zero:
+            return False
+        return now._version == self.version  # noqa: SLF001 - FSDP2 adds to the shard, others to the DTensor
 
     def is_left(self, *, unchanged: bool = False) -> bool:
         """Return whether its parameter still has this gradient and it is not zero."""
@@ -167,6 +200,7 @@ class _Found(NamedTuple):
             return False
         if unchanged and now._version != self.version:  # noqa: SLF001 - torch's own counter of changes
             return False
+        now = local_shard(now)
         return bool((now.coalesce().values() if now.is_sparse else now).any())
 
 
@@ -229,7 +263,11 @@ class LeftoverGradients:
         self, name: str, parameter: torch.nn.Parameter, gradient: torch.Tensor
     ) -> list[torch.utils.hooks.RemovableHandle]:
         number = id(parameter)
-        stale = _Found(name, weakref.ref(parameter), weakref.ref(gradient), gradient._version)  # noqa: SLF001 - torch's own counter of changes
+        shard = local_shard(gradient)
+        is_shard = shard is not gradient
+        was_zero = is_shard and not shard.any()
+        references = weakref.ref(parameter), weakref.ref(gradient)
+        stale = _Found(name, *references, gradient._version, was_zero)  # noqa: SLF001 - torch's own counter of changes
         self._found[number] = stale
 
         def reached(_new: torch.Tensor) -> None:
@@ -238,7 +276,8 @@ class LeftoverGradients:
                 self._had.add(number)
 
         def added(_parameter: torch.Tensor) -> None:  # not called by autograd.grad
-            if number in self._had and number not in self._reached:
+            has_grown = is_shard and stale.has_grown()
+            if (number in self._had or has_grown) and number not in self._reached:
                 self._used[number] = name
             self._reached.add(number)
 

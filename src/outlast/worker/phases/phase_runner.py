@@ -185,8 +185,9 @@ class PhaseRunner:
         assert attempt is not None
         if not attempt.dry:
             self._leftovers.must_not_be_used(attempt.key, optimizer)
+            self.protected_state().iterations.must_be_sharded()
         if not (self.gate.is_undoable or attempt.vote_ns):
-            self._prepare_vote(attempt)
+            commit_gate.prepare_vote(attempt, self.protected_state())
             self._rehearse(attempt)
             self._vote(attempt, gated=True)
 
@@ -195,15 +196,11 @@ class PhaseRunner:
         commit_gate.must_leave_no_gradient(attempt, self.protected_state())
         if attempt.kind == "eval":
             self._leftovers.must_not_be_read(attempt.key, self.script.refuse)
-        self._prepare_vote(attempt)
+        commit_gate.prepare_vote(attempt, self.protected_state())
         if attempt.has_copy:
             self._rehearse(attempt)
         self._vote(attempt, gated=False)
         self._ungated.add(attempt.key)
-
-    def _prepare_vote(self, attempt: PhaseAttempt) -> None:
-        commit_gate.must_not_have_written(attempt)
-        self.protected_state().settle()
 
     def _rehearse(self, attempt: PhaseAttempt) -> None:
         """Raise StepRefused in a function's first attempts, which are compared with each other."""

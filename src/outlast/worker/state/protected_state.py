@@ -242,6 +242,7 @@ class ProtectedState:
                 "choices": choices,
                 "modes": self.tree.modes(),
                 "gradients": self.tree.gradients(),
+                "fsdp": self.iterations.settings(),
                 "local": self.local.encode(whole=whole),
             }
         )
@@ -274,6 +275,7 @@ class ProtectedState:
         restore(saved["random"], self.generators)
         self.buffers.restore_own(state["buffers"])
         self.tree.set_modes(state.get("modes", b""))
+        self.iterations.set_settings(state.get("fsdp", []))
         self.tree.set_gradients(state.get("gradients", b""))
         self.restore_choices(saved)
 
@@ -340,11 +342,8 @@ class ProtectedState:
     def adopt(self, state: Mapping[str, Any]) -> None:
         """Copy a donor's `replicated()` into this worker, except parts kept from the rank's slot.
         Raises ProtectError, without any change, if the shapes do not match."""
-        for what, live in (
-            ("modules", self.modules),
-            ("optimizers", self.optimizers),
-            ("objects", self.objects),
-        ):
+        named = {"modules": self.modules, "optimizers": self.optimizers, "objects": self.objects}
+        for what, live in named.items():
             if state[what].keys() != live.keys():
                 raise ProtectError(
                     f"the saved {what} are {sorted(state[what])}, the script protects"

@@ -19,6 +19,7 @@ that is lost before that end leaves no such slot, and all ranks restart from the
     schedulers whose `step` takes none, GradScalers            no
     hyperparameters of optimizers without such a scheduler     yes
     small buffers, but for the count of an AveragedModel       yes
+    modes of modules, settings of FSDP2 modules                yes
 """
 
 from __future__ import annotations
@@ -138,6 +139,8 @@ class RankLocalState:
                     for name, optimizer in protected.optimizers.items()
                     if id(optimizer) not in scheduled
                 },
+                "modes": protected.tree.modes(),
+                "fsdp": protected.iterations.settings(),
             }
         )
 

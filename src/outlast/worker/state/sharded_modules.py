@@ -46,6 +46,19 @@ def _must_be_resettable(name: str, part: Any) -> None:
         )
 
 
+# Settings of a group of parameters that scripts switch between and inside phases.
+_SETTINGS = (
+    "reduce_grads",
+    "all_reduce_grads",
+    "reshard_after_backward",
+    "unshard_in_backward",
+    "unshard_async_op",
+    "gradient_divide_factor",
+    "reduce_scatter_unused_params",
+    "force_sum_reduction_for_comms",
+)
+
+
 class FSDPIterations:
     """The iterations of all protected FSDP2 modules."""
 
@@ -59,14 +72,57 @@ class FSDPIterations:
         forwards. Raises PhaseError if gradients were not reduced.
         """
         for root in self._roots():
-            for shard in _parameters_of(root):
-                if _gradient_of(shard) is not None:
+            for group in _groups_of(root):
+                is_partial = group._partial_reduce_output is not None  # noqa: SLF001 - torch has no other access
+                if is_partial or any(_gradient_of(p) is not None for p in group.fsdp_params):
                     raise PhaseError(
                         "the phase leaves gradients of fully_shard that were not reduced"
-                        " (set_requires_gradient_sync(False)): a replacement worker would not have"
-                        " them; end the phase with a backward that synchronizes"
+                        " (set_requires_gradient_sync(False), set_requires_all_reduce(False)): a"
+                        " replacement worker would not have them; end the phase with a backward"
+                        " that synchronizes"
                     )
             root.reset_iter_state()
+
+    def must_be_sharded(self) -> None:
+        """Check before an optimizer's step that no parameter that learns is gathered.
+
+        Raises PhaseError. The next forward would use the gathered values of before the step, where
+        `settle` gathers them again.
+        """
+        for root in self._roots():
+            for group in _groups_of(root):
+                learns = any(p.sharded_param.requires_grad for p in group.fsdp_params)
+                if learns and not group.is_sharded:
+                    raise PhaseError(
+                        "parameters of fully_shard are gathered where the optimizer steps (of"
+                        f" {group._module_fqn or 'the root module'}): the next forward of plain"  # noqa: SLF001 - torch has no other access
+                        " torch would use their values of before the step; a forward without"
+                        " backward and set_reshard_after_backward(False) leave them gathered; call"
+                        " reshard() on that module before the step"
+                    )
+
+    def settings(self) -> list[Any]:
+        """Return what the script may switch of each FSDP2 module, as plain values."""
+        parts = self._parts()
+        places = {id(part._get_fsdp_state()): place for place, part in enumerate(parts)}  # noqa: SLF001 - no other
+        return [_settings_of(part, places) for part in parts]
+
+    def set_settings(self, settings: list[Any]) -> None:
+        """Restore the result of `settings`. No-op if there are other FSDP2 modules now."""
+        parts, present = self._parts(), self.settings()
+        if len(settings) != len(parts):
+            return
+        for part, saved, now in zip(parts, settings, present, strict=True):
+            if saved == now:
+                continue
+            is_last, reshards, before, behind, *values = saved
+            part.set_is_last_backward(is_last)
+            if reshards is not None:
+                part.set_reshard_after_forward(reshards, recurse=False)
+            part.set_modules_to_forward_prefetch([parts[place] for place in before])
+            part.set_modules_to_backward_prefetch([parts[place] for place in behind])
+            for (group, name), value in zip(_places_of(part), values, strict=True):
+                setattr(group, name, value)
 
     def undo(self) -> None:
         """End a refused attempt, at any point of its forward or backward."""
@@ -79,13 +135,44 @@ class FSDPIterations:
                     shard._unsharded_param.grad = None  # noqa: SLF001 - torch has no other access
             root.reset_iter_state()
 
-    def _roots(self) -> list[Any]:
+    def _parts(self) -> list[Any]:
         fsdp = sys.modules.get("torch.distributed.fsdp")
         if fsdp is None:
             return []
-        parts: list[Any] = [p for p in self._modules.parts if isinstance(p, fsdp.FSDPModule)]
+        return [part for part in self._modules.parts if isinstance(part, fsdp.FSDPModule)]
+
+    def _roots(self) -> list[Any]:
         # None before the first forward, when there is nothing to end.
-        return [part for part in parts if part._get_fsdp_state()._is_root]  # noqa: SLF001 - no other
+        return [part for part in self._parts() if part._get_fsdp_state()._is_root]  # noqa: SLF001 - no other
+
+
+def _settings_of(part: Any, places: Mapping[int, int]) -> list[Any]:
+    """Return the settings of one module; `places` of all modules by the ids of their states."""
+    state: Any = part._get_fsdp_state()  # noqa: SLF001 - torch has no other access, here and below
+    prefetched = state._states_to_forward_prefetch, state._states_to_backward_prefetch  # noqa: SLF001
+    return [
+        state._state_ctx.is_last_backward,  # noqa: SLF001
+        _reshards(state),
+        *([places[id(each)] for each in states if id(each) in places] for states in prefetched),
+        *(getattr(group, name) for group, name in _places_of(part)),
+    ]
+
+
+def _reshards(state: Any) -> bool | None:
+    """Return whether the script has chosen to reshard after forward; None: torch has, or the script
+    reshards to a smaller mesh."""
+    if state._auto_reshard_after_forward:  # noqa: SLF001 - the first forward decides
+        return None
+    meshes = [(each.mesh_info, each.post_forward_mesh_info) for each in state._fsdp_param_groups]  # noqa: SLF001
+    if any(smaller not in (None, mesh) for mesh, smaller in meshes):
+        return None
+    return any(mesh is not None for _, mesh in meshes)
+
+
+def _places_of(part: Any) -> list[tuple[Any, str]]:
+    """Return (group, name) of each setting that this release of torch has."""
+    groups: list[Any] = part._get_fsdp_state()._fsdp_param_groups  # noqa: SLF001 - torch has no list
+    return [(group, name) for group in groups for name in _SETTINGS if name in vars(group)]
 
 
 def _groups_of(root: Any) -> Iterator[Any]:

@@ -1,0 +1,56 @@
+"""A compiled HSDP model: torch.compile (backend eager) over fully_shard, and a compiled loss."""
+# ranks: 4
+
+import torch
+from digests import write_digests
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+import outlast
+
+
+class Net(nn.Module):
+    """Blocks between an input and a head that belong to the root's own shards."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.head = nn.Linear(9, 16), nn.Linear(16, 5)
+        self.blocks = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in self.blocks:
+            x = x + torch.tanh(block(x))
+        return self.head(x)
+
+
+session = outlast.init()
+torch.manual_seed(0)
+mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+model = Net()
+for block in model.blocks:
+    fully_shard(block, mesh=mesh)
+fully_shard(model, mesh=mesh)
+compiled = torch.compile(model, backend="eager")
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+torch.manual_seed(70 + session.rank)
+session.protect(model=model, optimizer=optimizer)
+
+
+@torch.compile(backend="aot_eager")
+def loss_of(output):
+    return output.square().mean()
+
+
+def train_step(_index):
+    optimizer.zero_grad()
+    loss = loss_of(compiled(torch.randn(7, 9)))
+    loss.backward()
+    session.report(loss=loss.item())
+    optimizer.step()
+
+
+for index in session.batches(None, until=10):
+    session.run(train_step, index)
+write_digests(session, model=model, optimizer=optimizer)

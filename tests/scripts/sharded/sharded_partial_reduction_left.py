@@ -1,0 +1,38 @@
+"""HSDP accumulation over phases: partly reduced gradients wait in fully_shard between them."""
+# ranks: 4
+# refused: gradients of fully_shard that were not reduced
+
+import torch
+from digests import write_digests
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+import outlast
+
+session = outlast.init()
+torch.manual_seed(0)
+mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+model = nn.Sequential(nn.Linear(9, 24), nn.GELU(), nn.Linear(24, 5))
+for layer in (model[0], model[2]):
+    fully_shard(layer, mesh=mesh)
+fully_shard(model, mesh=mesh)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+torch.manual_seed(70 + session.rank)
+session.protect(model=model, optimizer=optimizer)
+
+
+def train_step(index):
+    is_last = index % 2 == 1
+    model.set_requires_all_reduce(is_last)
+    loss = model(torch.randn(7, 9)).square().mean()
+    loss.backward()
+    session.report(loss=loss.item())
+    if is_last:
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+for index in session.batches(None, until=10):
+    session.run(train_step, index)
+write_digests(session, model=model, optimizer=optimizer)
