@@ -156,12 +156,17 @@ def fill_once(
         slice(0, 1) if not stride and size > 1 else slice(None)
         for size, stride in zip(into.shape, into.stride(), strict=True)
     )
-    if not torch.equal(_bits(values[index].expand_as(values)), _bits(values)):
+    into_once, once = into[index], values[index]
+    elements = _extent_bytes(into_once) // into.itemsize
+    spare = torch.empty(elements, dtype=values.dtype, device=values.device)
+    spare = spare.as_strided(into_once.shape, into_once.stride()).copy_(once)
+    if not torch.equal(_bits(spare.expand_as(values)), _bits(values)):
         raise MismatchError(
-            f"{name}: is expanded here, so that several elements share one memory, and they differ"
-            " in the checkpoint; nothing was touched on this rank; make it contiguous before"
+            f"{name}: is expanded here or overlaps itself (unfold), so that several elements share"
+            " one memory, and they differ in the checkpoint; nothing was touched on this rank; make"
+            " it contiguous before"
         )
-    return into[index], values[index]
+    return into_once, once
 
 
 def _read_only(sources: Mapping[str, torch.Tensor]) -> list[str]:
@@ -241,5 +246,13 @@ def _check(
 
 
 def _is_expanded(tensor: torch.Tensor) -> bool:
-    sizes = zip(tensor.shape, tensor.stride(), strict=True)
-    return tensor.numel() > 0 and any(not stride and size > 1 for size, stride in sizes)
+    """Return whether elements of a tensor may share memory, as after expand or unfold."""
+    if not tensor.numel():
+        return False
+    last = 0  # the last element that dimensions of smaller strides reach
+    sizes = zip(tensor.stride(), tensor.shape, strict=True)
+    for stride, size in sorted((stride, size) for stride, size in sizes if size > 1):
+        if stride <= last:
+            return True
+        last += (size - 1) * stride
+    return False
