@@ -14,6 +14,7 @@ import torch
 
 from outlast.checkpoint.load.checkpoint_reader import CheckpointReader, ReadTarget
 from outlast.checkpoint.save.shard_plan import HeldBox, describe, dtype_name, held_boxes
+from outlast.checkpoint.state_values import overlaps_itself
 from outlast.errors import MismatchError
 
 STAGED_BYTES_MAX = 1 << 30  # host memory, while tensors of a device are filled
@@ -43,7 +44,7 @@ def fill_tensors(
     _check(reader, boxes, casts, _read_only(sources))
     repeated, overlapping = _sharing(boxes, sources)
     shared = repeated | overlapping
-    expanded = {item.name for item in boxes if _is_expanded(sources[item.name])} - shared
+    expanded = {item.name for item in boxes if overlaps_itself(sources[item.name])} - shared
     parts = [  # expanded ones first, since they may raise, and nothing was changed yet
         [item for item in boxes if item.name in expanded],
         [item for item in boxes if item.name not in expanded | shared],
@@ -150,7 +151,7 @@ def fill_once(
 
     Raises MismatchError where elements that share it here differ in the checkpoint.
     """
-    if not _is_expanded(into):
+    if not overlaps_itself(into):
         return into, values
     index = tuple(
         slice(0, 1) if not stride and size > 1 else slice(None)
@@ -243,16 +244,3 @@ def _check(
         raise MismatchError(
             f"{reader.checkpoint.where} does not fit; nothing was touched. Differences:\n  {lines}"
         )
-
-
-def _is_expanded(tensor: torch.Tensor) -> bool:
-    """Return whether elements of a tensor may share memory, as after expand or unfold."""
-    if not tensor.numel():
-        return False
-    last = 0  # the last element that dimensions of smaller strides reach
-    sizes = zip(tensor.stride(), tensor.shape, strict=True)
-    for stride, size in sorted((stride, size) for stride, size in sizes if size > 1):
-        if stride <= last:
-            return True
-        last += (size - 1) * stride
-    return False
