@@ -111,6 +111,16 @@ def test_requeued_jobs_are_not_taken_for_another_zone(
     assert not [note for note in found["odd"] if "twice" in note]
 
 
+def test_an_event_log_with_days_before_months_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = written(tmp_path / "sel", SEL.replace("05/17", "04/11") + SEL.replace("05/17", "24/11"))
+    assert ingest(tmp_path / "lake", log, "--node", "n1") == 1
+    said = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert "the date 24/11/2024, which is day/month" in said and "LC_ALL=C ipmitool" in said
+    assert not (tmp_path / "lake").exists()
+
+
 def test_what_is_what_is_seen_from_the_content(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
