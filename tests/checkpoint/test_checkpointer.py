@@ -194,6 +194,23 @@ def save_and_fail(root: Path, state: dict[str, Any]) -> None:
         raise KeyError
 
 
+def test_a_relative_root_stays_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "first").mkdir()
+    (tmp_path / "second").mkdir()
+    monkeypatch.chdir(tmp_path / "first")
+    with Checkpointer("saves", on_failure="raise") as saves:
+        saves.save(1, make())
+        saves.wait()
+        monkeypatch.chdir(tmp_path / "second")
+        saves.save(2, make())
+        saves.wait()
+        restored = saves.load(make())
+    assert restored is not None and restored.step == 2
+    assert not list((tmp_path / "second").iterdir())
+
+
 def test_what_cannot_be_saved_or_loaded_is_refused(tmp_path: Path) -> None:
     state = make()
     with Checkpointer(tmp_path, job="a") as saves:

@@ -216,7 +216,7 @@ class Tiers:
                 f" durable='{root}'), which carries each checkpoint there, and loads from there"
                 " what the directory lacks"
             )
-        self.root = Folder(Path(root), answer_s)
+        self.root = Folder(Path(root).absolute(), answer_s)  # also after an os.chdir
         self._keep: Keep | None = parse_keep(keep) if keep else None
         addresses = [durable] if isinstance(durable, str | Path) else durable
         self._durable = tuple(_parse_targets(each) for each in addresses)
@@ -248,7 +248,7 @@ class Tiers:
 
     def setup(self, save_s: float) -> UpkeepSetup:
         """Return the first message of the upkeep process. `save_s`: deadline of a save."""
-        root = str(self.root.root.absolute())
+        root = str(self.root.root)
         return UpkeepSetup(root=root, keep=self._keep, durable=self._durable, save_s=save_s)
 
 
