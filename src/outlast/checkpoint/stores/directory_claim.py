@@ -23,6 +23,7 @@ from outlast.checkpoint.stores.catalog import (
 from outlast.checkpoint.stores.chunk_reader import IoTimeout
 from outlast.checkpoint.stores.directory_ownership import Ownership
 from outlast.checkpoint.stores.folder_store import Folder
+from outlast.checkpoint.stores.object_store import refuse_mistyped_url
 from outlast.checkpoint.stores.store_interfaces import StoreSource
 from outlast.checkpoint.upkeep.durable_targets import (
     DurableRule,
@@ -216,6 +217,7 @@ class Tiers:
                 f" durable='{root}'), which carries each checkpoint there, and loads from there"
                 " what the directory lacks"
             )
+        refuse_mistyped_url(str(root))
         self.root = Folder(Path(root).absolute(), answer_s)  # also after an os.chdir
         self._keep: Keep | None = parse_keep(keep) if keep else None
         addresses = [durable] if isinstance(durable, str | Path) else durable
@@ -257,6 +259,7 @@ def _parse_targets(address: Address) -> DurableRule:
     rule = (
         DurableRule(address=str(address)) if isinstance(address, Path) else parse_durable(address)
     )
+    refuse_mistyped_url(rule.address)
     if "://" in rule.address:
         return rule
     return msgspec.structs.replace(rule, address=str(Path(rule.address).absolute()))
