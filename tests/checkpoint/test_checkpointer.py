@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import resource
 import signal
@@ -20,7 +21,7 @@ from torch import nn
 from outlast.checkpoint import Checkpointer, CheckpointWarning
 from outlast.checkpoint.format import codec
 from outlast.checkpoint.stores.folder_store import Folder
-from outlast.errors import CorruptionError, MismatchError, StorageError, UsageError
+from outlast.errors import ConfigError, CorruptionError, MismatchError, StorageError, UsageError
 
 pytestmark = pytest.mark.process
 REPOSITORY = Path(__file__).parents[2]
@@ -194,6 +195,23 @@ def save_and_fail(root: Path, state: dict[str, Any]) -> None:
         raise KeyError
 
 
+def test_a_relative_root_stays_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "first").mkdir()
+    (tmp_path / "second").mkdir()
+    monkeypatch.chdir(tmp_path / "first")
+    with Checkpointer("saves", on_failure="raise") as saves:
+        saves.save(1, make())
+        saves.wait()
+        monkeypatch.chdir(tmp_path / "second")
+        saves.save(2, make())
+        saves.wait()
+        restored = saves.load(make())
+    assert restored is not None and restored.step == 2
+    assert not list((tmp_path / "second").iterdir())
+
+
 def test_what_cannot_be_saved_or_loaded_is_refused(tmp_path: Path) -> None:
     state = make()
     with Checkpointer(tmp_path, job="a") as saves:
@@ -214,6 +232,10 @@ def test_what_cannot_be_saved_or_loaded_is_refused(tmp_path: Path) -> None:
     assert all(torch.equal(before[k], after[k]) for k in before)
     with pytest.raises(UsageError, match="directory of checkpoints is ''"):
         Checkpointer("")
+    with pytest.raises(ConfigError, match="s3:/bucket is no URL"):
+        Checkpointer("s3:/bucket")
+    with pytest.raises(ConfigError, match="gs:bucket/a is no URL"):
+        Checkpointer(tmp_path, durable="gs:bucket/a every=2")
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to(tmp_path / "missing")
     for name, what in (("file", "it is no directory"), ("link", "it is a link that leads nowhere")):
@@ -224,6 +246,19 @@ def test_what_cannot_be_saved_or_loaded_is_refused(tmp_path: Path) -> None:
     with Checkpointer(tmp_path, complete=False) as saves:
         assert saves.load(alone)
     assert equal(weights(alone), before) and torch.equal(drawn, torch.get_rng_state())
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{"on_failure": "Raise"}, {"when_busy": "drop"}, {"on_unreadable": "old"}, {"save_s": 0},
+     {"save_s": math.nan}, {"answer_s": math.inf}, {"arenas": 0}],
+)  # fmt: skip
+def test_an_option_that_would_mean_another_is_refused(
+    tmp_path: Path, option: dict[str, Any]
+) -> None:
+    with pytest.raises(UsageError, match=f"{next(iter(option))}=.*nothing was started"):
+        Checkpointer(tmp_path / "saves", **option)
+    assert not (tmp_path / "saves").exists()
 
 
 def test_damage_is_passed_over_and_said_and_never_a_fresh_start(tmp_path: Path) -> None:

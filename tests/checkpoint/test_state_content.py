@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -269,6 +270,32 @@ def test_values_come_back_into_the_objects_that_the_script_holds() -> None:
     assert ema["by"][3][1] == "x" and ema["by"][3][0].tolist() == [1, 1]
     assert target["epoch"] == 7 and log == [1, 2] and target["log"] is log
     assert target["weight"].tolist() == [1, 1] and target["o"].value["a"].tolist() == [1, 1, 1]
+
+
+VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "transposed": lambda base: base.view(3, 4).t(),
+    "column": lambda base: base.view(3, 4)[:, 1],
+    "every other": lambda base: base[::2],
+    "channels last": lambda base: base.view(1, 2, 2, 3).permute(0, 3, 1, 2),
+    "conjugate": lambda base: torch.view_as_complex(base.view(6, 2)).conj(),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+def test_views_that_the_script_holds_are_filled(
+    view: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    def state(base: torch.Tensor) -> dict[str, Any]:
+        return {"by": {"t": view(base)}, "list": [view(base)], "tuple": (view(base), 1)}
+
+    target = state(base := torch.zeros(12))
+    held = target["by"]["t"], target["list"][0], target["tuple"][0]
+    move(state(torch.arange(1.0, 13.0)), target)
+    assert held[0] is target["by"]["t"] and held[1] is target["list"][0]
+    assert held[2] is target["tuple"][0]
+    expected = view(torch.arange(1.0, 13.0))
+    assert all(torch.equal(each, expected) for each in held)
+    assert torch.equal(view(base), expected)
 
 
 leaves = st.none() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()

@@ -72,6 +72,55 @@ def test_day_after_day(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert files(lake) == before
 
 
+def test_a_log_read_again_in_another_zone_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def log(hours: int) -> str:
+        rows = [
+            f"{job}|train|ada|COMPLETED|2024-05-17T{3 + job + hours:02d}:00:0{job}"
+            f"|2024-05-17T{5 + job + hours:02d}:10:00|1|n{job}|gres/gpu=8"
+            f"|2024-05-17T{2 + hours:02d}:00:00\n"
+            for job in range(5)
+        ]
+        return HEADER + "".join(rows)
+
+    utc, paris = written(tmp_path / "utc", log(0)), written(tmp_path / "paris", log(2))
+    right = tmp_path / "right"
+    assert summary(capsys, right, utc)["odd"] == []
+    assert summary(capsys, right, paris, "--zone", "Europe/Paris")["odd"] == []
+    assert Lake.open(right).tables().jobs.collect().height == 5
+    summary(capsys, tmp_path / "wrong", utc)
+    notes = summary(capsys, tmp_path / "wrong", paris)["odd"]
+    assert any("5 attempts of jobs are in the lake twice, 2 h apart" in note for note in notes)
+
+
+def test_requeued_jobs_are_not_taken_for_another_zone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [
+        row(
+            str(job),
+            "NODE_FAIL",
+            f"2024-05-17T{hour + 1:02d}:00:00",
+            f"2024-05-17T{hour:02d}:00:00",
+        )
+        for job in range(9)
+        for hour in (1, 4, 8)
+    ]
+    found = summary(capsys, tmp_path / "lake", written(tmp_path / "log", HEADER + "".join(rows)))
+    assert not [note for note in found["odd"] if "twice" in note]
+
+
+def test_an_event_log_with_days_before_months_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = written(tmp_path / "sel", SEL.replace("05/17", "04/11") + SEL.replace("05/17", "24/11"))
+    assert ingest(tmp_path / "lake", log, "--node", "n1") == 1
+    said = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert "the date 24/11/2024, which is day/month" in said and "LC_ALL=C ipmitool" in said
+    assert not (tmp_path / "lake").exists()
+
+
 def test_what_is_what_is_seen_from_the_content(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

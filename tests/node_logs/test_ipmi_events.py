@@ -45,6 +45,20 @@ def test_what_is_no_entry_is_unread(line: str) -> None:
     assert one.reason == "no entry of an event log"
 
 
+@pytest.mark.parametrize(
+    ("said", "severity"),
+    [("Power Unit #0x1 | Failure detected", "warn"),
+     ("Power Unit #0x1 | Power off/down", ""),
+     ("Cable/Interconnect GPU1 | Configuration Error", "warn"),
+     ("Cable/Interconnect GPU1 | Connected", "")],
+)  # fmt: skip
+def test_a_fault_of_what_reports_ordinary_events_too(said: str, severity: str) -> None:
+    line = f"1 | 04/12/2023 | 10:15:32 | {said} | Asserted"
+    assert [one.severity for one in found(list(findings(line, cluster="c", node="n")))] == (
+        [severity] if severity else []
+    )
+
+
 def test_a_date_that_is_none_is_unread() -> None:
     line = "1 | 13/45/2023 | 10:15:32 | Memory | Correctable ECC | Asserted"
     (one,) = unread(list(findings(line, cluster="c", node="n")))

@@ -39,6 +39,10 @@ def journal(**more: object) -> str:
         (journal(), XID_NS),
         (journal(MESSAGE=list(XID.encode())), XID_NS),
         (f"[Sun Feb 23 16:24:18 2025] {XID}\r", XID_NS),
+        (f"[Sun Feb 23 16:24:18 2025 <    0.000005>] {XID}", XID_NS),
+        (f"[  201.650687 <    0.000005>] {XID}", BOOT_NS + 201_650_687_000),
+        (f"\0\0\0Feb 23 16:24:18 gpu7 kernel: {XID}", XID_NS),
+        (f"\x1e{journal()}", XID_NS),
     ],
 )
 def test_every_shape_is_placed(line: str, t_ns: int) -> None:
@@ -68,6 +72,36 @@ def test_every_shape_is_placed(line: str, t_ns: int) -> None:
 def test_a_time_that_cannot_be_told_is_not_invented(line: str, reason: str) -> None:
     (one,) = list(findings(line, cluster="c", node="n"))
     assert one in unread([one]) and reason in one.reason and one.line == 1  # type: ignore[union-attr]
+
+
+EXT4 = "EXT4-fs error (device sda1): ext4_find_entry:1455: inode #2"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"<3>1 2025-02-23T16:24:18+00:00 gpu7 kernel - - -  {EXT4}",
+        f"<3>1 2025-02-23T16:24:18+00:00 gpu7 kernel - - - \ufeff{EXT4}",
+        f"<3>1 2025-02-23T16:24:18+00:00 gpu7 kernel - - -  [  123.456] {EXT4}",
+        f"Feb 23 16:24:18 gpu7 kernel:  {EXT4}",
+        f"Feb 23 16:24:18 gpu7 kernel: [  123.456789][ T1234] {EXT4}",
+        f"Feb 23 16:24:18 gpu7 kernel: message repeated 3 times: [ {EXT4}]",
+        f"Feb 23 16:24:18 gpu7 kernel: message repeated 3 times: [ [  123.4] {EXT4}]",
+        f"\0\0Feb 23 16:24:18 gpu7 kernel: {EXT4}",
+        f"\x1e{journal(MESSAGE=EXT4)}",
+    ],
+)
+def test_what_a_relay_puts_around_a_message_hides_no_finding(line: str) -> None:
+    (one,) = found(read(line))
+    assert (one.check, one.device, one.t_ns, one.detail) == ("kernel.ext4", "sda1", XID_NS, EXT4)
+
+
+@pytest.mark.parametrize(
+    "prefix", ["[  +0.000005]", "[Feb23 16:24]", "[Feb 3 16:24]", "[<    0.000005>]", "[...]"]
+)
+def test_a_relative_time_is_no_time_and_hides_no_finding(prefix: str) -> None:
+    (one,) = unread(read(f"{prefix} {EXT4}"))
+    assert one.reason == "no time on the line"
 
 
 def test_a_line_without_time_goes_where_the_caller_says() -> None:

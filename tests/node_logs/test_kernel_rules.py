@@ -49,6 +49,7 @@ SAID = {
     ("kernel.lustre", "healthy"): "fs-O | Lustre: fs-O-osc-ff: Connection restored to fs-O (at x)",
     ("kernel.block", "now"): """
         sda | blk_update_request: I/O error, dev sda, sector 12345
+        dm-12 | I/O error, dev dm-12, sector 123 op 0x0:(READ) flags 0x0
         nvme1n1 | critical medium error, dev nvme1n1, sector 10""",
     ("kernel.block", "drain"): "sda1 | Buffer I/O error on dev sda1, logical block 5",
     ("kernel.nvme", "warn"): "nvme0 | nvme nvme0: I/O 123 QID 4 timeout, aborting",
@@ -74,9 +75,15 @@ SAID = {
         CPU3 | CPU3: Core temperature above threshold, cpu clock throttled (total events = 1)
         CPU3 | mce: CPU3: Package temperature above threshold, cpu clock throttled""",
     ("kernel.thermal", "healthy"): "CPU3 | CPU3: Core temperature/speed normal",
-    ("kernel.stuck", "warn"): "py | INFO: task py:1234 blocked for more than 120 seconds.",
+    ("kernel.stuck", "warn"): """
+        py | INFO: task py:1234 blocked for more than 120 seconds.
+        | rcu: INFO: rcu_sched detected stalls on CPUs/tasks:
+        | rcu: INFO: rcu_preempt detected expedited stalls on CPUs/tasks: { 1-... } 6 jiffies
+        | rcu: INFO: rcu_sched self-detected stall on CPU""",
     ("kernel.stuck", "drain"): "CPU#3 | watchdog: BUG: soft lockup - CPU#3 stuck for 22s! [x:1]",
-    ("kernel.crash", "drain"): "| BUG: unable to handle kernel NULL pointer dereference at (null)",
+    ("kernel.crash", "drain"): """
+        | BUG: unable to handle kernel NULL pointer dereference at (null)
+        | Oops: general protection fault, probably for address 0xdead: 0000 [#1] PREEMPT SMP""",
     ("kernel.crash", "now"): "| Kernel panic - not syncing: Fatal exception",
     ("kernel.lockup", "now"): "5 | NMI watchdog: Watchdog detected hard LOCKUP on cpu 5",
     ("kernel.clock", "warn"): "tsc | clocksource: Marking clocksource 'tsc' as unstable",

@@ -148,6 +148,29 @@ def test_a_strange_file_is_named_once_however_it_grows(tmp_path: Path) -> None:
     assert len(damages) == 1
 
 
+@pytest.mark.parametrize("kind", ["directory", "pipe", "loop"])
+def test_what_is_no_file_is_named_once_and_stops_nobody(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "a.000000.seg"
+    match kind:
+        case "directory":
+            path.mkdir()
+        case "pipe":
+            os.mkfifo(path)
+        case _:
+            path.symlink_to(path)
+    writer = SegmentWriter(tmp_path, "b")
+    writer.append(b"whole")
+    writer.close()
+    damage: list[SegmentDamage] = []
+    assert [record.payload for record in read_records(tmp_path, damage.append)] == [b"whole"]
+    (one,) = damage
+    assert one.path == path and "it cannot be read" in one.what
+    reader = SegmentReader(path)
+    for last in (False, False, True):
+        assert list(reader.read(damage.append, last=last)) == []
+    assert len(damage) == 2
+
+
 def test_behind_a_large_damaged_record_reading_goes_on(tmp_path: Path) -> None:
     path = _write(tmp_path, [b"x" * (5 << 20), b"behind"])
     data = bytearray(path.read_bytes())

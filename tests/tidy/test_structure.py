@@ -19,8 +19,9 @@ from pathlib import Path
 # Refusals by name in checkpoints and ingestion, and the price of preemptions took 240 lines.
 # Settings of FSDP2 modules, and refusals of what they hide took 130 lines.
 # Reports of parts of saves, and the reading of code that writes past version counters: 730, two.
+# Logs of relays and two zones, options and overlapping tensors of checkpoints: 150.
 CEILINGS = {
-    "modules": 420,
+    "modules": 421,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 1,
@@ -29,7 +30,7 @@ CEILINGS = {
     "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 97430,
+    "lines": 99500,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 0,
 }

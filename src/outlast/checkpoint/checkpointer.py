@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Self
 
 import msgspec
 import xxhash
@@ -19,11 +19,10 @@ from outlast.checkpoint.format.manifests import SavePoint, step_count
 from outlast.checkpoint.keeper.keeper_client import KeeperClient
 from outlast.checkpoint.load.checkpoint_load import CheckpointLoad, Restored
 from outlast.checkpoint.rank_group import RankGroup
-from outlast.checkpoint.save import agreed_plan
+from outlast.checkpoint.save import agreed_plan, save_request
 from outlast.checkpoint.save.arena_slots import collector_paused
 from outlast.checkpoint.save.part_reports import PartReports
 from outlast.checkpoint.save.save_driver import OutcomeQueue, SaveDriver, describe_failure
-from outlast.checkpoint.save.save_request import SaveRequest, SaveSettings, WhenBusy
 from outlast.checkpoint.script_state import (
     ScriptState,
     check_complete,
@@ -37,8 +36,6 @@ from outlast.checkpoint.stores.directory_ownership import wait_for_keeper
 from outlast.checkpoint.upkeep.upkeep_client import UpkeepClient
 from outlast.errors import OutlastError, StorageError, UsageError
 
-OnFailure: TypeAlias = Literal["warn", "raise"]
-OnUnreadable: TypeAlias = Literal["raise", "older"]
 _OWN_BYTES = 64 << 10  # estimated size of a rank's own part
 _NAMING_S = 10.0  # `wait` names the ranks that it waits for after this time
 
@@ -86,19 +83,20 @@ class Checkpointer:
         job: str = "",
         complete: bool = True,
         branch: bool = False,
-        on_failure: OnFailure = "warn",
+        on_failure: save_request.OnFailure = "warn",
         keep: str = "",
         durable: Address | Sequence[Address] = (),
         arenas: int = 2,
-        when_busy: WhenBusy = "wait",
+        when_busy: save_request.WhenBusy = "wait",
         save_s: float = 1800.0,
         answer_s: float = ANSWER_S,
-        on_unreadable: OnUnreadable = "raise",
+        on_unreadable: save_request.OnUnreadable = "raise",
     ) -> None:
+        save_request.check_options(save_s, answer_s, arenas, on_failure, when_busy, on_unreadable)
         self._tiers = Tiers(root, keep, durable, answer_s)
         self._store = self._tiers.root
         self._ranks = RankGroup(group, save_s)
-        self._settings = SaveSettings(
+        self._settings = save_request.SaveSettings(
             root=self._store.root,
             rank=self._ranks.rank,
             world=self._ranks.world,
@@ -111,7 +109,7 @@ class Checkpointer:
         self._branch = branch
         self._answer_s = answer_s
         self._older = on_unreadable == "older"
-        self._on_failure: OnFailure = on_failure
+        self._on_failure: save_request.OnFailure = on_failure
         self._attempt = self._begin()
         self._attempts = 0
         self._loaded: LoadOrigin | None = None
@@ -230,7 +228,7 @@ class Checkpointer:
         if claim.owned:
             claim.owned.keeper_is(driver.keeper.pid)
         save = driver.save(
-            SaveRequest(
+            save_request.SaveRequest(
                 place,
                 content.tensors,
                 shared=content.shared,
@@ -323,7 +321,7 @@ class Checkpointer:
         """Wait for saves to end, then end their process. Reports failures as `save` does."""
         self._close(self._on_failure, in_peace=True)
 
-    def _close(self, on_failure: OnFailure, *, in_peace: bool) -> None:
+    def _close(self, on_failure: save_request.OnFailure, *, in_peace: bool) -> None:
         if self._ranks.is_forked:
             return  # the saves and their process are the parent's
         driver, self._driver, self._closed = self._driver, None, True
@@ -374,7 +372,7 @@ class Checkpointer:
             self._upkeep = UpkeepClient(setup, f"rank {self._ranks.rank}")
         return self._upkeep
 
-    def _tell(self, on_failure: OnFailure) -> None:
+    def _tell(self, on_failure: save_request.OnFailure) -> None:
         if self._driver:
             self._driver.poll()
             failures = self._take_failures()
@@ -392,7 +390,7 @@ class Checkpointer:
             if outcome.kind in ("failed", "skipped")
         ] + self._reports.take_failures()
 
-    def _report(self, failures: list[str], on_failure: OnFailure) -> None:
+    def _report(self, failures: list[str], on_failure: save_request.OnFailure) -> None:
         if failures and on_failure == "raise":
             raise StorageError("; ".join(failures))
         for failure in failures:

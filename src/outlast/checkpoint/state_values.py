@@ -214,10 +214,23 @@ def restore_group(group: dict[str, Any], values: Mapping[str, Any]) -> None:
 @torch.no_grad()
 def _tensor(live: torch.Tensor, saved: torch.Tensor) -> torch.Tensor:
     # Neither memory that several elements share nor an inference tensor may be written to.
-    if not _alike(live, saved) or not live.is_contiguous() or live.is_inference():
+    if not _alike(live, saved) or overlaps_itself(live) or live.is_inference():
         return saved.to(live.device)
     return live.copy_(saved)
 
 
 def _alike(live: Any, saved: Any) -> bool:
     return live.shape == saved.shape and live.dtype == saved.dtype
+
+
+def overlaps_itself(tensor: torch.Tensor) -> bool:
+    """Return whether elements of a tensor may share memory, as after expand or unfold."""
+    if not tensor.numel():
+        return False
+    last = 0  # the last element that dimensions of smaller strides reach
+    sizes = zip(tensor.stride(), tensor.shape, strict=True)
+    for stride, size in sorted((stride, size) for stride, size in sizes if size > 1):
+        if stride <= last:
+            return True
+        last += (size - 1) * stride
+    return False

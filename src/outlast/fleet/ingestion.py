@@ -22,13 +22,16 @@ from outlast.fleet.formats.format_detection import (
     refuse_unused_options,
 )
 from outlast.fleet.formats.log_reading import LogReading, RecordBatch, Reject, refuse_special_file
-from outlast.fleet.lake import LakeSource, format_time
+from outlast.fleet.lake import LakePart, LakeSource, format_time, scan
 from outlast.fleet.lake_writer import AddedRecords, DoubleBooking, LakeWriter, open_writer
 from outlast.fleet.pseudonyms import Pseudonyms
 from outlast.fleet.record_tables import Name
 
 AHEAD = "records of a time that is still to come, which only --until reaches: is the zone right?"
 EXAMPLES_MAX = 3  # of rejects, for each reason
+SHIFT_NS = 900 * 10**9  # offsets of zones differ by multiples of a quarter of an hour
+SHIFT_NS_MAX = 26 * 3600 * 10**9
+SHIFTED_MIN = 3  # by chance it is one
 REJECTS_MAX = 200_000  # of a log with almost no valid rows: its format is another one
 _BLOCK_BYTES = 1 << 22
 
@@ -110,7 +113,7 @@ def ingest(
         rows=dict(rows),
         since_ns=min((part.first_ns for part in parts), default=None),
         until_ns=max((part.last_ns for part in parts), default=None),
-        odd=_double_booking_notes(twice),
+        odd=(*_double_booking_notes(twice), *_shifted_notes(lake, parts, new)),
     )
 
 
@@ -124,6 +127,46 @@ def _double_booking_notes(found: list[DoubleBooking]) -> tuple[str, ...]:
         f" {format_time(first.t_ns)} its jobs had {first.gpus} GPUs, and none had over {first.most}"
         " of a node;"
         " do clocks disagree, or are two clusters under one name?",
+    )
+
+
+def _shifted_notes(
+    path: Path, parts: Sequence[LakePart], new: Sequence[LakeSource]
+) -> tuple[str, ...]:
+    """Note attempts that are in the lake twice, in two zones.
+
+    They waited and ran equally long to the second, and all their times differ by one offset of
+    zones. A requeued job hardly waits so.
+    """
+    since_ns = min((s.since_ns for s in new if s.since_ns is not None), default=0)
+    until_ns = max((s.until_ns for s in new if s.until_ns is not None), default=0)
+    near = [
+        part
+        for part in parts
+        if part.kind == "jobs"
+        and part.last_ns >= since_ns - SHIFT_NS_MAX
+        and part.first_ns <= until_ns + SHIFT_NS_MAX
+    ]
+    start, same = pl.col("start_ns"), ("cluster", "job", "waited", "ran")
+    shift = start - start.shift().over(same)
+    shifted = (
+        scan(path, near, "jobs")
+        .filter(start.is_not_null() & pl.col("submit_ns").is_not_null())
+        .select("cluster", "job", start, waited=start - "submit_ns", ran=pl.col("t_ns") - start)
+        .sort("start_ns")
+        .with_columns(shift=shift)
+        .filter((pl.col("shift") % SHIFT_NS == 0) & pl.col("shift").is_between(1, SHIFT_NS_MAX))
+        .group_by("shift")
+        .agg(jobs=pl.len(), job=pl.col("job").first())
+        .filter(pl.col("jobs") >= SHIFTED_MIN)
+        .sort("jobs", descending=True)
+        .collect()
+    )
+    return tuple(
+        f"{jobs:,} attempts of jobs are in the lake twice, {ns / 3.6e12:g} h apart in all their"
+        f" times, as {job}: one of these logs was read in another zone than the other; read all of"
+        " them into a new lake, each with its --zone"
+        for ns, jobs, job in shifted.head(1).iter_rows()
     )
 
 

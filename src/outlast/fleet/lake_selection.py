@@ -97,13 +97,13 @@ def unify_node_names(tables: Tables, notes: list[str]) -> Tables:
 
     `n1.example.org` becomes `n1` if jobs (else the list of nodes, else outages) name `n1` and only
     one longer name begins so; `n1` becomes `n1.example.org` if only one of their names begins so.
-    An ambiguous name is unchanged. `notes` gets both.
+    Upper and lower case are alike. An ambiguous name is unchanged. `notes` gets both.
     """
     names_of = {kind: _names(getattr(tables, kind)) for kind in BY_NODE}
     lists = tables.jobs.select("hosts").filter(pl.col("hosts") != "").unique()
-    dot = pl.col("hosts").str.contains(".", literal=True).any()
-    if not lists.select(dot).collect().item() and not any(
-        "." in name for names in names_of.values() for name in names
+    variant = pl.col("hosts").str.contains(r"[.\p{Lu}]").any()
+    if not lists.select(variant).collect().item() and not any(
+        "." in name or name != name.lower() for names in names_of.values() for name in names
     ):
         return tables
     ours = set(nodes_of(lists).select(pl.col("node").unique()).collect()["node"])
@@ -135,19 +135,23 @@ def unify_node_names(tables: Tables, notes: list[str]) -> Tables:
 
 def _translate_names(ours: set[str], other_names: set[str]) -> tuple[dict[str, str], list[str]]:
     """Return our name for each of the others that is clear, and those that could be several."""
-    longer: dict[str, list[str]] = {}
+    by_host: dict[str, list[str]] = {}
     for name in ours:
-        if (short := _host_part(name)) != name:
-            longer.setdefault(short, []).append(name)
-    begins = Counter(_host_part(name) for name in other_names if _host_part(name) != name)
+        by_host.setdefault(_host_part(name).lower(), []).append(name)
+    begins = Counter(
+        _host_part(name)
+        for name in {name.lower() for name in other_names}
+        if _host_part(name) != name
+    )
     table: dict[str, str] = {}
     unclear: list[str] = []
     for name in sorted(other_names):
-        short = _host_part(name)
-        if short == name:
-            candidates = longer.get(name, [])
-        else:
-            candidates = [short] * begins[short] if short in ours else []
+        host = _host_part(name).lower()
+        candidates = by_host.get(host, [])
+        if host != name.lower():
+            alike = [each for each in candidates if each.lower() == name.lower()]
+            short = [each for each in candidates if _host_part(each) == each]
+            candidates = alike or short * begins[host]
         if len(candidates) == 1:
             table[name] = candidates[0]
         elif candidates:

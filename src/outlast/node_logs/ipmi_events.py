@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, tzinfo
 from functools import cache
 from typing import NamedTuple
@@ -51,13 +51,17 @@ RULES: tuple[SelRule, ...] = (
     SelRule("fan|cooling", "non-critical", "thermal", "warn"),
     SelRule("fan|cooling", "critical|non-recoverable|failure|redundancy lost", "thermal", "drain"),
     SelRule(
-        "power supply|psu|ps\\d", "failure|ac lost|predictive|redundancy lost", "other", "warn"
+        "power supply|power unit|psu|ps\\d",
+        "failure|ac lost|predictive|redundancy lost",
+        "other",
+        "warn",
     ),
     SelRule("voltage|volt", "critical|non-recoverable|limit", "other", "drain"),
     SelRule(
         "drive|disk|hdd|nvme", "fault|failure|in critical array|in failed array", "disk", "drain"
     ),
     SelRule("drive|disk|hdd|nvme", "predictive", "disk", "warn"),
+    SelRule("cable|interconnect", "configuration error", "other", "warn"),
     SelRule("watchdog", "hard reset|power down|power cycle|timer interrupt", "services", "drain"),
     SelRule("event log", "full|disabled", "services", "unknown"),
     SelRule("os (?:critical )?stop|system event|os boot", "panic|critical stop", "services", "now"),
@@ -78,12 +82,18 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def findings(
-    lines: str | Iterable[str], *, cluster: str, node: str, zone: tzinfo = UTC
+    lines: str | Iterable[str],
+    *,
+    cluster: str,
+    node: str,
+    zone: tzinfo = UTC,
+    on_day_first: Callable[[str], None] = lambda _day: None,
 ) -> Iterator[Reading]:
     """Yield a finding per entry that reports a problem; a deasserted entry is healthy.
 
     Ordinary events (a boot, a button) yield nothing; an asserted event of unknown kind has severity
-    unknown. `zone`: the time zone of the management controller.
+    unknown. `zone`: the time zone of the management controller. `on_day_first`: called with a date
+    that can only be day/month, so that the months of the other entries are in doubt.
     """
     split = lines.split("\n") if isinstance(lines, str) else lines
     for number, raw in enumerate(split, 1):
@@ -94,6 +104,8 @@ def findings(
         if len(fields) < 5 or not _compiled("[0-9a-f]{1,8}").fullmatch(fields[0]):
             yield UnreadText(number, "no entry of an event log", cut_text(line))
             continue
+        if _compiled(r"(?:1[3-9]|[23]\d)/(?:0\d|1[0-2])/\d+").fullmatch(fields[1]):
+            on_day_first(fields[1])
         sensor, event, over = _event(fields[3:])
         judged = _judge_event(sensor, event)
         if judged is None:

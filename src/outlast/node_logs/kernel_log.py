@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from outlast.log_records import Finding, Severity, Symptom
 from outlast.node_logs.log_envelopes import (
+    AROUND,
     FABRIC,
     KERNEL,
     NETWORK,
@@ -139,8 +140,8 @@ RULES: tuple[KernelRule, ...] = (
     ),
     *_rules(
         "kernel.block", "disk",
-        ("error, dev ", "now", r"(?:I/O|critical \w+) error, dev (?P<dev>\w+)"),
-        ("Buffer I/O error", "drain", r"^Buffer I/O error on dev(?:ice)? (?P<dev>\w+)"),
+        ("error, dev ", "now", r"(?:I/O|critical \w+) error, dev (?P<dev>[\w-]+)"),
+        ("Buffer I/O error", "drain", r"^Buffer I/O error on dev(?:ice)? (?P<dev>[\w-]+)"),
     ),
     *_rules(
         "kernel.nvme", "disk",
@@ -183,13 +184,13 @@ RULES: tuple[KernelRule, ...] = (
         "kernel.stuck", "services",
         ("blocked for more", "warn", r"^INFO: task (?P<dev>.+?):\d+ blocked for more than \d+ sec"),
         ("soft lockup", "drain", r"BUG: soft lockup - (?P<dev>CPU#\d+) stuck"),
-        ("self-detected stall", "warn", r"^rcu: INFO: \w+ self-detected stall"),
+        ("rcu: INFO", "warn", r"^rcu: INFO: \w+ (?:self-)?detected (?:expedited )?stall"),
     ),
     *_rules(
         "kernel.crash", "services",
         ("Kernel panic", "now", r"^Kernel panic - not syncing"),
         ("BUG: ", "drain", r"^BUG: (?:unable to handle|kernel NULL pointer)"),
-        ("general protection", "drain", r"^general protection fault\b.*(?:SMP|PREEMPT)"),
+        ("general protection", "drain", r"^(?:Oops: )?general protection fault\b.*(?:SMP|PREEMPT)"),
     ),
     *_rules(
         "kernel.lockup", "cpu",
@@ -254,7 +255,8 @@ def findings(
     reported: set[tuple[str, str, str]] = set()  # switch errors
     split = lines.split("\n") if isinstance(lines, str) else lines
     for number, raw in enumerate(split, 1):
-        line = raw.rstrip("\r\n")[: LINE_MAX if not raw.startswith(OBJECT) else None]
+        line = raw.strip(AROUND)
+        line = line[: LINE_MAX if not line.startswith(OBJECT) else None]
         if not line.startswith(OBJECT) and not any(word in line for word in words):
             continue
         try:

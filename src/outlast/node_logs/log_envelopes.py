@@ -27,6 +27,7 @@ from outlast.node_logs.log_readings import (
     yearless_ns,
 )
 
+AROUND = "\0\x1e\r\n"  # a crash leaves NULs before a line, `journalctl -o json-seq` an RS
 OBJECT = ('{"', '{ "')  # start of a JSON entry; {1}[Hardware Error] is a kernel line
 KERNEL = "kernel"
 FABRIC = "fabricmanager"
@@ -68,13 +69,14 @@ _CLOCK = r"\d\d:\d\d:\d\d"
 _HOST_AND_MESSAGE = r"(?P<host>\S+) (?P<speaker>[^\s\[\]:]+)(?:\[\d+\])?: ?(?P<message>.*)"
 _LEVEL = r"(?:<\d{1,3}>|\w+ *:\w+ *: ?)?"
 _CALLER = r"(?:\[ *[TC]\d+\] ?)?"
+_DELTA = r"(?: <[ \d.]+>)?"  # since the last line, by `dmesg --show-delta`
 SHAPES: dict[str, str] = {
     "kmsg": r"\d{1,4},\d+,(?P<micros>\d{1,18}),[^;]*;(?P<message>.*)",
     "monotonic": r"\[ *(?P<s>\d+\.\d+)\] (?P<host>[^\s:\[\]]+) "
     r"(?P<speaker>kernel(?=:)|[^\s\[\]:]+(?=\[\d+\]:))(?:\[\d+\])?: ?(?P<message>.*)",
-    "boot": _LEVEL + r"\[ *(?P<s>\d+\.\d+)\] ?" + _CALLER + r"(?P<message>.*)",
+    "boot": _LEVEL + rf"\[ *(?P<s>\d+\.\d+){_DELTA}\] ?" + _CALLER + r"(?P<message>.*)",
     "ctime": _LEVEL
-    + rf"\[\w{{3}} (?P<m>\w{{3}}) +(?P<d>\d\d?) (?P<t>{_CLOCK}) (?P<y>\d{{4}})\] ?"
+    + rf"\[\w{{3}} (?P<m>\w{{3}}) +(?P<d>\d\d?) (?P<t>{_CLOCK}) (?P<y>\d{{4}}){_DELTA}\] ?"
     + _CALLER
     + r"(?P<message>.*)",
     "dmesg-iso": _LEVEL + rf"(?P<day>\d{{4}}-\d\d-\d\d)T(?P<t>{_CLOCK},\d+)"
@@ -92,7 +94,11 @@ SHAPES: dict[str, str] = {
     "fabric": rf"\[(?P<m>\w{{3}}) +(?P<d>\d\d?) (?P<y>\d{{4}}) (?P<t>{_CLOCK})\] "
     r"\[(?P<level>\w+)\] (?:\[tid \d+\] )?(?P<message>.*)",
 }
-WITHIN = r"\[ *\d+\.\d+\] ?"  # seconds since boot that syslog repeats before the message
+# Seconds since boot, and the caller, that syslog repeats before the message.
+WITHIN = r"\[ *\d+\.\d+\] ?" + _CALLER
+REPEATED = r"message repeated \d+ times: \[ ?(?P<message>.*)\]"  # by rsyslog
+# Times of `dmesg -H` and `--time-format delta`, from which no time follows.
+_RELATIVE = r"\[(?: *\+\d+\.\d+|<[ \d.]+>|[A-Z][a-z]{2} ?\d+ \d\d:\d\d|\.\.\.)\] ?"
 
 
 @cache
@@ -101,8 +107,8 @@ def _shape(name: str) -> re.Pattern[str]:
 
 
 @cache
-def _inner_pattern() -> re.Pattern[str]:
-    return re.compile(WITHIN, re.ASCII)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern, re.ASCII)
 
 
 @cache
@@ -121,11 +127,17 @@ def parse_line(line: str) -> LogEnvelope:
         found = _shape(name).fullmatch(line)
         if found:
             return take(found)
-    return LogEnvelope(_bare, KERNEL, line.removeprefix("[...] "))
+    return LogEnvelope(_bare, KERNEL, _strip_relative(line))
+
+
+def _strip_relative(line: str) -> str:
+    found = _compiled(_RELATIVE).match(line)
+    return line[found.end() :] if found else line
 
 
 def lacks_zone(line: str) -> bool:
     """Return whether a line has a time of day without a zone."""
+    line = line.strip(AROUND)
     if line.startswith(OBJECT):
         return False
     for name in TAKES:
@@ -140,6 +152,7 @@ def has_known_time(line: str) -> bool:
 
     A file without any such line is no log of these formats.
     """
+    line = line.strip(AROUND)
     if line.startswith(OBJECT):
         try:
             return _of_journal(line).when is not _bare
@@ -182,12 +195,18 @@ def _speaker(program: str) -> str:
 
 
 def _unwrap(outer: LogEnvelope) -> LogEnvelope:
-    """Strip the prefix that a program's own log repeats before the message."""
+    """Strip what a relay or a program's own log puts around the message.
+
+    RFC 5424 allows a byte order mark before it; rsyslog writes a second blank there.
+    """
+    message = outer.message.lstrip("\ufeff ")
+    if repeated := _compiled(REPEATED).fullmatch(message):
+        message = repeated["message"]
     if outer.speaker == FABRIC:
-        found = _shape("fabric").fullmatch(outer.message)
+        found = _shape("fabric").fullmatch(message)
         return outer._replace(message=found["message"], level=found["level"]) if found else outer
-    found = _inner_pattern().match(outer.message)
-    return outer._replace(message=outer.message[found.end() :]) if found else outer
+    found = _compiled(WITHIN).match(message)
+    return outer._replace(message=message[found.end() :] if found else message)
 
 
 def _relayed(found: re.Match[str], when: Callable[[LogClock], int]) -> LogEnvelope:

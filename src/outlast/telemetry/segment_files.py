@@ -7,8 +7,10 @@ need no lock and a writer killed in the middle of a record leaves only a torn ta
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import stat
 import struct
 import warnings
 from collections.abc import Callable, Iterator
@@ -163,6 +165,7 @@ class SegmentReader:
         self.writer = name["writer"] if name else path.stem
         self.offset = 0
         self._seen_bytes = -1
+        self._is_refused = False
 
     def read(
         self, damaged: Callable[[SegmentDamage], None], *, last: bool
@@ -170,16 +173,18 @@ class SegmentReader:
         """Yield complete records since the previous call.
 
         A torn tail ends it silently: the next call tries again. `last`: no more will be written, so
-        that a complete record with a wrong digest at the very end counts as damage.
+        that a complete record with a wrong digest at the very end counts as damage. A path that is
+        no file, or that cannot be read, is damage once.
         """
-        with self.path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size == self._seen_bytes and not last:
-                return
-            self._seen_bytes = size
-            file.seek(self.offset)
-            data = file.read()
-        if self.offset == 0 and not self._open(data, damaged):
+        try:
+            data = self._new_bytes(last)
+        except OSError as error:
+            if not self._is_refused:
+                self._is_refused = True
+                what = f"it cannot be read: {error.strerror}"
+                damaged(SegmentDamage(self.path, self.offset, 0, what))
+            return
+        if not data or (self.offset == 0 and not self._open(data, damaged)):
             return
         base = self.offset
         at = HEADER.size if base == 0 else 0
@@ -198,6 +203,18 @@ class SegmentReader:
                 self.offset = base + end
                 damaged(SegmentDamage(self.path, base + at, end - at, "a record's digest is wrong"))
             at = end
+
+    def _new_bytes(self, last: bool) -> bytes:
+        """Return the bytes since the last position. Raises OSError."""
+        status = self.path.stat()
+        if not stat.S_ISREG(status.st_mode):  # a pipe would stop the reader
+            raise OSError(errno.EINVAL, "no regular file")
+        if status.st_size == self._seen_bytes and not last:
+            return b""
+        self._seen_bytes = status.st_size
+        with self.path.open("rb") as file:
+            file.seek(self.offset)
+            return file.read()
 
     def _open(self, data: bytes, damaged: Callable[[SegmentDamage], None]) -> bool:
         """Return whether records of our version follow; an incomplete header may still grow."""
@@ -221,7 +238,7 @@ def read_records(
 
     Damage is handed to `damaged` (default: a RuntimeWarning each) and skipped; an exception raised
     there ends the reading. A directory that does not exist holds no records. Raises OSError when
-    the disk cannot be read.
+    it cannot be listed.
     """
     for path in segment_paths(where) if where.is_dir() else [where] if where.exists() else []:
         yield from SegmentReader(path).read(damaged or _warn, last=True)

@@ -65,6 +65,34 @@ def test_expanded_tensors_are_filled_where_their_elements_are_equal(tmp_path: Pa
         assert not fresh["model"].mask.any()
 
 
+def test_windows_of_one_memory_are_filled_where_they_agree(tmp_path: Path) -> None:
+    def made(windows: torch.Tensor, listed: torch.Tensor) -> dict[str, Any]:
+        model = nn.Linear(2, 2)
+        model.register_buffer("windows", windows)
+        return {"model": model, "values": {"listed": listed}, "top": listed}
+
+    def zeros() -> torch.Tensor:
+        return torch.zeros(6).unfold(0, 4, 1)
+
+    row, apart = torch.arange(1.0, 7.0), torch.arange(12.0).view(3, 4)
+    with Checkpointer(tmp_path / "equal", complete=False) as saves:
+        saves.save(1, made(row.unfold(0, 4, 1), row.unfold(0, 4, 1)))
+        saves.wait()
+        assert saves.load(fresh := made(zeros(), zeros()))
+        assert torch.equal(fresh["model"].windows, row.unfold(0, 4, 1))
+        assert torch.equal(fresh["top"], fresh["model"].windows)
+    with Checkpointer(tmp_path / "apart", complete=False) as saves:
+        saves.save(1, made(apart, apart))
+        saves.wait()
+        for state, name in (
+            (made(zeros(), torch.zeros(3, 4)), r"model\.windows"),
+            (made(torch.zeros(3, 4), zeros()), "top"),
+        ):
+            with pytest.raises(MismatchError, match=f"{name}: .*overlaps itself.*differ"):
+                saves.load(state)
+            assert not state["model"].windows.any() and not state["top"].any()
+
+
 def test_tensors_that_share_memory_are_never_a_mixture(tmp_path: Path) -> None:
     def made(a: torch.Tensor, b: torch.Tensor) -> dict[str, Any]:
         return {"w": nn.ParameterDict({"a": nn.Parameter(a), "b": nn.Parameter(b)})}

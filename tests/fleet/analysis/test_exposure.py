@@ -170,6 +170,25 @@ def test_a_node_in_two_spellings_is_one(tmp_path: Path) -> None:
                for one in said)  # fmt: skip
 
 
+def test_a_node_in_capitals_is_the_node_of_its_jobs(tmp_path: Path) -> None:
+    put(
+        tmp_path / "lake",
+        cluster(
+            job("1", end=2, state="FAILED", hosts="n1"), job("2", end=4, hosts="n2"),
+            job("3", end=5, hosts="N2"), job("4", end=5, hosts="GPU4"),
+            finding("N1", at=2), finding("N3.Example.org", at=2), finding("gpu4.example.org", at=2),
+            finding("n2.example.org", at=4),
+        ),
+    )  # fmt: skip
+    said: list[str] = []
+    found = load_window(Lake.open(tmp_path / "lake"), notes=said)
+    assert attribute_failures(found).failures["job"].to_list() == ["1"]
+    names = set(found.findings.collect()["node"])
+    assert names == {"n1", "N3.Example.org", "GPU4", "n2.example.org"}
+    assert any("1 name of nodes could be several (n2.example.org)" in one for one in said)
+    assert any("2 nodes written in two ways" in one and "N1 is n1" in one for one in said)
+
+
 def test_an_outage_that_ends_before_it_begins_is_no_repair_time() -> None:
     """One end in a wrong year made the mean of repairs negative."""
     wrong = Outage(t_ns=at_ns(48), cluster="c", node="n9", until_ns=at_ns(-2e5), symptom="other",

@@ -152,6 +152,8 @@ def test_what_a_drive_says_of_itself(values: tuple[object, ...], severity: str, 
 def test_other_drives_and_other_answers() -> None:
     assert smart(ATA) == [("warn", "nvme0n1", "8 reallocated sectors")]
     assert smart("{}")[0][0] == "unknown"
+    unjudged = ATA.replace('"passed": true', "")
+    assert [severity for severity, *_ in smart(unjudged)] == ["warn", "unknown"]
     for answer in ("", "no JSON", "[" * 100_000):
         with pytest.raises(ToolError):
             disk_probe.parse_smart("a", answer)

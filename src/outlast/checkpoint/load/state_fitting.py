@@ -170,7 +170,7 @@ class StateFitting:
                     continue
                 spec = TensorSpec(saved.shape, dtype, device)
                 tensors[name] = torch.empty(spec.shape, dtype=spec.dtype, device=spec.home())
-            elif in_place and there.is_contiguous():
+            elif in_place and not state_values.overlaps_itself(there):
                 tensors[name] = there
             else:
                 tensors[name] = torch.empty_like(there, requires_grad=False)

@@ -14,6 +14,7 @@ import torch
 
 from outlast.checkpoint.load.checkpoint_reader import CheckpointReader, ReadTarget
 from outlast.checkpoint.save.shard_plan import HeldBox, describe, dtype_name, held_boxes
+from outlast.checkpoint.state_values import overlaps_itself
 from outlast.errors import MismatchError
 
 STAGED_BYTES_MAX = 1 << 30  # host memory, while tensors of a device are filled
@@ -43,7 +44,7 @@ def fill_tensors(
     _check(reader, boxes, casts, _read_only(sources))
     repeated, overlapping = _sharing(boxes, sources)
     shared = repeated | overlapping
-    expanded = {item.name for item in boxes if _is_expanded(sources[item.name])} - shared
+    expanded = {item.name for item in boxes if overlaps_itself(sources[item.name])} - shared
     parts = [  # expanded ones first, since they may raise, and nothing was changed yet
         [item for item in boxes if item.name in expanded],
         [item for item in boxes if item.name not in expanded | shared],
@@ -150,18 +151,23 @@ def fill_once(
 
     Raises MismatchError where elements that share it here differ in the checkpoint.
     """
-    if not _is_expanded(into):
+    if not overlaps_itself(into):
         return into, values
     index = tuple(
         slice(0, 1) if not stride and size > 1 else slice(None)
         for size, stride in zip(into.shape, into.stride(), strict=True)
     )
-    if not torch.equal(_bits(values[index].expand_as(values)), _bits(values)):
+    into_once, once = into[index], values[index]
+    elements = _extent_bytes(into_once) // into.itemsize
+    spare = torch.empty(elements, dtype=values.dtype, device=values.device)
+    spare = spare.as_strided(into_once.shape, into_once.stride()).copy_(once)
+    if not torch.equal(_bits(spare.expand_as(values)), _bits(values)):
         raise MismatchError(
-            f"{name}: is expanded here, so that several elements share one memory, and they differ"
-            " in the checkpoint; nothing was touched on this rank; make it contiguous before"
+            f"{name}: is expanded here or overlaps itself (unfold), so that several elements share"
+            " one memory, and they differ in the checkpoint; nothing was touched on this rank; make"
+            " it contiguous before"
         )
-    return into[index], values[index]
+    return into_once, once
 
 
 def _read_only(sources: Mapping[str, torch.Tensor]) -> list[str]:
@@ -238,8 +244,3 @@ def _check(
         raise MismatchError(
             f"{reader.checkpoint.where} does not fit; nothing was touched. Differences:\n  {lines}"
         )
-
-
-def _is_expanded(tensor: torch.Tensor) -> bool:
-    sizes = zip(tensor.shape, tensor.stride(), strict=True)
-    return tensor.numel() > 0 and any(not stride and size > 1 for size, stride in sizes)

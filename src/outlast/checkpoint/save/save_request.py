@@ -2,17 +2,46 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import torch
 
 from outlast.checkpoint.format.manifests import SavePoint
 from outlast.checkpoint.keeper.keeper_disk import DiskFault
+from outlast.errors import UsageError
 
+OnFailure: TypeAlias = Literal["warn", "raise"]
+OnUnreadable: TypeAlias = Literal["raise", "older"]
 WhenBusy: TypeAlias = Literal["wait", "skip"]
+
+
+def check_options(
+    save_s: float,
+    answer_s: float,
+    arenas: int,
+    on_failure: str,
+    when_busy: str,
+    on_unreadable: str,
+) -> None:
+    """Raise UsageError for an option of a Checkpointer that would mean another one, or nothing."""
+    for name, text, kind in (
+        ("on_failure", on_failure, OnFailure),
+        ("when_busy", when_busy, WhenBusy),
+        ("on_unreadable", on_unreadable, OnUnreadable),
+    ):
+        if text not in (words := get_args(kind)):
+            raise UsageError(
+                f"{name}={text!r}: nothing was started; give {' or '.join(map(repr, words))}"
+            )
+    for name, seconds in (("save_s", save_s), ("answer_s", answer_s)):
+        if not 0 < seconds < math.inf:
+            raise UsageError(f"{name}={seconds}: nothing was started; give seconds above 0")
+    if arenas < 1:
+        raise UsageError(f"arenas={arenas}: nothing was started; give 1 or more")
 
 
 @dataclass(frozen=True, kw_only=True)

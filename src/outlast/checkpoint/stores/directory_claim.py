@@ -23,6 +23,7 @@ from outlast.checkpoint.stores.catalog import (
 from outlast.checkpoint.stores.chunk_reader import IoTimeout
 from outlast.checkpoint.stores.directory_ownership import Ownership
 from outlast.checkpoint.stores.folder_store import Folder
+from outlast.checkpoint.stores.object_store import refuse_mistyped_url
 from outlast.checkpoint.stores.store_interfaces import StoreSource
 from outlast.checkpoint.upkeep.durable_targets import (
     DurableRule,
@@ -216,7 +217,8 @@ class Tiers:
                 f" durable='{root}'), which carries each checkpoint there, and loads from there"
                 " what the directory lacks"
             )
-        self.root = Folder(Path(root), answer_s)
+        refuse_mistyped_url(str(root))
+        self.root = Folder(Path(root).absolute(), answer_s)  # also after an os.chdir
         self._keep: Keep | None = parse_keep(keep) if keep else None
         addresses = [durable] if isinstance(durable, str | Path) else durable
         self._durable = tuple(_parse_targets(each) for each in addresses)
@@ -248,7 +250,7 @@ class Tiers:
 
     def setup(self, save_s: float) -> UpkeepSetup:
         """Return the first message of the upkeep process. `save_s`: deadline of a save."""
-        root = str(self.root.root.absolute())
+        root = str(self.root.root)
         return UpkeepSetup(root=root, keep=self._keep, durable=self._durable, save_s=save_s)
 
 
@@ -257,6 +259,7 @@ def _parse_targets(address: Address) -> DurableRule:
     rule = (
         DurableRule(address=str(address)) if isinstance(address, Path) else parse_durable(address)
     )
+    refuse_mistyped_url(rule.address)
     if "://" in rule.address:
         return rule
     return msgspec.structs.replace(rule, address=str(Path(rule.address).absolute()))

@@ -42,6 +42,12 @@ _LOCAL = "file://"
 _MISTYPED_URL = re.compile(r"(s3|gs|az|file)(//|:)")
 
 
+def refuse_mistyped_url(text: str) -> None:
+    """Raise ConfigError for a text such as `s3:/bucket`, which would be a directory."""
+    if "://" not in text and _MISTYPED_URL.match(text):
+        raise ConfigError(f"{text} is no URL: write SCHEME://..., or ./{text} for a directory")
+
+
 def open_store(
     address: str | Path,
     *,
@@ -64,8 +70,7 @@ def open_store(
         if not text.startswith("/"):
             raise ConfigError(f"{address}: a file URL has three slashes, as in file:///path")
     scheme, is_url, _ = text.partition("://")
-    if not is_url and _MISTYPED_URL.match(text):
-        raise ConfigError(f"{text} is no URL: write SCHEME://..., or ./{text} for a directory")
+    refuse_mistyped_url(text)
     if isinstance(address, Path) or not is_url:
         return Folder(Path(text))
     if scheme in _CREDENTIALS:

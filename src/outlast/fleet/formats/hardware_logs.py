@@ -46,6 +46,11 @@ SEVERAL_HOSTS = (
     "{path} names several hosts ({hosts}), and --node {node} would attribute all of its findings to"
     " one; the lake is unchanged; leave --node out, or give the log of each node alone"
 )
+DAY_FIRST = (
+    "{path} has the date {day}, which is day/month, and dates are read as month/day: days up to the"
+    " 12th would be taken for others; the lake is unchanged; write it with LC_ALL=C ipmitool sel"
+    " elist"
+)
 NO_CLOCK = "a time before 2000: the machine's clock was not set"
 UNKNOWN_NODE = "it does not name its node: pass --node"
 _PART = 50_000
@@ -106,11 +111,19 @@ def read_kernel_log(path: Path, context: HardwareLogContext) -> LogReading:
 
 def read_event_log(path: Path, context: HardwareLogContext) -> LogReading:
     """Read `ipmitool sel list`, line by line."""
+
+    def on_day_first(day: str) -> None:
+        raise SourceError(DAY_FIRST.format(path=path, day=day))
+
     return _read_log_lines(
         path,
         "ipmi",
         lambda lines: ipmi_events.findings(
-            lines, cluster=context.cluster, node=context.node, zone=context.zone
+            lines,
+            cluster=context.cluster,
+            node=context.node,
+            zone=context.zone,
+            on_day_first=on_day_first,
         ),
         naive=None if context.is_zone_given else ipmi_events.lacks_zone,
     )

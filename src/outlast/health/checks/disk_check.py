@@ -102,7 +102,7 @@ def judge_smart(sample: SmartSample, about: JudgeContext) -> Iterator[Observatio
             found.append(Observation("warn", f"worn to {sample.percentage_used:g} %", at))
     if sample.temperature_c is not None and sample.temperature_c >= HOT_C:
         found.append(Observation("warn", f"{sample.temperature_c:g} C", at, symptom="thermal"))
-    if sample.passed is None and not found:
+    if sample.passed is None:
         found.append(Observation("unknown", f"S.M.A.R.T. reports no health: {sample.messages}", at))
     yield from found or [Observation("healthy", "S.M.A.R.T. self-assessment: passed", at)]
 
