@@ -159,6 +159,10 @@ class ProtectedModules:
         names = [tuple(part._parameters) for _, part in self._parts]  # noqa: SLF001 - no copy
         return names, list(map(id, self.parameters()))
 
+    def layers(self) -> list[tuple[str, nn.Module, object]]:
+        """Return each submodule's name, the submodule, and the `forward` that it was given."""
+        return [(name, part, vars(part).get("forward")) for name, part in self._parts]
+
     def types(self) -> dict[str, str]:
         """Return the name of the class of each submodule, by the submodule's name."""
         return {name: type(part).__name__ for name, part in self._parts}
