@@ -360,7 +360,7 @@ class ReachableValues:
         if id(module) in self._skip:
             for name, parameter in module.named_parameters(recurse=False):
                 self._add_parameter((*path, ("attr", name)), parameter)
-        if id(module) not in self._skip:
+        else:
             yield from (
                 (("attr", name), tensor)
                 for name, tensor in [

@@ -146,8 +146,7 @@ class ProtectedModules:
         return [id(child) for _, part in self._parts for child in part._modules.values()]  # noqa: SLF001 - no copy
 
     def refresh(self) -> None:
-        """Collect the submodules again if one was added, replaced or removed, and DDP modules that
-        were made between `protect` and the first phase."""
+        """Collect submodules again if they changed, and DDP modules made before the first phase."""
         if self._present_children() != self._children:
             self._walk()
         if not self._has_run:
