@@ -140,13 +140,14 @@ class WatchedCaches:
             for key, value in new:
                 if not is_own_class(type(value)) or isinstance(value, nn.Module):
                     continue
-                if getattr(cache, "default_factory", None) is None:
+                make = getattr(cache, "default_factory", None)
+                if make is None:
                     self._refuse(
                         f"a phase puts {name}[{key!r}] ({type(value).__name__}) there",
                         "make it before the first step, or keep plain values in session.state",
                     )
                     continue
-                cache[key] = cache.default_factory()
+                cache[key] = make()
                 self._sizes[name], has_renewed = len(cache), True
         if has_renewed:
             self._carry_new()
