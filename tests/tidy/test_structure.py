@@ -20,6 +20,7 @@ from pathlib import Path
 # Settings of FSDP2 modules, and refusals of what they hide took 130 lines.
 # Reports of parts of saves, and the reading of code that writes past version counters: 730, two.
 # Logs of relays and two zones, options and overlapping tensors of checkpoints: 150.
+# Variables in hooks, on parameters, in files, queues and meters, and replaced layers: 200.
 CEILINGS = {
     "modules": 421,
     "folders of more than 16 modules": 0,

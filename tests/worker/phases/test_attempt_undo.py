@@ -305,7 +305,7 @@ def test_parameters_that_the_loop_changes_are_named(
 def test_a_parameter_replaced_later_is_noticed() -> None:
     model = nn.Sequential(nn.Linear(1, 1), nn.ReLU())
     protected = ProtectedState({"model": model}, {})
-    model[1] = nn.GELU()  # has no parameters: it changes nothing that a joiner would need
+    model[1] = nn.GELU()  # has no parameters, and a joiner replaces it, too, before its first phase
     protected.check_unchanged()
     model[1] = nn.Linear(1, 1)
     with pytest.raises(ProtectError, match="other parameters"):

@@ -5,17 +5,18 @@ from __future__ import annotations
 import subprocess
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from tests.worker.script.simulated_phases import DiedError, Plain, Session, play
 
 from outlast.data.loader_state import LoaderState
-from outlast.errors import PhaseError
+from outlast.errors import PhaseError, ProtectError
 from outlast.worker.script import reachable_values, value_paths
 from outlast.worker.script.value_encoding import refill
 from outlast.worker.state.protected_modules import ProtectedModules
+from outlast.worker.state.protected_state import ProtectedState
 
 
 @pytest.fixture(autouse=True)
@@ -324,6 +325,38 @@ def test_a_hook_of_code_between_phases_is_found() -> None:
     assert modules.new_hook() == "model.0 (Linear)"
     modules.remember_hooks()
     assert modules.new_hook() == ""
+
+
+def another_layer(model: torch.nn.Sequential) -> None:
+    model[1] = torch.nn.GELU()
+
+
+def another_forward(model: torch.nn.Sequential) -> None:
+    model[1].forward = torch.tanh
+
+
+def swapped_layers(model: torch.nn.Sequential) -> None:
+    model[1], model[2] = model[2], model[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (another_layer, "model.1 (ReLU) was replaced by a GELU"),
+        (another_forward, "model.1 (ReLU) was given another forward"),
+        (swapped_layers, "model.1 (ReLU) was replaced by a Tanh"),
+    ],
+)
+def test_layers_that_the_loop_changes_are_named(
+    change: Callable[[torch.nn.Sequential], None], text: str
+) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.ReLU(), torch.nn.Tanh())
+    protected = ProtectedState({"model": model}, {})
+    protected.check_unchanged()
+    change(model)
+    with pytest.raises(ProtectError, match="other layers than in the first phase") as raised:
+        protected.check_unchanged()
+    assert text in str(raised.value)
 
 
 def test_a_generator_that_the_loop_has_made_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,7 @@ _ENDS = {
 }
 _COMPREHENSIONS = {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}
 _JUMPS = frozenset(dis.hasjrel) | frozenset(dis.hasjabs)
-# Methods of containers, tensors and arrays that change them.
+# Methods of containers, tensors, arrays and files that change them.
 _MUTATORS = {
     "add",
     "append",
@@ -49,9 +49,14 @@ _MUTATORS = {
     "pop",
     "popitem",
     "popleft",
+    "read",
+    "readinto",
+    "readline",
+    "readlines",
     "remove",
     "reverse",
     "rotate",
+    "seek",
     "setdefault",
     "sort",
     "subtract",
@@ -68,6 +73,7 @@ class CodeNames(NamedTuple):
     outer: frozenset[str]  # read: globals, and variables of an enclosing function
     inner: frozenset[str]  # read: its own variables
     attributes: frozenset[str]  # read
+    taken_from: frozenset[str]  # names and attributes whose `get` is called: dicts, queues
     mutates: bool  # stores items, or calls a method that changes a container
 
     @property
@@ -79,7 +85,8 @@ class CodeNames(NamedTuple):
 def names_of(code: types.CodeType, offsets: frozenset[int] | None = None) -> CodeNames:
     """Return the names of `code` without nested code; `offsets`: of these instructions only."""
     stored_globals, cells, stored = set[str](), set[str](), set[str]()
-    outer, inner, attributes = set[str](), set[str](), set[str]()
+    outer, inner, attributes, taken_from = set[str](), set[str](), set[str](), set[str]()
+    before: object = ""
     own = {*code.co_varnames, *code.co_cellvars}
     mutates = False
     for each in dis.get_instructions(code):
@@ -97,9 +104,12 @@ def names_of(code: types.CodeType, offsets: frozenset[int] | None = None) -> Cod
         elif kind in ("LOAD_ATTR", "LOAD_METHOD"):
             attributes.add(name)
             mutates = mutates or name in _MUTATORS or name.endswith("_")
+            if name in ("get", "get_nowait") and isinstance(before, str):
+                taken_from.add(before)
         elif kind in _READS:
             for name in _argument(each):
                 (inner if name in own else outer).add(name)
+        before = each.argval
     return CodeNames(
         frozenset(stored_globals),
         frozenset(cells),
@@ -107,6 +117,7 @@ def names_of(code: types.CodeType, offsets: frozenset[int] | None = None) -> Cod
         frozenset(outer),
         frozenset(inner),
         frozenset(attributes),
+        frozenset(taken_from),
         mutates,
     )
 

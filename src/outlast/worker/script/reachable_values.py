@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -35,9 +36,20 @@ from outlast.worker.script.value_paths import (
 )
 
 _VALUES_MAX = 20_000  # visited in one walk
-_OF_EVERY_OPTIMIZER = ("param_groups", "state", "defaults")
+_OF_EVERY_OPTIMIZER = {"param_groups", "state", "defaults"}
 _PROTECTED = "protected"
 _OF_LIBRARIES = {*vars(nn.Module()), "_zero_grad_profile_name"}
+# Dicts of hooks on a module, a parameter or an optimizer; no code names the hooks in them.
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_post_accumulate_grad_hooks",
+    "_optimizer_step_pre_hooks",
+    "_optimizer_step_post_hooks",
+)
+_MUTABLE = (list, dict, set, deque, torch.Tensor, np.ndarray)
 
 
 class ValueSpot(NamedTuple):
@@ -111,8 +123,9 @@ class ReachableValues:
     def walk(self) -> None:
         """Visit all values breadth-first, then attributes that only names in code lead to.
 
-        These are private attributes of the script's modules and optimizers, and plain attributes
-        that code sets on objects of libraries (`dropout.p`, `args.scale`).
+        These are private attributes of the script's modules and optimizers, and on objects of
+        libraries plain attributes that code sets (`dropout.p`, `args.scale`), and containers and
+        tensors that code names (`p.average`, `args.losses`).
         """
         self._walk()
         while self._owners and len(self.spots) < _VALUES_MAX:
@@ -122,9 +135,12 @@ class ReachableValues:
             owners, self._owners = self._owners, []
             for path, owner in owners:
                 is_own = is_own_class(type(owner))
-                for name in sorted((named if is_own else stored) & vars(owner).keys()):
+                is_optimizer = isinstance(owner, torch.optim.Optimizer)
+                apart = _OF_EVERY_OPTIMIZER if is_optimizer else _OF_LIBRARIES
+                for name in sorted((named & vars(owner).keys()) - apart):
                     value = vars(owner)[name]
-                    if name not in _OF_LIBRARIES and (is_own or type(value) in PLAIN):
+                    is_state = type(value) in PLAIN and name in stored
+                    if is_own or is_state or isinstance(value, _MUTABLE):
                         self.add((*path, ("attr", name)), value)
             self._walk()
 
@@ -148,6 +164,11 @@ class ReachableValues:
                     if name not in vars(spot.value) and not _is_registered(spot.value, name)
                 }
         return found
+
+    def taken_from(self) -> frozenset[str]:
+        """Return the names whose `get` reached code calls, `run` of a thread apart."""
+        names = (each.names.taken_from for each in self.codes if each.code.co_name != "run")
+        return frozenset[str]().union(*names)
 
     def _walk(self) -> None:
         while self._todo and len(self.spots) < _VALUES_MAX:
@@ -220,13 +241,34 @@ class ReachableValues:
             if code is not None and is_own_file(code.co_filename):
                 self.caches[text(path)] = function
 
+    def _add_hooks(self, path: Path, owner: Any) -> None:
+        """Count in the hooks on a module, a parameter or an optimizer."""
+        names, is_tensor = vars(owner), isinstance(owner, torch.Tensor)
+        for name in _HOOKS:
+            hooks = getattr(owner, name, None) if is_tensor else names.get(name)
+            for index, hook in enumerate((hooks or {}).values()):
+                self.add((*path, ("attr", name), ("item", index)), hook)
+        for index, (hook, _) in enumerate(names.get("_comm_hooks", ())):
+            self.add((*path, ("attr", "_comm_hooks"), ("key", index), ("key", 0)), hook)
+
+    def _add_parameter(self, path: Path, parameter: nn.Parameter) -> None:
+        """Count in what hangs on a parameter: hooks, and attributes that the script sets."""
+        self.spots[path] = ValueSpot(parameter, None, (_PROTECTED, id(parameter)))
+        if id(parameter) not in self._visited:
+            self._visited.add(id(parameter))
+            self._owners.append((path, parameter))
+            self._add_hooks(path, parameter)
+
     def _add_optimizer(self, path: Path, optimizer: torch.optim.Optimizer) -> None:
-        """Add the attributes of an optimizer of the script, except for its groups and state."""
+        """Add the attributes and hooks of an optimizer, except for its groups and state."""
         if id(optimizer) in self._visited:
             return
         self._visited.add(id(optimizer))
-        self._add_class(path, type(optimizer))
+        self._add_hooks(path, optimizer)
         self._owners.append((path, optimizer))
+        if not is_own_class(type(optimizer)):
+            return
+        self._add_class(path, type(optimizer))
         for name, value in vars(optimizer).items():
             if not name.startswith("_") and name not in _OF_EVERY_OPTIMIZER:
                 self.add((*path, ("attr", name)), value)
@@ -239,10 +281,12 @@ class ReachableValues:
             self.spots[path] = ValueSpot(value, None, (_PROTECTED, id(value)))
             if isinstance(value, types.ModuleType):
                 self._add_module(value)
-            elif not isinstance(value, torch.optim.Optimizer):
-                self.called.append(value)
-            elif is_own_class(type(value)):
+            elif isinstance(value, torch.optim.Optimizer):
                 self._add_optimizer(path, value)
+            elif isinstance(value, nn.Parameter):
+                self._add_parameter(path, value)
+            else:
+                self.called.append(value)
             return
         saved = written(value)
         if saved is not None:
@@ -310,9 +354,13 @@ class ReachableValues:
                 if not name.startswith("_") and name != "training":  # see ProtectedModules.modes
                     yield ("attr", name), inner
         self._owners.append((path, module))
+        self._add_hooks(path, module)
         for name, child in module.named_children():
             yield ("attr", name), child
-        if id(module) not in self._skip:
+        if id(module) in self._skip:
+            for name, parameter in module.named_parameters(recurse=False):
+                self._add_parameter((*path, ("attr", name)), parameter)
+        else:
             yield from (
                 (("attr", name), tensor)
                 for name, tensor in [

@@ -76,7 +76,8 @@ class RepetitionCheck:
                 caches.refuse_repeated(difference.what)
             caches.trust(names)
         if grown := caches.grown():
-            self._before[key] = look_at()
+            now = look_at()
+            self._before[key] = now._replace(choices=None) if caches.renew() else now
             caches.repeated = grown
         return bool(grown)
 

@@ -22,11 +22,12 @@ from outlast.worker.script.training_loop import (
 )
 from outlast.worker.script.unversioned_writes import can_write_unversioned
 from outlast.worker.script.value_caches import WatchedCaches
-from outlast.worker.script.value_encoding import is_opaque, written
+from outlast.worker.script.value_encoding import QUEUES, is_opaque, written
 from outlast.worker.script.value_paths import (
     Path,
     PathGone,
     PathRoots,
+    is_own_class,
     own_frames,
     text,
     unwrapped,
@@ -98,7 +99,10 @@ class ScriptVariables:
         self._unversioned: dict[str, bool] = {}  # by key
         self._expected: set[str] = set()  # keys of functions whose late names are carried
         self._containers: dict[str, Path] = {}  # paths of those watched as caches
-        self.caches = WatchedCaches(self.refuse, lambda value: written(value) is not None)
+        self._lengths: dict[str, int] = {}  # of these, at the top of the last round
+        self.caches = WatchedCaches(
+            self.refuse, lambda value: written(value) is not None, self._follow_growth
+        )
 
     # --- phases ---
 
@@ -153,7 +157,9 @@ class ScriptVariables:
         before = self._phases.get(key)
         if before is None:
             return False
-        now, more = self._reach_of(key).spots, False
+        more = self.caches.renew()
+        reach = self._reach_of(key)
+        now = reach.spots
         for path, old in before.items():
             new = now.get(path)
             if new is None or new.look == old.look or path in self.carried:
@@ -172,7 +178,7 @@ class ScriptVariables:
                 self.carried.unbind(path)
                 del now[path]
                 more = True
-        self._check_opaque(now, f"{key.partition(':')[0]} can take values from")
+        self._check_opaque(reach, f"{key.partition(':')[0]} can take values from")
         self._phases[key] = now
         return more
 
@@ -189,11 +195,14 @@ class ScriptVariables:
         for path, container in large_containers(reach):
             if path not in self.carried:
                 self._containers[text(path)] = path
+                self._lengths.setdefault(text(path), len(container))
                 self.caches.add([(text(path), container)])
 
-    def _check_opaque(self, spots: dict[Path, ValueSpot], what: str) -> None:
-        for path, spot in spots.items():
-            if is_opaque(spot.value) and len(path) > 1:
+    def _check_opaque(self, reach: ReachableValues, what: str) -> None:
+        taken_from = reach.taken_from()
+        for path, spot in reach.spots.items():
+            is_source = isinstance(spot.value, QUEUES) and path[-1][1] in taken_from
+            if (is_source or is_opaque(spot.value)) and len(path) > 1:
                 self.refuse(
                     f"{what} {text(path)}, a {type(spot.value).__name__} whose position cannot be"
                     " read (an index kept beside it can)"
@@ -219,6 +228,7 @@ class ScriptVariables:
         for loop in self._loops:
             if loop.looks < LOOKS_AT_LOOP:
                 self._look_at(loop)
+        self._follow_growth()
         if self._loops and self._loops[0].looks == LOOKS_AT_LOOP and not self._has_listed:
             self._has_listed = True
             if names := sorted(text(path) for path in self.carried.paths):
@@ -226,6 +236,33 @@ class ScriptVariables:
                 self._note(
                     f"variables of the script that travel with the rank: {listed}", warning=False
                 )
+
+    def _follow_growth(self) -> None:
+        """Carry the attributes of objects that a `defaultdict` has made since the last round, which
+        another one makes as well. Refuse the script's objects that other containers have got."""
+        for name, path in self._containers.items():
+            try:
+                container = self._roots.read(path)
+            except PathGone:
+                continue
+            before, self._lengths[name] = self._lengths[name], len(container)
+            if len(container) <= before or path in self.carried:
+                continue
+            pairs = container.items() if isinstance(container, dict) else enumerate(container)
+            for key, value in list(pairs)[before:]:
+                if not is_own_class(type(value)) or id(value) in self._protected():
+                    continue
+                place: Path = (*path, ("key", key))
+                has_factory = getattr(container, "default_factory", None) is not None
+                if not has_factory or not isinstance(key, (str, int)):
+                    self.refuse(f"the script puts {text(place)} ({type(value).__name__}) there")
+                    continue
+                reach = ReachableValues(self._protected())
+                reach.add(place, value)
+                reach.walk()
+                for inner, spot in reach.spots.items():
+                    if inner[:-1] == place and inner[-1][1] != "__class__" and spot.is_carriable:
+                        self.carried.add(inner, in_place=False)
 
     def _look_at(self, loop: TrainingLoop) -> None:
         reach = loop.reach(self._protected())
@@ -246,7 +283,7 @@ class ScriptVariables:
                 self.carried.add(path, in_place=old.value is new.value)
             elif loop.count(path) == _CHANGED_TWICE:
                 self.refuse(f"the training loop changes {_described(path, old)}")
-        self._check_opaque(reach.spots, "the training loop can take values from")
+        self._check_opaque(reach, "the training loop can take values from")
         if loop.looks == LOOKS_AT_LOOP:
             self._watch.add(reach, loop)
             self._expect(reach)

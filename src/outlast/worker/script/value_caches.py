@@ -8,6 +8,7 @@ depend on when it was filled. Caches are therefore watched after the rehearsals:
 |---|---|
 | in an attempt that may count | the attempt is repeated first, and must draw and compute the same |
 | in an attempt that is refused | new entries are removed; plain containers are carried then |
+| by objects of the script's (meters) that a `defaultdict` makes | the attempt has them made anew |
 | between phases, while a generator moves | refused if the cached function names random functions |
 
 A cache that has passed once is trusted. Entries of a cached function are removed only where they
@@ -22,9 +23,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from torch import nn
+
 from outlast import random_state
 from outlast.worker.script.bytecode import names_of, nested
-from outlast.worker.script.value_paths import CACHED_FUNCTION, unwrapped
+from outlast.worker.script.value_paths import CACHED_FUNCTION, is_own_class, unwrapped
 
 _RANDOM_NAMES = frozenset(
     (  # noqa: SIM905 - a list literal would take a line a name
@@ -39,11 +42,17 @@ _RANDOM_NAMES = frozenset(
 class WatchedCaches:
     """The caches of one worker's script, and their sizes when its present phase began.
 
-    `is_plain` returns whether a value can be encoded.
+    `is_plain` returns whether a value can be encoded; `carry_new` carries the attributes of objects
+    that were made anew.
     """
 
-    def __init__(self, refuse: Callable[[str, str], None], is_plain: Callable[[Any], bool]) -> None:
-        self._refuse, self._is_plain = refuse, is_plain
+    def __init__(
+        self,
+        refuse: Callable[[str, str], None],
+        is_plain: Callable[[Any], bool],
+        carry_new: Callable[[], None],
+    ) -> None:
+        self._refuse, self._is_plain, self._carry_new = refuse, is_plain, carry_new
         self._caches: dict[str, Any] = {}
         self._sizes: dict[str, int] = {}
         self._trusted: set[str] = set()
@@ -116,6 +125,33 @@ class WatchedCaches:
         self.settle()
         self.repeated = repeated
         return containers
+
+    def renew(self) -> bool:
+        """Make the script's objects anew that a refused attempt has put into a `defaultdict`, such
+        as meters: what it counted in them is gone. Refuse such objects in other containers. Returns
+        whether there were any."""
+        has_renewed = False
+        for name in self.grown():
+            cache = self._caches[name]
+            if isinstance(cache, CACHED_FUNCTION):
+                continue
+            pairs = cache.items() if isinstance(cache, dict) else enumerate(cache)
+            new = list(pairs)[self._sizes[name] :]
+            for key, value in new:
+                if not is_own_class(type(value)) or isinstance(value, nn.Module):
+                    continue
+                make = getattr(cache, "default_factory", None)
+                if make is None:
+                    self._refuse(
+                        f"a phase puts {name}[{key!r}] ({type(value).__name__}) there",
+                        "make it before the first step, or keep plain values in session.state",
+                    )
+                    continue
+                cache[key] = make()
+                self._sizes[name], has_renewed = len(cache), True
+        if has_renewed:
+            self._carry_new()
+        return has_renewed
 
     def refuse_repeated(self, what: str) -> None:
         """Refuse the caches of a repeated attempt that was not equal to the one before."""

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import io
+import queue
 import sys
 import types
-from collections import Counter, OrderedDict, defaultdict, deque
+from array import array
+from collections import Counter, OrderedDict, UserDict, UserList, defaultdict, deque
 from collections.abc import Callable, Collection, Iterator
 from enum import Enum
 from functools import partial
 from itertools import islice
+from multiprocessing.queues import Queue as ProcessQueue
+from multiprocessing.sharedctypes import Synchronized
 from typing import Any
 
 import msgspec
@@ -18,6 +23,7 @@ import torch
 import xxhash
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
+from torch.quasirandom import SobolEngine
 
 from outlast import random_state
 from outlast.checkpoint.format import codec
@@ -30,8 +36,9 @@ _NODES_MAX = 20_000  # of one container
 CONTENT_BYTES_MAX = 64 << 20  # of one container or array that is digested completely
 ITEMS_MAX = 256  # of one container that cannot be encoded and whose items are visited
 CONTAINERS = (list, tuple, dict, OrderedDict, defaultdict, Counter, set, frozenset, deque)
+_OTHERS = (np.generic, torch.Size, torch.dtype, io.IOBase)
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
-_GENERATOR, _DEQUE = "outlast.generator", "outlast.deque"
+_GENERATOR, _DEQUE, _FILE = "outlast.generator", "outlast.deque", "outlast.file"
 
 
 def outward(value: Any) -> Any:
@@ -42,6 +49,9 @@ def outward(value: Any) -> Any:
         return {_GENERATOR: random_state.states({"it": value})}
     if type(value) is deque:
         return {_DEQUE: list(value)}
+    if isinstance(value, io.IOBase):
+        place = _place_in_file(value)
+        return value if place is None else {_FILE: place}
     reference = _reference(value)
     return value if reference is None else reference
 
@@ -57,6 +67,12 @@ def refill(live: Any, saved: Any, *, in_place: bool) -> tuple[Any, bool]:
         raise PathGone("a generator")
     if isinstance(saved, dict) and _GENERATOR in saved:
         return random_state.make_generator(saved[_GENERATOR]["it"]), False
+    if isinstance(saved, dict) and _FILE in saved:
+        name, place = saved[_FILE]
+        if not isinstance(live, io.IOBase) or live.closed or getattr(live, "name", "") != name:
+            raise PathGone("a file")
+        live.seek(place)
+        return live, True
     if _is_saved_reference(saved):
         return _resolved(saved), False
     new: Any = saved
@@ -94,6 +110,17 @@ def written(value: Any) -> bytes | None:
         return None
 
 
+def _place_in_file(value: io.IOBase) -> list[Any] | None:
+    """Return the name of a file that is only read, and its position; None for others, and while
+    code iterates over its lines, which hides the position."""
+    try:
+        if value.readable() and value.seekable() and not value.writable():
+            return [getattr(value, "name", ""), value.tell()]
+    except (OSError, ValueError):  # closed, or iterated over
+        return None
+    return None
+
+
 def _fits(value: Any) -> bool:
     """Return whether the value is within the limits, by a bounded walk."""
     room, nodes, todo = VALUE_BYTES_MAX, _NODES_MAX, [value]
@@ -112,7 +139,7 @@ def _fits(value: Any) -> bool:
             if len(each) > nodes:
                 return False
             todo += [*each.keys(), *each.values()] if isinstance(each, dict) else each
-        elif not isinstance(each, (*PLAIN, *GENERATOR_TYPES, np.generic, torch.Size, torch.dtype)):
+        elif not isinstance(each, (*PLAIN, *GENERATOR_TYPES, *_OTHERS)):
             return False
         if room < 0 or nodes < 0:
             return False
@@ -231,7 +258,10 @@ def _resolved(saved: Any) -> Any:
 
 # --- fingerprints of values that cannot be encoded ---
 
-_OPAQUE = (enumerate, zip, map, filter)
+_OPAQUE = (enumerate, zip, map, filter, types.AsyncGeneratorType, types.CoroutineType)
+QUEUES = (queue.Queue, queue.SimpleQueue, ProcessQueue)  # what fills them is not seen
+# Objects of libraries that hold their state in the attributes of the object.
+_HOLDERS = (UserDict, UserList, SobolEngine)
 
 
 def look_of(value: Any, protected: Collection[int]) -> Any:
@@ -244,7 +274,11 @@ def look_of(value: Any, protected: Collection[int]) -> Any:
     if isinstance(value, types.GeneratorType):
         return "generator", id(value), value.gi_frame and value.gi_frame.f_lasti, _locals(value)
     if isinstance(value, (list, dict, set, deque)):
-        are_visited = isinstance(value, (list, dict)) and len(value) <= ITEMS_MAX
+        are_visited = (
+            isinstance(value, (list, dict))
+            and len(value) <= ITEMS_MAX
+            and all(isinstance(key, (str, int)) for key in value if isinstance(value, dict))
+        )
         return (
             "container",
             id(value),
@@ -256,7 +290,7 @@ def look_of(value: Any, protected: Collection[int]) -> Any:
     if _is_library_iterator(value):
         return "iterator", id(value), _position(value)
     if not is_own_class(type(value)) and not isinstance(value, nn.Module):
-        return "object", type(value).__qualname__, id(value), _state(value)
+        return "object", type(value).__qualname__, id(value), _state(value, protected)
     return "object", type(value).__qualname__, id(value)
 
 
@@ -300,11 +334,17 @@ def _content(value: Any, protected: Collection[int]) -> bytes | None:
     return digest.digest()
 
 
-def _state(value: Any) -> bytes | None:
-    """Return the encoded state of an unprotected scheduler or GradScaler, else None."""
+def _state(value: Any, protected: Collection[int]) -> bytes | None:
+    """Return the state of an unprotected scheduler, GradScaler or holder of state, else None."""
     if isinstance(value, (LRScheduler, torch.amp.GradScaler)):
         return written(value.state_dict())
-    return None
+    if isinstance(value, (array, bytearray)):
+        return xxhash.xxh3_64_digest(value)
+    if isinstance(value, np.random.SeedSequence):
+        return repr(value.state).encode()
+    if isinstance(value, Synchronized):
+        return repr(value.value).encode()
+    return _content(list(vars(value).values()), protected) if isinstance(value, _HOLDERS) else None
 
 
 def _has_memory(value: torch.Tensor) -> bool:
@@ -323,7 +363,14 @@ def _locals(value: types.GeneratorType[Any, Any, Any]) -> Any:
 
 def is_opaque(value: Any) -> bool:
     """Return whether `value` is an iterator whose position cannot be read."""
-    return isinstance(value, _OPAQUE) or type(value).__module__ == "itertools"
+    if isinstance(value, _OPAQUE) or type(value).__module__ == "itertools":
+        return True
+    if isinstance(value, io.IOBase):
+        return not value.closed and not value.writable() and _place_in_file(value) is None
+    is_written = any(hasattr(type(value), name) for name in ("write", "execute"))
+    is_generator = isinstance(value, types.GeneratorType)
+    is_other = _is_library_iterator(value) and not is_written and not is_generator
+    return is_other and _position(value) == (None, None)
 
 
 def _is_library_iterator(value: Any) -> bool:

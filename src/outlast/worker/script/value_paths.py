@@ -15,6 +15,7 @@ Roots and steps are pairs of a kind and a name:
 | `name` | a global of the module, a local of the frame |
 | `attr` | an attribute |
 | `key` | an item of a dict, list or tuple |
+| `item` | a value of a dict whose keys have no names, by position |
 | `cell` | a variable of an enclosing function |
 | `default` | the default value of a parameter, by position |
 | `context` | the value of a ContextVar |
@@ -253,6 +254,8 @@ def _follow(value: Any, step: Step) -> Any:
             return getattr(value, name)
         if kind == "key":
             return value[name]
+        if kind == "item":
+            return list(value.values())[name]
         if kind == "context":
             return value.get()
         if kind == "cell":

@@ -1,4 +1,4 @@
-"""Optimizer state as values that a joiner adopts; descriptions of changed parameters."""
+"""Optimizer state as values that a joiner adopts; descriptions of changed modules."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ GROUPS = (
 )
 
 _NAMED_MAX = 3
+Layer = tuple[str, torch.nn.Module, object]  # name, submodule, and the `forward` that it was given
 
 
 def describe_foreign_optimizers(protected: Mapping[str, Any]) -> str:
@@ -106,6 +107,30 @@ def describe_parameter_changes(
     ]
     more = f", and {len(texts) - _NAMED_MAX} more" if texts[_NAMED_MAX:] else ""
     return ", ".join(texts[:_NAMED_MAX]) + more or "their order changed"
+
+
+def must_keep_layers(before: list[Layer], now: list[Layer]) -> list[Layer]:
+    """Return the layers. Raise ProtectError if a submodule was replaced since the first phase, or
+    was given another `forward`."""
+    if not before or before == now:
+        return now
+    old = {name: (part, forward) for name, part, forward in before}
+    texts: list[str] = []
+    for name, part, forward in now:
+        kind = type(part).__name__
+        if name not in old:
+            texts.append(f"{name} ({kind}) was added")
+        elif old[name][0] is not part:
+            texts.append(f"{name} ({type(old[name][0]).__name__}) was replaced by a {kind}")
+        elif old[name][1] != forward:
+            texts.append(f"{name} ({kind}) was given another forward")
+    texts += [f"{name} was removed" for name in old.keys() - {name for name, _, _ in now}]
+    raise ProtectError(
+        f"a protected module has other layers than in the first phase ({_listed(texts)}): a"
+        " replacement worker would compute with those that the script builds at its top; build"
+        " everything before protect(), and choose in forward() by a plain attribute or a buffer;"
+        " nothing was applied"
+    )
 
 
 def _listed(names: Sequence[str]) -> str:

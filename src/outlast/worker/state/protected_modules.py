@@ -146,8 +146,7 @@ class ProtectedModules:
         return [id(child) for _, part in self._parts for child in part._modules.values()]  # noqa: SLF001 - no copy
 
     def refresh(self) -> None:
-        """Collect the submodules again if one was added, replaced or removed, and DDP modules that
-        were made between `protect` and the first phase."""
+        """Collect submodules again if they changed, and DDP modules made before the first phase."""
         if self._present_children() != self._children:
             self._walk()
         if not self._has_run:
@@ -158,6 +157,10 @@ class ProtectedModules:
         """Return the names of the parameters of each submodule, and the ids of all."""
         names = [tuple(part._parameters) for _, part in self._parts]  # noqa: SLF001 - no copy
         return names, list(map(id, self.parameters()))
+
+    def layers(self) -> list[tuple[str, nn.Module, object]]:
+        """Return each submodule's name, the submodule, and the `forward` that it was given."""
+        return [(name, part, vars(part).get("forward")) for name, part in self._parts]
 
     def types(self) -> dict[str, str]:
         """Return the name of the class of each submodule, by the submodule's name."""

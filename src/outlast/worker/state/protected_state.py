@@ -28,11 +28,13 @@ from outlast.random_state import GENERATOR_TYPES, Generator
 from outlast.worker.script.carried_variables import CarriedVariables
 from outlast.worker.state.ddp_buckets import BucketState, DDPBuckets, must_not_join, refuse_hidden
 from outlast.worker.state.optimizer_state import (
+    Layer,
     describe_parameter_changes,
     group_members,
     must_be_whole,
     must_fit,
     must_have_groups,
+    must_keep_layers,
     optimizer_adopt,
     optimizer_tree,
 )
@@ -63,9 +65,8 @@ def restore(state: Mapping[str, Any], named: Mapping[str, Generator]) -> None:
 
 
 class Replicated:
-    """Marker of an object whose state is equal on all ranks (such as an EMA of the weights). It
-    travels with the model, not in the rank's slot, and must change only after `optimizer.step` or
-    between phases."""
+    """Marker of an object whose state is equal on all ranks (an EMA of the weights). It travels
+    with the model, not in the slot, and changes only after `optimizer.step` or between phases."""
 
     def __init__(self, target: Stateful) -> None:
         if not isinstance(target, Stateful):
@@ -105,6 +106,7 @@ class ProtectedState:
         self.iterations = FSDPIterations(self.tree)
         self.parameters = self.tree.parameters()  # constant: `check_unchanged` verifies it
         self._members = self.tree.members()
+        self._layers: list[Layer] = []  # in the first phase
         self._named = dict(self.tree.named_parameters())  # references keep ids from being reused
         self.buffers = ModuleBuffers(self.tree)
         self.local = RankLocalState(self)
@@ -162,6 +164,7 @@ class ProtectedState:
                 " a replacement worker cannot follow that; build, convert, prune, tie and wrap"
                 " everything first, then protect; nothing was applied"
             )
+        self._layers = must_keep_layers(self._layers, self.tree.layers())
         self._check_hooks()
         self.check_groups()
         if len(self._known) > self._looked:  # a first step adds moments and averages
@@ -174,8 +177,7 @@ class ProtectedState:
             must_have_groups(name, optimizer, self._groups[name], self.tree.named_parameters)
 
     def _check_movable(self) -> None:
-        """Raise ProtectError if a value cannot be sent to a replacement worker. Without this check,
-        each donor would fail on it at the first failure."""
+        """Raise ProtectError if a value cannot be sent to a replacement worker, as donors must."""
         try:
             codec.flatten(self.replicated())
             self.own_choices()
@@ -183,8 +185,7 @@ class ProtectedState:
             raise ProtectError(f"no other worker could take over {error}") from error
 
     def knows(self, key: str) -> bool:
-        """Return whether a phase of this function has completed here, so that its changes are
-        known."""
+        """Return whether a phase of this function has completed here: its changes are known."""
         return key in self._known or key.startswith("outlast.")
 
     def completed(self, key: str) -> None:
