@@ -33,6 +33,12 @@ _HOMES = {
 __all__ = ["OutlastError", "Replicated", "Session", "__version__", "init"]
 
 
+def begin_worker() -> None:
+    """Watch files that the script writes above `init()`; in other processes do nothing."""
+    if import_module("outlast.config").is_worker():
+        import_module("outlast.worker.script.start_files").watch_above_init()
+
+
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'outlast' has no attribute {name!r}")
@@ -43,3 +49,6 @@ def __getattr__(name: str) -> Any:
     finally:
         if collects:
             gc.enable()
+
+
+begin_worker()  # a forked worker has this module from its template, which calls it then

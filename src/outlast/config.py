@@ -80,6 +80,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     incarnation: int
     worker: str
     seat: int  # the seat it is meant for; -1: a spare
+    joins: bool = False  # the job runs already
     world: int
     control_fd: int
     page_fd: int
@@ -116,6 +117,11 @@ def check_torch() -> None:
             f"torch {version} is installed, and stable groups need {needed} or newer; nothing was"
             " started; update it with: pip install 'outlast[run]'"
         )
+
+
+def is_worker(environment: Mapping[str, str] = os.environ) -> bool:
+    """Return whether `outlast run` started this process, or one that started it."""
+    return WORKER_VARIABLE in environment
 
 
 def worker_settings(environment: Mapping[str, str] = os.environ) -> WorkerSettings | None:

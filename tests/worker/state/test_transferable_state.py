@@ -161,7 +161,7 @@ class Prompt:
 
 def flags(parts: dict[str, Any]) -> list[tuple[float, type, bool]]:
     tensors = [parts["soft"], parts["frozen"][0], parts["leaf"], parts["plain"]]
-    return [(float(t.sum()), type(t), t.requires_grad) for t in tensors]
+    return [(t.detach().sum().item(), type(t), t.requires_grad) for t in tensors]
 
 
 @pytest.mark.parametrize("kind", ["object", "dict", "replicated"])

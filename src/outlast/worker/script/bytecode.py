@@ -7,9 +7,15 @@ stores it again: `live_after` computes that by backward data-flow analysis.
 from __future__ import annotations
 
 import dis
+import pathlib
+import site
+import sysconfig
 import types
 from collections.abc import Iterable, Iterator
+from functools import cache
 from typing import NamedTuple
+
+import outlast
 
 _READS = {
     "LOAD_NAME",
@@ -57,6 +63,24 @@ _MUTATORS = {
     "subtract",
     "update",
 }
+
+
+@cache
+def _libraries() -> tuple[str, ...]:
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    found = {sysconfig.get_paths()[name] for name in names}
+    found.update(site.getsitepackages())
+    found.add(site.getusersitepackages())
+    found.add(str(pathlib.Path(outlast.__file__).parent))
+    return tuple(each.rstrip("/") + "/" for each in sorted(found))
+
+
+@cache
+def is_own_file(name: str) -> bool:
+    """Return whether the file is the script's own: the script or a module beside it."""
+    if name.startswith("<frozen"):
+        return False
+    return not name.startswith(_libraries()) and "/site-packages/" not in name
 
 
 class CodeNames(NamedTuple):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from outlast.errors import PhaseError
 from outlast.worker.script.bytecode import reads_gradients
 from outlast.worker.script.carried_variables import ADVICE, CarriedVariables
+from outlast.worker.script.phase_files import PhaseFiles
 from outlast.worker.script.process_modes import ENVIRONMENT, TORCH_MODES
 from outlast.worker.script.reachable_values import ReachableValues, ValueSpot
 from outlast.worker.script.repetitions import RepetitionDifference
@@ -98,6 +99,8 @@ class ScriptVariables:
         self._unversioned: dict[str, bool] = {}  # by key
         self._expected: set[str] = set()  # keys of functions whose late names are carried
         self._containers: dict[str, Path] = {}  # paths of those watched as caches
+        self.files = PhaseFiles(self.refuse, self._tell_once)
+        self.dry: Callable[[], AbstractContextManager[None]] = nullcontext  # around dry steps
         self.caches = WatchedCaches(self.refuse, lambda value: written(value) is not None)
 
     # --- phases ---
@@ -108,6 +111,7 @@ class ScriptVariables:
             self.caches.settle()
             return
         if not self._alone:
+            self.files.end_between()
             self._lasting.check("the script, between phases,")
             self._carry_modes()
             self.caches.begin()
@@ -129,11 +133,13 @@ class ScriptVariables:
     def completed(self, key: str) -> None:
         """Record a complete phase of `key`; refuse loaders whose processes it left running."""
         if not self._alone:
+            self.files.end_attempt(key.partition(":")[0])
             self._lasting.check(key.partition(":")[0])
             self.caches.end()
 
     def undone(self) -> None:
         """Remove the cache entries of a refused attempt that is not compared with others."""
+        self.files.forget()
         for name in self.caches.remove_entries():
             path = self._containers[name]
             with suppress(PathGone):
@@ -153,6 +159,7 @@ class ScriptVariables:
         before = self._phases.get(key)
         if before is None:
             return False
+        self.files.end_attempt(key.partition(":")[0])
         now, more = self._reach_of(key).spots, False
         for path, old in before.items():
             new = now.get(path)
@@ -185,6 +192,7 @@ class ScriptVariables:
 
     def _watch_caches(self, reach: ReachableValues) -> None:
         self._constants |= reach.constants
+        self.files.watch(reach.codes)
         self.caches.add(reach.caches.items())
         for path, container in large_containers(reach):
             if path not in self.carried:
