@@ -18,8 +18,10 @@ from pathlib import Path
 # and open state took 383 lines and a module.
 # Refusals by name in checkpoints and ingestion, and the price of preemptions took 240 lines.
 # Reports of parts of saves, and the reading of code that writes past version counters: 730, two.
+# Files that tops, phases and dry steps write, agreement of a run's ranks on saves, and what trains
+# in objects: 440, one.
 CEILINGS = {
-    "modules": 420,
+    "modules": 421,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 1,
@@ -28,7 +30,7 @@ CEILINGS = {
     "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 97300,
+    "lines": 97790,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 0,
 }

@@ -256,6 +256,8 @@ class WorkerProcess(WorkerPorts):
     def protect(self, named: Mapping[str, Any]) -> None:
         """Set the state that must survive."""
         self.start_files.put_back()
+        if self.seat == 0 and not self.status.joining and self._settings:
+            self.script.at_protect()
         if self.phases.protected is not None:
             raise ProtectError(
                 "protect() was called twice, or after the first phase: build everything, protect"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -120,3 +121,22 @@ def play_with_file(folder: Path, mode: str, text: str) -> list[str]:
 def test_an_open_file_may_be_written_or_read_at_chosen_places(tmp_path: Path) -> None:
     assert play_with_file(tmp_path, "r", script("data.seek(2 * i); data.read(2)")) == []
     assert play_with_file(tmp_path, "w", script("data.write('x')")) == []
+
+
+SAVES = {
+    "torch.save(1, 'best.pt')": True,
+    "def keep(): torch.save(1, 'best.pt')\nkeep()": True,
+    "with open('best.pt', 'wb') as file: torch.save(1, file)": False,
+    "def keep(): torch.save(1, 'best.pt')": False,
+    "torch.load": False,
+}
+
+
+@pytest.mark.parametrize("top", SAVES)
+def test_a_file_that_the_top_gives_to_torch_by_its_path_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, top: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = "\n".join([top, "session.script.at_protect()", "torch.save(2, 'later.pt')"])
+    notes = notes_of(textwrap.indent(f"\n{text}", "    "))
+    assert ["calls torch.save" in note for note in notes] == [True] * SAVES[top]

@@ -262,6 +262,15 @@ REFUSED = {
             X = torch.ones(1 << 19) * i
             session.step()
         """),
+    "a tensor that comes to require gradients": ("prompt", """
+        prompt = torch.ones(2)
+        def step(i):
+            global prompt
+            prompt = prompt * 2
+            if i == 4:
+                prompt.requires_grad_()
+            session.step()
+        """),
     "a loss with its graph": ("total", """
         total = 0.0
         def step(i):

@@ -13,6 +13,7 @@ import sysconfig
 import types
 from collections.abc import Iterable, Iterator
 from functools import cache
+from itertools import pairwise
 from typing import NamedTuple
 
 import outlast
@@ -133,6 +134,17 @@ def names_of(code: types.CodeType, offsets: frozenset[int] | None = None) -> Cod
         frozenset(attributes),
         mutates,
     )
+
+
+def saves_by_path(code: types.CodeType, until: int | None = None) -> bool:
+    """Return whether `code` calls `torch.save` and opens no file; of the instructions before
+    `until` only."""
+    names = [
+        each.argval
+        for each in dis.get_instructions(code)
+        if each.opname not in ("CACHE", "PUSH_NULL") and (until is None or each.offset < until)
+    ]
+    return ("torch", "save") in pairwise(names) and "open" not in names
 
 
 def reads_gradients(code: types.CodeType, offsets: frozenset[int] | None = None) -> bool:

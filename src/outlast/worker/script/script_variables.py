@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from outlast.errors import PhaseError
-from outlast.worker.script.bytecode import reads_gradients
+from outlast.worker.script.bytecode import names_of, reads_gradients, saves_by_path
 from outlast.worker.script.carried_variables import ADVICE, CarriedVariables
 from outlast.worker.script.phase_files import PhaseFiles
 from outlast.worker.script.process_modes import ENVIRONMENT, TORCH_MODES
@@ -102,6 +102,21 @@ class ScriptVariables:
         self.files = PhaseFiles(self.refuse, self._tell_once)
         self.dry: Callable[[], AbstractContextManager[None]] = nullcontext  # around dry steps
         self.caches = WatchedCaches(self.refuse, lambda value: written(value) is not None)
+
+    def at_protect(self) -> None:
+        """The job's first worker protects its state: report files that its top may have given to
+        C++, which a successor's start would write anew unseen."""
+        for frame in own_frames():
+            code, until = frame.f_code, frame.f_lasti
+            read = names_of(code, frozenset(range(until))).outer
+            called = (frame.f_globals.get(name) for name in read)
+            codes = [each.__code__ for each in called if isinstance(each, types.FunctionType)]
+            if saves_by_path(code, until) or any(map(saves_by_path, codes)):
+                self._tell_once(
+                    "code above session.protect calls torch.save: with a path, a worker that"
+                    " replaces a rank would overwrite the job's file; give it an open file"
+                    ' (with open(PATH, "wb") as file), which is kept'
+                )
 
     # --- phases ---
 

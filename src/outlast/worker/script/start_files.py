@@ -71,7 +71,7 @@ class StartFiles:
         self.note, self._wait_s = note, wait_s
         self._moved: dict[Path, int] = {}  # locked descriptors of the job's files
         self._written: set[Path] = set()  # files that this start has opened for writing
-        self._made: set[Path] = set()  # new files of a dry step
+        self._new_files: set[Path] = set()  # new files of a dry step
         self._emptied: set[Path] = set()  # by a first spare
         self._is_watching = self._starts = self._guards = False
         self._acts = self._is_dry = self._lets_alone = False
@@ -105,8 +105,8 @@ class StartFiles:
         finally:
             self._is_dry = False
             self.put_back()
-            self._starts, made, self._made = starts, self._made, set()
-            for path in made:
+            self._starts, new_files, self._new_files = starts, self._new_files, set()
+            for path in new_files:
                 path.unlink(missing_ok=True)
 
     def guard(self) -> None:
@@ -187,7 +187,7 @@ class StartFiles:
             if not flags & os.O_TRUNC and not path.exists():
                 shutil.copyfile(_aside(path), path)
         elif not path.exists():
-            self._made.add(path)
+            self._new_files.add(path)
 
     def _forget(self, path: Path) -> None:
         """Delete a file that was moved aside: the script has renamed another file over it."""
