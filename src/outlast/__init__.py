@@ -13,6 +13,7 @@ Everything here is imported on first use, so that the commands which need no tor
 from __future__ import annotations
 
 import gc
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,7 @@ __all__ = ["OutlastError", "Replicated", "Session", "__version__", "init"]
 
 def begin_worker() -> None:
     """Watch files that the script writes above `init()`; in other processes do nothing."""
-    if import_module("outlast.config").is_worker():
+    if "OUTLAST_REPEATS_TOP" in os.environ:  # `config` would import msgspec into every script
         import_module("outlast.worker.script.start_files").watch_above_init()
 
 

@@ -15,6 +15,7 @@ import msgspec
 from outlast.errors import ConfigError
 
 WORKER_VARIABLE = "OUTLAST_WORKER"
+TOP_VARIABLE = "OUTLAST_REPEATS_TOP"  # of spares and workers that join a running job
 TEMPLATE_VARIABLE = "OUTLAST_TEMPLATE"
 NCCL2_VARIABLE = "TORCH_DIST_USE_NCCL2"
 TORCH_MIN = (2, 11)
@@ -117,11 +118,6 @@ def check_torch() -> None:
             f"torch {version} is installed, and stable groups need {needed} or newer; nothing was"
             " started; update it with: pip install 'outlast[run]'"
         )
-
-
-def is_worker(environment: Mapping[str, str] = os.environ) -> bool:
-    """Return whether `outlast run` started this process, or one that started it."""
-    return WORKER_VARIABLE in environment
 
 
 def worker_settings(environment: Mapping[str, str] = os.environ) -> WorkerSettings | None:
