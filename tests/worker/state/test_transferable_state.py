@@ -185,7 +185,8 @@ def test_parameters_in_an_object_still_require_gradients(kind: str) -> None:
             other.adopt(codec.decode(staged))
         else:
             other.restore_choices(codec.decode(own))
-        assert flags(prompt.parts if kind != "dict" else other.own["prompt"]) == expected
+        adopted: Any = other.own["prompt"] if kind == "dict" else prompt.parts
+        assert flags(adopted) == expected
     held = one.own.get("prompt")
     undo = UndoCopy(one)
     if isinstance(held, dict):
