@@ -13,6 +13,7 @@ Everything here is imported on first use, so that the commands which need no tor
 from __future__ import annotations
 
 import gc
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,12 @@ _HOMES = {
 __all__ = ["OutlastError", "Replicated", "Session", "__version__", "init"]
 
 
+def begin_worker() -> None:
+    """Watch files that the script writes above `init()`; in other processes do nothing."""
+    if "OUTLAST_REPEATS_TOP" in os.environ:  # `config` would import msgspec into every script
+        import_module("outlast.worker.script.start_files").watch_above_init()
+
+
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'outlast' has no attribute {name!r}")
@@ -43,3 +50,6 @@ def __getattr__(name: str) -> Any:
     finally:
         if collects:
             gc.enable()
+
+
+begin_worker()  # a forked worker has this module from its template, which calls it then

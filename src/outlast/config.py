@@ -15,6 +15,7 @@ import msgspec
 from outlast.errors import ConfigError
 
 WORKER_VARIABLE = "OUTLAST_WORKER"
+TOP_VARIABLE = "OUTLAST_REPEATS_TOP"  # of spares and workers that join a running job
 TEMPLATE_VARIABLE = "OUTLAST_TEMPLATE"
 NCCL2_VARIABLE = "TORCH_DIST_USE_NCCL2"
 TORCH_MIN = (2, 11)
@@ -80,6 +81,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     incarnation: int
     worker: str
     seat: int  # the seat it is meant for; -1: a spare
+    joins: bool = False  # the job runs already
     world: int
     control_fd: int
     page_fd: int

@@ -171,3 +171,45 @@ def test_a_log_that_was_read_with_other_options_is_reported(
     zoned = said(capsys, lake, jobs, "--zone", "Europe/Paris")
     assert "with another --mapping and --zone" in zoned
     assert Lake.open(lake).manifest.sources[1].records == {"jobs": 1}
+
+
+@pytest.mark.parametrize("flags", [("--node", "node-1"), ("--cluster", "alpha"), ()])
+def test_a_log_that_names_its_node_is_read_once_whatever_its_place(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...]
+) -> None:
+    """Its findings, on another node or cluster, would count twice."""
+    lake, log, copy = tmp_path / "lake", tmp_path / "n1.log", tmp_path / "copy.log"
+    log.write_text("2024-05-17T10:00:00+00:00 n1 kernel: NVRM: Xid (PCI:0): 79, x\n")
+    copy.write_bytes(log.read_bytes())
+    assert "1 finding" in said(capsys, lake, log)
+    differing = f"with another {flags[0]}: its records" if flags else "nothing to do"
+    assert differing in said(capsys, lake, log, *flags)
+    assert differing in said(capsys, lake, copy, *flags)
+    assert Lake.open(lake).tables().findings.collect().height == 1
+    again = tmp_path / "again"
+    assert "1 finding" in said(capsys, again, log, *flags)
+    assert ("with another" in said(capsys, again, log)) == bool(flags)
+    assert Lake.open(again).tables().findings.collect().height == 1
+
+
+def test_accounting_without_a_cluster_is_read_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "sacct").write_text(HEADER + row(1))
+    said(capsys, tmp_path / "lake", tmp_path / "sacct")
+    found = said(capsys, tmp_path / "lake", tmp_path / "sacct", "--cluster", "alpha")
+    assert "with another --cluster" in found
+    assert Lake.open(tmp_path / "lake").tables().jobs.collect().height == 1
+
+
+def test_equal_logs_of_two_nodes_that_do_not_name_them_are_both_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "[Fri May 17 10:00:00 2024] NVRM: Xid (PCI:0000:3b:00): 79, x\n"
+    for name in ("n1", "n2"):
+        (tmp_path / f"{name}.log").write_text(text)
+        said(capsys, tmp_path / "lake", tmp_path / f"{name}.log", "--node", "{name}")
+    found = Lake.open(tmp_path / "lake").tables().findings.collect()
+    assert sorted(found["node"]) == ["n1", "n2"]
+    n1 = (tmp_path / "lake", tmp_path / "n1.log")
+    assert "nothing to do" in said(capsys, *n1, "--node", "n1")

@@ -184,15 +184,15 @@ class Checkpointer:
         then this save was not begun.
         """
         self._attempts += 1  # on all ranks, whatever becomes of it on this one
-        begin = self._reports.begin(self._attempts)
-        with self._ranks.together("save"), begin, collector_paused():
+        reports = self._reports.begin(self._attempts)
+        with self._ranks.together("save"), reports, collector_paused():
             self._check_open()
             step = step_count(step)
-            self._reports.begun(self._attempts, step)
             self._tell(self._on_failure)
+            self._attempts = self._reports.begun(self._attempts, step, has_claim=bool(self._claim))
             claim = self._claim or self._make_claim()
             attempt = f"{self._attempt}{self._attempts}"
-            place, parent, base = claim.lineage.go_on(step, step, attempt)
+            place, parent, base = self._reports.placed(claim.lineage.go_on(step, step, attempt))
             try:
                 return self._save(claim, place, parent, base, ScriptState(state, own))
             except Exception as error:  # raised again: this informs the other ranks

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import distributed as dist
@@ -131,6 +131,26 @@ class RankRendezvous:
         return f"rank {named} did not come within {self._timeout_s:g} s"
 
 
+class RankNotes(Protocol):
+    """Short notes of the ranks of a group, in numbered slots."""
+
+    def post(self, slot: int, data: bytes) -> None:
+        """Replace this rank's note in `slot`. Never waits."""
+
+    def posted(self, slot: int, rank: int) -> bytes:
+        """Return a rank's note in `slot`, b"" if there is none. Never waits."""
+        ...
+
+
+@runtime_checkable
+class NotingGroup(Protocol):
+    """A process group of `outlast run`, whose store cannot be used."""
+
+    def rank_notes(self) -> RankNotes:
+        """Return new notes; all ranks call it together, and equally often."""
+        ...
+
+
 _TAG = 0x0C000000  # of chunks, far from a script's own
 _CALL_BYTES = 8  # of a call's name, before each message
 _CALLS_APART, _NUMBERS_APART = 16, 1 << 20
@@ -150,6 +170,7 @@ class RankGroup:
         self._group = group
         self._wire: dist.ProcessGroup | None = None  # carries chunks
         self._meeting: RankRendezvous | None = None
+        self.notes: RankNotes | None = None
         self._calls = self._turns = 0
         self._call = ""
         self._timeout = timedelta(seconds=timeout_s)
@@ -161,7 +182,9 @@ class RankGroup:
         backends = dist.get_backend_config(group)
         if "outlast" not in backends:  # else the launcher detects missing ranks
             store = group.get_group_store()
-            self._meeting = RankRendezvous(store, self.rank, self.world, timeout_s)
+            self.notes = self._meeting = RankRendezvous(store, self.rank, self.world, timeout_s)
+        elif isinstance(group, NotingGroup):
+            self.notes = group.rank_notes()
         if "cpu:" not in backends:
             self._group = _gloo_beside(group)
         # There each rank's transfers count as collectives, of which all must have made as many.
@@ -191,9 +214,9 @@ class RankGroup:
             )
 
     @property
-    def notes(self) -> RankRendezvous | None:
-        """Return where ranks leave notes for each other; None for groups of `outlast run`."""
-        return self._meeting
+    def is_replaceable(self) -> bool:
+        """Return whether the ranks are those of `outlast run`: redone and replaced."""
+        return self.world > 1 and self._meeting is None
 
     @contextmanager
     def together(self, call: str) -> Iterator[None]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -133,11 +133,45 @@ _LIVE_MAPPINGS = (dict, OrderedDict, defaultdict, Counter)
 
 
 def is_same(live: Any, saved: Any) -> bool:
-    """Return whether both are encoded with the same bytes."""
+    """Return whether both are encoded with the same bytes, and train the same tensors."""
     try:
-        return codec.encode(live) == codec.encode(saved)
+        is_equal = codec.encode(live) == codec.encode(saved)
     except CodecError:  # a refused save left an unsupported value there
         return False
+    return is_equal and list(trained(live)) == list(trained(saved))
+
+
+def trained(
+    value: Any, path: tuple[Any, ...] = (), inside: frozenset[int] = frozenset()
+) -> Iterator[tuple[tuple[Any, ...], int]]:
+    """Yield what `codec` drops of parameters and of leaves that require gradients: their paths.
+
+    Beside each path stands 1 if the tensor requires gradients, plus 2 for a parameter. `inside`:
+    ids of containers of `value`.
+    """
+    if isinstance(value, torch.Tensor):
+        is_parameter = isinstance(value, torch.nn.Parameter)
+        if is_parameter or (value.requires_grad and value.is_leaf):
+            yield path, value.requires_grad + 2 * is_parameter
+        return
+    is_mapping = type(value) in _MAPPINGS
+    if not (is_mapping or type(value) in _SEQUENCES) or id(value) in inside:
+        return
+    if not set(map(type, value.values() if is_mapping else value)) <= _PLAIN:
+        for key, item in _items(value):
+            yield from trained(item, (*path, key), inside | {id(value)})
+
+
+def retrained(value: Any, marks: Iterable[tuple[tuple[Any, ...], int]]) -> Any:
+    """Return a decoded value, which is consumed, with what `trained` has yielded of it."""
+    for path, mark in marks:
+        tensor = value_at(value, tuple(path))
+        if mark & 2:
+            tensor = torch.nn.Parameter(tensor, requires_grad=bool(mark & 1))
+        else:
+            tensor.requires_grad_()
+        value = _filled(value, tuple(path), tensor)
+    return value
 
 
 def restore_in_place(live: Any, saved: Any) -> Any:
@@ -213,10 +247,14 @@ def restore_group(group: dict[str, Any], values: Mapping[str, Any]) -> None:
 
 @torch.no_grad()
 def _tensor(live: torch.Tensor, saved: torch.Tensor) -> torch.Tensor:
-    # Neither memory that several elements share nor an inference tensor may be written to.
-    if not _alike(live, saved) or overlaps_itself(live) or live.is_inference():
-        return saved.to(live.device)
-    return live.copy_(saved)
+    # Neither memory that several elements share nor an inference tensor may be written to, and a
+    # result of a graph cannot stop to require gradients.
+    is_fixed = live.requires_grad != saved.requires_grad and not live.is_leaf
+    if not _alike(live, saved) or overlaps_itself(live) or live.is_inference() or is_fixed:
+        moved = saved.detach().to(live.device)
+        return next((retrained(moved, [((), mark)]) for _, mark in trained(saved)), moved)
+    live.copy_(saved)
+    return live.requires_grad_(saved.requires_grad) if live.is_leaf else live
 
 
 def _alike(live: Any, saved: Any) -> bool:

@@ -43,9 +43,8 @@ def spawn(turn: ControllerTurn, seat: int) -> str:
     ]
     first_ones = state.world + state.spares
     # Workers of a start of all ranks count against the bound on restarts instead.
-    respawn = members.spawned >= first_ones and not (
-        state.progress.first and state.mode == "gathering"
-    )
+    joins = not (state.progress.first and state.mode == "gathering")
+    respawn = members.spawned >= first_ones and joins
     if not room or (respawn and not state.respawns_left()):
         return ""
     if respawn:
@@ -56,7 +55,7 @@ def spawn(turn: ControllerTurn, seat: int) -> str:
     members.workers[name] = WorkerRecord(
         name=name, agent=agent, seat=seat, is_spare=seat < 0, since_ns=turn.now_ns
     )
-    turn.tell(agent, messages.Spawn(worker=name, seat=seat))
+    turn.tell(agent, messages.Spawn(worker=name, seat=seat, joins=joins))
     return name
 
 

@@ -14,6 +14,7 @@ import xxhash
 
 from outlast.errors import SourceError, UsageError
 from outlast.fleet.formats.format_detection import (
+    PLACE_FLAGS,
     Format,
     LogOptions,
     detect_format,
@@ -62,11 +63,32 @@ class IngestSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Log(NamedTuple):
+    """A log before it is read.
+
+    `digest`: of content, cluster and node, for a log that does not name its node: two nodes can
+    have the same one. `content_digest`: of the content alone, for the others.
+    """
+
     path: Path
     format: Format
     digest: str
+    content_digest: str
     size_bytes: int
     options: dict[str, str]
+
+    def differing(self, source: LakeSource) -> tuple[str, ...]:
+        """Return the options, by flag, that differ from those of an earlier reading."""
+        before = source.options
+        if before is None:
+            return ()
+        flags = {**before, **self.options}
+        is_same_place = source.digest == self.digest  # which older versions do not have as options
+        return tuple(
+            flag
+            for flag in flags
+            if before.get(flag) != self.options.get(flag)
+            and not (is_same_place and flag in PLACE_FLAGS)
+        )
 
 
 def ingest(
@@ -91,13 +113,13 @@ def ingest(
         known = {source.digest: source for source in writer.manifest.sources}
         found: list[IngestedLog] = []
         for log in logs:
-            if log.digest in known:
-                source = known[log.digest]
-                differing = _differing(source.options, log.options)
+            source = known.get(log.content_digest) or known.get(log.digest)
+            if source is not None:
+                differing = log.differing(source)
                 found.append(IngestedLog(source=source, before=True, differing=differing))
                 continue
             found.append(_read(writer, log, options, names, on_progress))
-            known[log.digest] = found[-1].source
+            known[found[-1].source.digest] = found[-1].source
         new = [log.source for log in found if not log.before]
         anonymous = names.mark if names else ""
         added = writer.commit(new, anonymous) if new else {}
@@ -185,9 +207,9 @@ def _log(path: Path, options: LogOptions, names: Pseudonyms | None) -> _Log:
                     size += len(block)
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error.strerror}; nothing was read") from error
-    # Two nodes can have the same log.
-    identity = f"{digest.hexdigest()} {options.cluster} {options.node_of(path)}"
-    identity += f" {options.label_of(path)}" if options.label else ""
+    content = digest.hexdigest()
+    place = f"{content} {options.cluster} {options.node_of(path)}"
+    place += f" {options.label_of(path)}" if options.label else ""
 
     def digested(text: str) -> str:
         if names:
@@ -196,13 +218,7 @@ def _log(path: Path, options: LogOptions, names: Pseudonyms | None) -> _Log:
 
     used = reading_options(path, format_, options)
     digests = {flag: digested(f"{flag} {value}") for flag, value in used.items()}
-    return _Log(path, format_, digested(identity), size, digests)
-
-
-def _differing(before: dict[str, str] | None, now: dict[str, str]) -> tuple[str, ...]:
-    if before is None:
-        return ()
-    return tuple(flag for flag in {**before, **now} if before.get(flag) != now.get(flag))
+    return _Log(path, format_, digested(place), digested(f"{content} alone"), size, digests)
 
 
 def _read(
@@ -236,7 +252,7 @@ def _read(
         id=identity,
         name=name,
         format=reading.format,
-        digest=log.digest,
+        digest=log.content_digest if totals.names_node else log.digest,
         size_bytes=log.size_bytes,
         read_ns=read_ns,
         rows=totals.rows,

@@ -310,6 +310,7 @@ class Spawn(Body, frozen=True):
 
     worker: str
     seat: int  # -1: a spare
+    joins: bool = False  # the job runs already
 
 
 class Spawned(Body, frozen=True):

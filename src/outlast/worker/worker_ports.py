@@ -31,6 +31,8 @@ from outlast.worker.state.protected_state import ProtectedState
 from outlast.worker.worker_events import WorkerEvents
 from outlast.worker.worker_status import WorkerStatus
 
+STUCK_S = 2.0
+
 
 class WorkerPorts:
     """The ports of a worker process, which has these parts."""
@@ -118,6 +120,19 @@ class WorkerPorts:
     def publish(self, generation: int, key: str, value: bytes) -> None:
         """Publish a rendezvous value to all ranks."""
         self.link.send(messages.Put(generation=generation, key=key, value=value))
+
+    def look_for_stuck(self, generation: int) -> None:
+        """Report this worker as lost if a collective of a closed generation has not ended."""
+        if stuck := self.groups.stuck(generation):
+            self.status.report_loss(
+                "broken",
+                self.fault(
+                    "transport",
+                    f"{stuck} collective(s) of generation {generation} did not end within"
+                    f" {STUCK_S:.0f} s after their connections were cut: this process waits in"
+                    " gloo and cannot be put back",
+                ),
+            )
 
     def collective_started(self, _name: str) -> None:
         """Record a collective of the script; may raise StepRefused."""

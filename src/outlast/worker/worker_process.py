@@ -46,18 +46,17 @@ from outlast.worker.phases.phase_runner import PhaseRunner
 from outlast.worker.phases.script_progress import Intervals, ScriptProgress, walk_from
 from outlast.worker.phases.worker_recovery import WorkerRecovery
 from outlast.worker.save_timing import SaveTimer, first_intervals
+from outlast.worker.script import start_files
 from outlast.worker.script.script_variables import ScriptVariables
-from outlast.worker.script.start_files import StartFiles
 from outlast.worker.state.audited_state import replica_set
 from outlast.worker.state.protected_state import ProtectedState
 from outlast.worker.worker_events import WorkerEvents
-from outlast.worker.worker_ports import WorkerPorts
+from outlast.worker.worker_ports import STUCK_S, WorkerPorts
 from outlast.worker.worker_status import PulseThread, WorkerStatus
 
 if TYPE_CHECKING:
     from outlast.worker.checkpoint_restore import RunRestorer
 
-STUCK_S = 2.0
 _SAVES = "outlast.worker.worker_checkpointing"  # a script that runs alone need not load it
 
 
@@ -105,7 +104,8 @@ class WorkerProcess(WorkerPorts):
         self.script = ScriptVariables(
             self.identities, settings.on_unrepeatable if settings else "", self.note
         )
-        self.start_files = StartFiles(self.note, self.limits.join_s)
+        self.start_files = start_files.of_worker(self.note, self.limits.join_s)
+        self.script.dry = self.start_files.dry
         self.phases = PhaseRunner(
             status=self.status,
             groups=self.groups,
@@ -146,6 +146,7 @@ class WorkerProcess(WorkerPorts):
     def take_seat(self) -> None:
         """Block until the controller gives this worker a seat, then make the process group."""
         self.status.enter("waiting")
+        self.start_files.reach_init()
         if self._settings and self._settings.seat < 0:
             # The first optimizer step imports it for most of a second; a spare has time now.
             importlib.import_module("torch._dynamo")
@@ -255,6 +256,8 @@ class WorkerProcess(WorkerPorts):
     def protect(self, named: Mapping[str, Any]) -> None:
         """Set the state that must survive."""
         self.start_files.put_back()
+        if self.seat == 0 and not self.status.joining and self._settings:
+            self.script.at_protect()
         if self.phases.protected is not None:
             raise ProtectError(
                 "protect() was called twice, or after the first phase: build everything, protect"
@@ -331,7 +334,7 @@ class WorkerProcess(WorkerPorts):
                 self.start_files.guard()
                 self.status.close(body)
                 self.auditor.wake()
-                look = threading.Timer(STUCK_S, self._look_for_stuck, [body.generation])
+                look = threading.Timer(STUCK_S, self.look_for_stuck, [body.generation])
                 look.daemon = True
                 look.start()
             case messages.RendezvousValue():
@@ -355,18 +358,6 @@ class WorkerProcess(WorkerPorts):
                 | messages.Stop()
             ):
                 self.status.inbox.put(body)
-
-    def _look_for_stuck(self, generation: int) -> None:
-        if stuck := self.groups.stuck(generation):
-            self.status.report_loss(
-                "broken",
-                self.fault(
-                    "transport",
-                    f"{stuck} collective(s) of generation {generation} did not end within"
-                    f" {STUCK_S:.0f} s after their connections were cut: this process waits in"
-                    " gloo and cannot be put back",
-                ),
-            )
 
     def finish(self) -> None:
         """Remain a donor at interpreter exit until all ranks have ended."""

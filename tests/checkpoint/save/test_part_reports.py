@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -11,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from outlast.checkpoint.format.manifests import SavePoint
-from outlast.checkpoint.save.part_reports import PartReport, WatchedSave
+from outlast.checkpoint.save.part_reports import PartReport, SaveCall, WatchedSave, agreed_call
+from outlast.errors import StorageError, UsageError
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -96,3 +98,32 @@ def test_a_part_counts_as_lost_only_after_it_was_reported_and_not_found_for_long
     assert save.judge(1, written, 1074.0, 75.0) == ""
     assert "written on host-b" in save.judge(1, written, 1076.0, 75.0)
     assert save.judge(2, PartReport(3, 100, "failed", "h", "disk full"), 0.0, 75.0) == "disk full"
+
+
+def test_ranks_of_a_run_agree_on_each_call_or_all_hear_who_cannot_save() -> None:
+    assert agreed_call([SaveCall(3, 100, True), SaveCall(5, 100, True)]) == 5  # after a redo
+    with pytest.raises(StorageError, match="rank 1: disk full; nothing was saved"):
+        agreed_call([SaveCall(3, 100), SaveCall(3, -1, failure="disk full")])
+    with pytest.raises(UsageError, match="rank 1 gave this save step 101, rank 0 step 100"):
+        agreed_call([SaveCall(3, 100), SaveCall(3, 101)])
+    with pytest.raises(UsageError, match=r"rank 1 was replaced since .* first save"):
+        agreed_call([SaveCall(3, 100, True), SaveCall(1, 100)])
+
+
+@pytest.mark.process
+def test_ranks_of_a_run_hear_of_parts_that_cannot_come(tmp_path: Path) -> None:
+    job = Path(__file__).with_name("reporting_job.py")
+    flags = ["--plain", f"--run-dir={tmp_path / 'run'}", "--nproc-per-node=2", "--spares=1"]
+    fault = "--fault=kill:rank=1,step=6,phase=forward"
+    command = [sys.executable, "-m", "outlast", "run", *flags, fault, str(job), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    first, second = (json.loads((tmp_path / f"rank-{rank}").read_text()) for rank in range(2))
+    assert first["1"][:2] == ["", ""]
+    differ = "rank 1 gave this save step 3, rank 0 step 2"
+    assert differ in first["2"][0]
+    assert first["3"][0].startswith("rank 1: ") and first["3"][0].endswith("; nothing was saved")
+    assert first["4"][0] == "" and "rank 1: " in first["4"][1] and "step 4" in first["4"][1]
+    assert float(first["4"][2]) < SOON_S
+    joined = "rank 1 was replaced since this Checkpointer's first save"
+    assert joined in first["6"][0] and joined in second["6"][0]

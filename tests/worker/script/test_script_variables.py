@@ -262,6 +262,15 @@ REFUSED = {
             X = torch.ones(1 << 19) * i
             session.step()
         """),
+    "a tensor that comes to require gradients": ("prompt", """
+        prompt = torch.ones(2)
+        def step(i):
+            global prompt
+            prompt = prompt * 2
+            if i == 4:
+                prompt.requires_grad_()
+            session.step()
+        """),
     "a loss with its graph": ("total", """
         total = 0.0
         def step(i):
@@ -316,12 +325,15 @@ REFUSED = {
 }  # fmt: skip
 
 
+NOT_TOLD = ("a loss with its graph", "a tensor that comes to require gradients")
+
+
 @pytest.mark.parametrize("way", REFUSED)
 def test_what_cannot_be_carried_is_refused_by_name_or_told(way: str) -> None:
     name, text = REFUSED[way]
     message = refusal(text)
     assert name in message
-    if way == "a loss with its graph":  # no other process can have it, whoever is warned
+    if way in NOT_TOLD:  # no other process can have it, whoever is warned
         return
     assert "session.state" in message
     session = Session(stop=False)

@@ -272,3 +272,42 @@ def test_a_link_that_the_top_sets_anew_is_left_alone(made: Made, tmp_path: Path)
     files.put_back(for_good=True)
     assert link.readlink() == tmp_path / "step-0"
     assert target.read_text() == "of the job"
+
+
+def used_in_a_dry_step(path: Path) -> None:
+    with path.open("a") as log:
+        log.write(", a line")
+    assert path.read_text() == "as the job left it, a line"
+    path.write_text("made up")
+    path.with_name("new.txt").write_text("made up")
+    with path.with_name("once.txt").open("x") as once:
+        once.write("made up")
+    raise ValueError("of the script")
+
+
+def test_a_dry_step_leaves_the_jobs_files_as_they_were(control: Path) -> None:
+    """Its numbers are made up, and the real attempt writes what it writes itself."""
+    files = StartFiles(None, 20.0)
+    with pytest.raises(ValueError, match="of the script"), files.dry():
+        used_in_a_dry_step(control)
+    assert control.read_text() == "as the job left it"
+    assert [each.name for each in control.parent.iterdir()] == ["control.json"]
+    control.write_text("of the attempt")
+    files.put_back()
+    assert control.read_text() == "of the attempt"
+
+
+def test_a_first_spare_lets_files_alone_and_names_those_that_it_has_emptied(control: Path) -> None:
+    told: list[str] = []
+    files = StartFiles(None, 20.0)
+    files.begin(is_first=True)
+    control.write_text("of the spare")
+    control.with_name("new.txt").write_text("of the spare")
+    files.note = lambda text, warning=True: told.append(text)
+    files.reach_init()
+    assert control.read_text() == "of the spare"
+    assert len(told) == 1 and f"above outlast.init() writes {control}, " in told[0]
+    files.begin()
+    control.write_text("of the start")
+    files.put_back(for_good=True)
+    assert control.read_text() == "of the spare"

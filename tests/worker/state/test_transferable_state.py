@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import nn
 
+from outlast.checkpoint.format import codec
 from outlast.errors import ProtectError
 from outlast.worker.phases.phase_attempt import UndoCopy
-from outlast.worker.state.protected_state import ProtectedState
+from outlast.worker.state.protected_state import ProtectedState, Replicated
 
 
 @dataclasses.dataclass
@@ -138,3 +139,60 @@ def test_state_of_other_names_or_groups_is_refused_and_nothing_is_taken_over() -
     with pytest.raises(ProtectError, match=r"saved with 2 groups of 4 parameters in all"):
         here.adopt(build(split="yes").replicated())
     assert torch.equal(here.modules["model"].state_dict()["0.weight"], before)
+
+
+class Prompt:
+    """Object with a `state_dict` that keeps what it is given."""
+
+    def __init__(self, value: float) -> None:
+        self.parts: dict[str, Any] = {
+            "soft": nn.Parameter(torch.full((2,), value)),
+            "frozen": [nn.Parameter(torch.full((1,), value), requires_grad=False)],
+            "leaf": torch.full((3,), value, requires_grad=True),
+            "plain": torch.full((3,), value),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.parts
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.parts = state
+
+
+def flags(parts: dict[str, Any]) -> list[tuple[float, type, bool]]:
+    tensors = [parts["soft"], parts["frozen"][0], parts["leaf"], parts["plain"]]
+    return [(t.detach().sum().item(), type(t), t.requires_grad) for t in tensors]
+
+
+@pytest.mark.parametrize("kind", ["object", "dict", "replicated"])
+def test_parameters_in_an_object_still_require_gradients(kind: str) -> None:
+    """In a redo, and in a successor, whose object is another one or has none of the tensors yet."""
+
+    def protect(parts: dict[str, Any]) -> tuple[ProtectedState, Prompt]:
+        prompt = Prompt(0.0)
+        prompt.parts = parts
+        value = {"object": prompt, "dict": parts, "replicated": Replicated(prompt)}[kind]
+        return ProtectedState({"prompt": value}, {}), prompt
+
+    one, prompt = protect(Prompt(1.0).parts)
+    expected = flags(prompt.parts)
+    own, staged = one.own_choices(), codec.encode(one.replicated())
+    changed = Prompt(2.0).parts
+    changed["soft"].requires_grad_(requires_grad=False)
+    for parts in (changed, {}) if kind != "replicated" else (changed,):
+        other, prompt = protect(dict(parts))
+        if kind == "replicated":
+            other.adopt(codec.decode(staged))
+        else:
+            other.restore_choices(codec.decode(own))
+        adopted: Any = other.own["prompt"] if kind == "dict" else prompt.parts
+        assert flags(adopted) == expected
+    held = one.own.get("prompt")
+    undo = UndoCopy(one)
+    if isinstance(held, dict):
+        soft = held["soft"]
+        with torch.no_grad():
+            soft.add_(1)
+        soft.requires_grad_(requires_grad=False)
+        undo.put_back()
+        assert held["soft"] is soft and flags(held) == expected

@@ -15,6 +15,11 @@ the reports of the others:
 | "written", and not in the directory | its save fails after UNSEEN_S: they see two directories   |
 
 A failure reaches the keeper as the failure file of that rank (part_files.py).
+
+Under `outlast run` a phase that saves may be redone, on some ranks after a save and on others
+before it, and a rank may be replaced. There all ranks agree on each call of `save` before it begins
+(`SaveCall`), so that a rank that fails, gives another step, or has joined since is named on all at
+once. Posted is only "failed": notes go through the controller, from each rank to all.
 """
 
 from __future__ import annotations
@@ -23,7 +28,7 @@ import atexit
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,13 +41,14 @@ from outlast.checkpoint.keeper.keeper_frames import Outcome
 from outlast.checkpoint.keeper.part_files import failure_path
 from outlast.checkpoint.rank_group import RankGroup
 from outlast.checkpoint.stores.folder_store import Folder
-from outlast.errors import CorruptionError, StorageError
+from outlast.errors import CorruptionError, OutlastError, StorageError, UsageError
 
 UNSEEN_S = 75.0  # NFS shows a directory's new names after 60 s at most, by its defaults
 _PAUSE_S, _PAUSE_MAX_S = 0.05, 0.5
 _END_S = 10.0  # for the last round of the thread
 _OPEN_MAX = 16  # saves that are watched at once; as many reports a rank are in the store
 _NAMED_MAX = 8
+PlacedSave: TypeAlias = tuple[SavePoint, str, str]
 Progress: TypeAlias = Callable[[], tuple[Outcome | None, bool]]
 
 
@@ -54,6 +60,40 @@ class PartReport(msgspec.Struct, frozen=True, array_like=True):
     state: Literal["begun", "written", "failed"]
     host: str = ""
     why: str = ""
+
+
+class SaveCall(msgspec.Struct, frozen=True, array_like=True):
+    """One rank's statement at the begin of a call of `save` under `outlast run`.
+
+    `has_claim`: it has saved before. `failure`: why it cannot save now.
+    """
+
+    call: int
+    step: int
+    has_claim: bool = False
+    failure: str = ""
+
+
+def agreed_call(calls: Sequence[SaveCall]) -> int:
+    """Return the number of a call, which no rank has used yet. `calls`: of all ranks.
+
+    Raises StorageError where a rank cannot save, UsageError where ranks do not save together.
+    """
+    if failures := [f"rank {r}: {each.failure}" for r, each in enumerate(calls) if each.failure]:
+        raise StorageError(f"{'; '.join(failures)}; nothing was saved")
+    for rank, each in enumerate(calls):
+        if each.step != calls[0].step:
+            why = describe_steps(rank, each.step, 0, calls[0].step)
+            raise UsageError(f"{why}; nothing was saved")
+    joined = [rank for rank, each in enumerate(calls) if not each.has_claim]
+    if joined and len(joined) < len(calls):
+        named = ", ".join(map(str, joined[:_NAMED_MAX])) + ("..." if joined[_NAMED_MAX:] else "")
+        raise UsageError(
+            f"rank {named} was replaced since this Checkpointer's first save, and a Checkpointer"
+            " cannot follow a replacement; nothing was saved, earlier checkpoints are untouched;"
+            " under outlast run let the run save: --checkpoint-every"
+        )
+    return max(each.call for each in calls)
 
 
 @dataclass
@@ -106,13 +146,13 @@ def describe_steps(rank: int, step: int, other: int, others: int) -> str:
 class PartReports:
     """Posts this rank's reports and reads those of the others, in a thread while saves are open.
 
-    `save_s`: deadline of a save. Without a store (one rank, or groups of `outlast run`) nothing is
-    posted, and a failure is written to the directory instead.
+    `save_s`: deadline of a save. A single rank posts nothing.
     """
 
     def __init__(self, ranks: RankGroup, root: Folder, save_s: float) -> None:
         self._ranks, self._root, self._save_s = ranks, root, save_s
         self._notes = ranks.notes if ranks.world > 1 else None
+        self._must_agree = False  # on the call under way
         self._unseen_s = min(UNSEEN_S, 0.9 * save_s)
         self._open: list[WatchedSave] = []
         self._failures: list[str] = []
@@ -123,15 +163,38 @@ class PartReports:
     @contextmanager
     def begin(self, call: int) -> Iterator[None]:
         """Delimit one call of `save`; an error that ends it is posted."""
+        self._must_agree = self._ranks.is_replaceable
         try:
             yield
         except BaseException as error:  # Ctrl-C as well: rank 0 must not wait
-            self._post(call, -1, "failed", str(error) or type(error).__name__)
+            why = str(error) or type(error).__name__
+            if self._must_agree and isinstance(error, Exception):
+                with suppress(OutlastError):  # which names this rank
+                    self._agree(SaveCall(call, -1, failure=why))
+            self._post(call, -1, "failed", why)
             raise
 
-    def begun(self, call: int, step: int) -> None:
-        """Post the step that this rank gave."""
+    def begun(self, call: int, step: int, *, has_claim: bool) -> int:
+        """Post the step that this rank gave; return the number of the call.
+
+        Under `outlast run` raises as `agreed_call` does, on all ranks.
+        """
+        if self._must_agree:
+            return self._agree(SaveCall(call, step, has_claim))
         self._post(call, step, "begun")
+        return call
+
+    def _agree(self, mine: SaveCall) -> int:
+        self._must_agree = False
+        answers = self._ranks.exchange(msgspec.msgpack.encode(mine))
+        return agreed_call([msgspec.msgpack.decode(each, type=SaveCall) for each in answers])
+
+    def placed(self, placed: PlacedSave) -> PlacedSave:
+        """Return place, parent and base of the save: under `outlast run` those of rank 0."""
+        if not self._ranks.is_replaceable:
+            return placed
+        answers = self._ranks.exchange(msgspec.msgpack.encode(placed))
+        return msgspec.msgpack.decode(answers[0], type=PlacedSave)
 
     def refuse(self, place: SavePoint, why: str) -> None:
         """Announce in the directory that this part will never come, where there is no store."""
@@ -160,7 +223,7 @@ class PartReports:
         for save in open_saves:
             present = self._files(save) or ()
             missing = [
-                f"rank {rank} ({_describe(save, self._read(save, rank))})"
+                f"rank {rank} ({self._describe(save, rank)})"
                 for rank in range(1, self._ranks.world)
                 if manifest_name(rank) not in present
             ]
@@ -169,6 +232,16 @@ class PartReports:
                 parts = ", ".join(missing[:_NAMED_MAX]) + more
                 texts.append(f"the save of step {save.place.step} lacks the parts of {parts}")
         return texts
+
+    def _describe(self, save: WatchedSave, rank: int) -> str:
+        report = self._read(save, rank)
+        if report is None or report.call != save.call:
+            return "still writes" if self._ranks.is_replaceable else "has not called save"
+        if report.state == "failed":
+            return f"failed: {report.why}"
+        if report.step != save.place.step:
+            return f"gave step {report.step}"
+        return "still writes" if report.state == "begun" else f"wrote it on {report.host}"
 
     def take_failures(self) -> list[str]:
         """Return the failures that only other ranks' reports show, since the last call."""
@@ -239,7 +312,7 @@ class PartReports:
 
     def _compare_with_first(self, save: WatchedSave) -> bool:
         """Compare this rank's step with rank 0's; return whether that has been done."""
-        if 0 in save.judged:
+        if 0 in save.judged or self._ranks.is_replaceable:
             return True
         report = self._read(save, 0)
         if report is None or report.call != save.call:
@@ -258,7 +331,7 @@ class PartReports:
     def _post(
         self, call: int, step: int, state: Literal["begun", "written", "failed"], why: str = ""
     ) -> None:
-        if self._notes:
+        if self._notes and (state == "failed" or not self._ranks.is_replaceable):
             report = PartReport(call, step, state, socket.gethostname(), why)
             self._notes.post(call % _OPEN_MAX, msgspec.json.encode(report))
 
@@ -277,13 +350,3 @@ class PartReports:
         with suppress(StorageError, CorruptionError):
             return self._root.files(save.place.directory)
         return None
-
-
-def _describe(save: WatchedSave, report: PartReport | None) -> str:
-    if report is None or report.call != save.call:
-        return "has not called save"
-    if report.state == "failed":
-        return f"failed: {report.why}"
-    if report.step != save.place.step:
-        return f"gave step {report.step}"
-    return "still writes" if report.state == "begun" else f"wrote it on {report.host}"

@@ -149,6 +149,7 @@ def read_benchmark(path: Path, context: BenchmarkContext) -> LogReading:
 
 
 def _parts(path: Path, context: BenchmarkContext, totals: ReadTotals) -> Iterator[RecordBatch]:
+    totals.names_node = False
     reader = _BenchmarkReader(str(path), context, totals)
     try:
         with open_unpacked(path) as file:

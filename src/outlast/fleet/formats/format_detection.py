@@ -330,12 +330,13 @@ _ONLY: dict[str, tuple[str, frozenset[Format]]] = {
 }
 
 
-# Options that change the records of a log, besides those that are a part of its identity.
+# Options that change the records of a log.
 _CHANGING = ("zone", "nodes", "gpus_per_node", "epoch", "at", "boot", "delimiter", "columns")
+PLACE_FLAGS = ("--cluster", "--node")
 
 
 def reading_options(path: Path, format_: Format, options: LogOptions) -> dict[str, str]:
-    """Return the options that a log is read with, by flag: its format, mapping, zone and others.
+    """Return the options that a log is read with, by flag: its format, mapping, node and others.
 
     Two readings of one content with equal options give equal records. Raises SourceError for a
     mapping or policy that cannot be read.
@@ -345,6 +346,8 @@ def reading_options(path: Path, format_: Format, options: LogOptions) -> dict[st
         flag, fitting = _ONLY.get(key, (f"--{key}", frozenset(FORMATS)))
         if (value := getattr(options, key)) and format_ in fitting:
             found[flag] = str(value)
+    place = (options.cluster, options.node_of(path))
+    found |= {flag: value for flag, value in zip(PLACE_FLAGS, place, strict=True) if value}
     mapping = _find_mapping(path, options) if format_ in ("events", "jobs") else None
     policy = options.policy if format_ == "kernel" else None
     for flag, file in (("--mapping", mapping), ("--policy", policy)):

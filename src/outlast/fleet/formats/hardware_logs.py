@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from datetime import tzinfo
 from itertools import islice
 from pathlib import Path
@@ -82,8 +82,10 @@ def read_kernel_log(path: Path, context: HardwareLogContext) -> LogReading:
         on_twice=lambda: twice.update([TWICE]),
     )
     hosts: dict[str, str] = {}  # by their names without a domain
+    named: list[str] = []  # the first one
 
     def on_host(host: str) -> None:
+        named[:] = named or [host]
         is_address = host.replace(".", "").isdigit()
         name = host.lower() if is_address else host.partition(".")[0].lower()
         if name not in _UNNAMED:
@@ -106,6 +108,7 @@ def read_kernel_log(path: Path, context: HardwareLogContext) -> LogReading:
         naive=None if context.is_zone_given else log_envelopes.lacks_zone,
         known=log_envelopes.has_known_time,
         odd=twice,
+        named=named,
     )
 
 
@@ -163,12 +166,14 @@ def _read_log_lines(
     naive: Callable[[str], bool] | None = None,
     known: Callable[[str], bool] | None = None,
     odd: Counter[str] | None = None,
+    named: Collection[str] = (),
 ) -> LogReading:
     """Read a log of which every line is a row; ordinary lines are skipped.
 
     `naive`: whether a line has a time without a zone; noted if one of the first lines has. `known`:
     whether a line has the format of such a log; noted if none of the first has and there is no
     finding. `odd`: findings that are kept despite an anomaly, counted while lines are read.
+    `named`: a host that a line names, once it is read.
     """
 
     def parts(totals: ReadTotals) -> Iterator[RecordBatch]:
@@ -207,6 +212,7 @@ def _read_log_lines(
                 totals.notes += [ZONE_ASSUMED] if without_zone and reported else []
                 totals.notes += [NO_SHAPE] if known and not shaped and not reported else []
                 totals.odd += odd or Counter()
+                totals.names_node = bool(named)
             yield _make_batch(path, part)
 
     return LogReading(str(path), format_, parts)
@@ -219,6 +225,7 @@ def _read_answer(path: Path, format_: str, read: Callable[[str], Iterator[Readin
         text = read_bounded(path, BYTES_MAX, f"that is too much for {format_}")
         some = list(read(text.decode(errors="replace")))
         totals.rows += max(1, len(some))
+        totals.names_node = False
         if not some:
             totals.skipped["answer in which nothing is wrong"] += 1
         yield _make_batch(path, some)

@@ -67,6 +67,7 @@ class ReadTotals(msgspec.Struct):
     odd: Counter[str] = msgspec.field(default_factory=Counter)  # records kept in spite of this
     notes: list[str] = msgspec.field(default_factory=list)  # what this log cannot show, and why
     quoted: list[str] = msgspec.field(default_factory=list)  # notes with words of the log's own
+    names_node: bool = True  # False: equal logs may be of two nodes, or of two clusters
 
     def check(self) -> None:
         """Check that every row is accounted for.

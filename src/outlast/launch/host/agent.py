@@ -209,7 +209,9 @@ class Agent:
         if self._crew.template.awaits(self._template_settled):
             self._awaiting.append(body)
             return
-        post = WorkerPost(body.worker, body.seat, self._host, self._incarnation, 0)
+        post = WorkerPost(
+            body.worker, body.seat, self._host, self._incarnation, 0, joins=body.joins
+        )
         try:
             worker = self._crew.start(post)
         except (OSError, ConfigError) as error:

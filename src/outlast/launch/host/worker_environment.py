@@ -39,6 +39,8 @@ def worker_environment(
         config.WORKER_VARIABLE: msgspec.json.encode(settings).decode(),
         MARK_VARIABLE: mark,
     }
+    if settings.seat < 0 or settings.joins:
+        environment[config.TOP_VARIABLE] = "1"
     if settings.seat < 0:
         for name in _SEAT_VARIABLES:
             environment.pop(name)

@@ -49,6 +49,7 @@ class WorkerPost(NamedTuple):
     agent: str
     incarnation: int
     restart_count: int
+    joins: bool = False  # the job runs already
 
 
 class WorkerOutcome(NamedTuple):
@@ -179,6 +180,7 @@ class WorkerPool:
             incarnation=post.incarnation,
             worker=post.name,
             seat=post.seat,
+            joins=post.joins,
             world=self.plan.world,
             control_fd=control_fd,
             page_fd=page_fd,

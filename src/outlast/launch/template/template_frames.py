@@ -39,6 +39,7 @@ PER_WORKER = (
     "TORCHELASTIC_RESTART_COUNT",
     "TORCHELASTIC_ERROR_FILE",
     config.WORKER_VARIABLE,
+    config.TOP_VARIABLE,
 )
 GATE_S = 30.0  # a forked worker's timeout for GO
 # Order of the descriptors of a ForkRequest.

@@ -27,6 +27,7 @@ import warnings
 from pathlib import Path
 from typing import NoReturn
 
+import outlast
 from outlast import config
 from outlast.errors import ConfigError
 from outlast.launch.template import hidden_modules
@@ -268,6 +269,8 @@ class TemplateProcess:
         config.set_environment(environment)
         _mark_memory(request.mark)
         _draw_anew()
+        if "outlast.worker.session" in sys.modules:  # else the script does not import outlast
+            outlast.begin_worker()
         restart = WorkerRestart(gate, self._settings.command, environment)
         HiddenModules(self._groups, restart, self._restartable).hide()
 

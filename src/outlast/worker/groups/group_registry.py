@@ -21,7 +21,7 @@ from outlast.worker.groups.device_drivers import DeviceDriver, has_nccl, nccl_dr
 from outlast.worker.groups.gloo_device import GlooDevice
 from outlast.worker.groups.inner_group import LIFE, InnerGroup, is_transport_error
 from outlast.worker.groups.pending_works import PendingWorks, SeveredGroups, trackable
-from outlast.worker.groups.rendezvous import BuildGuard, JobStore, Mailbox
+from outlast.worker.groups.rendezvous import BuildGuard, GenerationNotes, JobStore, Mailbox
 from outlast.worker.groups.setup_record import SetupRecord
 from outlast.worker.groups.stable_group import StableGroup, meeting_name
 
@@ -291,6 +291,10 @@ class GroupRegistry:
         if first:
             self._on_trouble(error)
         return True
+
+    def notes(self, name: str, rank: int) -> GenerationNotes:
+        """Return notes that the ranks of a group leave for each other."""
+        return GenerationNotes(self._mailbox, lambda: self._generation, name, rank)
 
     def leave(self, group: StableGroup) -> None:
         """Do nothing: later generations connect a destroyed `group` all the same, since a joiner

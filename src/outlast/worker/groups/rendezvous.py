@@ -14,12 +14,13 @@ import struct
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from threading import Condition
 
 from torch._C._distributed_c10d import Store
 
-from outlast.errors import GroupError, UnsupportedError
+from outlast.errors import GroupError, UnsupportedError, WireError
 from outlast.worker.groups.gloo_device import GlooDevice
 
 _GENERATION_BYTES_MAX = 256 << 20
@@ -46,7 +47,9 @@ class Mailbox:
         with self._changed:
             if generation < self._oldest:
                 return
-            size = self._sizes.get(generation, 0) + len(key) + len(value)
+            before = self._values.get(generation, {}).get(key)
+            freed = 0 if before is None else len(key) + len(before)
+            size = self._sizes.get(generation, 0) + len(key) + len(value) - freed
             if size > _GENERATION_BYTES_MAX:
                 self._closed_to = max(self._closed_to, generation)  # connect() raises
             else:
@@ -93,6 +96,29 @@ class Mailbox:
         with self._changed:
             self._closed_to = max(self._closed_to, generation)
             self._changed.notify_all()
+
+
+class GenerationNotes:
+    """Notes of the ranks of one group in the connected generation: what was posted before is
+    gone."""
+
+    def __init__(
+        self, mailbox: Mailbox, generation: Callable[[], int], name: str, rank: int
+    ) -> None:
+        self._mailbox, self._generation = mailbox, generation
+        self._name, self._rank = name, rank
+
+    def post(self, slot: int, data: bytes) -> None:
+        """Replace this rank's note in `slot`. Never waits."""
+        with suppress(WireError):  # without its agent this process ends
+            self._mailbox.put(self._generation(), self._key(slot, self._rank), data)
+
+    def posted(self, slot: int, rank: int) -> bytes:
+        """Return a rank's note in `slot`, b"" if there is none."""
+        return self._mailbox.peek(self._generation(), self._key(slot, rank)) or b""
+
+    def _key(self, slot: int, rank: int) -> str:
+        return f"{self._name}/{slot}/{rank}"
 
 
 class JoinStore(Store):

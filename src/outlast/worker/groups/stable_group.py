@@ -24,6 +24,7 @@ from outlast.worker.groups.work_handles import FinishedWork, opaque_class
 
 if TYPE_CHECKING:
     from outlast.worker.groups.group_registry import GroupRegistry
+    from outlast.worker.groups.rendezvous import GenerationNotes
 
 
 _RANKS_TEXT_MAX = 64
@@ -117,6 +118,7 @@ class StableGroup(_ProcessGroup):
         self.inner: InnerGroup | None = None
         self.meeting = meeting
         self._destroyed = False
+        self._notes = 0
 
     @property
     def registry(self) -> GroupRegistry:
@@ -246,6 +248,11 @@ class StableGroup(_ProcessGroup):
 
     def getBackendName(self) -> str:  # noqa: N802 - the name that torch's C++ looks up
         return BACKEND
+
+    def rank_notes(self) -> GenerationNotes:
+        """Return new notes of the ranks, which all of them ask for in the same order."""
+        self._notes += 1
+        return self._groups.notes(f"notes {self._notes} of {self.meeting}", self.place.rank)
 
     def name(self) -> str:
         return BACKEND

@@ -380,7 +380,7 @@ class PhaseRunner:
         copy = phase_attempt.UndoCopy(self.protected_state())
         attempt = PhaseAttempt("step", key, copy, self._timeline.now_ns(), dry=True)
         try:
-            with self._active(attempt):
+            with self.script.dry(), self._active(attempt):
                 yield
         finally:
             attempt.undo.put_back()

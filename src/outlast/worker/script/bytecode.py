@@ -7,9 +7,16 @@ stores it again: `live_after` computes that by backward data-flow analysis.
 from __future__ import annotations
 
 import dis
+import pathlib
+import site
+import sysconfig
 import types
 from collections.abc import Iterable, Iterator
+from functools import cache
+from itertools import pairwise
 from typing import NamedTuple
+
+import outlast
 
 _READS = {
     "LOAD_NAME",
@@ -62,6 +69,24 @@ _MUTATORS = {
     "subtract",
     "update",
 }
+
+
+@cache
+def _libraries() -> tuple[str, ...]:
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    found = {sysconfig.get_paths()[name] for name in names}
+    found.update(site.getsitepackages())
+    found.add(site.getusersitepackages())
+    found.add(str(pathlib.Path(outlast.__file__).parent))
+    return tuple(each.rstrip("/") + "/" for each in sorted(found))
+
+
+@cache
+def is_own_file(name: str) -> bool:
+    """Return whether the file is the script's own: the script or a module beside it."""
+    if name.startswith("<frozen"):
+        return False
+    return not name.startswith(_libraries()) and "/site-packages/" not in name
 
 
 class CodeNames(NamedTuple):
@@ -120,6 +145,17 @@ def names_of(code: types.CodeType, offsets: frozenset[int] | None = None) -> Cod
         frozenset(taken_from),
         mutates,
     )
+
+
+def saves_by_path(code: types.CodeType, until: int | None = None) -> bool:
+    """Return whether `code` calls `torch.save` and opens no file; of the instructions before
+    `until` only."""
+    names = [
+        each.argval
+        for each in dis.get_instructions(code)
+        if each.opname not in ("CACHE", "PUSH_NULL") and (until is None or each.offset < until)
+    ]
+    return ("torch", "save") in pairwise(names) and "open" not in names
 
 
 def reads_gradients(code: types.CodeType, offsets: frozenset[int] | None = None) -> bool:

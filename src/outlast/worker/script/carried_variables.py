@@ -213,6 +213,11 @@ def _must_end_here(path: Path, value: torch.Tensor) -> None:
             f"{text(path)}, which the script changes, is a tensor with the graph that computed it:"
             " no other process can have that; keep value.detach(), or value.item()"
         )
+    if value.requires_grad:
+        raise PhaseError(
+            f"{text(path)}, which the script changes, has become a tensor that requires gradients;"
+            f" {ADVICE}"
+        )
 
 
 def _is_handle(value: Any) -> bool:

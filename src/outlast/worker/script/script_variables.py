@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from outlast.errors import PhaseError
-from outlast.worker.script.bytecode import reads_gradients
+from outlast.worker.script.bytecode import names_of, reads_gradients, saves_by_path
 from outlast.worker.script.carried_variables import ADVICE, CarriedVariables
+from outlast.worker.script.phase_files import PhaseFiles
 from outlast.worker.script.process_modes import ENVIRONMENT, TORCH_MODES
 from outlast.worker.script.reachable_values import ReachableValues, ValueSpot
 from outlast.worker.script.repetitions import RepetitionDifference
@@ -103,6 +104,23 @@ class ScriptVariables:
         self.caches = WatchedCaches(
             self.refuse, lambda value: written(value) is not None, self._follow_growth
         )
+        self.files = PhaseFiles(self.refuse, self._tell_once)
+        self.dry: Callable[[], AbstractContextManager[None]] = nullcontext  # around dry steps
+
+    def at_protect(self) -> None:
+        """The job's first worker protects its state: report files that its top may have given to
+        C++, which a successor's start would write anew unseen."""
+        for frame in own_frames():
+            code, until = frame.f_code, frame.f_lasti
+            read = names_of(code, frozenset(range(until))).outer
+            called = (frame.f_globals.get(name) for name in read)
+            codes = [each.__code__ for each in called if isinstance(each, types.FunctionType)]
+            if saves_by_path(code, until) or any(map(saves_by_path, codes)):
+                self._tell_once(
+                    "code above session.protect calls torch.save: with a path, a worker that"
+                    " replaces a rank would overwrite the job's file; give it an open file"
+                    ' (with open(PATH, "wb") as file), which is kept'
+                )
 
     # --- phases ---
 
@@ -112,6 +130,7 @@ class ScriptVariables:
             self.caches.settle()
             return
         if not self._alone:
+            self.files.end_between()
             self._lasting.check("the script, between phases,")
             self._carry_modes()
             self.caches.begin()
@@ -133,11 +152,13 @@ class ScriptVariables:
     def completed(self, key: str) -> None:
         """Record a complete phase of `key`; refuse loaders whose processes it left running."""
         if not self._alone:
+            self.files.end_attempt(key.partition(":")[0])
             self._lasting.check(key.partition(":")[0])
             self.caches.end()
 
     def undone(self) -> None:
         """Remove the cache entries of a refused attempt that is not compared with others."""
+        self.files.forget()
         for name in self.caches.remove_entries():
             path = self._containers[name]
             with suppress(PathGone):
@@ -157,9 +178,9 @@ class ScriptVariables:
         before = self._phases.get(key)
         if before is None:
             return False
+        self.files.end_attempt(key.partition(":")[0])
         more = self.caches.renew()
-        reach = self._reach_of(key)
-        now = reach.spots
+        now = (reach := self._reach_of(key)).spots
         for path, old in before.items():
             new = now.get(path)
             if new is None or new.look == old.look or path in self.carried:
@@ -191,6 +212,7 @@ class ScriptVariables:
 
     def _watch_caches(self, reach: ReachableValues) -> None:
         self._constants |= reach.constants
+        self.files.watch(reach.codes)
         self.caches.add(reach.caches.items())
         for path, container in large_containers(reach):
             if path not in self.carried:

@@ -10,6 +10,11 @@ file is therefore moved aside before, and moved back before the script's next ca
 | until the script protects its state, or begins a phase or the loop | the top's file | the job's |
 | afterwards | the job's file | |
 
+In a worker that joins a running job this begins above `outlast.init()`, where the job's files are
+back when `init` is called. A first spare runs that code beside the first ranks, which do not wait:
+it leaves the files alone, and names those that it has emptied. In a dry step, whose numbers are
+made up, all files that the phase writes are treated so, and new ones are removed.
+
 The lock on the moved file ends with its process. If the owner has died, the next worker that opens
 NAME moves it back. Survivors that open NAME meanwhile wait for the job's file.
 
@@ -29,20 +34,24 @@ from __future__ import annotations
 import fcntl
 import filecmp
 import os
+import shutil
 import stat
 import struct
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from outlast import errors
-from outlast.errors import PhaseError
-from outlast.worker.script.script_variables import WriteNote
-from outlast.worker.script.value_paths import is_own_file
+from outlast.config import worker_settings
+from outlast.errors import ConfigError, PhaseError
+from outlast.worker.script.bytecode import is_own_file
+
+if TYPE_CHECKING:
+    from outlast.worker.script.script_variables import WriteNote
 
 _POLL_S = 0.01
 _OURS = str(Path(errors.__file__).parent) + os.sep
@@ -56,19 +65,49 @@ _ADVICE = (
 class StartFiles:
     """Files of the job that this worker's start has moved aside."""
 
-    def __init__(self, note: WriteNote, wait_s: float) -> None:
-        """`wait_s`: time limit of another worker's start, in seconds."""
-        self._note, self._wait_s = note, wait_s
+    def __init__(self, note: WriteNote | None, wait_s: float) -> None:
+        """`note`: None above `init()`. `wait_s`: time limit of another worker's start, in
+        seconds."""
+        self.note, self._wait_s = note, wait_s
         self._moved: dict[Path, int] = {}  # locked descriptors of the job's files
         self._written: set[Path] = set()  # files that this start has opened for writing
+        self._new_files: set[Path] = set()  # new files of a dry step
+        self._emptied: set[Path] = set()  # by a first spare
         self._is_watching = self._starts = self._guards = False
-        self._acts = False
+        self._acts = self._is_dry = self._lets_alone = False
         self._pid = os.getpid()  # forked processes inherit the hook
 
-    def begin(self) -> None:
-        """Begin to move files aside: the script runs from its top in the middle of the job."""
-        self._starts = True
+    def begin(self, *, is_first: bool = False) -> None:
+        """Begin to move files aside: the script runs from its top in the middle of the job.
+        `is_first`: in a spare that starts with the job."""
+        self._starts, self._lets_alone = True, is_first
         self._watch()
+
+    def reach_init(self) -> None:
+        """Move the job's files back when the script calls `init()`. Raises as `put_back` does."""
+        self.put_back(for_good=True)
+        if self._emptied and self.note:
+            names = ", ".join(map(str, sorted(self._emptied)))
+            self.note(
+                f"code above outlast.init() writes {names}, and this spare runs it as well, while"
+                " the ranks may use the file already; write it below init(), on the rank that it"
+                " belongs to"
+            )
+        self._emptied.clear()
+
+    @contextmanager
+    def dry(self) -> Iterator[None]:
+        """Undo what the script writes to files in here. Raises PhaseError as `put_back` does."""
+        starts, self._starts, self._is_dry = self._starts, True, True
+        self._watch()
+        try:
+            yield
+        finally:
+            self._is_dry = False
+            self.put_back()
+            self._starts, new_files, self._new_files = starts, self._new_files, set()
+            for path in new_files:
+                path.unlink(missing_ok=True)
 
     def guard(self) -> None:
         """Wait from now on for files that another worker's start has moved aside."""
@@ -84,7 +123,7 @@ class StartFiles:
         """
         moved, self._moved = self._moved, {}
         if for_good:
-            self._starts = False
+            self._starts = self._lets_alone = False
         if not moved:
             return
         self._acts = True
@@ -97,8 +136,9 @@ class StartFiles:
         if refused:
             raise PhaseError(f"the start of the script {'; '.join(refused)}: {_ADVICE}")
         names = ", ".join(str(path) for path in moved)
-        text = f"files that this worker's start wrote anew are as the job left them: {names}"
-        self._note(text, warning=False)
+        if self.note:
+            text = f"files that this worker's start wrote anew are as the job left them: {names}"
+            self.note(text, warning=False)
 
     def _watch(self) -> None:
         if not self._is_watching:
@@ -109,6 +149,7 @@ class StartFiles:
         if event not in _PATHS or self._acts or not (self._starts or self._guards):
             return
         name, replaces, writes = _PATHS[event](*args)
+        replaces = replaces or (self._is_dry and writes and args[1] is not None)
         if name is None or (self._starts and not (replaces or writes)):
             return
         is_main = threading.current_thread() is threading.main_thread()
@@ -130,10 +171,23 @@ class StartFiles:
                 self._forget(path)
                 return
             self._written.add(path)
-        if path not in self._moved and (replaces or not self._starts):
+        if self._lets_alone:
+            if replaces and path.exists():
+                self._emptied.add(path)
+        elif path not in self._moved and (replaces or not self._starts):
             self._await_return(path)
             if self._starts:
                 self._move_aside(path, keeps_name=event != "open")
+        if self._is_dry and event == "open":
+            self._continue_dry(path, args[2])
+
+    def _continue_dry(self, path: Path, flags: int) -> None:
+        """Give a dry step a copy of the job's file, or note that it makes a new one."""
+        if path in self._moved:
+            if not flags & os.O_TRUNC and not path.exists():
+                shutil.copyfile(_aside(path), path)
+        elif not path.exists():
+            self._new_files.add(path)
 
     def _forget(self, path: Path) -> None:
         """Delete a file that was moved aside: the script has renamed another file over it."""
@@ -179,6 +233,30 @@ class StartFiles:
                 raise PhaseError(f"{path} is still {aside} after {self._wait_s:.0f} s: {_ADVICE}")
             else:
                 threading.Event().wait(_POLL_S)
+
+
+_above_init: list[StartFiles] = []  # an audit hook lasts as long as its process
+
+
+def watch_above_init() -> None:
+    """Watch the script's code above `init()`, in a spare or a worker that joins a running job."""
+    try:
+        settings = worker_settings()
+    except ConfigError:  # `init` raises it
+        return
+    # A process that the script has spawned has the same environment, but leads no session.
+    if settings is None or _above_init or os.getsid(0) != os.getpid():
+        return
+    if settings.joins or settings.seat < 0:
+        _above_init.append(StartFiles(None, settings.limits.join_s))
+        _above_init[0].begin(is_first=not settings.joins)
+
+
+def of_worker(note: WriteNote, wait_s: float) -> StartFiles:
+    """Return the files of this process, whose `init` has been called."""
+    files = _above_init.pop() if _above_init else StartFiles(note, wait_s)
+    files.note = note
+    return files
 
 
 def _lock(kind: int) -> bytes:

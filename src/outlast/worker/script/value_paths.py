@@ -28,36 +28,14 @@ to Python 3.12 `f_locals` is a new copy at each access and is written back as a 
 from __future__ import annotations
 
 import ctypes
-import pathlib
-import site
 import sys
-import sysconfig
 import types
 from collections.abc import Callable, Iterator
 from functools import cache, cached_property, partial
 from typing import Any
 
-import outlast
-from outlast.worker.script.bytecode import names_of
+from outlast.worker.script.bytecode import is_own_file, names_of
 from outlast.worker.script.process_modes import ENVIRONMENT, TORCH_MODES
-
-
-@cache
-def _libraries() -> tuple[str, ...]:
-    names = ("stdlib", "platstdlib", "purelib", "platlib")
-    found = {sysconfig.get_paths()[name] for name in names}
-    found.update(site.getsitepackages())
-    found.add(site.getusersitepackages())
-    found.add(str(pathlib.Path(outlast.__file__).parent))
-    return tuple(each.rstrip("/") + "/" for each in sorted(found))
-
-
-@cache
-def is_own_file(name: str) -> bool:
-    """Return whether the file is the script's own: the script or a module beside it."""
-    if name.startswith("<frozen"):
-        return False
-    return not name.startswith(_libraries()) and "/site-packages/" not in name
 
 
 @cache

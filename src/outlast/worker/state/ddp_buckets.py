@@ -16,7 +16,7 @@ buckets, and every rank restores the recorded ones when a generation opens.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -251,6 +251,18 @@ def _other_parameters() -> ProtectError:
         " DDP is made, or after protect(); add parameters (adapters) before it is made: it reduces"
         " none that comes later; nothing was applied"
     )
+
+
+def must_protect_hooks(part: DistributedDataParallel, objects: Collection[int]) -> None:
+    """Raise ProtectError for a communication hook with a state that is none of `objects` (ids)."""
+    for hook, state in getattr(part, "_comm_hooks", ()):  # absent if all are delayed
+        if not (state is None or isinstance(state, dist.ProcessGroup) or id(state) in objects):
+            raise ProtectError(
+                f"the DDP communication hook {getattr(hook, '__qualname__', hook)} keeps a"
+                f" state ({type(state).__name__}) that is not protected: a redo and a"
+                " replacement worker would go on without it; protect that object (it needs"
+                " state_dict and load_state_dict), or leave the hook out"
+            )
 
 
 def must_not_join(part: DistributedDataParallel) -> None:

@@ -15,7 +15,6 @@ from typing import Any
 
 import msgspec
 import torch
-from torch import distributed as dist
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -26,7 +25,13 @@ from outlast.checkpoint.script_state import ScriptState, Stateful
 from outlast.errors import CodecError, ProtectError
 from outlast.random_state import GENERATOR_TYPES, Generator
 from outlast.worker.script.carried_variables import CarriedVariables
-from outlast.worker.state.ddp_buckets import BucketState, DDPBuckets, must_not_join, refuse_hidden
+from outlast.worker.state.ddp_buckets import (
+    BucketState,
+    DDPBuckets,
+    must_not_join,
+    must_protect_hooks,
+    refuse_hidden,
+)
 from outlast.worker.state.optimizer_state import (
     Layer,
     describe_parameter_changes,
@@ -199,17 +204,7 @@ class ProtectedState:
         objects = {id(o) for o in (*self.objects.values(), *self.own.values())}
         for part in self.tree.reducers:
             must_not_join(part)
-            hooks = getattr(part, "_comm_hooks", ())  # absent if all reductions are delayed
-            for hook, state in hooks:
-                if not (
-                    state is None or isinstance(state, dist.ProcessGroup) or id(state) in objects
-                ):
-                    raise ProtectError(
-                        f"the DDP communication hook {getattr(hook, '__qualname__', hook)} keeps a"
-                        f" state ({type(state).__name__}) that is not protected: a redo and a"
-                        " replacement worker would go on without it; protect that object (it needs"
-                        " state_dict and load_state_dict), or leave the hook out"
-                    )
+            must_protect_hooks(part, objects)
 
     def schema(self) -> tuple[str, str]:
         """Return (digest, summary) of names, shapes and dtypes; the run stops if ranks differ."""
@@ -250,12 +245,11 @@ class ProtectedState:
 
     def own_choices(self) -> bytes:
         """Encode the part that the script may change: generators, own objects, variables."""
+        objects = {name: _content(value) for name, value in self.own.items()}
         choices = {
             "random": capture(self.generators),
-            "objects": {
-                name: value if isinstance(value, (dict, list)) else value.state_dict()
-                for name, value in self.own.items()
-            },
+            "objects": objects,
+            "trained": list(state_values.trained(objects)),
             "script": self.script.state() if self.script is not None else {},
         }
         try:
@@ -282,7 +276,7 @@ class ProtectedState:
 
     def restore_choices(self, saved: Mapping[str, Any]) -> None:
         """Restore the script's own objects and variables, but not its generators."""
-        objects = saved["objects"]
+        objects = state_values.retrained(saved["objects"], saved.get("trained", ()))
         if objects.keys() != self.own.keys():
             raise ProtectError(
                 f"the saved objects are {sorted(objects)}, the script protects {sorted(self.own)}"
@@ -290,10 +284,9 @@ class ProtectedState:
         if self.script is not None:
             self.script.restore(saved.get("script", {}))
         for name, value in self.own.items():
-            plain = isinstance(value, (dict, list))
-            if state_values.is_same(value if plain else value.state_dict(), objects[name]):
+            if state_values.is_same(_content(value), objects[name]):
                 continue
-            if plain:
+            if isinstance(value, (dict, list)):
                 state_values.restore_in_place(value, objects[name])
             else:
                 value.load_state_dict(objects[name])
@@ -325,6 +318,7 @@ class ProtectedState:
 
     def replicated(self) -> dict[str, Any]:
         """Return the state that a joiner needs from a donor: shards by reference, no copies."""
+        objects = {name: o.state_dict() for name, o in self.objects.items()}
         return {
             "modules": {
                 name: {
@@ -334,7 +328,8 @@ class ProtectedState:
                 for name, module in self.modules.items()
             },
             "optimizers": {name: optimizer_tree(o) for name, o in self.optimizers.items()},
-            "objects": {name: o.state_dict() for name, o in self.objects.items()},
+            "objects": objects,
+            "trained": list(state_values.trained(objects)),
             "ddp": msgspec.to_builtins(self.reducers.states()),
             "gradients": self.tree.gradients(),
         }
@@ -371,12 +366,18 @@ class ProtectedState:
             target.copy_(source)
         for name, optimizer in self.optimizers.items() if local.takes_weights else ():
             optimizer_adopt(optimizer, state["optimizers"][name], rates=local.takes_rates)
+        objects = state_values.retrained(copy.deepcopy(state["objects"]), state["trained"])
         for name, value in self.objects.items():
             if local.takes_object(name):
-                value.load_state_dict(copy.deepcopy(state["objects"][name]))
+                value.load_state_dict(objects[name])
         self.reducers.adopt(reducers)
         self.tree.set_gradients(state["gradients"])
         self.buffers.look_away()
+
+
+def _content(value: Any) -> Any:
+    """Return the content of a rank's own object."""
+    return value if isinstance(value, (dict, list)) else value.state_dict()
 
 
 def _shards(named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
