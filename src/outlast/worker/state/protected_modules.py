@@ -17,7 +17,8 @@ Small ones that change after the vote may differ by rank (rank_local_state.py).
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Mapping
+import operator
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -142,22 +143,21 @@ class ProtectedModules:
                 layout = torch.sparse_coo if kind == _SPARSE else torch.strided
                 parameter.grad = torch.zeros_like(parameter.detach(), layout=layout)
 
-    def _present_children(self) -> list[int]:
-        return [id(child) for _, part in self._parts for child in part._modules.values()]  # noqa: SLF001 - no copy
+    def _present_children(self) -> list[nn.Module | None]:
+        return [child for _, part in self._parts for child in part._modules.values()]  # noqa: SLF001 - no copy
 
     def refresh(self) -> None:
         """Collect the submodules again if one was added, replaced or removed, and DDP modules that
         were made between `protect` and the first phase."""
-        if self._present_children() != self._children:
+        if not are_same(self._present_children(), self._children):
             self._walk()
         if not self._has_run:
             self._has_run = True
             self._find_wrappers()
 
-    def members(self) -> tuple[list[tuple[str, ...]], list[int]]:
-        """Return the names of the parameters of each submodule, and the ids of all."""
-        names = [tuple(part._parameters) for _, part in self._parts]  # noqa: SLF001 - no copy
-        return names, list(map(id, self.parameters()))
+    def parameter_names(self) -> list[tuple[str, ...]]:
+        """Return the names of the parameters of each submodule."""
+        return [tuple(part._parameters) for _, part in self._parts]  # noqa: SLF001 - no copy
 
     def types(self) -> dict[str, str]:
         """Return the name of the class of each submodule, by the submodule's name."""
@@ -376,8 +376,16 @@ class BufferSnapshot:
         return lost[0] if lost else unversioned
 
 
+def are_same(some: Sequence[object], others: Sequence[object]) -> bool:
+    """Return whether both hold the same objects in the same order.
+
+    `id` would cost an audit event an object: a worker has an audit hook after a failure.
+    """
+    return len(some) == len(others) and all(map(operator.is_, some, others))
+
+
 def _version(buffer: torch.Tensor) -> tuple[int, int]:
-    return id(buffer), buffer._version  # noqa: SLF001 - torch's own counter of changes
+    return buffer._cdata, buffer._version  # noqa: SLF001 - its identity without an audit event, and torch's own counter of changes
 
 
 def _bytes(buffer: torch.Tensor) -> int:

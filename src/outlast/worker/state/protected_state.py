@@ -28,6 +28,7 @@ from outlast.random_state import GENERATOR_TYPES, Generator
 from outlast.worker.script.carried_variables import CarriedVariables
 from outlast.worker.state.ddp_buckets import BucketState, DDPBuckets, must_not_join, refuse_hidden
 from outlast.worker.state.optimizer_state import (
+    by_first_name,
     describe_parameter_changes,
     group_members,
     must_be_whole,
@@ -36,7 +37,7 @@ from outlast.worker.state.optimizer_state import (
     optimizer_adopt,
     optimizer_tree,
 )
-from outlast.worker.state.protected_modules import ModuleBuffers, ProtectedModules
+from outlast.worker.state.protected_modules import ModuleBuffers, ProtectedModules, are_same
 from outlast.worker.state.rank_local_state import RankLocalState
 from outlast.worker.state.sharded_modules import FSDPIterations, refuse_unsupported
 from outlast.worker.state.tensor_digests import local_shard
@@ -103,9 +104,10 @@ class ProtectedState:
         refuse_hidden(part for module in self.modules.values() for part in module.modules())
         self.reducers = DDPBuckets(lambda: self.tree.reducers)
         self.iterations = FSDPIterations(self.tree)
-        self.parameters = self.tree.parameters()  # constant: `check_unchanged` verifies it
-        self._members = self.tree.members()
-        self._named = dict(self.tree.named_parameters())  # references keep ids from being reused
+        self.parameters = self.tree.parameters()  # `check_unchanged` holds each phase to them
+        self._parameter_names = self.tree.parameter_names()
+        self._named = dict(self.tree.named_parameters())
+        self.audited = by_first_name(self._named)
         self.buffers = ModuleBuffers(self.tree)
         self.local = RankLocalState(self)
         self.script: CarriedVariables | None = None  # variables not named in protect()
@@ -154,7 +156,8 @@ class ProtectedState:
     def check_unchanged(self) -> None:
         """Raise ProtectError if a module or an optimizer was changed after `protect`."""
         self.tree.refresh()
-        if self.tree.members() != self._members:
+        is_same = are_same(self.tree.parameters(), self.parameters)
+        if not is_same or self.tree.parameter_names() != self._parameter_names:
             now = dict(self.tree.named_parameters())
             changes = describe_parameter_changes(self._named, now, self.tree.types())
             raise ProtectError(
@@ -174,8 +177,7 @@ class ProtectedState:
             must_have_groups(name, optimizer, self._groups[name], self.tree.named_parameters)
 
     def _check_movable(self) -> None:
-        """Raise ProtectError if a value cannot be sent to a replacement worker. Without this check,
-        each donor would fail on it at the first failure."""
+        """Raise ProtectError for a value that cannot be sent: each donor would fail on it."""
         try:
             codec.flatten(self.replicated())
             self.own_choices()
@@ -183,8 +185,7 @@ class ProtectedState:
             raise ProtectError(f"no other worker could take over {error}") from error
 
     def knows(self, key: str) -> bool:
-        """Return whether a phase of this function has completed here, so that its changes are
-        known."""
+        """Return whether a phase of this function has completed here: its changes are known."""
         return key in self._known or key.startswith("outlast.")
 
     def completed(self, key: str) -> None:
