@@ -328,8 +328,9 @@ class WorkerProcess(WorkerPorts):
     def _on_message(self, body: messages.AnyBody) -> None:
         match body:
             case messages.Close():
-                self.start_files.guard()
                 self.status.close(body)
+                if not self.status.is_refused:
+                    self.start_files.guard()
                 self.auditor.wake()
                 look = threading.Timer(STUCK_S, self._look_for_stuck, [body.generation])
                 look.daemon = True

@@ -19,9 +19,13 @@ NAME moves it back. Survivors that open NAME meanwhile wait for the job's file.
 | reads, or reads and writes | refers to the job's file if both are equal, else PhaseError |
 | mapping of memory | stays, if both are equal and it cannot write, else PhaseError |
 
-Audit hooks detect Python's `open`, `os.rename`, `os.replace` and `os.remove`, called by the
-script's code or for it, but not files that C++ opens (`torch.save` with a path). A file of the job
-that the top renames (a rotated log) stays unchanged, and so do its target and symbolic links.
+Seen by audit hooks: Python's `open`, `os.rename`, `os.replace` and `os.remove`, called by the
+script's code or on its behalf; not what C++ opens (`torch.save` with a path). A file of the job
+that the top renames (a rotated log) is left alone, with its target; so are symbolic links.
+
+An audit hook cannot be removed, and each `id()` of the process calls it. A survivor therefore has
+one only if its script could run on beside the start: not where it was inside an attempt that is
+refused, and repeated behind the start.
 """
 
 from __future__ import annotations
@@ -103,10 +107,16 @@ class StartFiles:
     def _watch(self) -> None:
         if not self._is_watching:
             self._is_watching = True
-            sys.addaudithook(self._audit)
+            paths, look = _PATHS, self._audit
+
+            def hook(event: str, args: tuple[Any, ...]) -> None:  # called by each `id()`, too
+                if event in paths:
+                    look(event, args)
+
+            sys.addaudithook(hook)
 
     def _audit(self, event: str, args: tuple[Any, ...]) -> None:
-        if event not in _PATHS or self._acts or not (self._starts or self._guards):
+        if self._acts or not (self._starts or self._guards):
             return
         name, replaces, writes = _PATHS[event](*args)
         if name is None or (self._starts and not (replaces or writes)):
@@ -233,8 +243,8 @@ _PATHS: dict[str, Callable[..., tuple[Any, bool, bool]]] = {
 
 
 def _is_scripts() -> bool:
-    """Return whether the script's code made the audited call, and not through an import."""
-    frame = sys._getframe(2)  # noqa: SLF001 - an audit hook has no other way to its caller
+    """Return whether the script's code called what is under way, other than by an import."""
+    frame = sys._getframe(3)  # noqa: SLF001 - an audit hook has no other way to its caller
     while frame is not None:
         name = frame.f_code.co_filename
         if name.startswith("<frozen importlib"):
