@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -21,7 +21,7 @@ from outlast.worker.script.training_loop import (
     large_containers,
 )
 from outlast.worker.script.unversioned_writes import can_write_unversioned
-from outlast.worker.script.value_caches import WatchedCaches
+from outlast.worker.script.value_caches import LateChanges, WatchedCaches
 from outlast.worker.script.value_encoding import is_opaque, written
 from outlast.worker.script.value_paths import (
     Path,
@@ -42,6 +42,7 @@ Unrepeatable = Literal["stop", "warn", ""]  # "": no launcher, hence no redos
 LISTED_MAX = 20
 LOOKS_AT_LOOP = 3  # step boundaries at which all values are compared
 _CHANGED_TWICE = 2
+CHECKPOINT = "outlast.checkpoint"  # key of the phases that save
 
 
 def identities(protected: ProtectedState) -> set[int]:
@@ -99,6 +100,7 @@ class ScriptVariables:
         self._expected: set[str] = set()  # keys of functions whose late names are carried
         self._containers: dict[str, Path] = {}  # paths of those watched as caches
         self.caches = WatchedCaches(self.refuse, lambda value: written(value) is not None)
+        self._late = LateChanges()
 
     # --- phases ---
 
@@ -106,11 +108,14 @@ class ScriptVariables:
         """Begin a phase of `function`, or of the session itself (None)."""
         if function is None:
             self.caches.settle()
+            if key == CHECKPOINT:
+                self._carry_late(self._late.all())
             return
         if not self._alone:
             self._lasting.check("the script, between phases,")
             self._carry_modes()
             self.caches.begin()
+            self._carry_late(self._late.in_turn())
         known = key in self._roots.functions
         self._roots.functions[key] = function
         if self._alone:
@@ -118,7 +123,10 @@ class ScriptVariables:
         if known:
             if key not in self._expected:
                 self._expected.add(key)
-                self._expect(self._reach_of(key))
+                reach = self._reach_of(key)
+                self._expect(reach)
+                if self._has_listed or not self._loops:
+                    self._watch_late(reach)
             return
         reach = self._reach_of(key)
         for path, in_place in candidates(reach):
@@ -140,6 +148,35 @@ class ScriptVariables:
                 if written(self._roots.read(path)) is not None:
                     self.carried.add(path, in_place=True)
                     self.caches.forget(name)
+
+    def reopened(self) -> None:
+        """A generation is open: attempts may be repeated, and a rank may be another process."""
+        for path, value in self._uncarried(self._late.all()):
+            self.refuse(f"the script has changed {_described(path, value)}, after its first steps")
+
+    def _watch_late(self, reach: ReachableValues) -> None:
+        watched = [
+            (path, spot)
+            for path, spot in reach.spots.items()
+            if len(path) > 1 and not spot.is_protected and path not in self.carried
+        ]
+        self._late.add(watched, self._protected(), {*self._containers.values()})
+
+    def _carry_late(self, changed: Iterable[tuple[Path, Any]]) -> None:
+        """Carry values that have changed for the first time, or refuse them."""
+        for path, value in self._uncarried(changed):
+            if written(value) is None:
+                self.refuse(f"the script changes {_described(path, value)}, after its first steps")
+            else:
+                self.carried.add(path, in_place=True)
+
+    def _uncarried(self, values: Iterable[tuple[Path, Any]]) -> Iterator[tuple[Path, Any]]:
+        """Leave out what is carried by another path, and what is no longer at its own."""
+        for path, value in values:
+            if not any(value is carried for carried in self.carried.values()):
+                with suppress(PathGone):
+                    if self._roots.read(path) is value:
+                        yield path, value
 
     def _expect(self, reach: ReachableValues) -> None:
         """Carry names that are still unbound, from when they are bound."""
@@ -165,7 +202,7 @@ class ScriptVariables:
                 continue
             count = self._changed[key][path] = self._changed[key].get(path, 0) + 1
             if count == _CHANGED_TWICE:
-                self.refuse(f"{key.partition(':')[0]} changes {_described(path, old)}")
+                self.refuse(f"{key.partition(':')[0]} changes {_described(path, old.value)}")
         for path in [path for path in now if _is_first_bound(path, before, now)]:
             if path not in self.carried:
                 self.carried.add(path, in_place=False)
@@ -245,11 +282,12 @@ class ScriptVariables:
             if old.is_carriable and new.is_carriable:
                 self.carried.add(path, in_place=old.value is new.value)
             elif loop.count(path) == _CHANGED_TWICE:
-                self.refuse(f"the training loop changes {_described(path, old)}")
+                self.refuse(f"the training loop changes {_described(path, old.value)}")
         self._check_opaque(reach.spots, "the training loop can take values from")
         if loop.looks == LOOKS_AT_LOOP:
             self._watch.add(reach, loop)
             self._expect(reach)
+            self._watch_late(reach)
         is_last = loop in (self._loops or ())[:1] and loop.looks == LOOKS_AT_LOOP
         if is_last and (name := loop.reads_gradients(self._phase_codes())):
             self.refuse(
@@ -356,5 +394,5 @@ def _is_first_bound(
     return owner is not None and same is not None and owner.value is same.value
 
 
-def _described(path: Path, spot: ValueSpot) -> str:
-    return f"{text(path)} ({type(spot.value).__name__}), which nobody protects"
+def _described(path: Path, value: Any) -> str:
+    return f"{text(path)} ({type(value).__name__}), which nobody protects"

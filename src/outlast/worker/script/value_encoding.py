@@ -27,8 +27,12 @@ from outlast.worker.script.value_paths import PathGone, is_own_class, is_own_fil
 
 VALUE_BYTES_MAX = 1 << 20
 _NODES_MAX = 20_000  # of one container
-CONTENT_BYTES_MAX = 64 << 20  # of one container or array that is digested completely
-ITEMS_MAX = 256  # of one container that cannot be encoded and whose items are visited
+CONTENT_BYTES_MAX = 64 << 20  # of one array in a container
+CHUNK_BYTES = 1 << 16
+CHUNKS_MAX = 1024  # of one container or array that are looked at at once
+_PLAIN_ITEMS = 256  # that are encoded at once
+_OBJECT_BYTES = 512  # that take as long as one object
+ITEMS_MAX = 256  # of one container that cannot be written down, to be visited one by one
 CONTAINERS = (list, tuple, dict, OrderedDict, defaultdict, Counter, set, frozenset, deque)
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _GENERATOR, _DEQUE = "outlast.generator", "outlast.deque"
@@ -249,10 +253,10 @@ def look_of(value: Any, protected: Collection[int]) -> Any:
             "container",
             id(value),
             len(value),
-            None if are_visited else _content(value, protected),
+            None if are_visited else _look_inside(value, protected),
         )
     if isinstance(value, np.ndarray):
-        return "array", id(value), _content(value, protected)
+        return "array", id(value), value.shape, _look_inside(value, protected)
     if _is_library_iterator(value):
         return "iterator", id(value), _position(value)
     if not is_own_class(type(value)) and not isinstance(value, nn.Module):
@@ -260,9 +264,40 @@ def look_of(value: Any, protected: Collection[int]) -> Any:
     return "object", type(value).__qualname__, id(value)
 
 
-def _content(value: Any, protected: Collection[int]) -> bytes | None:
-    """Return a digest of a large container or array; None if it is too large or unreadable."""
-    digest, room, places = xxhash.xxh3_64(), CONTENT_BYTES_MAX, dict[int, int]()
+def _look_inside(value: Any, protected: Collection[int]) -> tuple[bytes, ...]:
+    return tuple(islice(content_digests(value, protected), CHUNKS_MAX))
+
+
+def content_digests(
+    value: Any, protected: Collection[int], count: int | None = None
+) -> Iterator[bytes]:
+    """Yield a digest of each chunk of some 64 KiB of a tensor, an array or a container.
+
+    `protected`: as in `look_of`. `count`: of the first items of a container only. A container that
+    changes its size between two digests raises RuntimeError, as its iterator does.
+    """
+    if isinstance(value, torch.Tensor):
+        yield msgspec.msgpack.encode(look_of(value, protected)[2:])
+    elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        width = max(1, CHUNK_BYTES // max(1, value.itemsize))
+        for start in range(0, value.size, width):
+            if not value.flags.writeable or isinstance(value, np.memmap):
+                return
+            memory: Any = np.ascontiguousarray(_flat(value)[start : start + width])
+            yield xxhash.xxh3_64_digest(memory.view(np.uint8))
+    else:
+        items = value.items() if isinstance(value, dict) else value
+        items = value.flat if isinstance(value, np.ndarray) else items
+        yield from _digests_of(islice(items, count), protected)
+
+
+def _flat(value: np.ndarray[Any, Any]) -> Any:
+    """Return something whose slices are those of the elements, and no copy of them all."""
+    return np.asarray(value).reshape(-1) if value.flags.c_contiguous else value.flat
+
+
+def _digests_of(items: Iterator[Any], protected: Collection[int]) -> Iterator[bytes]:
+    places, room = dict[int, int](), CHUNK_BYTES
 
     def readable(inner: Any) -> Any:
         """Return an encodable fingerprint of a value of a type that msgspec does not support."""
@@ -270,10 +305,12 @@ def _content(value: Any, protected: Collection[int]) -> bytes | None:
         if id(inner) in places or id(inner) in protected:
             return places.get(id(inner)), id(inner)
         places[id(inner)] = len(places)
+        room -= _OBJECT_BYTES
         if isinstance(inner, np.ndarray) and not inner.dtype.hasobject:
-            room -= inner.nbytes
-            if not inner.flags.writeable or isinstance(inner, np.memmap) or room < 0:
+            is_fixed = not inner.flags.writeable or isinstance(inner, np.memmap)
+            if is_fixed or inner.nbytes > CONTENT_BYTES_MAX:
                 return id(inner)
+            room -= inner.nbytes
             memory: Any = np.ascontiguousarray(inner).view(np.uint8)
             return inner.shape, xxhash.xxh3_64_digest(memory)
         if isinstance(inner, torch.Tensor) and not isinstance(inner, nn.Parameter):
@@ -284,20 +321,22 @@ def _content(value: Any, protected: Collection[int]) -> bytes | None:
             return list(inner)
         return id(inner) if not isinstance(inner, (complex, np.generic)) else repr(inner)
 
-    encoder = msgspec.msgpack.Encoder(enc_hook=readable)
-    items = iter(value.items() if isinstance(value, dict) else value)
-    if isinstance(value, np.ndarray):
-        items = iter([value])
-    try:
-        while batch := list(islice(items, 1000)):
+    encoder, digest = msgspec.msgpack.Encoder(enc_hook=readable), xxhash.xxh3_64()
+    for first in items:
+        # Plain items are small; others are encoded one by one, to stay near the size of a chunk.
+        inner = first[-1] if type(first) is tuple and first else first  # of a dict: a value
+        batch = [first, *islice(items, _PLAIN_ITEMS - 1)] if type(inner) in PLAIN else [first]
+        try:
             data = encoder.encode(batch)
-            room -= len(data)
-            if room < 0:
-                return None
-            digest.update(data)
-    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
-        return None
-    return digest.digest()
+        except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
+            data = b""  # it cannot be read: a change of it stays unknown
+        digest.update(data)
+        room -= len(data) + _OBJECT_BYTES
+        if room < 0:
+            yield digest.digest()
+            digest, room = xxhash.xxh3_64(), CHUNK_BYTES
+    if room < CHUNK_BYTES:
+        yield digest.digest()
 
 
 def _state(value: Any) -> bytes | None:
