@@ -31,7 +31,8 @@ CONTENT_BYTES_MAX = 64 << 20  # of one array in a container
 CHUNK_BYTES = 1 << 16
 CHUNKS_MAX = 1024  # of one container or array that are looked at at once
 _PLAIN_ITEMS = 256  # that are encoded at once
-_OBJECT_BYTES = 512  # that take as long as one object
+# What takes as long as these bytes of an array: one object, and one byte of plain items.
+_OBJECT_BYTES, _ENCODED_BYTES = 1024, 4
 ITEMS_MAX = 256  # of one container that cannot be written down, to be visited one by one
 CONTAINERS = (list, tuple, dict, OrderedDict, defaultdict, Counter, set, frozenset, deque)
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
@@ -271,7 +272,7 @@ def _look_inside(value: Any, protected: Collection[int]) -> tuple[bytes, ...]:
 def content_digests(
     value: Any, protected: Collection[int], count: int | None = None
 ) -> Iterator[bytes]:
-    """Yield a digest of each chunk of some 64 KiB of a tensor, an array or a container.
+    """Yield a digest of each chunk of a tensor, an array (64 KiB) or a container (as long a time).
 
     `protected`: as in `look_of`. `count`: of the first items of a container only. A container that
     changes its size between two digests raises RuntimeError, as its iterator does.
@@ -331,7 +332,7 @@ def _digests_of(items: Iterator[Any], protected: Collection[int]) -> Iterator[by
         except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
             data = b""  # it cannot be read: a change of it stays unknown
         digest.update(data)
-        room -= len(data) + _OBJECT_BYTES
+        room -= _ENCODED_BYTES * len(data) + _OBJECT_BYTES
         if room < 0:
             yield digest.digest()
             digest, room = xxhash.xxh3_64(), CHUNK_BYTES
