@@ -63,7 +63,8 @@ def collect(protected: ProtectedState, part: AuditedPart = WHOLE) -> dict[str, d
     found["objects"] = dict(_leaves("", states))
     tensors = _owners(protected) if local.has_replicas else []
     for kind, named in found.items():
-        tensors += [(kind, name, v) for name, v in named.items() if isinstance(v, torch.Tensor)]
+        of_kind = [name for name in sorted(named) if isinstance(named[name], torch.Tensor)]
+        tensors += [(kind, name, named[name]) for name in of_kind]
         found[kind] = {name: v for name, v in named.items() if not isinstance(v, torch.Tensor)}
     for (kind, name, tensor), share in _cut(tensors, part):
         found[kind][name] = _slice(tensor, *share)

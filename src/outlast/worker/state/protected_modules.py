@@ -147,8 +147,7 @@ class ProtectedModules:
         return [child for _, part in self._parts for child in part._modules.values()]  # noqa: SLF001 - no copy
 
     def refresh(self) -> None:
-        """Collect the submodules again if one was added, replaced or removed, and DDP modules that
-        were made between `protect` and the first phase."""
+        """Collect changed submodules, and DDP modules made between `protect` and a first phase."""
         if not are_same(self._present_children(), self._children):
             self._walk()
         if not self._has_run:
@@ -203,8 +202,7 @@ class ProtectedModules:
 
 SMALL_BYTES = 1 << 20
 LATE_BYTES_MAX = 4 << 20  # of all small buffers together that change after the vote
-# Native batch norm does not increment torch's version counters. Small buffers are compared by value
-# in a worker's first phases; buffers unchanged by then are compared by version.
+# First by value, later by version: native batch norm does not increment version counters.
 PHASES_BY_VALUE = 8
 
 
@@ -377,10 +375,7 @@ class BufferSnapshot:
 
 
 def are_same(some: Sequence[object], others: Sequence[object]) -> bool:
-    """Return whether both hold the same objects in the same order.
-
-    `id` would cost an audit event an object: a worker has an audit hook after a failure.
-    """
+    """Return whether both hold the same objects; without `id`, which is an audit event."""
     return len(some) == len(others) and all(map(operator.is_, some, others))
 
 
