@@ -18,6 +18,7 @@ from pathlib import Path
 # and open state took 383 lines and a module.
 # Refusals by name in checkpoints and ingestion, and the price of preemptions took 240 lines.
 # Reports of parts of saves, and the reading of code that writes past version counters: 730, two.
+# The watch over values that a script first changes late took 250 lines.
 CEILINGS = {
     "modules": 420,
     "folders of more than 16 modules": 0,
@@ -28,7 +29,7 @@ CEILINGS = {
     "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 97300,
+    "lines": 97550,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 0,
 }
