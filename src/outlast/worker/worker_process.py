@@ -329,8 +329,7 @@ class WorkerProcess(WorkerPorts):
         match body:
             case messages.Close():
                 self.status.close(body)
-                if not self.status.is_refused:
-                    self.start_files.guard()
+                self.start_files.guard(is_held=self.status.is_refused)
                 self.auditor.wake()
                 look = threading.Timer(STUCK_S, self._look_for_stuck, [body.generation])
                 look.daemon = True

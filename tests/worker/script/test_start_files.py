@@ -272,3 +272,13 @@ def test_a_link_that_the_top_sets_anew_is_left_alone(made: Made, tmp_path: Path)
     files.put_back(for_good=True)
     assert link.readlink() == tmp_path / "step-0"
     assert target.read_text() == "of the job"
+
+
+def test_a_script_that_is_held_gets_no_audit_hook() -> None:
+    """Nobody can remove it, and each `id()` of the process would call it."""
+    files = StartFiles(lambda *_, **__: None, wait_s=0.1)
+    files.guard(is_held=True)
+    assert not files._is_watching
+    files.guard()
+    assert files._is_watching
+    files._guards = False

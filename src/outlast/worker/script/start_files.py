@@ -74,10 +74,12 @@ class StartFiles:
         self._starts = True
         self._watch()
 
-    def guard(self) -> None:
-        """Wait from now on for files that another worker's start has moved aside."""
-        self._guards = True
-        self._watch()
+    def guard(self, *, is_held: bool = False) -> None:
+        """Make the script wait for the job's files from here on, since another worker may start.
+        No-op if the script `is_held` until that start is over."""
+        if not is_held:
+            self._guards = True
+            self._watch()
 
     def put_back(self, *, for_good: bool = False) -> None:
         """Move the job's files back. `for_good`: the script's loop begins, or its place in the job
