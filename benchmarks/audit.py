@@ -132,7 +132,7 @@ def measured(name: str, model: nn.Module, loss: Callable[[], Tensor], repeats: i
 
 def report(held: ProtectedState, part: AuditedPart) -> bytes:
     """All that an audit costs on the step path: digests, and the frame."""
-    names = digest_names(collect(held), part)
+    names = digest_names(collect(held, part))
     body = messages.Audited(
         generation=1, n=1, step=1, replica_set=replica_set(held) if part == WHOLE else b"",
         kinds=digest_kinds(names), part=part.number, parts=part.parts,

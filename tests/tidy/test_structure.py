@@ -23,6 +23,7 @@ from pathlib import Path
 # Variables in hooks, on parameters, in files, queues and meters, and replaced layers: 200.
 # Files that tops, phases and dry steps write, agreement of a run's ranks on saves, and what trains
 # in objects: 440, one.
+# The watch over values that a script first changes late took 250 lines.
 CEILINGS = {
     "modules": 421,
     "folders of more than 16 modules": 0,
@@ -33,7 +34,7 @@ CEILINGS = {
     "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 99500,
+    "lines": 98440,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 0,
 }

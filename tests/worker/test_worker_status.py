@@ -1,11 +1,11 @@
-"""Measurement of a worker's phase durations, also of very short phases."""
+"""A worker's phase durations, also of very short phases, and the fate of its attempt."""
 
 from __future__ import annotations
 
 import pytest
 
 from outlast.transport import messages
-from outlast.transport.worker_page import KEYS, WARM_PHASES, Page
+from outlast.transport.worker_page import KEYS, WARM_PHASES, Page, State
 from outlast.worker.worker_status import WorkerStatus
 
 SMALL = 4096
@@ -95,3 +95,15 @@ def test_a_rank_that_is_cut_around_its_first_connection_must_be_replaced(
     status.close(messages.Close(generation=1, reason="rank 1 was lost"))
     (answer,) = sent
     assert isinstance(answer, messages.Status) and answer.state == "broken"
+
+
+@pytest.mark.parametrize("state", ["idle", "running", "voting", "applying", "checkpoint"])
+def test_only_an_attempt_before_its_vote_is_sure_to_be_refused(
+    moment: WorkerStatus, state: State
+) -> None:
+    moment.enter_attempt("running", "step train")
+    assert not moment.is_refused
+    if state != "running":
+        moment.enter(state)
+    moment.close(messages.Close(generation=1, reason="a kill"))
+    assert moment.is_refused == (state == "running")

@@ -167,7 +167,7 @@ class Auditor:
         status, protected = self._status, self._owner.protected_state()
         self._set = self._set or replica_set(protected)
         mine = self._set if protected.local.has_replicas else f"rank {self._groups.seat}".encode()
-        names = digest_names(collect(protected), part)
+        names = digest_names(collect(protected, part))
         self._names = {n: self._names[n] for n in sorted(self._names)[1 - _KEPT :]}
         self._names[status.n] = names
         report = messages.Audited(

@@ -16,6 +16,7 @@ from outlast.controller.save_schedule.save_tiers import RunningMedian
 from outlast.errors import EXIT_DONE, EXIT_INTERRUPTED
 from outlast.worker.phases.phase_runner import PhaseRunner
 from outlast.worker.phases.script_progress import Intervals, ScriptProgress
+from outlast.worker.script.script_variables import CHECKPOINT
 from outlast.worker.state.protected_state import ProtectedState
 from outlast.worker.worker_status import WorkerStatus
 
@@ -106,7 +107,7 @@ class SaveTimer:
                 )
             return every.memory, every.disk
 
-        every = self._phases.run(save, key="outlast.checkpoint", kind="checkpoint")
+        every = self._phases.run(save, key=CHECKPOINT, kind="checkpoint")
         checkpointer.complete()
         return Intervals(*every)
 

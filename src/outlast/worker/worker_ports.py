@@ -26,7 +26,7 @@ from outlast.worker.groups import GroupRegistry
 from outlast.worker.injected_faults import InjectedFaults
 from outlast.worker.phases.phase_runner import PhaseRunner
 from outlast.worker.phases.worker_recovery import WorkerRecovery
-from outlast.worker.script.script_variables import identities
+from outlast.worker.script.value_paths import identities
 from outlast.worker.state.protected_state import ProtectedState
 from outlast.worker.worker_events import WorkerEvents
 from outlast.worker.worker_status import WorkerStatus

@@ -331,8 +331,8 @@ class WorkerProcess(WorkerPorts):
     def _on_message(self, body: messages.AnyBody) -> None:
         match body:
             case messages.Close():
-                self.start_files.guard()
                 self.status.close(body)
+                self.start_files.guard(is_held=self.status.is_refused)
                 self.auditor.wake()
                 look = threading.Timer(STUCK_S, self.look_for_stuck, [body.generation])
                 look.daemon = True

@@ -186,6 +186,13 @@ class WorkerStatus:
 
     # --- the reader thread ---
 
+    @property
+    def is_refused(self) -> bool:
+        """Return whether the present attempt cannot be completed: the script does not go on behind
+        it before another generation is open."""
+        with self._lock:
+            return not self.is_open and self.state == "running"
+
     def close(self, body: messages.Close) -> None:
         """Close a generation: answer now, or once the outcome of the vote is known."""
         with self._lock:

@@ -98,6 +98,7 @@ class Session:
         if self.index == self._redo:
             self._refuse(function, args)
             self.script.undone()
+            self.script.reopened()
         while True:
             before = random_state.snapshot(), self._own()
             self.attempts += 1

@@ -311,3 +311,13 @@ def test_a_first_spare_lets_files_alone_and_names_those_that_it_has_emptied(cont
     control.write_text("of the start")
     files.put_back(for_good=True)
     assert control.read_text() == "of the spare"
+
+
+def test_a_script_that_is_held_gets_no_audit_hook() -> None:
+    """Nobody can remove it, and each `id()` of the process would call it."""
+    files = StartFiles(lambda *_, **__: None, wait_s=0.1)
+    files.guard(is_held=True)
+    assert not files._is_watching
+    files.guard()
+    assert files._is_watching
+    files._guards = False

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from outlast.checkpoint.format import codec
 from outlast.errors import ConfigError
 from outlast.worker.state.audited_state import (
     WHOLE,
@@ -20,7 +21,7 @@ from outlast.worker.state.audited_state import (
 )
 from outlast.worker.state.ddp_buckets import BucketState
 from outlast.worker.state.protected_state import ProtectedState
-from outlast.worker.state.tensor_digests import digests, weighted_sum
+from outlast.worker.state.tensor_digests import digests, weighted_sum, word_of
 
 
 def protected() -> ProtectedState:
@@ -43,7 +44,7 @@ ONE, OTHER = protected(), protected()
 
 
 def kinds(held: ProtectedState, part: AuditedPart = WHOLE) -> dict[str, bytes]:
-    return digest_kinds(digest_names(collect(held), part))
+    return digest_kinds(digest_names(collect(held, part)))
 
 
 def test_equal_states_have_equal_digests() -> None:
@@ -54,16 +55,48 @@ def test_equal_states_have_equal_digests() -> None:
 
 
 def test_every_tensor_of_the_model_and_the_optimizer_is_named() -> None:
-    names = digest_names(collect(protected()), WHOLE)
+    names = digest_names(collect(protected()))
     assert "model.0.weight" in names["parameters"]
     assert "optimizer.state.model.2.bias.exp_avg_sq" in names["optimizers"]
     assert "optimizer.state.model.2.bias.step" in names["optimizers"]
 
 
+def test_all_tensors_that_a_joiner_takes_over_are_audited() -> None:
+    """But for BatchNorm's statistics, which are the rank's own."""
+    held = protected()
+    _, moved = codec.flatten(held.replicated())
+    _, audited = codec.flatten(collect(held))
+    left = {t.data_ptr() for t in moved} - {t.data_ptr() for t in audited}
+    assert left == {buffer.data_ptr() for buffer in held.modules["model"].buffers()}
+
+
+def test_a_part_names_few_tensors_and_all_parts_every_one() -> None:
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(40)))
+    optimizer = torch.optim.AdamW(model.parameters())
+    held = ProtectedState({"model": model, "optimizer": optimizer}, {})
+    model(torch.randn(5, 4)).sum().backward()
+    optimizer.step()
+    whole = digest_names(collect(held))
+    parts = [digest_names(collect(held, AuditedPart(number, 8))) for number in range(8)]
+    for kind in ("parameters", "optimizers"):
+        assert set().union(*(part[kind] for part in parts)) == whole[kind].keys()
+        assert max(len(part[kind]) for part in parts) <= len(whole[kind]) / 8 + 6
+
+
+def test_a_shared_parameter_is_audited_once_whatever_the_order_of_protect() -> None:
+    names = []
+    for order in (("body", "head"), ("head", "body")):
+        body = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        modules = {"body": body, "head": body[1]}
+        held = ProtectedState({name: modules[name] for name in order}, {})
+        names.append(sorted(collect(held)["parameters"]))
+    assert names[0] == names[1] == ["body.0.bias", "body.0.weight", "body.1.bias", "body.1.weight"]
+
+
 def test_what_is_the_ranks_own_is_not_compared() -> None:
     """BatchNorm's statistics come from the rank's own samples."""
     one, other = protected(), protected()
-    assert digest_names(collect(one), WHOLE)["buffers"] == {}
+    assert digest_names(collect(one))["buffers"] == {}
     other.modules["model"][1].running_mean.add_(1)  # type: ignore[index]
     other.own["own"]["drawn"] = 4  # type: ignore[index]
     assert kinds(one) == kinds(other)
@@ -80,7 +113,7 @@ def test_what_is_the_ranks_own_is_not_compared() -> None:
 def test_one_flipped_bit_changes_its_kind_and_its_name(pattern: str, kind: str) -> None:
     one, other = protected(), protected()
     flip_bit(other, pattern)
-    a, b = (digest_names(collect(held), WHOLE) for held in (one, other))
+    a, b = (digest_names(collect(held)) for held in (one, other))
     differing = {
         (group, name)
         for group, named in a.items()
@@ -152,6 +185,14 @@ def test_a_devices_sum_knows_order_and_length() -> None:
     assert weighted_sum(values) != weighted_sum(values.flip(0))
     zeros = torch.zeros(8), torch.zeros(16)
     assert weighted_sum(zeros[0]) != weighted_sum(zeros[1])
+
+
+def test_a_range_of_a_tensor_has_the_digest_of_its_copy() -> None:
+    values = torch.arange(60, dtype=torch.float32).reshape(6, 10)
+    for tensor in (values, values.t()):
+        flat = tensor.contiguous().reshape(-1)
+        for start, end in ((0, 60), (7, 19), (55, 90), (60, 70), (0, 0)):
+            assert word_of(tensor, start, end) == word_of(flat[start:end].clone())
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from outlast.checkpoint.format import codec
 from outlast.errors import PhaseError
 from outlast.transport.worker_page import Page
 from outlast.worker.state import rank_local_state
-from outlast.worker.state.audited_state import WHOLE, collect, digest_names
+from outlast.worker.state.audited_state import collect, digest_names
 from outlast.worker.state.protected_state import ProtectedState
 
 PLACE = "1 step train"
@@ -191,7 +191,7 @@ def test_where_rates_differ_a_rank_carries_all_of_its_state() -> None:
     successor.restore_own(slot, keep=True)
     successor.adopt(given)
     assert codec.encode(successor.replicated()) == codec.encode(lost.replicated())
-    names = digest_names(collect(successor), WHOLE)
+    names = digest_names(collect(successor))
     assert names["parameters"] == names["optimizers"] == {}  # no rank is another's replica
 
 
@@ -213,7 +213,7 @@ def test_where_stages_of_a_pipeline_differ_audits_compare_what_votes_cannot() ->
     assert len(set(ballots(ranks))) == 1
     assert not any(held.local.differing for held in ranks)
     ranks[3].optimizers["optimizer"].param_groups[0]["lr"] = 3e-3
-    a, b = (digest_names(collect(held), WHOLE)["optimizers"] for held in ranks[2:])
+    a, b = (digest_names(collect(held))["optimizers"] for held in ranks[2:])
     assert [name for name in a if a[name] != b[name]] == ["optimizer.param_groups.0.lr"]
 
 

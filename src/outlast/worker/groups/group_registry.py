@@ -15,14 +15,13 @@ from torch import distributed as dist
 from torch._C._distributed_c10d import Store
 
 from outlast.errors import GroupError, StepRefused, UnsupportedError, UsageError
-from outlast.worker.groups.collective_rules import CollectiveRules
 from outlast.worker.groups.control_group import ControlGroup
 from outlast.worker.groups.device_drivers import DeviceDriver, has_nccl, nccl_drivers
 from outlast.worker.groups.gloo_device import GlooDevice
 from outlast.worker.groups.inner_group import LIFE, InnerGroup, is_transport_error
 from outlast.worker.groups.pending_works import PendingWorks, SeveredGroups, trackable
 from outlast.worker.groups.rendezvous import BuildGuard, GenerationNotes, JobStore, Mailbox
-from outlast.worker.groups.setup_record import SetupRecord
+from outlast.worker.groups.setup_record import CollectiveRules, SetupRecord
 from outlast.worker.groups.stable_group import StableGroup, meeting_name
 
 State = Literal["waiting", "dry", "connecting", "live", "closed"]

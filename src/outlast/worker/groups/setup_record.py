@@ -3,17 +3,21 @@
 Entries by group and position: the op, its output shapes, and the bytes of small integer results. A
 joiner runs the same script, so the same position has the same op. At the first mismatch, replay
 ends for that group and dry answers are used.
+
+`CollectiveRules` says when a script may call collectives after its set-up: inside a phase, and not
+after its vote.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import msgspec
 import torch
 
-from outlast.errors import CorruptionError
+from outlast.errors import CorruptionError, PhaseError
 
 RESULT_BYTES_MAX = 64 << 10
 TOTAL_BYTES_MAX = 8 << 20
@@ -130,3 +134,48 @@ def _restore(value: bytes, tensors: Sequence[torch.Tensor]) -> None:
                 flat = torch.frombuffer(bytearray(value[start:end]), dtype=tensor.dtype)
                 tensor.copy_(flat.view(tensor.shape))
             start = end
+
+
+class CollectiveRules:
+    """Rules of the current phase, checked before every collective."""
+
+    def __init__(self) -> None:
+        self._started = False
+        self._inside = False
+        self._sealed = False
+
+    def start(self) -> None:
+        """Restrict collectives to phases from now on."""
+        self._started = True
+
+    @contextmanager
+    def phase(self) -> Iterator[None]:
+        """Allow collectives until the phase's vote."""
+        if self._inside:
+            raise PhaseError("a phase was begun inside a phase; session.run does not nest")
+        self._inside, self._sealed = True, False
+        try:
+            yield
+        finally:
+            self._inside = self._sealed = False
+
+    def seal(self) -> None:
+        """Refuse further collectives of this phase."""
+        self._sealed = self._inside
+
+    def check(self, op: str) -> None:
+        """Check that `op` is allowed here. Raises PhaseError."""
+        if self._sealed:
+            raise PhaseError(
+                f"{op} after the vote of this phase (after optimizer.step): a rank that is lost now"
+                " would leave the others waiting in it; move it before the step or into the next"
+                " session.run. Where two optimizers step in turn, with a backward between them (a"
+                " GAN), each is a phase: session.run(train_discriminator, batch), then"
+                " session.run(train_generator, batch), or both are one, by"
+                " session.run_with_undo(train_step, batch), which copies the state first"
+            )
+        if self._started and not self._inside:
+            raise PhaseError(
+                f"{op} outside a phase: only what runs inside session.run can be redone when a"
+                " worker is lost; call it through session.run(...)"
+            )

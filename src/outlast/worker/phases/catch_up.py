@@ -32,6 +32,7 @@ from outlast.worker.groups import GroupRegistry
 from outlast.worker.phases.phase_attempt import deep_copy
 from outlast.worker.phases.script_progress import LOST, ReplayWalk, ScriptProgress
 from outlast.worker.phases.worker_recovery import WorkerRecovery
+from outlast.worker.script.script_variables import ScriptVariables
 from outlast.worker.state import protected_state
 from outlast.worker.state.protected_state import ProtectedState
 from outlast.worker.worker_events import WorkerEvents
@@ -120,6 +121,8 @@ AT_DRAW_BYTES_MAX = 256 << 10  # of a rank's own state, beside the position of a
 class CatchUpOwner(Protocol):
     """The phase runner, as CatchUp uses it."""
 
+    script: ScriptVariables
+
     def protected_state(self) -> ProtectedState:
         """Return the protected state."""
         ...
@@ -171,6 +174,7 @@ class CatchUp:
             self._recovery.recover()
             self.reduced = False
             self._timeline.generation = self._status.opened
+            self._owner.script.reopened()
 
     def prepare_phase(self, call: Callable[[], Any], key: str) -> None:
         """Recover, take the dry steps of the next phase, and end the walk."""

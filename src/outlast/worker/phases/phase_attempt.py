@@ -21,14 +21,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import torch
-import xxhash
 from torch import nn
 from torch.amp.grad_scaler import OptState
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 
 from outlast.checkpoint.format import codec
-from outlast.checkpoint.format.codec import raw
 from outlast.errors import ProtectError
 from outlast.worker.state.optimizer_state import hyperparameters, put_in_groups
 from outlast.worker.state.protected_modules import BufferSnapshot
@@ -295,41 +293,28 @@ class WrittenWeights:
         self._protected, self._everything = protected, everything
         self._words: dict[str, Word] = {}
         self._parameter: torch.nn.Parameter | None = None
-        self._memory: memoryview | None = None  # the window, on the CPU
-        self._address = 0  # address of the shard with that window
         if everything:
             self._words = {name: word_of(tensor) for name, tensor in self._all()}
             return
         parameters = protected.parameters
         if not parameters:
             return
-        parameter = parameters[turn % len(parameters)]
-        width = WINDOW_BYTES // parameter.element_size()
-        shard = local_shard(parameter)
-        start = turn // len(parameters) * width % max(1, shard.numel())
-        self._parameter, self._window = parameter, slice(start, start + width)
-        window = shard.reshape(-1)[self._window]
-        if shard.is_cpu and shard.is_contiguous():
-            self._address, self._memory = shard.data_ptr(), raw(window)
-        self._words = {_WINDOW: self._word_now()}
+        turns, place = divmod(turn, len(parameters))
+        self._parameter = parameters[place]
+        shard = local_shard(self._parameter)
+        width = WINDOW_BYTES // shard.element_size()
+        start = turns * width % max(1, shard.numel())
+        self._window = start, start + width
+        self._words = {_WINDOW: word_of(shard, *self._window)}
 
     def changed(self) -> str:
         """Return the name of a changed weight or moment; "" if there is none."""
         if self._parameter is not None:
-            now = {_WINDOW: self._word_now()}
+            now = {_WINDOW: word_of(local_shard(self._parameter), *self._window)}
             return self._name() if first_difference(self._words, now) else ""
         if self._everything:
             return first_difference(self._words, {n: word_of(t) for n, t in self._all()})
         return ""
-
-    def _word_now(self) -> Word:
-        """Return the window's present digest; from the same memory if the shard has not moved."""
-        assert self._parameter is not None
-        shard = local_shard(self._parameter)
-        is_there = shard.data_ptr() == self._address and shard.is_contiguous()
-        if self._memory is not None and is_there:
-            return xxhash.xxh3_64_digest(self._memory)  # as `word_of` does
-        return word_of(shard.reshape(-1)[self._window])
 
     def _all(self) -> list[tuple[str, torch.Tensor]]:
         return _weights(self._protected) + _moments(self._protected)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dis
 import pathlib
 import site
+import sys
 import sysconfig
 import types
 from collections.abc import Iterable, Iterator
@@ -17,6 +18,8 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import outlast
+
+_OURS = str(pathlib.Path(outlast.__file__).parent) + "/"
 
 _READS = {
     "LOAD_NAME",
@@ -300,3 +303,19 @@ class CodeFlow:
         if kind.startswith("CALL") or kind in ("FOR_ITER", "SEND", "BINARY_OP", "COMPARE_OP"):
             return after | read_by_calls
         return after
+
+
+def is_call_of_script() -> bool:
+    """Return whether the script's code, and not an import, caused the event of an audit hook.
+
+    For use by the function that the hook calls.
+    """
+    frame = sys._getframe(3)  # noqa: SLF001 - an audit hook has no other way to its caller
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name.startswith(("<frozen importlib", _OURS)):
+            return False
+        if is_own_file(name):
+            return True
+        frame = frame.f_back
+    return False

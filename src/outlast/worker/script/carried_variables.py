@@ -63,6 +63,13 @@ class CarriedVariables:
         """Return the paths of the carried variables."""
         return self._paths
 
+    def values(self) -> Iterator[Any]:
+        """Yield the objects that the script has for the carried variables."""
+        for path in self._paths:
+            with suppress(PathGone):
+                if not self._roots.is_unbound(path):
+                    yield self._roots.read(path)
+
     def state(self) -> dict[str, Any]:
         """Return the paths and values to save. Raises PhaseError for a tensor with a graph."""
         for path in [p for p in self._expected if not self._roots.is_unbound(p)]:

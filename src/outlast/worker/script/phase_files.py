@@ -20,13 +20,15 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from outlast.worker.script.bytecode import is_own_file
+from outlast.worker.script.bytecode import is_call_of_script, names_of, saves_by_path
 from outlast.worker.script.reachable_values import ReachableCode
+from outlast.worker.script.value_paths import own_frames
 
 _OPERATIONS = {
     *("open", "read_text", "read_bytes", "write_text", "write_bytes", "load", "save"),
@@ -93,7 +95,12 @@ class PhaseFiles:
 
     def _opened(self, name: Any, flags: int) -> None:
         is_main = threading.current_thread() is threading.main_thread()
-        if isinstance(name, int) or not is_main or os.getpid() != self._pid or not _is_scripts():
+        if (
+            isinstance(name, int)
+            or not is_main
+            or os.getpid() != self._pid
+            or not is_call_of_script()
+        ):
             return
         with suppress(OSError, ValueError):  # opening it fails as well
             path = os.path.realpath(os.fsdecode(name))
@@ -108,11 +115,14 @@ class PhaseFiles:
                 self._read.add(path)
 
 
-def _is_scripts() -> bool:
-    """Return whether the script's code called what is under way, other than by an import."""
-    frame = sys._getframe(3)  # noqa: SLF001 - an audit hook has no other way to its caller
-    while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
-        if is_own_file(frame.f_code.co_filename):
+def top_saves_by_path() -> bool:
+    """Return whether the script's code that has run, or a function that it names, calls
+    `torch.save` and opens no file."""
+    for frame in own_frames():
+        code, until = frame.f_code, frame.f_lasti
+        read = names_of(code, frozenset(range(until))).outer
+        called = (frame.f_globals.get(name) for name in read)
+        codes = [each.__code__ for each in called if isinstance(each, types.FunctionType)]
+        if saves_by_path(code, until) or any(map(saves_by_path, codes)):
             return True
-        frame = frame.f_back
     return False

@@ -16,15 +16,8 @@ import torch
 from torch import nn
 
 from outlast.worker.script.bytecode import CodeNames, names_of, nested
-from outlast.worker.script.value_encoding import (
-    CONTAINERS,
-    ITEMS_MAX,
-    PLAIN,
-    is_reference,
-    look_of,
-    slot_values,
-    written,
-)
+from outlast.worker.script.value_encoding import CONTAINERS, PLAIN, is_reference, written
+from outlast.worker.script.value_fingerprints import ITEMS_MAX, look_of, slot_values
 from outlast.worker.script.value_paths import (
     CACHED_FUNCTION,
     Path,

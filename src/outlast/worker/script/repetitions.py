@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 
+from outlast.errors import PhaseError
+from outlast.worker.script.carried_variables import ADVICE
 from outlast.worker.script.value_caches import WatchedCaches
 from outlast.worker.state.tensor_digests import local_shard
 
@@ -153,3 +155,42 @@ def _size(gradient: torch.Tensor) -> torch.Tensor:
 
 def _fetched(sums: list[torch.Tensor]) -> list[float | int]:
     return torch.stack([each.cpu() for each in sums]).tolist() if sums else []
+
+
+Unrepeatable = Literal["stop", "warn", ""]  # "": no launcher, hence no redos
+
+
+class WriteNote(Protocol):
+    """Function that adds a note to the run's events."""
+
+    def __call__(self, text: str, *, warning: bool = True) -> None:
+        """Write `text`; only warnings are displayed."""
+
+
+class Refusals:
+    """Refuses by name, or reports once (`on_unrepeatable`), what cannot be repeated exactly."""
+
+    def __init__(self, on_unrepeatable: Unrepeatable, note: WriteNote) -> None:
+        self._stop, self._alone = on_unrepeatable == "stop", not on_unrepeatable
+        self._note = note
+        self._reported: set[str] = set()
+
+    def check_hooks(self, module: str) -> None:
+        """Refuse a hook that code between phases has registered on a protected `module`."""
+        if module and not self._alone:
+            self.refuse(
+                f"code between phases has registered a hook on the protected module {module}",
+                "register hooks before the first phase",
+            )
+
+    def refuse(self, what: str, advice: str = ADVICE) -> None:
+        """Raise PhaseError; with `--on-unrepeatable warn`, report it once instead."""
+        text = f"{what}: a redo or a replacement worker would go on with another value; {advice}"
+        if self._stop:
+            raise PhaseError(f"{text}; or go on without it: --on-unrepeatable warn")
+        self._tell_once(text)
+
+    def _tell_once(self, text: str) -> None:
+        if text not in self._reported:
+            self._reported.add(text)
+            self._note(text)

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any
 
-from outlast.errors import PhaseError
-from outlast.worker.script.bytecode import names_of, reads_gradients, saves_by_path
-from outlast.worker.script.carried_variables import ADVICE, CarriedVariables
-from outlast.worker.script.phase_files import PhaseFiles
+from outlast.worker.script.bytecode import reads_gradients
+from outlast.worker.script.carried_variables import CarriedVariables
+from outlast.worker.script.phase_files import PhaseFiles, top_saves_by_path
 from outlast.worker.script.process_modes import ENVIRONMENT, TORCH_MODES
 from outlast.worker.script.reachable_values import ReachableValues, ValueSpot
-from outlast.worker.script.repetitions import RepetitionDifference
+from outlast.worker.script.repetitions import (
+    Refusals,
+    RepetitionDifference,
+    Unrepeatable,
+    WriteNote,
+)
 from outlast.worker.script.training_loop import (
     LastingLoaders,
     RebindWatch,
     TrainingLoop,
     candidates,
+    is_first_bound,
     large_containers,
 )
 from outlast.worker.script.unversioned_writes import can_write_unversioned
-from outlast.worker.script.value_caches import WatchedCaches
-from outlast.worker.script.value_encoding import QUEUES, is_opaque, written
+from outlast.worker.script.value_caches import LateChanges, WatchedCaches
+from outlast.worker.script.value_encoding import written
+from outlast.worker.script.value_fingerprints import QUEUES, is_opaque
 from outlast.worker.script.value_paths import (
     Path,
     PathGone,
@@ -37,44 +43,15 @@ from outlast.worker.state.optimizer_state import GROUPS
 
 if TYPE_CHECKING:
     from outlast.worker.state.protected_modules import ProtectedModules
-    from outlast.worker.state.protected_state import ProtectedState
 
 
-Unrepeatable = Literal["stop", "warn", ""]  # "": no launcher, hence no redos
 LISTED_MAX = 20
 LOOKS_AT_LOOP = 3  # step boundaries at which all values are compared
 _CHANGED_TWICE = 2
+CHECKPOINT = "outlast.checkpoint"  # key of the phases that save
 
 
-def identities(protected: ProtectedState) -> set[int]:
-    """Return the ids of all protected objects and of their parts."""
-    found = {id(part) for part in (*protected.tree.parts, *protected.tree.parameters())}
-    found |= {id(buffer) for buffer in protected.tree.buffers().values()}
-    todo: list[Any] = [
-        *protected.modules.values(),
-        *protected.optimizers.values(),
-        *protected.objects.values(),
-        *protected.generators.values(),
-        *(loader for loader in protected.loaders if loader is not None),
-        *protected.own.values(),
-    ]
-    while todo:
-        value = todo.pop()
-        found.add(id(value))
-        if isinstance(value, (dict, list)):
-            inner = value.values() if isinstance(value, dict) else value
-            todo += [each for each in inner if isinstance(each, (dict, list))]
-    return found
-
-
-class WriteNote(Protocol):
-    """Function that adds a note to the run's events."""
-
-    def __call__(self, text: str, *, warning: bool = True) -> None:
-        """Write `text`; only warnings are displayed."""
-
-
-class ScriptVariables:
+class ScriptVariables(Refusals):
     """Detector of unprotected values that phases, or the code between them, change.
 
     Plain values are carried: a redo restores them, and a successor receives them with the rank's
@@ -84,14 +61,13 @@ class ScriptVariables:
     def __init__(
         self, protected: Callable[[], set[int]], on_unrepeatable: Unrepeatable, note: WriteNote
     ) -> None:
-        self._protected, self._stop = protected, on_unrepeatable == "stop"
-        self._note, self._alone = note, not on_unrepeatable
+        super().__init__(on_unrepeatable, note)
+        self._protected = protected
         self._roots = PathRoots()
         self.carried = CarriedVariables(self._roots)
         self._phases: dict[str, dict[Path, ValueSpot]] = {}  # by key: the values before it
         self._changed: dict[str, dict[Path, int]] = {}  # ... and how often each was left changed
         self._loops: list[TrainingLoop] | None = None
-        self._reported: set[str] = set()
         self._has_listed = False
         self._lasting = LastingLoaders(self.refuse)
         self._watch = RebindWatch(self._roots, self.carried)
@@ -104,23 +80,19 @@ class ScriptVariables:
         self.caches = WatchedCaches(
             self.refuse, lambda value: written(value) is not None, self._follow_growth
         )
+        self._late = LateChanges()
         self.files = PhaseFiles(self.refuse, self._tell_once)
         self.dry: Callable[[], AbstractContextManager[None]] = nullcontext  # around dry steps
 
     def at_protect(self) -> None:
         """The job's first worker protects its state: report files that its top may have given to
         C++, which a successor's start would write anew unseen."""
-        for frame in own_frames():
-            code, until = frame.f_code, frame.f_lasti
-            read = names_of(code, frozenset(range(until))).outer
-            called = (frame.f_globals.get(name) for name in read)
-            codes = [each.__code__ for each in called if isinstance(each, types.FunctionType)]
-            if saves_by_path(code, until) or any(map(saves_by_path, codes)):
-                self._tell_once(
-                    "code above session.protect calls torch.save: with a path, a worker that"
-                    " replaces a rank would overwrite the job's file; give it an open file"
-                    ' (with open(PATH, "wb") as file), which is kept'
-                )
+        if top_saves_by_path():
+            self._tell_once(
+                "code above session.protect calls torch.save: with a path, a worker that"
+                " replaces a rank would overwrite the job's file; give it an open file"
+                ' (with open(PATH, "wb") as file), which is kept'
+            )
 
     # --- phases ---
 
@@ -128,12 +100,15 @@ class ScriptVariables:
         """Begin a phase of `function`, or of the session itself (None)."""
         if function is None:
             self.caches.settle()
+            if key == CHECKPOINT:
+                self._carry_late(self._late.all())
             return
         if not self._alone:
             self.files.end_between()
             self._lasting.check("the script, between phases,")
             self._carry_modes()
             self.caches.begin()
+            self._carry_late(self._late.in_turn())
         known = key in self._roots.functions
         self._roots.functions[key] = function
         if self._alone:
@@ -141,7 +116,10 @@ class ScriptVariables:
         if known:
             if key not in self._expected:
                 self._expected.add(key)
-                self._expect(self._reach_of(key))
+                reach = self._reach_of(key)
+                self._expect(reach)
+                if self._has_listed or not self._loops:
+                    self._watch_late(reach)
             return
         reach = self._reach_of(key)
         for path, in_place in candidates(reach):
@@ -165,6 +143,35 @@ class ScriptVariables:
                 if written(self._roots.read(path)) is not None:
                     self.carried.add(path, in_place=True)
                     self.caches.forget(name)
+
+    def reopened(self) -> None:
+        """A generation is open: attempts may be repeated, and a rank may be another process."""
+        for path, value in self._uncarried(self._late.all()):
+            self.refuse(f"the script has changed {_described(path, value)}, after its first steps")
+
+    def _watch_late(self, reach: ReachableValues) -> None:
+        watched = [
+            (path, spot)
+            for path, spot in reach.spots.items()
+            if len(path) > 1 and not spot.is_protected and path not in self.carried
+        ]
+        self._late.add(watched, self._protected(), {*self._containers.values()})
+
+    def _carry_late(self, changed: Iterable[tuple[Path, Any]]) -> None:
+        """Carry values that have changed for the first time, or refuse them."""
+        for path, value in self._uncarried(changed):
+            if written(value) is None:
+                self.refuse(f"the script changes {_described(path, value)}, after its first steps")
+            else:
+                self.carried.add(path, in_place=True)
+
+    def _uncarried(self, values: Iterable[tuple[Path, Any]]) -> Iterator[tuple[Path, Any]]:
+        """Leave out what is carried by another path, and what is no longer at its own."""
+        for path, value in values:
+            if not any(value is carried for carried in self.carried.values()):
+                with suppress(PathGone):
+                    if self._roots.read(path) is value:
+                        yield path, value
 
     def _expect(self, reach: ReachableValues) -> None:
         """Carry names that are still unbound, from when they are bound."""
@@ -192,8 +199,8 @@ class ScriptVariables:
                 continue
             count = self._changed[key][path] = self._changed[key].get(path, 0) + 1
             if count == _CHANGED_TWICE:
-                self.refuse(f"{key.partition(':')[0]} changes {_described(path, old)}")
-        for path in [path for path in now if _is_first_bound(path, before, now)]:
+                self.refuse(f"{key.partition(':')[0]} changes {_described(path, old.value)}")
+        for path in [path for path in now if is_first_bound(path, before, now)]:
             if path not in self.carried:
                 self.carried.add(path, in_place=False)
                 self.carried.unbind(path)
@@ -304,11 +311,12 @@ class ScriptVariables:
             if old.is_carriable and new.is_carriable:
                 self.carried.add(path, in_place=old.value is new.value)
             elif loop.count(path) == _CHANGED_TWICE:
-                self.refuse(f"the training loop changes {_described(path, old)}")
+                self.refuse(f"the training loop changes {_described(path, old.value)}")
         self._check_opaque(reach, "the training loop can take values from")
         if loop.looks == LOOKS_AT_LOOP:
             self._watch.add(reach, loop)
             self._expect(reach)
+            self._watch_late(reach)
         is_last = loop in (self._loops or ())[:1] and loop.looks == LOOKS_AT_LOOP
         if is_last and (name := loop.reads_gradients(self._phase_codes())):
             self.refuse(
@@ -381,39 +389,6 @@ class ScriptVariables:
             " arguments",
         )
 
-    def check_hooks(self, module: str) -> None:
-        """Refuse a hook that code between phases has registered on a protected `module`."""
-        if module and not self._alone:
-            self.refuse(
-                f"code between phases has registered a hook on the protected module {module}",
-                "register hooks before the first phase",
-            )
 
-    def refuse(self, what: str, advice: str = ADVICE) -> None:
-        """Raise PhaseError; with `--on-unrepeatable warn`, report it once instead."""
-        text = f"{what}: a redo or a replacement worker would go on with another value; {advice}"
-        if self._stop:
-            raise PhaseError(f"{text}; or go on without it: --on-unrepeatable warn")
-        self._tell_once(text)
-
-    def _tell_once(self, text: str) -> None:
-        if text not in self._reported:
-            self._reported.add(text)
-            self._note(text)
-
-
-def _is_first_bound(
-    path: Path, before: Mapping[Path, ValueSpot], now: Mapping[Path, ValueSpot]
-) -> bool:
-    """Return whether a phase has bound a plain value to a new name of an object or a module:
-    `self.count += 1` where the class has the 0, or `if not hasattr(self, "count")`."""
-    if path in before or not now[path].is_plain or path[-1][0] not in ("attr", "name"):
-        return False
-    if len(path) == 2:
-        return path[0][0] == "module"
-    owner, same = before.get(path[:-1]), now.get(path[:-1])
-    return owner is not None and same is not None and owner.value is same.value
-
-
-def _described(path: Path, spot: ValueSpot) -> str:
-    return f"{text(path)} ({type(spot.value).__name__}), which is not protected"
+def _described(path: Path, value: Any) -> str:
+    return f"{text(path)} ({type(value).__name__}), which is not protected"

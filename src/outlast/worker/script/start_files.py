@@ -24,9 +24,13 @@ NAME moves it back. Survivors that open NAME meanwhile wait for the job's file.
 | reads, or reads and writes | refers to the job's file if both are equal, else PhaseError |
 | mapping of memory | stays, if both are equal and it cannot write, else PhaseError |
 
-Audit hooks detect Python's `open`, `os.rename`, `os.replace` and `os.remove`, called by the
-script's code or for it, but not files that C++ opens (`torch.save` with a path). A file of the job
-that the top renames (a rotated log) stays unchanged, and so do its target and symbolic links.
+Seen by audit hooks: Python's `open`, `os.rename`, `os.replace` and `os.remove`, called by the
+script's code or on its behalf; not what C++ opens (`torch.save` with a path). A file of the job
+that the top renames (a rotated log) is left alone, with its target; so are symbolic links.
+
+An audit hook cannot be removed, and each `id()` of the process calls it. A survivor therefore has
+one only if its script could run on beside the start: not where it was inside an attempt that is
+refused, and repeated behind the start.
 """
 
 from __future__ import annotations
@@ -45,16 +49,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outlast import errors
 from outlast.config import worker_settings
 from outlast.errors import ConfigError, PhaseError
-from outlast.worker.script.bytecode import is_own_file
+from outlast.worker.script.bytecode import is_call_of_script
 
 if TYPE_CHECKING:
-    from outlast.worker.script.script_variables import WriteNote
+    from outlast.worker.script.repetitions import WriteNote
 
 _POLL_S = 0.01
-_OURS = str(Path(errors.__file__).parent) + os.sep
 _LOCKED_BYTE = 1 << 62
 _ADVICE = (
     "a replacement worker would go on with its first contents; keep them in session.state, or open"
@@ -109,10 +111,12 @@ class StartFiles:
             for path in new_files:
                 path.unlink(missing_ok=True)
 
-    def guard(self) -> None:
-        """Wait from now on for files that another worker's start has moved aside."""
-        self._guards = True
-        self._watch()
+    def guard(self, *, is_held: bool = False) -> None:
+        """Make the script wait for the job's files from here on, since another worker may start.
+        No-op if the script `is_held` until that start is over."""
+        if not is_held:
+            self._guards = True
+            self._watch()
 
     def put_back(self, *, for_good: bool = False) -> None:
         """Move the job's files back. `for_good`: the script's loop begins, or its place in the job
@@ -143,17 +147,23 @@ class StartFiles:
     def _watch(self) -> None:
         if not self._is_watching:
             self._is_watching = True
-            sys.addaudithook(self._audit)
+            paths, look = _PATHS, self._audit
+
+            def hook(event: str, args: tuple[Any, ...]) -> None:  # called by each `id()`, too
+                if event in paths:
+                    look(event, args)
+
+            sys.addaudithook(hook)
 
     def _audit(self, event: str, args: tuple[Any, ...]) -> None:
-        if event not in _PATHS or self._acts or not (self._starts or self._guards):
+        if self._acts or not (self._starts or self._guards):
             return
         name, replaces, writes = _PATHS[event](*args)
         replaces = replaces or (self._is_dry and writes and args[1] is not None)
         if name is None or (self._starts and not (replaces or writes)):
             return
         is_main = threading.current_thread() is threading.main_thread()
-        if not is_main or os.getpid() != self._pid or not _is_scripts():
+        if not is_main or os.getpid() != self._pid or not is_call_of_script():
             return
         self._acts = True
         try:
@@ -308,21 +318,6 @@ _PATHS: dict[str, Callable[..., tuple[Any, bool, bool]]] = {
     "os.rename": _renamed,
     "os.remove": _removed,
 }
-
-
-def _is_scripts() -> bool:
-    """Return whether the script's code made the audited call, and not through an import."""
-    frame = sys._getframe(2)  # noqa: SLF001 - an audit hook has no other way to its caller
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if name.startswith("<frozen importlib"):
-            return False
-        if name.startswith(_OURS):
-            return False
-        if is_own_file(name):
-            return True
-        frame = frame.f_back
-    return False
 
 
 def _returned(path: Path, locked: int) -> str:

@@ -14,7 +14,7 @@ import inspect
 import multiprocessing
 import types
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import Any
@@ -290,3 +290,16 @@ def _lasting() -> list[DataLoader[object]]:
         and getattr(loader, "_iterator", None) is not None
         and not isinstance(loader.sampler, TicketSampler)  # the loader of the data source
     ]
+
+
+def is_first_bound(
+    path: Path, before: Mapping[Path, ValueSpot], now: Mapping[Path, ValueSpot]
+) -> bool:
+    """Return whether a phase has bound a plain value to a new name of an object or a module:
+    `self.count += 1` where the class has the 0, or `if not hasattr(self, "count")`."""
+    if path in before or not now[path].is_plain or path[-1][0] not in ("attr", "name"):
+        return False
+    if len(path) == 2:
+        return path[0][0] == "module"
+    owner, same = before.get(path[:-1]), now.get(path[:-1])
+    return owner is not None and same is not None and owner.value is same.value

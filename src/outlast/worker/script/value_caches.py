@@ -1,6 +1,7 @@
-"""Caches that the script fills while it runs: `functools.lru_cache` and large containers.
+"""Caches that the script fills while it runs, and values that it first changes late.
 
-A cache of values that can be recomputed is not carried: a successor fills its own. This fails for a
+Caches are those of `functools.lru_cache`, and large containers.
+A cache of what can be computed again is not carried: a successor fills its own. That is wrong for a
 cache that draws random numbers when it is filled: its entries, and the draws of a second attempt,
 depend on when it was filled. Caches are therefore watched after the rehearsals:
 
@@ -13,21 +14,34 @@ depend on when it was filled. Caches are therefore watched after the rehearsals:
 
 A cache that has passed once is trusted. Entries of a cached function are removed only where they
 are plain values: anything else (a tokenizer, a writer) may be in use.
+
+Tensors, arrays and containers that are not carried, and that no early step has changed, are watched
+for a first change in place (`LateChanges`):
+
+| looked at | found: a plain value | found: another value |
+|---|---|---|
+| before each phase: a chunk of a large value or some small ones, in turn | carried | refused |
+| before a checkpoint: all values, of larger ones the next 64 MiB | carried | refused |
+| after a recovery: the same | refused: a lost rank may have had another | refused |
 """
 
 from __future__ import annotations
 
 import gc
 import types
-from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
+import numpy as np
+import torch
 from torch import nn
 
 from outlast import random_state
 from outlast.worker.script.bytecode import names_of, nested
-from outlast.worker.script.value_paths import CACHED_FUNCTION, is_own_class, unwrapped
+from outlast.worker.script.reachable_values import ValueSpot
+from outlast.worker.script.value_fingerprints import CHUNKS_MAX, content_digests
+from outlast.worker.script.value_paths import CACHED_FUNCTION, Path, is_own_class, unwrapped
 
 _RANDOM_NAMES = frozenset(
     (  # noqa: SIM905 - a list literal would take a line a name
@@ -200,3 +214,124 @@ def _shorten(container: Any, size: int) -> None:
 
 def _names_random(code: types.CodeType) -> bool:
     return any(names_of(each).read & _RANDOM_NAMES for each in (code, *nested(code)))
+
+
+_MUTABLE = (torch.Tensor, np.ndarray, list, dict, set, deque)
+_SMALL_A_PHASE = 8  # values of at most one chunk
+
+
+class LateChanges:
+    """Values that a successor builds anew, and their contents after the first steps."""
+
+    def __init__(self) -> None:
+        self._values: dict[int, _WatchedValue] = {}
+        self._turns: deque[_WatchedValue] = deque()
+
+    def add(
+        self,
+        spots: Iterable[tuple[Path, ValueSpot]],
+        protected: Collection[int],
+        caches: Collection[Path],
+    ) -> None:
+        """Watch the values in `spots`. `caches`: paths of containers that may grow."""
+        for path, spot in spots:
+            value = spot.value
+            if isinstance(value, _MUTABLE) and id(value) not in self._values:
+                # The items of a small container that is not plain are spots of their own.
+                is_visited = spot.look[:1] == ("container",) and spot.look[-1] is None
+                if not is_visited:
+                    may_grow = path in caches and isinstance(value, dict)
+                    watched = _WatchedValue(path, value, protected, may_grow=may_grow)
+                    self._values[id(value)] = watched
+                    self._turns.append(watched)
+
+    def in_turn(self) -> Iterator[tuple[Path, Any]]:
+        """Look at the next chunk, or at some small values. Yield and forget what has changed."""
+        for _ in range(min(_SMALL_A_PHASE, len(self._turns))):
+            watched = self._turns[0]
+            if watched.has_changed():
+                yield self._forget(watched)
+            elif watched.is_under_way:
+                return
+            else:
+                self._turns.rotate(-1)
+
+    def all(self) -> Iterator[tuple[Path, Any]]:
+        """Look at CHUNKS_MAX chunks of each value. Yield and forget as `in_turn`."""
+        for watched in list(self._turns):
+            watched.begin_if_small()
+            for _ in range(CHUNKS_MAX):
+                if watched.has_changed():
+                    yield self._forget(watched)
+                    break
+                if not watched.is_under_way:
+                    break
+
+    def _forget(self, watched: _WatchedValue) -> tuple[Path, Any]:
+        self._turns.remove(watched)
+        del self._values[id(watched.value)]
+        return watched.path, watched.value
+
+
+class _WatchedValue:
+    """A value, and digests of its chunks: at once of the first CHUNKS_MAX, of others when they are
+    first looked at."""
+
+    def __init__(
+        self, path: Path, value: Any, protected: Collection[int], *, may_grow: bool
+    ) -> None:
+        self.path, self.value = path, value
+        self._protected, self._may_grow = protected, may_grow
+        self._size = _length(value)
+        self._digests: list[bytes] = []
+        self._is_complete = False
+        self._begin()
+        for _ in range(CHUNKS_MAX + 1):  # the last time, to find the end
+            self.has_changed()
+            if self._is_complete:
+                break
+
+    def _begin(self) -> None:
+        count = self._size if self._may_grow else None
+        self._chunks = content_digests(self.value, self._protected, count)
+        self._next = 0
+
+    def begin_if_small(self) -> None:
+        """Begin with the first chunk if CHUNKS_MAX are all of them."""
+        if self._is_complete and len(self._digests) <= CHUNKS_MAX:
+            self._begin()
+
+    @property
+    def is_under_way(self) -> bool:
+        """Return whether some chunks have been looked at, and not yet the last one."""
+        return self._next > 0
+
+    def has_changed(self) -> bool:
+        """Look at the next chunk; return whether it is another one than it was."""
+        size = _length(self.value)
+        if size < self._size or (size > self._size and not self._may_grow):
+            return True
+        try:
+            digest = next(self._chunks, None)
+        except RuntimeError:  # a container that has got or lost items since the last chunk
+            self._begin()
+            return not self._may_grow
+        if digest is None:
+            has_less, self._is_complete = self._next < len(self._digests), True
+            self._begin()
+            return has_less
+        if self._next == len(self._digests):
+            if self._is_complete:
+                return True
+            self._digests.append(digest)
+        before = self._digests[self._next]
+        self._next += 1
+        if self._is_complete and self._next == len(self._digests):
+            self._begin()
+        return digest != before
+
+
+def _length(value: Any) -> int:
+    if isinstance(value, torch.Tensor):
+        return value.numel()
+    return value.size if isinstance(value, np.ndarray) else len(value)

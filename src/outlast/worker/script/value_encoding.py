@@ -4,27 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import queue
 import sys
-import time
 import types
-from array import array
-from collections import Counter, OrderedDict, UserDict, UserList, defaultdict, deque
-from collections.abc import Callable, Collection, Iterator
+from collections import Counter, OrderedDict, defaultdict, deque
 from enum import Enum
 from functools import partial
-from itertools import islice
-from multiprocessing.queues import Queue as ProcessQueue
-from multiprocessing.sharedctypes import Synchronized
 from typing import Any
 
-import msgspec
 import numpy as np
 import torch
-import xxhash
 from torch import nn
-from torch.optim.lr_scheduler import LRScheduler
-from torch.quasirandom import SobolEngine
 
 from outlast import random_state
 from outlast.checkpoint.format import codec
@@ -34,8 +23,6 @@ from outlast.worker.script.value_paths import PathGone, is_own_class, is_own_fil
 
 VALUE_BYTES_MAX = 1 << 20
 _NODES_MAX = 20_000  # of one container
-CONTENT_BYTES_MAX = 64 << 20  # of one container or array that is digested completely
-ITEMS_MAX = 256  # of one container that cannot be encoded and whose items are visited
 CONTAINERS = (list, tuple, dict, OrderedDict, defaultdict, Counter, set, frozenset, deque)
 _OTHERS = (np.generic, torch.Size, torch.dtype, io.IOBase)
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
@@ -51,7 +38,7 @@ def outward(value: Any) -> Any:
     if type(value) is deque:
         return {_DEQUE: list(value)}
     if isinstance(value, io.IOBase):
-        place = _place_in_file(value)
+        place = place_in_file(value)
         return value if place is None else {_FILE: place}
     reference = _reference(value)
     return value if reference is None else reference
@@ -111,7 +98,7 @@ def written(value: Any) -> bytes | None:
         return None
 
 
-def _place_in_file(value: io.IOBase) -> list[Any] | None:
+def place_in_file(value: io.IOBase) -> list[Any] | None:
     """Return the name of a file that is only read, and its position; None for others, and while
     code iterates over its lines, which hides the position."""
     try:
@@ -255,156 +242,3 @@ def _resolved(saved: Any) -> Any:
     for name, value in zip(names, values, strict=True):
         object.__setattr__(record, name, value)
     return record
-
-
-# --- fingerprints of values that cannot be encoded ---
-
-_OPAQUE = (enumerate, zip, map, filter, types.AsyncGeneratorType, types.CoroutineType)
-QUEUES = (queue.Queue, queue.SimpleQueue, ProcessQueue)  # what fills them is not seen
-# Objects of libraries that hold their state in the attributes of the object.
-_HOLDERS = (UserDict, UserList, SobolEngine)
-
-
-def look_of(value: Any, protected: Collection[int]) -> Any:
-    """Return a fingerprint of a value that cannot be encoded: equal while it seems unchanged.
-
-    `protected`: ids of objects whose content may change.
-    """
-    if isinstance(value, torch.Tensor):
-        return "tensor", id(value), value.data_ptr() if _has_memory(value) else 0, value._version  # noqa: SLF001 - torch's own counter of changes
-    if isinstance(value, types.GeneratorType):
-        return "generator", id(value), value.gi_frame and value.gi_frame.f_lasti, _locals(value)
-    if isinstance(value, (list, dict, set, deque)):
-        are_visited = (
-            isinstance(value, (list, dict))
-            and len(value) <= ITEMS_MAX
-            and all(isinstance(key, (str, int)) for key in value if isinstance(value, dict))
-        )
-        return (
-            "container",
-            id(value),
-            len(value),
-            None if are_visited else _content(value, protected),
-        )
-    if isinstance(value, np.ndarray):
-        return "array", id(value), _content(value, protected)
-    if _is_library_iterator(value):
-        return "iterator", id(value), _position(value)
-    if not is_own_class(type(value)) and not isinstance(value, nn.Module):
-        return "object", type(value).__qualname__, id(value), _state(value, protected)
-    return "object", type(value).__qualname__, id(value)
-
-
-def _content(value: Any, protected: Collection[int]) -> bytes | None:
-    """Return a digest of a large container or array; None if it is too large or unreadable."""
-    digest, room, places = xxhash.xxh3_64(), CONTENT_BYTES_MAX, dict[int, int]()
-
-    def readable(inner: Any) -> Any:
-        """Return an encodable fingerprint of a value of a type that msgspec does not support."""
-        nonlocal room
-        if id(inner) in places or id(inner) in protected:
-            return places.get(id(inner)), id(inner)
-        places[id(inner)] = len(places)
-        if isinstance(inner, np.ndarray) and not inner.dtype.hasobject:
-            room -= inner.nbytes
-            if not inner.flags.writeable or isinstance(inner, np.memmap) or room < 0:
-                return id(inner)
-            memory: Any = np.ascontiguousarray(inner).view(np.uint8)
-            return inner.shape, xxhash.xxh3_64_digest(memory)
-        if isinstance(inner, torch.Tensor) and not isinstance(inner, nn.Parameter):
-            return look_of(inner, protected)
-        if is_own_class(type(inner)) and not isinstance(inner, nn.Module):
-            return id(inner), getattr(inner, "__dict__", {}), dict(slot_values(inner))
-        if isinstance(inner, deque):
-            return list(inner)
-        return id(inner) if not isinstance(inner, (complex, np.generic)) else repr(inner)
-
-    encoder = msgspec.msgpack.Encoder(enc_hook=readable)
-    items = iter(value.items() if isinstance(value, dict) else value)
-    if isinstance(value, np.ndarray):
-        items = iter([value])
-    try:
-        while batch := list(islice(items, 1000)):
-            data = encoder.encode(batch)
-            room -= len(data)
-            if room < 0:
-                return None
-            digest.update(data)
-    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
-        return None
-    return digest.digest()
-
-
-def _state(value: Any, protected: Collection[int]) -> bytes | None:
-    """Return the state of an unprotected scheduler, GradScaler or holder of state, else None."""
-    if isinstance(value, (LRScheduler, torch.amp.GradScaler)):
-        return written(value.state_dict())
-    if isinstance(value, (array, bytearray)):
-        return xxhash.xxh3_64_digest(value)
-    if isinstance(value, np.random.SeedSequence):
-        return repr(value.state).encode()
-    if isinstance(value, Synchronized):
-        return repr(value.value).encode()
-    return _content(list(vars(value).values()), protected) if isinstance(value, _HOLDERS) else None
-
-
-def _has_memory(value: torch.Tensor) -> bool:
-    return value.layout == torch.strided and value.device.type != "meta"
-
-
-def _locals(value: types.GeneratorType[Any, Any, Any]) -> Any:
-    frame = value.gi_frame
-    if frame is None:
-        return None
-    return tuple(
-        (name, written(inner) if isinstance(inner, PLAIN) else id(inner))
-        for name, inner in frame.f_locals.items()
-    )
-
-
-def is_opaque(value: Any) -> bool:
-    """Return whether `value` is an iterator whose position cannot be read."""
-    if isinstance(value, _OPAQUE) or type(value).__module__ == "itertools":
-        return True
-    if isinstance(value, io.IOBase):
-        return not value.closed and not value.writable() and _place_in_file(value) is None
-    is_written = any(hasattr(type(value), name) for name in ("write", "execute"))
-    is_generator = isinstance(value, types.GeneratorType)
-    is_other = _is_library_iterator(value) and not is_written and not is_generator
-    return is_other and _position(value) == (None, None)
-
-
-def _is_library_iterator(value: Any) -> bool:
-    return hasattr(type(value), "__next__") and not is_own_class(type(value))
-
-
-def _position(value: Any) -> Any:
-    if isinstance(value, io.IOBase):
-        return _file_position(value)
-    counted = getattr(value, "_num_yielded", None)  # torch's loaders count
-    hint: Callable[[], int] | None = getattr(value, "__length_hint__", None)
-    try:
-        return counted, hint() if hint is not None else None
-    except TypeError:
-        return counted, None
-
-
-def _file_position(file: io.IOBase) -> int | None:
-    """Return where a file that is only read is read on; None for others, whose effects stay."""
-    if file.closed or not file.readable() or file.writable() or not file.seekable():
-        return None
-    try:
-        return file.tell()
-    except OSError:  # its lines are iterated over: nobody knows where
-        return time.monotonic_ns()
-
-
-def slot_values(value: Any) -> Iterator[tuple[tuple[str, Any], Any]]:
-    """Yield the attributes that a value keeps in `__slots__`."""
-    for base in type(value).__mro__:
-        slots = vars(base).get("__slots__", ())
-        for slot in [slots] if isinstance(slots, str) else slots:
-            is_private = slot.startswith("__") and not slot.endswith("__")
-            name = f"_{base.__name__.lstrip('_')}{slot}" if is_private else slot
-            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
-                yield ("attr", name), getattr(value, name)

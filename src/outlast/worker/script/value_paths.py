@@ -32,10 +32,13 @@ import sys
 import types
 from collections.abc import Callable, Iterator
 from functools import cache, cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from outlast.worker.script.bytecode import is_own_file, names_of
 from outlast.worker.script.process_modes import ENVIRONMENT, TORCH_MODES
+
+if TYPE_CHECKING:
+    from outlast.worker.state.protected_state import ProtectedState
 
 
 @cache
@@ -280,3 +283,24 @@ def cached_properties(kind: type) -> list[str]:
     """Return the names of cached properties of a class of the script."""
     members = (item for base in kind.__mro__ if is_own_class(base) for item in vars(base).items())
     return [name for name, member in members if isinstance(member, cached_property)]
+
+
+def identities(protected: ProtectedState) -> set[int]:
+    """Return the ids of all protected objects and of their parts."""
+    found = {id(part) for part in (*protected.tree.parts, *protected.tree.parameters())}
+    found |= {id(buffer) for buffer in protected.tree.buffers().values()}
+    todo: list[Any] = [
+        *protected.modules.values(),
+        *protected.optimizers.values(),
+        *protected.objects.values(),
+        *protected.generators.values(),
+        *(loader for loader in protected.loaders if loader is not None),
+        *protected.own.values(),
+    ]
+    while todo:
+        value = todo.pop()
+        found.add(id(value))
+        if isinstance(value, (dict, list)):
+            inner = value.values() if isinstance(value, dict) else value
+            todo += [each for each in inner if isinstance(each, (dict, list))]
+    return found

@@ -8,16 +8,19 @@ buffers that are a rank's own, and without the state that every vote compares
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import torch
 import xxhash
 
 from outlast.checkpoint.format import codec
 from outlast.checkpoint.save import shard_plan
+from outlast.checkpoint.state_content import without_owner
 from outlast.errors import ConfigError
+from outlast.worker.state.optimizer_state import hyperparameters
 from outlast.worker.state.protected_state import ProtectedState
 from outlast.worker.state.rank_local_state import BUFFERS, RATES, part_of
 from outlast.worker.state.tensor_digests import digests, local_shard
@@ -35,37 +38,62 @@ class AuditedPart(NamedTuple):
 WHOLE = AuditedPart(0, 1)
 
 
-def collect(protected: ProtectedState) -> dict[str, dict[str, Any]]:
-    """Return the live leaves by kind and name; tensors by reference."""
+def collect(protected: ProtectedState, part: AuditedPart = WHOLE) -> dict[str, dict[str, Any]]:
+    """Return the live leaves by kind and name; tensors by reference, as far as they are in `part`.
+
+    Parameters, buffers and tensors of other objects are divided by their bytes, in the order of
+    their names. A parameter's moments are divided at the same shares as the parameter.
+    """
     local = protected.local
-    own = {*protected.buffers.own()}
-    if not local.is_audited(BUFFERS):
-        own.update(protected.buffers.late())
-    replicated = protected.replicated()
-    modules, optimizers = replicated.pop("modules"), replicated.pop("optimizers")
-    del replicated["gradients"]
     found: dict[str, dict[str, Any]] = {"parameters": {}, "buffers": {}, "optimizers": {}}
-    for name, module in modules.items() if local.has_replicas else ():
-        for key, tensor in module["parameters"].items():
-            found["parameters"][f"{name}.{key}"] = tensor
-        for key, tensor in module["buffers"].items():
-            if f"{name}.{key}" not in own:
-                found["buffers"][f"{name}.{key}"] = tensor
-    names = _parameter_names(protected)
-    for name, optimizer in optimizers.items() if local.has_replicas else ():
-        groups = optimizer["groups"] if local.is_audited(RATES) else []
-        found["optimizers"].update(_optimizer(name, groups, optimizer["state"], names[name]))
-        if optimizer["unowned"]:
-            found["optimizers"].update(_leaves(f"{name}.state", optimizer["unowned"]))
-    for name in protected.schedules:
-        if not local.is_audited(part_of(protected.schedules[name])):
-            del replicated["objects"][name]
+    for name, optimizer in protected.optimizers.items() if local.has_replicas else ():
+        groups = hyperparameters(optimizer) if local.is_audited(RATES) else []
+        for index, group in enumerate(groups):
+            found["optimizers"].update(_leaves(f"{name}.param_groups.{index}", group))
+        if unowned := without_owner(optimizer):
+            found["optimizers"].update(_leaves(f"{name}.state", unowned))
     # DDP's buckets decide in which order gradients are added.
-    layouts = enumerate(replicated.pop("ddp"))
-    found["buckets"] = {f"ddp.{index}": layout for index, layout in layouts}
-    for kind, value in replicated.items():  # schedulers and marked objects
-        found[kind] = dict(_leaves("" if isinstance(value, Mapping) else kind, value))
+    layouts = enumerate(protected.reducers.states())
+    found["buckets"] = {f"ddp.{index}": msgspec.msgpack.encode(state) for index, state in layouts}
+    states = {
+        name: each.state_dict()
+        for name, each in protected.objects.items()
+        if name not in protected.schedules or local.is_audited(part_of(each))
+    }
+    found["objects"] = dict(_leaves("", states))
+    tensors = _owners(protected) if local.has_replicas else []
+    for kind, named in found.items():
+        of_kind = [name for name in sorted(named) if isinstance(named[name], torch.Tensor)]
+        tensors += [(kind, name, named[name]) for name in of_kind]
+        found[kind] = {name: v for name, v in named.items() if not isinstance(v, torch.Tensor)}
+    for (kind, name, tensor), share in _cut(tensors, part):
+        found[kind][name] = _slice(tensor, *share)
+        if kind == "parameters":
+            for each, value in _moments(protected, name, tensor):
+                is_tensor = isinstance(value, torch.Tensor)
+                found["optimizers"][each] = _slice(value, *share) if is_tensor else value
     return found
+
+
+def _owners(protected: ProtectedState) -> list[tuple[str, str, torch.Tensor]]:
+    """Return the parameters, and the buffers that ranks hold alike."""
+    own = {*protected.buffers.own()}
+    if not protected.local.is_audited(BUFFERS):
+        own.update(protected.buffers.late())
+    buffers = [
+        ("buffers", name, buffer)
+        for name, buffer in sorted(protected.tree.buffers().items(), key=lambda pair: pair[0])
+        if name not in own
+    ]
+    return [("parameters", name, parameter) for name, parameter in protected.audited] + buffers
+
+
+def _moments(
+    protected: ProtectedState, name: str, parameter: torch.Tensor
+) -> Iterator[tuple[str, Any]]:
+    for owner, optimizer in protected.optimizers.items():
+        for key, value in (optimizer.state.get(parameter) or {}).items():
+            yield f"{owner}.state.{name}.{key}", value
 
 
 def replica_set(protected: ProtectedState) -> bytes:
@@ -82,23 +110,19 @@ def replica_set(protected: ProtectedState) -> bytes:
     return state.digest()
 
 
-def digest_names(
-    leaves: Mapping[str, Mapping[str, Any]], part: AuditedPart
-) -> dict[str, dict[str, bytes]]:
-    """Return a digest of each leaf, by kind and name. Of tensors only the bytes in `part` count;
-    tensors without bytes there are omitted."""
-    tensors: list[tuple[str, str, torch.Tensor]] = []
+def digest_names(leaves: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, bytes]]:
+    """Return a digest of each leaf, by kind and name."""
+    tensors: list[torch.Tensor] = []
+    places: list[tuple[str, str]] = []
     found: dict[str, dict[str, bytes]] = {kind: {} for kind in leaves}
     for kind, named in leaves.items():
-        for name in sorted(named):
-            value = named[name]
+        for name, value in named.items():
             if isinstance(value, torch.Tensor):
-                tensors.append((kind, name, local_shard(value)))
+                places.append((kind, name))
+                tensors.append(value)
             else:
                 found[kind][name] = xxhash.xxh3_64_digest(_plain(value))
-    chosen = list(_cut(tensors, part))
-    values = digests([tensor for _, _, tensor in chosen])
-    for (kind, name, _), value in zip(chosen, values, strict=True):
+    for (kind, name), value in zip(places, digests(tensors), strict=True):
         found[kind][name] = value
     return found
 
@@ -132,32 +156,6 @@ def flip_bit(protected: ProtectedState, pattern: str) -> None:
     raise ConfigError(
         f"--fault flip: no replicated tensor matches {pattern!r}; known: {', '.join(tensors)}"
     )
-
-
-def _parameter_names(protected: ProtectedState) -> dict[str, list[str]]:
-    known = {
-        id(parameter): f"{name}.{key}"
-        for name, module in protected.modules.items()
-        for key, parameter in module.named_parameters()
-    }
-    return {
-        name: [known.get(id(p), str(i)) for i, p in enumerate(_parameters(optimizer))]
-        for name, optimizer in protected.optimizers.items()
-    }
-
-
-def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def _optimizer(
-    name: str, groups: Sequence[Mapping[str, Any]], state: Sequence[Any], names: list[str]
-) -> Iterator[tuple[str, Any]]:
-    for index, group in enumerate(groups):
-        yield from _leaves(f"{name}.param_groups.{index}", group)
-    for parameter, values in zip(names, state, strict=True):
-        for key, value in (values or {}).items():
-            yield f"{name}.state.{parameter}.{key}", value
 
 
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -196,21 +194,24 @@ def _plain(value: Any) -> bytes:
 
 def _cut(
     tensors: list[tuple[str, str, torch.Tensor]], part: AuditedPart
-) -> Iterator[tuple[str, str, torch.Tensor]]:
-    """Yield the tensors, or slices of them, whose bytes lie in `part` of all bytes."""
-    if part.parts == 1:
-        yield from tensors
-        return
-    sizes = [tensor.nbytes for _, _, tensor in tensors]
+) -> Iterator[tuple[tuple[str, str, torch.Tensor], tuple[int, int, int]]]:
+    """Yield the tensors with bytes in `part` of all, and their share: from, to, of how many."""
+    sizes = [max(1, local_shard(tensor).nbytes) for _, _, tensor in tensors]
     first, last = (sum(sizes) * edge // part.parts for edge in (part.number, part.number + 1))
     at = 0
-    for (kind, name, tensor), size in zip(tensors, sizes, strict=True):
+    for tensor, size in zip(tensors, sizes, strict=True):
         begin, end = max(first - at, 0), min(last - at, size)
         at += size
-        if begin >= end:
-            continue
-        width = tensor.element_size()
-        if begin or end < size:
-            flat = tensor.detach().contiguous().reshape(-1)
-            tensor = flat[begin // width : -(-end // width)]
-        yield kind, name, tensor
+        if begin < end:
+            yield tensor, (begin, end, size)
+
+
+def _slice(tensor: torch.Tensor, begin: int, end: int, size: int) -> torch.Tensor:
+    """Return the elements of this rank's part of a tensor in the share from `begin` to `end` of
+    `size`; an element at an edge belongs to both sides."""
+    tensor = local_shard(tensor)
+    if end - begin == size:
+        return tensor
+    count = tensor.numel()
+    flat = tensor.detach().contiguous().reshape(-1)
+    return flat[begin * count // size : -(-end * count // size)]

@@ -253,7 +253,13 @@ def _other_parameters() -> ProtectError:
     )
 
 
-def must_protect_hooks(part: DistributedDataParallel, objects: Collection[int]) -> None:
+def must_fit_phase(part: DistributedDataParallel, objects: Collection[int]) -> None:
+    """Raise as the two functions below do."""
+    _must_not_join(part)
+    _must_protect_hooks(part, objects)
+
+
+def _must_protect_hooks(part: DistributedDataParallel, objects: Collection[int]) -> None:
     """Raise ProtectError for a communication hook with a state that is none of `objects` (ids)."""
     for hook, state in getattr(part, "_comm_hooks", ()):  # absent if all are delayed
         if not (state is None or isinstance(state, dist.ProcessGroup) or id(state) in objects):
@@ -265,7 +271,7 @@ def must_protect_hooks(part: DistributedDataParallel, objects: Collection[int]) 
             )
 
 
-def must_not_join(part: DistributedDataParallel) -> None:
+def _must_not_join(part: DistributedDataParallel) -> None:
     """Raise UnsupportedError inside `with model.join()`."""
     if getattr(getattr(part, "_join_config", None), "enable", False):
         raise UnsupportedError(

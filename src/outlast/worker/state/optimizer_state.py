@@ -12,7 +12,7 @@ from outlast.checkpoint.state_content import without_owner
 from outlast.checkpoint.state_values import restore_group
 from outlast.errors import ProtectError, UnsupportedError
 from outlast.worker.state.sharded_modules import as_sharded, sharded_keys
-from outlast.worker.state.tensor_digests import local_shard
+from outlast.worker.state.tensor_digests import are_same, local_shard
 
 GROUPS = (
     "give every group to the optimizer before protect(); parameters that are frozen meanwhile"
@@ -33,27 +33,30 @@ def describe_foreign_optimizers(protected: Mapping[str, Any]) -> str:
     )
 
 
-def group_members(optimizer: torch.optim.Optimizer) -> list[list[int]]:
-    """Return the ids of the parameters of each group."""
-    return [list(map(id, group["params"])) for group in optimizer.param_groups]
+def group_members(optimizer: torch.optim.Optimizer) -> list[list[torch.Tensor]]:
+    """Return the parameters of each group, in lists of their own."""
+    return [list(group["params"]) for group in optimizer.param_groups]
 
 
 def must_have_groups(
     name: str,
     optimizer: torch.optim.Optimizer,
-    before: Sequence[Sequence[int]],
+    before: Sequence[Sequence[torch.Tensor]],
     named_parameters: Callable[[], Iterable[tuple[str, torch.nn.Parameter]]],
 ) -> None:
     """Raise ProtectError naming the optimizer's groups that differ from `before`.
 
     `named_parameters` returns the protected ones by name.
     """
-    if group_members(optimizer) == before:
+    groups = optimizer.param_groups
+    if len(groups) == len(before) and all(
+        are_same(group["params"], members) for group, members in zip(groups, before, strict=True)
+    ):
         return
     names = {id(parameter): known for known, parameter in named_parameters()}
     texts: list[str] = []
-    for index, group in enumerate(optimizer.param_groups):
-        known = set(before[index]) if index < len(before) else set[int]()
+    for index, group in enumerate(groups):
+        known = {id(p) for p in before[index]} if index < len(before) else set[int]()
         new = [
             names.get(id(p), f"a {type(p).__name__} {tuple(p.shape)} of no protected module")
             for p in group["params"]
@@ -66,14 +69,18 @@ def must_have_groups(
             texts.append(f"group {index} got {_listed(new)}")
         elif count < len(known):
             texts.append(f"group {index} lost {len(known) - count} of {len(known)} parameters")
-    texts += [
-        f"group {index} was removed" for index in range(len(optimizer.param_groups), len(before))
-    ]
+    texts += [f"group {index} was removed" for index in range(len(groups), len(before))]
     raise ProtectError(
         f"optimizer {name!r} ({type(optimizer).__name__}) has other groups than at protect()"
         f" ({'; '.join(texts) or 'their order changed'}), which a redo cannot put back and a"
         f" replacement worker does not have: {GROUPS}"
     )
+
+
+def by_first_name(named: Mapping[str, torch.nn.Parameter]) -> list[tuple[str, torch.nn.Parameter]]:
+    """Return each parameter once, in the order of the names: a shared one by the first of its."""
+    first = {id(parameter): name for name, parameter in sorted(named.items(), reverse=True)}
+    return [(name, named[name]) for name in sorted(first.values())]
 
 
 def describe_parameter_changes(

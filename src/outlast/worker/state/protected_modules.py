@@ -27,7 +27,13 @@ from torch.utils.hooks import RemovableHandle
 
 from outlast.errors import ProtectError
 from outlast.transport.worker_page import SLOT_BYTES
-from outlast.worker.state.tensor_digests import Word, first_difference, local_shard, word_of
+from outlast.worker.state.tensor_digests import (
+    Word,
+    are_same,
+    first_difference,
+    local_shard,
+    word_of,
+)
 
 _DENSE, _SPARSE = 1, 2  # kinds of gradients
 _HOOKS_MAX = 1 << 30  # for a module that is new
@@ -75,14 +81,12 @@ class ProtectedModules:
         if all(id(p) in known or local_shard(p) is not p for p in updated):
             return
         gc.collect()  # a DDP that the script has dropped reduces nothing
-        kinds = {DistributedDataParallel}
-        while more := {each for kind in kinds for each in kind.__subclasses__()} - kinds:
-            kinds |= more
         places = {id(p): place for place, p in enumerate(self.parameters())}
         placed = [
             (min(places[id(p)] for p in each.parameters() if id(p) in places), each)
             for each in gc.get_objects()
-            if type(each) in kinds and any(id(p) in places for p in each.parameters())
+            if DistributedDataParallel in type(each).__mro__
+            and any(id(p) in places for p in each.parameters())
         ]
         self._wrappers = [each for _, each in sorted(placed, key=lambda pair: pair[0])]
         self._list_reducers()
@@ -142,21 +146,20 @@ class ProtectedModules:
                 layout = torch.sparse_coo if kind == _SPARSE else torch.strided
                 parameter.grad = torch.zeros_like(parameter.detach(), layout=layout)
 
-    def _present_children(self) -> list[int]:
-        return [id(child) for _, part in self._parts for child in part._modules.values()]  # noqa: SLF001 - no copy
+    def _present_children(self) -> list[nn.Module | None]:
+        return [child for _, part in self._parts for child in part._modules.values()]  # noqa: SLF001 - no copy
 
     def refresh(self) -> None:
         """Collect submodules again if they changed, and DDP modules made before the first phase."""
-        if self._present_children() != self._children:
+        if not are_same(self._present_children(), self._children):
             self._walk()
         if not self._has_run:
             self._has_run = True
             self._find_wrappers()
 
-    def members(self) -> tuple[list[tuple[str, ...]], list[int]]:
-        """Return the names of the parameters of each submodule, and the ids of all."""
-        names = [tuple(part._parameters) for _, part in self._parts]  # noqa: SLF001 - no copy
-        return names, list(map(id, self.parameters()))
+    def parameter_names(self) -> list[tuple[str, ...]]:
+        """Return the names of the parameters of each submodule."""
+        return [tuple(part._parameters) for _, part in self._parts]  # noqa: SLF001 - no copy
 
     def layers(self) -> list[tuple[str, nn.Module, object]]:
         """Return each submodule's name, the submodule, and the `forward` that it was given."""
@@ -206,8 +209,7 @@ class ProtectedModules:
 
 SMALL_BYTES = 1 << 20
 LATE_BYTES_MAX = 4 << 20  # of all small buffers together that change after the vote
-# Native batch norm does not increment torch's version counters. Small buffers are compared by value
-# in a worker's first phases; buffers unchanged by then are compared by version.
+# First by value, later by version: native batch norm does not increment version counters.
 PHASES_BY_VALUE = 8
 
 
@@ -228,11 +230,11 @@ class ModuleBuffers:
         self._changing |= self._news()
         named = self.named()
         own = {key: named[key] for key in sorted(self._changing - self._late)}
-        if sum(map(_bytes, own.values())) > SLOT_BYTES:
-            largest = max(own, key=lambda key: _bytes(own[key]))
+        if sum(each.nbytes for each in own.values()) > SLOT_BYTES:
+            largest = max(own, key=lambda key: own[key].nbytes)
             raise ProtectError(
                 f"buffers that change before optimizer.step belong to this rank and must fit its"
-                f" slot of {SLOT_BYTES} bytes; {largest} alone has {_bytes(own[largest])}; nothing"
+                f" slot of {SLOT_BYTES} bytes; {largest} alone has {own[largest].nbytes}; nothing"
                 " was applied. If it is equal on all ranks, write it after optimizer.step in"
                 " session.run, or between phases (it then travels with the model); else keep it"
                 " smaller or build it from the batch"
@@ -245,9 +247,9 @@ class ModuleBuffers:
             return {}
         named, room = self.named(), LATE_BYTES_MAX
         found: dict[str, torch.Tensor] = {}
-        for key in sorted(self._late, key=lambda each: (_bytes(named[each]), each)):
-            room -= _bytes(named[key])
-            if room >= 0 and _bytes(named[key]) <= SMALL_BYTES:
+        for key in sorted(self._late, key=lambda each: (named[each].nbytes, each)):
+            room -= named[key].nbytes
+            if room >= 0 and named[key].nbytes <= SMALL_BYTES:
                 found[key] = named[key]
         return found
 
@@ -295,7 +297,7 @@ class ModuleBuffers:
             self._values = {
                 key: b.detach().clone()
                 for key, b in named.items()
-                if key not in self._changing and _bytes(b) <= SMALL_BYTES
+                if key not in self._changing and b.nbytes <= SMALL_BYTES
             }
 
     def _news(self) -> set[str]:
@@ -326,7 +328,7 @@ class BufferSnapshot:
         self._kept: dict[str, torch.Tensor] = {}
         self._trusted: dict[str, tuple[int, int]] = {}
         for key, buffer in buffers.named().items():
-            if everything or buffers.is_changing(key) or _bytes(buffer) <= SMALL_BYTES:
+            if everything or buffers.is_changing(key) or buffer.nbytes <= SMALL_BYTES:
                 self._kept[key] = buffer.detach().clone()
             else:
                 self._trusted[key] = _version(buffer)
@@ -380,11 +382,7 @@ class BufferSnapshot:
 
 
 def _version(buffer: torch.Tensor) -> tuple[int, int]:
-    return id(buffer), buffer._version  # noqa: SLF001 - torch's own counter of changes
-
-
-def _bytes(buffer: torch.Tensor) -> int:
-    return buffer.numel() * buffer.element_size()
+    return buffer._cdata, buffer._version  # noqa: SLF001 - its identity without an audit event, and torch's own counter of changes
 
 
 def _count_hooks(part: nn.Module) -> int:

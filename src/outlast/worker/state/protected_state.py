@@ -25,15 +25,10 @@ from outlast.checkpoint.script_state import ScriptState, Stateful
 from outlast.errors import CodecError, ProtectError
 from outlast.random_state import GENERATOR_TYPES, Generator
 from outlast.worker.script.carried_variables import CarriedVariables
-from outlast.worker.state.ddp_buckets import (
-    BucketState,
-    DDPBuckets,
-    must_not_join,
-    must_protect_hooks,
-    refuse_hidden,
-)
+from outlast.worker.state.ddp_buckets import BucketState, DDPBuckets, must_fit_phase, refuse_hidden
 from outlast.worker.state.optimizer_state import (
     Layer,
+    by_first_name,
     describe_parameter_changes,
     group_members,
     must_be_whole,
@@ -46,7 +41,7 @@ from outlast.worker.state.optimizer_state import (
 from outlast.worker.state.protected_modules import ModuleBuffers, ProtectedModules
 from outlast.worker.state.rank_local_state import RankLocalState
 from outlast.worker.state.sharded_modules import FSDPIterations, refuse_unsupported
-from outlast.worker.state.tensor_digests import local_shard
+from outlast.worker.state.tensor_digests import are_same, local_shard
 
 
 def capture(named: Mapping[str, Generator]) -> dict[str, Any]:
@@ -109,10 +104,11 @@ class ProtectedState:
         refuse_hidden(part for module in self.modules.values() for part in module.modules())
         self.reducers = DDPBuckets(lambda: self.tree.reducers)
         self.iterations = FSDPIterations(self.tree)
-        self.parameters = self.tree.parameters()  # constant: `check_unchanged` verifies it
-        self._members = self.tree.members()
+        self.parameters = self.tree.parameters()  # `check_unchanged` holds each phase to them
+        self._parameter_names = self.tree.parameter_names()
+        self._named = dict(self.tree.named_parameters())
+        self.audited = by_first_name(self._named)
         self._layers: list[Layer] = []  # in the first phase
-        self._named = dict(self.tree.named_parameters())  # references keep ids from being reused
         self.buffers = ModuleBuffers(self.tree)
         self.local = RankLocalState(self)
         self.script: CarriedVariables | None = None  # variables not named in protect()
@@ -161,7 +157,8 @@ class ProtectedState:
     def check_unchanged(self) -> None:
         """Raise ProtectError if a module or an optimizer was changed after `protect`."""
         self.tree.refresh()
-        if self.tree.members() != self._members:
+        is_same = are_same(self.tree.parameters(), self.parameters)
+        if not is_same or self.tree.parameter_names() != self._parameter_names:
             now = dict(self.tree.named_parameters())
             changes = describe_parameter_changes(self._named, now, self.tree.types())
             raise ProtectError(
@@ -203,8 +200,7 @@ class ProtectedState:
     def _check_hooks(self) -> None:
         objects = {id(o) for o in (*self.objects.values(), *self.own.values())}
         for part in self.tree.reducers:
-            must_not_join(part)
-            must_protect_hooks(part, objects)
+            must_fit_phase(part, objects)
 
     def schema(self) -> tuple[str, str]:
         """Return (digest, summary) of names, shapes and dtypes; the run stops if ranks differ."""
