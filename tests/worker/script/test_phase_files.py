@@ -9,13 +9,13 @@ import pytest
 from tests.worker.script.simulated_phases import Session, play, refusal
 
 from outlast.errors import PhaseError
-from outlast.worker.script import phase_files, reachable_values, value_paths
+from outlast.worker.script import bytecode, reachable_values, value_paths
 
 
 @pytest.fixture(autouse=True)
 def _scripts_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """The frames of these tests are no script's."""
-    for module in (value_paths, reachable_values, phase_files):
+    for module in (value_paths, reachable_values, bytecode):
         monkeypatch.setattr(module, "is_own_file", lambda name: name.startswith("<script"))
 
 
