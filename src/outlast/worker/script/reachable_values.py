@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import types
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -137,9 +136,6 @@ class ReachableValues:
                     if is_own or is_state or isinstance(value, _MUTABLE):
                         self.add((*path, ("attr", name)), value)
             self._walk()
-        if any("seek" in each.names.attributes for each in self.codes):  # it chooses its places
-            spots = self.spots.items()
-            self.spots = {path: s for path, s in spots if not isinstance(s.value, io.IOBase)}
 
     def late_names(self) -> set[Path]:
         """Return the paths of unbound attributes and globals that reached code may bind."""

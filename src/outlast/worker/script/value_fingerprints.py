@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import queue
-import time
 import types
 from array import array
 from collections import UserDict, UserList, deque
@@ -188,24 +187,12 @@ def _is_library_iterator(value: Any) -> bool:
 
 
 def _position(value: Any) -> Any:
-    if isinstance(value, io.IOBase):
-        return _file_position(value)
     counted = getattr(value, "_num_yielded", None)  # torch's loaders count
     hint: Callable[[], int] | None = getattr(value, "__length_hint__", None)
     try:
         return counted, hint() if hint is not None else None
     except TypeError:
         return counted, None
-
-
-def _file_position(file: io.IOBase) -> int | None:
-    """Return where a file that is only read is read on; None for others, whose effects stay."""
-    if file.closed or not file.readable() or file.writable() or not file.seekable():
-        return None
-    try:
-        return file.tell()
-    except OSError:  # its lines are iterated over: nobody knows where
-        return time.monotonic_ns()
 
 
 def slot_values(value: Any) -> Iterator[tuple[tuple[str, Any], Any]]:
