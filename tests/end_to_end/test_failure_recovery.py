@@ -157,15 +157,19 @@ def ended(tmp_path: Path, step: int) -> bool:
 
 
 def keepers_of(launcher: int) -> list[int]:
-    found = [
-        int(entry.name)
-        for entry in Path("/proc").iterdir()
-        if entry.name.isdigit()
-        and b"keeper" in (entry / "cmdline").read_bytes()
-        and f"\nPPid:\t{launcher}\n" in (entry / "status").read_text()
-    ]
+    """Return the keepers among the launcher's children. Threads and other children may end."""
+    tasks = Path(f"/proc/{launcher}/task").iterdir()
+    children = [pid for task in tasks for pid in read_of(task / "children").split()]
+    found = [int(pid) for pid in children if "keeper" in read_of(Path(f"/proc/{pid}/cmdline"))]
     assert len(found) == 4
     return found
+
+
+def read_of(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 def test_a_full_disk_costs_nothing_where_copies_are_in_memory(
