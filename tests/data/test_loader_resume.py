@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,10 @@ import pytest
 import torch
 from tests.data.loader_kinds import MAPPED, OTHERS, mapped, other
 from tests.data.source_driver import Draw, go_on, open_source, train
+from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 from outlast.data.mapped_source import MappedSource
+from outlast.errors import UsageError
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 
@@ -80,3 +82,47 @@ def test_others(name: str) -> None:
 def test_others_cut_short(name: str) -> None:
     told = check(lambda: other(name), length=3)
     assert len(told) == 8
+
+
+class Leveled(Sampler[int]):
+    """Indices whose order the training loop decides, as in a curriculum."""
+
+    level = 0
+
+    def __iter__(self) -> Iterator[int]:
+        yield from ((index * 7 + self.level) % 24 for index in range(24))
+
+    def __len__(self) -> int:
+        return 24
+
+
+def leveled() -> tuple[Leveled, DataLoader[Any]]:
+    sampler = Leveled()
+    return sampler, DataLoader(TensorDataset(torch.arange(24)), 4, sampler=sampler)
+
+
+def test_a_sampler_that_the_loop_changes_in_the_middle_of_an_epoch_is_refused() -> None:
+    sampler, loader = leveled()
+    source = open_source(loader)
+    source.start_epoch(0, None)
+    source.next()
+    sampler.level = 3
+    source.next()
+    fresh = open_source(leveled()[1])
+    with pytest.raises(UsageError, match="BatchSampler gives other batches than the run has taken"):
+        fresh.seek(source.position())
+
+
+def test_settings_of_a_sampler_that_the_loop_changes_between_epochs_are_kept() -> None:
+    sampler, loader = leveled()
+    source = open_source(loader)
+    source.start_epoch(0, 1)
+    source.next()
+    batches: Any = loader.batch_sampler
+    sampler.level, batches.batch_size = 3, 6
+    source.start_epoch(1, None)
+    source.next()
+    fresh = open_source(leveled()[1])
+    fresh.seek(source.position())
+    assert torch.equal(fresh.next()[0], source.next()[0])
+    assert len(source.next()[0]) == len(fresh.next()[0]) == 6

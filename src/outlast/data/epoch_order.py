@@ -13,10 +13,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
+import msgspec
 import torch
+import xxhash
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -129,6 +131,8 @@ class IteratorReplay:
         random_state.restore_state(self._owned, states)
 
 
+# Index lists are digested; objects of other types count by their type alone.
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=lambda value: type(value).__name__)
 # Samplers that draw from the process's generators at their first list only.
 _DRAWS_ONCE = (
     SequentialSampler,
@@ -158,6 +162,7 @@ class EpochOrder(Iterator[Any]):
         self._trail = IteratorReplay(self._owned)
         self._opens = 0
         self._lists: Iterator[Any] = iter(())
+        self._digest = xxhash.xxh3_64()  # of the lists fetched in this epoch
         self.fetched = 0
         self.ended = False
 
@@ -180,8 +185,13 @@ class EpochOrder(Iterator[Any]):
         except StopIteration:
             self.ended = True
             raise
-        self.fetched += 1
+        self._count(fetched)
         return fetched
+
+    def _count(self, fetched: Any) -> None:
+        self.fetched += 1
+        with suppress(msgspec.MsgspecError, TypeError, OverflowError, RecursionError):
+            self._digest.update(_ENCODER.encode(fetched))
 
     def place(self) -> dict[str, Any]:
         """Return the position of the order, as plain data."""
@@ -192,13 +202,14 @@ class EpochOrder(Iterator[Any]):
             "trail": self._trail.saved(),
             "opens": self._opens,
             "fetched": self.fetched,
+            "lists": self._digest.digest(),
             "ended": self.ended,
         }
 
     def go(self, place: Mapping[str, Any], done: int) -> list[Any]:
         """Go to `place`; return the fetched lists after the first `done`.
 
-        Raises UsageError if the sampler yields fewer lists.
+        Raises UsageError if the sampler yields fewer lists, or others.
         """
         self._kept.put(place["start"])
         self.begin()
@@ -213,7 +224,7 @@ class EpochOrder(Iterator[Any]):
             if fetched is self:
                 self.ended = True
                 return
-            self.fetched += 1
+            self._count(fetched)
             if self.fetched > done:
                 ahead.append(fetched)
 
@@ -225,6 +236,13 @@ class EpochOrder(Iterator[Any]):
                 f"the sampler now gives {self.fetched} batches where the run had taken"
                 f" {place['fetched']}: continue with the same data and batch size, or start a new"
                 " run directory"
+            )
+        if place.get("lists", self._digest.digest()) != self._digest.digest():
+            raise UsageError(
+                f"{type(self._sampler).__name__} gives other batches than the run has taken in this"
+                " epoch: its data or settings differ, or were changed in the middle of the epoch,"
+                " which a worker that takes over a rank cannot repeat; change them between two"
+                " epochs, or in the sampler's own iteration"
             )
         self.ended = place["ended"]
         self._kept.put({**self._kept.changes(), **place["now"]})

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader
 
 from outlast import random_state
 from outlast.errors import UsageError
@@ -238,7 +238,7 @@ def _has_state_dict(kind: type) -> bool:
 
 @cache
 def _is_settable(kind: type) -> bool:
-    return not (
+    return kind is BatchSampler or not (
         f"{kind.__module__}.".startswith(_UNSETTABLE)
         or issubclass(kind, DataLoader)
         or kind in (list, tuple, dict, deque, set, FunctionType, MethodType, partial)
