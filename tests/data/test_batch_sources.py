@@ -318,7 +318,7 @@ def test_position_of_other_data() -> None:
     source.start_epoch(0, source.length)
     source.next()
     with pytest.raises(
-        UsageError, match="gives other batches than the run has taken.*data or settings differ"
+        UsageError, match=r"gives other batches than the run has taken.*data or settings differ"
     ):
         open_source(plain(Augmented(100), shuffle=True)).seek(source.position())
 
