@@ -133,14 +133,14 @@ def runner(tmp_path: Path) -> Iterator[Runner]:
 
 
 def abandoned_memory() -> set[str]:
-    """Return the names in /dev/shm whose process is not alive.
+    """Return the names of torch's segments in /dev/shm whose process is not alive.
 
-    torch names its segments `torch_PID_...`. Segments of living processes belong to other runs on
-    this machine: those of this run have ended. Semaphores of other processes come and go.
+    torch names them `torch_PID_...`. Segments of living processes belong to other runs on this
+    machine, since those of this run have ended; so may semaphores, which have no process.
     """
     names = os.listdir("/dev/shm")  # noqa: PTH208 - names only
-    pids = {name: re.findall(r"(?<=_)\d+(?=_)", name) for name in names}
-    return {name for name in names if not any(Path("/proc", pid).exists() for pid in pids[name])}
+    owned = ((name, re.match(r"torch_(\d+)_", name)) for name in names)
+    return {name for name, pid in owned if pid and not Path("/proc", pid[1]).exists()}
 
 
 @pytest.fixture(scope="session")

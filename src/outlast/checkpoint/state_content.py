@@ -311,9 +311,10 @@ def restore_rank_state(
         if name in saved["objects"] and not matching.skips(name):
             value = saved["objects"][name]
             if isinstance(part, (dict, list)):
-                state_values.restore_in_place(part, value)
+                trained = state_values.restore_parameters(part, value)
+                state_values.restore_in_place(part, trained)
             else:
-                part.load_state_dict(value)
+                part.load_state_dict(state_values.restore_parameters(part.state_dict(), value))
     named = saved["random"]["named"]
     random_state.restore_state(
         state.generators, {n: v for n, v in named.items() if not matching.skips(n)}

@@ -162,8 +162,15 @@ def trained(
             yield from trained(item, (*path, key), inside | {id(value)})
 
 
-def retrained(value: Any, marks: Iterable[tuple[tuple[Any, ...], int]]) -> Any:
-    """Return a decoded value, which is consumed, with what `trained` has yielded of it."""
+def retrained(
+    value: Any, marks: Iterable[tuple[tuple[Any, ...], int]] | None, live: Any = None
+) -> Any:
+    """Return a decoded value, which is consumed, with what `trained` has yielded of it.
+
+    `marks`: None in states of older versions; `live` then decides, as in `restore_parameters`.
+    """
+    if marks is None:
+        return restore_parameters(live, value)
     for path, mark in marks:
         tensor = value_at(value, tuple(path))
         if mark & 2:

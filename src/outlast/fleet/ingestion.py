@@ -125,6 +125,7 @@ def ingest(
         added = writer.commit(new, anonymous) if new else {}
         parts = writer.manifest.parts
         twice = writer.doubles
+        shifted = _shifted_notes(lake, parts, new)  # other ingestions may merge these parts later
     rows: Counter[Name] = Counter()
     for part in parts:
         rows[part.kind] += part.rows
@@ -135,7 +136,7 @@ def ingest(
         rows=dict(rows),
         since_ns=min((part.first_ns for part in parts), default=None),
         until_ns=max((part.last_ns for part in parts), default=None),
-        odd=(*_double_booking_notes(twice), *_shifted_notes(lake, parts, new)),
+        odd=(*_double_booking_notes(twice), *shifted),
     )
 
 
@@ -179,13 +180,13 @@ def _shifted_notes(
         .with_columns(shift=shift)
         .filter((pl.col("shift") % SHIFT_NS == 0) & pl.col("shift").is_between(1, SHIFT_NS_MAX))
         .group_by("shift")
-        .agg(jobs=pl.len(), job=pl.col("job").first())
+        .agg(jobs=pl.col("job").n_unique(), job=pl.col("job").first())
         .filter(pl.col("jobs") >= SHIFTED_MIN)
         .sort("jobs", descending=True)
         .collect()
     )
     return tuple(
-        f"{jobs:,} attempts of jobs are in the lake twice, {ns / 3.6e12:g} h apart in all their"
+        f"attempts of {jobs:,} jobs are in the lake twice, {ns / 3.6e12:g} h apart in all their"
         f" times, as {job}: one of these logs was read in another zone than the other; read all of"
         " them into a new lake, each with its --zone"
         for ns, jobs, job in shifted.head(1).iter_rows()

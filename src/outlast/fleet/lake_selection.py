@@ -148,10 +148,12 @@ def _translate_names(ours: set[str], other_names: set[str]) -> tuple[dict[str, s
     for name in sorted(other_names):
         host = _host_part(name).lower()
         candidates = by_host.get(host, [])
-        if host != name.lower():
-            alike = [each for each in candidates if each.lower() == name.lower()]
+        alike = [each for each in candidates if each.lower() == name.lower()]
+        if alike:
+            candidates = alike
+        elif host != name.lower():
             short = [each for each in candidates if _host_part(each) == each]
-            candidates = alike or short * begins[host]
+            candidates = short * begins[host]
         if len(candidates) == 1:
             table[name] = candidates[0]
         elif candidates:

@@ -53,6 +53,8 @@ class SegmentDamage(NamedTuple):
     what: str
 
     def __str__(self) -> str:
+        if not self.skipped_bytes:
+            return f"{self.path} was left out from byte {self.offset} on: {self.what}"
         return (
             f"{self.path} is damaged at byte {self.offset}: {self.what};"
             f" {self.skipped_bytes} bytes were skipped, everything else was read"
@@ -159,9 +161,10 @@ class SegmentWriter:
 class SegmentReader:
     """Reader of one segment from its last position, during the writing or after."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, is_strict: bool = False) -> None:
+        """`is_strict`: `read` raises OSError for a file that cannot be read."""
         name = _NAME.fullmatch(path.name)
-        self.path = path
+        self.path, self._is_strict = path, is_strict
         self.writer = name["writer"] if name else path.stem
         self.offset = 0
         self._seen_bytes = -1
@@ -179,11 +182,14 @@ class SegmentReader:
         try:
             data = self._new_bytes(last)
         except OSError as error:
+            if self._is_strict:
+                raise
             if not self._is_refused:
                 self._is_refused = True
                 what = f"it cannot be read: {error.strerror}"
                 damaged(SegmentDamage(self.path, self.offset, 0, what))
             return
+        self._is_refused = False
         if not data or (self.offset == 0 and not self._open(data, damaged)):
             return
         base = self.offset
@@ -211,10 +217,11 @@ class SegmentReader:
             raise OSError(errno.EINVAL, "no regular file")
         if status.st_size == self._seen_bytes and not last:
             return b""
-        self._seen_bytes = status.st_size
         with self.path.open("rb") as file:
             file.seek(self.offset)
-            return file.read()
+            data = file.read()
+        self._seen_bytes = status.st_size
+        return data
 
     def _open(self, data: bytes, damaged: Callable[[SegmentDamage], None]) -> bool:
         """Return whether records of our version follow; an incomplete header may still grow."""
@@ -238,10 +245,10 @@ def read_records(
 
     Damage is handed to `damaged` (default: a RuntimeWarning each) and skipped; an exception raised
     there ends the reading. A directory that does not exist holds no records. Raises OSError when
-    it cannot be listed.
+    it cannot be listed, or a file of it cannot be read.
     """
     for path in segment_paths(where) if where.is_dir() else [where] if where.exists() else []:
-        yield from SegmentReader(path).read(damaged or _warn, last=True)
+        yield from SegmentReader(path, is_strict=True).read(damaged or _warn, last=True)
 
 
 def segment_paths(directory: Path) -> list[Path]:

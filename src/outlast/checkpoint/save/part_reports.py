@@ -62,6 +62,13 @@ class PartReport(msgspec.Struct, frozen=True, array_like=True):
     why: str = ""
 
 
+class SavePlacement(msgspec.Struct, frozen=True, array_like=True):
+    """One rank's place of a save under `outlast run`; `failure`: why it has none."""
+
+    placed: PlacedSave | None
+    failure: str = ""
+
+
 class SaveCall(msgspec.Struct, frozen=True, array_like=True):
     """One rank's statement at the begin of a call of `save` under `outlast run`.
 
@@ -152,7 +159,8 @@ class PartReports:
     def __init__(self, ranks: RankGroup, root: Folder, save_s: float) -> None:
         self._ranks, self._root, self._save_s = ranks, root, save_s
         self._notes = ranks.notes if ranks.world > 1 else None
-        self._must_agree = False  # on the call under way
+        self._pending: Literal["", "call", "place"] = ""  # next agreement of the call under way
+        self._call = 0
         self._unseen_s = min(UNSEEN_S, 0.9 * save_s)
         self._open: list[WatchedSave] = []
         self._failures: list[str] = []
@@ -163,15 +171,18 @@ class PartReports:
     @contextmanager
     def begin(self, call: int) -> Iterator[None]:
         """Delimit one call of `save`; an error that ends it is posted."""
-        self._must_agree = self._ranks.is_replaceable
+        self._call, self._pending = call, "call" if self._ranks.is_replaceable else ""
         try:
             yield
         except BaseException as error:  # Ctrl-C as well: rank 0 must not wait
             why = str(error) or type(error).__name__
-            if self._must_agree and isinstance(error, Exception):
+            if self._pending and isinstance(error, Exception):
                 with suppress(OutlastError):  # which names this rank
-                    self._agree(SaveCall(call, -1, failure=why))
-            self._post(call, -1, "failed", why)
+                    if self._pending == "call":
+                        self._agree(SaveCall(call, -1, failure=why))
+                    else:
+                        self._exchange_places(SavePlacement(None, why))
+            self._post(self._call, -1, "failed", why)
             raise
 
     def begun(self, call: int, step: int, *, has_claim: bool) -> int:
@@ -179,22 +190,32 @@ class PartReports:
 
         Under `outlast run` raises as `agreed_call` does, on all ranks.
         """
-        if self._must_agree:
-            return self._agree(SaveCall(call, step, has_claim))
+        if self._pending:
+            self._call = self._agree(SaveCall(call, step, has_claim))
+            self._pending = "place"
+            return self._call
         self._post(call, step, "begun")
         return call
 
     def _agree(self, mine: SaveCall) -> int:
-        self._must_agree = False
-        answers = self._ranks.exchange(msgspec.msgpack.encode(mine))
+        message, self._pending = msgspec.msgpack.encode(mine), ""
+        answers = self._ranks.exchange(message)
         return agreed_call([msgspec.msgpack.decode(each, type=SaveCall) for each in answers])
 
     def placed(self, placed: PlacedSave) -> PlacedSave:
         """Return place, parent and base of the save: under `outlast run` those of rank 0."""
         if not self._ranks.is_replaceable:
             return placed
-        answers = self._ranks.exchange(msgspec.msgpack.encode(placed))
-        return msgspec.msgpack.decode(answers[0], type=PlacedSave)
+        return self._exchange_places(SavePlacement(placed))
+
+    def _exchange_places(self, mine: SavePlacement) -> PlacedSave:
+        message, self._pending = msgspec.msgpack.encode(mine), ""
+        answers = self._ranks.exchange(message)
+        places = [msgspec.msgpack.decode(each, type=SavePlacement) for each in answers]
+        failures = [f"rank {r}: {each.failure}" for r, each in enumerate(places) if not each.placed]
+        if failures or places[0].placed is None:
+            raise StorageError(f"{'; '.join(failures)}; nothing was saved")
+        return places[0].placed
 
     def refuse(self, place: SavePoint, why: str) -> None:
         """Announce in the directory that this part will never come, where there is no store."""

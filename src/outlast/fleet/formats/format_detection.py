@@ -347,7 +347,8 @@ def reading_options(path: Path, format_: Format, options: LogOptions) -> dict[st
         if (value := getattr(options, key)) and format_ in fitting:
             found[flag] = str(value)
     place = (options.cluster, options.node_of(path))
-    found |= {flag: value for flag, value in zip(PLACE_FLAGS, place, strict=True) if value}
+    used = (True, format_ in _ONLY["node"][1])
+    found |= {f: v for f, v, is_used in zip(PLACE_FLAGS, place, used, strict=True) if v and is_used}
     mapping = _find_mapping(path, options) if format_ in ("events", "jobs") else None
     policy = options.policy if format_ == "kernel" else None
     for flag, file in (("--mapping", mapping), ("--policy", policy)):

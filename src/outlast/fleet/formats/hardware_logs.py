@@ -85,10 +85,10 @@ def read_kernel_log(path: Path, context: HardwareLogContext) -> LogReading:
     named: list[str] = []  # the first one
 
     def on_host(host: str) -> None:
-        named[:] = named or [host]
         is_address = host.replace(".", "").isdigit()
         name = host.lower() if is_address else host.partition(".")[0].lower()
         if name not in _UNNAMED:
+            named[:] = named or [host]
             hosts.setdefault(name, host)
         if context.node and len(hosts) > 1:
             names = ", ".join(hosts.values())
@@ -261,8 +261,8 @@ NEWER = "a report of a version that is not known"
 NO_FINDING = "a finding that is none"
 NO_TIME = "no time between 2000 and 2100"
 NO_NODE = "a finding that names no node"
-# Suffix of a held finding, which differs at each check.
-_KNOWN = re.compile(r" \(-?\d+ s ago; held until quiet for \d+ s\)$")
+# Suffix of a held finding, which differs at each check; earlier versions wrote "said".
+_KNOWN = re.compile(r" \(-?\d+ s ago; (?:said|held) until quiet for \d+ s\)$")
 
 
 class CheckReport(msgspec.Struct, frozen=True):

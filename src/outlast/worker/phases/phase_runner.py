@@ -122,6 +122,8 @@ class PhaseRunner:
 
     def _begin(self, key: str, kind: Kind, undo: bool) -> PhaseAttempt:
         protected, status = self.protected_state(), self._status
+        if kind in ("step", "eval"):
+            self.script.files.forget()  # those of an earlier attempt
         is_new = not protected.knows(key)
         exact = not is_new and self.script.writes_unversioned(key, protected.tree)
         whole = undo and not self._standalone
@@ -185,7 +187,7 @@ class PhaseRunner:
         assert attempt is not None
         if not attempt.dry:
             self._leftovers.must_not_be_used(attempt.key, optimizer)
-            self.protected_state().iterations.must_be_sharded()
+            self.protected_state().iterations.must_be_sharded(optimizer)
         if not (self.gate.is_undoable or attempt.vote_ns):
             commit_gate.prepare_vote(attempt, self.protected_state())
             self._rehearse(attempt)

@@ -310,7 +310,10 @@ def is_call_of_script() -> bool:
 
     For use by the function that the hook calls.
     """
-    frame = sys._getframe(3)  # noqa: SLF001 - an audit hook has no other way to its caller
+    try:
+        frame = sys._getframe(3)  # noqa: SLF001 - an audit hook has no other way to its caller
+    except ValueError:  # nothing called it
+        return False
     while frame is not None:
         name = frame.f_code.co_filename
         if name.startswith(("<frozen importlib", _OURS)):

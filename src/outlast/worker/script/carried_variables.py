@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -13,7 +14,13 @@ import torch
 
 from outlast.checkpoint.format import codec
 from outlast.errors import CodecError, CorruptionError, PhaseError
-from outlast.worker.script.value_encoding import is_reference, outward, refill, written
+from outlast.worker.script.value_encoding import (
+    is_reference,
+    outward,
+    place_in_file,
+    refill,
+    written,
+)
 from outlast.worker.script.value_paths import (
     Path,
     PathGone,
@@ -39,12 +46,18 @@ class CarriedVariables:
         self._first_bound: set[Path] = set()  # unbound until a phase binds them
         self._expected: set[Path] = set()  # of these, the ones still unbound
         self._pending: dict[Path, Any] = {}  # of phases whose function is not known yet
+        self._files: dict[Path, str] = {}  # names of files that are read on, "" for other values
 
     def __contains__(self, path: Path) -> bool:
         return path in self._paths
 
     def add(self, path: Path, *, in_place: bool) -> None:
         """Carry the value at `path` from here on."""
+        if path not in self._paths:
+            value = None
+            with suppress(PathGone):
+                value = None if self._roots.is_unbound(path) else self._roots.read(path)
+            self._files[path] = _file_of(value)
         self._paths[path] = self._paths.get(path, False) or in_place
         self._packed = b""
 
@@ -100,12 +113,23 @@ class CarriedVariables:
                 continue
             try:  # reading an unbound name would compute a cached property
                 is_unbound = path in self._first_bound and self._roots.is_unbound(path)
-                value = _UNBOUND if is_unbound else outward(self._roots.read(path, spaces))
+                value = _UNBOUND if is_unbound else self._roots.read(path, spaces)
+                self._must_stay_open(path, value)
+                value = outward(value)
             except PathGone:
                 value = _ABSENT
             if isinstance(value, torch.Tensor):
                 _must_end_here(path, value)
             yield path, value
+
+    def _must_stay_open(self, path: Path, value: Any) -> None:
+        """Raise PhaseError if another file is read on than when `path` was added."""
+        name = _file_of(value)
+        if name and self._files.get(path) != name:
+            raise PhaseError(
+                f"{text(path)} reads on in {name}, which a replacement worker has not opened: open"
+                f" it before the first phase, or {ADVICE}"
+            )
 
     def check(self) -> None:
         """Stop carrying handles (a logger, created lazily): a successor creates its own. Raise
@@ -205,6 +229,11 @@ def differing(before: bytes, after: bytes) -> str:
     old, new = named(codec.decode(before)["script"]), named(codec.decode(after)["script"])
     names = [name for name in new if name not in old or not _same(old[name], new[name])]
     return ", ".join(names) or "a rank-specific object"
+
+
+def _file_of(value: Any) -> str:
+    place = place_in_file(value) if isinstance(value, io.IOBase) else None
+    return "" if place is None else place[0]
 
 
 def _same(live: Any, saved: Any) -> bool:

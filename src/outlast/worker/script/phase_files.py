@@ -49,7 +49,7 @@ class PhaseFiles:
         self._read: set[str] = set()
         self._rewritten: set[str] = set()  # read before
         self._appended: set[str] = set()
-        self._is_watching = False
+        self._is_watching = self._is_full = False
         self._pid = os.getpid()
 
     def watch(self, codes: Iterable[ReachableCode]) -> None:
@@ -63,6 +63,8 @@ class PhaseFiles:
     def end_attempt(self, name: str) -> None:
         """End an attempt at phase `name`. Raises PhaseError for a file that it has updated."""
         updated, appended = sorted(self._rewritten), sorted(self._appended)
+        if self._is_full:
+            self._tell(f"{name} opens more than {_USES_MAX} files, of which only those are watched")
         self.forget()
         for path in appended:
             self._tell(
@@ -104,7 +106,10 @@ class PhaseFiles:
             return
         with suppress(OSError, ValueError):  # opening it fails as well
             path = os.path.realpath(os.fsdecode(name))
-            if not Path(path).is_file() or len(self._read) > _USES_MAX:
+            if not Path(path).is_file():
+                return
+            if len(self._read) + len(self._appended) + len(self._rewritten) >= _USES_MAX:
+                self._is_full = True
                 return
             access = flags & os.O_ACCMODE
             if flags & os.O_APPEND:

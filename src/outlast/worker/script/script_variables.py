@@ -19,12 +19,14 @@ from outlast.worker.script.repetitions import (
     WriteNote,
 )
 from outlast.worker.script.training_loop import (
+    GROWING,
     LastingLoaders,
     RebindWatch,
     TrainingLoop,
     candidates,
     is_first_bound,
     large_containers,
+    newest_items,
 )
 from outlast.worker.script.unversioned_writes import can_write_unversioned
 from outlast.worker.script.value_caches import LateChanges, WatchedCaches
@@ -130,13 +132,13 @@ class ScriptVariables(Refusals):
     def completed(self, key: str) -> None:
         """Record a complete phase of `key`; refuse loaders whose processes it left running."""
         if not self._alone:
-            self.files.end_attempt(key.partition(":")[0])
+            if key in self._roots.functions:  # else the files are those of the code between phases
+                self.files.end_attempt(key.partition(":")[0])
             self._lasting.check(key.partition(":")[0])
             self.caches.end()
 
     def undone(self) -> None:
         """Remove the cache entries of a refused attempt that is not compared with others."""
-        self.files.forget()
         for name in self.caches.remove_entries():
             path = self._containers[name]
             with suppress(PathGone):
@@ -219,7 +221,8 @@ class ScriptVariables(Refusals):
 
     def _watch_caches(self, reach: ReachableValues) -> None:
         self._constants |= reach.constants
-        self.files.watch(reach.codes)
+        if not self._alone:
+            self.files.watch(reach.codes)
         self.caches.add(reach.caches.items())
         for path, container in large_containers(reach):
             if path not in self.carried:
@@ -274,11 +277,10 @@ class ScriptVariables(Refusals):
                 container = self._roots.read(path)
             except PathGone:
                 continue
-            before, self._lengths[name] = self._lengths[name], len(container)
-            if len(container) <= before or path in self.carried:
+            if path in self.carried or not isinstance(container, GROWING):
                 continue
-            pairs = container.items() if isinstance(container, dict) else enumerate(container)
-            for key, value in list(pairs)[before:]:
+            before, self._lengths[name] = self._lengths[name], len(container)
+            for key, value in newest_items(container, len(container) - before):
                 if not is_own_class(type(value)) or id(value) in self._protected():
                     continue
                 place: Path = (*path, ("key", key))

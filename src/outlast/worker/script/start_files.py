@@ -106,10 +106,12 @@ class StartFiles:
             yield
         finally:
             self._is_dry = False
-            self.put_back()
-            self._starts, new_files, self._new_files = starts, self._new_files, set()
-            for path in new_files:
-                path.unlink(missing_ok=True)
+            try:
+                self.put_back()
+            finally:
+                self._starts, new_files, self._new_files = starts, self._new_files, set()
+                for path in new_files:
+                    path.unlink(missing_ok=True)
 
     def guard(self, *, is_held: bool = False) -> None:
         """Make the script wait for the job's files from here on, since another worker may start.
@@ -216,9 +218,10 @@ class StartFiles:
             if not keeps_name:
                 path.unlink()
             self._moved[path] = descriptor
-        except (FileExistsError, FileNotFoundError):
-            if aside.exists():  # another worker's start was first
-                os.close(descriptor)
+        except (FileExistsError, FileNotFoundError) as error:
+            if isinstance(error, FileExistsError) or aside.exists():  # another start was first
+                if descriptor >= 0:
+                    os.close(descriptor)
                 descriptor = -1
                 self._await_return(path)
                 self._move_aside(path, keeps_name=keeps_name)

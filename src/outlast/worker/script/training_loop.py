@@ -17,6 +17,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -43,7 +44,7 @@ MUTATED_BYTES_MAX = 16 << 10  # of a value carried because it may change in plac
 _IMMUTABLE = (bool, int, float, complex, str, bytes, tuple, frozenset, type(None))
 # Library objects that a step computes with; others (iterators, handles) are created again.
 _WATCHED = (torch.nn.Module, torch.optim.Optimizer, LRScheduler, types.FunctionType, partial)
-_GROWING = (list, dict, OrderedDict, defaultdict)  # in insertion order
+GROWING = (list, dict, OrderedDict, defaultdict)  # in insertion order
 _COUNTERS = {"enumerate", "zip", "islice", "count"}
 
 
@@ -180,7 +181,7 @@ def large_containers(reach: ReachableValues) -> Iterator[tuple[Path, Any]]:
         if spot.is_protected:
             continue
         is_large = spot.saved is None or len(spot.saved) > MUTATED_BYTES_MAX
-        if is_large and type(spot.value) in _GROWING and path[-1][1] in stored.mutated:
+        if is_large and type(spot.value) in GROWING and path[-1][1] in stored.mutated:
             yield path, spot.value
 
 
@@ -303,3 +304,12 @@ def is_first_bound(
         return path[0][0] == "module"
     owner, same = before.get(path[:-1]), now.get(path[:-1])
     return owner is not None and same is not None and owner.value is same.value
+
+
+def newest_items(container: Any, count: int) -> Iterator[tuple[Any, Any]]:
+    """Yield the last `count` items of a list or dict with their keys, newest first."""
+    if not isinstance(container, dict):
+        first = max(0, len(container) - count)
+        yield from reversed([*enumerate(container[first:], first)])
+        return
+    yield from islice(reversed(container.items()), max(0, count))

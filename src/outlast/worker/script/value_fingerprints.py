@@ -8,6 +8,7 @@ import types
 from array import array
 from collections import UserDict, UserList, deque
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from itertools import islice
 from multiprocessing.queues import Queue as ProcessQueue
 from multiprocessing.sharedctypes import Synchronized
@@ -68,7 +69,9 @@ def look_of(value: Any, protected: Collection[int]) -> Any:
 
 
 def _look_inside(value: Any, protected: Collection[int]) -> tuple[bytes, ...]:
-    return tuple(islice(content_digests(value, protected), CHUNKS_MAX))
+    with suppress(RuntimeError):  # a thread changes its size meanwhile
+        return tuple(islice(content_digests(value, protected), CHUNKS_MAX))
+    return ()
 
 
 def content_digests(
@@ -151,7 +154,7 @@ def _state(value: Any, protected: Collection[int]) -> bytes | None:
     if isinstance(value, np.random.SeedSequence):
         return repr(value.state).encode()
     if isinstance(value, Synchronized):
-        return repr(value.value).encode()
+        return repr(value.get_obj().value).encode()  # its lock may never be free
     is_holder = isinstance(value, _HOLDERS)
     return b"".join(_look_inside(list(vars(value).values()), protected)) if is_holder else None
 
@@ -187,6 +190,8 @@ def _is_library_iterator(value: Any) -> bool:
 
 
 def _position(value: Any) -> Any:
+    if isinstance(value, (io.BytesIO, io.StringIO)):
+        return None if value.closed else value.tell(), None
     counted = getattr(value, "_num_yielded", None)  # torch's loaders count
     hint: Callable[[], int] | None = getattr(value, "__length_hint__", None)
     try:

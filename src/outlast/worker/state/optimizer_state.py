@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from outlast.checkpoint.state_content import without_owner
 from outlast.checkpoint.state_values import restore_group
@@ -114,6 +115,18 @@ def describe_parameter_changes(
     ]
     more = f", and {len(texts) - _NAMED_MAX} more" if texts[_NAMED_MAX:] else ""
     return ", ".join(texts[:_NAMED_MAX]) + more or "their order changed"
+
+
+def layers_of(named: Iterable[tuple[str, nn.Module]]) -> list[Layer]:
+    """Return each submodule's name, the submodule, and the `forward` that it was given."""
+    return [(name, part, _own_forward(part)) for name, part in named]
+
+
+def _own_forward(part: nn.Module) -> object:
+    """Return the `forward` that a module was given, None for that of its class."""
+    given = vars(part).get("forward")
+    is_of_class = getattr(given, "__func__", None) is type(part).forward
+    return None if is_of_class and getattr(given, "__self__", None) is part else given
 
 
 def must_keep_layers(before: list[Layer], now: list[Layer]) -> list[Layer]:

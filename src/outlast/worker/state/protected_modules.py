@@ -161,9 +161,10 @@ class ProtectedModules:
         """Return the names of the parameters of each submodule."""
         return [tuple(part._parameters) for _, part in self._parts]  # noqa: SLF001 - no copy
 
-    def layers(self) -> list[tuple[str, nn.Module, object]]:
-        """Return each submodule's name, the submodule, and the `forward` that it was given."""
-        return [(name, part, vars(part).get("forward")) for name, part in self._parts]
+    @property
+    def named_parts(self) -> list[tuple[str, nn.Module]]:
+        """All submodules with their names."""
+        return self._parts
 
     def types(self) -> dict[str, str]:
         """Return the name of the class of each submodule, by the submodule's name."""

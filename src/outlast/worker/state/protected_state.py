@@ -31,6 +31,7 @@ from outlast.worker.state.optimizer_state import (
     by_first_name,
     describe_parameter_changes,
     group_members,
+    layers_of,
     must_be_whole,
     must_fit,
     must_have_groups,
@@ -112,8 +113,7 @@ class ProtectedState:
         self.buffers = ModuleBuffers(self.tree)
         self.local = RankLocalState(self)
         self.script: CarriedVariables | None = None  # variables not named in protect()
-        self._known: set[str] = set()
-        self._looked = 0
+        self._known, self._looked = set[str](), 0
         self._check_movable()
 
     def _place(self, name: str, value: Any) -> None:
@@ -166,7 +166,7 @@ class ProtectedState:
                 " a replacement worker cannot follow that; build, convert, prune, tie and wrap"
                 " everything first, then protect; nothing was applied"
             )
-        self._layers = must_keep_layers(self._layers, self.tree.layers())
+        self._layers = must_keep_layers(self._layers, layers_of(self.tree.named_parts))
         self._check_hooks()
         self.check_groups()
         if len(self._known) > self._looked:  # a first step adds moments and averages
@@ -272,11 +272,13 @@ class ProtectedState:
 
     def restore_choices(self, saved: Mapping[str, Any]) -> None:
         """Restore the script's own objects and variables, but not its generators."""
-        objects = state_values.retrained(saved["objects"], saved.get("trained", ()))
+        objects = saved["objects"]
         if objects.keys() != self.own.keys():
             raise ProtectError(
                 f"the saved objects are {sorted(objects)}, the script protects {sorted(self.own)}"
             )
+        now = {name: _content(value) for name, value in self.own.items()}
+        objects = state_values.retrained(objects, saved.get("trained"), now)
         if self.script is not None:
             self.script.restore(saved.get("script", {}))
         for name, value in self.own.items():

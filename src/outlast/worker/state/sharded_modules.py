@@ -83,16 +83,15 @@ class FSDPIterations:
                     )
             root.reset_iter_state()
 
-    def must_be_sharded(self) -> None:
-        """Check before an optimizer's step that no parameter that learns is gathered.
+    def must_be_sharded(self, optimizer: torch.optim.Optimizer) -> None:
+        """Check before a step of `optimizer` that none of its parameters is gathered.
 
         Raises PhaseError. The next forward would use the gathered values of before the step, where
         `settle` gathers them again.
         """
         for root in self._roots():
             for group in _groups_of(root):
-                learns = any(p.sharded_param.requires_grad for p in group.fsdp_params)
-                if learns and not group.is_sharded:
+                if not group.is_sharded and _steps(optimizer, group):
                     raise PhaseError(
                         "parameters of fully_shard are gathered where the optimizer steps (of"
                         f" {group._module_fqn or 'the root module'}): the next forward of plain"  # noqa: SLF001 - torch has no other access
@@ -227,3 +226,10 @@ def _layout(tensor: Any) -> tuple[Any, ...]:
     if not hasattr(tensor, "to_local"):
         return ()
     return tensor.device_mesh, tuple(tensor.placements), tuple(tensor.shape)
+
+
+def _steps(optimizer: torch.optim.Optimizer, group: Any) -> bool:
+    """Return whether an optimizer may change parameters of an FSDP2 group."""
+    stepped = {id(p) for each in optimizer.param_groups for p in each["params"]}
+    parameters = (each.sharded_param for each in group.fsdp_params)
+    return any(p.requires_grad and id(p) in stepped for p in parameters)
