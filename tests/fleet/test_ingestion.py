@@ -91,7 +91,7 @@ def test_a_log_read_again_in_another_zone_is_named(
     assert Lake.open(right).tables().jobs.collect().height == 5
     summary(capsys, tmp_path / "wrong", utc)
     notes = summary(capsys, tmp_path / "wrong", paris)["odd"]
-    assert any("5 attempts of jobs are in the lake twice, 2 h apart" in note for note in notes)
+    assert any("attempts of 5 jobs are in the lake twice, 2 h apart" in note for note in notes)
 
 
 def test_requeued_jobs_are_not_taken_for_another_zone(

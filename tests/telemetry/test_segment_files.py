@@ -149,7 +149,9 @@ def test_a_strange_file_is_named_once_however_it_grows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["directory", "pipe", "loop"])
-def test_what_is_no_file_is_named_once_and_stops_nobody(tmp_path: Path, kind: str) -> None:
+def test_what_is_no_file_is_named_once_and_stops_no_reader_of_events(
+    tmp_path: Path, kind: str
+) -> None:
     path = tmp_path / "a.000000.seg"
     match kind:
         case "directory":
@@ -162,13 +164,29 @@ def test_what_is_no_file_is_named_once_and_stops_nobody(tmp_path: Path, kind: st
     writer.append(b"whole")
     writer.close()
     damage: list[SegmentDamage] = []
-    assert [record.payload for record in read_records(tmp_path, damage.append)] == [b"whole"]
-    (one,) = damage
-    assert one.path == path and "it cannot be read" in one.what
     reader = SegmentReader(path)
     for last in (False, False, True):
         assert list(reader.read(damage.append, last=last)) == []
-    assert len(damage) == 2
+    (one,) = damage
+    assert one.path == path and "it cannot be read" in one.what
+    assert "was left out" in str(one)
+    with pytest.raises(OSError, match=r"regular|levels"):  # a journal without a file is another
+        list(read_records(tmp_path, damage.append))
+
+
+def test_a_file_that_could_not_be_read_once_is_read_again(tmp_path: Path) -> None:
+    path, damage = tmp_path / "a.000000.seg", list[SegmentDamage]()
+    writer = SegmentWriter(tmp_path, "a")
+    writer.append(b"whole")
+    writer.close()
+    reader = SegmentReader(path)
+    away = path.rename(tmp_path / "away")
+    path.symlink_to(path)
+    assert list(reader.read(damage.append, last=False)) == []
+    path.unlink()
+    away.rename(path)
+    assert [record.payload for record in reader.read(damage.append, last=False)] == [b"whole"]
+    assert len(damage) == 1
 
 
 def test_behind_a_large_damaged_record_reading_goes_on(tmp_path: Path) -> None:

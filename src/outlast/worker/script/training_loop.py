@@ -255,7 +255,7 @@ class LastingLoaders:
     def accept(self) -> None:
         """Take the loaders that are being read now as the loop's own."""
         self._processes = _children()
-        self._known = {id(loader) for loader in _lasting()}
+        self._known = {id(loader) for loader in _lasting()} if self._processes else set()
 
     def check(self, where: str) -> None:
         """Refuse a loader that has started persistent processes since the last check."""
