@@ -132,3 +132,16 @@ def test_a_file_that_the_top_gives_to_torch_by_its_path_is_reported(
     text = "\n".join([top, "session.script.at_protect()", "torch.save(2, 'later.pt')"])
     notes = notes_of(textwrap.indent(f"\n{text}", "    "))
     assert ["calls torch.save" in note for note in notes] == [True] * SAVES[top]
+
+
+def test_files_between_phases_are_not_those_of_the_session(path: Path) -> None:
+    """A save is a phase too: what the loop has read and written is reported, not refused."""
+    session = Session()
+    session.script.files._read.add(str(path))
+    session.script.files._rewritten.add(str(path))
+    session.script.meet("outlast.checkpoint", None)
+    session.script.completed("outlast.checkpoint")
+    assert session.notes == []
+    session.script.meet("step", lambda: None)
+    (told,) = session.notes
+    assert f"code between phases reads {path} and then writes it" in told

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import pytest
@@ -321,3 +322,20 @@ def test_a_script_that_is_held_gets_no_audit_hook() -> None:
     files.guard()
     assert files._is_watching
     files._guards = False
+
+
+def test_a_dry_step_that_keeps_a_file_open_ends_the_undoing_nevertheless(control: Path) -> None:
+    files = StartFiles(None, 20.0)
+    kept: list[IO[str]] = []
+
+    def write() -> None:
+        kept.append(control.open("w+"))
+        kept[0].write("made up")
+        kept[0].flush()
+
+    with pytest.raises(PhaseError, match=r"keeps control\.json open"), files.dry():
+        write()
+    kept[0].close()
+    control.write_text("of the attempt")
+    files.put_back()
+    assert control.read_text() == "of the attempt"

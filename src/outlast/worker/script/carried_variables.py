@@ -149,6 +149,7 @@ class CarriedVariables:
         """Unbind the variable at `path`, which a phase has bound first."""
         self._first_bound.add(path)
         self._expected.add(path)
+        self._files[path] = ""
         with suppress(PathGone):
             self._roots.unbind(path)
 
