@@ -182,3 +182,15 @@ def test_own_state_comes_back_exactly(tmp_path: Path) -> None:
     assert state_content.rank_state_differences(other, decoded) == (
         ["own state 'new'"], ["generator 'dropout'", "generator 'n'", "own state 'd'"],
     )  # fmt: skip
+
+
+def test_a_leaf_in_own_state_goes_on_training() -> None:
+    """The file says nothing of gradients: the script's own tensor decides."""
+    weight = torch.ones(2, requires_grad=True)
+    given = ScriptState({"m": nn.BatchNorm1d(2)}, {"extra": {"w": weight}})
+    blob = state_content.capture_rank_state(given, {}, 2)
+    with torch.no_grad():
+        weight.fill_(3)
+    state_content.restore_rank_state(given, codec.decode(blob), process=False)
+    assert weight.requires_grad and weight.tolist() == [1, 1]
+    assert given.own["extra"]["w"] is weight
