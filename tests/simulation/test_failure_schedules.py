@@ -12,7 +12,7 @@ from outlast.controller import (
     hang_detection,
     membership,
     planned_migration,
-    shard_holdings,
+    shared_values,
     state_machine,
 )
 from outlast.controller.audit import audit_protocol
@@ -71,7 +71,7 @@ def _agreeing(holdings, names, may_ask=True):
 
 BREAKAGES = {
     "the least complete survivor decides": (recovery_decision, "_place", _smallest_place),
-    "any rank is a donor": (shard_holdings, "donors_of", lambda state, seat, whole: sorted(whole)),
+    "any rank is a donor": (shared_values, "donors_of", lambda state, seat, whole: sorted(whole)),
     "nobody is waited for": (recovery_decision, "is_silent", lambda turn, worker: False),
     "slots of another place": (reconfiguration, "slot_keys", lambda n: (f"before:{n + 1}", "", "")),
     "decisions are not durable": (reconfiguration, "journal", lambda turn: None),

@@ -22,10 +22,10 @@ from pathlib import Path
 # Logs of relays and two zones, options and overlapping tensors of checkpoints: 150.
 # Variables in hooks, on parameters, in files, queues and meters, and replaced layers: 200.
 # Files that tops, phases and dry steps write, agreement of a run's ranks on saves, and what trains
-# in objects: 440, one.
+# in objects: 440, one. Holdings of shards joined the shared values that they are among.
 # The watch over values that a script first changes late took 250 lines.
 CEILINGS = {
-    "modules": 421,
+    "modules": 420,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 1,

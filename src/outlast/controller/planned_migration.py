@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from msgspec.structs import replace
 
-from outlast.controller import shard_holdings
+from outlast.controller import shared_values
 from outlast.controller.controller_state import (
     S_NS,
     AgentRecord,
@@ -142,7 +142,7 @@ def _why_not(
         return f"{MOVES_MAX} moves were made within the last hour"
     if len(chosen) >= len(well):
         return "no warm spare is on a healthy device"
-    if not shard_holdings.donors_of(state, worker.seat, whole):
+    if not shared_values.donors_of(state, worker.seat, whole):
         return "no other rank holds the state"
     return ""
 

@@ -341,7 +341,7 @@ class SharedValues(StatePart, kw_only=True):
     puts: dict[str, bytes] = {}  # rendezvous values of generation 0
     records: dict[int, bytes] = {}  # seat -> results of its set-up collectives
     schema: tuple[int, messages.StateProtected] | None = None  # of the first seat that reported
-    holdings: dict[int, bytes] = {}  # seat -> the shards that it holds (shard_holdings)
+    holdings: dict[int, bytes] = {}  # seat -> the shards that it holds (shared_values)
 
 
 class Ending(StatePart, kw_only=True):

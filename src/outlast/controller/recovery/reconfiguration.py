@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outlast import events
-from outlast.controller import checkpoint_tracking, membership, shard_holdings, shared_values
+from outlast.controller import checkpoint_tracking, membership, shared_values
 from outlast.controller.audit import audit_protocol as audit
 from outlast.controller.controller_state import (
     S_NS,
@@ -198,7 +198,7 @@ def _connect(turn: ControllerTurn) -> None:
     members = [state.members.workers[name] for name in state.members.seats]
     moves: tuple[tuple[int, int], ...] | None = ()
     if not state.progress.first:
-        moves = shard_holdings.transfers(turn, [each.seat for each in members if each.whole])
+        moves = shared_values.transfers(turn, [each.seat for each in members if each.whole])
     if moves is None:
         return
     state.progress.connect(moves)

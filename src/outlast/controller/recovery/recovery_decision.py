@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outlast import events
-from outlast.controller import membership, shard_holdings
+from outlast.controller import membership, shared_values
 from outlast.controller.audit import audit_protocol as audit
 from outlast.controller.controller_state import S_NS, ControllerTurn, WorkerRecord
 from outlast.controller.lifecycle import run_ending, run_start
@@ -152,7 +152,7 @@ def _recovery_situation(turn: ControllerTurn, survivors: list[WorkerRecord], n: 
         lost=tuple(lost),
         planned=tuple(fault.seat for fault in state.incident.faults if fault.worker in moved),
         stateless=tuple(stateless),
-        unreplicated=shard_holdings.without_donor(state, [w.seat for w in survivors]),
+        unreplicated=shared_values.without_donor(state, [w.seat for w in survivors]),
         donors=0 if state.audit.undecided else len(survivors),
         diverged=state.audit.undecided,
         spares=len(state.warm_spares()),
