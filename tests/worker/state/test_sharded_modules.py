@@ -83,7 +83,7 @@ def test_torchs_own_choice_for_the_root_survives_the_undo_of_its_first_forward()
         job.forward()
     assert job.iterations.settings() == mode
     with pytest.raises(PhaseError):  # the root stays gathered after a forward
-        job.iterations.must_be_sharded()
+        job.iterations.must_be_sharded(job.optimizer)
 
 
 @pytest.mark.parametrize(
@@ -158,20 +158,28 @@ def test_sharded_tensors_of_other_objects_are_refused_with_a_way_out() -> None:
 def test_an_optimizer_must_not_step_while_parameters_are_gathered() -> None:
     job = Job()
     job.backward()
-    job.iterations.must_be_sharded()
+    job.iterations.must_be_sharded(job.optimizer)
     with torch.no_grad():
         job.forward()
     with pytest.raises(PhaseError, match="of the root module"):
-        job.iterations.must_be_sharded()
+        job.iterations.must_be_sharded(job.optimizer)
     job.root.reshard()
-    job.iterations.must_be_sharded()
+    job.iterations.must_be_sharded(job.optimizer)
 
 
 def test_frozen_parameters_may_stay_gathered() -> None:
     job = Job()
     job.model.requires_grad_(False)
     job.forward()
-    job.iterations.must_be_sharded()
+    job.iterations.must_be_sharded(job.optimizer)
+
+
+def test_parameters_that_another_optimizer_updates_may_stay_gathered() -> None:
+    """A teacher that runs without gradients, and the student's step."""
+    job = Job()
+    with torch.no_grad():
+        job.forward()
+    job.iterations.must_be_sharded(torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=0.1))
 
 
 @pytest.mark.parametrize(
