@@ -21,7 +21,11 @@ def test_two_ranks_that_are_not_alike(tmp_path: Path) -> None:
         )
         for rank in range(2)
     ]  # fmt: skip
-    for rank in ranks:
-        out, _ = rank.communicate(timeout=240)
-        assert rank.returncode == 0, out
+    try:
+        outputs = [rank.communicate(timeout=240)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(outputs)
     assert (tmp_path / "seen-0").exists() and (tmp_path / "seen-1").exists()

@@ -339,7 +339,8 @@ class PartReports:
         if report is None or report.call != save.call:
             return False
         save.judged.add(0)
-        why = f"rank 0: {report.why}" if report.state == "failed" else ""
+        # A failed commit has a step: rank 0 raises it, and others would hear of it by chance.
+        why = f"rank 0: {report.why}" if report.state == "failed" and report.step < 0 else ""
         if not why and report.step != save.place.step:
             why = describe_steps(self._ranks.rank, save.place.step, 0, report.step)
         if why:
