@@ -96,12 +96,13 @@ class Leveled(Sampler[int]):
         return 24
 
 
-def leveled() -> tuple[Leveled, DataLoader[Any]]:
+def leveled(workers: int = 0) -> tuple[Leveled, DataLoader[Any]]:
     sampler = Leveled()
-    return sampler, DataLoader(TensorDataset(torch.arange(24)), 4, sampler=sampler)
+    numbers = TensorDataset(torch.arange(24))
+    return sampler, DataLoader(numbers, 4, sampler=sampler, num_workers=workers)
 
 
-def test_a_sampler_that_the_loop_changes_in_the_middle_of_an_epoch_is_refused() -> None:
+def test_a_sampler_that_the_loop_changes_in_the_middle_of_an_epoch_goes_on() -> None:
     sampler, loader = leveled()
     source = open_source(loader)
     source.start_epoch(0, None)
@@ -109,8 +110,28 @@ def test_a_sampler_that_the_loop_changes_in_the_middle_of_an_epoch_is_refused() 
     sampler.level = 3
     source.next()
     fresh = open_source(leveled()[1])
+    fresh.seek(source.position())
+    assert torch.equal(fresh.next()[0], source.next()[0])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_changes_of_a_sampler_that_cannot_be_repeated_are_refused(workers: int) -> None:
+    """Another batch size takes other indices from the sampler. Loader processes had fetched lists
+    before the change."""
+    sampler, loader = leveled(workers)
+    source = open_source(loader)
+    source.start_epoch(0, None)
+    source.next()
+    batches: Any = loader.batch_sampler
+    if workers:
+        sampler.level = 3
+    else:
+        batches.batch_size = 2
+    source.next()
+    fresh = open_source(leveled(workers)[1])
     with pytest.raises(UsageError, match="BatchSampler gives other batches than the run has taken"):
         fresh.seek(source.position())
+    source.close()
 
 
 def test_settings_of_a_sampler_that_the_loop_changes_between_epochs_are_kept() -> None:

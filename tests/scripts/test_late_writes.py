@@ -91,5 +91,5 @@ def test_a_large_list_that_first_changes_late_is_refused_after_a_kill(tmp_path: 
     fault = "--fault=kill:rank=1,step=9,phase=backward"
     ended = run_outlast(Script(path, "late list"), tmp_path / "outlast", fault)
     assert ended.code == 1, ended.output
-    assert "history (list), which nobody protects" in ended.output
+    assert "history (list), which is not protected" in ended.output
     assert summary_of(ended)["outcome"] == "user_error", ended.output

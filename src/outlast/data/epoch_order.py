@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -131,6 +131,8 @@ class IteratorReplay:
         random_state.restore_state(self._owned, states)
 
 
+_PREFETCHED_MAX = 1 << 16  # lists that loader processes have ahead
+_SIZES = ("sampler/batch_size", "sampler/drop_last")  # of torch's BatchSampler
 # Index lists are digested; objects of other types count by their type alone.
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=lambda value: type(value).__name__)
 # Samplers that draw from the process's generators at their first list only.
@@ -141,6 +143,13 @@ _DRAWS_ONCE = (
     WeightedRandomSampler,
     DistributedSampler,
 )
+
+
+def _digest_of(fetched: Any) -> bytes:
+    try:
+        return xxhash.xxh3_64_digest(_ENCODER.encode(fetched))
+    except (msgspec.MsgspecError, TypeError, OverflowError, RecursionError):
+        return b""  # not compared with others
 
 
 class EpochOrder(Iterator[Any]):
@@ -162,7 +171,7 @@ class EpochOrder(Iterator[Any]):
         self._trail = IteratorReplay(self._owned)
         self._opens = 0
         self._lists: Iterator[Any] = iter(())
-        self._digest = xxhash.xxh3_64()  # of the lists fetched in this epoch
+        self._recent: deque[bytes] = deque(maxlen=_PREFETCHED_MAX)  # digests of lists
         self.fetched = 0
         self.ended = False
 
@@ -190,11 +199,10 @@ class EpochOrder(Iterator[Any]):
 
     def _count(self, fetched: Any) -> None:
         self.fetched += 1
-        with suppress(msgspec.MsgspecError, TypeError, OverflowError, RecursionError):
-            self._digest.update(_ENCODER.encode(fetched))
+        self._recent.append(_digest_of(fetched))
 
-    def place(self) -> dict[str, Any]:
-        """Return the position of the order, as plain data."""
+    def place(self, done: int) -> dict[str, Any]:
+        """Return the position of the order, as plain data. `done`: lists whose batch was given."""
         now = self._kept.changes().items()
         return {
             "start": self._start,
@@ -202,7 +210,7 @@ class EpochOrder(Iterator[Any]):
             "trail": self._trail.saved(),
             "opens": self._opens,
             "fetched": self.fetched,
-            "lists": self._digest.digest(),
+            "ahead": [*self._recent][len(self._recent) - (self.fetched - done) :],
             "ended": self.ended,
         }
 
@@ -237,16 +245,23 @@ class EpochOrder(Iterator[Any]):
                 f" {place['fetched']}: continue with the same data and batch size, or start a new"
                 " run directory"
             )
-        if place.get("lists", self._digest.digest()) != self._digest.digest():
+        self._must_be_repeated(place, [*map(_digest_of, ahead)])
+        self.ended = place["ended"]
+        self._kept.put({**self._kept.changes(), **place["now"]})
+        return ahead
+
+    def _must_be_repeated(self, place: Mapping[str, Any], ahead: list[bytes]) -> None:
+        """Raise UsageError if lists that were fetched before a change of the sampler differ now, or
+        if its iteration was left elsewhere."""
+        start, now = place["start"], place["now"]
+        resized = any(start.get(path) != now[path] for path in _SIZES if path in now)
+        if resized or place.get("ahead", ahead) != ahead:
             raise UsageError(
                 f"{type(self._sampler).__name__} gives other batches than the run has taken in this"
                 " epoch: its data or settings differ, or were changed in the middle of the epoch,"
                 " which a worker that takes over a rank cannot repeat; change them between two"
-                " epochs, or in the sampler's own iteration"
+                " epochs, or without loader processes, which fetch index lists ahead"
             )
-        self.ended = place["ended"]
-        self._kept.put({**self._kept.changes(), **place["now"]})
-        return ahead
 
 
 class TicketSampler(Sampler[BatchTicket]):

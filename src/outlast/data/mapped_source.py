@@ -146,7 +146,7 @@ class MappedSource(CountedSource):
         return parcel.batch
 
     def _mark(self) -> dict[str, Any]:
-        mark = {"order": self._order.place(), "kept": self._kept.changes()}
+        mark = {"order": self._order.place(self._done), "kept": self._kept.changes()}
         if self._has_processes and self._start:
             mark["processes"] = {
                 "start": self._start,

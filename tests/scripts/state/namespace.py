@@ -25,12 +25,12 @@ def train_step(index):
     ns.mean = 0.9 * ns.mean + 0.1 * x.mean(0)
     loss = model(x - ns.mean).square().mean()
     loss.backward()
+    ns.losses.append(loss.item())
     session.report(loss=loss.item())
     optimizer.step()
-    return loss.item()
 
 
 for index in session.batches(None, until=12):
-    ns.losses.append(session.run(train_step, index))
+    session.run(train_step, index)
     optimizer.param_groups[0]["lr"] = 1e-2 / len(ns.losses)
 write_digests(session, model=model, optimizer=optimizer, mean=ns.mean, losses=ns.losses)
