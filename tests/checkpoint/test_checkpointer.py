@@ -251,7 +251,7 @@ def test_what_cannot_be_saved_or_loaded_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "option",
     [{"on_failure": "Raise"}, {"when_busy": "drop"}, {"on_unreadable": "old"}, {"save_s": 0},
-     {"save_s": math.nan}, {"answer_s": math.inf}, {"arenas": 0}],
+     {"save_s": math.nan}, {"save_s": 1e300}, {"answer_s": math.inf}, {"arenas": 0}],
 )  # fmt: skip
 def test_an_option_that_would_mean_another_is_refused(
     tmp_path: Path, option: dict[str, Any]

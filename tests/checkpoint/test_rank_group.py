@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from torch._C._distributed_c10d import HashStore
 
-from outlast.checkpoint.rank_group import RankRendezvous
-from outlast.errors import GroupError
+from outlast.checkpoint.rank_group import RankGroup, RankRendezvous
+from outlast.errors import GroupError, UsageError
 
 WORLD = 3
 
@@ -87,3 +87,12 @@ def test_who_is_silent_is_named_and_hears_it_when_it_comes_late() -> None:
 
     said = ranks(do, timeout_s=0.3)
     assert all("rank 2 did not come within 0.3 s" in each for each in said)
+
+
+def test_a_call_of_a_second_thread_is_refused_by_name() -> None:
+    group = RankGroup()
+    with group.together("save"), ThreadPoolExecutor(1) as pool:
+        refusal = pool.submit(group.together("load").__enter__).exception(30)
+    assert isinstance(refusal, UsageError) and "another thread is in save()" in str(refusal)
+    with group.together("load"):
+        pass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import resource
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from tests.telemetry.synthetic_run import SyntheticRun
 from outlast.errors import RunDirError
 from outlast.events import AnyEvent, Note, PhaseDone, RunEnded, WorkerWarm
 from outlast.telemetry import event_store
-from outlast.telemetry.event_store import EventClock, EventWriter, follow, read_events
+from outlast.telemetry.event_store import EventClock, EventReader, EventWriter, follow, read_events
 from outlast.telemetry.segment_files import SegmentDamage, SegmentWriter, segment_paths
 
 
@@ -51,6 +52,24 @@ def test_events_of_all_writers_come_by_time(tmp_path: Path) -> None:
         writer.close()
     assert live == read_events(tmp_path)
     assert [event.t_ns for event in live] == list(range(30))
+
+
+@pytest.mark.parametrize("name", ["a.000000.seg", "w1-0 (copy).000000.seg", "w1-0.000001.seg"])
+def test_events_of_a_copied_segment_are_read_once(tmp_path: Path, name: str) -> None:
+    writer = EventWriter(tmp_path / "events", "w1-0")
+    for t_ns in range(3):
+        writer.emit(warm(t_ns))
+    (original,) = segment_paths(tmp_path / "events")
+    shutil.copy(original, tmp_path / "events" / name)
+    reports: list[SegmentDamage] = []
+    reader = EventReader(tmp_path, reports.append)
+    polled = reader.poll()
+    writer.emit(warm(3))  # the copy ends before this one
+    writer.close()
+    polled += reader.poll(last=True)
+    assert [event.t_ns for event in polled] == [0, 1, 2, 3]
+    assert polled == read_events(tmp_path, reports.append)
+    assert ["events of both are read once" in report.what for report in reports] == [True, True]
 
 
 def test_threads_share_a_writer(tmp_path: Path) -> None:

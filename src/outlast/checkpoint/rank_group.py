@@ -8,6 +8,7 @@ their process group: a few small keys, read only by ranks that wait.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -167,6 +168,7 @@ class RankGroup:
     def __init__(self, group: dist.ProcessGroup | None = None, timeout_s: float = 1800.0) -> None:
         self.rank, self.world = 0, 1
         self._pid = os.getpid()
+        self._in_call = threading.Lock()
         self._group = group
         self._wire: dist.ProcessGroup | None = None  # carries chunks
         self._meeting: RankRendezvous | None = None
@@ -223,17 +225,25 @@ class RankGroup:
         """Delimit one call that all ranks make, in the same order.
 
         A rank that leaves it early says so, so that no other rank waits for it in `exchange`.
-        Raises UsageError in a forked process.
+        Raises UsageError in a forked process, and while another call is in progress.
         """
         self.refuse_fork()
+        if not self._in_call.acquire(blocking=False):
+            raise UsageError(
+                f"rank {self.rank} calls {call}() while another thread is in {self._call}() of this"
+                " Checkpointer; this call did nothing; make one call at a time, in the same order"
+                " on all ranks"
+            )
         self._calls, self._turns, self._call = self._calls + 1, 0, call
         try:
             yield
+            if self._meeting:
+                self._meeting.leave(self._calls)
         except BaseException as error:  # Ctrl-C as well: the other ranks must not wait
             self.leave(error)
             raise
-        if self._meeting:
-            self._meeting.leave(self._calls)
+        finally:
+            self._in_call.release()
 
     def leave(self, why: BaseException) -> None:
         """Announce at once that this rank fails in its current call."""

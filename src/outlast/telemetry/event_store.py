@@ -10,16 +10,20 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import msgspec
+import xxhash
 
 from outlast.errors import RunDirError
 from outlast.events import AnyEvent, Metrics, Note, WorkerSpawned, decoder, encoder
 from outlast.telemetry.segment_files import (
+    HEADER,
     SegmentDamage,
     SegmentReader,
+    SegmentRecord,
     SegmentWriter,
     segment_paths,
 )
@@ -141,6 +145,14 @@ class EventWriter:
             pass  # stderr is often a log file on the same full disk
 
 
+@dataclass
+class _Original:
+    """The first segment that was read of those with one beginning: others are copies of it."""
+
+    path: Path
+    read_to: int = 0  # byte offset in any of them
+
+
 class EventReader:
     """Reader of the events of a run since the last poll, by time, over all writers."""
 
@@ -150,6 +162,8 @@ class EventReader:
         self.directory = run_dir / DIRECTORY
         self._damaged = damaged or _warn
         self._readers: dict[Path, SegmentReader] = {}
+        self._originals: dict[bytes, _Original] = {}  # by the digest of the first record
+        self._original_of: dict[Path, _Original] = {}
 
     def poll(self, *, last: bool = False) -> list[AnyEvent]:
         """Return new events. `last`: all writers have ended (see SegmentReader.read)."""
@@ -159,6 +173,8 @@ class EventReader:
         for path in segment_paths(self.directory):
             reader = self._readers.setdefault(path, SegmentReader(path))
             for record in reader.read(self._damaged, last=last):
+                if self._is_copied(record):
+                    continue
                 try:
                     polled.append(decoder.decode(record.payload))
                 except msgspec.DecodeError as error:
@@ -168,6 +184,23 @@ class EventReader:
                     )
         polled.sort(key=_time)
         return polled
+
+    def _is_copied(self, record: SegmentRecord) -> bool:
+        """Return whether a file with the same beginning has had a record at this offset."""
+        path, offset = record.path, record.offset
+        if offset == HEADER.size:
+            digest = xxhash.xxh3_128_digest(record.payload)
+            original = self._originals.setdefault(digest, _Original(path))
+            self._original_of[path] = original
+            if path != original.path:
+                what = f"it begins as {original.path.name} does; events of both are read once"
+                self._damaged(SegmentDamage(path, offset, 0, what))
+        original = self._original_of.get(path)
+        if original is None:  # its beginning is damaged
+            return False
+        is_copied = offset < original.read_to
+        original.read_to = max(original.read_to, offset + 1)
+        return is_copied
 
 
 def read_events(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 
 from outlast.checkpoint.format.manifests import SavePoint
 from outlast.checkpoint.keeper.keeper_disk import DiskFault
+from outlast.config import LIMIT_MAX
 from outlast.errors import UsageError
 
 OnFailure: TypeAlias = Literal["warn", "raise"]
@@ -38,8 +38,11 @@ def check_options(
                 f"{name}={text!r}: nothing was started; give {' or '.join(map(repr, words))}"
             )
     for name, seconds in (("save_s", save_s), ("answer_s", answer_s)):
-        if not 0 < seconds < math.inf:
-            raise UsageError(f"{name}={seconds}: nothing was started; give seconds above 0")
+        if not 0 < seconds <= LIMIT_MAX:
+            raise UsageError(
+                f"{name}={seconds}: nothing was started; give seconds above 0,"
+                f" at most {LIMIT_MAX:g}"
+            )
     if arenas < 1:
         raise UsageError(f"arenas={arenas}: nothing was started; give 1 or more")
 
