@@ -121,7 +121,11 @@ def _state(generator: Generator) -> Any:
         return generator.getstate()
     if isinstance(generator, np.random.RandomState):
         return generator.get_state(legacy=False)
-    return generator.bit_generator.state
+    bits = generator.bit_generator
+    state = dict(bits.state)
+    if isinstance(bits.seed_seq, np.random.SeedSequence):  # of which `spawn` makes children
+        state["seed_seq"] = bits.seed_seq.state
+    return state
 
 
 def _set_state(generator: Generator, state: Any) -> None:
@@ -133,3 +137,19 @@ def _set_state(generator: Generator, state: Any) -> None:
         generator.set_state(state)
     else:
         generator.bit_generator.state = state
+        if "seed_seq" in state:
+            _set_seeds(generator.bit_generator.seed_seq, state["seed_seq"])
+
+
+def _set_seeds(seeds: Any, state: dict[str, Any]) -> None:
+    """Set the seeds of a bit generator, which NumPy allows in pickled form only.
+
+    Raises UsageError where that fails.
+    """
+    if seeds.state != state:
+        seeds.__setstate__(np.random.SeedSequence(**state).__reduce__()[2])
+        if seeds.state != state:
+            raise UsageError(
+                "NumPy cannot restore the seeds of a generator that has spawned others; create each"
+                " generator from a seed of its own"
+            )

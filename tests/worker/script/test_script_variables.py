@@ -29,6 +29,15 @@ EXACT = {
         for i in session.batches(7):
             out.append(session.run(step, i))
         """,
+    "children of a generator": """
+        rng = np.random.default_rng(1)
+        def step(i):
+            drawn = rng.spawn(1)[0].random()
+            session.step()
+            return drawn
+        for i in session.batches(7):
+            out.append((session.run(step, i), rng.spawn(1)[0].random()))
+        """,
     "best, between phases": """
         best, since = 9.0, 0
         def step(i):
