@@ -20,8 +20,6 @@ from typing import NamedTuple
 
 import torch
 
-from outlast.worker.groups.backend_registration import answered_names
-
 HERE = Path(__file__).parent
 RATIO_MAX = 1.5
 RUN_S_MAX = 1800.0
@@ -59,11 +57,7 @@ def passed(outcomes: dict[str, Outcome]) -> set[str]:
 
 def expected_failures(suite: str) -> set[str]:
     """Return the tests of a suite that pass on gloo and not on outlast, by expected.toml."""
-    tables = tomllib.loads((HERE / "expected.toml").read_text())
-    names = set(tables.get(suite, {}))
-    if not answered_names():
-        names |= set(tables.get(f"{suite}-before-2.14", {}))
-    return names
+    return set(tomllib.loads((HERE / "expected.toml").read_text())[suite])
 
 
 def compare(suite: str, gloo: dict[str, Outcome], own: dict[str, Outcome]) -> list[str]:

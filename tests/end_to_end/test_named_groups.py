@@ -17,7 +17,9 @@ ANSWERED = "gloo" in answered_names()
 
 @pytest.mark.skipif(not ANSWERED, reason="this torch opens gloo without a look-up")
 def test_equal_after_kills_and_a_raise(runner: Runner, tmp_path: Path) -> None:
-    undisturbed = runner.run(script=JOB).ranks
+    plain = runner.run(script=JOB)
+    assert plain.code == 0, plain.output
+    undisturbed = plain.ranks
     assert all(rank["names"] == ["gloo", "gloo"] for rank in undisturbed)
     assert undisturbed[0]["losses"] == undisturbed[1]["losses"] != undisturbed[2]["losses"]
     other = Runner(tmp_path / "disturbed")

@@ -39,8 +39,8 @@ def train_step(_: int) -> None:
     loss.backward()
     shared = loss.detach().clone()
     dist.all_reduce(shared, group=mesh["columns"].get_group())
-    optimizer.step()
     losses.append(shared.item())
+    optimizer.step()
 
 
 for index in session.batches(None, until=8):

@@ -258,7 +258,7 @@ class StableGroup(_ProcessGroup):
     # --- queries of torch ---
 
     def getBackendName(self) -> str:  # noqa: N802 - the name that torch's C++ looks up
-        return self._backend
+        return BACKEND  # DDP in C++ expects a class of torch's own behind "gloo" and "nccl"
 
     def rank_notes(self) -> GenerationNotes:
         """Return new notes of the ranks, which all of them ask for in the same order."""
