@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import FileStore
 from torch.distributed import _functional_collectives as functional
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -34,6 +35,16 @@ WIDTH = 10  # layers have 10, 30 and 40 rows: some shards of 4 ranks are uneven
 STEPS = 3
 
 
+def everyone() -> Any:
+    """Return the group of all ranks."""
+    return dist.group.WORLD
+
+
+def whole(tensor: Any) -> torch.Tensor:
+    """Return all of a tensor that may be a DTensor."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
 class ParallelTests(DTensorTestBase):
     """Each test makes its groups by `mesh`, and may run again in the same processes."""
 
@@ -48,7 +59,7 @@ class ParallelTests(DTensorTestBase):
         return "cpu"
 
     def _init_pg(self) -> None:
-        store = dist.FileStore(self.file_name, self.world_size)
+        store = FileStore(self.file_name, self.world_size)
         dist.init_process_group(
             self.backend_name,
             store=store,
@@ -72,10 +83,10 @@ class ParallelTests(DTensorTestBase):
         for step in range(STEPS):
             loss = sharded(self._batch(step, self.rank, 4)).pow(2).mean()
             loss.backward()
-            whole = plain(self._batch(step, 0, 1)).pow(2).mean()
-            whole.backward()
-            mean = functional.all_reduce(loss.detach(), "sum", dist.group.WORLD) / 4
-            self.assertEqual(mean, whole.detach())
+            expected = plain(self._batch(step, 0, 1)).pow(2).mean()
+            expected.backward()
+            mean = functional.all_reduce(loss.detach(), "sum", everyone()) / 4
+            self.assertEqual(mean, expected.detach())
             check_sharded_parity(self, plain, sharded)
             for optimizer in optimizers:
                 optimizer.step()
@@ -107,7 +118,7 @@ class ParallelTests(DTensorTestBase):
         sharded(self._batch(0, self.rank, 4)).pow(2).mean().backward()
         plain(self._batch(0, 0, 1)).pow(2).mean().backward()
         norms = [nn.utils.clip_grad_norm_(each.parameters(), 0.1) for each in (sharded, plain)]
-        self.assertEqual(norms[0].full_tensor(), norms[1])  # pyright: ignore[reportAttributeAccessIssue]
+        self.assertEqual(whole(norms[0]), norms[1])
         check_sharded_parity(self, plain, sharded)
 
     def test_fsdp2_in_bfloat16(self) -> None:
@@ -119,7 +130,7 @@ class ParallelTests(DTensorTestBase):
         for parameter in sharded.parameters():
             assert parameter.grad is not None
             self.assertEqual(parameter.grad.dtype, torch.float32)
-        total = functional.all_reduce(loss.detach(), "sum", dist.group.WORLD) / 4
+        total = functional.all_reduce(loss.detach(), "sum", everyone()) / 4
         plain = self._stack()(self._batch(0, 0, 1)).pow(2).mean()
         self.assertEqual(total, plain.detach(), atol=1e-3, rtol=2e-2)
 
@@ -148,8 +159,7 @@ class ParallelTests(DTensorTestBase):
                 torch.optim.SGD(each.parameters(), lr=0.05).step()
                 each.zero_grad()
         for ours, theirs in zip(parallel.parameters(), plain.parameters(), strict=True):
-            whole = ours.full_tensor() if hasattr(ours, "full_tensor") else ours  # pyright: ignore[reportAttributeAccessIssue]
-            self.assertEqual(whole, theirs)
+            self.assertEqual(whole(ours), theirs)
 
     def test_tensor_parallel(self) -> None:
         mesh = self.mesh(tensor=4)
@@ -195,8 +205,8 @@ class ParallelTests(DTensorTestBase):
             loss = nn.functional.cross_entropy(parallel, classes)
             loss.backward()
         assert parallel.grad is not None
-        self.assertEqual(loss.full_tensor(), expected)  # pyright: ignore[reportAttributeAccessIssue]
-        self.assertEqual(parallel.grad.full_tensor(), plain.grad)  # pyright: ignore[reportAttributeAccessIssue]
+        self.assertEqual(whole(loss), expected)
+        self.assertEqual(whole(parallel.grad), plain.grad)
 
     def test_fsdp2_with_tensor_parallel(self) -> None:
         mesh = self.mesh(data=2, tensor=2)
@@ -209,9 +219,9 @@ class ParallelTests(DTensorTestBase):
             parallel(part).pow(2).mean().backward()
             plain(batch).pow(2).mean().backward()
             for ours, theirs in zip(parallel.parameters(), plain.parameters(), strict=True):
-                self.assertEqual(ours.full_tensor(), theirs)  # pyright: ignore[reportAttributeAccessIssue]
+                self.assertEqual(whole(ours), theirs)
                 assert ours.grad is not None
-                self.assertEqual(ours.grad.full_tensor(), theirs.grad)  # pyright: ignore[reportAttributeAccessIssue]
+                self.assertEqual(whole(ours.grad), theirs.grad)
             for each in (parallel, plain):
                 torch.optim.SGD(each.parameters(), lr=0.05).step()
                 each.zero_grad()
@@ -220,15 +230,15 @@ class ParallelTests(DTensorTestBase):
 
     def test_redistribute(self) -> None:
         mesh = self.mesh(rows=2, columns=2)
-        whole = torch.arange(35.0).view(5, 7)
+        values = torch.arange(35.0).view(5, 7)
         kinds = (Replicate(), Shard(0), Shard(1))
         places = [(first, second) for first in kinds for second in kinds]
         for source in places:
-            given = distribute_tensor(whole, mesh, source)
+            given = distribute_tensor(values, mesh, source)
             for target in places:
                 moved = given.redistribute(mesh, target)
                 self.assertEqual(moved.placements, target)
-                self.assertEqual(moved.full_tensor(), whole)
+                self.assertEqual(whole(moved), values)
 
     def test_operators(self) -> None:
         mesh = self.mesh(data=4)
@@ -238,12 +248,12 @@ class ParallelTests(DTensorTestBase):
             for second in (Replicate(), Shard(0), Shard(1)):
                 a = distribute_tensor(left, mesh, [first])
                 b = distribute_tensor(right, mesh, [second])
-                self.assertEqual((a @ b).full_tensor(), left @ right)
-        summed = distribute_tensor(left, mesh, [Shard(0)]).sum(0)
+                self.assertEqual(whole(a @ b), left @ right)
+        summed: Any = distribute_tensor(left, mesh, [Shard(0)]).sum(0)
         self.assertEqual(summed.placements, (Partial("sum"),))
-        self.assertEqual(summed.full_tensor(), left.sum(0))
-        normal = nn.functional.softmax(distribute_tensor(left, mesh, [Shard(1)]), 1)
-        self.assertEqual(normal.full_tensor(), nn.functional.softmax(left, 1))
+        self.assertEqual(whole(summed), left.sum(0))
+        normal: Any = nn.functional.softmax(distribute_tensor(left, mesh, [Shard(1)]), 1)
+        self.assertEqual(whole(normal), nn.functional.softmax(left, 1))
 
     def test_mesh_slices(self) -> None:
         mesh = self.mesh(replicas=2, shards=2)
@@ -280,11 +290,11 @@ class ParallelTests(DTensorTestBase):
     def test_functional_collectives(self) -> None:
         self.mesh(all=4)
         given = [torch.arange(8.0) * (rank + 1) for rank in range(4)]
-        self._check_collectives(self._collectives(given[self.rank], dist.group.WORLD), given)
+        self._check_collectives(self._collectives(given[self.rank], everyone()), given)
 
     def test_functional_collectives_in_backward(self) -> None:
         self.mesh(all=4)
-        group = dist.group.WORLD
+        group = everyone()
         weight = torch.full((8,), float(self.rank + 1), requires_grad=True)
         gathered = functional.all_gather_tensor_autograd(weight, 0, group)
         scattered = functional.reduce_scatter_tensor_autograd(weight * 2, "sum", 0, group)
@@ -294,7 +304,7 @@ class ParallelTests(DTensorTestBase):
 
     def _compiled(self, backend: str) -> None:
         self.mesh(all=4)
-        group = dist.group.WORLD
+        group = everyone()
 
         @torch.compile(fullgraph=True, backend=backend)
         def together(value: torch.Tensor) -> list[torch.Tensor]:

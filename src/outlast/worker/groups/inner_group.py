@@ -96,8 +96,9 @@ class InnerGroup:
         # keeps entries of earlier ones. (Its type exists in torch's stubs only.)
         self.group._set_group_name(f"{name}{LIFE}{generation}")  # noqa: SLF001 # pyright: ignore[reportArgumentType]
         # torch 2.14 and newer attach it to the stable group, which is not of torch's own class.
-        if config.checks_nan() and hasattr(distributed_c10d, "NanCheckHook"):
-            distributed_c10d.NanCheckHook.attach(self.group)
+        hook: Any = getattr(distributed_c10d, "NanCheckHook", None)
+        if hook is not None and config.checks_nan():
+            hook.attach(self.group)
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the time limit of collectives."""
