@@ -10,6 +10,10 @@ LOAD   ?= 4
 BENCH  ?=
 PYTEST ?=
 TORCH  ?=
+TORCH_SOURCE ?=
+
+# TORCH_SOURCE=DIR: also torch's tests that lie in a checkout of PyTorch only.
+SOURCE := $(if $(TORCH_SOURCE),--torch-source $(TORCH_SOURCE))
 
 # TORCH=2.15.0: an environment of its own, and the tests of all that touches torch.
 ifneq ($(TORCH),)
@@ -38,6 +42,7 @@ help:
 	@echo "make scripts kinds of training scripts, undisturbed and with faults, against plain torchrun"
 	@echo "make docs    the documentation in docs/_build/html, every code block of it, every example"
 	@echo "make conformance  torch's own tests of a backend, on gloo and on ours, and with killed ranks"
+	@echo "             TORCH_SOURCE=DIR: also those in a checkout of PyTorch"
 	@echo "make flaky   the suite TIMES=$(TIMES) times beside LOAD=$(LOAD) busy processes: what failed at least once"
 	@echo "make check   lint, format, types"
 	@echo "make format  put the code into its format"
@@ -98,8 +103,8 @@ docs: $(READY)
 
 conformance: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check expecttest
-	$(BIN)/python conformance/compare.py --json runs/conformance.json
-	$(BIN)/python conformance/killed_ranks.py --tests runs/conformance.json
+	$(BIN)/python conformance/compare.py --json runs/conformance.json $(SOURCE)
+	$(BIN)/python conformance/killed_ranks.py --tests runs/conformance.json $(SOURCE)
 
 flaky: $(READY)
 	$(BIN)/python tests/soak/flaky_tests.py --times $(TIMES) --load $(LOAD)

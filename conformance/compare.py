@@ -1,10 +1,11 @@
-"""Comparison of what passes of torch's tests on plain gloo and on "outlast", in one process tree.
+"""Comparison of what passes on plain gloo and on "outlast", in one process tree.
 
-python conformance/compare.py [--json FILE] [-k PATTERN]
+python conformance/compare.py [--json FILE] [-k PATTERN] [--torch-source DIR]
 
-Three runs of `distributed_suite.py`: gloo, outlast in its place, outlast by its name. A test that
-passes on gloo, and not in its place, must stand in expected.toml with a reason, and no other may.
-Exits with 1 where that is not so, where a test fails by name, or where it takes 1.5 times as long.
+Runs of `run_suite.py`. Suite "distributed" on gloo, on outlast in its place, and on outlast by its
+name; suite "parallel", and "source" where DIR is given, on gloo and on outlast. A test that passes
+on gloo, and not on outlast, must stand in expected.toml with a reason, and no other may. Exits with
+1 where that is not so, where a test fails by name, or where outlast takes 1.5 times as long.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ import torch
 HERE = Path(__file__).parent
 RATIO_MAX = 1.5
 RUN_S_MAX = 1800.0
-RUNS = {
-    "gloo": ("gloo",),
-    "impersonated": ("outlast", "--as", "gloo"),
-    "named": ("outlast",),
+OWN = {  # how each suite runs on outlast, to compare with gloo
+    "distributed": ("outlast", "--as", "gloo"),
+    "parallel": ("outlast",),
+    "source": ("outlast",),
 }
 
 
@@ -37,9 +38,11 @@ class Outcome(NamedTuple):
     reason: str
 
 
-def run(words: tuple[str, ...], pattern: str) -> dict[str, Outcome]:
-    """Run torch's tests; return their outcomes by name."""
-    command = [sys.executable, str(HERE / "distributed_suite.py"), *words, "-k", pattern]
+def run(suite: str, words: tuple[str, ...], options: argparse.Namespace) -> dict[str, Outcome]:
+    """Run the tests of a suite; return their outcomes by name."""
+    command = [sys.executable, str(HERE / "run_suite.py"), suite, *words, "-k", options.pattern]
+    if options.torch_source:
+        command += ["--torch-source", str(options.torch_source)]
     done = subprocess.run(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=RUN_S_MAX, check=True
     )
@@ -52,44 +55,64 @@ def passed(outcomes: dict[str, Outcome]) -> set[str]:
     return {name for name, each in outcomes.items() if each.outcome == "passed"}
 
 
+def expected_failures(suite: str) -> set[str]:
+    """Return the tests of a suite that pass on gloo and not on outlast, by expected.toml."""
+    return set(tomllib.loads((HERE / "expected.toml").read_text())[suite])
+
+
+def compare(suite: str, gloo: dict[str, Outcome], own: dict[str, Outcome]) -> list[str]:
+    """Print the comparison of a suite; return what is wrong."""
+    expected, wanted = expected_failures(suite), passed(gloo)
+    missing = wanted - passed(own)
+    wrong = [
+        f"not passed: {name}: {own[name].reason.strip()[-600:] if name in own else 'no outcome'}"
+        for name in sorted(missing - expected)
+    ]
+    wrong += [
+        f"expected.toml says that it does not pass: {name}"
+        for name in sorted((expected & wanted) - missing)
+    ]
+    seconds, gloo_seconds = (
+        sum(found[name].seconds for name in wanted if name in found) for found in (own, gloo)
+    )
+    ratio = seconds / gloo_seconds if wanted else 1.0
+    print(
+        f"{suite}: {len(gloo)} tests, gloo passes {len(wanted)}; outlast {len(wanted - missing)} of"
+        f" them, {len(missing & expected)} expected not to; {seconds:.1f} s against"
+        f" {gloo_seconds:.1f} s, {ratio:.2f} times"
+    )
+    if ratio > RATIO_MAX:
+        wrong.append(f"{suite} took more than {RATIO_MAX} times as long")
+    return wrong
+
+
 def main() -> int:
     """Run, compare and print."""
     parser = argparse.ArgumentParser(usage=__doc__)
     parser.add_argument("-k", dest="pattern", default="")
     parser.add_argument("--json", type=Path, help="write all outcomes to this file")
+    parser.add_argument("--torch-source", type=Path, help="a checkout of PyTorch")
+    parser.add_argument("--suite", choices=OWN, action="append", help="this suite only")
     options = parser.parse_args()
-    found = {name: run(words, options.pattern) for name, words in RUNS.items()}
+    chosen = options.suite or ["distributed", "parallel", *["source"] * bool(options.torch_source)]
+    print(f"torch {torch.__version__}", flush=True)
+    outcomes: dict[str, dict[str, Outcome]] = {}
+    wrong: list[str] = []
+    for suite in chosen:
+        gloo, own = (run(suite, words, options) for words in (("gloo",), OWN[suite]))
+        outcomes |= {f"{suite} gloo": gloo, f"{suite} outlast": own}
+        wrong += compare(suite, gloo, own)
+    if "distributed" in chosen:
+        named = outcomes["distributed by name"] = run("distributed", ("outlast",), options)
+        wrong += [
+            f"failed by its own name: {name}: {each.reason.strip()[-600:]}"
+            for name, each in sorted(named.items())
+            if each.outcome == "failed"
+        ]
+        print(f"outlast by its name: {len(passed(named))}; torch skips the others by the name")
     if options.json:
-        options.json.write_text(json.dumps(found, indent=1))
-    expected = tomllib.loads((HERE / "expected.toml").read_text())
-    wanted = passed(found["gloo"])
-    print(f"torch {torch.__version__}: {len(found['gloo'])} tests, gloo passes {len(wanted)}")
-    missing = wanted - passed(found["impersonated"])
-    wrong = [
-        f"not passed: {name}: {found['impersonated'][name].reason.strip()[-600:]}"
-        for name in sorted(missing - expected.keys())
-    ]
-    wrong += [
-        f"expected.toml says that it does not pass: {name}"
-        for name in sorted((expected.keys() & wanted) - missing)
-    ]
-    seconds, gloo_seconds = (
-        sum(found[run][name].seconds for name in wanted) for run in ("impersonated", "gloo")
-    )
-    ratio = seconds / gloo_seconds if wanted else 1.0
-    print(
-        f"outlast in gloo's place: {len(wanted - missing)} of them, {len(missing)} expected not to;"
-        f" {seconds:.1f} s against {gloo_seconds:.1f} s, {ratio:.2f} times"
-    )
-    if ratio > RATIO_MAX:
-        wrong.append(f"took more than {RATIO_MAX} times as long")
-    named = found["named"]
-    wrong += [
-        f"failed by its own name: {name}: {each.reason.strip()[-600:]}"
-        for name, each in sorted(named.items())
-        if each.outcome == "failed"
-    ]
-    print(f"outlast by its name: {len(passed(named))}; torch skips the others by the name")
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(outcomes, indent=1))
     for line in wrong:
         print(f"  {line}")
     return 1 if wrong else 0

@@ -1,14 +1,14 @@
-"""torch's own tests of gloo on "outlast", with a rank killed after a random collective of each.
+"""Tests of gloo on "outlast", with a rank killed after a random collective of each.
 
-python conformance/killed_ranks.py [--seed 1] [-k PATTERN]
+python conformance/killed_ranks.py --tests FILE [--seed 1] [-k PATTERN] [--torch-source DIR]
 
-Each test is executed twice by 3 ranks. The first time counts its collectives. The second time one
-rank ends by SIGKILL before its n-th collective, both chosen by the seed. The others must leave the
-collective that they wait in. A new process takes the rank over, and all repeat the test on groups
-of the next generation. torch's tests compare their results themselves.
+Each test that passed in FILE is executed twice by its ranks. The first time counts its collectives.
+The second time one rank ends by SIGKILL before its n-th collective, both chosen by the seed. The
+others must leave the collective that they wait in. A new process takes the rank over, and all
+repeat the test on groups of the next generation. The tests compare their results themselves.
 
     parent                     ranks
-    forks 3 ranks        ->    connect generation 1, execute the test, vote
+    forks the ranks      ->    connect generation 1, execute the test, vote
     a rank dies          ->    sever generation 1
     forks the rank anew  ->    connect generation 2, execute the test again, vote
 """
@@ -35,15 +35,17 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import distributed_suite as suite
 import msgspec
+import suites
 from torch import distributed as dist
 
 from outlast.worker.groups import GroupRegistry, register
 from outlast.worker.groups.rendezvous import Mailbox
 
-TEST_S = 60.0
+TEST_S = 180.0
 LEFT_OUT = {"test_barrier_timeout_full_group"}  # in a run the launcher alone has time limits
+# Its tests make their groups themselves, which no launcher can replace the members of.
+LEFT_OUT_FILE = suites.FAULT_TOLERANCE.removeprefix("test_c10d_")
 SEVER_S = 5.0  # from a rank's death to the parent's word of it, at most
 
 
@@ -93,13 +95,14 @@ class Rank:
         self.groups.connect(generation, addresses, TEST_S)
         return generation
 
-    def execute(self, tests: type[unittest.TestCase], name: str) -> None:
+    def execute(self, tests: type[unittest.TestCase], name: str, named: str) -> None:
         """Execute a test until all ranks have passed it in one generation."""
         register(self.groups)
-        self.groups.take_seat(self.rank, suite.RANKS, dry=False)
+        world = rank_count(tests, name)
+        self.groups.take_seat(self.rank, world, dry=False)
         generation = self.connect()
         store = self.groups.job_store()
-        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=suite.RANKS)
+        dist.init_process_group(named, store=store, rank=self.rank, world_size=world)
         while not self._passes(tests, name, generation):
             self.groups.reap()
             del self.groups._stable[1:]  # of the test's first execution: the second makes them anew
@@ -123,11 +126,16 @@ class Rank:
             raise
 
 
-def run_rank(pipe: Connection, rank: int, kill_at: int, tests: Any, name: str) -> None:
+def rank_count(tests: Any, name: str) -> int:
+    """Return the number of ranks of a test."""
+    return int(tests(name).world_size)
+
+
+def run_rank(pipe: Connection, rank: int, kill_at: int, test: tuple[Any, str, str]) -> None:
     """Be a rank of one test."""
     line = Rank(pipe, rank, kill_at)
     try:
-        line.execute(tests, name)
+        line.execute(*test)
     except BaseException:  # noqa: BLE001 - the parent prints it
         line.send("failed", traceback.format_exc())
     threading.Event().wait(TEST_S)  # its end would cut the others off: the parent ends them all
@@ -137,21 +145,22 @@ def run_rank(pipe: Connection, rank: int, kill_at: int, tests: Any, name: str) -
 class Parent:
     """Starts the ranks of one test, relays their messages, and replaces one that dies."""
 
-    def __init__(self, tests: Any, name: str, kill: tuple[int, int] | None) -> None:
-        self._tests, self._name = tests, name
+    def __init__(self, test: tuple[Any, str, str], kill: tuple[int, int] | None) -> None:
+        """`test`: its class, its method, and the name of the backend that it asks for."""
+        self._test, self._ranks = test, rank_count(*test[:2])
         self._generation = 1
         self._ready: dict[int, str] = {}
         self._pipes: dict[int, Connection] = {}
         self._processes: dict[int, Any] = {}
         self.counts: dict[int, int] = {}
         self.replaced = 0
-        for rank in range(suite.RANKS):
+        for rank in range(self._ranks):
             self._fork(rank, kill[1] if kill and kill[0] == rank else 0)
 
     def _fork(self, rank: int, kill_at: int) -> None:
         ours, theirs = get_context("fork").Pipe()
         process = get_context("fork").Process(
-            target=run_rank, args=(theirs, rank, kill_at, self._tests, self._name)
+            target=run_rank, args=(theirs, rank, kill_at, self._test)
         )
         process.start()
         theirs.close()
@@ -161,7 +170,7 @@ class Parent:
         """Return "" where all ranks have passed, else what failed."""
         deadline_s = time.monotonic() + TEST_S
         try:
-            while len(self.counts) < suite.RANKS:
+            while len(self.counts) < self._ranks:
                 left_s = deadline_s - time.monotonic()
                 ready = connection.wait(self._pipes.values(), max(0.0, left_s))
                 if not ready:
@@ -185,8 +194,8 @@ class Parent:
                 self._send(message, without=rank)
             case ["ready", address]:
                 self._ready[rank] = address
-                if len(self._ready) == suite.RANKS:
-                    addresses = [self._ready[each] for each in range(suite.RANKS)]
+                if len(self._ready) == self._ranks:
+                    addresses = [self._ready[each] for each in range(self._ranks)]
                     self._ready = {}
                     self._send(["connect", self._generation, addresses])
             case ["passed", count]:
@@ -213,9 +222,9 @@ class Parent:
                 pipe.send_bytes(msgspec.msgpack.encode(message))
 
 
-def with_a_kill(tests: Any, name: str, seed: int) -> dict[str, Any]:
+def with_a_kill(test: tuple[Any, str, str], name: str, seed: int) -> dict[str, Any]:
     """Execute a test without and with a kill; return the outcome."""
-    first = Parent(tests, name, None)
+    first = Parent(test, None)
     if failure := first.result():
         return {"test": name, "outcome": "failed undisturbed", "reason": failure}
     luck = random.Random(f"{seed} {name}")
@@ -224,7 +233,7 @@ def with_a_kill(tests: Any, name: str, seed: int) -> dict[str, Any]:
         return {"test": name, "outcome": "no collective"}
     victim = luck.choice(able)
     at = luck.randint(1, first.counts[victim])
-    second = Parent(tests, name, (victim, at))
+    second = Parent(test, (victim, at))
     failure = second.result()
     if not failure and not second.replaced:
         failure = "the rank was not killed"
@@ -233,26 +242,48 @@ def with_a_kill(tests: Any, name: str, seed: int) -> dict[str, Any]:
     return {"test": name, "outcome": outcome, "killed": killed, "reason": failure}
 
 
+def execute_suite(suite: str, names: list[str], options: argparse.Namespace) -> int:
+    """Execute the tests of a suite; return how many failed."""
+    named = "gloo" if suite == "distributed" else "outlast"
+    tests = suites.load(suite, "outlast", named, options.torch_source)
+    failed = 0
+    for name in names:
+        chosen: Any = tests[name]
+        chosen._barrier = lambda *_, **__: dist.barrier()  # torch's counts processes that are gone
+        chosen._init_pg = lambda _: None  # the harness has made the group
+        line = with_a_kill((chosen, name.rpartition(".")[2], named), name, options.seed)
+        failed += line["outcome"].startswith("failed")
+        print(json.dumps({"suite": suite, **line}), flush=True)
+    return failed
+
+
 def main() -> int:
-    """Execute the tests that gloo can pass here; exit with 1 where one fails."""
+    """Execute the tests that passed without kills; exit with 1 where one fails."""
     parser = argparse.ArgumentParser(usage=__doc__)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--tests", type=Path, required=True, help="outcomes that compare.py wrote")
+    parser.add_argument("--torch-source", type=Path, help="a checkout of PyTorch")
     parser.add_argument("-k", dest="pattern", default="")
     options = parser.parse_args()
-    found = json.loads(options.tests.read_text())
-    names = [name for name, each in found["impersonated"].items() if each[0] == "passed"]
+    outcomes = json.loads(options.tests.read_text())
     failed = 0
     with tempfile.TemporaryDirectory() as folder:
-        tests: Any = suite.prepare("outlast", "gloo", folder)
-        tests._barrier = lambda *_, **__: dist.barrier()  # torch's counts processes that are gone
-        for name in names:
-            if name in LEFT_OUT or not re.search(options.pattern, name):
-                continue
-            line = with_a_kill(tests, name, options.seed)
-            failed += line["outcome"].startswith("failed")
-            print(json.dumps(line), flush=True)
+        suites.prepare(folder, "gloo")
+        for run, found in outcomes.items():
+            suite, _, backend = run.partition(" ")
+            if backend == "outlast":
+                names = [
+                    name
+                    for name, each in found.items()
+                    if each[0] == "passed" and re.search(options.pattern, name)
+                ]
+                failed += execute_suite(suite, [name for name in names if is_able(name)], options)
     return 1 if failed else 0
+
+
+def is_able(name: str) -> bool:
+    """Return whether a test can be executed with a kill."""
+    return name not in LEFT_OUT and name.partition(".")[0] != LEFT_OUT_FILE
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ WORKER_VARIABLE = "OUTLAST_WORKER"
 TOP_VARIABLE = "OUTLAST_REPEATS_TOP"  # of spares and workers that join a running job
 TEMPLATE_VARIABLE = "OUTLAST_TEMPLATE"
 NCCL2_VARIABLE = "TORCH_DIST_USE_NCCL2"
+NAN_CHECK_VARIABLE = "TORCH_DIST_NAN_CHECK"
 TORCH_MIN = (2, 11)
 AUTO = -1  # an interval that the run finds for itself
 TOML_BYTES_MAX = 1_000_000
@@ -180,6 +181,11 @@ def gloo_interface(environment: Mapping[str, str] = os.environ) -> str:
 def wants_nccl2(environment: Mapping[str, str] = os.environ) -> bool:
     """Return whether torch's variable for the choice of its NCCL backend names nccl2."""
     return environment.get(NCCL2_VARIABLE, "0") == "1"
+
+
+def checks_nan(environment: Mapping[str, str] = os.environ) -> bool:
+    """Return whether torch's variable asks for a check of all inputs of collectives for NaN."""
+    return environment.get(NAN_CHECK_VARIABLE, "0") == "1"
 
 
 def run_dir_default() -> Path:

@@ -199,3 +199,15 @@ def test_an_old_torch_is_refused(tmp_path: Path) -> None:
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert "ConfigError: torch 2.5.1 is installed" in done.stderr.splitlines()[-1], done.stderr
+
+
+def test_a_group_that_the_script_has_made_before_init_is_refused(tmp_path: Path) -> None:
+    code = (
+        "import outlast; from torch import distributed as dist\n"
+        f"store = dist.FileStore({str(tmp_path / 'store')!r}, 1)\n"
+        "dist.init_process_group('gloo', store=store, rank=0, world_size=1)\n"
+        "outlast.init()"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert "UsageError: a process group exists already" in done.stderr.splitlines()[-1]

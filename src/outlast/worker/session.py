@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
+from torch import distributed as dist
 
 from outlast.config import check_torch, started_by_torchrun, worker_settings
 from outlast.errors import UsageError
@@ -29,6 +30,12 @@ def start() -> WorkerProcess:
         raise UsageError(
             "this script was started by torchrun, which stops every worker when one fails: start"
             " it with `outlast run` and the same flags"
+        )
+    if dist.is_initialized():
+        raise UsageError(
+            "a process group exists already: outlast.init() makes that of the job; remove"
+            " init_process_group() from the script, or call it only if dist.is_initialized() is"
+            " false after outlast.init()"
         )
     worker = WorkerProcess(settings)
     _running.append(worker)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import msgspec
@@ -87,12 +88,15 @@ def test_the_contract_of_a_phase(cluster: Any) -> None:
 
 def _foreign(member: Any) -> None:
     member.init()
-    with pytest.raises(UnsupportedError, match="backend"):
-        dist.new_group(backend="gloo")
+    store: Any = dist.distributed_c10d._get_default_store()
+    with pytest.raises(UnsupportedError, match="of another backend"):
+        dist.ProcessGroupGloo(store, member.rank, 2, timedelta(seconds=30))
     with pytest.raises(UnsupportedError, match="monitored_barrier"):
         dist.group.WORLD.monitored_barrier()
     with pytest.raises(UnsupportedError, match="split_group"):
         dist.group.WORLD.split_group([0])
+    with pytest.raises(UnsupportedError, match="a hook of collectives"):
+        dist.group.WORLD.register_pre_hook(print)
     dist.barrier()
 
 

@@ -17,7 +17,8 @@ from outlast.errors import ConfigError, GroupProofError
 from outlast.worker.groups import prove_groups, warn_if_untried
 from outlast.worker.groups.device_drivers import NcclDriver, nccl_name
 from outlast.worker.groups.gloo_device import GlooDevice
-from outlast.worker.groups.stable_group import StableGroup, meeting_name
+from outlast.worker.groups.rendezvous import meeting_name
+from outlast.worker.groups.stable_group import StableGroup
 from outlast.worker.groups.work_handles import FinishedWork
 
 DEADLINE_S = 60.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import enum
 import sys
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -63,7 +64,8 @@ def step(index: int) -> float:
     loss = model(torch.full((2, 4), 0.1 * index + session.rank)).pow(2).mean()
     loss.backward()
     if args.do == "foreign group":
-        torch.distributed.new_group(backend="gloo")
+        store = torch.distributed.distributed_c10d._get_default_store()
+        torch.distributed.ProcessGroupGloo(store, session.rank, 2, timedelta(seconds=30))
     optimizer.step()
     return loss.item()
 

@@ -2,75 +2,108 @@
 
 Groups of a process without a seat (`backend="outlast"` outside of `outlast run`) carry collectives
 as those of a job do, in one generation that meets in the store of `init_process_group`. There is no
-recovery: a lost peer raises torch's own error.
+recovery: a lost peer raises torch's own error. A group that was made with `enable_reconfigure=True`
+(torch 2.14 and newer) gets its members from torch's `reconfigure`, one generation each time.
+
+In a process with a seat, groups that the script asks for by the names "gloo" and "nccl" are stable
+groups as well, where torch looks its own backends up by name: from torch 2.14 on.
 """
 
 from __future__ import annotations
 
 import time
+import uuid
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from torch import distributed as dist
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed import distributed_c10d
 
 from outlast.config import gloo_interface
 from outlast.errors import GroupError, UsageError
+from outlast.worker.groups.closed_answers import RankPlace
+from outlast.worker.groups.device_drivers import has_nccl
 from outlast.worker.groups.group_registry import GroupRegistry
-from outlast.worker.groups.rendezvous import Mailbox
+from outlast.worker.groups.rendezvous import Mailbox, meeting_name
 from outlast.worker.groups.stable_group import BACKEND, StableGroup
+from outlast.worker.groups.work_handles import FinishedWork, opaque_class
+
+
+def answered_names() -> list[str]:
+    """Return the names of torch's backends that stable groups can answer to.
+
+    torch before 2.14 opens its own backends without a look-up. Groups by these names are then
+    refused in a run.
+    """
+    if not hasattr(dist.Backend, "_ensure_backend_registered"):  # torch has no public query
+        return []
+    return ["gloo", "nccl"] if has_nccl() else ["gloo"]
 
 
 def register(groups: GroupRegistry) -> None:
-    """Register "outlast" as a torch.distributed backend, served by `groups`. Raises UsageError the
-    second time: torch keeps a backend for the life of the process."""
+    """Register "outlast" as a torch.distributed backend, served by `groups`, and all names that it
+    answers to. Raises UsageError the second time: torch keeps a backend for the life of the
+    process."""
     known = dist.Backend._plugins.get(BACKEND.upper())  # noqa: SLF001 - torch has no public query
-    if known is not None and known.creator_fn.__module__ == __name__:
+    if known is not None and _is_of_a_seat(known.creator_fn):
         raise UsageError("the backend 'outlast' is registered already; a process has one seat")
-
-    def create(options: Any, _: Any) -> StableGroup:
-        return groups.adopt(
-            str(options.group_id),
-            tuple(options.global_ranks_in_group),
-            options.group_rank,
-            options.group_size,
-        )
-
-    dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=["cpu", "cuda"])
-    list_as_self_recording()
+    for name in (BACKEND, *answered_names()):
+        answer(name, partial(_create, groups, name))
 
 
-def list_as_self_recording() -> None:
+def answer(name: str, create: Callable[[Any, Any], StableGroup]) -> None:
+    """Let `create` open the groups of backend `name`, from torch's options of a backend."""
+    dist.Backend.register_backend(name, create, extended_api=True, devices=["cpu", "cuda"])
+    list_as_self_recording(name)
+
+
+def _create(groups: GroupRegistry, backend: str, options: Any, _: Any) -> StableGroup:
+    return groups.adopt(
+        str(options.group_id),
+        tuple(options.global_ranks_in_group),
+        options.group_rank,
+        options.group_size,
+        backend,
+    )
+
+
+def _is_of_a_seat(creator: Any) -> bool:
+    return isinstance(creator, partial) and creator.func is _create
+
+
+def list_as_self_recording(name: str) -> None:
     """Keep torch's flight recorder away from stable groups, which it cannot be attached to.
 
     torch 2.15 attaches it to groups whose backend is not listed. Inner groups record themselves.
     """
     if (recording := getattr(distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", None)) is not None:
-        recording.add(BACKEND)
+        recording.add(name)
 
 
 class StoreMailbox(Mailbox):
-    """Rendezvous values in a torch store that all ranks share."""
+    """Rendezvous values of one generation, in a torch store that all its ranks share."""
 
     def __init__(self, store: Store) -> None:
         self._store: Any = store  # torch's stubs name other parameters than its C++ does
-        super().__init__(
-            lambda generation, key, value: self._store.set(f"{generation}/{key}", value)
-        )
+        super().__init__(lambda _, key, value: self._store.set(key, value))
 
-    def peek(self, generation: int, key: str) -> bytes | None:
+    def move_to(self, store: Store) -> None:
+        """Meet in another store from now on."""
+        self._store = store
+
+    def peek(self, generation: int, key: str) -> bytes | None:  # noqa: ARG002
         """Return a value if any rank has set it, else None."""
-        name = f"{generation}/{key}"
-        return self._store.get(name) if self._store.check([name]) else None
+        return self._store.get(key) if self._store.check([key]) else None
 
-    def get(self, generation: int, key: str, deadline_s: float) -> bytes:
+    def get(self, generation: int, key: str, deadline_s: float) -> bytes:  # noqa: ARG002
         """Wait for a value. Raises GroupError at the deadline (monotonic), or without a store."""
-        name = f"{generation}/{key}"
         left_s = max(0.001, deadline_s - time.monotonic())
         try:
-            self._store.wait([name], timedelta(seconds=left_s))
-            return self._store.get(name)
+            self._store.wait([key], timedelta(seconds=left_s))
+            return self._store.get(key)
         except RuntimeError as error:
             raise GroupError(f"no rank has set {key!r} in the store: {error}") from error
 
@@ -78,9 +111,10 @@ class StoreMailbox(Mailbox):
 class SeatlessGroups(GroupRegistry):
     """The registry of one group, which lives until the script destroys the group."""
 
-    def __init__(self, store: Store, rank: int, size: int, timeout_s: float) -> None:
+    def __init__(self, store: Store, timeout_s: float) -> None:
+        self._meeting = StoreMailbox(store)
         super().__init__(
-            mailbox=StoreMailbox(store),
+            mailbox=self._meeting,
             on_trouble=lambda _: None,
             on_collective=lambda _: None,
             timeout_s=timeout_s,
@@ -89,8 +123,35 @@ class SeatlessGroups(GroupRegistry):
         )
         self._store = store
         self.record.stop()
-        self.take_seat(rank, size, dry=False)
-        self.connect(1, (), timeout_s)
+
+    def meet(self, store: Store, place: RankPlace, timeout_s: float) -> None:
+        """Connect the next generation, whose ranks are in `place` and meet in `store`. Raises
+        GroupError if a rank does not connect within the time."""
+        self.seat, self.world = place.rank, place.size
+        self._meeting.move_to(store)
+        generation, deadline_s = self._generation + 1, time.monotonic() + timeout_s
+        self._meeting.put(generation, f"listener/{place.rank}", self.address.encode())
+        addresses = [
+            self._meeting.get(generation, f"listener/{rank}", deadline_s).decode()
+            for rank in range(place.size)
+        ]
+        self.connect(generation, addresses, max(0.001, deadline_s - time.monotonic()))
+
+    def follow(self, group: StableGroup) -> None:
+        """Connect `group` in every later generation."""
+        self._stable.append(group)
+
+    def end_generation(self) -> None:
+        """Wake all operations of the generation and drop its connections."""
+        self.sever(self._generation)
+        self.reap()
+
+    def admit(self, op: str, group: str) -> bool:
+        """Refuse a collective without connections. Raises GroupError."""
+        raise GroupError(
+            f"{op} on group {group!r}, which has no connections: it was aborted, or made with"
+            " enable_reconfigure=True; nothing was sent; call reconfigure first"
+        )
 
     def failed(self, error: BaseException) -> bool:  # noqa: ARG002
         """Return False: the caller gets torch's error."""
@@ -101,10 +162,79 @@ class SeatlessGroups(GroupRegistry):
         self.shutdown()
 
 
-def open_group(options: Any) -> StableGroup:
+@opaque_class
+class ReconfigurableGroup(StableGroup):
+    """A group outside of a run, whose members torch's `reconfigure` replaces (torch 2.14 on).
+
+    A handle is unique to a process and a group. Members of a generation share a store, and meet
+    there under the identifier that the caller gives the generation.
+    """
+
+    def __init__(
+        self, groups: SeatlessGroups, store: Store, timeout_s: float, options: Any
+    ) -> None:
+        ranks = tuple(range(options.group_size))
+        name, rank = str(options.group_id), options.group_rank
+        super().__init__(groups, name, ranks, rank, meeting_name(ranks, 0))
+        self._seatless, self._store, self._timeout_s = groups, store, timeout_s
+        self._handle = f"{BACKEND}:{rank}:{uuid.uuid4().hex}"
+        self._identifiers: set[int] = set()
+
+    def getRank(self) -> int:  # noqa: N802 - the name that torch's C++ looks up
+        return self.place.rank
+
+    def getSize(self) -> int:  # noqa: N802 - the same
+        return self.place.size
+
+    @property
+    def supports_reconfigure(self) -> bool:
+        return True
+
+    def get_reconfigure_handle(self) -> str:
+        """Return the name of this member, which callers of `reconfigure` exchange."""
+        return self._handle
+
+    def reconfigure(self, opts: Any) -> FinishedWork:
+        """Leave the members of now and connect to those of `opts.handles`, ranked by their place in
+        a list, or in order if it is a set. Raises UsageError for handles and identifiers that
+        cannot be used, GroupError if a member does not connect in time."""
+        handles = list(opts.handles) if isinstance(opts.handles, list) else sorted(opts.handles)
+        if len(set(handles)) != len(handles) or self._handle not in handles:
+            raise ReconfigureError(
+                f"reconfigure({opts.uuid}) got {len(handles)} handles, of which"
+                f" {handles.count(self._handle)} are of this member; nothing was changed; give each"
+                " member's get_reconfigure_handle() once"
+            )
+        if opts.uuid in self._identifiers:
+            raise ReconfigureError(
+                f"reconfigure({opts.uuid}): the identifier was already used; nothing was changed;"
+                " give each reconfiguration a new one"
+            )
+        self._identifiers.add(opts.uuid)
+        timeout_s = opts.timeout.total_seconds() if opts.timeout else self._timeout_s
+        self._seatless.end_generation()
+        self.place = RankPlace(handles.index(self._handle), len(handles))
+        self.ranks = tuple(range(len(handles)))
+        self.meeting = meeting_name(self.ranks, 0)
+        store = PrefixStore(f"reconfigure/{opts.uuid}", self._store)
+        self._seatless.meet(store, self.place, timeout_s)
+        return FinishedWork([])
+
+
+class ReconfigureError(UsageError, RuntimeError):
+    """Handles or an identifier that `reconfigure` cannot use, a RuntimeError as of torch's own."""
+
+
+def open_group(options: Any, _: Any = None, *, backend: str = BACKEND) -> StableGroup:
     """Return a connected group for torch's options of a backend. Raises GroupError if a rank
     does not connect within their timeout, ConfigError if gloo cannot listen."""
-    list_as_self_recording()
+    list_as_self_recording(backend)
     rank, size = options.group_rank, options.group_size
-    groups = SeatlessGroups(options.store, rank, size, options.timeout.total_seconds())
-    return groups.adopt(str(options.group_id), tuple(range(size)), rank, size)
+    timeout_s = options.timeout.total_seconds()
+    groups = SeatlessGroups(options.store, timeout_s)
+    if getattr(options, "enable_reconfigure", False):
+        group = ReconfigurableGroup(groups, options.store, timeout_s, options)
+        groups.follow(group)
+        return group
+    groups.meet(options.store, RankPlace(rank, size), timeout_s)
+    return groups.adopt(str(options.group_id), tuple(range(size)), rank, size, backend)

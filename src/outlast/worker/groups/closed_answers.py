@@ -146,6 +146,10 @@ def _gather(place: RankPlace, outputs: Any, inputs: Any, options: Any, *_: Any) 
     return _allgather(place, outputs, inputs)
 
 
+def _gather_single(place: RankPlace, output: Any, inputs: Any, options: Any, *_: Any) -> Tensors:
+    return _all_gather_single(place, output, inputs) if _root(options) == place.rank else []
+
+
 def _scatter(place: RankPlace, outputs: Any, inputs: Any, options: Any, *_: Any) -> Tensors:
     if _root(options) == place.rank and inputs:
         return _reduce_scatter(place, outputs, inputs)
@@ -193,6 +197,7 @@ _ANSWERS: dict[str, Callable[..., Tensors]] = {
     "reduce_scatter_single": _reduce_scatter_single,
     "reduce_scatter_single_coalesced": _reduce_scatter_single,
     "gather": _gather,
+    "gather_single": _gather_single,
     "scatter": _scatter,
     "alltoall": _alltoall,
     "all_to_all_single": _alltoall_single,

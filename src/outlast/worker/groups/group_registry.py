@@ -20,9 +20,15 @@ from outlast.worker.groups.device_drivers import DeviceDriver, has_nccl, nccl_dr
 from outlast.worker.groups.gloo_device import GlooDevice
 from outlast.worker.groups.inner_group import LIFE, InnerGroup, is_transport_error
 from outlast.worker.groups.pending_works import PendingWorks, SeveredGroups, trackable
-from outlast.worker.groups.rendezvous import BuildGuard, GenerationNotes, JobStore, Mailbox
+from outlast.worker.groups.rendezvous import (
+    BuildGuard,
+    GenerationNotes,
+    JobStore,
+    Mailbox,
+    meeting_name,
+)
 from outlast.worker.groups.setup_record import CollectiveRules, SetupRecord
-from outlast.worker.groups.stable_group import StableGroup, meeting_name
+from outlast.worker.groups.stable_group import BACKEND, StableGroup
 
 State = Literal["waiting", "dry", "connecting", "live", "closed"]
 
@@ -235,11 +241,13 @@ class GroupRegistry:
 
     # --- calls of stable groups ---
 
-    def adopt(self, name: str, ranks: tuple[int, ...], rank: int, size: int) -> StableGroup:
+    def adopt(
+        self, name: str, ranks: tuple[int, ...], rank: int, size: int, backend: str = BACKEND
+    ) -> StableGroup:
         """Return a new stable group, connected at once in a live generation. Raises GroupError."""
         ranks = ranks or tuple(range(size))
         earlier = sum(group.ranks == ranks for group in self._stable)
-        group = StableGroup(self, name, ranks, rank, meeting_name(ranks, earlier))
+        group = StableGroup(self, name, ranks, rank, meeting_name(ranks, earlier), backend)
         if self.live:
             try:
                 with self._building(self._connect_s) as guard:

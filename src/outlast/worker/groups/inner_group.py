@@ -12,7 +12,9 @@ from datetime import timedelta
 from typing import Any
 
 from torch import distributed as dist
+from torch.distributed import distributed_c10d
 
+from outlast import config
 from outlast.errors import GroupError, StepRefused
 from outlast.transport.connection_errors import is_gloo_failure, is_nccl_failure
 from outlast.worker.groups.device_drivers import DeviceDriver
@@ -93,6 +95,10 @@ class InnerGroup:
         # Only the flight recorder uses this name. It contains the generation, since the recorder
         # keeps entries of earlier ones. (Its type exists in torch's stubs only.)
         self.group._set_group_name(f"{name}{LIFE}{generation}")  # noqa: SLF001 # pyright: ignore[reportArgumentType]
+        # torch 2.14 and newer attach it to the stable group, which is not of torch's own class.
+        hook: Any = getattr(distributed_c10d, "NanCheckHook", None)
+        if hook is not None and config.checks_nan():
+            hook.attach(self.group)
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the time limit of collectives."""

@@ -18,12 +18,31 @@ from contextlib import suppress
 from datetime import timedelta
 from threading import Condition
 
+import xxhash
 from torch._C._distributed_c10d import Store
 
 from outlast.errors import GroupError, UnsupportedError, WireError
 from outlast.worker.groups.gloo_device import GlooDevice
 
 _GENERATION_BYTES_MAX = 256 << 20
+_RANKS_TEXT_MAX = 64
+
+
+def meeting_name(ranks: tuple[int, ...], earlier: int) -> str:
+    """Return the name under which `ranks` connect a group, after `earlier` groups of the same
+    ranks.
+
+    Members create their shared groups in the same order, so the name is equal on all of them.
+    torch's own names can differ: their numbers restart once all groups are destroyed. From torch
+    2.14 on they also count groups that only their members create (`use_local_synchronization`).
+    """
+    text = ",".join(map(str, ranks))
+    first, last = min(ranks), max(ranks)
+    if len(ranks) > 1 and ranks == tuple(range(first, last + 1)):
+        text = f"{first}-{last}"
+    elif len(text) > _RANKS_TEXT_MAX:
+        text = f"{first}-{last} of {len(ranks)} {xxhash.xxh3_64_hexdigest(text.encode())}"
+    return f"ranks {text}" + (f" #{earlier + 1}" if earlier else "")
 
 
 class Mailbox:
@@ -202,9 +221,10 @@ class JobStore(Store):
 
 def _foreign(key: str) -> UnsupportedError:
     return UnsupportedError(
-        f"something asked the job's store for {key!r}: a process group of another backend"
-        ' (new_group(backend="gloo"), symmetric memory, a split) cannot survive a lost worker and'
-        ' is refused; leave out backend=, or use backend="outlast"'
+        f"something asked the job's store for {key!r}: a process group of another backend (one of"
+        " torch's own classes, symmetric memory, a split; before torch 2.14 also"
+        ' new_group(backend="gloo")) cannot survive a lost worker and is refused; leave out'
+        ' backend=, or use backend="outlast"'
     )
 
 

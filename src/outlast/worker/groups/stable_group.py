@@ -12,9 +12,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
-import xxhash
 from torch import distributed as dist
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import ErrorType, Store
 
 from outlast.errors import UnsupportedError, UsageError
 from outlast.worker.groups import closed_answers
@@ -25,26 +24,6 @@ from outlast.worker.groups.work_handles import FinishedWork, opaque_class
 if TYPE_CHECKING:
     from outlast.worker.groups.group_registry import GroupRegistry
     from outlast.worker.groups.rendezvous import GenerationNotes
-
-
-_RANKS_TEXT_MAX = 64
-
-
-def meeting_name(ranks: tuple[int, ...], earlier: int) -> str:
-    """Return the name under which `ranks` connect a group, after `earlier` groups of the same
-    ranks.
-
-    Members create their shared groups in the same order, so the name is equal on all of them.
-    torch's own names can differ: their numbers restart once all groups are destroyed. From torch
-    2.14 on they also count groups that only their members create (`use_local_synchronization`).
-    """
-    text = ",".join(map(str, ranks))
-    first, last = min(ranks), max(ranks)
-    if len(ranks) > 1 and ranks == tuple(range(first, last + 1)):
-        text = f"{first}-{last}"
-    elif len(text) > _RANKS_TEXT_MAX:
-        text = f"{first}-{last} of {len(ranks)} {xxhash.xxh3_64_hexdigest(text.encode())}"
-    return f"ranks {text}" + (f" #{earlier + 1}" if earlier else "")
 
 
 class BackendView:
@@ -76,6 +55,27 @@ class BackendView:
         """Return whether the backend allocates tensors itself."""
         return False
 
+    @property
+    def supports_reconfigure(self) -> bool:
+        """Whether torch's reconfigure can replace the group's members."""
+        return self._group.supports_reconfigure
+
+    def get_error(self) -> ErrorType:
+        """Return SUCCESS, as gloo does: each operation raises its own error."""
+        return ErrorType.SUCCESS
+
+    def send(self, tensors: Any, rank: int, tag: int) -> Any:
+        """Send tensors to a rank of the group."""
+        return self._group.send(tensors, rank, tag)
+
+    def recv(self, tensors: Any, rank: int, tag: int) -> Any:
+        """Receive tensors from a rank of the group."""
+        return self._group.recv(tensors, rank, tag)
+
+    def abort(self) -> None:
+        """End the operations of the group."""
+        self._group.abort()
+
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the time limit of collectives."""
         self._group.set_timeout(timeout)
@@ -105,12 +105,20 @@ class StableGroup(_ProcessGroup):
     """One process group of the job on this seat, in every generation."""
 
     def __init__(
-        self, groups: GroupRegistry, name: str, ranks: tuple[int, ...], rank: int, meeting: str
+        self,
+        groups: GroupRegistry,
+        name: str,
+        ranks: tuple[int, ...],
+        rank: int,
+        meeting: str,
+        backend: str = BACKEND,
     ) -> None:
-        """`name` is torch's; `meeting` is the name under which the ranks of the group connect."""
+        """`name` is torch's; `meeting` is the name under which the ranks of the group connect;
+        `backend` is the name that the script has asked for."""
         super().__init__(rank, len(ranks))
         self._groups = groups
         self._name = name
+        self._backend = backend
         self._desc = "outlast"
         self._count = 0
         self.place = closed_answers.RankPlace(rank, len(ranks))
@@ -199,6 +207,9 @@ class StableGroup(_ProcessGroup):
     ) -> Any:
         return self._carry("reduce_scatter_single_coalesced", outputs, inputs, *args, **kwargs)
 
+    def gather_single(self, output: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._carry("gather_single", output, inputs, *args, **kwargs)
+
     def gather(self, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         return self._carry("gather", outputs, inputs, *args, **kwargs)
 
@@ -247,7 +258,7 @@ class StableGroup(_ProcessGroup):
     # --- queries of torch ---
 
     def getBackendName(self) -> str:  # noqa: N802 - the name that torch's C++ looks up
-        return BACKEND
+        return BACKEND  # DDP in C++ expects a class of torch's own behind "gloo" and "nccl"
 
     def rank_notes(self) -> GenerationNotes:
         """Return new notes of the ranks, which all of them ask for in the same order."""
@@ -255,7 +266,7 @@ class StableGroup(_ProcessGroup):
         return self._groups.notes(f"notes {self._notes} of {self.meeting}", self.place.rank)
 
     def name(self) -> str:
-        return BACKEND
+        return self._backend
 
     def getGroupName(self) -> str:  # noqa: N802 - the same
         return self._name
@@ -291,8 +302,10 @@ class StableGroup(_ProcessGroup):
     def _get_backend(self, device: torch.device) -> BackendView:
         return BackendView(self, device)
 
+    get_backend = _get_backend
+
     def _get_backend_name(self) -> str:
-        return BACKEND
+        return self._backend
 
     def _set_sequence_number_for_group(self) -> None:
         """Do nothing: operations are counted from creation."""
@@ -344,8 +357,30 @@ class StableGroup(_ProcessGroup):
 
     mergeRemoteGroup = merge_remote_group  # noqa: N815 - the same
 
+    @property
+    def supports_reconfigure(self) -> bool:
+        return False
+
+    def get_reconfigure_handle(self) -> str:
+        """Refuse: not supported."""
+        raise _unsupported("reconfigure", RECONFIGURE_HELP)
+
+    def reconfigure(self, opts: Any) -> Any:  # noqa: ARG002
+        """Refuse: not supported."""
+        raise _unsupported("reconfigure", RECONFIGURE_HELP)
+
+    def register_pre_hook(self, *_: Any) -> NoReturn:
+        """Refuse: torch calls hooks of groups of its own class only."""
+        raise _unsupported("a hook of collectives", "call it where the script calls collectives")
+
+    register_post_hook = register_pre_hook
+    register_abort_hook = register_pre_hook
+
     def _register_on_completion_hook(self, hook: object) -> NoReturn:  # noqa: ARG002
         raise _unsupported("a completion hook", "wait for the work that the collective returns")
+
+
+RECONFIGURE_HELP = "the launcher replaces members; elsewhere give init enable_reconfigure=True"
 
 
 def _unsupported(what: str, instead: str) -> UnsupportedError:
