@@ -107,7 +107,7 @@ def test_two_runs_without_a_digest_are_not_equal(tmp_path: Path) -> None:
     assert not compare(left, right, faults=1).digests_equal
 
 
-def test_bits_tell_zeros_apart_and_know_nan() -> None:
+def test_comparison_by_bits_distinguishes_signed_zeros_and_equates_nan() -> None:
     key = (0, 1, "loss")
     assert bit_texts({key: 0.0}) != bit_texts({key: -0.0})
     assert bit_texts({key: math.nan}) == bit_texts({key: math.nan})

@@ -26,7 +26,9 @@ def row(job: int | str, name: str = "train") -> str:
     return f"{job}|{name}|COMPLETED|2024-05-17T00:00:00|2024-05-17T10:00:00\n"
 
 
-def test_one_is_no_plural(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_single_item_is_printed_in_the_singular(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "log").write_text(HEADER + row(1))
     found = said(capsys, tmp_path / "lake", tmp_path / "log")
     assert " 1 row: 1 job " in found and "lake holds 1 job from" in found
@@ -53,7 +55,7 @@ def test_of_a_thousand_logs_those_are_shown_that_have_something_odd(
     assert "25 logs without remarks, 25 of them read before" in again
 
 
-def test_steps_alone_are_said_to_be_no_jobs(
+def test_a_log_of_job_steps_only_is_noted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "log").write_text(HEADER + row("1.batch") + row("1.0"))
@@ -62,7 +64,7 @@ def test_steps_alone_are_said_to_be_no_jobs(
     assert "no row is of a job, only of steps" in found
 
 
-def test_a_line_since_boot_says_which_flag_helps(
+def test_times_since_boot_name_the_flag_boot(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "dmesg").write_text("[  201.654822] NVRM: Xid (PCI:0000:3b:00): 79, pid=1\n")
@@ -82,7 +84,7 @@ def test_a_line_since_boot_says_which_flag_helps(
         ("2024-05-17T10:00:00 n1 kernel: NVRM: Xid (PCI:0000:3b:00): 79, x\n", True),
     ],
 )
-def test_a_zone_that_nobody_said_is_not_taken_in_silence(
+def test_an_assumed_time_zone_is_noted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, naive: bool
 ) -> None:
     """Accounting in local time beside a kernel's log in UTC: no failure has a cause then."""
@@ -95,7 +97,7 @@ def test_a_zone_that_nobody_said_is_not_taken_in_silence(
     assert not any(word in told for word in words)
 
 
-def test_a_policy_of_ones_own_judges_a_kernels_log(
+def test_a_custom_policy_applies_to_kernel_logs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "log").write_text("2024-05-17T10:00:00+00:00 n1 kernel: NVRM: Xid (PCI:0): 79, x\n")
@@ -127,7 +129,9 @@ def test_one_wrong_year_does_not_move_the_last_days_there(
     assert load_window(lake, until="2095-01-01").jobs.collect().height == 3
 
 
-def test_who_forgets_the_lake_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_lake_argument_is_explained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "a").write_text(HEADER + row(1))
     (tmp_path / "b").write_text(HEADER + row(2))
     found = said(capsys, tmp_path / "a", tmp_path / "b", code=EXIT_USAGE)

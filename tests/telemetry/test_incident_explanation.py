@@ -173,7 +173,7 @@ def test_a_stop_redid_nothing(tmp_path: Path) -> None:
     assert "resumes from step 4, the newest checkpoint" in text
 
 
-def test_a_drain_is_told_as_one(tmp_path: Path) -> None:
+def test_a_drain_is_explained_as_a_drain(tmp_path: Path) -> None:
     SyntheticRun(tmp_path).start().steps(5).drained()
     text = explained(tmp_path)
     assert "the run was asked to end: SIGTERM to the launcher" in text
@@ -182,7 +182,7 @@ def test_a_drain_is_told_as_one(tmp_path: Path) -> None:
         assert said not in text, said
 
 
-def test_where_the_victim_was_and_what_became_of_it(tmp_path: Path) -> None:
+def test_place_and_fate_of_the_lost_worker(tmp_path: Path) -> None:
     story = SyntheticRun(tmp_path, world=3).start().steps(3)
     fault = story.fault("killed", 1, signal=9, state="applying")
     story.n = story.step = 4
@@ -202,7 +202,7 @@ def test_where_the_victim_was_and_what_became_of_it(tmp_path: Path) -> None:
     ("life", "said"),
     [("running", "the run is in the middle of it"), ("died", "its launcher died here")],
 )
-def test_an_open_incident_knows_whether_the_run_lives(
+def test_an_open_incident_depends_on_the_liveness_of_the_run(
     tmp_path: Path, life: Life, said: str
 ) -> None:
     story = SyntheticRun(tmp_path).start().steps(2)

@@ -28,7 +28,7 @@ def test_rates_add_up() -> None:
     assert math.fsum(told.values()) == pytest.approx(1)
 
 
-def test_what_they_take() -> None:
+def test_devices_killed_and_burstiness() -> None:
     """Variance over mean of K: racks are rare, and still most of the variance."""
     killed = 16_384e-8 + 8 * 2 * 2_048e-8 + 128 * 128e-8
     assert failures.devices_killed_per_s(FLEET) == pytest.approx(killed)

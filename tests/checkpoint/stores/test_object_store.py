@@ -154,7 +154,7 @@ def test_a_server_that_hangs_meets_the_deadline(server: BucketServer, address: s
         os.kill(server.process.pid, signal.SIGCONT)
 
 
-def test_an_account_that_is_not_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_azure_account_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME", raising=False)
     with pytest.raises(ConfigError, match="AZURE_STORAGE_ACCOUNT_NAME"):
         open_store("az://container/runs")

@@ -118,7 +118,7 @@ def test_versions_in_memory_that_do_not_pay_at_every_rate(plan: Plan) -> None:
     assert memory["how"] == "given" and memory["value"] == pytest.approx(3600, rel=0.3)
 
 
-def test_what_cannot_be_is_refused(plan: Plan) -> None:
+def test_impossible_scenarios_are_refused(plan: Plan) -> None:
     found = plan("interval", "--gpus", "8", "--strategy", "peer-memory")
     assert found.code == 2 and "needs at least two nodes" in found.err
     found = plan("interval", "--gpus", "16384", "--interval", "1s")

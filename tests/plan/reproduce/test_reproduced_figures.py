@@ -79,18 +79,18 @@ ANSWERS = {
 }
 
 
-def test_what_disagrees_is_known() -> None:
+def test_disagreements_are_the_listed_ones() -> None:
     """DESIGN lists the gravest; a new disagreement is an error here or a discovery there."""
     assert {key for key, row in ROWS.items() if row.agrees is False} == set(WRONG)
 
 
 @pytest.mark.parametrize(("key", "right"), [*WRONG.items(), *ANSWERS.items()])
-def test_what_is_right(key: tuple[str, str], right: float | None) -> None:
+def test_recomputed_values_are_right(key: tuple[str, str], right: float | None) -> None:
     assert ROWS[key].ours == (None if right is None else pytest.approx(right, rel=5e-4))
     assert (ROWS[key].says is None) == (key in ANSWERS)
 
 
-def test_every_row_says_enough() -> None:
+def test_every_row_is_complete() -> None:
     assert len(ROWS) == len(rows()), "two rows of a document have one name"
     assert {document for document, _ in ROWS} == set(source_documents())
     for row in ROWS.values():

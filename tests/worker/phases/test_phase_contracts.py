@@ -39,7 +39,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("what", BROKEN)
-def test_what_no_redo_could_mend_ends_the_run_with_its_cause(tmp_path: Path, what: str) -> None:
+def test_broken_contracts_end_the_run_with_their_cause(tmp_path: Path, what: str) -> None:
     flags, cause = BROKEN[what]
     output, summary = run(tmp_path / "run", *flags, job=("--do", what))
     assert summary["outcome"] == "user_error", output

@@ -313,7 +313,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("way", REFUSED)
-def test_what_has_no_readable_position_is_refused_by_name(
+def test_iterators_without_a_readable_position_are_refused_by_name(
     way: str, pytestconfig: pytest.Config
 ) -> None:
     name, text = REFUSED[way]

@@ -92,7 +92,7 @@ def test_a_phase_that_appends_and_updates_between_phases_are_reported_once(path:
 
 
 @pytest.mark.parametrize("where", ["phase", "between"])
-def test_an_open_file_whose_lines_are_iterated_over_is_refused(tmp_path: Path, where: str) -> None:
+def test_iterating_over_the_lines_of_an_open_file_is_refused(tmp_path: Path, where: str) -> None:
     """Each attempt would go on where the last one stopped."""
     body, between = ("next(data)", "pass") if where == "phase" else ("pass", "next(data)")
     with pytest.raises(PhaseError) as refused:

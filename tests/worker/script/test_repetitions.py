@@ -29,7 +29,7 @@ def test_equal_attempts_are_no_difference_and_the_first_step_is_the_last_one_com
     assert not attempts.awaits("step")
 
 
-def test_what_differs_is_named_from_the_second_attempt_on() -> None:
+def test_differences_are_named_from_the_second_attempt_on() -> None:
     attempts = RepetitionCheck()
     attempts.rehearsed("step", attempt())
     second = attempt(value=0.2, loss=float("nan"))

@@ -83,7 +83,7 @@ def test_a_file_that_the_start_writes_is_as_it_was_before_the_next_call(
     assert [each.name for each in control.parent.iterdir()] == ["control.json"]
 
 
-def test_what_is_written_in_the_loop_or_appended_stays(made: Made, control: Path) -> None:
+def test_writes_of_the_loop_and_appended_lines_are_kept(made: Made, control: Path) -> None:
     files = made()
     with control.open("a") as log:
         log.write(", and more")
@@ -150,7 +150,7 @@ def test_memory_that_is_shared_by_a_file_is_refused(made: Made, tmp_path: Path) 
     assert shared.tolist() == [0] * 8
 
 
-def test_files_of_libraries_and_devices_are_let_alone(made: Made, control: Path) -> None:
+def test_files_of_libraries_and_devices_are_not_moved(made: Made, control: Path) -> None:
     files = made()
     os.close(os.open(control, os.O_WRONLY | os.O_TRUNC))  # as locks are opened
     with Path(os.devnull).open("w") as nothing:
@@ -298,7 +298,7 @@ def test_a_dry_step_leaves_the_jobs_files_as_they_were(control: Path) -> None:
     assert control.read_text() == "of the attempt"
 
 
-def test_a_first_spare_lets_files_alone_and_names_those_that_it_has_emptied(control: Path) -> None:
+def test_a_first_spare_moves_no_file_and_names_those_that_it_emptied(control: Path) -> None:
     told: list[str] = []
     files = StartFiles(None, 20.0)
     files.begin(is_first=True)
@@ -314,7 +314,7 @@ def test_a_first_spare_lets_files_alone_and_names_those_that_it_has_emptied(cont
     assert control.read_text() == "of the spare"
 
 
-def test_a_script_that_is_held_gets_no_audit_hook() -> None:
+def test_a_blocked_script_gets_no_audit_hook() -> None:
     """Nobody can remove it, and each `id()` of the process would call it."""
     files = StartFiles(lambda *_, **__: None, wait_s=0.1)
     files.guard(is_held=True)

@@ -46,7 +46,7 @@ from outlast.worker.state.protected_state import ProtectedState
         ("p.add_(1); p.detach().add_(1)", False),
     ],
 )
-def test_what_code_can_write(source: str, writes: bool) -> None:
+def test_detection_of_unversioned_writes_in_code(source: str, writes: bool) -> None:
     assert writes_unversioned(compile(source, "script", "exec")) is writes
 
 

@@ -86,7 +86,7 @@ def test_bytes_that_are_no_utf8(dumps: Path) -> None:
     assert totals.odd == {"bytes that are no UTF-8: replaced": 1}
 
 
-def test_jobs_that_ran_when_they_were_asked_for(dumps: Path) -> None:
+def test_running_jobs_end_at_the_time_of_the_dump(dumps: Path) -> None:
     """The names of these dumps say when they were taken."""
     part, _ = read(dumps / "sarc_mila_1714003200.json")
     jobs = part.tables["jobs"]

@@ -87,7 +87,7 @@ def test_old_gres(tmp_path: Path, gres: str, gpus: int) -> None:
     assert any("taken as those that it asked for" in note for note in totals.notes)
 
 
-def test_slices_of_gpus_are_said(tmp_path: Path) -> None:
+def test_mig_slices_are_reported(tmp_path: Path) -> None:
     """Seven slices of one card are seven GPUs in accounting, and nothing said so."""
     sliced = row(nnodes="1", nodelist="n1", alloctres="gres/gpu:a100_1g.5gb=7,gres/gpu=7")
     part, totals = read(tmp_path, "\n".join([HEADER, sliced, row(jobid="8"), ""]))
@@ -130,7 +130,7 @@ def test_running_jobs_run_until_the_log_ends(tmp_path: Path) -> None:
         ({"jobid": "7_[1-3]"}, "range of array tasks"),
     ],
 )
-def test_what_cannot_be_is_rejected_with_its_reason(
+def test_impossible_rows_are_rejected_with_their_reason(
     tmp_path: Path, changes: dict[str, str], reason: str
 ) -> None:
     part, totals = read(tmp_path, "\n".join([HEADER, ROW, row(**changes), row(jobid="9")]))
@@ -237,7 +237,7 @@ def test_excluded_nodes_are_those_of_slurm_and_not_of_the_script(
     assert part.tables["jobs"]["excluded"].to_list() == [hosts, ""]
 
 
-def test_restarts_without_earlier_records_are_hidden_ones(tmp_path: Path) -> None:
+def test_restarts_without_earlier_records_are_counted_as_hidden(tmp_path: Path) -> None:
     header = f"{HEADER}|Restarts"
     _, totals = read(tmp_path, f"{header}\n{ROW}|2\n{row(jobid='8')}|0\n")
     assert "sacct ran without --duplicates: 2 earlier attempts" in totals.notes[-1]
@@ -256,7 +256,7 @@ def test_many_jobs_with_one_record_each_look_like_no_duplicates(tmp_path: Path) 
     assert not any("two records" in note for note in totals.notes)
 
 
-def test_what_is_hidden_without_a_column_is_said(tmp_path: Path) -> None:
+def test_missing_columns_are_reported_with_their_effect(tmp_path: Path) -> None:
     _, totals = read(tmp_path, f"{HEADER}\n{ROW}\n")
     (note,) = totals.notes
     assert note.startswith("no column says ") and "; which node failed (FailedNode); " in note
