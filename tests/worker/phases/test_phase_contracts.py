@@ -34,7 +34,7 @@ def told(output: str) -> list[str]:
 BROKEN = {
     "enum": (("--fault", "kill:rank=1,step=5"), "[0].stage is a __main__.Stage"),
     "foreign group": ((), "UnsupportedError"),
-    "own hook": ((), "would detach it from what survives"),
+    "own hook": ((), "would replace the dict that survives"),
 }
 
 

@@ -222,7 +222,7 @@ def test_a_late_first_change_is_refused_before_the_next_repetition(way: str) -> 
 
 def test_a_late_first_change_is_refused_before_a_checkpoint() -> None:
     name, text = _late("a list in place", 9)
-    text += "    session.script.meet('outlast.checkpoint', None)\n        "
+    text += "    session.script.begin_phase('outlast.checkpoint', None)\n        "
     with pytest.raises(PhaseError, match=re.escape(name)):
         play(text, Session())
 

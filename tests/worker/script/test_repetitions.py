@@ -36,7 +36,7 @@ def test_differences_are_named_from_the_second_attempt_on() -> None:
     assert attempts.rehearsed("step", second) is None  # DDP has put its buckets into another order
     found = attempts.first_step("step", attempt(value=0.3, loss=float("nan")))
     assert found is not None
-    assert found.what == "computed another gradient of weight"
+    assert found.what == "computed a different gradient of weight"
     assert not found.is_rounding
     for count, other in ((3, attempt(choices=b"2")), (3, attempt(loss=2.0))):
         attempts = RepetitionCheck()

@@ -126,7 +126,7 @@ def test_a_data_set_that_was_prepared_again_alike_may_stay_open_and_mapped(
 
 
 @pytest.mark.parametrize("is_mapped", [False, True])
-def test_a_file_that_the_start_wrote_otherwise_and_reads_by_a_handle_is_refused(
+def test_an_open_file_that_the_start_overwrote_differently_is_refused(
     made: Made, control: Path, *, is_mapped: bool
 ) -> None:
     files = made()
@@ -134,7 +134,7 @@ def test_a_file_that_the_start_wrote_otherwise_and_reads_by_a_handle_is_refused(
     with control.open("rb") as handle:
         held = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) if is_mapped else handle
         what = "mapped" if is_mapped else "open"
-        with pytest.raises(PhaseError, match=f"keeps control.json {what} that it wrote anew"):
+        with pytest.raises(PhaseError, match=f"control.json was overwritten .* is {what}"):
             files.put_back()
         held.close()
     assert control.read_text() == "as the job left it"
@@ -229,7 +229,7 @@ def test_a_survivor_uses_the_jobs_file_and_waits_for_a_start_no_longer_than_its_
     assert other.stdin is not None
     files = StartFiles(lambda *_, **__: None, wait_s=0.1)
     files.guard()
-    with pytest.raises(PhaseError, match=r"control\.json is still"):
+    with pytest.raises(PhaseError, match=r"\.control\.json\.outlast was not moved back"):
         use(control)
     print("go", file=other.stdin, flush=True)
     other.wait(20)

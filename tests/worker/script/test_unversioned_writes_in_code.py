@@ -220,5 +220,5 @@ def test_a_phase_counts_by_all_that_it_reaches_but_an_optimizers_step() -> None:
         (step_with_property, True),
         (step_with_callbacks, True),
     ):
-        script.meet(function.__name__, function)
+        script.begin_phase(function.__name__, function)
         assert script.writes_unversioned(function.__name__, held.tree) is expected
