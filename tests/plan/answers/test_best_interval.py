@@ -32,8 +32,8 @@ def test_against_the_formula(plan: Plan) -> None:
 @pytest.mark.parametrize(
     ("said", "value", "source"),
     [
-        ({"gpus": "1M"}, 120.0, "a flush, and no sooner"),
-        ({"gpus": "16384", "cost": "0", "flush": "0"}, 10.0, "a step, and no sooner"),
+        ({"gpus": "1M"}, 120.0, "bounded by a flush"),
+        ({"gpus": "16384", "cost": "0", "flush": "0"}, 10.0, "bounded by a step"),
         ({"gpus": "8", "work": "1h"}, 3600.0, "once, at the end of the run"),
     ],
 )

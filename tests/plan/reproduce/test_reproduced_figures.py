@@ -120,9 +120,9 @@ def test_a_printed_figure_agrees_if_it_is_ours_rounded(ours: float, digits: int)
     source = SourceDocument("x", "a document")
     unit = Decimal(1).scaleb(-digits)
     printed = Decimal(ours).quantize(unit, ROUND_HALF_EVEN)
-    assert source.says("q", str(printed), ours, "").agrees
+    assert source.check("q", str(printed), ours, "").agrees
     off = 2 * unit + Decimal(abs(ours) * 1e-8)  # one unit and what floats leave
-    assert source.says("q", str(printed + off), ours, "").agrees is False
+    assert source.check("q", str(printed + off), ours, "").agrees is False
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_a_printed_figure_agrees_if_it_is_ours_rounded(ours: float, digits: int)
     ],
 )
 def test_digits_and_bounds(printed: str, ours: float, agrees: bool) -> None:
-    assert SourceDocument("x", "a document").says("q", printed, ours, "").agrees is agrees
+    assert SourceDocument("x", "a document").check("q", printed, ours, "").agrees is agrees
 
 
 def test_regular_gaps_by_hand() -> None:

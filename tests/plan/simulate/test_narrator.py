@@ -140,7 +140,7 @@ def test_a_written_story_is_explained(told: tuple[NarratedRun, Path]) -> None:
         "process crashed; node is healthy",
         "warm spares take over",
         "the own state of rank",
-        "gave way to",
+        "was replaced by",
     ):
         assert words in page.getvalue()
 
