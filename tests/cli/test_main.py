@@ -64,7 +64,7 @@ def test_summary(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_explain(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", str(run_dir), "1"]) == 0
-    assert "w1-2 gave way to w1-4" in capsys.readouterr().out
+    assert "w1-2 was replaced by w1-4" in capsys.readouterr().out
     assert main(["explain", str(run_dir), "--json"]) == 0
     explained = json.loads(capsys.readouterr().out)
     (found,) = explained["incidents"]

@@ -98,7 +98,7 @@ def test_the_table_shows_what_the_twin_had(
     demo._show(report, Console())
     lines = [re.split(r"\s{2,}", line) for line in capsys.readouterr().out.splitlines()]
     rows = {cells[0]: cells[1:] for cells in lines}
-    assert rows["faults that struck"][:2] == ["2", "7"]
+    assert rows["faults that occurred"][:2] == ["2", "7"]
     assert rows["committed steps lost"][:2] == ["0", "5"]
 
 

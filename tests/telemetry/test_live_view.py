@@ -191,7 +191,7 @@ def test_lines_report_incidents_saves_and_the_end(
     assert "checkpoint of step 10: ckpt/10" in text
     assert "checkpoint of step 10 is in durable storage: s3://b/10 (1.0 MiB in 1.00 s)" in text
     assert "durable storage s3://b is behind, and tried again: access is denied" in text
-    assert "outlast: checkpoints every 240 steps; `outlast explain` says why" in text
+    assert "outlast: checkpoints every 240 steps; `outlast explain` shows why" in text
     assert "outlast: step 10, loss 2.5000" in text
     assert "\x1b" not in text
 

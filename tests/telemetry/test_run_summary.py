@@ -104,7 +104,7 @@ def test_two_terms(tmp_path: Path) -> None:
     summary = summarise(tmp_path)
     assert (summary.terms, summary.steps, summary.committed_steps_lost) == (2, 10, 3)
     assert summary.buckets_s["down"] == 16
-    assert any("ended without a word" in note and "step 4" in note for note in summary.notes)
+    assert any("ended without a record" in note and "step 4" in note for note in summary.notes)
     assert "4.00 s" in " ".join(summary.notes)
 
 
@@ -279,7 +279,7 @@ def test_a_drain_is_counted_among_no_failures(tmp_path: Path) -> None:
     assert set(summary.causes) == {"killed"}
     text = " ".join(shown(summary).replace("│", " ").split())
     assert "failures 1 incident, 1 drain on request, 0 committed" in text
-    assert "after step 7: drain" in text and "asked to end: SIGTERM to the launcher" in text
+    assert "after step 7: drain" in text and "end requested: SIGTERM to the launcher" in text
 
 
 def test_spares_refilled_are_no_respawns(tmp_path: Path) -> None:
