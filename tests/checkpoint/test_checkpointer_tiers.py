@@ -160,7 +160,7 @@ def test_a_failing_target_is_reported_and_receives_all_later(tmp_path: Path) -> 
     assert f"was not carried to {far}" in told(saves)
     (alone,) = behind(os.getpid())
     os.kill(alone, signal.SIGKILL)
-    assert "carries on checkpoints was killed by signal 9" in told(saves)
+    assert "copies checkpoints was killed by signal 9" in told(saves)
     far.unlink()
     saves.close()
     assert steps(Folder(far)) == [1]
@@ -199,7 +199,7 @@ def test_invalid_targets_are_refused_before_any_process_starts(tmp_path: Path) -
         Checkpointer("s3://bucket/x")
     with pytest.raises(ConfigError, match="first=2"):
         Checkpointer(root, keep="first=2")
-    with pytest.raises(UsageError, match="is where this run saves anyway"):
+    with pytest.raises(UsageError, match="is where this run already saves"):
         Checkpointer(root, durable=root)
     train(tmp_path / "far", range(1, 2), job="another")
     with pytest.raises(UsageError, match=r"job 'another'.*nothing was started"):

@@ -172,9 +172,9 @@ def test_a_renamed_root_is_found_before_anything_is_written(tmp_path: Path) -> N
 @pytest.mark.parametrize("step", [True, np.True_, 10**18, -1, 1.0, "1"])
 def test_steps_other_than_counts_are_refused(tmp_path: Path, step: Any) -> None:
     with Checkpointer(tmp_path) as saves:
-        with pytest.raises(UsageError, match="a count of steps is wanted"):
+        with pytest.raises(UsageError, match="must be a whole number from 0"):
             saves.save(step, state())
-        with pytest.raises(UsageError, match="a count of steps is wanted"):
+        with pytest.raises(UsageError, match="must be a whole number from 0"):
             saves.load(state(), step=step)
     assert list(tmp_path.iterdir()) == []
 

@@ -61,7 +61,7 @@ def test_a_log_of_job_steps_only_is_noted(
     (tmp_path / "log").write_text(HEADER + row("1.batch") + row("1.0"))
     found = said(capsys, tmp_path / "lake", tmp_path / "log")
     assert "2 left out as no record: step of a job" in found
-    assert "no row is of a job, only of steps" in found
+    assert "all rows are of steps, none of a job" in found
 
 
 def test_times_since_boot_name_the_flag_boot(
@@ -122,7 +122,7 @@ def test_one_wrong_year_does_not_move_the_last_days_there(
         + row(3).replace("2024", "2094")
     )
     found = said(capsys, tmp_path / "lake", tmp_path / "log")
-    assert "1 unusual, but kept: records of a time that is still to come" in found
+    assert "1 unusual, but kept: records of a time in the future" in found
     lake = Lake.open(tmp_path / "lake")
     assert load_window(lake).until_ns < lake.until_ns - 50 * 365 * DAY_NS
     assert load_window(lake).jobs.collect()["job"].sort().to_list() == ["1", "2"]
@@ -151,7 +151,7 @@ def test_a_disk_that_is_full_is_called_so(
         found = said(capsys, tmp_path / "lake", tmp_path / "log", code=EXIT_USER_ERROR)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert "cannot be written: File too large" in found and "it is as it was" in found
+    assert "cannot be written: File too large" in found and "it is unchanged" in found
     assert not (tmp_path / "lake").exists()
 
 

@@ -97,7 +97,7 @@ def test_there_and_back(x: float, mtbf_s: float, init: float, queue: float, cost
     start = {"init_s": init * mtbf_s}
     best_s = optimum(cost * mtbf_s, mtbf_s) or 1e-9 * mtbf_s
     if ettr.exact(best_s, mtbf_s, **more, **start) < x:
-        with pytest.raises(UsageError, match="cannot be had: the best is"):
+        with pytest.raises(UsageError, match="cannot be reached: the best is"):
             ettr.interval_for(x, mtbf_s, **more, **start)
         return
     interval_s = ettr.interval_for(x, mtbf_s, **more, **start)

@@ -50,7 +50,7 @@ def test_impossible_kinds() -> None:
         failures.rate_per_s([])
     with pytest.raises(UsageError, match="gpu: rate_per_unit_s must be 0 or above"):
         failures.mtbf_s([FailureKind(name="gpu", rate_per_unit_s=-1.0)])
-    with pytest.raises(UsageError, match="two kinds of failure are called 'gpu'"):
+    with pytest.raises(UsageError, match="two kinds of failure are named 'gpu'"):
         failures.mtbf_s([FLEET[0], FLEET[0]])
     with pytest.raises(UsageError, match="none of gpu ever fails"):
         failures.kind_shares([FailureKind(name="gpu", rate_per_unit_s=0.0)])

@@ -146,7 +146,7 @@ def test_more_failures_more_more_time_less(
         (-1, 1.0, "failures must be 0 or above"),
         (0, -1.0, "exposure_device_s must be 0 or above"),
         (0, math.nan, "exposure_device_s must be 0 or above"),
-        (3, 0.0, "3 failures in no time at all"),
+        (3, 0.0, "3 failures without any exposure"),
     ],
 )
 def test_impossible_experience(failures: int, exposure: float, said: str) -> None:

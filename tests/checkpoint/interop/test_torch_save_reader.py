@@ -227,7 +227,7 @@ def test_a_tensor_that_reaches_out_of_its_storage_is_refused(tmp_path: Path) -> 
     ids=lambda data: repr(data[:20]),
 )
 def test_data_without_a_complete_pickle_is_refused(data: bytes) -> None:
-    with pytest.raises(CorruptionError, match=r"where: no whole pickle"):
+    with pytest.raises(CorruptionError, match=r"where: no complete pickle"):
         pickle_reader.read_pickle(data, {}, "where")
 
 

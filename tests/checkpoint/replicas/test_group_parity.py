@@ -346,7 +346,7 @@ def test_versions_take_turns() -> None:
     (late,) = ahead
     assert late and whole(parities) == [3]
     send(parities, 2, again)  # after a rollback: rank 1 never sends the end of step 4
-    with pytest.raises(WireError, match="step 4 is void: rank 2 went on to step 1"):
+    with pytest.raises(WireError, match="step 4 is void: rank 2 continued with step 1"):
         late.keep(manifest(1, four))
     send(parities, 1, again)
     assert whole(parities) == [3, 1]

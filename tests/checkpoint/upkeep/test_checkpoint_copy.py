@@ -118,7 +118,7 @@ class Lying(Folder):
 def test_a_copy_is_verified_by_reading_it_back(source: Folder, tmp_path: Path) -> None:
     checkpoint(source.root)
     target = Lying(tmp_path / "target")
-    with pytest.raises(StorageError, match="is not what was sent"):
+    with pytest.raises(StorageError, match="differs from the bytes that were sent"):
         copy_checkpoint(source, place(1), target)
     assert checkpoint_places(target) == []
 

@@ -70,7 +70,10 @@ def test_each_row_has_its_place(tmp_path: Path) -> None:
     reading = hardware_logs.read_check_reports(log, "rsc")
     whole = read_whole(reading)
     assert list(whole.tables["findings"]["severity"]) == ["unknown", "drain"]
-    assert reading.totals.skipped == {"healthy findings": 1, "what a node has not": 2}
+    assert reading.totals.skipped == {
+        "healthy findings": 1,
+        "check that does not apply to its node": 2,
+    }
     assert reading.totals.rejects == {
         hardware_logs.NO_NODE: 1,
         hardware_logs.NO_TIME: 2,

@@ -78,7 +78,7 @@ def test_pods_as_kubectl_writes_them(tmp_path: Path, form: str) -> None:
     part, totals = reading(tmp_path, PODS, text)
     jobs = part.tables["jobs"]
     assert not part.rejects and totals.rows == 5
-    assert totals.skipped == {"job that held nothing yet": 1}
+    assert totals.skipped == {"job that has not been allocated any node": 1}
     assert jobs["job"].to_list() == ["a-0", "a-1", "a-2", "a-4"]
     assert jobs["state"].to_list() == ["COMPLETED", "PREEMPTED", "RUNNING", "NODE_FAIL"]
     assert jobs["gpus"].to_list() == [8] * 4 and set(jobs["user"]) == {"ann"}

@@ -42,7 +42,11 @@ def read(path: Path, options: sacct.SacctOptions | None = None) -> tuple[RecordB
         ("sample-sacct-multiple-multiline.txt", 4, {STEP: 2}),
         ("clockwork_sacct_1_v0.0.37.json", 2, {}),
         ("sarc_mila_1714003200.json", 8, {STEP: 16}),
-        ("sarc_raisin_1716595200.json", 4, {STEP: 8, "job that held nothing yet": 1}),
+        (
+            "sarc_raisin_1716595200.json",
+            4,
+            {STEP: 8, "job that has not been allocated any node": 1},
+        ),
     ],
 )
 def test_every_row_is_where_it_belongs(

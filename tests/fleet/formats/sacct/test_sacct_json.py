@@ -81,7 +81,7 @@ def test_arrays_parts_and_jobs_that_wait(tmp_path: Path) -> None:
     part, totals = read(tmp_path, {"jobs": jobs})
     found = part.tables["jobs"].select("job", "state").rows()
     assert found == [("40+1", "FAILED"), ("10", "NODE_FAIL"), ("12", "CANCELLED")]
-    assert totals.skipped["job that held nothing yet"] == 1
+    assert totals.skipped["job that has not been allocated any node"] == 1
     assert "3 earlier attempts" in totals.notes[-1]
 
 

@@ -49,7 +49,7 @@ def test_steps_pending_jobs_and_headers_are_skipped_and_counted(tmp_path: Path) 
     part, totals = read(tmp_path, "\n".join([HEADER, *rows]))
     assert part.tables["jobs"]["job"].to_list() == ["13_7", "14+1"]
     assert totals.skipped == {
-        "step of a job": 4, "header again": 1, "job that held nothing yet": 3,
+        "step of a job": 4, "header again": 1, "job that has not been allocated any node": 3,
     }  # fmt: skip
 
 
@@ -84,7 +84,7 @@ def test_old_gres(tmp_path: Path, gres: str, gpus: int) -> None:
     # what was asked for is of each node
     part, totals = read(tmp_path, f"{header.replace('AllocG', 'ReqG')}\n{old}\n")
     assert part.tables["jobs"]["gpus"].item() == 2 * gpus
-    assert any("taken as those that it asked for" in note for note in totals.notes)
+    assert any("taken as those that it requested" in note for note in totals.notes)
 
 
 def test_mig_slices_are_reported(tmp_path: Path) -> None:
@@ -147,10 +147,10 @@ def test_impossible_rows_are_rejected_with_their_reason(
         ({"submit": "2024-05-17T10:00:11"}, "started before it was submitted"),
         ({"elapsedraw": "-5"}, "negative elapsed"),
         ({"elapsedraw": "1200"}, "not what elapsed"),
-        ({"elapsedraw": "7200"}, "an hour off what elapsed"),
-        ({"nodelist": "n[1-"}, "list of nodes that is none"),
-        ({"nodelist": "n[3-1]"}, "list of nodes that is none"),
-        ({"nodelist": "n[0-99999999]"}, "list of nodes that is none"),
+        ({"elapsedraw": "7200"}, "differs from elapsed by an hour"),
+        ({"nodelist": "n[1-"}, "malformed list of nodes"),
+        ({"nodelist": "n[3-1]"}, "malformed list of nodes"),
+        ({"nodelist": "n[0-99999999]"}, "malformed list of nodes"),
         ({"nodelist": ""}, "does not name"),
         ({"nodelist": "n[1-3]", "nnodes": "99999"}, "not how many its list names"),
         ({"alloctres": "gres/gpu=many"}, "GPUs that is none"),
