@@ -28,7 +28,7 @@ def test_every_symptom_has_a_row() -> None:
     assert all(row.domains and all(row.causes) for row in TAXONOMY.values())
 
 
-def test_a_time_out_alone_may_be_anybodys() -> None:
+def test_a_timeout_alone_rules_out_no_domain() -> None:
     assert possible_domains({"nccl-timeout"}).domains == set(DOMAINS)
 
 
@@ -38,7 +38,7 @@ def test_a_link_beside_it_leaves_the_hardware() -> None:
     assert "switch" in left.causes and "deadlock" not in left.causes
 
 
-def test_what_no_domain_can_cause_alone_had_two_causes() -> None:
+def test_symptoms_without_a_common_domain_have_two_causes() -> None:
     left = possible_domains({"oom", "gpu-memory"})
     assert not left.single and left.domains == frozenset()
     assert left.of == {"oom": {"user"}, "gpu-memory": {"hardware"}}

@@ -24,7 +24,7 @@ def draft_path(target: Path) -> Path:
 def refuse_existing(target: Path) -> None:
     """Raise UsageError where `target` exists, even as a dangling link."""
     if os.path.lexists(target):
-        raise UsageError(f"{target} is there already; nothing was overwritten; name a new one")
+        raise UsageError(f"{target} exists already; nothing was overwritten; name a new one")
 
 
 def sync(path: Path) -> None:

@@ -292,7 +292,7 @@ def read_toml(path: Path, what: str, undone: str = "") -> dict[str, Any]:
     `what`: the kind of file, as in "scenario"; `undone`: the consequence of a failure, as in
     "nothing was checked".
     """
-    import tomllib  # few commands are given a file, and it takes milliseconds
+    import tomllib  # few commands read a file, and it takes milliseconds
 
     try:
         with path.open("rb") as file:  # a pipe has no size to ask for

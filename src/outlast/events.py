@@ -26,7 +26,7 @@ FaultKind = Literal[
     "transfer",  # a state copy was late or its digest wrong
     "storage",  # a disk is full or a file cannot be written
     "internal",  # the launcher or its controller failed itself
-    "agent_lost",  # a host's agent went silent and its lease ran out
+    "agent_lost",  # a host's agent stopped responding and its lease expired
     "requested",  # requested: by a signal, a drain, a planned move
     "save",  # an immediate checkpoint was requested; no fault
 ]
@@ -196,7 +196,7 @@ class PhaseDone(Event, frozen=True, omit_defaults=True):
     """One phase committed on one seat. All times are those of that worker.
 
     `t_begin_ns` is where the attempt that counted began, `t_vote_ns` the vote's answer, `t_ns` the
-    return. Attempts that were thrown away have events of their own. `steps`: how many steps in a
+    return. Discarded attempts have events of their own. `steps`: how many steps in a
     row this stands for, all as long, `n` and `step` being the last one's; 1 but in simulated runs.
     """
 

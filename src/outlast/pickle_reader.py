@@ -76,13 +76,13 @@ def read_pickle(
             machine.step(opcode.name, argument)
         return machine.stack.pop()
     except _MALFORMED as error:
-        raise CorruptionError(f"{where}: no whole pickle ({error}); nothing was read") from error
+        raise CorruptionError(f"{where}: no complete pickle ({error}); nothing was read") from error
 
 
 def record_member(owner: Any, name: Any) -> PickleRecord:
     """Return an enumeration member as Python 3.11 to 3.11.3 pickle it: getattr(class, name)."""
     if not isinstance(owner, PickleGlobal) or not isinstance(name, str):
-        raise TypeError("a member of what is no class")
+        raise TypeError("a member of an object that is not a class")
     return PickleRecord(owner.name, name)
 
 
@@ -163,8 +163,8 @@ class _Machine:
         full = f"{module}.{name}"
         if full not in self._known:
             raise CodecError(
-                f"{self._where}: its pickle asks for {full}, which is not among what Outlast reads"
-                " as data; nothing was run"
+                f"{self._where}: its pickle refers to {full}, which Outlast does not read as data;"
+                " nothing was run"
             )
         self.stack.append(PickleGlobal(full))
 

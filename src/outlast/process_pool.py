@@ -97,7 +97,7 @@ def dask_executor(address: str) -> Iterator[PartExecutor]:
     from distributed import Client
 
     if not re.fullmatch(r"((tcp|tls|wss?)://)?(\[[0-9a-fA-F:]+\]|[\w.-]+):\d{1,5}", address):
-        raise UsageError(f"--dask {address}: say a scheduler's address, as in tcp://10.0.0.1:8786")
+        raise UsageError(f"--dask {address}: give a scheduler's address, as in tcp://10.0.0.1:8786")
     try:
         client = Client(address, timeout=DASK_S, set_as_default=False)
     except (OSError, ValueError) as error:

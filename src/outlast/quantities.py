@@ -37,7 +37,7 @@ def size(what: str, text: str, like: str = "5GB") -> int:
     """Parse bytes, at least 1. Raises ConfigError as `measured`."""
     found = int(measured(BYTES, what, text, like))
     if found < 1:
-        raise ConfigError(f"{what!r} is less than one byte; say more, as in {like}")
+        raise ConfigError(f"{what!r} is less than one byte; give more, as in {like}")
     return found
 
 
@@ -64,7 +64,7 @@ def share(what: str, text: str) -> float:
     Raises ConfigError, also for a bare `1`.
     """
     if text.strip() == "1":
-        raise ConfigError(f"{what!r} can be 1 % or all: say 1% or 100%")
+        raise ConfigError(f"{what!r} can be 1 % or all: give 1% or 100%")
     match = re.fullmatch(rf"{_SCALED}\s*(%?)", text.strip())
     found = float(match[1]) / (100 if match[3] else 1) if match else 2.0
     if found > 1:

@@ -7,21 +7,21 @@ import signal
 from outlast.events import Fault, Scheduled, Warned
 
 SHORT_MAX = 120
-_SAID = {
+_TEXT = {
     "hung": "hung",
     "stopped": "was stopped by the kernel (SIGSTOP or a debugger)",
     "transport": "lost its connection to a peer",
-    "unsettled": "met a function that steps for the first time since it joined",
-    "torn": "was left half-way: it could neither finish its phase nor put it back",
-    "diverged": "did not hold what its replicas hold",
+    "unsettled": "reached a function's first step since it joined",
+    "torn": "was torn: it could neither complete nor undo its phase",
+    "diverged": "differed from its replicas",
     "unknown": "needed a result that was lost with its worker",
-    "mismatch": "does not fit the job",
-    "transfer": "got a state copy late or damaged",
+    "mismatch": "does not match the job",
+    "transfer": "received a copy of state late or damaged",
     "storage": "could not write to its disk",
-    "internal": "was let down by Outlast itself",
-    "agent_lost": "was on a host whose agent went silent",
-    "requested": "was asked to end",
-    "save": "was asked to save",
+    "internal": "hit an internal error of Outlast",
+    "agent_lost": "was on a host whose agent stopped responding",
+    "requested": "was requested to end",
+    "save": "was requested to save",
 }
 
 
@@ -94,11 +94,11 @@ def fault_text(fault: Fault) -> str:
         return f"raised {error_line(fault)}"
     if fault.kind == "requested" and fault.seat >= 0:
         return "was retired on purpose"
-    return _SAID.get(fault.kind, fault.kind)
+    return _TEXT.get(fault.kind, fault.kind)
 
 
 def detail_beyond(fault: Fault) -> str:
-    """Return a fault's detail on one line; "" where `fault_text` already tells it."""
+    """Return a fault's detail on one line; "" where `fault_text` already contains it."""
     detail = " ".join(fault.detail.split())
     known = (
         f"ended by itself with exit code {fault.exit_code}",

@@ -141,7 +141,7 @@ def test_two_ranks_and_one(tmp_path: Path) -> None:
     assert equal({k: v for k, v in weights(whole).items() if k in last}, last)
 
 
-def test_a_failed_save_is_heard_at_the_next_and_costs_nothing(tmp_path: Path) -> None:
+def test_a_failed_save_warns_and_keeps_older_checkpoints(tmp_path: Path) -> None:
     state = make()
     with Checkpointer(tmp_path) as saves:
         train(state, 1)
@@ -212,7 +212,7 @@ def test_a_relative_root_stays_where_it_was(
     assert not list((tmp_path / "second").iterdir())
 
 
-def test_what_cannot_be_saved_or_loaded_is_refused(tmp_path: Path) -> None:
+def test_unsupported_saves_and_loads_are_refused(tmp_path: Path) -> None:
     state = make()
     with Checkpointer(tmp_path, job="a") as saves:
         with pytest.raises(UsageError, match="no optimizer is given"):
@@ -261,7 +261,7 @@ def test_an_option_that_would_mean_another_is_refused(
     assert not (tmp_path / "saves").exists()
 
 
-def test_damage_is_passed_over_and_said_and_never_a_fresh_start(tmp_path: Path) -> None:
+def test_damaged_checkpoints_are_skipped_and_never_restart_from_zero(tmp_path: Path) -> None:
     state = make()
     with Checkpointer(tmp_path) as saves:
         for step in (1, 2):
@@ -297,7 +297,7 @@ def test_damage_that_only_reading_finds_leaves_the_older_one_whole(tmp_path: Pat
             saves.load(state)
 
 
-def test_what_an_earlier_run_left_goes_once_nobody_can_be_writing_it(tmp_path: Path) -> None:
+def test_incomplete_saves_are_removed_when_no_process_can_write_them(tmp_path: Path) -> None:
     old, new = (tmp_path / f"step-{step:09d}-n{step}-dead{step}" for step in (1, 2))
     for directory in (old, new):
         directory.mkdir()

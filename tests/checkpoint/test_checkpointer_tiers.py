@@ -80,7 +80,7 @@ def told(saves: Checkpointer) -> str:
     return ""
 
 
-def test_what_no_rule_keeps_goes_unless_somebody_reads_it(tmp_path: Path) -> None:
+def test_pruning_spares_checkpoints_that_a_reader_holds(tmp_path: Path) -> None:
     root = Folder(tmp_path)
     train(tmp_path, range(1, 3))
     (_, first) = checkpoint_places(root)
@@ -132,7 +132,7 @@ def test_durable_storage_has_what_this_disk_lost(
 
 
 @pytest.mark.parametrize("file", ["shard-00000", "rank-00000.json"])
-def test_damage_is_read_from_elsewhere_and_mended(tmp_path: Path, file: str) -> None:
+def test_damage_is_repaired_from_durable_storage(tmp_path: Path, file: str) -> None:
     root, far = tmp_path / "here", tmp_path / "far"
     train(root, range(1, 3), durable=far)
     (damaged,) = root.glob(f"step-000000002-*/{file}")
@@ -151,7 +151,7 @@ def test_damage_is_read_from_elsewhere_and_mended(tmp_path: Path, file: str) -> 
     assert restored and restored.step == 2 and restored.notes == ()
 
 
-def test_storage_that_fails_is_heard_and_has_it_in_the_end(tmp_path: Path) -> None:
+def test_a_failing_target_is_reported_and_receives_all_later(tmp_path: Path) -> None:
     far = tmp_path / "far"
     saves = Checkpointer(tmp_path / "here", complete=False, durable=far, on_failure="raise")
     far.rmdir()
@@ -160,7 +160,7 @@ def test_storage_that_fails_is_heard_and_has_it_in_the_end(tmp_path: Path) -> No
     assert f"was not carried to {far}" in told(saves)
     (alone,) = behind(os.getpid())
     os.kill(alone, signal.SIGKILL)
-    assert "carries on checkpoints was killed by signal 9" in told(saves)
+    assert "copies checkpoints was killed by signal 9" in told(saves)
     far.unlink()
     saves.close()
     assert steps(Folder(far)) == [1]
@@ -184,7 +184,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_what_a_trainer_that_was_killed_had_saved_gets_there(tmp_path: Path) -> None:
+def test_saves_of_a_killed_trainer_reach_durable_storage(tmp_path: Path) -> None:
     root, far = tmp_path / "here", tmp_path / "far"
     command = [sys.executable, "-c", SCRIPT, root, far]
     child = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
@@ -193,13 +193,13 @@ def test_what_a_trainer_that_was_killed_had_saved_gets_there(tmp_path: Path) -> 
     eventually(lambda: steps(Folder(far)) == [2, 1], "both are there")
 
 
-def test_what_cannot_be_is_told_before_anything_is_started(tmp_path: Path) -> None:
+def test_invalid_targets_are_refused_before_any_process_starts(tmp_path: Path) -> None:
     root = tmp_path / "here"
     with pytest.raises(UsageError, match=r"durable='s3://bucket/x'"):
         Checkpointer("s3://bucket/x")
     with pytest.raises(ConfigError, match="first=2"):
         Checkpointer(root, keep="first=2")
-    with pytest.raises(UsageError, match="is where this run saves anyway"):
+    with pytest.raises(UsageError, match="is where this run already saves"):
         Checkpointer(root, durable=root)
     train(tmp_path / "far", range(1, 2), job="another")
     with pytest.raises(UsageError, match=r"job 'another'.*nothing was started"):

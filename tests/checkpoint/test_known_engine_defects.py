@@ -130,7 +130,7 @@ def files(directory: Path) -> dict[str, tuple[bytes, int]]:
     return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in directory.iterdir()}
 
 
-def test_latest_is_not_believed_and_never_points_at_half_a_save(tmp_path: Path) -> None:
+def test_latest_is_not_trusted_and_never_names_an_incomplete_save(tmp_path: Path) -> None:
     """Others move it before the data is durable."""
     state = {"w": torch.ones(1000)}
     with Checkpointer(tmp_path, complete=False, on_failure="raise") as saves:

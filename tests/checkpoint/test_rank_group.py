@@ -43,7 +43,7 @@ def test_all_come_turn_by_turn_and_call_by_call() -> None:
 @pytest.mark.parametrize(
     ("why", "told"), [("", "rank 1 saw no need to"), ("no room", "rank 1 failed: no room")]
 )
-def test_who_has_gone_on_is_named_at_once_to_all(why: str, told: str) -> None:
+def test_a_rank_that_left_is_named_at_once_on_all_others(why: str, told: str) -> None:
     def do(rank: int, meeting: RankRendezvous) -> None:
         meeting.come(1, 1)
         meeting.leave(1)  # which is over, and keeps nobody from the second call
@@ -56,7 +56,7 @@ def test_who_has_gone_on_is_named_at_once_to_all(why: str, told: str) -> None:
     assert said[1] == "" and told in said[0] and told in said[2]
 
 
-def test_who_leaves_an_earlier_call_late_hides_nobody() -> None:
+def test_a_late_leave_of_an_earlier_call_hides_no_failure() -> None:
     left = threading.Event()
 
     def do(rank: int, meeting: RankRendezvous) -> None:
@@ -74,7 +74,7 @@ def test_who_leaves_an_earlier_call_late_hides_nobody() -> None:
     assert "rank 1 failed: no room" in said[0] and "rank 1 failed: no room" in said[2]
 
 
-def test_who_is_silent_is_named_and_hears_it_when_it_comes_late() -> None:
+def test_a_rank_that_misses_the_deadline_is_named_on_all_ranks() -> None:
     given_up = threading.Event()
 
     def do(rank: int, meeting: RankRendezvous) -> None:

@@ -83,7 +83,7 @@ def test_going_back_keeps_the_new_work(tmp_path: Path) -> None:
     assert steps(root) == [140]
 
 
-def test_a_new_run_in_a_used_directory_says_so_first(tmp_path: Path) -> None:
+def test_a_new_run_in_a_used_directory_must_pass_branch(tmp_path: Path) -> None:
     save(tmp_path, [100, 200])
     with Checkpointer(tmp_path) as saves, pytest.raises(UsageError, match=r"branch=True"):
         saves.save(10, state())
@@ -133,7 +133,7 @@ def test_a_second_process_is_refused_while_the_first_lives(tmp_path: Path) -> No
     assert steps(tmp_path) == [110, 100]
 
 
-def test_what_a_dead_trainers_keeper_still_writes_is_waited_for(tmp_path: Path) -> None:
+def test_a_load_waits_for_the_keeper_of_a_dead_trainer(tmp_path: Path) -> None:
     """It was killed behind its last save: the next one begins from that, and not from before."""
     with subprocess.Popen(
         [sys.executable, "-c", SECOND_JOB.replace("saves.wait()", ""), tmp_path, "100"],
@@ -170,11 +170,11 @@ def test_a_renamed_root_is_found_before_anything_is_written(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("step", [True, np.True_, 10**18, -1, 1.0, "1"])
-def test_what_is_no_count_of_steps_is_refused(tmp_path: Path, step: Any) -> None:
+def test_steps_other_than_counts_are_refused(tmp_path: Path, step: Any) -> None:
     with Checkpointer(tmp_path) as saves:
-        with pytest.raises(UsageError, match="a count of steps is wanted"):
+        with pytest.raises(UsageError, match="must be a whole number from 0"):
             saves.save(step, state())
-        with pytest.raises(UsageError, match="a count of steps is wanted"):
+        with pytest.raises(UsageError, match="must be a whole number from 0"):
             saves.load(state(), step=step)
     assert list(tmp_path.iterdir()) == []
 
@@ -189,7 +189,7 @@ def test_any_integer_is_a_step(tmp_path: Path, step: Any) -> None:
     assert restored and type(restored.step) is int and restored.step == step
 
 
-def test_a_newest_one_without_its_commit_record_is_noted(tmp_path: Path) -> None:
+def test_a_newest_checkpoint_without_commit_record_is_noted(tmp_path: Path) -> None:
     save(tmp_path, [1, 2])
     lost = checkpoint_places(Folder(tmp_path))[0].directory
     (tmp_path / lost / COMMIT).unlink()
@@ -203,7 +203,7 @@ def test_a_newest_one_without_its_commit_record_is_noted(tmp_path: Path) -> None
     assert newest(tmp_path)[0] == 2
 
 
-def test_the_only_one_without_its_commit_record_is_said(tmp_path: Path) -> None:
+def test_an_only_checkpoint_without_commit_record_is_reported(tmp_path: Path) -> None:
     save(tmp_path, [1])
     (tmp_path / checkpoint_places(Folder(tmp_path))[0].directory / COMMIT).unlink()
     with Checkpointer(tmp_path) as saves, pytest.warns(CheckpointWarning, match="no commit record"):

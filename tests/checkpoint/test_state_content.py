@@ -98,7 +98,7 @@ def test_parameters_of_several_modules_and_of_none() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:FSDP is switching")
-def test_what_is_not_state_and_what_cannot_be() -> None:
+def test_excluded_and_unsupported_state() -> None:
     network = nn.Linear(2, 2)
     network.register_buffer("table", torch.zeros(3), persistent=False)
     assert "m.table" not in flatten_state(ScriptState({"m": network})).tensors
@@ -245,7 +245,7 @@ class Counting(nn.Linear):
         self.twice = state.pop(f"{prefix}twice") / 2
 
 
-def test_what_a_module_makes_for_the_occasion_goes_in_its_own_way() -> None:
+def test_extra_state_of_a_module_is_set_by_the_module() -> None:
     source = {"m": DistributedDataParallel(nn.Sequential(Counting(7), nn.Linear(2, 2)))}
     target = {"m": compiled(nn.Sequential(Counting(1), nn.Linear(2, 2)))}
     move(source, target)

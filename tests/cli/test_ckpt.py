@@ -57,7 +57,7 @@ def test_ls(ckpt: Ckpt, root: Path) -> None:
     assert "step-000000009-n9" in text and "format 1" in text and "somebody" not in text
 
 
-def test_ls_says_what_is_shared(ckpt: Ckpt, root: Path) -> None:
+def test_ls_lists_shared_bytes(ckpt: Ckpt, root: Path) -> None:
     (root / NAMES[1] / "frozen-00000").write_bytes(bytes(1 << 20))
     (root / NAMES[3] / "frozen-00000").hardlink_to(root / NAMES[1] / "frozen-00000")
     assert [each["shared_bytes"] for each in ckpt("ls", root, "--json").json] == [
@@ -143,7 +143,7 @@ def test_an_empty_directory_is_no_error_to_list(ckpt: Ckpt, tmp_path: Path) -> N
         (("frobnicate",), "outlast ckpt --help"),
     ],
 )  # fmt: skip
-def test_what_is_refused_touches_nothing(
+def test_a_refused_command_changes_no_file(
     words: tuple[str, ...], says: str, ckpt: Ckpt, root: Path
 ) -> None:
     tmp_path = root.parent
@@ -253,7 +253,7 @@ def test_prune_of_a_run_that_was_copied_without_its_lock(
     assert "1 kept, 2 deleted" in ckpt("prune", root, "--keep", "last=1").out
 
 
-def test_what_an_audit_has_barred_is_not_the_newest(ckpt: Ckpt, root: Path, tmp_path: Path) -> None:
+def test_a_barred_checkpoint_is_not_the_newest(ckpt: Ckpt, root: Path, tmp_path: Path) -> None:
     """Steps 2 and 3 were saved between the last agreement of replicas and the one that failed."""
     (tmp_path / "run.json").write_text("{}")
     journal = SegmentWriter(tmp_path / "journal", "controller", durable=True)
@@ -272,7 +272,7 @@ def test_what_an_audit_has_barred_is_not_the_newest(ckpt: Ckpt, root: Path, tmp_
     assert [path.name for path in root.glob("step-*")] == [NAMES[1]]
 
 
-def test_room_is_looked_at_before(tmp_path: Path) -> None:
+def test_free_space_is_checked_before_the_export(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="nothing was written"):
         check_room(Folder(tmp_path / "not" / "there"), 1 << 60)
     check_room(Folder(tmp_path / "not" / "there"), 1)
@@ -304,7 +304,7 @@ def test_only_what_computes_imports_torch(root: Path) -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize("form", [(), ("--json",)])
-def test_whoever_stops_reading_changes_no_exit_code(root: Path, form: tuple[str, ...]) -> None:
+def test_a_closed_output_pipe_changes_no_exit_code(root: Path, form: tuple[str, ...]) -> None:
     flip(root / NAMES[2] / "shard-00000", 30)
     for step, code in (("1", 0), ("2", EXIT_USER_ERROR)):
         command = [sys.executable, "-m", "outlast", "ckpt", "verify", str(root), "--step", step]

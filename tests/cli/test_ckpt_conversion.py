@@ -47,7 +47,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.process
-def test_what_a_script_saved_is_shown(ckpt: Ckpt, trained: Path) -> None:
+def test_show_prints_the_state_of_a_script(ckpt: Ckpt, trained: Path) -> None:
     assert ckpt("verify", trained, "--all").code == 0
     found = ckpt("show", trained, "--json").json
     assert found["origin"]["outlast"] and found["values"]["name"] == "'run-7'"

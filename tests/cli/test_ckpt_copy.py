@@ -44,7 +44,7 @@ def test_copies_are_equal_and_made_once(ckpt: Ckpt, root: Path, tmp_path: Path) 
     assert ckpt("copy", root, tmp_path / "a" / "b", "--all", "--json").json == []
 
 
-def test_a_damaged_one_is_not_carried_on(ckpt: Ckpt, root: Path, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_not_copied(ckpt: Ckpt, root: Path, tmp_path: Path) -> None:
     flip(root / NAMES[2] / "shard-00001", 5000)
     found = ckpt("copy", root, tmp_path / "to", "--step", 2)
     assert found.code == EXIT_USER_ERROR and "chunk 1" in found.err and found.out == ""
@@ -111,7 +111,7 @@ def test_a_bucket_is_a_target_like_any_other(
 
 
 @pytest.mark.process
-def test_no_credentials_are_said_so(ckpt: Ckpt, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_credentials_are_named(ckpt: Ckpt, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL"):
         monkeypatch.delenv(name, raising=False)
     found = ckpt("ls", "az://container/x")

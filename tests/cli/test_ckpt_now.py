@@ -117,7 +117,7 @@ def test_any_other_answer(
         assert run_directory.holder(run_dir) is not None
 
 
-def test_nobody_is_asked_where_no_launcher_lives(ckpt: Ckpt, tmp_path: Path) -> None:
+def test_now_without_a_live_launcher_is_an_error(ckpt: Ckpt, tmp_path: Path) -> None:
     found = ckpt("now", tmp_path)
     assert found.code == EXIT_USER_ERROR and "is no run directory" in found.err
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
@@ -128,7 +128,7 @@ def test_nobody_is_asked_where_no_launcher_lives(ckpt: Ckpt, tmp_path: Path) -> 
         assert found.code == EXIT_USER_ERROR and "does not run on this host" in found.err
 
 
-def test_the_lock_says_who_and_whether(tmp_path: Path) -> None:
+def test_the_lock_records_its_holder_and_readiness(tmp_path: Path) -> None:
     run_dir = run_directory.take(tmp_path, "train.py", (), 1)
     for saves in (False, True, False):
         run_dir.tell_saves(saves)

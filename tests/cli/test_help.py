@@ -64,7 +64,7 @@ def test_a_list_has_the_lines(group: str, capsys: pytest.CaptureFixture[str]) ->
         ["run", "--help"],
     ],
 )  # fmt: skip
-def test_help_for_nobody_is_no_bug(words: list[str]) -> None:
+def test_help_on_a_full_disk_or_closed_pipe_is_no_traceback(words: list[str]) -> None:
     command = [sys.executable, "-m", "outlast", *words]
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)

@@ -64,7 +64,7 @@ def test_summary(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_explain(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", str(run_dir), "1"]) == 0
-    assert "w1-2 gave way to w1-4" in capsys.readouterr().out
+    assert "w1-2 was replaced by w1-4" in capsys.readouterr().out
     assert main(["explain", str(run_dir), "--json"]) == 0
     explained = json.loads(capsys.readouterr().out)
     (found,) = explained["incidents"]
@@ -73,7 +73,7 @@ def test_explain(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "no incident 7" in capsys.readouterr().err
 
 
-def test_explain_says_when_the_run_saves(
+def test_explain_prints_the_save_schedule(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     story = SyntheticRun(tmp_path).start().steps(1)
@@ -128,7 +128,7 @@ def test_following_ends_with_the_run(run_dir: Path, capsys: pytest.CaptureFixtur
     assert sum("RunEnded" in line for line in lines) == 2 and "RunEnded" in lines[-1]
 
 
-def test_following_a_dead_run_ends_and_says_so(
+def test_following_a_dead_run_ends_with_a_message(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     story = SyntheticRun(tmp_path, host=socket.gethostname()).start().steps(2)
@@ -241,7 +241,7 @@ def test_run_gets_its_flags_untouched(monkeypatch: pytest.MonkeyPatch) -> None:
         (ModuleNotFoundError("no", name="matplotlib"), "plan", "plan,figures"),
     ],
 )
-def test_a_missing_extra_says_which_line_adds_it(
+def test_a_missing_extra_names_its_install_command(
     error: ImportError,
     asked: str,
     extra: str,
@@ -292,7 +292,7 @@ def test_many_events_for_a_full_disk(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [["summary"], ["summary", "--json"], ["explain"]])
-def test_what_is_drawn_for_nobody_changes_no_exit_code(
+def test_a_closed_stdout_changes_no_exit_code(
     words: list[str], run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reader, writer = os.pipe()

@@ -94,9 +94,7 @@ def test_a_seed_from_outside_is_named(run: Path, tmp_path: Path) -> None:
         assert (place / "events").is_dir() and place.is_relative_to(run / "replay")
 
 
-def test_what_cannot_be_replayed_is_refused_before_anything_starts(
-    run: Path, tmp_path: Path
-) -> None:
+def test_unreplayable_runs_are_refused_before_any_process_starts(run: Path, tmp_path: Path) -> None:
     before = contents(run)
     with pytest.raises(UsageError, match=r"no checkpoint of step 5 \(there are 8, 4\)"):
         replay(run, step=5)

@@ -73,7 +73,7 @@ def test_numbers_part_at_the_first_step_and_by_their_bits() -> None:
     assert found == FirstDifference(2, [NumberDifference(1, "loss", 0.0, None)])
 
 
-def test_json_tells_nan_from_a_number_that_is_missing() -> None:
+def test_json_distinguishes_nan_from_a_missing_number() -> None:
     key = (0, 1, "loss")
     for value, told in ((math.nan, "nan"), (-math.inf, "-inf"), (None, None)):
         found = parting({key: 0.5}, {} if value is None else {key: value})
@@ -115,7 +115,9 @@ def said(report: ReplayReport, capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out
 
 
-def test_what_is_shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_report_lists_numbers_tensors_and_hints(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "300")
     text = said(report("different", ODD, original()), capsys)
     assert "not deterministic: first at step 6, rank 1: loss 0.5 and 0.25" in text

@@ -98,7 +98,7 @@ def test_the_table_shows_what_the_twin_had(
     demo._show(report, Console())
     lines = [re.split(r"\s{2,}", line) for line in capsys.readouterr().out.splitlines()]
     rows = {cells[0]: cells[1:] for cells in lines}
-    assert rows["faults that struck"][:2] == ["2", "7"]
+    assert rows["faults that occurred"][:2] == ["2", "7"]
     assert rows["committed steps lost"][:2] == ["0", "5"]
 
 
@@ -107,7 +107,7 @@ def test_two_runs_without_a_digest_are_not_equal(tmp_path: Path) -> None:
     assert not compare(left, right, faults=1).digests_equal
 
 
-def test_bits_tell_zeros_apart_and_know_nan() -> None:
+def test_comparison_by_bits_distinguishes_signed_zeros_and_equates_nan() -> None:
     key = (0, 1, "loss")
     assert bit_texts({key: 0.0}) != bit_texts({key: -0.0})
     assert bit_texts({key: math.nan}) == bit_texts({key: math.nan})

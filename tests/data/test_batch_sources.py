@@ -237,7 +237,7 @@ def test_length_that_is_not_kept() -> None:
     source.start_epoch(0, source.length)
     for _ in range(5):
         source.next()
-    with pytest.raises(UsageError, match="gave 5 batches in epoch 0 where its length promised 9"):
+    with pytest.raises(UsageError, match="gave 5 batches in epoch 0 where its length is 9"):
         source.next()
 
 

@@ -159,7 +159,7 @@ def test_other_units_are_refused_row_by_row(tmp_path: Path) -> None:
     assert part.tables["bandwidths"]["hosts"].unique().to_list() == ["n[3-4]"]
 
 
-def test_runs_that_print_at_once_are_told_apart_by_prefix_only(tmp_path: Path) -> None:
+def test_interleaved_runs_are_separated_by_prefix_only(tmp_path: Path) -> None:
     runs = [run((f"n{at}",), 100.0 + at).splitlines(keepends=True) for at in range(3)]
     mixed = "".join(f"{at}: {line}" for lines in zip(*runs, strict=True)
                     for at, line in enumerate(lines))  # fmt: skip

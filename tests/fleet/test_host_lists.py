@@ -40,7 +40,7 @@ def test_expands(text: str, names: list[str]) -> None:
     ["node[1-3", "node1-3]", "node[a-b]", "node[]", "node[5-3]", "node[1-2-3]", "a b",
      "node[[1-2]]", "node[1,,2]", "node[-1]", "node[1-3]]", ",,a", "a[1-2]b[3-x]"],
 )  # fmt: skip
-def test_refuses_what_is_no_list(text: str) -> None:
+def test_refuses_invalid_lists(text: str) -> None:
     with pytest.raises(UsageError, match="is no host list"):
         host_lists.expand(text)
     with pytest.raises(UsageError, match="is no host list"):
@@ -104,7 +104,7 @@ items = st.builds(
 
 @settings(max_examples=20)
 @given(st.lists(st.lists(items, min_size=1, max_size=4).map(",".join), max_size=6))
-def test_columns_say_what_single_lists_say(lists: list[str]) -> None:
+def test_columns_expand_as_single_lists_do(lists: list[str]) -> None:
     told = {(text, name) for text in lists for name in host_lists.expand(text)}
     assert _by_columns(lists) == told
     for text in lists:

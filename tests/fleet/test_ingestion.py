@@ -121,7 +121,7 @@ def test_an_event_log_with_days_before_months_is_refused(
     assert not (tmp_path / "lake").exists()
 
 
-def test_what_is_what_is_seen_from_the_content(
+def test_formats_are_recognised_by_content(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     xml = (
@@ -180,7 +180,7 @@ def test_bad_rows_are_kept_with_their_reason(
         (XID, (), 1, "does not name its node"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_read_is_said_and_the_lake_is_as_it_was(
+def test_an_unreadable_log_is_an_error_and_leaves_the_lake_unchanged(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, words: tuple[str, ...],
     code: int, said: str,
 ) -> None:  # fmt: skip
@@ -256,7 +256,7 @@ def started(lake: Path, log: Path) -> subprocess.Popen[str]:
 
 
 @pytest.mark.process
-def test_a_reading_that_is_ended_leaves_the_lake_whole(tmp_path: Path) -> None:
+def test_an_interrupted_ingestion_leaves_the_lake_intact(tmp_path: Path) -> None:
     """By Ctrl-C; tests/fleet/test_killed_lake_writer.py kills it."""
     lake = tmp_path / "lake"
     good = HEADER + row("1", "COMPLETED", "2024-05-17T10:00:00")
@@ -276,7 +276,7 @@ def test_a_reading_that_is_ended_leaves_the_lake_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_a_disk_that_takes_no_more_is_said_and_the_lake_is_as_it_was(
+def test_a_full_disk_is_an_error_and_leaves_the_lake_unchanged(
     tmp_path: Path,
 ) -> None:
     """Neither records nor rejects."""

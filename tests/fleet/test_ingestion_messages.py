@@ -26,7 +26,9 @@ def row(job: int | str, name: str = "train") -> str:
     return f"{job}|{name}|COMPLETED|2024-05-17T00:00:00|2024-05-17T10:00:00\n"
 
 
-def test_one_is_no_plural(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_single_item_is_printed_in_the_singular(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "log").write_text(HEADER + row(1))
     found = said(capsys, tmp_path / "lake", tmp_path / "log")
     assert " 1 row: 1 job " in found and "lake holds 1 job from" in found
@@ -53,16 +55,16 @@ def test_of_a_thousand_logs_those_are_shown_that_have_something_odd(
     assert "25 logs without remarks, 25 of them read before" in again
 
 
-def test_steps_alone_are_said_to_be_no_jobs(
+def test_a_log_of_job_steps_only_is_noted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "log").write_text(HEADER + row("1.batch") + row("1.0"))
     found = said(capsys, tmp_path / "lake", tmp_path / "log")
     assert "2 left out as no record: step of a job" in found
-    assert "no row is of a job, only of steps" in found
+    assert "all rows are of steps, none of a job" in found
 
 
-def test_a_line_since_boot_says_which_flag_helps(
+def test_times_since_boot_name_the_flag_boot(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "dmesg").write_text("[  201.654822] NVRM: Xid (PCI:0000:3b:00): 79, pid=1\n")
@@ -82,7 +84,7 @@ def test_a_line_since_boot_says_which_flag_helps(
         ("2024-05-17T10:00:00 n1 kernel: NVRM: Xid (PCI:0000:3b:00): 79, x\n", True),
     ],
 )
-def test_a_zone_that_nobody_said_is_not_taken_in_silence(
+def test_an_assumed_time_zone_is_noted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, naive: bool
 ) -> None:
     """Accounting in local time beside a kernel's log in UTC: no failure has a cause then."""
@@ -95,7 +97,7 @@ def test_a_zone_that_nobody_said_is_not_taken_in_silence(
     assert not any(word in told for word in words)
 
 
-def test_a_policy_of_ones_own_judges_a_kernels_log(
+def test_a_custom_policy_applies_to_kernel_logs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "log").write_text("2024-05-17T10:00:00+00:00 n1 kernel: NVRM: Xid (PCI:0): 79, x\n")
@@ -120,14 +122,16 @@ def test_one_wrong_year_does_not_move_the_last_days_there(
         + row(3).replace("2024", "2094")
     )
     found = said(capsys, tmp_path / "lake", tmp_path / "log")
-    assert "1 unusual, but kept: records of a time that is still to come" in found
+    assert "1 unusual, but kept: records of a time in the future" in found
     lake = Lake.open(tmp_path / "lake")
     assert load_window(lake).until_ns < lake.until_ns - 50 * 365 * DAY_NS
     assert load_window(lake).jobs.collect()["job"].sort().to_list() == ["1", "2"]
     assert load_window(lake, until="2095-01-01").jobs.collect().height == 3
 
 
-def test_who_forgets_the_lake_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_lake_argument_is_explained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "a").write_text(HEADER + row(1))
     (tmp_path / "b").write_text(HEADER + row(2))
     found = said(capsys, tmp_path / "a", tmp_path / "b", code=EXIT_USAGE)
@@ -147,7 +151,7 @@ def test_a_disk_that_is_full_is_called_so(
         found = said(capsys, tmp_path / "lake", tmp_path / "log", code=EXIT_USER_ERROR)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert "cannot be written: File too large" in found and "it is as it was" in found
+    assert "cannot be written: File too large" in found and "it is unchanged" in found
     assert not (tmp_path / "lake").exists()
 
 

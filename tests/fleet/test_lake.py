@@ -178,7 +178,7 @@ def test_a_window_without_records_is_refused(
         Lake.open(tmp_path).tables(*window)
 
 
-def test_what_is_no_lake_is_said(tmp_path: Path) -> None:
+def test_a_directory_without_a_lake_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(LakeError, match="is no lake"):
         Lake.open(tmp_path)
     with pytest.raises(LakeError, match="is no lake"):
@@ -197,7 +197,7 @@ def test_what_is_no_lake_is_said(tmp_path: Path) -> None:
         (b'{"version": 1, "parts": [{"kind": "jobs", "day": "../../..", "id": "x"}]}', "damaged"),
     ],
 )
-def test_a_manifest_that_cannot_be_read_is_said(tmp_path: Path, content: bytes, words: str) -> None:
+def test_an_unreadable_manifest_is_an_error(tmp_path: Path, content: bytes, words: str) -> None:
     put(tmp_path, finding(0))
     (tmp_path / MANIFEST).write_bytes(content)
     before = files(tmp_path)
@@ -249,7 +249,7 @@ def test_a_killed_writer_of_a_new_lake_is_no_obstacle(tmp_path: Path) -> None:
     assert Lake.open(tmp_path).tables().findings.collect()["t_ns"].to_list() == [DAY + 1]
 
 
-def test_a_new_lake_into_which_nothing_came_is_gone(tmp_path: Path) -> None:
+def test_a_new_lake_without_commit_is_removed(tmp_path: Path) -> None:
     with open_writer(tmp_path / "lake") as writer:
         add(writer, finding(0))
     assert not (tmp_path / "lake").exists()
@@ -266,7 +266,7 @@ def test_a_directory_of_something_else_is_left_alone(tmp_path: Path) -> None:
         put(tmp_path / "thesis.txt" / "lake", finding(0))
 
 
-def test_a_second_writer_is_told_who_writes(tmp_path: Path) -> None:
+def test_a_second_writer_is_refused_with_the_pid_of_the_first(tmp_path: Path) -> None:
     with open_writer(tmp_path) as first:
         add(first, finding(0))
         with (
@@ -279,7 +279,7 @@ def test_a_second_writer_is_told_who_writes(tmp_path: Path) -> None:
     assert Lake.open(tmp_path).tables().findings.collect().height == 2
 
 
-def test_a_lock_that_somebody_left_is_no_obstacle(tmp_path: Path) -> None:
+def test_a_stale_lock_file_is_ignored(tmp_path: Path) -> None:
     (tmp_path / ".lock").write_text("999999\n")
     put(tmp_path, finding(0))
     with (tmp_path / ".lock").open() as lock:

@@ -133,7 +133,7 @@ def test_a_window_of_its_own(lake: Path, capsys: pytest.CaptureFixture[str]) -> 
         (["--top", "0"], EXIT_USAGE),
     ],
 )
-def test_what_cannot_be_asked(lake: Path, more: list[str], code: int) -> None:
+def test_invalid_arguments(lake: Path, more: list[str], code: int) -> None:
     assert main(["fleet", "lemons", str(lake), *more]) == code
 
 

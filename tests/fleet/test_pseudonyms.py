@@ -112,7 +112,7 @@ def test_a_lake_has_names_of_one_kind(tmp_path: Path, capsys: pytest.CaptureFixt
     assert Lake.open(hidden).tables().findings.collect()["node"].n_unique() == 1
 
 
-def test_what_a_log_hides_is_said_without_names_too(tmp_path: Path) -> None:
+def test_notes_on_missing_records_are_kept_with_pseudonyms(tmp_path: Path) -> None:
     """That each NODE_FAIL which was requeued is missing matters most to others."""
     header = "JobID|State|Start|End|Restarts\n"
     row = "1|COMPLETED|2024-05-17T00:00:00|2024-05-17T10:00:00|3\n"
@@ -137,7 +137,7 @@ def test_a_key_that_is_none_or_lies_in_the_lake_is_refused(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["0000:3b:00.0", "PCI:0000:3b:00", "mlx5_0/1", "GPU 3", "nvme0"])
-def test_what_every_machine_calls_its_parts_stays(name: str) -> None:
+def test_common_device_names_are_kept(name: str) -> None:
     names = Pseudonyms(b"k" * 32)
     frame = pl.DataFrame({
         "cluster": ["c", "c"], "node": ["n", "n"], "device": [name, "/home/ada"],

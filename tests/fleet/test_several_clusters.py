@@ -99,7 +99,7 @@ def test_a_cluster_that_is_not_there_is_named(lake: Path) -> None:
     assert len(load_window(Lake.open(lake), cluster="").findings.collect()) == 1
 
 
-def test_a_hang_is_not_blamed_on_a_namesake(lake: Path) -> None:
+def test_a_hang_is_not_attributed_to_a_node_of_another_cluster(lake: Path) -> None:
     at = _finding("beta", "n9", 1).t_ns
     with pytest.raises(UsageError, match="alpha, beta"):
         from_lake(lake, at)
@@ -132,7 +132,7 @@ def test_a_lake_of_replaced_names_drains_nothing(
     assert "scontrol" not in capsys.readouterr().out
 
 
-def test_without_a_cluster_the_command_says_so(
+def test_drain_commands_without_a_cluster_name_are_marked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     put(tmp_path / "lake", of(*_jobs("", "n7")))

@@ -85,7 +85,7 @@ def test_failures_that_cost_no_gpu_time(more: dict[str, Any]) -> None:
     assert (cost.figure, cost.rests_on) == ("0", "the attempts that they ended held no GPUs")
 
 
-def test_without_a_failure_a_rate_is_below_something() -> None:
+def test_without_a_failure_a_rate_has_an_upper_bound() -> None:
     found = said(cluster(job(end=100, hours=100, gpus=256, nodes=32, hosts="n[1-32]")))
     rate = found.headlines[0]
     below = 1000 * -math.log(0.05) / (32 * 100 / 24)
@@ -176,7 +176,7 @@ def both(records: list[Any]) -> list[Any]:
     return [*records, *(msgspec.structs.replace(one, cluster="d") for one in records)]
 
 
-def test_what_other_clusters_nodes_do_is_not_said_of_ours() -> None:
+def test_outages_of_another_cluster_are_not_counted() -> None:
     """Nodes have the same names in both."""
     ours = job(end=24, hours=24, nodes=4, hosts="n[1-4]", state="NODE_FAIL", failed_node="n1")
     theirs = [outage(f"n{nth}", 24, 5, "d") for nth in range(1, 5)]
@@ -192,7 +192,7 @@ def test_what_other_clusters_nodes_do_is_not_said_of_ours() -> None:
     assert (told["swaps"], told["nodes"]) == (2, 2)
 
 
-def test_what_was_found_beside_a_window_tells_of_failures_in_it(tmp_path: Path) -> None:
+def test_findings_near_a_window_explain_failures_in_it(tmp_path: Path) -> None:
     put(
         tmp_path / "lake",
         cluster(
@@ -208,7 +208,7 @@ def test_what_was_found_beside_a_window_tells_of_failures_in_it(tmp_path: Path) 
     assert said(found).records["findings"] == 0
 
 
-def test_lemons_are_told_by_jobs_that_ended_later_and_by_nameless_findings(
+def test_lemons_use_later_job_ends_and_findings_without_a_cluster(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     late = job("late", end=30, hours=20)
@@ -226,7 +226,7 @@ def test_lemons_are_told_by_jobs_that_ended_later_and_by_nameless_findings(
     assert node["node_days"] == pytest.approx(14 / 24)  # of the time since the first record
 
 
-def test_a_source_that_names_no_cluster_speaks_of_the_only_one(tmp_path: Path) -> None:
+def test_records_without_a_cluster_belong_to_the_only_one(tmp_path: Path) -> None:
     """Of one node, not of two; where there are two clusters nobody knows of which."""
     seen = NodeSeen(t_ns=T0, cluster="c", node="n1", kind="", gpus=8, rack="", pod="")
     nameless = [

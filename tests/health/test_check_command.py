@@ -84,7 +84,7 @@ def test_exit_codes(
     assert f"{severity}=1" in line.partition("|")[2]
 
 
-def test_unknown_passes_only_where_the_settings_say_so(
+def test_unknown_passes_only_with_unknown_passes(
     own: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(own("unknown", unknown_passes=True)) == 0
@@ -126,7 +126,7 @@ def test_a_recording_by_other_settings(tmp_path: Path, capsys: pytest.CaptureFix
     assert "1e+06 are expected" in capsys.readouterr().out
 
 
-def test_what_other_settings_expect_and_nobody_looked_at_is_unknown(
+def test_expectations_without_a_recorded_sample_are_unknown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     record, settings = tmp_path / "record.jsonl", tmp_path / "s.toml"
@@ -176,7 +176,7 @@ def test_a_recording_that_lacks_samples_is_refused(
     assert "may be incomplete" in json.loads(capsys.readouterr().out)["notes"][1]
 
 
-def test_a_replay_judges_what_is_asked_for(
+def test_a_replay_judges_the_requested_checks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     record = tmp_path / "record.jsonl"
@@ -225,7 +225,7 @@ def test_flags_that_would_do_nothing_are_refused(
 
 
 @pytest.mark.parametrize("text", ["x = (", "raise RuntimeError('a mistake')", "import nowhere"])
-def test_a_module_of_ones_own_that_cannot_be_imported_is_named(
+def test_a_custom_check_module_that_cannot_be_imported_is_named(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -265,7 +265,7 @@ CHECKS = (
 """
 
 
-def test_a_mistake_in_a_check_of_ones_own_ends_no_other(
+def test_an_error_in_a_custom_check_ends_no_other_check(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "broken_checks_of_test.py").write_text(BROKEN)

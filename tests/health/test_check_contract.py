@@ -101,5 +101,5 @@ class TestShipped(CheckContract):
         return parse_settings({"services": {"active": ["a", "b"]}, "gpus": {"count": 2}}, "t")
 
 
-def test_all_that_is_shipped_is_held_to_it() -> None:
+def test_all_shipped_checks_obey_the_contract() -> None:
     assert {check.name for check, _ in CASES} == {check.name for check in SHIPPED}

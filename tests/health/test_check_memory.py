@@ -92,13 +92,13 @@ def test_a_flap_goes_on_while_single_events_come() -> None:
     assert not flapping(events, events[-1][0] + 1800)
 
 
-def test_what_was_quiet_does_not_come_back_by_one_more_event() -> None:
+def test_a_quiet_flap_is_not_reopened_by_one_event() -> None:
     assert not flapping([(60, 3), (60 + 1900, 0), (60 + 2000, 1)], 60 + 2001)
 
 
 @given(st.lists(st.tuples(st.integers(1, 4000), st.integers(0, 3)), max_size=40))
 @settings(max_examples=60)
-def test_a_flap_is_as_a_simple_reading_of_all_events_says(steps: list[tuple[int, int]]) -> None:
+def test_flaps_agree_with_a_reference_implementation(steps: list[tuple[int, int]]) -> None:
     """Held against the definition, over all events since the begin."""
     memory, t_s, total = seen(CheckMemory(), 0, 0), 0, 0
     events: list[int] = []

@@ -65,7 +65,7 @@ def test_a_file_is_read(tmp_path: Path) -> None:
         ("xyz = 1", "known are version, cluster"),
     ],
 )
-def test_what_is_wrong_is_named(tmp_path: Path, text: str, word: str) -> None:
+def test_invalid_settings_are_named(tmp_path: Path, text: str, word: str) -> None:
     path = tmp_path / "check.toml"
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:
@@ -98,7 +98,7 @@ def test_a_check_that_there_is_not() -> None:
         checks_of_profile("periodic", CheckSettings(), all_checks(CheckSettings()), ["mounts"])
 
 
-def test_checks_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_custom_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "site_checks_of_test.py").write_text(
         "from outlast.health.check_contract import Check, Sample\n"
         "CHECKS = (Check('site', 'other', Sample, lambda _: (), lambda _s, _a: ()),)\n"

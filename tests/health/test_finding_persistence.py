@@ -50,14 +50,14 @@ def test_another_of_its_kind_begins_the_time_anew() -> None:
     assert ("now", "XID 79") not in told(found)
 
 
-def test_a_code_that_nobody_describes_holds_as_well() -> None:
+def test_a_finding_of_an_unknown_code_persists() -> None:
     odd = "NVRM: Xid (PCI:0000:3b:00): 99999, pid=1, name=x, something new"
     _, memory = looked(CheckMemory(boot="b"), 0, log((-2, odd)))
     found, _ = looked(memory, 300, log((-2, odd)))
     assert ("unknown", "XID 99999") in told(found)
 
 
-def test_what_cannot_be_read_now_was_read_before() -> None:
+def test_earlier_findings_persist_while_the_log_is_unreadable() -> None:
     _, memory = looked(CheckMemory(boot="b"), 0, log((-2, XID79)))
     found, memory = looked(memory, 60, None)
     assert told(found) == [("unknown", ""), ("now", "XID 79")]
@@ -81,7 +81,7 @@ def test_a_server_that_answers_ends_it() -> None:
     assert told(found) == [("healthy", "")]
 
 
-def test_what_is_stuck_is_remembered_and_forgotten() -> None:
+def test_stuck_processes_are_remembered_until_they_end() -> None:
     at = about(CheckMemory(), 0)
     found = judge_samples([], KNOWN, at)
     stuck = {"mount|/scratch": StuckProcess(1, 2, 3)}

@@ -30,7 +30,7 @@ def back(*samples: object) -> dict[str, object]:
     return tomllib.loads("\n".join(_toml(tables)))
 
 
-def test_what_was_learnt_is_expected() -> None:
+def test_learned_settings_are_expected() -> None:
     eight = GpusSample(on_bus=8, driver="550", gpus=(H100,) * 8)
     home = MountSample(
         path="/home of all", type="nfs4", options=("rw",), size_bytes=9, free_bytes=9
@@ -48,7 +48,7 @@ def test_what_was_learnt_is_expected() -> None:
     assert severities(mount_check.CHECK, msgspec.structs.replace(home, type=""), wanted) == ["now"]
 
 
-def test_a_gpu_that_is_gone_is_learnt_as_missing() -> None:
+def test_a_lost_gpu_is_still_expected_in_learned_settings() -> None:
     """A node that had lost one was from then on expected to have seven."""
     lost = msgspec.structs.replace(H100, index=7, name="", lost=True)
     for seven in (GpusSample(on_bus=8, driver="550", gpus=(H100,) * 7),
@@ -62,7 +62,7 @@ def test_a_gpu_that_is_gone_is_learnt_as_missing() -> None:
     )[1]
 
 
-def test_what_is_broken_is_not_learnt() -> None:
+def test_broken_devices_are_not_learned() -> None:
     tables, notes = settings_of_samples(
         [ib("DOWN", "Polling"), GpusSample(on_bus=8, trouble="Driver Not Loaded")]
     )

@@ -116,7 +116,7 @@ def test_a_bad_node_is_drained_with_our_reason(slurm: Slurm) -> None:
     assert sum(call.startswith("update") for call in slurm.calls) == 1
 
 
-def test_another_cluster_of_the_environment_is_not_spoken_to(
+def test_the_cluster_of_the_environment_is_not_passed_to_scontrol(
     slurm: Slurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SLURM_CLUSTERS makes scontrol drain the node of that name in another cluster."""
@@ -131,7 +131,7 @@ def test_another_cluster_of_the_environment_is_not_spoken_to(
 @pytest.mark.parametrize(
     "state", ["IDLE+DRAIN", "MIXED+DRAIN", "DOWN", "DOWN+DRAIN", "IDLE+MAINTENANCE+DRAIN", "FAIL"]
 )
-def test_what_an_administrator_sent_away_is_not_touched(slurm: Slurm, state: str) -> None:
+def test_a_node_drained_by_an_administrator_is_left_unchanged(slurm: Slurm, state: str) -> None:
     slurm.has(n1=(state, "bad fan, ticket 7", ago(60)))
     outcome = drain_node(report(), DrainSettings())
     assert not outcome.drained and "out of service (bad fan, ticket 7)" in outcome.why
@@ -148,7 +148,7 @@ def test_a_node_that_has_not_registered_is_left_alone(slurm: Slurm, state: str) 
 
 
 @pytest.mark.parametrize("context", ["prolog_slurmd", "epilog_slurmd", "prolog_task"])
-def test_nothing_is_asked_of_slurm_in_its_own_scripts(
+def test_slurm_is_not_called_from_its_own_scripts(
     slurm: Slurm, monkeypatch: pytest.MonkeyPatch, context: str
 ) -> None:
     """Whatever the profile is: there slurmctld may wait for us."""
@@ -207,7 +207,7 @@ def _fields(one: NodeReport) -> dict[str, Any]:
     return {name: getattr(one, name) for name in one.__struct_fields__}
 
 
-def test_the_shared_ledger_lets_no_more_go_than_may(slurm: Slurm, tmp_path: Path) -> None:
+def test_the_shared_ledger_limits_the_drained_nodes(slurm: Slurm, tmp_path: Path) -> None:
     slurm.has(n1=("IDLE", "", "Unknown"))
     shared = tmp_path / "shared"
     settings = DrainSettings(percent=2, shared=str(shared), deadline_s=20)
@@ -233,7 +233,7 @@ print(int(slot.granted))
 
 
 @pytest.mark.process
-def test_of_many_that_come_at_once_no_more_go_than_may(tmp_path: Path) -> None:
+def test_concurrent_drains_respect_the_limit(tmp_path: Path) -> None:
     many = [
         subprocess.Popen(
             [sys.executable, "-c", SLOT, str(tmp_path), f"n{k}", str(NOW_NS)],
@@ -247,7 +247,7 @@ def test_of_many_that_come_at_once_no_more_go_than_may(tmp_path: Path) -> None:
     assert take_slot(tmp_path, "n9", 3, later, 3600).granted, "an hour later there is room again"
 
 
-def test_a_ledger_that_others_could_have_laid_lets_nobody_go(slurm: Slurm, tmp_path: Path) -> None:
+def test_a_ledger_that_is_a_link_drains_no_node(slurm: Slurm, tmp_path: Path) -> None:
     slurm.has(n1=("IDLE", "", "Unknown"))
     shared, target = tmp_path / "shared", tmp_path / "crontab"
     shared.mkdir()
@@ -267,7 +267,7 @@ def test_a_ledger_that_others_could_have_laid_lets_nobody_go(slurm: Slurm, tmp_p
     assert drain_node(report(), asked).drained
 
 
-def test_the_command_drains_and_says_so(
+def test_the_command_drains_and_prints_a_note(
     slurm: Slurm, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     slurm.has(n1=("IDLE", "", "Unknown"))
@@ -294,6 +294,6 @@ def test_the_allowance_is_a_share_but_never_none(nodes: int, percent: float) -> 
     assert most == 1 or most <= nodes * percent / 100
 
 
-def test_what_is_recent() -> None:
+def test_recently_drained_nodes() -> None:
     past = [DrainedNode("a", 0), DrainedNode("b", None), DrainedNode("c", 50), DrainedNode("c", 60)]
     assert recently_drained(past, 100, 60e-9) == {"b", "c"}

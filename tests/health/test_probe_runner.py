@@ -60,14 +60,14 @@ def gone(pid: int) -> bool:
         return True
 
 
-def test_samples_come_in_the_order_asked_whatever_their_size() -> None:
+def test_samples_come_in_the_order_of_the_requests() -> None:
     many = "x" * 3_000_000  # more than a pipe holds
     found = taken(lambda: Seen(text=many), lambda: Seen(text="b"), lambda: Seen(pid=os.getpid()))
     assert [sample(one).text for one in found] == [many, "b", ""]
     assert sample(found[2]).pid != os.getpid()
 
 
-def test_what_a_probe_raises_is_said_and_absence_is_none_of_it() -> None:
+def test_errors_of_probes_are_reported_and_absence_is_no_error() -> None:
     def absent() -> Seen:
         raise AbsentError("no such thing here")
 
@@ -189,7 +189,7 @@ def command_lines() -> list[bytes]:
     return found
 
 
-def test_what_is_stuck_is_not_started_again_while_it_is_there() -> None:
+def test_a_stuck_probe_is_not_started_again() -> None:
     other = subprocess.Popen(["sleep", "1000"])
     try:
         fields = Path(f"/proc/{other.pid}/stat").read_text().rpartition(")")[2].split()

@@ -28,7 +28,7 @@ for _ in range(int(sys.argv[2])):
 """
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_written_memory_is_read_back(tmp_path: Path) -> None:
     place = tmp_path / "deep" / "state"
     memory = CheckMemory(boot="b", stuck={"a|b": StuckProcess(1, 2, 3)})
     with check_memory.lock_state(place, 1):
@@ -42,7 +42,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     "damage",
     [b"", b"{", b"[]", b'{"version": "x"}', b"\xff\xfe", b"[" * 100_000, b'{"counters": {"k": 1}}'],
 )
-def test_a_damaged_file_begins_anew_and_says_so(tmp_path: Path, damage: bytes) -> None:
+def test_a_damaged_file_starts_empty_with_a_note(tmp_path: Path, damage: bytes) -> None:
     (tmp_path / check_memory.FILE).write_bytes(damage)
     kept = check_memory.read_memory(tmp_path)
     assert kept.memory == CheckMemory() and "damaged" in kept.note
@@ -60,7 +60,7 @@ def test_two_at_once_lose_nothing(tmp_path: Path) -> None:
     assert len(check_memory.read_memory(tmp_path).memory.counters["k"]) == 80
 
 
-def test_a_lock_that_is_held_is_waited_for_no_longer_than_said(tmp_path: Path) -> None:
+def test_waiting_for_the_lock_has_a_time_limit(tmp_path: Path) -> None:
     late = pytest.raises(StorageError, match="another check has locked")
     with check_memory.lock_state(tmp_path, 1), late, check_memory.lock_state(tmp_path, 0.05):
         pytest.fail("two have it")
@@ -68,7 +68,7 @@ def test_a_lock_that_is_held_is_waited_for_no_longer_than_said(tmp_path: Path) -
         pass
 
 
-def test_a_place_that_cannot_be_is_said(tmp_path: Path) -> None:
+def test_an_unusable_directory_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     said = pytest.raises(StorageError, match="cannot be used")
     with said, check_memory.lock_state(tmp_path / "file" / "state", 1):

@@ -54,7 +54,7 @@ def test_no_reader_raises_for_any_text(text: str) -> None:
 
 @given(TEXTS)
 @settings(max_examples=50)
-def test_a_dead_gpu_is_found_whatever_stands_around_it(text: str) -> None:
+def test_a_dead_gpu_is_found_within_arbitrary_text(text: str) -> None:
     line = f"[ 7.0] {XID}"
     for lines in (f"{text}\n{line}", f"{line}\n{text}"):
         readings = fold_storms(READERS[0](lines), 0.0)

@@ -28,7 +28,7 @@ def test_all_passed(root: str) -> None:
 
 
 @pytest.mark.parametrize("root", ROOTS)
-def test_what_failed_is_told_with_its_device(root: str) -> None:
+def test_a_failed_test_is_reported_with_its_device(root: str) -> None:
     text = diagnostic(root, ("GPU Memory", "Fail"), gpu_ids="0,3", warnings="it is broken")
     (one,) = found(read(text))
     assert (one.symptom, one.severity, one.device) == ("gpu-memory", "drain", "GPU 0,3")
@@ -53,7 +53,7 @@ def test_the_answer_of_version_4() -> None:
 
 
 @pytest.mark.parametrize("status", ["Skip", "Not Run", "", "Weird"])
-def test_what_did_not_run_is_unknown_and_nothing_is_healthy(status: str) -> None:
+def test_a_test_that_did_not_run_is_unknown(status: str) -> None:
     readings = read(diagnostic(ROOTS[0], ("PCIe", "Pass"), ("EUD Test", status)))
     assert severities(readings) == ["unknown"]
 
@@ -79,7 +79,7 @@ def test_renamed_tests_are_the_same_tests() -> None:
     assert canonical_name("Memory") == canonical_name("GPU Memory")
 
 
-def test_a_list_in_place_of_the_categories_is_read_and_told() -> None:
+def test_a_list_instead_of_categories_is_read_and_reported() -> None:
     whole = json.loads(diagnostic(ROOTS[0], ("CUDA Main Library", "Fail"), ("PCIe", "Pass")))
     text = json.dumps({ROOTS[0]: whole[ROOTS[0]]["test_categories"]})
     readings = read(text)
@@ -98,7 +98,7 @@ def test_an_answer_that_is_none_is_unknown(text: str) -> None:
     assert severities(read(text)) == ["unknown"]
 
 
-def test_a_diagnostic_that_could_not_run_says_so() -> None:
+def test_a_diagnostic_that_could_not_run_is_unknown() -> None:
     text = json.dumps({ROOTS[1]: {"runtime_error": "no host engine", "test_categories": []}})
     (one,) = found(read(text))
     assert one.severity == "unknown" and "no host engine" in one.detail

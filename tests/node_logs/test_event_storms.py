@@ -38,14 +38,14 @@ def test_a_window_begins_with_its_first() -> None:
     assert found[-1].detail == "line 200"  # what came once is as it was
 
 
-def test_the_last_word_is_known_to_the_nanosecond() -> None:
+def test_the_last_time_of_a_storm_is_exact() -> None:
     moments = [0, 999_999_999, 17 * S + 5]
     (one,) = folded([replace(finding(0), t_ns=t_ns) for t_ns in moments], 60)
     assert one.t_ns == 0 and last_ns(one) == 17 * S + 5
     assert one.detail == "line 0 {3 times in 17.000000005 s}"
 
 
-def test_what_was_unread_comes_through() -> None:
+def test_unread_lines_pass_through() -> None:
     odd = UnreadText(7, "why", "what")
     assert next(fold_storms([finding(0), odd, finding(1)], 60)) == odd
 

@@ -29,7 +29,7 @@ def test_entries() -> None:
     assert found(readings)[0].device == "Memory #0x87"
 
 
-def test_the_controllers_zone_is_the_callers_to_say() -> None:
+def test_the_time_zone_is_an_argument() -> None:
     line = "1 | 04/12/2023 | 10:15:32 | Processor CPU1 | IERR | Asserted"
     east = timezone(timedelta(hours=2))
     (one,) = found(list(findings(line, cluster="c", node="n", zone=east)))
@@ -40,7 +40,7 @@ def test_the_controllers_zone_is_the_callers_to_say() -> None:
     "line",
     ["garbage", "1 | 2 | 3", "zz | 04/12/23 | 10:15:32 | Memory | Correctable ECC | Asserted"],
 )
-def test_what_is_no_entry_is_unread(line: str) -> None:
+def test_other_lines_are_unread(line: str) -> None:
     (one,) = unread(list(findings(line, cluster="c", node="n")))
     assert one.reason == "no entry of an event log"
 
@@ -70,5 +70,5 @@ def test_a_date_that_is_none_is_unread() -> None:
     ["SEL has no entries", "", "2 | 04/12/23 | 10:15:32 | Button | Power Button pressed | Asserted",
      "3 | 04/12/2023 | 10:15:32 | Event Logging Disabled | Log area reset/cleared | Asserted"],
 )  # fmt: skip
-def test_ordinary_entries_say_nothing(said: str) -> None:
+def test_ordinary_entries_give_no_finding(said: str) -> None:
     assert list(findings(said, cluster="c", node="n")) == []

@@ -69,7 +69,7 @@ def test_every_shape_is_placed(line: str, t_ns: int) -> None:
         ('{"MESSAGE": "NVRM: Xid', "no entry of a journal"),
     ],
 )
-def test_a_time_that_cannot_be_told_is_not_invented(line: str, reason: str) -> None:
+def test_a_line_without_a_usable_time_is_unread(line: str, reason: str) -> None:
     (one,) = list(findings(line, cluster="c", node="n"))
     assert one in unread([one]) and reason in one.reason and one.line == 1  # type: ignore[union-attr]
 
@@ -91,7 +91,7 @@ EXT4 = "EXT4-fs error (device sda1): ext4_find_entry:1455: inode #2"
         f"\x1e{journal(MESSAGE=EXT4)}",
     ],
 )
-def test_what_a_relay_puts_around_a_message_hides_no_finding(line: str) -> None:
+def test_prefixes_of_a_log_relay_hide_no_finding(line: str) -> None:
     (one,) = found(read(line))
     assert (one.check, one.device, one.t_ns, one.detail) == ("kernel.ext4", "sda1", XID_NS, EXT4)
 
@@ -104,12 +104,12 @@ def test_a_relative_time_is_no_time_and_hides_no_finding(prefix: str) -> None:
     assert one.reason == "no time on the line"
 
 
-def test_a_line_without_time_goes_where_the_caller_says() -> None:
+def test_a_line_without_time_has_the_given_time() -> None:
     (one,) = found(read(XID, bare_ns=5))
     assert one.t_ns == 5
 
 
-def test_the_zone_of_the_machine_is_the_callers_to_say() -> None:
+def test_the_time_zone_is_an_argument() -> None:
     west = timezone(timedelta(hours=-8))
     (one,) = findings(
         f"[Sun Feb 23 08:24:18 2025] {XID}", cluster="c", node="n", clock=LogClock(zone=west)
@@ -145,7 +145,7 @@ def test_the_host_is_the_lines_where_the_caller_names_none() -> None:
         "",
     ],
 )
-def test_others_and_ordinary_lines_say_nothing(line: str) -> None:
+def test_ordinary_lines_give_no_finding(line: str) -> None:
     assert read(line) == []
 
 
@@ -184,7 +184,7 @@ def test_an_xid_without_a_number_is_unread(said: str) -> None:
     assert "without a number" in one.reason
 
 
-def test_a_gpus_uuid_goes_with_what_is_said_of_it_later() -> None:
+def test_later_findings_of_a_gpu_have_its_uuid() -> None:
     lines = f"[ 1.0] NVRM: GPU at PCI:0000:9b:00: GPU-509665ad\n[ 1.1] {XID}"
     (one,) = found(read(lines))
     assert one.detail.endswith("[GPU-509665ad]")

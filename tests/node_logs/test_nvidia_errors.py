@@ -33,7 +33,7 @@ def test_severity_and_action_are_two_answers(code: int, severity: str, action: s
     assert (judged.severity, judged.action) == (severity, action)
 
 
-def test_a_code_that_nobody_knows_is_never_healthy() -> None:
+def test_an_unknown_code_is_never_healthy() -> None:
     assert shipped_policy().judge("xid", 99_999).severity == "unknown"
     assert shipped_policy().judge("sxid", 99_999).severity == "unknown"
     healthy = [
@@ -42,7 +42,7 @@ def test_a_code_that_nobody_knows_is_never_healthy() -> None:
     assert healthy == []
 
 
-def test_the_words_of_the_line_decide() -> None:
+def test_the_text_of_the_line_decides() -> None:
     judge = shipped_policy().judge
     assert judge("xid", 145, "RLW_REMAP Nonfatal XC1 i0 Link 10").severity == "warn"
     assert judge("xid", 145, "RLW_REMAP Fatal XC1 i0 Link 10").severity == "now"
@@ -56,7 +56,7 @@ def test_the_words_of_the_line_decide() -> None:
     assert judge("sxid", 77, "Non-fatal, Link 3").severity == "warn"
 
 
-def test_who_disagrees_is_visible() -> None:
+def test_disagreements_of_sources() -> None:
     found = disagreements(63)
     assert found is not None
     assert found.takes == ("gpud", "k8s", "azure") and found.leaves == ("nvidia", "gcm")
@@ -75,7 +75,7 @@ def test_a_finding_leads_back_to_its_entry() -> None:
         assert shipped_policy().entry(none) is None
 
 
-def test_ones_own_file_overrides_single_entries(tmp_path: Path) -> None:
+def test_a_custom_file_overrides_single_entries(tmp_path: Path) -> None:
     path = written(
         tmp_path,
         'version = "site-3"\n[xid]\n63 = { severity = "warn" }\n'
@@ -125,7 +125,7 @@ def test_no_file_and_a_huge_file_are_refused(tmp_path: Path) -> None:
         load_policy(written(tmp_path, "#" * (1 << 20) + "\n#"))
 
 
-def test_what_sources_say_is_of_known_sources() -> None:
+def test_entries_quote_known_sources_only() -> None:
     policy: XidPolicy = shipped_policy()
     for entry in policy.xid.values():
         assert all(entry.says.values())

@@ -37,7 +37,7 @@ def test_csv_troubles() -> None:
     ]  # fmt: skip
 
 
-def test_what_must_be_said_and_is_not_is_unknown() -> None:
+def test_a_required_field_that_is_not_reported_is_unknown() -> None:
     told = found(read(SMI_CSV, must=["pcie_width", "fabric"]))
     missing = [one for one in told if one.detail.endswith("not reported")]
     assert len(missing) == 4 and {one.severity for one in missing} == {"unknown"}
@@ -68,7 +68,7 @@ def test_xml_with_entities_is_refused_whole() -> None:
     assert read_samples(SMI_XML.replace("GPU-aaaa", "&b;"), t_ns=7).samples == []
 
 
-def test_xml_cut_off_or_of_too_few_gpus_is_told() -> None:
+def test_truncated_xml_and_missing_gpus_are_reported() -> None:
     assert "cut off" in unread(read(SMI_XML[:900]))[0].reason
     fewer = read(SMI_XML.replace("<attached_gpus>2", "<attached_gpus>8"))
     assert unread(fewer)[0].reason == "8 GPUs are attached, 2 are in the XML"

@@ -78,7 +78,7 @@ def test_lines_of_switches(real: Path) -> None:
         assert one.severity == "warn" or "Non-fatal" not in line
 
 
-def test_what_the_sources_say(real: Path) -> None:
+def test_the_policy_agrees_with_its_sources(real: Path) -> None:
     told = json.loads(lines_of(real, "xid_policy_conflicts.json"))
     for code, said in told.items():
         says = shipped_policy().xid[int(code)].says

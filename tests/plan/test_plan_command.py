@@ -49,7 +49,7 @@ def test_a_figure_is_replaced_whole(plan: Plan, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", [[], ["--json"]])
-def test_a_full_disk_behind_stdout_is_said(how: list[str]) -> None:
+def test_a_full_disk_behind_stdout_is_an_error(how: list[str]) -> None:
     words = [sys.executable, "-m", "outlast.cli.main", "plan", *ASKED, *how]
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)

@@ -54,7 +54,7 @@ def loop(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Loop:
     return Loop(tmp_path / "lake", capsys)
 
 
-def test_what_a_run_measured_predicts_it(loop: Loop, tmp_path: Path) -> None:
+def test_measured_rates_of_a_run_predict_it(loop: Loop, tmp_path: Path) -> None:
     """A simulated run that the real controller decided: its costs come back as they were said, its
     failures as many as there were, and what was observed lies in the predicted bands."""
     run_dir = tmp_path / "run"

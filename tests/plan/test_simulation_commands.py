@@ -165,7 +165,7 @@ def test_theory_alone_needs_no_runs(plan: Plan, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(
+def test_invalid_arguments_are_refused_by_name(
     plan: Plan, words: tuple[object, ...], said: str
 ) -> None:
     assert said in " ".join(plan(*words, code=2).replace("│", "").split())
@@ -195,7 +195,7 @@ def test_a_full_disk_leaves_no_half_a_table(tmp_path: Path, suffix: str) -> None
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_there_is_not_overwritten(plan: Plan, tmp_path: Path) -> None:
+def test_existing_files_are_not_overwritten(plan: Plan, tmp_path: Path) -> None:
     path = tmp_path / "runs.csv"
     path.write_text("mine")
     said = plan("simulate", *SAID, "--out", path, code=2)
@@ -234,7 +234,7 @@ def test_ctrl_c_keeps_the_first_runs(tmp_path: Path) -> None:
     assert [float(row["wall_s"]) for row in rows[:100]] == same["wall_s"].tolist()
 
 
-def test_compiling_is_said(tmp_path: Path) -> None:
+def test_compilation_is_announced_once(tmp_path: Path) -> None:
     """In a process that finds nothing compiled; the second one loads what the first one kept."""
     code = (
         "from outlast.plan.simulate.replications import compile_once; compile_once();"

@@ -26,7 +26,7 @@ _BATCH = 100
 
 
 @pytest.mark.parametrize("first", range(0, 2000, _BATCH))
-def test_every_promise_holds(first: int) -> None:
+def test_every_invariant_holds(first: int) -> None:
     for seed in range(first, first + _BATCH):
         run_seed(seed)
 
@@ -36,7 +36,7 @@ def test_a_copy_that_ends_with_its_host_before_the_start(seed: int) -> None:
     run_seed(seed)
 
 
-def test_a_worker_whose_word_was_lost_does_not_wait_for_ever() -> None:
+def test_a_lost_message_of_a_worker_is_recovered() -> None:
     assert run_seed(56682).outcome == "done"
 
 
@@ -113,7 +113,7 @@ def _play(seeds: range) -> None:
         run_seed(seed)
 
 
-def test_a_failing_seed_tells_its_story(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_seed_prints_its_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reconfiguration, "_arrived", lambda *arguments: True)
     with pytest.raises(SimFailure) as caught:
         _play(range(2000))
@@ -123,7 +123,7 @@ def test_a_failing_seed_tells_its_story(monkeypatch: pytest.MonkeyPatch) -> None
     assert any("Received(" in line for line in story)
 
 
-def test_soak_says_what_it_did() -> None:
+def test_soak_prints_its_seeds() -> None:
     command = [sys.executable, "-m", "outlast.testing.soak", "--seeds", "20", "--first", "7"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.startswith("20 seeds from 7 held in ")

@@ -120,7 +120,7 @@ def test_the_clock_never_goes_back_and_is_unix_time() -> None:
     assert abs(clock.now_ns() - time.time_ns()) < 50e6
 
 
-def test_a_full_disk_is_outlived(
+def test_a_writer_survives_a_full_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(event_store, "RETRY_S", 0.0)
@@ -137,7 +137,9 @@ def test_a_full_disk_is_outlived(
     assert "the run continues" in said
 
 
-def test_a_disk_is_not_asked_again_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_is_not_retried_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[bytes] = []
     append = SegmentWriter.append
 
@@ -156,7 +158,9 @@ def test_a_disk_is_not_asked_again_at_once(tmp_path: Path, monkeypatch: pytest.M
     assert len(read_events(tmp_path)) == 100
 
 
-def test_what_a_full_disk_cost_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_dropped_for_a_full_disk_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(event_store, "RETRY_S", 0.0)
     monkeypatch.setattr(event_store, "BACKLOG_BYTES", 500)
     writer = EventWriter(tmp_path / "events", "launcher")
@@ -185,7 +189,7 @@ def test_a_full_disk_under_stderr_too(tmp_path: Path, capfd: pytest.CaptureFixtu
     assert len(read_events(tmp_path)) == 2
 
 
-def test_what_was_never_written_is_said_at_the_end(
+def test_events_never_written_are_reported_at_the_end(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     writer = EventWriter(tmp_path / "events", "launcher")
@@ -242,7 +246,7 @@ def test_following_sees_everything_once(tmp_path: Path) -> None:
     ]
 
 
-def test_what_came_before_the_stop_is_still_seen(tmp_path: Path) -> None:
+def test_events_before_the_stop_are_followed(tmp_path: Path) -> None:
     writer = EventWriter(tmp_path / "events", "launcher")
 
     class AtTheLastMoment(threading.Event):
@@ -258,7 +262,7 @@ def test_what_came_before_the_stop_is_still_seen(tmp_path: Path) -> None:
     writer.close()
 
 
-def test_following_stops_when_asked_even_where_nothing_is(tmp_path: Path) -> None:
+def test_following_stops_without_any_event(tmp_path: Path) -> None:
     stop = threading.Event()
     stop.set()
     assert list(follow(tmp_path, stop)) == []

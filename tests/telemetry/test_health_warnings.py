@@ -34,19 +34,19 @@ def told(tmp_path: Path, before_s: dict[float, Warned]) -> list[str]:
     return list(finding_lines([one], sorted(found, key=lambda event: event.t_ns)))
 
 
-def test_a_warning_is_told_with_its_age(tmp_path: Path) -> None:
+def test_a_warning_is_printed_with_its_age(tmp_path: Path) -> None:
     assert told(tmp_path, {184: warned(0)}) == [
         "incident 1: 3 min 04 s before: now: kernel: XID 79 on GPU 2 (node-1): fell off the bus"
     ]
 
 
-def test_what_was_over_or_later_or_elsewhere_is_not(tmp_path: Path) -> None:
+def test_ended_later_and_unrelated_warnings_are_omitted(tmp_path: Path) -> None:
     over = {900.0: warned(0, "warn"), 800.0: warned(0, "healthy")}
     other = {5.0: warned(0, host="node-2"), -5.0: warned(0, device="GPU 3")}
     assert told(tmp_path, {**over, **other}) == []
 
 
-def test_what_holds_is_told_however_old_and_what_ended_just_now_as_well(tmp_path: Path) -> None:
+def test_persisting_and_just_ended_warnings_are_printed(tmp_path: Path) -> None:
     said = told(
         tmp_path,
         {9000: warned(0), 300: warned(0, device="x"), 60: warned(0, "healthy", device="x")},
@@ -55,7 +55,7 @@ def test_what_holds_is_told_however_old_and_what_ended_just_now_as_well(tmp_path
     assert "60.0 s before: healthy: kernel: XID 79 on x" in said[1]
 
 
-def test_of_many_the_newest(tmp_path: Path) -> None:
+def test_the_newest_of_many_warnings_are_printed(tmp_path: Path) -> None:
     said = told(tmp_path, {float(k): warned(0, device=f"GPU {k}") for k in range(1, 20)})
     assert len(said) == LINES_MAX and "GPU 1 " in said[-1]
 

@@ -30,11 +30,11 @@ def test_a_replacement(tmp_path: Path) -> None:
     for said in (
         "rank 2 was killed by SIGKILL ──",
         "(w1-2, node-1)",
-        "the agent's pidfd said",
+        "the agent's pidfd reported the end",
         "step 6, generation 1",
         "replace: another worker took the seat",
         "a warm spare is there",
-        "rank 2: w1-2 gave way to w1-4",
+        "rank 2: w1-2 was replaced by w1-4",
         "every committed step",
         "99 MiB from rank 3 in 90 ms (1.1 GiB/s)",
         "recovered in generation 2, 613 ms in all",
@@ -115,7 +115,7 @@ def test_a_copy_in_memory_that_lost_nothing_is_not_the_checkpoint(
         story.say(saved)
     story.broken(0, story.fault("killed", 0, signal=9))
     story.decide((0, 1), rung="rollback", n=6, step=6).heal((0, 1)).steps(1).end()
-    assert "every committed step: all began again from step 6 " in explained(tmp_path)
+    assert "every committed step: all restarted from step 6 " in explained(tmp_path)
 
 
 def test_long_times_are_minutes_and_days_have_dates(tmp_path: Path) -> None:
@@ -168,21 +168,21 @@ def test_a_stop_redid_nothing(tmp_path: Path) -> None:
     fault = story.fault("killed", 0, signal=9)
     story.broken(0, fault).give_up((0, 1)).end("gave_up", 3, fault)
     text = explained(tmp_path)
-    assert "gave way to" not in text and "redone" not in text and "put back" not in text
+    assert "was replaced by" not in text and "redone" not in text and "undone" not in text
     assert "6 steps had been committed" in text
     assert "resumes from step 4, the newest checkpoint" in text
 
 
-def test_a_drain_is_told_as_one(tmp_path: Path) -> None:
+def test_a_drain_is_explained_as_a_drain(tmp_path: Path) -> None:
     SyntheticRun(tmp_path).start().steps(5).drained()
     text = explained(tmp_path)
-    assert "the run was asked to end: SIGTERM to the launcher" in text
+    assert "a request to end the run: SIGTERM to the launcher" in text
     assert "drain: all ranks stop at one place" in text and "after step 5" in text
-    for said in ("retry", "redone", "broke", "reported it itself"):
+    for said in ("retry", "redone", "broke", "itself reported it"):
         assert said not in text, said
 
 
-def test_where_the_victim_was_and_what_became_of_it(tmp_path: Path) -> None:
+def test_place_and_fate_of_the_lost_worker(tmp_path: Path) -> None:
     story = SyntheticRun(tmp_path, world=3).start().steps(3)
     fault = story.fault("killed", 1, signal=9, state="applying")
     story.n = story.step = 4
@@ -193,7 +193,7 @@ def test_where_the_victim_was_and_what_became_of_it(tmp_path: Path) -> None:
     story.broken(2, fault).decide((2,)).heal((2,)).phase("eval").end()
     text = explained(tmp_path)
     assert "while applying step 4, generation 1" in text
-    assert "the interrupted one too: every survivor had it" in text
+    assert "and the interrupted one: every survivor had completed it" in text
     assert "in the evaluation after step 5, generation 2" in text
     assert "the evaluation was run again" in text
 
@@ -202,7 +202,7 @@ def test_where_the_victim_was_and_what_became_of_it(tmp_path: Path) -> None:
     ("life", "said"),
     [("running", "the run is in the middle of it"), ("died", "its launcher died here")],
 )
-def test_an_open_incident_knows_whether_the_run_lives(
+def test_an_open_incident_depends_on_the_liveness_of_the_run(
     tmp_path: Path, life: Life, said: str
 ) -> None:
     story = SyntheticRun(tmp_path).start().steps(2)
@@ -220,5 +220,5 @@ def test_an_open_incident_before_a_later_launcher(tmp_path: Path) -> None:
     story.wait(3000)
     story.start(resumed_n=2, resumed_step=2).steps(1).end()
     text = explained(tmp_path)
-    assert "its launcher died here; a later one took the run up" in text
+    assert "its launcher died here; a later one resumed the run" in text
     assert "in the middle of it" not in text

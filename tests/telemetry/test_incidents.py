@@ -49,7 +49,7 @@ def test_a_kill_from_the_fault_to_the_redone_step(tmp_path: Path) -> None:
     assert one.t_ns == read_events(tmp_path)[0].t_ns + (500 + 4 * 102 + 20) * 1_000_000
 
 
-def test_an_injected_fault_says_when_it_struck(tmp_path: Path) -> None:
+def test_an_injected_fault_dates_its_incident(tmp_path: Path) -> None:
     story = SyntheticRun(tmp_path).start().steps(1)
     struck_ns = story.wait(5)
     for worker in story.seats[:2]:  # worker 0's fault (slow) ends well: it breaks nothing
@@ -170,7 +170,7 @@ def test_an_end_inside_an_incident(tmp_path: Path) -> None:
     assert one.phases_ms["report"] == 12 + 5 + 50
 
 
-def test_an_incident_before_a_later_launcher_says_that_its_own_died(tmp_path: Path) -> None:
+def test_an_incident_open_at_the_launchers_death_has_state_died(tmp_path: Path) -> None:
     story = SyntheticRun(tmp_path).start().steps(2)
     story.broken(1, story.fault("killed", 1, signal=9)).decide((1,))
     story.close()
@@ -181,7 +181,7 @@ def test_an_incident_before_a_later_launcher_says_that_its_own_died(tmp_path: Pa
     assert (second.number, second.state) == (2, "recovered")
 
 
-def test_what_explains_the_others_is_the_cause(tmp_path: Path) -> None:
+def test_the_fault_that_explains_the_others_is_the_cause(tmp_path: Path) -> None:
     story = SyntheticRun(tmp_path).start().steps(1)
     story.broken(0, story.fault("transport", 0), how="peer")
     story.notice(story.fault("killed", 2, signal=9))
@@ -234,7 +234,7 @@ def test_a_restart_behind_the_last_step_is_over_when_all_have_it_again(tmp_path:
     assert one.phases_ms["redo"] == 300
 
 
-def test_what_a_dead_rank_alone_had_done_was_never_committed(tmp_path: Path) -> None:
+def test_a_phase_that_only_a_dead_rank_completed_was_not_committed(tmp_path: Path) -> None:
     story = SyntheticRun(tmp_path, world=3).start().steps(5)
     story.done(1, n=6, step=6)
     story.broken(1, story.fault("killed", 1, signal=9, n=6))

@@ -27,7 +27,7 @@ def held(tmp_path: Path) -> Iterator[int]:
 
 
 @pytest.mark.skipif(not LOCKS.exists(), reason="this kernel does not list its locks")
-def test_who_holds_the_lock_runs(tmp_path: Path, held: int) -> None:
+def test_a_launcher_with_a_held_lock_is_running(tmp_path: Path, held: int) -> None:
     assert life_of(tmp_path, [HERE]) == "running"
     other = os.open(tmp_path / "lock", os.O_RDWR)
     with pytest.raises(BlockingIOError):  # and it is the real lock that was seen
@@ -37,7 +37,9 @@ def test_who_holds_the_lock_runs(tmp_path: Path, held: int) -> None:
     assert life_of(tmp_path, [HERE]) == "died"
 
 
-def test_another_device_in_the_list_needs_the_holders_own_word(tmp_path: Path, held: int) -> None:
+def test_a_lock_of_another_device_counts_only_with_the_holders_pid(
+    tmp_path: Path, held: int
+) -> None:
     inode, locks = os.fstat(held).st_ino, tmp_path / "locks"
     line = "1: FLOCK  ADVISORY  WRITE {} ff:ff:{} 0 EOF\n"
     for pid, number, life in (
@@ -49,7 +51,7 @@ def test_another_device_in_the_list_needs_the_holders_own_word(tmp_path: Path, h
         assert life_of(tmp_path, [HERE], locks=locks) == life
 
 
-def test_what_this_host_cannot_know(tmp_path: Path) -> None:
+def test_liveness_is_unknown_on_other_hosts(tmp_path: Path) -> None:
     assert life_of(tmp_path) == "unknown"  # no lock: no launcher of ours has been here
     (tmp_path / "lock").write_text("1\n")
     assert life_of(tmp_path, [ELSEWHERE]) == "unknown"

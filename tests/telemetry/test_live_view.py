@@ -57,7 +57,7 @@ def drawn(board: RunBoard, now_ns: int, width: int = 100, *notes: str) -> str:
     return out.getvalue()
 
 
-def test_the_board_knows_who_sits_where(tmp_path: Path) -> None:
+def test_the_board_assigns_workers_to_seats(tmp_path: Path) -> None:
     story = SyntheticRun(tmp_path, world=3, spares=2).start().steps(4).killed(1).steps(2)
     board = board_of(story)
     board.beat(beats(story), story.t_ns)
@@ -70,7 +70,7 @@ def test_the_board_knows_who_sits_where(tmp_path: Path) -> None:
     assert (board.step, board.loss, board.recovering) == (6, 2.5, False)
 
 
-def test_a_beat_of_a_lost_worker_brings_nobody_back(tmp_path: Path) -> None:
+def test_a_heartbeat_of_a_lost_worker_is_ignored(tmp_path: Path) -> None:
     story = SyntheticRun(tmp_path, world=2).start().steps(1).killed(0)
     board = board_of(story)
     board.beat({"w1-0": (1, 1, "running", 2.0), **beats(story)}, story.t_ns)
@@ -78,7 +78,7 @@ def test_a_beat_of_a_lost_worker_brings_nobody_back(tmp_path: Path) -> None:
     assert board.spares == []
 
 
-def test_live_goodput_is_the_one_that_the_books_will_have(tmp_path: Path) -> None:
+def test_live_goodput_equals_that_of_the_summary(tmp_path: Path) -> None:
     story = SyntheticRun(tmp_path).start().steps(30).killed(2).steps(30)
     story.say(Note(t_ns=story.t_ns, worker="", seat=-1, text="now", level="info"))
     times = account(read_events(tmp_path))
@@ -152,7 +152,7 @@ def test_the_view_fits(tmp_path: Path, width: int) -> None:
     assert max(map(len, drawn(board, story.t_ns, width).splitlines())) == width
 
 
-def test_large_worlds_show_who_is_behind(tmp_path: Path) -> None:
+def test_large_worlds_show_ranks_that_are_behind(tmp_path: Path) -> None:
     story = SyntheticRun(tmp_path, world=64, spares=0).start().steps(2)
     board = board_of(story)
     late = {"w1-40": (1, 1, "running", 2.0)}
@@ -162,7 +162,9 @@ def test_large_worlds_show_who_is_behind(tmp_path: Path) -> None:
     assert len(text.splitlines()) < 25
 
 
-def test_lines_tell_what_matters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_report_incidents_saves_and_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(live_view, "PROGRESS_S", 0.0)
     out, said = io.StringIO(), io.StringIO()
     story = Shown(tmp_path)
@@ -189,12 +191,12 @@ def test_lines_tell_what_matters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert "checkpoint of step 10: ckpt/10" in text
     assert "checkpoint of step 10 is in durable storage: s3://b/10 (1.0 MiB in 1.00 s)" in text
     assert "durable storage s3://b is behind, and tried again: access is denied" in text
-    assert "outlast: checkpoints every 240 steps; `outlast explain` says why" in text
+    assert "outlast: checkpoints every 240 steps; `outlast explain` shows why" in text
     assert "outlast: step 10, loss 2.5000" in text
     assert "\x1b" not in text
 
 
-def test_an_incident_that_ends_the_run_is_told_once(tmp_path: Path) -> None:
+def test_an_incident_that_ends_the_run_is_printed_once(tmp_path: Path) -> None:
     story = SyntheticRun(tmp_path).start().steps(2)
     fault = story.fault("raised", 1, traceback="KeyError: 'x'")
     story.broken(1, fault, how="report").end("user_error", 1, fault)
@@ -236,7 +238,7 @@ def test_lines_are_chosen_where_no_terminal_is(tmp_path: Path) -> None:
     chosen.close()
 
 
-def test_an_open_incident_says_so(tmp_path: Path) -> None:
+def test_headline_of_an_open_incident(tmp_path: Path) -> None:
     story = SyntheticRun(tmp_path).start().steps(1)
     story.broken(0, story.fault("transport", 0), how="peer")
     story.notice(story.fault("killed", 2, signal=9))
@@ -247,7 +249,7 @@ def test_an_open_incident_says_so(tmp_path: Path) -> None:
     assert headline(one) == f"{said} and 1 fault more in step 2 ..."
 
 
-def test_the_step_stays_when_the_workers_go(tmp_path: Path) -> None:
+def test_the_step_remains_after_the_workers_ended(tmp_path: Path) -> None:
     story = SyntheticRun(tmp_path, world=2).start().steps(4)
     board = board_of(story)
     board.beat(beats(story), story.t_ns)
@@ -275,7 +277,7 @@ def test_a_loss_that_is_not_a_number_shows(tmp_path: Path) -> None:
     assert drawn(board, story.t_ns).count("nan") == 3  # the headline, and each of two ranks
 
 
-def test_how_far_and_how_long_still(tmp_path: Path) -> None:
+def test_progress_and_remaining_time(tmp_path: Path) -> None:
     story = SyntheticRun(tmp_path).start()
     begun = LoopBegun(t_ns=story.t_ns, worker="w1-0", seat=0, until=3000, epochs=None, length=None)
     story.write("w1-0", begun)

@@ -104,11 +104,11 @@ def test_two_terms(tmp_path: Path) -> None:
     summary = summarise(tmp_path)
     assert (summary.terms, summary.steps, summary.committed_steps_lost) == (2, 10, 3)
     assert summary.buckets_s["down"] == 16
-    assert any("ended without a word" in note and "step 4" in note for note in summary.notes)
+    assert any("ended without a record" in note and "step 4" in note for note in summary.notes)
     assert "4.00 s" in " ".join(summary.notes)
 
 
-def test_a_hang_whose_flight_recorders_were_written_is_told_with_where_to_ask(
+def test_a_hang_with_flight_recorder_dumps_names_the_explain_command(
     tmp_path: Path,
 ) -> None:
     story = SyntheticRun(tmp_path).start().steps(3)
@@ -137,7 +137,7 @@ def test_a_user_error_names_its_root_cause(tmp_path: Path) -> None:
     assert "root cause" in text and "rank 3 raised KeyError: 'tokens'" in text
 
 
-def test_a_root_cause_that_says_what_to_do_is_said_whole_and_once(tmp_path: Path) -> None:
+def test_a_root_cause_is_printed_in_full_and_once(tmp_path: Path) -> None:
     story = SyntheticRun(tmp_path).start()
     detail = "rank 0 died before its first step: KeyError: 'x'; " + "do this and that " * 20
     fault = story.fault("raised", 0, detail=detail, traceback="Traceback\nKeyError: 'x'")
@@ -190,7 +190,7 @@ def test_durable_storage_is_summed_up(tmp_path: Path) -> None:
     assert "0 saved, 1 in /far, 2 in s3://b" in shown(summary)
 
 
-def test_notes_are_said_once_and_not_endlessly(tmp_path: Path) -> None:
+def test_notes_are_deduplicated_and_bounded(tmp_path: Path) -> None:
     story = SyntheticRun(tmp_path).start().steps(1)
     for seat in (0, 0, 0, 1):
         story.say(Note(t_ns=story.t_ns, worker="w", seat=seat, text="a large position"))
@@ -279,7 +279,7 @@ def test_a_drain_is_counted_among_no_failures(tmp_path: Path) -> None:
     assert set(summary.causes) == {"killed"}
     text = " ".join(shown(summary).replace("│", " ").split())
     assert "failures 1 incident, 1 drain on request, 0 committed" in text
-    assert "after step 7: drain" in text and "asked to end: SIGTERM to the launcher" in text
+    assert "after step 7: drain" in text and "end requested: SIGTERM to the launcher" in text
 
 
 def test_spares_refilled_are_no_respawns(tmp_path: Path) -> None:
@@ -327,7 +327,7 @@ def init_failed(tmp_path: Path, exit_code: int, traceback: str) -> RunSummary:
     return summarise(tmp_path)
 
 
-def test_a_script_that_died_before_init_is_not_told_to_call_it(tmp_path: Path) -> None:
+def test_a_script_that_died_before_init_is_not_advised_to_call_it(tmp_path: Path) -> None:
     trace = "Traceback (most recent call last):\nModuleNotFoundError: No module named 'datasets'"
     summary = init_failed(tmp_path, 1, trace)
     assert not summary.restart_only and summary.ettr is None
@@ -342,7 +342,7 @@ def test_a_script_that_ended_well_without_init_never_called_it(tmp_path: Path) -
     assert summary.restart_only and "never called outlast.init()" in summary.notes[0]
 
 
-def test_a_living_run_says_how_far_it_is(tmp_path: Path) -> None:
+def test_a_live_run_has_its_progress(tmp_path: Path) -> None:
     story = SyntheticRun(tmp_path).start()
     story.write(
         "w1-0",

@@ -62,7 +62,7 @@ def test_the_golden_segment_is_read_and_still_written_so(tmp_path: Path) -> None
 
 
 @given(payloads=st.lists(st.binary(min_size=1, max_size=300), max_size=12))
-def test_what_is_appended_is_read(
+def test_appended_records_are_read(
     tmp_path_factory: pytest.TempPathFactory, payloads: list[bytes]
 ) -> None:
     directory = tmp_path_factory.mktemp("segments")
@@ -116,7 +116,7 @@ def test_a_hole_of_zeros_is_skipped_and_named(tmp_path: Path) -> None:
     assert f"{path} is damaged at byte {start}" in str(damages[0])
 
 
-def test_damage_is_a_warning_where_nobody_listens(tmp_path: Path) -> None:
+def test_damage_is_a_warning_without_a_handler(tmp_path: Path) -> None:
     path = _write(tmp_path, [b"one", b"two"])
     data = bytearray(path.read_bytes())
     data[HEADER.size + RECORD.size] ^= 1
@@ -149,7 +149,7 @@ def test_a_strange_file_is_named_once_however_it_grows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["directory", "pipe", "loop"])
-def test_what_is_no_file_is_named_once_and_stops_no_reader_of_events(
+def test_anything_but_a_regular_file_is_reported_once_and_skipped(
     tmp_path: Path, kind: str
 ) -> None:
     path = tmp_path / "a.000000.seg"
@@ -316,12 +316,12 @@ def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
         SegmentWriter(tmp_path / "file" / "events", "w")
 
 
-def test_what_is_not_there_holds_nothing(tmp_path: Path) -> None:
+def test_a_missing_directory_has_no_records(tmp_path: Path) -> None:
     assert _read(tmp_path / "nowhere") == ([], [])
 
 
 @pytest.mark.process
-def test_a_killed_writer_leaves_whole_records(tmp_path: Path) -> None:
+def test_a_killed_writer_leaves_complete_records(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path\n"
         "from outlast.telemetry.segment_files import SegmentWriter\n"

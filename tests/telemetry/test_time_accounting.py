@@ -75,7 +75,9 @@ SOUP = st.lists(STARTED | PHASES | PHASES | ATTEMPTS | CLOSED | OPENED | ENDED, 
 
 @settings(max_examples=400)
 @given(first=STARTED, soup=SOUP)
-def test_no_soup_breaks_the_partition(first: RunStarted, soup: list[AnyEvent]) -> None:
+def test_buckets_partition_the_time_for_arbitrary_events(
+    first: RunStarted, soup: list[AnyEvent]
+) -> None:
     for running in (False, True):
         check_partition(account([*soup, first], running=running))
 

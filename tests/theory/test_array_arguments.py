@@ -45,7 +45,7 @@ def test_arrays_broadcast() -> None:
     assert weighed([1, 2]).tolist() == [2, 4]
 
 
-def test_what_is_impossible_is_named() -> None:
+def test_impossible_values_are_named() -> None:
     np = pytest.importorskip("numpy")
     with pytest.raises(UsageError, match=r"cost_s must be 0 or above and finite, not -3\.0$"):
         intervals.young(np.array([1.0, -3.0]), 1e4)

@@ -97,7 +97,7 @@ def test_there_and_back(x: float, mtbf_s: float, init: float, queue: float, cost
     start = {"init_s": init * mtbf_s}
     best_s = optimum(cost * mtbf_s, mtbf_s) or 1e-9 * mtbf_s
     if ettr.exact(best_s, mtbf_s, **more, **start) < x:
-        with pytest.raises(UsageError, match="cannot be had: the best is"):
+        with pytest.raises(UsageError, match="cannot be reached: the best is"):
             ettr.interval_for(x, mtbf_s, **more, **start)
         return
     interval_s = ettr.interval_for(x, mtbf_s, **more, **start)
@@ -108,7 +108,7 @@ def test_there_and_back(x: float, mtbf_s: float, init: float, queue: float, cost
     assert ettr.mtbf_for(x, interval_s, **more, **start) == pytest.approx(mtbf_s, rel=1e-6)
 
 
-def test_what_cannot_be_had() -> None:
+def test_unreachable_targets_state_the_best_value() -> None:
     with pytest.raises(UsageError, match=r"0\.99 cannot .* is 0\.904837, saving without end"):
         ettr.interval_for(0.99, 1000, init_s=100)
     with pytest.raises(UsageError, match=r"best is 0.865165, with a save every 134.8 s"):

@@ -28,7 +28,7 @@ def test_rates_add_up() -> None:
     assert math.fsum(told.values()) == pytest.approx(1)
 
 
-def test_what_they_take() -> None:
+def test_devices_killed_and_burstiness() -> None:
     """Variance over mean of K: racks are rare, and still most of the variance."""
     killed = 16_384e-8 + 8 * 2 * 2_048e-8 + 128 * 128e-8
     assert failures.devices_killed_per_s(FLEET) == pytest.approx(killed)
@@ -50,7 +50,7 @@ def test_impossible_kinds() -> None:
         failures.rate_per_s([])
     with pytest.raises(UsageError, match="gpu: rate_per_unit_s must be 0 or above"):
         failures.mtbf_s([FailureKind(name="gpu", rate_per_unit_s=-1.0)])
-    with pytest.raises(UsageError, match="two kinds of failure are called 'gpu'"):
+    with pytest.raises(UsageError, match="two kinds of failure are named 'gpu'"):
         failures.mtbf_s([FLEET[0], FLEET[0]])
     with pytest.raises(UsageError, match="none of gpu ever fails"):
         failures.kind_shares([FailureKind(name="gpu", rate_per_unit_s=0.0)])

@@ -91,7 +91,7 @@ def test_mtbf_of_jobs() -> None:
     assert rate_of_node_days(6.5, 8) * 8 * 1000 * DAY_S == pytest.approx(6.5)
 
 
-def test_what_is_believed_before_the_first_failure() -> None:
+def test_the_prior_before_the_first_failure() -> None:
     prior = preset("llama3-405b")
     rate = posterior(prior, 0, 0)
     assert rate.mean == pytest.approx(prior.rate_per_device_s)
@@ -107,7 +107,7 @@ def test_many_failures_outweigh_the_prior() -> None:
     assert rate.high / rate.low < 1.12
 
 
-def test_a_bad_machine_is_believed_soon() -> None:
+def test_few_failures_outweigh_the_prior_on_a_bad_machine() -> None:
     """Four devices, a failure a minute: 10^6 times the prior's rate. One failure may be chance."""
     prior = preset("llama3-405b")
     assert posterior(prior, 1, 4 * 60.0).mean == pytest.approx(1.5 * prior.rate_per_device_s)
@@ -146,7 +146,7 @@ def test_more_failures_more_more_time_less(
         (-1, 1.0, "failures must be 0 or above"),
         (0, -1.0, "exposure_device_s must be 0 or above"),
         (0, math.nan, "exposure_device_s must be 0 or above"),
-        (3, 0.0, "3 failures in no time at all"),
+        (3, 0.0, "3 failures without any exposure"),
     ],
 )
 def test_impossible_experience(failures: int, exposure: float, said: str) -> None:

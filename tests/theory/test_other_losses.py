@@ -158,7 +158,7 @@ def test_derivatives_of_a_power(x: float, power: float) -> None:
     assert found["rest"].elasticity == 0 and found["rest"].slope == pytest.approx(1, rel=1e-3)
 
 
-def test_what_matters_most() -> None:
+def test_sensitivity_to_the_interval_vanishes_at_its_optimum() -> None:
     """At the optimum the interval does not matter, restarts do."""
 
     def usd(mtbf_s: float, interval_s: float, restart_s: float) -> float:

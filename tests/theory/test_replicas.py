@@ -67,7 +67,7 @@ def test_the_formula_of_epoch() -> None:
     assert 1 / run == pytest.approx(4267, abs=1)
 
 
-def test_what_copies_take() -> None:
+def test_memory_and_network_of_copies() -> None:
     """Llama 3: 4,860 GB over 16,384 GPUs; two copies, two versions of each at once."""
     state = 405e9 * 12
     assert replicas.memory_per_gpu_bytes(state, 16_384, 1) == pytest.approx(297e6, rel=0.002)

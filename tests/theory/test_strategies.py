@@ -249,7 +249,7 @@ def test_limits() -> None:
     assert lost.goodput == 0 and lost.redo == 1
 
 
-def test_what_is_first_order_says_so() -> None:
+def test_first_order_results_are_marked() -> None:
     job = RecoveryJob(mtbf_s=100, interval_s=60, cost_s=2, flush_s=50, drag=0.1, snapshots=4)
     assert checkpoint_restart(job, 10).exact
     assert not ladder(job, LADDER).exact and not ladder(job, LADDER).in_regime

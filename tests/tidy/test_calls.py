@@ -134,7 +134,7 @@ def test_only_commands_print(package: list[Source]) -> None:
     assert wrong == []
 
 
-def test_broad_excepts_say_why(everything: list[Source]) -> None:
+def test_broad_excepts_have_a_comment(everything: list[Source]) -> None:
     wrong = []
     for source in everything:
         for node in ast.walk(source.tree):
@@ -189,7 +189,7 @@ def test_no_path_of_one_machine(everything: list[Source]) -> None:
     assert wrong == []
 
 
-def test_nobody_asks_the_host_for_the_time(root: Path) -> None:
+def test_wall_clock_reads_are_listed(root: Path) -> None:
     """But the clock itself, who has no launcher, and a date that no event carries."""
     package = root / "src" / "outlast"
     asking = {

@@ -53,6 +53,23 @@ def test_files_that_documents_name_exist(documents: list[Path], root: Path) -> N
     assert [f"{d}: {path}" for d, path in sorted(named) if not (root / path).exists()] == []
 
 
+def test_functions_in_the_paths_through_the_code_exist(root: Path) -> None:
+    """In docs/architecture.md, a row's functions and classes are defined in its modules."""
+    missing, rows = [], 0
+    for line in (root / "docs" / "architecture.md").read_text().splitlines():
+        cells = line.strip("|").split("|")
+        modules = re.findall(r"`([\w/]+\.py)`", cells[1]) if len(cells) == 3 else []
+        if not modules:
+            continue
+        rows += 1
+        text = "".join((root / "src/outlast" / module).read_text() for module in modules)
+        defined = set(re.findall(r"\b(?:def|class) (\w+)", text))
+        for function in re.findall(r"`([\w.]+)`", cells[2]):
+            missing += [f"{function}: {modules}"] if set(function.split(".")) - defined else []
+    assert rows > 20, "the tables of paths were not found: the pattern is broken"
+    assert missing == []
+
+
 def test_make_targets_exist(documents: list[Path], root: Path) -> None:
     targets = set(re.findall(r"^([a-z]+):", (root / "Makefile").read_text(), re.MULTILINE))
     asked = [(d, word) for d, words in _commands(documents, "make") for word in words]

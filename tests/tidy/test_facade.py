@@ -61,7 +61,7 @@ def test_everything_public_is_documented() -> None:
     assert silent == []
 
 
-def test_the_session_is_what_the_design_says() -> None:
+def test_the_session_has_its_documented_members() -> None:
     pytest.importorskip("torch")
     import outlast
 

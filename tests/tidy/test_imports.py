@@ -69,7 +69,7 @@ def test_imports_point_one_way(package: list[Source]) -> None:
     assert wrong == []
 
 
-def test_torch_stays_in_its_rooms(package: list[Source]) -> None:
+def test_only_listed_packages_import_torch(package: list[Source]) -> None:
     wrong = [
         source.at(node, f"imports {module}")
         for source in package
@@ -93,7 +93,7 @@ def test_decisions_are_pure(package: list[Source]) -> None:
     assert wrong == []
 
 
-def test_nobody_imports_the_harness(package: list[Source]) -> None:
+def test_the_package_does_not_import_the_harness(package: list[Source]) -> None:
     wrong = [
         source.at(node, f"imports {module}")
         for source in package

@@ -50,7 +50,7 @@ def test_everything_is_typed(package: list[Source]) -> None:
     assert bare == []
 
 
-def test_files_say_what_they_are(package: list[Source]) -> None:
+def test_files_have_docstrings(package: list[Source]) -> None:
     silent = [s.path for s in package if s.text.strip() and not ast.get_docstring(s.tree)]
     assert silent == []
 

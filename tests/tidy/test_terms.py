@@ -22,7 +22,7 @@ def definition(path: Path, term: str) -> str:
 
 
 @pytest.mark.parametrize("term", ["ETTR", "goodput"])
-def test_one_definition_word_for_word(term: str) -> None:
+def test_the_definition_is_equal_everywhere(term: str) -> None:
     said = {place: definition(ROOT / place, term) for place in PLACES}
     assert len(set(said.values())) == 1, said
     assert "/ (wall x ranks)" in said[PLACES[0]]

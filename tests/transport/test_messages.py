@@ -83,7 +83,7 @@ def test_a_frame_above_the_limit_is_refused_by_both_ends(monkeypatch: pytest.Mon
         list(channel.FrameDecoder(TOKEN).feed(frame))
 
 
-def test_the_last_frames_of_a_peer_that_has_gone_are_read_where_sending_fails() -> None:
+def test_frames_of_a_closed_peer_are_read_after_a_failed_send() -> None:
     """A worker reports why it ends, and ends; Close is sent to it before its report is read."""
     ours, theirs = socket.socketpair()
     received: list[messages.MessageEnvelope] = []

@@ -80,7 +80,7 @@ def test_the_spare_that_is_named_is_hit_and_no_other(tmp_path: Path) -> None:
         place.faults.warm(1)
 
 
-def test_what_the_launcher_does_is_not_done_here(tmp_path: Path) -> None:
+def test_faults_of_the_launcher_are_ignored_in_workers(tmp_path: Path) -> None:
     place = Place(tmp_path, FaultSpec(text="reset:after=3", kind="reset", after_s=3.0))
     place.faults.reach("forward")
     place.faults.warm(-1)

@@ -13,7 +13,7 @@ def steps(rhythm: StepRhythm, *lengths_s: float, writing: bool = False) -> None:
         rhythm.end(100.0 + length_s, writing=writing)
 
 
-def test_what_is_slower_beside_a_write_is_its_drag() -> None:
+def test_the_slowdown_of_steps_beside_a_write_is_its_drag() -> None:
     rhythm = StepRhythm()
     steps(rhythm, 9.0, 1.0, 1.0, 1.0)  # the first one compiles
     steps(rhythm, 1.5, 1.5, 7.0, writing=True)  # the last one is followed by an evaluation

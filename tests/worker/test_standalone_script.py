@@ -186,7 +186,7 @@ def test_a_broken_contract_is_a_typed_error(left: dict[str, Left], what: str) ->
     assert ERRORS[what][1] in err.splitlines()[-1], err
 
 
-def test_gradients_beside_a_scaler_that_was_not_asked_are_left_too(left: dict[str, Left]) -> None:
+def test_gradients_with_an_unused_scaler_are_reported_as_left(left: dict[str, Left]) -> None:
     err = left["scaler"].err
     assert "no protected optimizer stepped" in err.splitlines()[-1], err
 

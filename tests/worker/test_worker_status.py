@@ -33,7 +33,9 @@ def phase(moment: WorkerStatus, name: str, work: int = 0) -> None:
     moment.completed(step=moment.step + 1, result=b"", shared=False)
 
 
-def test_phases_much_shorter_than_a_look_are_measured(moment: WorkerStatus, page: Page) -> None:
+def test_phases_shorter_than_the_polling_interval_are_measured(
+    moment: WorkerStatus, page: Page
+) -> None:
     for _ in range(WARM_PHASES):
         phase(moment, "step train", work=3_000_000)
     step = page.read().key

@@ -352,8 +352,8 @@ class Checkpointer:
         missing = sorted(self._parts.difference(state.names()))
         if missing:
             raise UsageError(
-                f"earlier saves had {', '.join(missing)} and this one has not: a run could not go"
-                " on from it; nothing was saved; give the same parts at every save"
+                f"earlier saves had {', '.join(missing)} and this one has not: a run could not"
+                " continue from it; nothing was saved; give the same parts at every save"
             )
 
     def _start(self, claim: Claim) -> SaveDriver:

@@ -70,7 +70,7 @@ class RankRendezvous:
             time.sleep(pause_s)  # a store cannot be waited on without noise in the script's log
             pause_s = min(2 * pause_s, _PAUSE_MAX_S)
         if why := self._store.get(f"{at}/end").decode():
-            raise GroupError(f"{self._who} cannot speak with the others: {why}")
+            raise GroupError(f"{self._who} cannot reach the other ranks: {why}")
 
     def look(self, call: int) -> None:
         """Raise GroupError where a rank has left `call`, which none may leave before this one."""
@@ -79,14 +79,14 @@ class RankRendezvous:
             departure = self._store.get(key).decode() if self._store.check([key]) else ""
         except RuntimeError as error:
             raise GroupError(
-                f"{self._who} cannot speak with the others: the store of their process group is"
+                f"{self._who} cannot reach the other ranks: the store of their process group is"
                 f" gone: {error}"
             ) from error
         if departure:
             number, rank, why = departure.split(" ", 2)
             if int(number) == call:
                 raise GroupError(
-                    f"{self._who} cannot speak with the others: rank {rank} failed: {why}"
+                    f"{self._who} cannot reach the other ranks: rank {rank} failed: {why}"
                 )
 
     def post(self, slot: int, data: bytes) -> None:
@@ -118,9 +118,7 @@ class RankRendezvous:
         number, rank, why = self._store.get(key).decode().split(" ", 2)
         if int(number) < call or self._store.check([f"{at}/{rank}"]):
             return ""
-        return (
-            f"rank {rank} failed: {why}" if why else f"rank {rank} saw no need to, and has gone on"
-        )
+        return f"rank {rank} failed: {why}" if why else f"rank {rank} did not take part"
 
     def _departure_key(self, call: int) -> str:
         """Return the key of departures; several keys, so that a late one hides no newer one."""
@@ -224,7 +222,7 @@ class RankGroup:
     def together(self, call: str) -> Iterator[None]:
         """Delimit one call that all ranks make, in the same order.
 
-        A rank that leaves it early says so, so that no other rank waits for it in `exchange`.
+        A rank that leaves it early reports it, so that no other rank waits for it in `exchange`.
         Raises UsageError in a forked process, and while another call is in progress.
         """
         self.refuse_fork()
@@ -281,7 +279,7 @@ class RankGroup:
             rooms = [torch.empty_like(mine) for _ in range(self.world)]
             dist.all_gather(rooms, mine, self._group)
         except RuntimeError as error:
-            raise _lost(self, "speak with the others about a checkpoint", error) from error
+            raise _lost(self, "agree with the other ranks on a checkpoint", error) from error
         return [
             room.numpy()[: int(size)].tobytes() for room, size in zip(rooms, sizes, strict=True)
         ]

@@ -199,7 +199,7 @@ def check_complete(state: ScriptState) -> None:
     missing = [*_optimizers(state), *_module_parameters(state), *_schedulers(state)]
     if missing:
         raise UsageError(
-            f"the state is not complete: {'; '.join(missing)}. A run could not go on from such a"
+            f"the state is not complete: {'; '.join(missing)}. A run could not continue from such a"
             " checkpoint, so nothing was saved; add the missing part, or pass complete=False where"
             " that is intended (such as weights alone)"
         )

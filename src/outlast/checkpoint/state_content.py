@@ -178,8 +178,8 @@ def _refuse_hidden_state(optimizers: Mapping[str, Optimizer]) -> None:
                 continue
             if id(inner) not in given:
                 raise CodecError(
-                    f"{name} is a {type(optimizer).__qualname__}, which keeps what it knows of its"
-                    f" parameters in .{attribute}, and not where it would be saved; nothing was"
+                    f"{name} is a {type(optimizer).__qualname__}, which keeps the state of its"
+                    f" parameters in .{attribute}, which would not be saved; nothing was"
                     f" saved; give .{attribute} a name of its own beside it, or use the optimizer"
                     " itself (with fully_shard, which divides its state among ranks)"
                 )

@@ -177,7 +177,7 @@ def _show(report: DemoReport, console: Printer) -> None:
             same,
         ),
         (
-            "faults that struck",
+            "faults that occurred",
             *map(str, (comparison.faults_struck, comparison.twin_struck)),
             comparison.all_struck,
             sound,
@@ -241,7 +241,7 @@ class RunComparison(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def all_struck(self) -> bool:
-        """True if every injected fault struck the run, and none the twin."""
+        """True if every injected fault occurred in the run, and none in the twin."""
         return self.faults_struck == self.faults_asked and not self.twin_struck
 
     @property

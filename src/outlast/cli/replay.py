@@ -278,7 +278,7 @@ def _notes(
     run's."""
     if not Path(plan.cwd).is_dir():
         raise UsageError(
-            f"the run was started in {plan.cwd}, which does not exist any more; nothing was"
+            f"the run was started in {plan.cwd}, which no longer exists; nothing was"
             " started; the script's relative paths need it"
         )
     notes: list[str] = []

@@ -236,7 +236,7 @@ _SHOWN_MAX = 12
 _NUMBERS_MAX = 4
 
 Verdict = Literal[
-    "identical",  # both replays, and the run itself as far as that can be told
+    "identical",  # both replays, and the run itself as far as it was compared
     "different",  # the replays differ
     "unlike the run",  # the replays are equal, the run differs, and nothing else changed
     "nothing compared",  # neither numbers nor checkpoints

@@ -42,9 +42,9 @@ class ReplayedSource(CountedSource):
         self._is_by_epoch = _starts_anew(loader, self._things)
         since = "the epoch's" if self._is_by_epoch else "the run's"
         self.note = (
-            f"the loader ({name}) cannot say its place: a worker that takes a seat reads all its"
-            f" batches again from {since} start; give it state_dict and load_state_dict, or use a"
-            " map-style DataLoader, to make that quick"
+            f"the loader ({name}) cannot report its position: a replacement worker reads all its"
+            f" batches again from {since} start; to avoid that, give it state_dict and"
+            " load_state_dict, or use a map-style DataLoader"
         )
         self._kept = LoaderState({"loader": loader})
         self._trail = IteratorReplay({})

@@ -144,8 +144,8 @@ class CountedSource(ABC):
         if self._limit is not None:
             raise UsageError(
                 f"the loader gave {self._done} batches in epoch {self.epoch} where its length"
-                f" promised {self._limit}: other ranks now wait for a batch that does not exist;"
-                " make len(loader) true, or remove it"
+                f" is {self._limit}: other ranks now wait for a batch that does not exist;"
+                " correct len(loader), or remove it"
             ) from None
 
     @abstractmethod

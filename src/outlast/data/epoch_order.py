@@ -90,7 +90,7 @@ class IteratorReplay:
             names = ", ".join(sorted(found)).replace(_PROCESS, _NAMED)
             raise UsageError(
                 "the loader and the rest of the script draw from the same generators in turn, and"
-                f" the draws between cannot be counted for a worker that takes this seat ({names});"
+                f" the draws between cannot be counted for a replacement worker ({names});"
                 " draw in the loader from a generator of its own (self.rng = random.Random(seed),"
                 " or torch.Generator), or set num_workers > 0"
             )
@@ -259,7 +259,7 @@ class EpochOrder(Iterator[Any]):
             raise UsageError(
                 f"{type(self._sampler).__name__} gives other batches than the run has taken in this"
                 " epoch: its data or settings differ, or were changed in the middle of the epoch,"
-                " which a worker that takes over a rank cannot repeat; change them between two"
+                " which a replacement worker cannot repeat; change them between two"
                 " epochs, or without loader processes, which fetch index lists ahead"
             )
 

@@ -116,8 +116,8 @@ class LoaderState:
                     continue
                 if above not in places:
                     raise UsageError(
-                        f"{path.replace('/', '.')} was made while the run loaded data, and this"
-                        " process has no place for it: make it where the object is built, or in"
+                        f"{path.replace('/', '.')} was created while the run loaded data, and does"
+                        " not exist in this process: create it where the object is built, or in"
                         " worker_init_fn"
                     )
                 spot = _Spot(places[above], name, None)

@@ -175,8 +175,8 @@ class MappedSource(CountedSource):
         if more is not _END:
             raise UsageError(
                 f"the loader gave more batches in epoch {self.epoch} than its length"
-                f" ({self.length}) promised: under torchrun it would go on; make len(loader) true,"
-                " or remove it"
+                f" ({self.length}): under torchrun it would continue; correct len(loader), or"
+                " remove it"
             )
 
 

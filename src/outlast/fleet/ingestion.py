@@ -28,7 +28,7 @@ from outlast.fleet.lake_writer import AddedRecords, DoubleBooking, LakeWriter, o
 from outlast.fleet.pseudonyms import Pseudonyms
 from outlast.fleet.record_tables import Name
 
-AHEAD = "records of a time that is still to come, which only --until reaches: is the zone right?"
+AHEAD = "records of a time in the future, which only --until reaches: is the zone right?"
 EXAMPLES_MAX = 3  # of rejects, for each reason
 SHIFT_NS = 900 * 10**9  # offsets of zones differ by multiples of a quarter of an hour
 SHIFT_NS_MAX = 26 * 3600 * 10**9
@@ -278,7 +278,7 @@ def _parts(log: _Log, reading: LogReading) -> Iterator[RecordBatch]:
     except (pl.exceptions.PolarsError, OverflowError) as error:
         why = str(error).strip().partition("\n")[0]
         raise SourceError(
-            f"{log.path} holds what no record can ({why}); the lake is as it was"
+            f"{log.path} holds what no record can ({why}); the lake is unchanged"
         ) from error
 
 
@@ -331,7 +331,7 @@ def _refuse_unreadable(log: _Log, reading: LogReading, examples: dict[str, list[
         )
     size = log.path.stat().st_size if log.path.is_file() else log.size_bytes
     if size != log.size_bytes:
-        raise SourceError(f"{log.path} changed while it was read; the lake is as it was; try again")
+        raise SourceError(f"{log.path} changed while it was read; the lake is unchanged; try again")
 
 
 def _refuse_other_names(writer: LakeWriter, names: Pseudonyms | None) -> None:

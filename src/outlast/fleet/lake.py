@@ -105,7 +105,7 @@ class Lake:
         for part in manifest.parts:
             if wrong := _find_defect(path / part.file):
                 raise LakeError(
-                    f"{path / part.file} is {wrong}, which {MANIFEST} names: put it back, or read"
+                    f"{path / part.file} is {wrong}, which {MANIFEST} names: restore it, or read"
                     " the logs again into a new lake"
                 )
         return lake
@@ -131,7 +131,7 @@ class Lake:
         until = self.until_ns if until_ns is None else until_ns
         if since >= until:
             raise LakeError(
-                f"from {format_time(since)} until {format_time(until)} is no time at all"
+                f"from {format_time(since)} until {format_time(until)} is an empty period"
             )
         if until <= self.since_ns or since >= self.until_ns:
             raise LakeError(

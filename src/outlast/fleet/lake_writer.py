@@ -342,8 +342,8 @@ def _refuse_links(path: Path) -> None:
     for folder in (each for pattern in folders for each in path.glob(pattern)):
         if folder.is_symlink():
             raise LakeError(
-                f"{folder} is a link, and nothing is written outside of a lake: put the folder"
-                " itself there; nothing was changed"
+                f"{folder} is a link, and nothing is written outside of a lake: replace it by"
+                " the folder; nothing was changed"
             )
 
 
@@ -376,4 +376,4 @@ def _storage_errors(path: Path) -> Iterator[None]:
         yield
     except (OSError, pl.exceptions.ComputeError) as error:
         what = (isinstance(error, OSError) and error.strerror) or str(error)  # polars' have none
-        raise StorageError(f"{path} cannot be written: {what}; it is as it was") from error
+        raise StorageError(f"{path} cannot be written: {what}; it is unchanged") from error

@@ -134,7 +134,7 @@ def _decode(text: str) -> dict[str, Any] | UnreadText:
             raise ValueError("no JSON" if begin < 0 else f"longer than {TEXT_MAX:,} characters")
         answer = msgspec.json.decode(text[begin:].encode("utf-8", "replace"))
     except (ValueError, RecursionError) as error:
-        return UnreadText(0, f"no whole answer of dcgmi: {error}", cut_text(text[:1000]))
+        return UnreadText(0, f"no complete answer of dcgmi: {error}", cut_text(text[:1000]))
     if not isinstance(answer, dict) or not (any(r in answer for r in ROOTS) or "body" in answer):
         return UnreadText(
             0, f"no answer of dcgmi: neither {' nor '.join(ROOTS)}", cut_text(text[:1000])
@@ -154,7 +154,7 @@ def _tests(answer: dict[str, Any]) -> tuple[list[DcgmResult], list[str]]:
         categories = root.get("test_categories")
     else:
         categories = root
-        odd.append("no test_categories: the tests were read from where they stand")
+        odd.append("no test_categories: the tests were read directly")
     for category in _objects(categories, "categories", odd):
         for test in _objects(category.get("tests"), "tests", odd):
             tested += _results(test, odd)

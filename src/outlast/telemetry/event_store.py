@@ -74,7 +74,7 @@ class EventWriter:
         self._backlog: deque[bytes] = deque()
         self._backlog_bytes = 0
         self._retry_at_ns = 0
-        self._said = False
+        self._has_reported = False
         self.dropped = 0
 
     def now_ns(self) -> int:
@@ -105,7 +105,7 @@ class EventWriter:
             if self._backlog:
                 count, self._backlog_bytes = len(self._backlog), 0
                 self._backlog.clear()
-                self._say(f"the last {count} events were never written")
+                self._report(f"the last {count} events were never written")
 
     def _keep(self, payload: bytes) -> None:
         self._backlog.append(payload)
@@ -129,14 +129,14 @@ class EventWriter:
 
     def _refused(self, error: OSError) -> None:
         self._retry_at_ns = time.monotonic_ns() + int(RETRY_S * 1e9)
-        if not self._said:
-            self._said = True
-            self._say(
+        if not self._has_reported:
+            self._has_reported = True
+            self._report(
                 f"cannot write events ({error.strerror or error}); the run continues, the newest"
                 f" {BACKLOG_BYTES >> 20} MiB of events are kept in memory and tried again"
             )
 
-    def _say(self, text: str) -> None:
+    def _report(self, text: str) -> None:
         line = f"outlast: {self._segments.directory}: {text}\n"
         try:
             sys.stderr.write(line)

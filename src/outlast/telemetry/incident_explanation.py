@@ -34,25 +34,25 @@ BAR_CELLS = 30
 SHOWN_MS_MIN = 0.05
 LONG_MS = 10_000  # longer durations are shown in seconds
 _NOTICED = {
-    "pidfd": "the agent's pidfd said that the process had ended",
-    "peer": "a peer's connection broke and it reported so",
-    "heartbeat": "its heartbeat stood still for longer than this run's steps allow",
+    "pidfd": "the agent's pidfd reported the end of the process",
+    "peer": "a peer reported a broken connection",
+    "heartbeat": "its heartbeat stopped for longer than the time limit of a hang",
     "lease": "its host's agent no longer renewed its lease",
-    "report": "the worker reported it itself",
+    "report": "the worker itself reported it",
     "standstill": "no rank computed or wrote to its log for hang_ceiling_s",
-    "audit": "an audit: ranks that must hold the same bytes compared digests of them",
-    "check": "a node check found its device unwell, and it was retired before that failed",
+    "audit": "an audit: digests of state that must be equal on these ranks differed",
+    "check": "a node check had a finding on its device, and the rank moved before a failure",
 }
 _RUNG = {
-    "retry": "retry: every worker kept its seat, the groups were connected anew",
+    "retry": "retry: every worker kept its seat, the groups were reconnected",
     "migrate": "migrate: a warm spare took the seat in time, its state came from a replica",
     "replace": "replace: another worker took the seat, its state came from a replica",
     "respawn": "respawn: a new worker was started for the seat, its state came from a replica",
-    "rollback": "roll back: every worker began again from the newest copy in memory",
-    "shrink": "shrink: the replica group left, the others went on",
+    "rollback": "roll back: new workers started for all ranks from the newest copy in memory",
+    "shrink": "shrink: the replica group left, the others continued",
     "relaunch": "restart of the group: all ranks were ended and started again, as torchrun does",
-    "restart": "restart: every worker began again from the newest complete checkpoint",
-    "stop": "stop: no rung of the ladder could help",
+    "restart": "restart: new workers started for all ranks from the newest complete checkpoint",
+    "stop": "stop: no rung of the ladder applied",
 }
 _MEANS: dict[Phase, str] = {
     "notice": "the fault, until it was noticed",
@@ -61,7 +61,7 @@ _MEANS: dict[Phase, str] = {
     "join": "new workers started, models built",
     "connect": "groups of the new generation built",
     "transfer": "state copied, digests checked",
-    "redo": "dry steps of joiners, then the step, until every rank had it",
+    "redo": "dry steps of joiners, then the step, until every rank had completed it",
 }
 _MEANS_UNMANAGED: dict[Phase, str] = {
     "notice": "the failure, until it was noticed",
@@ -69,9 +69,9 @@ _MEANS_UNMANAGED: dict[Phase, str] = {
     "join": "the run ended",
     "connect": "all ranks started",
 }
-_MEANS_AGAIN: dict[Phase, str] = {  # where every worker began again
+_MEANS_AGAIN: dict[Phase, str] = {  # after a roll back or a restart
     "connect": "models built, state read, groups of the new generation built",
-    "redo": "lost steps made again, then the one that broke, until every rank had it",
+    "redo": "lost steps and the interrupted one, until every rank had completed them",
 }
 
 
@@ -137,7 +137,7 @@ def _story(incident: Incident, life: Life) -> list[tuple[str, str]]:
         )
         rows.append(("why", incident.reason))
     rows += [
-        ("seat", f"rank {each.seat}: {each.old} gave way to {each.new}")
+        ("seat", f"rank {each.seat}: {each.old} was replaced by {each.new}")
         for each in incident.replaced
     ]
     rows.append(("kept", _kept(incident)))
@@ -147,11 +147,11 @@ def _story(incident: Incident, life: Life) -> list[tuple[str, str]]:
 
 def _request(incident: Incident, life: Life) -> list[tuple[str, str]]:
     """Describe a request: no failure and no retry is mentioned."""
-    wish = "end" if incident.is_drain else "save"
-    rows = [("what", f"the run was asked to {wish}: {incident.cause.detail}")]
+    wish = "end" if incident.is_drain else "save the state of"
+    rows = [("what", f"a request to {wish} the run: {incident.cause.detail}")]
     rows.append(("where", f"{incident.where}, generation {incident.generation_from}"))
     if incident.rung:
-        then = "leave" if incident.is_drain else "go on"
+        then = "exit" if incident.is_drain else "continue"
         what = "drain" if incident.is_drain else "save"
         rows.append(
             ("decided", f"{what}: all ranks stop at one place, checkpoint there and {then}")
@@ -159,7 +159,7 @@ def _request(incident: Incident, life: Life) -> list[tuple[str, str]]:
     rows.append(("kept", "every committed step"))
     if incident.state == "recovered":
         rows.append(
-            ("now", f"all ranks stood at one place after {duration(incident.total_ms / 1e3)}")
+            ("now", f"all ranks were at one place after {duration(incident.total_ms / 1e3)}")
         )
     else:
         rows.append(("now", _now(incident, life)))
@@ -175,10 +175,10 @@ def _broke(fault: Fault) -> str:
 
 def _kept(incident: Incident) -> str:
     if not incident.is_managed:
-        return "what the script itself saved; Outlast does not know its steps"
+        return "the script's own checkpoints; its steps are unknown to Outlast"
     if not incident.rung:
         done = (
-            f"what was committed before: all up to phase {incident.n}"
+            f"everything committed: all up to phase {incident.n}"
             if incident.n > 0
             else "nothing yet"
         )
@@ -217,17 +217,18 @@ def _committed(incident: Incident) -> int:
 
 def _of_the_interrupted(incident: Incident) -> str:
     if incident.verdict == "commit":
-        return ", the interrupted one too: some rank had applied it, so all did"
+        return ", and the interrupted one: some rank had applied it, so all did"
     if incident.rung in FROM_A_COPY:
-        return f": all began again from step {_committed(incident)}" if incident.n else ""
+        return f": all restarted from step {_committed(incident)}" if incident.n else ""
     if not incident.redone:
-        return ", the interrupted one too: every survivor had it" if incident.kind == "step" else ""
+        done = ", and the interrupted one: every survivor had completed it"
+        return done if incident.kind == "step" else ""
     if incident.kind in ("", "step"):
-        return "; the interrupted one was put back and redone with the same batch"
+        return "; the interrupted one was undone and redone with the same batch"
     return {
         "eval": "; the evaluation was run again",
         "checkpoint": "; the checkpoint was written again",
-    }.get(incident.kind, "; what the ranks were agreeing on was asked again")
+    }.get(incident.kind, "; the ranks repeated their agreement")
 
 
 def _now(incident: Incident, life: Life) -> str:
@@ -239,7 +240,7 @@ def _now(incident: Incident, life: Life) -> str:
     if incident.state == "stopped":
         return "the run ended with it"
     if incident.state == "died" or life == "died":
-        resumed = "; a later one took the run up" if incident.state == "died" else ""
+        resumed = "; a later one resumed the run" if incident.state == "died" else ""
         return f"open: its launcher died here{resumed}"
     if life == "running":
         return "open: the run is in the middle of it"
@@ -279,7 +280,7 @@ def _traceback(fault: Fault, number: int, shown: dict[str, int]) -> list[Rendera
     if earlier != number:
         return [Text(f"\nThe traceback is the same as in incident {earlier}.", style="dim")]
     body = Syntax(text, "pytb", background_color="default", word_wrap=True)
-    return [Text(f"\n{rank_and_host(fault)} said:", style="bold"), body]
+    return [Text(f"\ntraceback of {rank_and_host(fault)}:", style="bold"), body]
 
 
 BEFORE_S = 600.0
@@ -310,7 +311,7 @@ def findings_before(incident: Incident, events: Sequence[AnyEvent]) -> list[Warn
 
 
 def finding_lines(incidents: Iterable[Incident], events: Sequence[AnyEvent]) -> Iterator[str]:
-    """`incident 1: 3 min 04 s before: now: gpu: XID 79 on GPU 2 (node-7): fell off the bus`."""
+    """Yield lines as `incident 1: 3 min 04 s before: now: gpu: XID 79 on GPU 2 (node-7): ...`."""
     for incident in incidents:
         findings = findings_before(incident, events)
         for event in findings[-LINES_MAX:]:

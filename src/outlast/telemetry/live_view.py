@@ -186,34 +186,34 @@ class LineDisplay:
         stream: TextIO | None = None,
     ) -> None:
         self._lines = lines or sys.stdout
-        self._said = stream or sys.stderr
+        self._stream = stream or sys.stderr
         self._feed = LiveFeed(run_dir)
         self._next_ns = self._feed.now_ns() + round(PROGRESS_S * 1e9)
-        self._told = 0
+        self._printed = 0
 
     def event(self, event: AnyEvent) -> None:
         """Print one event, if it deserves a line."""
         self._feed.take(event)
         tracker = self._feed.board.tracker
         if isinstance(event, RunStarted):
-            self._told = tracker.count
+            self._printed = tracker.count
         text = event.text if isinstance(event, Note) else milestone(event, tracker.count)
         if text:
-            self._say(text)
+            self._print(text)
         if isinstance(event, Noticed):
-            self._say(headline(tracker.found(1)[0]))
+            self._print(headline(tracker.found(1)[0]))
         elif isinstance(event, RunEnded):
-            self._tell_recovered()
+            self._print_recovered()
 
     def beats(self, beats: Beats) -> None:
         """Update the progress; print a line of it from time to time."""
         self._feed.beat(beats)
         self._feed.poll()
-        self._tell_recovered()
+        self._print_recovered()
         now_ns = self._feed.now_ns()
         if now_ns >= self._next_ns and self._feed.board.step:
             self._next_ns = now_ns + round(PROGRESS_S * 1e9)
-            self._say(progress(self._feed.board, now_ns))
+            self._print(progress(self._feed.board, now_ns))
 
     def line(self, rank: int, text: str) -> None:
         """Print one line of a rank's output."""
@@ -221,19 +221,20 @@ class LineDisplay:
 
     def close(self) -> None:
         """Print the recovered incidents not printed yet."""
-        self._tell_recovered()
+        self._print_recovered()
 
-    def _tell_recovered(self) -> None:
+    def _print_recovered(self) -> None:
         """Print each incident again once it is recovered, with its cost."""
         tracker = self._feed.board.tracker
-        for one in tracker.found(tracker.count - self._told) if tracker.count > self._told else []:
+        count = tracker.count - self._printed
+        for one in tracker.found(count) if count > 0 else []:
             if one.state == "open":
                 break
-            self._told = one.number
-            self._say(headline(one))
+            self._printed = one.number
+            self._print(headline(one))
 
-    def _say(self, text: str) -> None:
-        _write(self._said, f"outlast: {text}\n")
+    def _print(self, text: str) -> None:
+        _write(self._stream, f"outlast: {text}\n")
 
 
 def display(

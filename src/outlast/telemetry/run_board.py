@@ -286,5 +286,5 @@ def milestone(event: AnyEvent, incident: int = 0) -> str:
     if isinstance(event, Warned):
         return f"node check: {warning(event)}"
     if isinstance(event, Scheduled):
-        return f"{intervals(event)}; `outlast explain` says why"
+        return f"{intervals(event)}; `outlast explain` shows why"
     return ""

@@ -32,7 +32,7 @@ ROOM_INCH = 0.42  # a panel's title and axis
 LEGEND_INCH = 0.25
 KEY_LINE_INCH = 0.14
 KEY_LINES_MAX = 16
-SAID_MAX = 80
+TEXT_MAX = 80
 COLUMNS = 1500  # a lane is drawn in so many columns at most, each in its main bucket's colour
 # Okabe and Ito's colours: work in blues, costs of failures in vermilion and yellow.
 COLOUR: dict[Bucket, str] = {
@@ -264,7 +264,7 @@ def _key(runs: list[_Run]) -> list[str]:
             lines.append(f"{run.label}:")
         for incident in run.incidents:
             text = f"{rank_and_host(incident.cause)} {fault_text(incident.cause)}"
-            text = text if len(text) <= SAID_MAX else text[: SAID_MAX - 3] + "..."
+            text = text if len(text) <= TEXT_MAX else text[: TEXT_MAX - 3] + "..."
             answer = f", {incident.rung}" if incident.rung else ""
             end = (
                 f"{duration(incident.total_ms / 1e3)}"

@@ -139,7 +139,7 @@ def summarise_events(
     workers = _Workers(events, terms)
     progress = _Progress(terms)
     last = terms[-1]
-    measured = workers.said_hello
+    measured = workers.sent_hello
     lost = progress.lost + sum(incident.committed_steps_lost for incident in run_incidents)
     unfinished = "unfinished" if life == "unknown" else life
     return RunSummary(
@@ -172,7 +172,7 @@ def summarise_events(
         checkpoints=sum(isinstance(event, CheckpointSaved) for event in events),
         durable=_durable(events),
         replicas=replica_agreement(events),
-        notes=_notes(events, terms, damages, workers.lesson(run_dir), run_dir),
+        notes=_notes(events, terms, damages, workers.advice(run_dir), run_dir),
     )
 
 
@@ -233,7 +233,7 @@ class _Workers:
             if not any(isinstance(event, ScriptUnmanaged) for event in term.events)
             for event in term.events
         ]
-        self.said_hello = not spawned or any(
+        self.sent_hello = not spawned or any(
             isinstance(event, WorkerWarm | WorkerSeated | GenerationOpened) for event in managed
         )
         ranks_at_first = sum(term.started.world for term in terms)
@@ -247,13 +247,13 @@ class _Workers:
             for event in events
         )
         done = any(term.ended and term.ended.outcome == "done" for term in terms)
-        self.restart_only = not self.said_hello and (ended_well or done)
+        self.restart_only = not self.sent_hello and (ended_well or done)
 
-    def lesson(self, run_dir: Path) -> str:
+    def advice(self, run_dir: Path) -> str:
         """Return advice where no worker sent Hello; "" elsewhere."""
         if self.restart_only:
             return RESTART_ONLY
-        return "" if self.said_hello else f"{NO_HELLO}: see {run_dir}/logs/RANK/WORKER/stderr.log"
+        return "" if self.sent_hello else f"{NO_HELLO}: see {run_dir}/logs/RANK/WORKER/stderr.log"
 
 
 def _line(incident: Incident) -> IncidentLine:
@@ -303,19 +303,19 @@ def _notes(
     events: Sequence[AnyEvent],
     terms: Sequence[LauncherTerm],
     damages: Sequence[SegmentDamage],
-    lesson: str,
+    advice: str,
     run_dir: Path,
 ) -> tuple[str, ...]:
     """Return notes for the owner, each once: those of the summary, then those of the run."""
-    notes = [lesson] if lesson else []
+    notes = [advice] if advice else []
     for before, after in pairwise(terms):
-        how = before.ended.outcome if before.ended else "ended without a word"
+        how = before.ended.outcome if before.ended else "ended without a record"
         away = duration((after.started.t_ns - before.end_ns) / 1e9)
         step = max(0, after.started.resumed_step)
         notes.append(f"the launcher {how}; after {away} the run was resumed at step {step}")
     notes += [str(damage) for damage in damages]
     if any(RECORDED in event.fault.detail for event in events if isinstance(event, Noticed)):
-        notes.append(f"ranks hung: `outlast explain {run_dir}` says who held the others up")
+        notes.append(f"ranks hung: `outlast explain {run_dir}` names the rank that caused it")
     failed = [event for event in events if isinstance(event, CheckpointFailed)]
     notes += [
         f"checkpoint at step {event.step} failed: {event.error} ({event.path})" for event in failed

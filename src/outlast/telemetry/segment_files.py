@@ -54,7 +54,7 @@ class SegmentDamage(NamedTuple):
 
     def __str__(self) -> str:
         if not self.skipped_bytes:
-            return f"{self.path} was left out from byte {self.offset} on: {self.what}"
+            return f"{self.path} was skipped from byte {self.offset} on: {self.what}"
         return (
             f"{self.path} is damaged at byte {self.offset}: {self.what};"
             f" {self.skipped_bytes} bytes were skipped, everything else was read"

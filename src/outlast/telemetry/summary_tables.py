@@ -41,7 +41,7 @@ MEANS: dict[Bucket, str] = {
     "eval": "committed phases, no optimizer",
     "checkpoint": "writing checkpoints",
     "script": "the script between phases",
-    "lost": "attempts thrown away",
+    "lost": "discarded attempts",
     "recovery": "from close to open",
     "stop": "after the last phase",
     "down": "no launcher",
@@ -139,7 +139,7 @@ def _cause(summary: RunSummary) -> RenderableType:
     cause = summary.cause
     assert cause is not None
     if cause.kind == "requested":
-        return Text.assemble(("root cause  ", "bold"), f"asked to end: {cause.detail}")
+        return Text.assemble(("root cause  ", "bold"), f"end requested: {cause.detail}")
     detail = detail_beyond(cause)
     text = f"{rank_and_host(cause)} {fault_text(cause)}"
     if error_line(cause) in detail:

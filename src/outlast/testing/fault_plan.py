@@ -217,8 +217,8 @@ def _waiting(dice: random.Random, plan: FaultPlan) -> FaultPlan:
 def _wait(dice: random.Random, plan: FaultPlan) -> list[PlannedFault]:
     point = dice.choice(WAITS)
     nth = 1 if point == "setup" else dice.randint(1, plan.phases)
-    everybody = dice.random() < 0.5
-    seats = range(plan.world) if everybody else [dice.randrange(plan.world)]
+    all_ranks = dice.random() < 0.5
+    seats = range(plan.world) if all_ranks else [dice.randrange(plan.world)]
     return [PlannedFault(point, "wait", nth, seat) for seat in seats]
 
 

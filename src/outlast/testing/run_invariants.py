@@ -100,9 +100,9 @@ class RunInvariants:
     def stands(self, name: str, seat: int, n: int, model: int, own: int) -> None:
         """Check the state of a worker before phase n+1 of its seat."""
         if model != self.model(n) and model not in self.wrong:
-            self.fail(f"{name} at rank {seat} holds another model than phase {n} leaves")
+            self.fail(f"{name} at rank {seat} has another model than the one after phase {n}")
         if own != self.own(seat, n):
-            self.fail(f"{name} at rank {seat} holds another own state than phase {n} leaves")
+            self.fail(f"{name} at rank {seat} has another own state than after phase {n}")
 
     def state(self, state: ControllerState) -> None:
         """Check the invariants of the controller's state."""
@@ -119,9 +119,9 @@ class RunInvariants:
                 f"rank {body.seat} was seated before phase {body.n + 1} without its own state"
             )
         if before is not None and int(before) != self.own(body.seat, body.n):
-            self.fail(f"rank {body.seat} was given a wrong before:{body.n}")
+            self.fail(f"rank {body.seat} received a wrong before:{body.n}")
         if after is not None and own_tail(int(after), body.n) != self.own(body.seat, body.n):
-            self.fail(f"rank {body.seat} was given a wrong after:{body.n}")
+            self.fail(f"rank {body.seat} received a wrong after:{body.n}")
 
     def left_behind(self, body: messages.WorkerLostReport) -> None:
         """Record the slots of a lost worker."""
@@ -137,7 +137,7 @@ class RunInvariants:
                 if entry.verdict == "start":
                     self.slots_left = {}
                 elif entry.n < self.decided_n:
-                    self.fail(f"phase {self.decided_n} was decided, and now only {entry.n}")
+                    self.fail(f"phase {entry.n} was decided after phase {self.decided_n}")
                 self.decided, self.decided_n = entry.generation, entry.n
                 workers = [name for name in entry.seats if name]
                 if len(set(workers)) != len(workers):
@@ -154,9 +154,9 @@ class RunInvariants:
                 self.shared[entry.name] = entry.value
             case inputs.RankMigrated():
                 if self.moved.setdefault(entry.finding, entry.worker) != entry.worker:
-                    self.fail(f"{entry.worker} is moved for what has moved another: {entry}")
-                if len(set(self.moved.values())) > MOVES_MAX:  # a simulated run is no hour long
-                    self.fail(f"more than {MOVES_MAX} were moved: {self.moved}")
+                    self.fail(f"{entry.worker} is moved by the finding of another worker: {entry}")
+                if len(set(self.moved.values())) > MOVES_MAX:  # by hour; simulated runs are shorter
+                    self.fail(f"more than {MOVES_MAX} workers were moved: {self.moved}")
 
     def sent(self, body: messages.AnyBody) -> None:
         """Check that the content of an outgoing frame is durable."""
@@ -165,7 +165,7 @@ class RunInvariants:
         if isinstance(body, messages.Open) and body.generation not in self.opened:
             self.fail(f"Open({body.generation}) was sent before it was durable")
         if isinstance(body, messages.SharedValueReply) and self.shared.get(body.name) != body.value:
-            self.fail(f"the shared value {body.name!r} was told before it was durable")
+            self.fail(f"the shared value {body.name!r} was sent before it was durable")
         if isinstance(body, messages.Seat) and not body.first:
             self.slots(body)
 
@@ -189,28 +189,28 @@ def check_ending(plan: FaultPlan, ledger: RunInvariants, end: inputs.EndRun) -> 
         return
     if plan.waits or plan.early:
         ledger.fail(
-            f"{end.outcome}: {end.cause.detail if end.cause else ''}, which nothing asked for"
+            f"{end.outcome}: {end.cause.detail if end.cause else ''}, unexplained by any fault"
         )
     if end.cause is None:
         ledger.fail(f"{end.outcome} without a cause")
         return
     kinds = {what for _, what in plan.timed}
     if end.outcome == "interrupted" and "stop" not in kinds:
-        ledger.fail("interrupted, though nobody asked")
+        ledger.fail("interrupted, though no end was requested")
     if end.outcome == "interrupted":
         return
     if end.cause.kind == "diverged" and plan.flips:
         return  # no majority, and no copy from before
     if end.cause.kind == "storage" and plan.policy.stop and plan.fails:
-        return  # a save failed: its owner wants the end
+        return  # a save failed, and the policy is to stop
     if "before its first step" in end.cause.detail:
         if end.cause.worker in ledger.stepped:
-            ledger.fail(f"{end.cause.detail}: but it had made steps")
+            ledger.fail(f"{end.cause.detail}: the worker had committed steps")
         return
     deeds = {strike.deed for strike in plan.strikes}
     accidents = deeds <= {"kill", "wait"} and kinds <= {"kill", "pair"} and plan.bug_at < 0
     if plan.attempts_max < ATTEMPTS_AMPLE and not accidents:
         return
     if end.outcome == "user_error" and end.cause.n >= ledger.last:
-        return  # it left badly after the run was done
-    ledger.fail(f"{end.outcome}: {end.cause.detail}, though nothing kept it from going on")
+        return  # its exit code was not 0, but the run was done
+    ledger.fail(f"{end.outcome}: {end.cause.detail}, though the run could have continued")

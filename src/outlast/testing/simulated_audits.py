@@ -189,7 +189,7 @@ class AuditedProcess(SimProcess):
     def must_be_donor_of(self, joiner: AuditedProcess) -> None:
         """Check that this rank holds state, and the shards of the joiner."""
         if not self.has_state:
-            self.ledger.fail(f"{self.name} is a donor and holds no state")
+            self.ledger.fail(f"{self.name} is a donor without state")
         if self.shards() != joiner.shards():
             self.ledger.fail(f"{self.name} sends other shards than rank {joiner.seat} holds")
 

@@ -98,7 +98,7 @@ class SimCluster:
         """Play the plan to its end. Raises SimFailure where an invariant is broken."""
         while self.end is None:
             if not self.timeline.step():
-                self.ledger.fail("nothing is left to happen, and the run has not ended")
+                self.ledger.fail("no event is pending, and the run has not ended")
             if self.timeline.now_s > VIRTUAL_S_MAX:
                 self.ledger.fail(f"no end after {VIRTUAL_S_MAX} virtual seconds")
         check_ending(self.plan, self.ledger, self.end)
@@ -164,7 +164,7 @@ class SimCluster:
             if msgspec.msgpack.encode(before) != encoded:
                 self.ledger.fail("handle changed the state that it was given")
             if handle(before, event)[1] != actions:
-                self.ledger.fail("handle answered the same question differently")
+                self.ledger.fail("handle returned two results for the same input")
         self.ledger.state(self._state)
         crash_after = -1
         if self._crash_in >= 0:
@@ -308,10 +308,10 @@ class SimCluster:
     def makes(self, worker: SimProcess) -> None:
         """Check that a shared value is not made twice while its maker lives."""
         if self.maker and self.maker is not worker and self.maker.alive and self.term == 1:
-            self.ledger.fail(f"{worker.name} makes what {self.maker.name} is making")
+            self.ledger.fail(f"{worker.name} makes a shared value that {self.maker.name} is making")
         self.maker = worker
 
-    # --- judging ---
+    # --- checks ---
 
     def _alive(self) -> list[SimWorker]:
         return [w for a in self.agents.values() for w in a.workers.values() if w.alive]
@@ -338,7 +338,7 @@ class SimCluster:
             return
         for worker in self._alive():
             if worker.name == body.worker and not (worker.struck or worker.hung):
-                self.ledger.fail(f"{worker.name} was killed for a silence that was not its own")
+                self.ledger.fail(f"{worker.name} was killed as silent, though it answers")
 
     def _check_calm(self) -> None:
         """Check that waiting scripts lose nothing; a lone waiter is given up once at most."""
@@ -350,7 +350,7 @@ class SimCluster:
         if self.restarts or self.ledger.decided > 1 + given_up:
             self.ledger.fail(
                 f"{self.restarts} restarts and {self.ledger.decided} generations of a run in which"
-                " nothing broke"
+                " nothing failed"
             )
 
     def _news_may_be_lost(self) -> bool:
@@ -375,7 +375,7 @@ class SimCluster:
         shards = {worker.shards() for worker in survivors.values()}
         needed = {b"shards %d" % (seat % self.plan.shard_sets) for seat in lost}
         if needed <= shards and all(keys & slots.get(seat, set()) for seat in lost):
-            self.ledger.fail(f"a restart that nothing asked for: {event.reason}")
+            self.ledger.fail(f"a restart without need: {event.reason}")
 
     def _tell(self, text: str) -> str:
         lines = (f"  {time_s:9.4f} {what}" for time_s, what in self.story)

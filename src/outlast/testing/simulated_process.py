@@ -156,7 +156,7 @@ class SimProcess(ABC):
     def load(self, checkpoint: messages.Checkpointed | None) -> int:
         """Return the phase of the checkpoint that it starts from; die if it does not exist."""
         if self.cluster.shelf.is_condemned(checkpoint):
-            self.ledger.fail(f"{self.name} starts from {checkpoint}, saved with a wrong rank")
+            self.ledger.fail(f"{self.name} starts from {checkpoint}, in which a rank is wrong")
         n = self.cluster.shelf.load(checkpoint)
         if n is None:
             if checkpoint is None or checkpoint.tier == "disk":
@@ -272,7 +272,7 @@ class WorkerMesh:
     def arrive(self, worker: SimWorker) -> None:
         """Connect a member; it must own the seat."""
         if self.seats[worker.seat] != worker.name:
-            self.cluster.ledger.fail(f"{worker.name} connects at rank {worker.seat} of another")
+            self.cluster.ledger.fail(f"{worker.name} connects at another's rank, {worker.seat}")
         self.members[worker.seat] = worker
 
     def is_complete(self) -> bool:

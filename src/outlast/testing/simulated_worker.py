@@ -73,7 +73,7 @@ class SimWorker(AuditedProcess):
                     self._vote()
             case messages.SaveEvery():
                 if self.seat:
-                    self.ledger.fail(f"{self.name} at rank {self.seat} is told when to save")
+                    self.ledger.fail(f"{self.name} at rank {self.seat}, not 0, received SaveEvery")
             case messages.Stop():
                 self.die(Fault(kind="exited", detail="stopped", exit_code=0 if body.ok else 3))
 
@@ -190,7 +190,7 @@ class SimWorker(AuditedProcess):
         self.point("decided")
         may_apply = self.state in ("prepared", "applying") and body.n == self.n + 1
         if body.n != self.n and not may_apply:
-            self.ledger.fail(f"{self.name} ({self.state} at {self.n}) is told to stand at {body.n}")
+            self.ledger.fail(f"{self.name} ({self.state} at {self.n}) received Decide({body.n})")
         self.proceed()
 
     def proceed(self) -> None:
@@ -223,7 +223,7 @@ class SimWorker(AuditedProcess):
             self.say_again("Joined")
             return
         if self.readied < body.generation:
-            self.ledger.fail(f"{self.name} is to connect before it is ready")
+            self.ledger.fail(f"{self.name} received Connect before its Ready")
         self.sent, self.received, self.staged = {}, {}, None
         self.replies.pop("Joined", None)
         self.mesh = self.cluster.mesh(body)

@@ -166,7 +166,7 @@ def _refuse_above(ettr: float, best: float, how: str) -> None:
     if not 0 < ettr < 1:
         raise UsageError(f"ettr must lie between 0 and 1, not {ettr!r}")
     if ettr > best * (1 + CLOSE):
-        raise UsageError(f"an ETTR of {ettr:g} cannot be had: the best is {best:.6g}, {how}")
+        raise UsageError(f"an ETTR of {ettr:g} cannot be reached: the best is {best:.6g}, {how}")
 
 
 def _check(interval_s: float, mtbf_s: float, init_s: float, queue_s: float = 0.0) -> None:

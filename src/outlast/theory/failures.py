@@ -114,7 +114,7 @@ def posterior(prior: RatePrior, failures: int, exposure_device_s: float) -> Rate
     check_not_negative("failures", failures)
     check_not_negative("exposure_device_s", exposure_device_s)
     if failures and not exposure_device_s:
-        raise UsageError(f"{failures} failures in no time at all: exposure_device_s is 0")
+        raise UsageError(f"{failures} failures without any exposure: exposure_device_s is 0")
     weight = _weight(prior, failures, exposure_device_s)
     shape = weight + failures
     exposure = weight / prior.rate_per_device_s + exposure_device_s
@@ -250,4 +250,4 @@ def _check_kinds(kinds: Sequence[FailureKind]) -> None:
         check_not_negative(f"{kind.name}: units", kind.units)
         check_whole(f"{kind.name}: devices_killed", kind.devices_killed)
         if names.count(kind.name) > 1:
-            raise UsageError(f"two kinds of failure are called {kind.name!r}")
+            raise UsageError(f"two kinds of failure are named {kind.name!r}")

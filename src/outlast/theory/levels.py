@@ -161,7 +161,7 @@ def _check(levels: Sequence[Level]) -> None:
         if level.survives < covered:
             raise UsageError(
                 f"{level.name} survives {level.survives:g} of failures, the level above it"
-                f" {covered:g}: list levels shallowest first, each with what it or one above"
-                " survives"
+                f" {covered:g}: list levels shallowest first, each with the share that it"
+                " or a level above it survives"
             )
         covered = level.survives

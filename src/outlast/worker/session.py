@@ -83,7 +83,7 @@ class Session:
     @state.setter
     def state(self, value: Any) -> None:
         raise UsageError(
-            f"session.state = {type(value).__name__}(...) would detach it from what survives;"
+            f"session.state = {type(value).__name__}(...) would replace the dict that survives;"
             " nothing was changed: use session.state.update(...), or session.state[name] = value"
         )
 

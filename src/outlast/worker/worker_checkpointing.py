@@ -338,11 +338,11 @@ class RunCheckpointer:
             lacking = (
                 f"{outcome.copies} of {outcome.strips} strips are in the parity of its group"
                 if outcome.strips
-                else f"fewer copies in memory than asked ({outcome.copies} beside this rank's own"
-                " keeper's)"
+                else f"fewer copies in memory than requested ({outcome.copies} beside that of this"
+                " rank's own keeper)"
             )
             self._owner.note(
-                f"step {outcome.place.step}: {lacking}: {outcome.error}; training goes on, and the"
+                f"step {outcome.place.step}: {lacking}: {outcome.error}; training continues; the"
                 " next version is sent to all of them again"
             )
         self._lacks_copies = bool(outcome.error)

@@ -131,7 +131,7 @@ class WorkerProcess(WorkerPorts):
             until_step=settings.until_step if settings else 0,
             need=self.protected_state,
         )
-        self.phases.save_as_asked = self.saver.on_request
+        self.phases.save_on_request = self.saver.on_request
         self.loop = BatchLoop(
             phases=self.phases,
             place=self.place,

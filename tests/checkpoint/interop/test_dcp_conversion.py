@@ -115,7 +115,7 @@ def test_naming(tmp_path: Path) -> None:
         write_dcp(reader, tmp_path / "none", TensorNaming(select=("weights.",)))
     with pytest.raises(UsageError, match=r"model\.a and optim\.x would both be called 'x'"):
         write_dcp(reader, tmp_path / "none", TensorNaming(rename={"model.a": "x", "optim.x": "x"}))
-    with pytest.raises(UsageError, match="is there already; nothing was overwritten"):
+    with pytest.raises(UsageError, match="exists already; nothing was overwritten"):
         write_dcp(reader, tmp_path / "theirs", TensorNaming())
     with pytest.raises(UsageError, match="make it first"):
         write_dcp(reader, tmp_path / "no" / "where", TensorNaming())

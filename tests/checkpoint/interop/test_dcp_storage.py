@@ -32,7 +32,7 @@ from outlast.errors import CorruptionError, UnsupportedError, UsageError
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is:UserWarning")
 
 
-def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+def test_a_saved_state_loads_equal(tmp_path: Path) -> None:
     dcp.save(state(1), storage_writer=OutlastWriter(tmp_path, 1))
     loaded = state(2)
     assert not same(loaded, state(1))
@@ -158,7 +158,7 @@ def test_an_item_of_another_length_is_not_kept(tmp_path: Path, size_bytes: int) 
     assert list((tmp_path / save.place.directory).iterdir()) == []
 
 
-def test_ranks_that_found_different_checkpoints_stop(tmp_path: Path) -> None:
+def test_ranks_with_different_newest_checkpoints_stop(tmp_path: Path) -> None:
     """As over NFS, where one host sees a new directory later than another."""
     for step in (1, 2):
         dcp.save({"w": torch.ones(2)}, storage_writer=OutlastWriter(tmp_path, step))
@@ -168,7 +168,7 @@ def test_ranks_that_found_different_checkpoints_stop(tmp_path: Path) -> None:
         one.prepare_global_plan(plans)
 
 
-def test_what_cannot_work_is_refused(tmp_path: Path) -> None:
+def test_unsupported_planners_and_storages_are_refused(tmp_path: Path) -> None:
     planner = DefaultSavePlanner(enable_plan_caching=True)
     writer = OutlastWriter(tmp_path, 1)
     dcp.save({"w": torch.ones(2)}, storage_writer=writer, planner=planner)

@@ -142,7 +142,7 @@ def test_compressed_entries_are_refused(tmp_path: Path) -> None:
         read_layout(tmp_path / "t")
 
 
-def test_a_tensor_that_is_not_what_metadata_say_is_refused(tmp_path: Path) -> None:
+def test_a_tensor_that_contradicts_the_metadata_is_refused(tmp_path: Path) -> None:
     dcp.save({"w": torch.ones(4), "v": torch.ones(2, 2)}, checkpoint_id=tmp_path / "t")
     metadata = FileSystemReader(tmp_path / "t").read_metadata()
     index = {key.fqn: key for key in metadata.storage_data}

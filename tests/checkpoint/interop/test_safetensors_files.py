@@ -122,14 +122,14 @@ def test_tied_weights_are_written_once_if_they_are(tmp_path: Path) -> None:
     assert not (tmp_path / "no").exists()
 
 
-def test_what_cannot_be_written_is_refused_before(tmp_path: Path) -> None:
+def test_unwritable_tensors_are_refused_before_the_first_file(tmp_path: Path) -> None:
     make(tmp_path / "ours", PLACE, {"w": np.ones(3, np.complex128), "v": np.ones(3)})
     reader = reader_of(tmp_path / "ours")
     with pytest.raises(CodecError, match=r"w \(complex128\)"):
         write_safetensors(reader, tmp_path / "out", TensorNaming())
     assert not (tmp_path / "out").exists()
     write_safetensors(reader, tmp_path / "out", TensorNaming(drop=("w",)))
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="exists already"):
         write_safetensors(reader, tmp_path / "out", TensorNaming(drop=("w",)))
 
 
@@ -190,7 +190,7 @@ def test_files_that_contradict_themselves_are_refused(tmp_path: Path, what: str)
     assert not (tmp_path / "ours").exists()
 
 
-def test_what_a_checkpoint_cannot_keep_is_refused_by_name(tmp_path: Path) -> None:
+def test_unsupported_safetensors_content_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     path.write_bytes(header({"w": entry(dtype="F4")}))
     with pytest.raises(CodecError, match="w is of type F4"):
@@ -229,7 +229,7 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", [-1, 10**18])
-def test_a_step_that_nobody_would_find_again_is_refused(tmp_path: Path, step: int) -> None:
+def test_invalid_step_numbers_are_refused(tmp_path: Path, step: int) -> None:
     save_file({"w": torch.ones(2)}, tmp_path / "a.safetensors")
     root = tmp_path / "ours"
     with pytest.raises(UsageError, match="nothing was saved"):
@@ -239,7 +239,7 @@ def test_a_step_that_nobody_would_find_again_is_refused(tmp_path: Path, step: in
     assert not root.exists()
 
 
-def test_a_tensor_that_is_called_as_an_object_of_dcp_is_refused(tmp_path: Path) -> None:
+def test_a_tensor_with_the_name_of_a_dcp_object_is_refused(tmp_path: Path) -> None:
     """Else what came as safetensors would be unpickled by DCP's planner."""
     with pytest.raises(CodecError, match=r"dcp\.object/step .*nothing was written"):
         imported(tmp_path, {"step": torch.zeros(4, dtype=torch.uint8)}, add="dcp.object/")
@@ -265,7 +265,7 @@ def test_a_file_that_shrinks_meanwhile_leaves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_exporting_takes_no_torch() -> None:
+def test_export_does_not_import_torch() -> None:
     """A machine that only serves a model may have none."""
     code = "import sys, outlast.checkpoint.interop.safetensors_files; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

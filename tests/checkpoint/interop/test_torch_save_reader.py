@@ -62,7 +62,7 @@ def loaded(path: Path) -> Any:
 
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: repr(value)[:20])
-def test_plain_values_are_what_they_were(tmp_path: Path, value: Any) -> None:
+def test_plain_values_round_trip(tmp_path: Path, value: Any) -> None:
     found = loaded(saved(value, tmp_path / "x"))
     assert type(found) is type(value) or isinstance(value, torch.nn.Parameter)
     one, two = ({k: bits(v) for k, v in flat(each).items()} for each in (found, value))
@@ -155,7 +155,9 @@ def test_a_pickle_of_many_opcodes_is_refused(
     ],
     ids=str,
 )
-def test_what_is_no_plain_value_is_refused_by_name(tmp_path: Path, value: Any, name: str) -> None:
+def test_objects_other_than_plain_values_are_refused_by_name(
+    tmp_path: Path, value: Any, name: str
+) -> None:
     with pytest.raises(CodecError, match=rf"{name}.*nothing was run"):
         loaded(saved(value, tmp_path / "x"))
 
@@ -224,8 +226,8 @@ def test_a_tensor_that_reaches_out_of_its_storage_is_refused(tmp_path: Path) -> 
     ],
     ids=lambda data: repr(data[:20]),
 )
-def test_what_is_no_pickle_is_refused(data: bytes) -> None:
-    with pytest.raises(CorruptionError, match=r"where: no whole pickle"):
+def test_data_without_a_complete_pickle_is_refused(data: bytes) -> None:
+    with pytest.raises(CorruptionError, match=r"where: no complete pickle"):
         pickle_reader.read_pickle(data, {}, "where")
 
 

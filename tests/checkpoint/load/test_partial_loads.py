@@ -146,7 +146,7 @@ def test_a_new_head_is_left_as_it_is(trained: tuple[Path, dict[str, Any]]) -> No
     train(state)
 
 
-def test_what_only_one_side_has_is_named(trained: tuple[Path, dict[str, Any]]) -> None:
+def test_missing_and_unused_entries_are_named(trained: tuple[Path, dict[str, Any]]) -> None:
     root, old = trained
     state = make(head="classifier", more=[1])
     with Checkpointer(root) as saves:
@@ -180,7 +180,7 @@ def test_names_may_have_changed(trained: tuple[Path, dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_types_are_cast_where_that_is_asked(
+def test_dtypes_are_cast_only_on_request(
     trained: tuple[Path, dict[str, Any]], dtype: torch.dtype
 ) -> None:
     root, old = trained
@@ -231,7 +231,7 @@ def test_a_request_that_matches_nothing_is_refused(
     assert (state["model"].body.weight == 1).all()
 
 
-def test_whose_parameters_an_optimizer_holds_is_not_guessed(tmp_path: Path) -> None:
+def test_an_ambiguous_owner_of_optimizer_state_is_refused(tmp_path: Path) -> None:
     """Two modules of equal names, an optimizer each: renaming in one would lose its moments."""
 
     def two(name: str) -> dict[str, Any]:

@@ -39,14 +39,16 @@ def run(root: Path, *cases: str, debug: str = "OFF") -> tuple[list[int], list[di
     return json.loads(done.stdout), told
 
 
-def test_what_several_ranks_need_is_read_once(tmp_path: Path) -> None:
+def test_data_that_several_ranks_need_is_read_once(tmp_path: Path) -> None:
     cases = [case.__name__ for case in LOADS]
     codes, told = run(tmp_path, *cases)
     assert told == [dict.fromkeys(cases, "")] * WORLD and codes == [0] * WORLD
 
 
 @pytest.mark.long
-def test_a_bucket_is_read_once_unasked(tmp_path: Path, server: BucketServer, address: str) -> None:
+def test_a_bucket_is_read_once_by_default(
+    tmp_path: Path, server: BucketServer, address: str
+) -> None:
     _, told = run(tmp_path, f"bucket={address}")
     assert told == [{f"bucket={address}": ""}] * WORLD
     gets = [path for path, _ in server.requests("GET", tmp_path.name) if "/shard-" in path]
@@ -73,7 +75,7 @@ def test_random_wants_and_troubles(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_rank_that_is_killed_leaves_nobody_waiting(tmp_path: Path) -> None:
+def test_a_killed_rank_fails_the_load_on_all_others(tmp_path: Path) -> None:
     codes, told = run(tmp_path, case := "killed=2=4")
     assert codes == [0, 0, -signal.SIGKILL, 0]
     said = [each[case] for each in told]

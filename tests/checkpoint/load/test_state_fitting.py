@@ -125,7 +125,7 @@ def test_parameters_of_an_object_remain_parameters() -> None:
     assert state["tuple"][1].tolist() == [3] and state["n"] == 3.0
 
 
-def test_a_part_of_a_checkpoint_is_loaded_where_that_is_said() -> None:
+def test_a_partial_load_is_allowed_on_request() -> None:
     source, target = trained(model()), {"model": model(1)}
     move(source, target, complete=False)
     assert torch.equal(target["model"][0].weight, source["model"][0].weight)

@@ -309,7 +309,7 @@ def test_longer_strips_come_later() -> None:
         arena.close()
 
 
-def test_what_was_sent_before_is_not_folded_again() -> None:
+def test_a_retransmitted_strip_is_not_folded_twice() -> None:
     parities = HeldParities(0, (0, 1, 2))
     (one,) = places(1)
     send(parities, 1, one)
@@ -346,13 +346,13 @@ def test_versions_take_turns() -> None:
     (late,) = ahead
     assert late and whole(parities) == [3]
     send(parities, 2, again)  # after a rollback: rank 1 never sends the end of step 4
-    with pytest.raises(WireError, match="step 4 is void: rank 2 went on to step 1"):
+    with pytest.raises(WireError, match="step 4 is void: rank 2 continued with step 1"):
         late.keep(manifest(1, four))
     send(parities, 1, again)
     assert whole(parities) == [3, 1]
 
 
-def test_who_waited_goes_on_with_the_others() -> None:
+def test_a_waiting_sender_continues_once_the_older_version_is_void() -> None:
     """As soon as one of them has shown that the version before never comes."""
     parities = HeldParities(0, (0, 1, 2, 3))
     one, two = places(1, 2)
@@ -367,7 +367,7 @@ def test_who_waited_goes_on_with_the_others() -> None:
     assert begun and begun[0]
 
 
-def test_nobody_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_another_version_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group_parity, "TURN_S", 0.05)
     parities = HeldParities(0, (0, 1, 2, 3))
     one, two = places(1, 2)
@@ -384,7 +384,7 @@ def test_nobody_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
         parities.begin(offer(3, one))
 
 
-def test_no_room_is_told_with_the_arithmetic() -> None:
+def test_missing_memory_is_reported_with_the_computation() -> None:
     parities = HeldParities(0, (0, 1, 2, 3))
     (one,) = places(1)
     said = (

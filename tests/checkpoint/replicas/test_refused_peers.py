@@ -33,7 +33,7 @@ def pair() -> Iterator[tuple[Seat, Seat]]:
     network.close()
 
 
-def test_strangers_are_turned_away(pair: tuple[Seat, Seat]) -> None:
+def test_unauthenticated_peers_are_refused(pair: tuple[Seat, Seat]) -> None:
     first, second = pair
     address = address_of(second.door)
     due = time.monotonic() + TIMEOUT_S

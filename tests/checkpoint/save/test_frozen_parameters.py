@@ -68,7 +68,7 @@ def adapted() -> dict[str, torch.Tensor]:
     }
 
 
-def test_what_is_trained_lies_behind_what_is_not(trainer: Trainer) -> None:
+def test_trained_tensors_follow_the_frozen_region(trainer: Trainer) -> None:
     tensors = adapted()
     assert frozen_names(tensors) == {"b.base", "c.norm"}
     saved = []
@@ -109,7 +109,7 @@ def test_in_memory_a_part_is_one_piece(trainer: Trainer) -> None:
     copies.close()
 
 
-def test_freezing_and_unfreezing_lays_out_anew_and_no_rank_speaks(tmp_path: Path) -> None:
+def test_freezing_changes_the_layout_without_extra_collectives(tmp_path: Path) -> None:
     asked: list[bytes] = []
 
     def exchange(message: bytes) -> list[bytes]:
@@ -134,7 +134,7 @@ def test_freezing_and_unfreezing_lays_out_anew_and_no_rank_speaks(tmp_path: Path
     assert asked_by_save[0] == len(asked) and len(list(tmp_path.glob("step-*/commit.json"))) == 6
 
 
-def test_what_changes_though_it_is_not_trained_is_saved(trainer: Trainer) -> None:
+def test_changes_of_untrained_parameters_are_saved(trainer: Trainer) -> None:
     tensors = adapted()
     for _ in range(4):
         tensors["b.base"].data.view(-1)[0] += 1

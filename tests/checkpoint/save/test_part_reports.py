@@ -100,7 +100,7 @@ def test_a_part_counts_as_lost_only_after_it_was_reported_and_not_found_for_long
     assert save.judge(2, PartReport(3, 100, "failed", "h", "disk full"), 0.0, 75.0) == "disk full"
 
 
-def test_ranks_of_a_run_agree_on_each_call_or_all_hear_who_cannot_save() -> None:
+def test_ranks_of_a_run_agree_on_each_save_or_all_fail_with_its_cause() -> None:
     assert agreed_call([SaveCall(3, 100, True), SaveCall(5, 100, True)]) == 5  # after a redo
     with pytest.raises(StorageError, match="rank 1: disk full; nothing was saved"):
         agreed_call([SaveCall(3, 100), SaveCall(3, -1, failure="disk full")])
@@ -111,7 +111,7 @@ def test_ranks_of_a_run_agree_on_each_call_or_all_hear_who_cannot_save() -> None
 
 
 @pytest.mark.process
-def test_ranks_of_a_run_hear_of_parts_that_cannot_come(tmp_path: Path) -> None:
+def test_lost_parts_are_reported_to_all_ranks_of_a_run(tmp_path: Path) -> None:
     job = Path(__file__).with_name("reporting_job.py")
     flags = ["--plain", f"--run-dir={tmp_path / 'run'}", "--nproc-per-node=2", "--spares=1"]
     fault = "--fault=kill:rank=1,step=6,phase=forward"

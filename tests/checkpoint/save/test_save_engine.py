@@ -31,7 +31,7 @@ __all__ = ["trainer"]
 pytestmark = pytest.mark.process
 
 
-def test_what_changes_after_a_save_is_not_in_it(trainer: Trainer) -> None:
+def test_changes_after_a_save_are_not_in_it(trainer: Trainer) -> None:
     """Three in a row, over two arenas, which the third one has to wait for."""
     weight = torch.zeros(1 << 20)
     places = []
@@ -116,13 +116,13 @@ def test_arenas_are_made_ahead(trainer: Trainer, replicas: Sequence[int]) -> Non
     assert all((arena.fd < 0) == (arena not in used) for arena in ahead)
 
 
-def test_arenas_that_nobody_wants_any_more_are_not_made(trainer: Trainer) -> None:
+def test_arenas_are_not_allocated_after_a_stop(trainer: Trainer) -> None:
     trainer.engine.reserve({"a": torch.ones(1 << 28)}, 1000, [0])
     trainer.engine._slots.stop()
     assert len(list(trainer.engine._slots.ahead)) < 2 and not list(trainer.engine._slots)
 
 
-def test_busy_arenas_skip_a_save_and_say_so(tmp_path: Path) -> None:
+def test_a_save_skipped_for_busy_arenas_is_reported(tmp_path: Path) -> None:
     trainer = Trainer(tmp_path, when_busy="skip", arenas=1)
     tensors = {"a": torch.arange(10)}
     trainer.save(tensors)
@@ -154,7 +154,7 @@ def ended(trainer: Trainer, save: int) -> Outcome:
     return outcome
 
 
-def test_a_save_that_fails_is_heard_and_the_next_one_is_not_touched(trainer: Trainer) -> None:
+def test_a_failed_save_is_reported_and_the_next_one_succeeds(trainer: Trainer) -> None:
     tensors = {"a": torch.arange(10)}
     trainer.root.joinpath(SavePoint(next(steps) + 1, 0, "a").directory).touch()
     number, _ = trainer.order(tensors)
@@ -216,7 +216,7 @@ def test_replicas_write_halves_of_one_checkpoint(tmp_path: Path) -> None:
     assert abs(sizes[0] - sizes[1]) <= 3 * 4096
 
 
-def test_what_one_rank_cannot_save_all_ranks_hear_of(tmp_path: Path) -> None:
+def test_a_state_that_one_rank_cannot_save_fails_on_all_ranks(tmp_path: Path) -> None:
     ranks = {0: {"w": torch.ones(3)}, 1: {"w": torch.ones(3, device="meta")}}
     first, second = ranks_that_save(tmp_path, ranks)
     assert isinstance(first, UsageError) and isinstance(second, CodecError)

@@ -110,7 +110,7 @@ def test_fsdp_over_tensor_parallel_is_cut_by_tensor_parallel_first(
     assert (cover([item.box for item in held], (rows, 3)) == 1).all()
 
 
-def test_what_is_no_box_is_refused_by_name() -> None:
+def test_placements_without_boxes_are_refused_by_name() -> None:
     with pytest.raises(CodecError, match=r"^t has the placement P\(sum\), which is no box"):
         held_by(0, (2,), (Partial(),), (4,))
     with pytest.raises(CodecError, match=r"^t has the placement .* whose pieces are no boxes"):
@@ -262,7 +262,7 @@ def test_equal_tables_are_replicas_and_others_are_not() -> None:
     assert len({plan.digest for plan in found if isinstance(plan, SavePlan)}) == 1
 
 
-def test_a_plan_depends_on_everybodys_tensors() -> None:
+def test_a_plan_depends_on_the_tensors_of_all_ranks() -> None:
     shared = {"w": torch.ones(3)}
     before = plans(2, {0: shared, 1: {**shared, "x": torch.ones(1)}})[0]
     after = plans(2, {0: shared, 1: {**shared, "y": torch.ones(1)}})[0]
@@ -270,7 +270,7 @@ def test_a_plan_depends_on_everybodys_tensors() -> None:
     assert before.digest != after.digest
 
 
-def test_what_differs_by_rank_is_refused_and_not_mixed() -> None:
+def test_replicas_with_different_values_are_refused() -> None:
     ranks = {rank: {"w": torch.full((MANY // 4,), float(rank // 2))} for rank in range(3)}
     for refusal in plans(3, ranks):
         assert isinstance(refusal, UsageError)
@@ -291,7 +291,7 @@ def test_small_buffers_may_differ_and_nothing_else_may() -> None:
         assert "do not hold the same: w;" in str(refusal)
 
 
-def test_holders_of_one_box_must_all_know_of_it() -> None:
+def test_all_holders_of_a_box_must_list_each_other() -> None:
     placements = (Replicate(),)
 
     def one(rank: int, exchange: Exchange) -> SavePlan:

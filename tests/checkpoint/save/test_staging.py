@@ -56,13 +56,13 @@ def test_a_range_within_rows_is_several_boxes_one_after_the_other() -> None:
     ]
 
 
-def test_boxes_are_told_in_coordinates_of_the_whole_tensor() -> None:
+def test_boxes_have_coordinates_of_the_global_tensor() -> None:
     part = HeldBox("t", torch.float32, (10, 4), Box((6, 2), (3, 2)), (0,))
     (piece,) = laid([ShardShare(part, 2, 6)]).pieces
     assert (piece.start, piece.size) == ((7, 2), (2, 2))
 
 
-def test_tensors_are_listed_by_who_writes_of_them_and_empty_ones_by_all() -> None:
+def test_tensors_are_listed_by_their_writers_and_empty_ones_by_all() -> None:
     known = {"a": Tensor("float32", (2,)), "b": Tensor("float32", (2,)), "e": Tensor("bool", (0,))}
     layout = lay_out(known, [ShardShare(held("a", torch.ones(2)), 0, 2)])
     assert list(layout.tensors) == ["a", "e"]

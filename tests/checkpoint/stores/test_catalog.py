@@ -99,7 +99,7 @@ def test_nothing_is_found_where_nothing_is(tmp_path: Path) -> None:
     assert remove_uncommitted(Folder(tmp_path / "none")) == []
 
 
-def test_what_a_checkpoint_says(tmp_path: Path) -> None:
+def test_an_open_checkpoint_describes_its_content(tmp_path: Path) -> None:
     make(tmp_path, SavePoint(5, 5, "a"), TENSORS, world=3, job="mine")
     found = open_checkpoint(Folder(tmp_path), SavePoint(5, 5, "a"))
     assert (found.job, found.commit.world, len(found.manifests)) == ("mine", 3, 3)
@@ -139,7 +139,7 @@ def test_only_what_was_never_committed_is_cleaned(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_damage_is_passed_over_and_said(tmp_path: Path) -> None:
+def test_damaged_checkpoints_are_skipped_and_reported(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         make(tmp_path, SavePoint(step, step, "a"), TENSORS)
     (tmp_path / "step-000000003-n3-a" / COMMIT).write_text("{}")
@@ -156,7 +156,7 @@ def test_damage_is_passed_over_and_said(tmp_path: Path) -> None:
     assert "shard-00001: chunk 0" in said[1]
 
 
-def test_verify_reads_every_byte_and_says_how_far_it_is(tmp_path: Path) -> None:
+def test_verify_reads_every_byte_and_reports_progress(tmp_path: Path) -> None:
     make(tmp_path, SavePoint(1, 1, "a"), TENSORS, chunk_bytes=4096)
     checkpoint = open_checkpoint(Folder(tmp_path), SavePoint(1, 1, "a"))
     told: list[tuple[int, int]] = []

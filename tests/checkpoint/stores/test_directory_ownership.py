@@ -89,7 +89,7 @@ def test_a_second_job_is_refused_by_name(tmp_path: Path, locks: bool) -> None:
     own(tmp_path, "third").close()
 
 
-def test_another_checkpointer_of_this_process_is_said_so(tmp_path: Path, locks: bool) -> None:
+def test_a_second_checkpointer_of_this_process_is_named(tmp_path: Path, locks: bool) -> None:
     first = own(tmp_path)
     with pytest.raises(InUseError, match="another Checkpointer of this process"):
         own(tmp_path)
@@ -187,7 +187,7 @@ def test_the_fence(tmp_path: Path) -> None:
     owned.close()
 
 
-def test_half_a_record_is_nobody(tmp_path: Path) -> None:
+def test_an_incomplete_record_names_no_owner(tmp_path: Path) -> None:
     (tmp_path / directory_ownership.FILE).write_bytes(b'{"token":"a')
     assert read_owner(tmp_path) == Owner()
     own(tmp_path).close()

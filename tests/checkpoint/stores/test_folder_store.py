@@ -123,7 +123,7 @@ def test_a_link_in_a_drafts_place_is_not_written_through(folder: Folder, tmp_pat
 
 
 @pytest.mark.parametrize("kind", ["directory", "pipe"])
-def test_what_is_no_file_is_not_read(folder: Folder, kind: str) -> None:
+def test_only_regular_files_are_read(folder: Folder, kind: str) -> None:
     path = folder.root / PLACE / "odd"
     path.mkdir() if kind == "directory" else os.mkfifo(path)
     assert folder.files(PLACE)["odd"] == -1
@@ -148,7 +148,7 @@ def test_a_file_too_large_for_a_record_is_refused(folder: Folder) -> None:
         folder.get(PLACE, "huge")
 
 
-def test_a_root_that_is_a_file_is_said(tmp_path: Path) -> None:
+def test_a_root_that_is_a_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "root").write_text("")
     folder = Folder(tmp_path / "root")
     with pytest.raises(StorageError, match="root"):
@@ -173,7 +173,7 @@ def test_the_commit_record_goes_before_anything_else(folder: Folder) -> None:
     assert folder.directories() == []
 
 
-def test_a_full_disk_leaves_nothing_and_is_said(folder: Folder) -> None:
+def test_a_full_disk_is_an_error_and_leaves_no_file(folder: Folder) -> None:
     """The limit of a process's files stands for the disk's: the write is refused half-way."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))

@@ -67,7 +67,7 @@ def test_a_large_object_that_is_broken_off_is_nowhere(server: BucketServer, buck
 
     with pytest.raises(CorruptionError, match="the source is damaged"):
         bucket.put(PLACE, "shard-00000", parts(), 48 * MIB)
-    with pytest.raises(StorageError, match="bytes came of"):
+    with pytest.raises(StorageError, match="bytes were given"):
         bucket.put(OTHER, "shard-00000", large(), 48 * MIB)
     assert bucket.files(PLACE) == bucket.files(OTHER) == {}
     aborted = server.requests("DELETE", "uploadId=")  # a part that was under way may still land
@@ -154,7 +154,7 @@ def test_a_server_that_hangs_meets_the_deadline(server: BucketServer, address: s
         os.kill(server.process.pid, signal.SIGCONT)
 
 
-def test_an_account_that_is_not_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_azure_account_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME", raising=False)
     with pytest.raises(ConfigError, match="AZURE_STORAGE_ACCOUNT_NAME"):
         open_store("az://container/runs")

@@ -115,10 +115,10 @@ class Lying(Folder):
             flip(self.root / directory / name, 10)
 
 
-def test_what_was_written_is_read_back(source: Folder, tmp_path: Path) -> None:
+def test_a_copy_is_verified_by_reading_it_back(source: Folder, tmp_path: Path) -> None:
     checkpoint(source.root)
     target = Lying(tmp_path / "target")
-    with pytest.raises(StorageError, match="is not what was sent"):
+    with pytest.raises(StorageError, match="differs from the bytes that were sent"):
         copy_checkpoint(source, place(1), target)
     assert checkpoint_places(target) == []
 
@@ -131,7 +131,7 @@ def test_latest_does_not_go_back(source: Folder, target: Folder) -> None:
     assert (target.root / LATEST).read_text() == f"{place(2).directory}\n"
 
 
-def test_a_server_killed_in_the_middle_is_gone_on_with(
+def test_a_copy_resumes_after_its_server_was_killed(
     source: Folder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     checkpoint(source.root, size=4_000_000, chunk=1 << 18, world=WORLD)
@@ -211,7 +211,7 @@ def test_a_limit_is_kept(source: Folder, target: Folder) -> None:
     assert 0.4 < time.monotonic() - begin < 60  # twice 400 kB, less what haste is allowed
 
 
-def test_a_copy_that_is_stopped_is_gone_on_with(source: Folder, target: Folder) -> None:
+def test_a_stopped_copy_can_be_resumed(source: Folder, target: Folder) -> None:
     checkpoint(source.root)
     stop = threading.Event()
 

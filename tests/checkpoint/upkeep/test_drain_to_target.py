@@ -53,7 +53,7 @@ def test_a_pass_brings_what_is_lacking_newest_first(source: Folder, target: Fold
     assert list(drain_store(source, target, on_error=fail)) == []
 
 
-def test_a_damaged_one_does_not_hold_up_the_others(source: Folder, target: Folder) -> None:
+def test_a_damaged_checkpoint_does_not_block_the_others(source: Folder, target: Folder) -> None:
     for step in (1, 2, 3):
         checkpoint(source.root, step, size=9000, world=1)
     flip(source.root / place(2).directory / "shard-00000", 0)
@@ -64,7 +64,7 @@ def test_a_damaged_one_does_not_hold_up_the_others(source: Folder, target: Folde
     assert "shard-00000" in errors[0][1]
 
 
-def test_what_was_deleted_since_it_was_listed_is_no_error(source: Folder, target: Folder) -> None:
+def test_a_checkpoint_deleted_after_the_listing_is_no_error(source: Folder, target: Folder) -> None:
     for step in (1, 2):
         checkpoint(source.root, step, size=9000, world=1)
     copied = drain_store(source, target, on_error=fail)
@@ -85,7 +85,7 @@ def test_the_last_pass_brings_what_came_before_it(source: Folder, target: Folder
     assert checkpoint_places(target) == [place(2), place(1)]
 
 
-def test_a_last_pass_that_fails_says_so_and_ends(source: Folder, tmp_path: Path) -> None:
+def test_a_failed_last_pass_is_reported_and_ends(source: Folder, tmp_path: Path) -> None:
     checkpoint(source.root, size=9000, world=1)
     (tmp_path / "file").write_text("")
     errors: list[str] = []
@@ -94,7 +94,9 @@ def test_a_last_pass_that_fails_says_so_and_ends(source: Folder, tmp_path: Path)
     assert errors
 
 
-def test_what_would_be_pruned_there_is_not_brought(source: Folder, target: Folder) -> None:
+def test_checkpoints_that_the_target_would_prune_are_not_copied(
+    source: Folder, target: Folder
+) -> None:
     for step in range(1, 9):
         checkpoint(source.root, step, size=100, world=1)
     keep = Keep(last=2, every=3)
@@ -122,9 +124,7 @@ def test_of_a_span_the_next_one_comes_where_the_first_is_damaged(
     assert list(drain_store(source, target, DrainRule(every=every), on_error=fail)) == []
 
 
-def test_what_is_read_back_before_others_go_keeps_to_the_rate(
-    source: Folder, target: Folder
-) -> None:
+def test_reading_back_before_pruning_respects_the_rate(source: Folder, target: Folder) -> None:
     for step in (1, 2):
         checkpoint(target.root, step, size=300_000, world=1)
     begin = time.monotonic()
@@ -197,7 +197,7 @@ def test_a_drainer_in_the_background(source: Folder, server: BucketServer, addre
     assert verify(open_checkpoint(bucket, place(3))) == []
 
 
-def test_a_drainer_tells_what_fails_and_goes_on(source: Folder, tmp_path: Path) -> None:
+def test_a_drainer_reports_errors_and_continues(source: Folder, tmp_path: Path) -> None:
     checkpoint(source.root, size=1000, world=1)
     blocked = tmp_path / "target"
     blocked.write_text("a file where the folder should be")
@@ -233,9 +233,7 @@ def test_a_drainer_ends_in_the_middle_of_a_copy(source: Folder, target: Folder) 
     assert checkpoint_places(target) == []
 
 
-def test_what_a_killed_drainer_had_begun_goes_once_nobody_can_finish_it(
-    source: Folder, target: Folder
-) -> None:
+def test_incomplete_copies_of_a_killed_drainer_are_removed(source: Folder, target: Folder) -> None:
     for step in (1, 2, 3, 5):
         checkpoint(source.root, step, size=9000, world=1)
     for step in (1, 2):
@@ -261,7 +259,7 @@ def test_pruning_reads_the_newest_back_first(target: Folder) -> None:
     assert verdicts[1].why == "the last verified one"
 
 
-def test_pruning_deletes_nothing_where_nothing_is_whole(target: Folder) -> None:
+def test_pruning_deletes_nothing_without_a_complete_checkpoint(target: Folder) -> None:
     for step in (1, 2, 3):
         flip(checkpoint(target.root, step, size=1000, world=1) / "shard-00000", 0)
     prune_store(target, Keep(last=1), time.time_ns())
@@ -281,7 +279,7 @@ def test_pruning_spares_what_is_in_use_or_unreadable(target: Folder) -> None:
     assert checkpoint_places(target) == [place(4), place(3), place(1)]
 
 
-def test_what_is_being_copied_from_is_not_deleted(source: Folder, tmp_path: Path) -> None:
+def test_the_source_of_a_running_copy_is_not_deleted(source: Folder, tmp_path: Path) -> None:
     for step in (1, 2):
         checkpoint(source.root, step, size=9000, world=1)
     seen: list[bool] = []
@@ -301,7 +299,7 @@ def test_pruning_reads_nothing_where_nothing_goes(target: Folder) -> None:
     prune_store(target, Keep(), time.time_ns(), verified=lambda one: pytest.fail(one.where))
 
 
-def test_what_an_audit_has_barred_counts_for_nothing(source: Folder, target: Folder) -> None:
+def test_barred_checkpoints_are_not_counted_or_copied(source: Folder, target: Folder) -> None:
     """Of the last two that stay, none is one that is never started from."""
     for step in (1, 2, 3, 4):
         checkpoint(source.root, step, size=9000, world=1)
@@ -319,7 +317,7 @@ def test_what_an_audit_has_barred_counts_for_nothing(source: Folder, target: Fol
     assert checkpoint_places(source) == [place(2), place(1)]
 
 
-def test_what_is_barred_stays_while_no_other_is_whole(source: Folder) -> None:
+def test_a_barred_checkpoint_stays_while_no_other_is_complete(source: Folder) -> None:
     for step in (1, 2):
         checkpoint(source.root, step, size=9000, world=1)
     flip(source.root / place(1).directory / "shard-00000", 0)

@@ -122,7 +122,7 @@ def test_milestones_and_the_last_one_are_due_anyway() -> None:
     assert steps([], there, every, last=True) == []
 
 
-def test_what_would_not_stay_there_is_not_wanted() -> None:
+def test_checkpoints_that_the_target_would_prune_are_not_due() -> None:
     offered = [known(step) for step in range(100, 3000, 100)]
     assert steps(offered, [], SaveInterval(steps=1000), Keep(last=2)) == [2000, 1000]
 

@@ -63,7 +63,7 @@ def at(store: Store, step: int) -> SavePoint:
     return next(place for place in store.saved if place.step == step)
 
 
-def test_who_goes_back_keeps_the_new_ones_and_the_end_of_the_old_line() -> None:
+def test_going_back_keeps_the_new_line_and_the_end_of_the_old_one() -> None:
     store = filled(100, 200, 300)
     lineage = store.resume(at(store, 100))
     for step in (110, 120):
@@ -75,7 +75,7 @@ def test_who_goes_back_keeps_the_new_ones_and_the_end_of_the_old_line() -> None:
     assert store.steps() == [(1, 110), (1, 120)]
 
 
-def test_who_goes_on_stays_on_its_line() -> None:
+def test_continuing_from_the_newest_stays_on_its_line() -> None:
     store = filled(100, 200)
     store.save(store.resume(at(store, 200)), 300)
     assert store.steps() == [(0, 100), (0, 200), (0, 300)]
@@ -132,7 +132,7 @@ ACTIONS = st.lists(
 
 
 @given(ACTIONS, st.integers(1, 3), st.none() | st.integers(0, 2))
-def test_what_was_saved_last_is_the_newest_and_is_kept(
+def test_the_last_save_is_the_newest_and_is_kept(
     actions: list[tuple[str, int]], last: int, lines: int | None
 ) -> None:
     store, lineage, ran = Store(), Lineage(), list[SavePoint]()

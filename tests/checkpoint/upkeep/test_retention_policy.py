@@ -77,7 +77,7 @@ def newest_first(items: list[KnownCheckpoint]) -> list[KnownCheckpoint]:
 
 
 @given(HISTORIES, POLICIES)
-def test_what_is_never_given_up(items: list[KnownCheckpoint], keep: Keep) -> None:
+def test_invariants_of_the_retention_policy(items: list[KnownCheckpoint], keep: Keep) -> None:
     verdicts = apply_policy(items, keep, NOW_NS)
     assert [v.place for v in verdicts] == [k.place for k in newest_first(items)]
     assert all(verdict.why for verdict in verdicts)
@@ -93,7 +93,7 @@ def test_what_is_never_given_up(items: list[KnownCheckpoint], keep: Keep) -> Non
 
 
 @given(HISTORIES, POLICIES)
-def test_what_was_pruned_once_stays_so(items: list[KnownCheckpoint], keep: Keep) -> None:
+def test_a_second_pruning_deletes_nothing_more(items: list[KnownCheckpoint], keep: Keep) -> None:
     left = {verdict.place for verdict in apply_policy(items, keep, NOW_NS) if verdict.keep}
     again = apply_policy([item for item in items if item.place in left], keep, NOW_NS)
     assert {verdict.place for verdict in again if verdict.keep} == left
@@ -117,7 +117,7 @@ def kept_places(items: list[KnownCheckpoint], keep: Keep, now_ns: int) -> list[S
     return [verdict.place for verdict in apply_policy(items, keep, now_ns) if verdict.keep]
 
 
-def test_the_last_ones_stay() -> None:
+def test_the_last_checkpoints_are_kept() -> None:
     assert kept([known(step) for step in range(0, 600, 100)], last=2) == [500, 400]
 
 

@@ -57,7 +57,7 @@ def test_a_job_that_died_at_once_keeps_its_own_cause() -> None:
     assert named(attribute_failures(cluster(first, short, finding()))) == ["short"]
 
 
-def test_what_comes_before_a_check_is_as_long_as_what_comes_after() -> None:
+def test_the_windows_before_and_after_a_check_have_equal_length() -> None:
     check = CheckAdded(t_ns=T0 + 5 * DAY_NS, cluster="c", check="x", symptom="pcie")
     days = {1: "too early", 3: "first", 4: "second", 5: "third", 6: "fourth", 7: "too late"}
     jobs = [job(name, end=24 * day + 2, state="NODE_FAIL") for day, name in days.items()]
@@ -74,7 +74,7 @@ def test_a_boot_that_failed_is_no_failure_of_running() -> None:
     assert failure_rate(found, infra, above_gpus=0).failures == 1
 
 
-def test_what_is_projected_lies_between_its_ends() -> None:
+def test_the_projected_mttf_lies_in_its_interval() -> None:
     large = [
         job(str(nth), end=24 * nth + 24, hours=24, gpus=256, nodes=32, state="NODE_FAIL")
         for nth in range(4)
@@ -129,7 +129,7 @@ def test_the_next_job_is_not_the_next_attempt() -> None:
     assert restarted_attempts(made, infra).collect().is_empty()
 
 
-def test_who_failed_and_was_preempted_lost_it_once() -> None:
+def test_work_lost_to_a_failure_and_a_preemption_counts_once() -> None:
     jobs = [
         attempt("big", 0, 10, priority=9, hosts="n1", state="NODE_FAIL"),
         attempt("big", 10.1, 20, attempt=1, priority=9, hosts="n1"),
@@ -140,7 +140,7 @@ def test_who_failed_and_was_preempted_lost_it_once() -> None:
     assert told["order"].to_list() == [1, 1]
 
 
-def test_a_start_in_another_cluster_preempts_nobody_here() -> None:
+def test_a_start_in_another_cluster_preempts_no_job() -> None:
     jobs = [
         attempt("big", 0, 10, priority=9, hosts="n1", state="NODE_FAIL"),
         attempt("big", 10.1, 20, attempt=1, priority=9, hosts="n1"),

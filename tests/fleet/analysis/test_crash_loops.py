@@ -51,7 +51,7 @@ def test_a_loop_and_what_it_took_from_others() -> None:
     assert loop["lost_gpu_s"] == pytest.approx(35 * 360 * 1024)
 
 
-def test_who_preempted_whom_is_asked_once_for_both() -> None:
+def test_preemptors_are_searched_once_for_loops_and_goodput() -> None:
     ends = [10 + 0.5 * n for n in range(6)]
     made = of(
         *failing("big", ends, hosts="n1", priority=100),

@@ -74,7 +74,7 @@ def test_without_failures_nothing_is_gained() -> None:
     assert len(counterfactual_ettr(sizes().cast(pl.Float64), RATE)) == 0
 
 
-def test_other_factors_are_said() -> None:
+def test_other_factors_are_named_in_the_rows() -> None:
     changes = counterfactual_ettr(sizes((8, 1, 60)), RATE, factor=0.25)["change"].to_list()
     assert "0.25 times the failure rate" in changes
 

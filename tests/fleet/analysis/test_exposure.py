@@ -52,7 +52,7 @@ def test_one_over_n_is_projected_for_nodes_of_any_size(each: int) -> None:
     assert projected == pytest.approx(48 * 100 / 20)
 
 
-def test_a_list_of_nodes_tells_their_gpus_before_jobs_do() -> None:
+def test_node_lists_take_precedence_over_jobs_for_gpus_per_node() -> None:
     seen = [NodeSeen(t_ns=T0, cluster="c", node=f"n{n}", kind="", gpus=4, rack="", pod="")
             for n in range(3)]  # fmt: skip
     assert gpus_per_node(cluster(*seen, _whole("1", 2, 2))) == (4, "nodes")  # type: ignore[arg-type]
@@ -107,7 +107,7 @@ def test_gaps_of_a_numbering_are_nodes_that_had_nothing() -> None:
     assert ranking.filter("lemon")["node"].to_list() == ["n007"]
 
 
-def test_sparse_numbers_are_no_list_and_it_is_said() -> None:
+def test_sparse_node_numbers_do_not_imply_an_inventory() -> None:
     made = of(*(_outage(f"r{n}") for n in (101, 3507, 9932)))
     assert len(node_inventory(made)) == 3
     (note,) = inventory_notes(made)

@@ -52,7 +52,7 @@ def test_accounting_may_not_know_its_cluster() -> None:
     assert len(failed(job(state="FAILED", cluster=""), finding())) == 1
 
 
-def test_what_the_scheduler_says_needs_no_finding() -> None:
+def test_failures_reported_by_the_scheduler_need_no_finding() -> None:
     found = failed(
         job("1", state="NODE_FAIL"),
         job("2", state="BOOT_FAIL", start_ns=None),
@@ -102,7 +102,7 @@ def test_where_the_failed_node_is_known_others_do_not_count() -> None:
     assert attribute_failures(cluster(*records)).causes["node"].to_list() == ["n2"]
 
 
-def test_what_the_next_job_on_the_node_died_of_is_its_own() -> None:
+def test_a_finding_at_the_end_of_the_next_job_is_attributed_to_it() -> None:
     first, second = job("1", state="FAILED"), job("2", end=2.06, hours=0.05, state="FAILED")
     assert failed(first, second, finding(after_s=120))["job"].to_list() == ["2"]
     assert failed(first, finding(after_s=120))["job"].to_list() == ["1"]
@@ -111,7 +111,7 @@ def test_what_the_next_job_on_the_node_died_of_is_its_own() -> None:
     assert failed(first, beside, finding(after_s=120))["job"].to_list() == ["1", "3"]
 
 
-def test_what_is_found_together() -> None:
+def test_cooccurring_causes() -> None:
     found = attribute_failures(
         cluster(
             *(job(str(at), end=at, state="NODE_FAIL") for at in (2, 4, 6, 8)),

@@ -58,7 +58,7 @@ def test_a_plan_takes_what_was_measured_on_a_synthetic_cluster(tmp_path: Path) -
     assert sum(shares.values()) == pytest.approx(1, abs=1e-4)
 
 
-def test_what_failures_took_follows_from_outages() -> None:
+def test_outages_give_repair_times_and_failure_widths() -> None:
     """Three failures: of one node that went away, of one that did not, of half of all nodes."""
     found = fit_rates(
         cluster(
@@ -91,7 +91,7 @@ def test_without_jobs_the_rate_is_of_outages() -> None:
     assert provenance["failure"] == "start of an outage, since no job failed"
 
 
-def test_without_jobs_lemons_are_told_by_outages() -> None:
+def test_without_jobs_lemons_are_ranked_by_outages() -> None:
     """Without them a plan of such a cluster had none."""
     nodes = [
         NodeSeen(t_ns=T0, cluster="c", node=f"n{nth}", kind="", gpus=4, rack="", pod="")
@@ -184,7 +184,7 @@ def test_the_command(lake: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert sorted(one.name for one in tmp_path.iterdir()) == ["lake", "rates.toml", "sacct.txt"]
 
 
-def test_what_a_site_would_have_says_the_same_as_the_tables_behind_it(
+def test_ingested_logs_give_the_rates_of_the_tables_behind_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """From the text of accounting and health logs to a rate, and straight from memory."""

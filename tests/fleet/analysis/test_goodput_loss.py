@@ -74,7 +74,7 @@ def test_short_attempts_lose_what_they_held() -> None:
         victim("a", hosts=""),
     ],
 )
-def test_what_another_cause_ended_is_not_charged(other: JobEnded) -> None:
+def test_attempts_that_ended_for_another_cause_are_not_charged(other: JobEnded) -> None:
     made = of(*cascade(other))
     assert lost_goodput(made, node_fails(made))["job"].to_list() == ["big"]
 
@@ -107,7 +107,7 @@ def test_a_qos_can_rank_above_a_priority() -> None:
     )  # "high" is not ranked
 
 
-def test_without_priorities_nobody_is_excluded() -> None:
+def test_without_priorities_no_victim_is_excluded() -> None:
     made = of(
         attempt("big", 0, 10, state="NODE_FAIL", hosts="n1", priority=0),
         attempt("big", 10.1, 20, attempt=1, hosts="n1", priority=0),

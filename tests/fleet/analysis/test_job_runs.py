@@ -23,7 +23,7 @@ def test_attempts_of_one_id_are_one_run() -> None:
     assert (second["attempts"], second["interruptions"], second["infra"]) == (1, 0, 0)
 
 
-def test_nobody_waits_before_the_attempt_before_has_ended() -> None:
+def test_queue_wait_begins_at_the_end_of_the_previous_attempt() -> None:
     """A scheduler that keeps the first eligible time does not count running as waiting."""
     kept = of(
         attempt("7", 0, 10, eligible_h=0, state="NODE_FAIL"),
@@ -32,7 +32,7 @@ def test_nobody_waits_before_the_attempt_before_has_ended() -> None:
     assert job_runs(kept, node_fails(kept))["wait_s"].to_list() == [3600]
 
 
-def test_one_that_never_started_waited_until_it_was_given_up() -> None:
+def test_a_job_that_never_started_waited_until_its_cancellation() -> None:
     given_up = of(attempt("7", None, 4, eligible_h=1, state="CANCELLED"))
     (run,) = job_runs(given_up, failed()).iter_rows(named=True)
     assert (run["scheduled_s"], run["wait_s"]) == (0, 3 * 3600)

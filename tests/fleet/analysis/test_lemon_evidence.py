@@ -65,7 +65,7 @@ def test_the_top_symptom_code_device_and_part() -> None:
     assert (third["symptom"], third["part"]) == ("", UNKNOWN)
 
 
-def test_what_was_exchanged_outweighs_what_a_symptom_suggests() -> None:
+def test_replaced_parts_outweigh_suggested_ones() -> None:
     swapped = [_repair("n7", 500, "ticket", "DIMM"), _repair("n7", 600, "swap", "DIMM")]
     (one,) = _why(of(*_fleet(), *FOUND, *swapped), "n7")
     assert (one["part"], one["exchanged"]) == ("dimm", True)
@@ -105,7 +105,7 @@ def test_a_lemon_of_earlier_days_of_the_window_is_in_the_report() -> None:
     assert [one["called"] for one in late["lemons"].rows if one["called"]] == ["lemon"]
 
 
-def test_what_a_picture_shows_is_in_the_json() -> None:
+def test_the_json_has_the_series_of_each_figure() -> None:
     whole, sections = _report(of(*_fleet(), *FOUND))
     series = sections["rolling"].series
     assert series and {"day", "cause", "per_1000_node_days"} <= series[0].keys()
@@ -151,7 +151,9 @@ def test_ticks_of_small_numbers_are_not_all_0() -> None:
     assert len(set(texts)) == len(texts) > 2
 
 
-def test_the_command_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_the_evidence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     put(tmp_path / "lake", of(*_fleet(), *FOUND))
     assert main(["fleet", "lemons", str(tmp_path / "lake")]) == EXIT_DONE
     out = " ".join(capsys.readouterr().out.split())

@@ -106,7 +106,7 @@ def test_jobs_that_share_a_node_die_of_one_failure() -> None:
     assert found["weight"].to_list() == [1, 1]
 
 
-def test_what_was_found_names_the_node() -> None:
+def test_the_worst_finding_names_the_node() -> None:
     made = of(
         attempt("1", 0, 5, hosts="n[1-4]", nodes=4, state="NODE_FAIL"),
         finding("n3", 4.99), finding("n2", 4.98, severity="warn"),
@@ -248,7 +248,7 @@ def test_a_server_of_the_real_trace(traces: Path) -> None:
         assert worst["failures"] == failures
 
 
-def test_little_data_convicts_nobody() -> None:
+def test_little_data_makes_no_lemon() -> None:
     one = of(attempt("1", 0, 1, hosts="n1", state="NODE_FAIL"), attempt("2", 0, 1, hosts="n2"))
     assert not rank_lemons(one, node_fails(one))["lemon"].any()
     assert len(rank_lemons(of(), failed())) == 0
@@ -263,7 +263,7 @@ def test_impossible_questions_are_refused(more: dict[str, Any], name: str) -> No
         rank_lemons(of(), failed(), **more)
 
 
-def test_a_cluster_whose_truth_is_known() -> None:
+def test_lemons_of_a_synthetic_cluster_are_found() -> None:
     """A quarter of RSC-1 over 28 days, as its logs say it; benchmarks/fleet_truth.py has many."""
     made, truth = make_cluster(RSC1, 28, seed=5, nodes=512)
     infra = worst_nodes(attribute_failures(made))

@@ -28,7 +28,7 @@ def jobs(draw: st.DrawFn) -> tuple[Job, int, int]:
 
 @given(jobs(), st.booleans())
 @settings(max_examples=60)
-def test_the_rank_that_stayed_away_is_named(case: tuple[Job, int, int], gloo: bool) -> None:
+def test_the_absent_rank_is_named(case: tuple[Job, int, int], gloo: bool) -> None:
     job, culprit, stops_at = case
     dumps, waits = played(job, culprit, stops_at, gloo=gloo)
     report = analyse_dumps(read(dumps))
@@ -42,7 +42,7 @@ def test_the_rank_that_stayed_away_is_named(case: tuple[Job, int, int], gloo: bo
 
 @given(jobs(), st.booleans(), st.booleans(), st.integers(1, 8), st.sets(st.integers(0, 4)))
 @settings(max_examples=80)
-def test_nobody_is_surely_blamed_who_is_innocent(
+def test_no_innocent_rank_is_blamed_with_certainty(
     case: tuple[Job, int, int], gloo: bool, told: bool, kept: int, lost: set[int]
 ) -> None:
     """With records written over, dumps missing and members untold, what is sure is true."""
@@ -94,7 +94,7 @@ def test_a_rank_that_entered_another_dtype_differs() -> None:
     assert (report.stuck[0].kind, report.ranks) == ("mismatch", (0,))
 
 
-def test_between_two_that_differ_nobody_is_the_minority() -> None:
+def test_two_ranks_that_differ_are_both_named() -> None:
     groups = {"0": (0, 1)}
     report = _report(
         dump(entry(state="started"), groups=groups),
@@ -105,7 +105,7 @@ def test_between_two_that_differ_nobody_is_the_minority() -> None:
     )  # fmt: skip
 
 
-def test_what_differs_and_is_through_is_not_why_it_stands() -> None:
+def test_a_completed_mismatch_is_not_the_cause_of_a_hang() -> None:
     root = entry("nccl:gather", seq=1, output_sizes=((4,), (4,), (4,)))
     leaf = entry("nccl:gather", seq=1, output_sizes=())
     waits = entry(seq=2, record=1, state="started")
@@ -123,18 +123,18 @@ def test_an_exchange_is_judged_by_its_sums(taken: int, kind: str) -> None:
     assert _three(part(2, 1), part(3, 4), part(taken, 4)).stuck[0].kind == kind
 
 
-def test_all_entered_and_nobody_left_is_the_network_or_a_kernel() -> None:
+def test_a_collective_that_all_entered_and_none_left_blames_the_network() -> None:
     report = _three(_entered(), _entered(), _entered())
     assert (report.stuck[0].kind, report.ranks, report.confidence) == ("unfinished", (), "likely")
     assert "network" in report.verdict
 
 
-def test_who_has_only_queued_it_is_held_up_before_it() -> None:
+def test_a_rank_that_only_scheduled_the_collective_is_named() -> None:
     report = _three(_entered(), _entered(state="scheduled"), _entered())
     assert (report.stuck[0].kind, report.ranks) == ("unfinished", (1,))
 
 
-def test_where_starts_are_not_followed_nobody_is_said_to_be_before_it() -> None:
+def test_without_start_times_no_rank_counts_as_not_started() -> None:
     """As NCCL records without TORCH_NCCL_ENABLE_TIMING: scheduled, then completed."""
     untimed: dict[str, Any] = {"time_discovered_started_ns": None}
     ended = entry(seq=1, record=0, **untimed)
@@ -168,12 +168,12 @@ def test_a_batch_that_differs_in_one_of_its_sizes() -> None:
     assert (report.stuck[0].kind, report.ranks) == ("mismatch", (2,))
 
 
-def test_who_did_not_leave_what_others_left_is_looked_at() -> None:
+def test_a_rank_that_alone_did_not_complete_is_named() -> None:
     report = _three(_entered(), _entered(state="completed"), _entered(state="completed"))
     assert (report.stuck[0].kind, report.ranks) == ("unfinished", (0,))
 
 
-def test_a_finished_job_stands_nowhere() -> None:
+def test_a_finished_job_has_no_stalled_operation() -> None:
     report = _three(*[_entered(state="completed")] * 3)
     assert (report.stuck, report.ranks, report.confidence) == ((), (), "")
     assert report.verdict.startswith("No operation is stalled")
@@ -190,7 +190,7 @@ def test_ranks_that_wait_for_each_other_in_a_circle() -> None:
     assert {stuck.ranks for stuck in report.stuck} == {(0,), (1,)}
 
 
-def test_a_send_that_nobody_receives() -> None:
+def test_a_send_without_a_receive_names_the_receiver() -> None:
     send = entry("nccl:send 0->2", 1, 1, p2p=True, state="started", retired=False)
     report = _report(
         dump(entry(), send, groups=ALL3), dump(entry(), groups=ALL3), dump(entry(), groups=ALL3)
@@ -266,7 +266,7 @@ def test_records_written_over_are_undecided() -> None:
     )  # fmt: skip
 
 
-def test_who_left_a_collective_out_and_went_on_to_the_vote_is_the_root() -> None:
+def test_a_rank_that_skipped_a_collective_and_votes_is_the_cause() -> None:
     """As in `outlast run`: the others wait in the step, it waits for them at the step's end."""
     vote: dict[str, Any] = {"process_group": ("control", "undefined"), "retired": False}
     groups = {"0": (0, 1, 2), "control": (0, 1, 2)}
@@ -283,7 +283,7 @@ def test_who_left_a_collective_out_and_went_on_to_the_vote_is_the_root() -> None
     )
 
 
-def test_who_entered_nothing_of_a_group_is_told_from_who_left_one_out() -> None:
+def test_ranks_without_any_entry_are_distinguished_from_ranks_behind() -> None:
     first = entry(seq=1, record=0)
     report = _report(dump(first, _entered(), groups=ALL3), dump(groups=ALL3), dump(groups=ALL3))
     assert "entered nothing of group 0 (default_pg), and so not all_reduce 1" in report.verdict

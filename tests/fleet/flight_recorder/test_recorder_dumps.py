@@ -34,7 +34,7 @@ dist.destroy_process_group()
 
 
 @pytest.mark.process
-def test_what_torch_writes_here_is_read_alike_from_both_formats(tmp_path: Path) -> None:
+def test_dumps_of_this_torch_read_equal_in_both_formats(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", _RECORDED, str(tmp_path)], check=True, timeout=60)
     for name in ("rank_0.json", "trace_0"):
         read = decode_dump((tmp_path / name).read_bytes(), name)
@@ -104,7 +104,7 @@ def test_a_hostile_file_is_refused_by_name(
 
 @pytest.mark.parametrize("data", [pickled(PLAIN), msgspec.json.encode(ONE)])
 @given(st.data())
-def test_a_dump_that_is_cut_off_is_said_to_be(data: bytes, at: st.DataObject) -> None:
+def test_a_truncated_dump_is_an_error(data: bytes, at: st.DataObject) -> None:
     cut = at.draw(st.integers(0, len(data) - 1))
     with pytest.raises((CorruptionError, CodecError), match="rank_7"):
         decode_dump(data[:cut], "rank_7")
@@ -116,7 +116,7 @@ def test_a_dump_that_is_cut_off_is_said_to_be(data: bytes, at: st.DataObject) ->
 @example(b"\x80\x02]q\x00h\x00a.")
 @example(b"\x80\x02X\x03\0\0\0\xed\xa0\x80.")
 @example(b'{"entries":' + b"[" * 5000)
-def test_whatever_the_bytes_are_they_are_refused_in_words(data: bytes) -> None:
+def test_arbitrary_bytes_raise_a_typed_error(data: bytes) -> None:
     with pytest.raises(OutlastError):
         decode_dump(data, "x")
 
@@ -135,11 +135,11 @@ def test_whatever_the_bytes_are_they_are_refused_in_words(data: bytes) -> None:
         ("rank_123456789012345678901234567890.json", None, ""),
     ],
 )
-def test_a_name_says_the_rank_and_perhaps_the_host(name: str, rank: int | None, host: str) -> None:
+def test_file_names_give_rank_and_host(name: str, rank: int | None, host: str) -> None:
     assert identify_dump(Path("/a") / name)[1:] == (rank, host)
 
 
-def test_what_records_have_alike_is_kept_once() -> None:
+def test_equal_fields_of_records_are_shared_in_memory() -> None:
     """Else the dumps of thousands of ranks would need more memory than a node has."""
     data = msgspec.json.encode(dump(*(entry(seq=at + 1, record=at) for at in range(3))))
     known: dict[object, object] = {}

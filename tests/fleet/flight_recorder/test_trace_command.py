@@ -48,7 +48,7 @@ def _report(text: str) -> HangReport:
     return msgspec.json.decode(text, type=HangReport)
 
 
-def test_the_rank_the_collective_and_the_time_are_said(dumps: Path, run: Say) -> None:
+def test_rank_collective_and_time_are_printed(dumps: Path, run: Say) -> None:
     said = run(dumps)
     assert "Rank 2 never entered all_reduce 4 of group 0 (default_pg), which ranks 0-1" in said
     assert "2023-11-14 22:13:23.000000 UTC" in said
@@ -66,7 +66,7 @@ def test_pickles_and_single_files_are_as_good(dumps: Path, tmp_path: Path, run: 
     assert _report(run(*files, json=True)).stuck == _report(run(dumps, json=True)).stuck
 
 
-def test_what_cannot_be_used_is_said_and_stops_nothing(dumps: Path, run: Say) -> None:
+def test_unusable_files_are_reported_and_skipped(dumps: Path, run: Say) -> None:
     (dumps / "rank_1.json").write_bytes((dumps / "rank_1.json").read_bytes()[:300])
     (dumps / "README").write_text("notes")
     (dumps / "dump.json").write_bytes((dumps / "rank_0.json").read_bytes())
@@ -110,7 +110,7 @@ def test_the_only_trace_of_a_run_needs_no_name(dumps: Path, tmp_path: Path, run:
     assert _report(run(tmp_path / "run", json=True)).ranks == (2,)
 
 
-def test_a_rank_that_has_recorded_nothing_is_the_one_that_is_missed(dumps: Path, run: Say) -> None:
+def test_a_rank_without_any_record_is_named_as_absent(dumps: Path, run: Say) -> None:
     """It hangs before its first collective: torch's JSON then has no entries."""
     (dumps / "rank_2.json").write_text('{"version": "2.10", "pg_config": {}, "pg_status": {}}')
     report = _report(run(dumps, json=True))
@@ -128,7 +128,7 @@ def test_folders_name_hosts(dumps: Path, tmp_path: Path, run: Say) -> None:
     }  # fmt: skip
 
 
-def test_nothing_to_read_is_said(tmp_path: Path) -> None:
+def test_missing_dumps_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no dumps were given"):
         trace()
     with pytest.raises(UsageError, match="no such file"):
@@ -155,7 +155,9 @@ def hosts(tmp_path: Path) -> Path:
     return path
 
 
-def test_its_node_was_ill(dumps: Path, hosts: Path, tmp_path: Path, run: Say) -> None:
+def test_findings_on_the_node_of_the_rank_are_printed(
+    dumps: Path, hosts: Path, tmp_path: Path, run: Say
+) -> None:
     """Of its own node, in these minutes, what is worst and closest comes first."""
     findings = [
         _found("n1", 1, "XID 31"),  # another rank's
@@ -182,7 +184,7 @@ def test_its_node_was_ill(dumps: Path, hosts: Path, tmp_path: Path, run: Say) ->
     assert again.health == report.health, "from a report of outlast check as well"
 
 
-def test_kernel_logs_in_a_lake_say_what_its_node_had(
+def test_kernel_logs_in_a_lake_give_the_findings_of_the_node(
     dumps: Path, hosts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log, lake = tmp_path / "kernel.log", tmp_path / "lake"

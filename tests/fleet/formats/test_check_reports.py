@@ -39,7 +39,7 @@ def summary(capsys: pytest.CaptureFixture[str], *words: str | Path) -> dict[str,
     return json.loads(capsys.readouterr().out)
 
 
-def test_what_the_command_prints_is_recognised_and_read(
+def test_json_output_of_check_is_ingested(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings, log, lake = tmp_path / "check.toml", tmp_path / "checks.jsonl", tmp_path / "lake"
@@ -70,7 +70,10 @@ def test_each_row_has_its_place(tmp_path: Path) -> None:
     reading = hardware_logs.read_check_reports(log, "rsc")
     whole = read_whole(reading)
     assert list(whole.tables["findings"]["severity"]) == ["unknown", "drain"]
-    assert reading.totals.skipped == {"healthy findings": 1, "what a node has not": 2}
+    assert reading.totals.skipped == {
+        "healthy findings": 1,
+        "check that does not apply to its node": 2,
+    }
     assert reading.totals.rejects == {
         hardware_logs.NO_NODE: 1,
         hardware_logs.NO_TIME: 2,
@@ -80,7 +83,7 @@ def test_each_row_has_its_place(tmp_path: Path) -> None:
     }
 
 
-def test_what_is_held_and_said_again_is_one_finding(
+def test_a_repeated_held_finding_counts_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = tmp_path / "checks.jsonl"

@@ -278,6 +278,6 @@ def test_node_is_refused_for_a_log_of_several_hosts(tmp_path: Path) -> None:
     assert [node for node, _ in findings(tmp_path)] == ["n1", "n1"]
 
 
-def test_what_is_read_as_a_kernels_log_and_is_none_is_noted(tmp_path: Path) -> None:
+def test_a_log_wrongly_given_as_a_kernel_log_is_noted(tmp_path: Path) -> None:
     fabric = "-I- Discovering ... 10 nodes\n-W- lid=0x1 port=1 symbol_error_counter=12\n"
     assert read(tmp_path, fabric, format="kernel", node="n1").read[0].source.notes == (NO_SHAPE,)

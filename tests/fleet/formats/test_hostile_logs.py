@@ -87,7 +87,7 @@ def test_noise_does_not_fill_the_disk(
         ("a,b\n", ("--mapping", "deep.toml")),
     ],
 )
-def test_what_is_nested_too_deeply(
+def test_deeply_nested_files_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, more: tuple[str, ...]
 ) -> None:
     (tmp_path / "nodes.toml").write_text('rows="nodes"\n[columns]\ntime="a"\nnode="a"\n')
@@ -145,7 +145,7 @@ def test_a_line_without_an_end_is_cut(tmp_path: Path, monkeypatch: pytest.Monkey
     assert found == ["short\n", "x" * 10, "y" * 10, "123456789\n", "last"]
 
 
-def test_what_is_larger_than_any_list_is_only_counted() -> None:
+def test_oversized_host_lists_are_refused_without_expansion() -> None:
     from outlast.errors import UsageError
     from outlast.fleet import host_lists
 

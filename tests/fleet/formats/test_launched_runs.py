@@ -94,7 +94,7 @@ def test_a_run_that_went_on_is_read_again(tmp_path: Path) -> None:
     assert Lake.open(lake).tables().findings.collect().height == 1
 
 
-def test_what_node_checks_found_keeps_its_symptom_and_its_severity(tmp_path: Path) -> None:
+def test_findings_of_node_checks_keep_symptom_and_severity(tmp_path: Path) -> None:
     def warned(severity: str, symptom: str = "gpu-driver") -> Warned:
         return Warned(
             t_ns=T + 2 * S, host="gpu01", check="gpu", symptom=symptom, severity=severity,

@@ -78,7 +78,7 @@ def test_pods_as_kubectl_writes_them(tmp_path: Path, form: str) -> None:
     part, totals = reading(tmp_path, PODS, text)
     jobs = part.tables["jobs"]
     assert not part.rejects and totals.rows == 5
-    assert totals.skipped == {"job that held nothing yet": 1}
+    assert totals.skipped == {"job that has not been allocated any node": 1}
     assert jobs["job"].to_list() == ["a-0", "a-1", "a-2", "a-4"]
     assert jobs["state"].to_list() == ["COMPLETED", "PREEMPTED", "RUNNING", "NODE_FAIL"]
     assert jobs["gpus"].to_list() == [8] * 4 and set(jobs["user"]) == {"ann"}
@@ -105,7 +105,7 @@ def test_paths(path: str, found: object) -> None:
 
 
 @pytest.mark.parametrize("path", ["a..b", "a[", "a]", 'a."b', "." * 50])
-def test_what_is_no_path(path: str) -> None:
+def test_invalid_paths_are_refused(path: str) -> None:
     with pytest.raises(UsageError, match="is no path"):
         parse_json_path(path)
 
@@ -142,7 +142,7 @@ def test_a_condition_that_is_not_true_is_no_time_of_its_own(tmp_path: Path) -> N
     assert any("no number of GPUs" in odd for odd in totals.odd)
 
 
-def test_a_job_that_runs_and_says_an_end_is_counted(tmp_path: Path) -> None:
+def test_running_jobs_with_an_end_are_counted(tmp_path: Path) -> None:
     log = [{"name": "a", "conditions": [_condition("Finished", "True", "12:00:00")]}]
     said = KUEUE.replace("state = [", 'state = ["state", ')
     text = json.dumps(
@@ -158,7 +158,7 @@ def test_a_job_that_runs_and_says_an_end_is_counted(tmp_path: Path) -> None:
     assert any("run and say an end" in odd for odd in totals.odd)
 
 
-def test_what_is_odd_is_counted_where_it_is_kept(tmp_path: Path) -> None:
+def test_oddities_are_counted_for_accepted_rows_only(tmp_path: Path) -> None:
     said = 'rows = "jobs"\n[columns]\njob = "id"\nstate = "s"\nstart = "b"\nend = "e"\n'
     text = "id,s,b,e\n1,failed,2024-05-18,2024-05-17\n2,nothing,2024-05-18,2024-05-17\n"
     part, totals = reading(tmp_path, said, text)
@@ -166,7 +166,7 @@ def test_what_is_odd_is_counted_where_it_is_kept(tmp_path: Path) -> None:
     assert list(totals.odd.values()) == [1] and "no `gpus`" in totals.notes[0]
 
 
-def test_words_that_nothing_translates_are_said(tmp_path: Path) -> None:
+def test_untranslated_values_are_reported(tmp_path: Path) -> None:
     """The start of a row of JSON does not show its state."""
     said = 'rows = "jobs"\n[columns]\njob = "id"\nstate = "state"\nend = "end"\n'
     log = [
@@ -259,7 +259,7 @@ def test_nodes_that_are_down_now_are_outages(
     assert seconds(found["until_ns"]) == [None, 1_715_947_200]
 
 
-def test_an_outage_that_ends_first_is_said(tmp_path: Path) -> None:
+def test_an_outage_that_ends_before_its_start_is_counted(tmp_path: Path) -> None:
     said = 'rows = "outages"\n[columns]\ntime = "a"\nuntil = "b"\nnode = "n"\n'
     _, totals = reading(tmp_path, said, "a,b,n\n2024-05-17,2014-05-18,n1\n")
     assert totals.odd == {"outages that end before they begin: they took no time": 1}

@@ -110,7 +110,7 @@ def test_bad_rows_are_rejected_each_with_its_reason(tmp_path: Path) -> None:
     assert totals.rows == 8
 
 
-def test_another_delimiter_is_seen_and_said(tmp_path: Path) -> None:
+def test_another_delimiter_is_detected_and_named(tmp_path: Path) -> None:
     text = "when;host;what;text\n2024-05-17;n1;ECC;\n"
     with pytest.raises(SourceError, match='say delimiter = ";" in the mapping'):
         reading(tmp_path, EVENTS, text)
@@ -183,7 +183,7 @@ def test_every_kind_of_record_can_be_mapped(tmp_path: Path) -> None:
         ('rows = "events"\ntimes = 3', "Expected `object`, got `int`"),
     ],
 )
-def test_what_a_mapping_cannot_say_is_said(tmp_path: Path, said: str, words: str) -> None:
+def test_invalid_mappings_are_refused(tmp_path: Path, said: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         load_mapping(mapping(tmp_path, said))
 
@@ -221,7 +221,7 @@ def test_a_time_that_the_zone_skips_is_a_reject_that_names_the_zone(tmp_path: Pa
         ("", None, None),
     ],
 )
-def test_times_as_somebody_writes_them(text: str, format_: str | None, second: int | None) -> None:
+def test_timestamp_formats(text: str, format_: str | None, second: int | None) -> None:
     assert seconds(parse_timestamps(pl.Series([text]), "UTC", format_).ns) == [second]
 
 
@@ -258,7 +258,7 @@ def test_no_text_breaks_the_reader(tmp_path_factory: pytest.TempPathFactory, tex
     found.totals.check()
 
 
-def test_numbers_that_nobody_has(tmp_path: Path) -> None:
+def test_out_of_range_numbers_are_rejected(tmp_path: Path) -> None:
     """Of GPUs below 0 or beyond all that there are, and of times longer than a century."""
     gpus = ["8", "-8", "9000000000000000000", "8", "8", "8"]
     lasted = ["5", "5", "5", "1e300", "nan", "1e9"]

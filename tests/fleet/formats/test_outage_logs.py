@@ -85,7 +85,7 @@ def test_more_nodes_than_the_cluster_has_are_refused(tmp_path: Path) -> None:
         ("Unknown Error", "Unknown Error", "other"),
     ],
 )
-def test_words_say_the_symptom(klass: str, said: str, symptom: str) -> None:
+def test_symptoms_follow_from_the_fault_text(klass: str, said: str, symptom: str) -> None:
     assert outage_logs.symptom_of(outage_logs.FaultKind("Hardware Failure", klass, said)) == symptom
 
 

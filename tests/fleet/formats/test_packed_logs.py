@@ -114,7 +114,7 @@ def test_an_answer_in_which_nothing_is_wrong_is_counted(tmp_path: Path) -> None:
         ("", "is empty"),
     ],
 )
-def test_what_is_nearly_accounting_is_refused_by_name(
+def test_files_similar_to_accounting_are_refused_by_name(
     tmp_path: Path, text: str | bytes, said: str
 ) -> None:
     with pytest.raises(OutlastError, match=said):

@@ -106,7 +106,7 @@ def hostile() -> Tables:
     return tables([*jobs, *findings], 0, 4 * DAY_NS)
 
 
-def test_a_page_shows_names_and_obeys_none(whole: DrawnReport) -> None:
+def test_names_in_the_page_are_escaped(whole: DrawnReport) -> None:
     bad = build_report(hostile(), HOSTILE)
     shown = [value for one in bad.report.sections for row in one.rows for value in row.values()]
     assert HOSTILE in shown
@@ -120,7 +120,7 @@ def test_a_page_shows_names_and_obeys_none(whole: DrawnReport) -> None:
     assert "<script>" not in render_page(bad, {})
 
 
-def test_little_data_says_how_little(whole: DrawnReport) -> None:
+def test_small_samples_are_noted(whole: DrawnReport) -> None:
     nothing = build_report(tables([], 0, DAY_NS), "nothing")
     text = " ".join(nothing.report.notes)
     assert "no job is in this window" in text and "too short" in text
@@ -188,7 +188,9 @@ def test_the_command(lake: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert 0 < cut["records"]["jobs"] < found["records"]["jobs"]
 
 
-def test_what_no_lemons_would_give(small: tuple[Tables, GroundTruth], whole: DrawnReport) -> None:
+def test_ettr_without_lemons_is_higher(
+    small: tuple[Tables, GroundTruth], whole: DrawnReport
+) -> None:
     (lemons, otherwise) = (
         one.section for one in whole.sections if one.section.key in ("lemons", "whatif")
     )
@@ -203,7 +205,7 @@ def _killed(*_: object) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_who_draws_may_die(
+def test_a_killed_drawing_process_is_an_error(
     lake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(report_figures, "draw_states", _killed)
@@ -213,7 +215,7 @@ def test_who_draws_may_die(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_who_draws_may_be_dead_before_it_is_given_more(whole: DrawnReport) -> None:
+def test_a_dead_drawing_process_is_an_error_at_the_next_figure(whole: DrawnReport) -> None:
     told = next(one for one in whole.sections if one.draw)._replace(draw=_killed)
     with Drawer() as drawer:
         drawer.take(told)
@@ -238,7 +240,7 @@ def test_who_draws_may_be_dead_before_it_is_given_more(whole: DrawnReport) -> No
         (["--json", "--since", "yesterday"], EXIT_USAGE, "not a date or time"),
     ],
 )
-def test_what_cannot_be_asked(
+def test_invalid_arguments(
     lake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], code: int,
     said: str, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip

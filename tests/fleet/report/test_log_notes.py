@@ -20,7 +20,7 @@ def test_the_same_of_many_logs_is_one_line() -> None:
     assert hidden_record_notes([*days, log("dmesg", "its zone is not said")]) == [
         "day0 and 29 more: read without --duplicates",
         "dmesg: its zone is not said",
-        "435 records are odd, but kept: it ends before it starts",
+        "435 records are unusual, but kept: it ends before it starts",
         "60 rows could not be read: rejects/ of the lake has them",
     ]
 

@@ -38,14 +38,14 @@ def told(trace: Tables) -> dict[str, DrawnSection]:
     return {one.section.key: one for one in build_report(trace, "a trace").sections}
 
 
-def test_lemons_are_told_by_outages(told: dict[str, DrawnSection]) -> None:
+def test_lemons_are_ranked_by_outages(told: dict[str, DrawnSection]) -> None:
     """The page once said that no node of such a cluster is bad."""
     section = told["lemons"].section
     assert [row["node"] for row in section.rows if row["called"]] == ["n7"]
     assert section.notes == ["1 lemon among 20 nodes of the cluster"]
 
 
-def test_what_is_read_first_is_outages(trace: Tables) -> None:
+def test_headlines_are_outages(trace: Tables) -> None:
     """It was that no node is bad, of those that ran jobs."""
     rate, lemons = build_report(trace, "a trace").report.headlines
     assert (rate.figure, rate.description) == ("37.56", "outages in 1000 node-days")
@@ -73,7 +73,7 @@ def test_symptoms_of_outages(trace: Tables, told: dict[str, DrawnSection]) -> No
     assert sum(row["per_1000_node_days"] for row in rows) == pytest.approx(whole)
 
 
-def test_who_can_have_caused_a_failure() -> None:
+def test_possible_domains_of_a_failure() -> None:
     """Table I: what was found of each failure leaves users, software or hardware."""
     ran = [attempt(node, 0, 5, hosts=node, state="NODE_FAIL") for node in ("n1", "n2", "n3", "n4")]
     seen = [("n1", "pcie"), ("n2", "pcie"), ("n2", "filesystem"), ("n3", "services")]
@@ -95,7 +95,7 @@ def test_who_can_have_caused_a_failure() -> None:
     ]
 
 
-def test_codes_say_what_mends_them_and_who_disagrees() -> None:
+def test_codes_have_actions_and_disagreeing_sources() -> None:
     ran = [attempt(f"{k}", 24 * k, 24 * k + 5, hosts="n1", state="NODE_FAIL") for k in range(3)]
     seen = [
         Finding(t_ns=one.t_ns, cluster="c", node="n1", check="kernel.xid", symptom="gpu-memory",
@@ -133,7 +133,7 @@ def test_findings_that_are_of_no_node_of_a_job(node: str, named: str, said: str)
     assert len(causes.notes) == 1 + bool(said)
 
 
-def test_both_intervals_of_r_f_are_said() -> None:
+def test_both_intervals_of_r_f_are_noted() -> None:
     """By jobs that fail again and again, each on a day of its own, and by days."""
     ran = [
         attempt(f"{k}", 24 * k, 24 * k + 12, gpus=256, nodes=32, hosts="n[1-32]", name=f"{k % 4}",

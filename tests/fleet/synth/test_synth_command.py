@@ -32,7 +32,7 @@ def site(made: tuple[Tables, GroundTruth], tmp_path_factory: pytest.TempPathFact
     return folder
 
 
-def test_what_is_written_is_read_back(
+def test_written_logs_can_be_ingested(
     made: tuple[Tables, GroundTruth], site: Path, tmp_path: Path
 ) -> None:
     tables, truth = made
@@ -67,7 +67,9 @@ def test_the_truth_is_beside_it(made: tuple[Tables, GroundTruth], site: Path) ->
     assert msgspec.json.decode((site / "truth.json").read_bytes(), type=GroundTruth) == made[1]
 
 
-def test_it_is_there_whole_or_not_at_all(made: tuple[Tables, GroundTruth], tmp_path: Path) -> None:
+def test_the_output_directory_appears_complete_or_not_at_all(
+    made: tuple[Tables, GroundTruth], tmp_path: Path
+) -> None:
     def stop(_: float) -> None:
         raise KeyboardInterrupt
 
@@ -91,7 +93,9 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [kept]
 
 
-def test_the_command_says_what_it_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_reports_files_and_truth(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     site = tmp_path / "site"
     assert synth(site, days=1, nodes=64, seed=2, json=True) == EXIT_DONE
     said = msgspec.json.decode(capsys.readouterr().out, type=SynthReport)

@@ -28,7 +28,7 @@ def whole() -> Seen:
     return seen(make_cluster("rsc1", 7, seed=1))
 
 
-def test_everything_that_a_cluster_tells_is_possible(small: Seen) -> None:
+def test_records_of_a_cluster_are_consistent(small: Seen) -> None:
     assert problems(small) == []
 
 
@@ -271,7 +271,7 @@ def test_host_lists_are_read_back(lists: list[list[int]]) -> None:
     ("shape", "days", "nodes"),
     [("rsc3", 1, None), ("rsc1", 0, None), ("rsc1", float("nan"), None), ("rsc1", 1, 2)],
 )
-def test_what_cannot_be_is_refused(shape: str, days: float, nodes: int | None) -> None:
+def test_impossible_shapes_are_refused(shape: str, days: float, nodes: int | None) -> None:
     with pytest.raises(UsageError):
         make_cluster(shape, days, 0, nodes)
     with pytest.raises(UsageError, match="utilization"):

@@ -50,7 +50,7 @@ def test_a_gpu_that_torch_does_not_see_is_not_passed_over(monkeypatch: pytest.Mo
     assert compute_products("cpu").devices[0].name == "cpu", "where the settings say so"
 
 
-def test_where_torch_is_missing_what_was_asked_of_it_is_unknown(
+def test_a_configured_check_without_torch_is_unknown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(compute_check, "find_spec", lambda _: None)

@@ -75,7 +75,7 @@ ONE_DOWN = (NvLink(number=0, active=False, errors=0), *H100.nvlinks[1:])
         ({"name": "NVIDIA A100"}, "drain", "other", "is a NVIDIA A100"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_said_once(
+def test_each_fault_is_one_finding(
     other: dict[str, object], severity: str, symptom: str, word: str
 ) -> None:
     wanted = about(gpus={"name": H100.name})
@@ -86,7 +86,7 @@ def test_what_is_wrong_is_said_once(
 @pytest.mark.parametrize(
     "other", [{"speed": 1}, {"held_back": 0x04}, {"held_back": None, "ecc": None, "memory_c": None}]
 )
-def test_what_saves_power_or_is_not_there_is_no_fault(other: dict[str, object]) -> None:
+def test_power_saving_and_absent_features_are_no_faults(other: dict[str, object]) -> None:
     assert severities(CHECK, node(gpu(**other)), about()) == ["healthy"]
 
 
@@ -229,7 +229,7 @@ ASK = (
 
 
 @pytest.mark.process
-def test_the_driver_is_asked_for_real(tmp_path: Path) -> None:
+def test_errors_of_a_real_nvml_library_are_distinguished(tmp_path: Path) -> None:
     """A library of NVML's name, built here: what it says, has not, or fails at, is told apart."""
     pytest.importorskip("pynvml")
     compiler = shutil.which("cc")

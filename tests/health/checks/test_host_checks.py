@@ -144,7 +144,9 @@ def smart(answer: str) -> list[tuple[str, str, str]]:
         ((0, "null", 0, 3, 0), "unknown", "a word"),
     ],
 )
-def test_what_a_drive_says_of_itself(values: tuple[object, ...], severity: str, word: str) -> None:
+def test_smart_values_of_a_drive_are_judged(
+    values: tuple[object, ...], severity: str, word: str
+) -> None:
     ((found, device, detail),) = smart(NVME % values)
     assert (found, device) == (severity, "nvme0n1") and word in detail
 
@@ -226,7 +228,9 @@ def test_services() -> None:
     ]
 
 
-def test_services_are_asked_of_systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_service_states_come_from_systemctl(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(AbsentError):
         take_services(())
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -44,7 +44,7 @@ def test_without_a_mark_only_the_last_hour_counts() -> None:
     assert severities(CHECK, log((-99, XID79)), about(kernel={"window_s": 60})) == ["healthy"]
 
 
-def test_what_was_read_is_not_read_again_and_a_boot_begins_anew() -> None:
+def test_a_log_is_read_from_its_mark_and_anew_after_a_boot() -> None:
     first = log((-2, XID79))
     memory = after(CHECK, first, about(CheckMemory()), boot="b")
     later = log((-2, XID79), (30, "quiet"))
@@ -67,13 +67,13 @@ def test_an_empty_log_is_unknown(source: str) -> None:
     assert kept.counters == memory.counters, "the mark stays where it was"
 
 
-def test_a_log_that_ends_before_its_mark_is_another_ones() -> None:
+def test_a_log_that_ends_before_its_mark_is_unknown() -> None:
     memory = after(CHECK, log((-2, "quiet"), (-1, "quiet")), about(CheckMemory()), boot="b")
     (one,) = said(CHECK, log((-2, "quiet")), about(memory, 60))
     assert one[0] == "unknown" and "was read to 1" in one[2]
 
 
-def test_lines_that_the_kernel_overwrote_are_said() -> None:
+def test_overwritten_kernel_lines_are_reported() -> None:
     memory = after(CHECK, log((-2, "quiet"), (-1, "quiet")), about(CheckMemory()), boot="b")
     lost = log((30, "quiet"), first=7)
     assert said(CHECK, lost, about(memory, 60))[0] == (
@@ -88,7 +88,7 @@ def test_a_log_that_does_not_go_back_to_the_window_is_unknown() -> None:
     assert severities(CHECK, log((-60, "quiet")), about()) == ["healthy"], "it is all there was"
 
 
-def test_lines_of_a_journal_that_were_too_many_are_said() -> None:
+def test_a_truncated_journal_is_unknown() -> None:
     def journal(*t_s: float, cut: bool) -> KernelLogSample:
         numbers = [round((each + 10_000) * 1e6) for each in t_s]
         return KernelLogSample(
@@ -157,7 +157,7 @@ def test_a_storm_is_one_finding() -> None:
     assert finding_count(one) == 5000
 
 
-def test_ignored_checks_and_codes_are_not_said() -> None:
+def test_ignored_checks_and_codes_give_no_findings() -> None:
     both = log((-3, XID79), (-2, OOM))
     assert severities(CHECK, both, about(kernel={"ignore": ["XID 79", "kernel.oom"]})) == [
         "healthy"

@@ -66,7 +66,7 @@ def test_one_port_down_among_eight_is_not_healthy(physical: str) -> None:
     assert found == {f"mlx5_{n}/1": "healthy" for n in range(7)} | {"mlx5_7/1": "warn"}
 
 
-def test_second_ports_that_nobody_uses_are_not_missed() -> None:
+def test_unused_second_ports_are_not_missed() -> None:
     assert severities(CHECK, rail(8, 0, second=8), about()) == ["healthy"] * 16
     assert severities(CHECK, rail(1, 7), about()) == ["healthy"] * 8, "one port is no majority"
 
@@ -123,7 +123,7 @@ def test_a_link_that_is_down_missing_or_slow_where_it_is_expected() -> None:
     assert said(CHECK, LinksSample(ports=()), wanted) == [("now", "mlx5_0/1", "is missing")]
 
 
-def test_a_port_that_nobody_named_is_not_missed() -> None:
+def test_an_unconfigured_port_is_not_missed() -> None:
     assert severities(CHECK, ib("DOWN", "Polling"), about()) == ["healthy"]
     assert severities(CHECK, ib("INIT", "LinkUp"), about()) == ["warn"], "no subnet manager?"
     assert severities(CHECK, ib("DOWN"), about(links={"ignore": ["mlx5_0/1"]})) == []
@@ -143,7 +143,7 @@ def test_errors_count_by_the_hour_not_since_boot() -> None:
     ]
 
 
-def test_a_counter_at_its_end_tells_nothing_any_more() -> None:
+def test_a_saturated_counter_is_reported() -> None:
     """InfiniBand's stop there until they are reset: a link that flaps would seem well."""
     text = "link_downed is saturated at 255 and no longer counts: reset it"
     assert said(CHECK, ib(link_downed=255), about()) == [("warn", "mlx5_0/1", text)]

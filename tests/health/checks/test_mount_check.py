@@ -54,7 +54,9 @@ def test_a_mount_as_expected_is_healthy() -> None:
         ({"size_bytes": 0, "free_bytes": 0}, "healthy", "nfs4, 0 of 0 GB free"),
     ],
 )
-def test_what_is_wrong_is_said(other: dict[str, object], severity: str, detail: str) -> None:
+def test_each_mount_fault_is_a_finding(
+    other: dict[str, object], severity: str, detail: str
+) -> None:
     assert said(CHECK, mounted(**other), about(mounts=WANTED)) == [(severity, "/home", detail)]
 
 
@@ -63,7 +65,7 @@ def test_a_full_disk_of_the_nodes_own_drains_it() -> None:
     assert (one.severity, one.symptom) == ("drain", "disk")
 
 
-def test_a_read_only_mount_that_nobody_named_is_no_fault() -> None:
+def test_an_unconfigured_read_only_mount_is_no_fault() -> None:
     assert severities(CHECK, mounted(options=("ro",)), about()) == ["healthy"]
 
 
@@ -75,7 +77,7 @@ def test_the_kernels_table_is_read() -> None:
     assert [line.path for line in lines] == ["/mnt/a b", "/"]
 
 
-def test_what_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probed_mounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is expected, servers and disks; each source once, and nothing of the kernel's own."""
     listed = tmp_path / "mounts"
     listed.write_text(
@@ -97,7 +99,7 @@ def test_what_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     }  # fmt: skip
 
 
-def test_what_is_mounted_by_being_asked_is_judged_as_what_it_then_is(
+def test_an_automount_is_judged_after_it_was_mounted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The table shows autofs until somebody looks."""
@@ -109,7 +111,7 @@ def test_what_is_mounted_by_being_asked_is_judged_as_what_it_then_is(
     assert (sample.type, sample.source, sample.options) == ("nfs4", "fs:/h", ("ro",))
 
 
-def test_names_that_are_no_text_are_told_as_text(
+def test_mount_names_of_arbitrary_bytes_are_reported_as_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever may mount a file system chooses its name, and a report must still be written."""
@@ -129,7 +131,7 @@ def test_the_root_of_this_machine_answers() -> None:
     assert sample.size_bytes > sample.free_bytes > 0 and sample.inodes == figures.f_files
 
 
-def test_a_path_that_fails_says_how(tmp_path: Path) -> None:
+def test_a_failing_path_is_reported_with_its_errno(tmp_path: Path) -> None:
     sample = take(str(tmp_path / "none"), MountLine("x", "x", "nfs", ("rw",)))
     assert sample.trouble == "No such file or directory (ENOENT)"
     looped = tmp_path / "loop"

@@ -104,7 +104,7 @@ def test_bands_of_strategies_keep_their_settings() -> None:
 FAR_OUT = {"gpus": "4096", "failures": "5kh", "spares": "1"}
 
 
-def test_what_a_formula_promises_outside_its_regime_is_simulated() -> None:
+def test_strategies_outside_the_formula_regime_are_simulated() -> None:
     """Against other runs, at the settings that were advised: to some standard errors."""
     scenario = scenario_of(FAR_OUT)
     found = advise(scenario)
@@ -140,7 +140,7 @@ def test_a_price_is_the_same_whatever_was_priced_before() -> None:
     assert rough.usd == pytest.approx(price_strategy(scenario, "drop").usd, rel=0.4)
 
 
-def test_without_a_simulator_a_formula_is_not_taken_at_its_word_outside_its_regime(
+def test_without_a_simulator_strategies_outside_the_regime_are_not_advised(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("outlast.plan.answers.strategy_price.find_spec", lambda _: None)
@@ -189,7 +189,7 @@ def test_failures_that_halve_a_band(weight: float) -> None:
     assert width(weight + more) <= width(weight) / 2 < width(weight + more - 1)
 
 
-def test_what_is_set_now_and_what_changing_it_saves() -> None:
+def test_the_current_setting_and_the_savings_of_a_change() -> None:
     found = told(interval="6h", failures="50kh")
     now = found.now
     assert now and now.strategy == "checkpoint-restart"
@@ -256,7 +256,7 @@ ODD: list[tuple[dict[str, str], list[str], list[str]]] = [
 
 
 @pytest.mark.parametrize(("said", "has", "lacks"), ODD, ids=lambda one: str(one)[:30])
-def test_odd_scenarios_in_words(
+def test_texts_for_unusual_scenarios(
     plan: Plan, said: dict[str, str], has: list[str], lacks: list[str]
 ) -> None:
     flags = [part for key, text in {"gpus": "16384", **said}.items() for part in (f"--{key}", text)]
@@ -291,13 +291,13 @@ def test_bad_input(plan: Plan, tmp_path: Path) -> None:
 def test_the_tornado(plan: Plan, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / "tornado.svg"
-    for mtbf, shows in (("50kh", "more or less than"), ("1h", "makes it end")):
+    for mtbf, shows in (("50kh", "difference to"), ("1h", "makes it end")):
         flags = ("--gpus", "64", "--failures", mtbf, "--replica-gpus", "64")
         assert plan("advise", *flags, "--figure", str(path)).code == 0
         assert shows in path.read_text()
 
 
-def test_what_outlast_run_cannot_do_is_said_with_what_it_can() -> None:
+def test_strategies_without_outlast_run_support_are_marked() -> None:
     found = advise(scenario_of(FAR_OUT))
     assert found.items[0].set_to == "drop"
     why = found.items[0].why

@@ -32,8 +32,8 @@ def test_against_the_formula(plan: Plan) -> None:
 @pytest.mark.parametrize(
     ("said", "value", "source"),
     [
-        ({"gpus": "1M"}, 120.0, "a flush, and no sooner"),
-        ({"gpus": "16384", "cost": "0", "flush": "0"}, 10.0, "a step, and no sooner"),
+        ({"gpus": "1M"}, 120.0, "bounded by a flush"),
+        ({"gpus": "16384", "cost": "0", "flush": "0"}, 10.0, "bounded by a step"),
         ({"gpus": "8", "work": "1h"}, 3600.0, "once, at the end of the run"),
     ],
 )
@@ -118,7 +118,7 @@ def test_versions_in_memory_that_do_not_pay_at_every_rate(plan: Plan) -> None:
     assert memory["how"] == "given" and memory["value"] == pytest.approx(3600, rel=0.3)
 
 
-def test_what_cannot_be_is_refused(plan: Plan) -> None:
+def test_impossible_scenarios_are_refused(plan: Plan) -> None:
     found = plan("interval", "--gpus", "8", "--strategy", "peer-memory")
     assert found.code == 2 and "needs at least two nodes" in found.err
     found = plan("interval", "--gpus", "16384", "--interval", "1s")

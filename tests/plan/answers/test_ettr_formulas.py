@@ -40,14 +40,14 @@ def test_against_its_formula() -> None:
 
 
 @pytest.mark.parametrize(("interval", "says"), [("60min", 0.70), ("5min", 0.93)])
-def test_what_the_paper_says_of_16000_gpus(interval: str, says: float) -> None:
+def test_the_papers_ettr_of_16000_gpus(interval: str, says: float) -> None:
     scenario = scenario_of(
         {"gpus": "16000", "failures": "rsc-1", "restart": "5min", "interval": interval, **RSC}
     )
     assert value(ettr(scenario), "equations 1 and 7") == pytest.approx(says, abs=0.02)
 
 
-def test_what_gives_a_target_gives_it() -> None:
+def test_settings_for_a_target_ettr_reach_it() -> None:
     """Each answer, put in, is the target again; none alone gives what only all together give."""
     said = {"gpus": "16384", "failures": "40kh", "interval": "30min", "detect": "0"}
     scenario = scenario_of(said)
@@ -74,7 +74,7 @@ def test_what_gives_a_target_gives_it() -> None:
     assert mtbf_s(scenario) / job_mtbf_s == pytest.approx(value(found, "failure rate at most"))
 
 
-def test_what_cannot_be_says_how_far_it_goes() -> None:
+def test_an_unreachable_target_states_the_best_value() -> None:
     scenario = scenario_of({"gpus": "100k", "failures": "rsc-2", "interval": "21min"})
     found = ettr(scenario, 0.9)
     names = {one.name for one in found.quantities}
@@ -90,7 +90,7 @@ def test_what_cannot_be_says_how_far_it_goes() -> None:
             ettr(scenario, target)
 
 
-def test_what_the_formula_leaves_out_is_said() -> None:
+def test_omissions_of_the_formula_are_warned_about() -> None:
     found = ettr(scenario_of({"gpus": "16384", "shape": "0.7", "lemons": "5%"}), 0.9)
     hows = {one.name: one.how for one in found.quantities}
     assert hows["ETTR"] == hows["goodput"] == "first order"
@@ -101,7 +101,7 @@ def test_what_the_formula_leaves_out_is_said() -> None:
     assert any("interval at most" in one and "a flush takes 30 min" in one for one in slow.warnings)
 
 
-def test_asked(plan: Plan, tmp_path: Path) -> None:
+def test_ettr_command(plan: Plan, tmp_path: Path) -> None:
     drawn = tmp_path / "ettr.svg"
     asked = ("--gpus", "16384", "--target", "90%", "--queue", "2min")
     found = plan("ettr", *asked, "--figure", str(drawn), "--json")

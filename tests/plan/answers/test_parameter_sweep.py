@@ -41,7 +41,7 @@ def wanted(*strategies: str) -> list[SweepPoint]:
 # --- numbers ---
 
 
-def test_a_spread_says_what_its_rows_say() -> None:
+def test_a_distribution_agrees_with_its_rows() -> None:
     scenario = scenario_of(SAID)
     given: list[np.ndarray] = []
     found = run_distribution(scenario, "peer-memory", 5000, seed=3, on_rows=given.append)
@@ -90,7 +90,7 @@ def test_a_point_is_the_same_alone_and_among_others() -> None:
     assert abs(runs.takes.z or math.inf) < 4
 
 
-def test_where_a_strategy_cannot_be_had_it_says_why_and_the_rest_goes_on() -> None:
+def test_impossible_points_state_the_reason_and_the_others_run() -> None:
     some = sweep_points({"work": "1d"}, None, ["gpus=8,64"], ["migrate"])
     none, found = sweep(some, 5).points
     assert none.runs is None and none.theory is None and "two replicas" in none.why
@@ -133,7 +133,7 @@ def test_ranges(text: str, values: list[str]) -> None:
         ("interval=1min..9h/999", "points with all strategies"),
     ],
 )
-def test_what_cannot_be_gone_over_is_refused_by_name(over: str, said: str) -> None:
+def test_invalid_axes_are_refused_by_name(over: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         sweep_points(
             {"work": "3d", "gpus_per_node": "8", **({} if "gpus=" in over else {"gpus": "64"})},
@@ -195,7 +195,7 @@ def test_a_point_that_fails_names_itself_and_the_others_go_on() -> None:
 
 
 @pytest.mark.process
-def test_a_killed_worker_is_told_in_words() -> None:
+def test_a_killed_worker_process_is_reported() -> None:
     def kill(*_: object) -> None:
         for worker in active_children()[:1]:
             worker.kill()

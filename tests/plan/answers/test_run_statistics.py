@@ -28,7 +28,7 @@ def summed(values: list[float], cut: int) -> StreamingSummary:
 
 @settings(max_examples=60)
 @given(VALUES, st.integers(0, 60), st.floats(0, 1))
-def test_it_says_what_all_values_at_once_say(
+def test_streaming_statistics_equal_those_of_all_values(
     values: list[float], cut: int, probability: float
 ) -> None:
     found = summed(values, cut)
@@ -68,7 +68,7 @@ def test_memory_does_not_grow_with_values() -> None:
     assert held[1] < held[0] + 100_000
 
 
-def test_what_differs_by_less_than_one_per_cent_is_not_told() -> None:
+def test_differences_below_one_per_cent_are_not_reported() -> None:
     plain = Tally(name="", unit="s", mean=1.009, error=1e-4, low=1, middle=1, high=1, predicted=1.0)
     assert replace(plain, z=90.0).differs() == 0
     assert replace(plain, mean=1.02, z=3.9).differs() == 0

@@ -87,7 +87,7 @@ def test_racks_stall_as_simulated(count: int) -> None:
     assert abs(waited.mean() - right) < 4 * waited.std() / math.sqrt(len(waited))
 
 
-def test_a_run_that_never_ends_says_so(plan: Plan) -> None:
+def test_a_run_that_never_ends_is_warned_about(plan: Plan) -> None:
     asked = ("--gpus", "1M", "--failures", "1kh", "--json")
     found = plan("spares", *asked)
     assert any("no run ends here" in one for one in found.json["warnings"])
@@ -96,7 +96,7 @@ def test_a_run_that_never_ends_says_so(plan: Plan) -> None:
     assert any("no end with some" in one for one in found.json["warnings"])
 
 
-def test_asked(plan: Plan, tmp_path: Path) -> None:
+def test_spares_command(plan: Plan, tmp_path: Path) -> None:
     drawn = tmp_path / "spares.svg"
     asked = ("--gpus", "16384", "--spares", "8")
     found = plan("spares", *asked, "--figure", str(drawn), "--json")
@@ -150,13 +150,13 @@ def test_half_is_left_at_the_limit() -> None:
     assert limits["half goodput, memory"] < limits["half goodput, memory, R not counted"]
 
 
-def test_a_limit_that_is_none_is_said_in_words() -> None:
+def test_a_missing_limit_is_warned_about() -> None:
     free = scenario_of({"gpus": "16384", "memory-cost": "0"})
     assert any("has no limit" in one for one in memory_copies(free).warnings)
     assert not memory_copies(scenario_of({"gpus": "16384"})).warnings
 
 
-def test_copies_asked(plan: Plan) -> None:
+def test_replicas_command(plan: Plan) -> None:
     found = plan("replicas", "--gpus", "16384", "--json")
     assert found.code == 0 and [one["copies"] for one in found.json["rows"]] == [1, 2, 3, 4]
     assert found.json["rows"][1]["losses_low"] < found.json["rows"][1]["losses"]

@@ -101,7 +101,7 @@ def test_the_same_failures() -> None:
     assert dearer.low is not None and dearer.low > 0
 
 
-def test_what_is_cut_short_is_scaled_up() -> None:
+def test_truncated_runs_are_scaled_up() -> None:
     scenario = scenario_of({"gpus": "1048576", "failures": "50kh", "work": "365d"})
     name: Strategy = "migrate"
     found = run_ensemble({name: job_of(scenario, name)}, draws(scenario, 1))
@@ -111,7 +111,7 @@ def test_what_is_cut_short_is_scaled_up() -> None:
     assert (runs.failures > 5 * ENSEMBLE_FAILURES_MAX).all()
 
 
-def test_a_run_without_an_end_says_so(plan: Plan) -> None:
+def test_a_run_without_an_end_is_warned_about(plan: Plan) -> None:
     said = plan("compare", "--gpus=131072", "--failures=1%/day", "--json", "--within=90d")
     assert said.code == 0
     found = {one["strategy"]: one for one in said.json["contenders"]}
@@ -143,7 +143,7 @@ def test_a_rate_is_that_of_everything_but_racks() -> None:
     assert turned.scale_s < job.scale_s and turned.rack_rate == job.rack_rate
 
 
-def test_what_is_simulated_is_affordable() -> None:
+def test_the_number_of_simulated_runs_is_bounded() -> None:
     counts: list[int] = []
     for gpus in ("1024", "131072", "1048576", "8388608"):
         scenario = scenario_of({"gpus": gpus})
@@ -186,7 +186,7 @@ def test_bad_input(plan: Plan, flags: list[str], says: str) -> None:
     assert said.code == 2 and says in said.err and not said.out
 
 
-def test_what_no_simulation_can_do_is_refused_before_it_runs() -> None:
+def test_unsupported_simulations_are_refused_before_they_run() -> None:
     """Racks so large that the random numbers of their nodes would be those of other failures."""
     said = {"gpus": "2048", "rack-nodes": "200", "step": "5s"}
     with pytest.raises(UsageError, match="rack_nodes is at most 120"):

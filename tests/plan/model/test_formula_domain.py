@@ -41,13 +41,13 @@ def _hold(first: int, scenarios: int, failures: int) -> None:
     assert wrong == []
 
 
-def test_what_is_called_exact_is_what_runs_come_to() -> None:
+def test_exact_answers_agree_with_simulated_runs() -> None:
     _hold(0, FAST, 50_000)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-def test_what_is_called_exact_is_what_thousands_of_runs_come_to() -> None:
+def test_exact_answers_agree_with_thousands_of_runs() -> None:
     _hold(1_000_000, SOAK, 200_000)
 
 
@@ -86,7 +86,7 @@ def test_copies_on_the_nodes_of_the_replicas_are_no_source() -> None:
         assert (rungs["snapshot, node lost"] > 0) is helped
 
 
-def test_every_answer_says_first_order_where_the_formula_leaves_something_out(plan: Plan) -> None:
+def test_answers_are_first_order_where_the_formula_omits_effects(plan: Plan) -> None:
     """Also where only an end of the failure rate's band is outside of the formula's domain."""
     said = {"lemons": ("--lemons", "5%"), "ages": ("--shape", "0.7"), "short": ("--work", "2h")}
     for flags in said.values():

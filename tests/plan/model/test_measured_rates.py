@@ -48,7 +48,7 @@ def test_a_scenario_takes_what_was_measured(rates: Path) -> None:
     assert taken.isdisjoint(found.assumed) and "fatal" in found.assumed
 
 
-def test_what_is_said_goes_before_what_was_measured(rates: Path, tmp_path: Path) -> None:
+def test_flags_take_precedence_over_measured_rates(rates: Path, tmp_path: Path) -> None:
     told = {"gpus": "1024", "rates": str(rates)}
     assert scenario_of({**told, "repair": "2h"}).repair_s == 7200
     assert scenario_of({**told, "failures-seen": "7"}).failures.weight_failures == 7
@@ -87,7 +87,7 @@ def test_what_is_said_goes_before_what_was_measured(rates: Path, tmp_path: Path)
         ("version", "=", r"rates.toml: "),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_refused_by_file_and_field(
+def test_invalid_rates_are_refused_by_file_and_field(
     rates: Path, was: str, now: str, names: str
 ) -> None:
     assert was in RATES

@@ -66,14 +66,14 @@ def test_half_the_active_parameters_are_half_the_work(plan: Plan) -> None:
         (("--gpus", "8", "--parameters", "1B", "--storage-bandwidth", "9"), "storage-bandwidth"),
     ],
 )
-def test_what_cannot_be_sized_is_refused_by_name(
+def test_impossible_models_are_refused_by_name(
     plan: Plan, flags: tuple[str, ...], told: str
 ) -> None:
     said = plan("size", *flags)
     assert said.code == 2 and told in said.err
 
 
-def test_what_is_not_given_is_named(plan: Plan) -> None:
+def test_assumed_values_are_named(plan: Plan) -> None:
     """DeepSeek-V3: 2.664 million GPU-hours for 14.8T tokens (arXiv 2412.19437) are 35 % of the peak
     in bf16, and half as much of that in fp8, which a default of 40 % would make 24 days."""
     run = ("--gpus", "2048", "--parameters", "671B", "--active", "37B", "--tokens", "14.8T")
@@ -130,7 +130,7 @@ def _advised(gpus: str = "16384") -> tuple[Scenario, Prediction]:
     return scenario, predict(scenario, "migrate")
 
 
-def test_extras_are_what_their_formulas_say() -> None:
+def test_extra_costs_agree_with_their_formulas() -> None:
     scenario, taken = _advised()
     asked = ExtraInputs(
         silent_mtbf_s=20 * 86400.0, verify_s=60.0, straggler_share=1e-6, straggler_factor=3.0,
@@ -198,7 +198,7 @@ def test_a_spot_price_needs_to_know_how_often(plan: Plan) -> None:
     assert said.code == 2 and "--silent-every 0 must be above 0" in said.err
 
 
-def test_advice_has_what_was_asked_for_alone(plan: Plan) -> None:
+def test_advice_has_requested_extra_costs_only(plan: Plan) -> None:
     assert "Besides failures" not in plan("advise", "--gpus", "1024").out
     said = plan("advise", "--gpus", "1024", "--maintenance-every", "30d", "--json").json
     assert [one["what"] for one in said["extras"]] == ["planned stops"]

@@ -85,7 +85,7 @@ def test_no_number_is_refused_by_name(key: str, text: str) -> None:
     ],
     ids=lambda one: one if isinstance(one, str) else " ".join(one.values()) or "nothing",
 )  # fmt: skip
-def test_what_cannot_be_is_refused_by_name(said: dict[str, str], names: str) -> None:
+def test_impossible_scenarios_are_refused_by_name(said: dict[str, str], names: str) -> None:
     with pytest.raises(ConfigError, match=names):
         scenario_of(said)
 
@@ -148,7 +148,7 @@ def test_flags_go_before_the_file(tmp_path: Path) -> None:
     assert "flush" in scenario.assumed
 
 
-def test_what_is_assumed_could_have_been_said() -> None:
+def test_defaults_equal_explicit_flags() -> None:
     """Every default, as a flag, gives the same scenario; what follows from the nodes is named."""
     for gpus in ("8", "72", "1000", "16384"):
         plain = scenario_of({"gpus": gpus})
@@ -208,7 +208,7 @@ OTHER = {
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_what_matters_changes_what_becomes_of_a_run_and_nothing_else_does(strategy: str) -> None:
+def test_listed_assumptions_are_those_that_change_the_outcome(strategy: str) -> None:
     """`assumed` lists exactly what an answer depends on; the window of dropped replicas is one that
     only the simulator knows."""
     plain = predict(scenario_of(RICH), strategy)
@@ -220,7 +220,7 @@ def test_what_matters_changes_what_becomes_of_a_run_and_nothing_else_does(strate
     assert changes | ({"window"} if strategy == "drop" else set()) == set(matters(strategy))
 
 
-def test_what_no_strategy_names_is_used_all_the_same() -> None:
+def test_fields_outside_of_strategies_are_used() -> None:
     """By the simulator, by what copies take, by prices and by bands."""
     pytest.importorskip("numba", reason="the job that is simulated")
     from outlast.plan.simulate.simulated_job import job_of
@@ -253,7 +253,7 @@ TEXTS = st.one_of(st.builds(lambda number, unit: f"{number}{unit}", NUMBERS, UNI
 
 
 @given(st.dictionaries(st.sampled_from(sorted(KEYS)), TEXTS, max_size=4), st.integers(1, 10**6))
-def test_whatever_is_said_is_read_or_refused(said: dict[str, str], nodes: int) -> None:
+def test_arbitrary_flags_are_read_or_refused(said: dict[str, str], nodes: int) -> None:
     """By ConfigError and nothing else; what is read is finite where it has to be."""
     try:
         scenario = scenario_of({"gpus": str(8 * nodes), **said})
@@ -266,7 +266,7 @@ def test_whatever_is_said_is_read_or_refused(said: dict[str, str], nodes: int) -
 
 
 @given(st.binary(max_size=60))
-def test_whatever_a_file_holds(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+def test_arbitrary_files_are_refused(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     path = tmp_path_factory.getbasetemp() / "any.toml"
     path.write_bytes(data)
     with pytest.raises(ConfigError, match=r"any\.toml|gpus is not given|must be|gpus"):

@@ -106,7 +106,7 @@ def test_the_best_interval_is_the_best() -> None:
 
 
 @pytest.mark.parametrize("flush", ["2min", "40min"])
-def test_versions_in_memory_come_as_often_as_is_said(flush: str) -> None:
+def test_memory_snapshots_have_the_given_interval(flush: str) -> None:
     """The best durable interval is a whole number of them; the numbers beside it are no better."""
     said = {"gpus": "16384", "failures": "50kh", "memory-interval": "10min", "flush": flush}
     best = predict(scenario_of(said), "peer-memory")
@@ -126,7 +126,7 @@ def test_outlast_is_never_behind_what_it_contains() -> None:
             assert ours >= predict(scenario, other).outcome.goodput - 1e-9
 
 
-def test_a_strategy_that_cannot_be_had_says_why() -> None:
+def test_an_impossible_strategy_states_the_reason() -> None:
     with pytest.raises(UsageError, match="migrate needs at least two replicas"):
         predict(scenario_of({"gpus": "8"}), "migrate")
 
@@ -145,7 +145,7 @@ def test_shares_of_failures_sum_to_all_of_them() -> None:
         scenario_of({"gpus": "8", "transient": "50.01%", "fatal": "50%"})
 
 
-def test_what_no_run_ends_with_is_not_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strategies_without_an_end_are_not_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hundred million GPUs fail each 2 s: nothing comes out of a recovery of 30 s."""
     monkeypatch.setattr(replications, "run_part", lambda _: pytest.fail("simulated"))
     scenario = scenario_of({"gpus": "100M"})

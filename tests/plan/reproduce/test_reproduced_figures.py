@@ -79,18 +79,18 @@ ANSWERS = {
 }
 
 
-def test_what_disagrees_is_known() -> None:
+def test_disagreements_are_the_listed_ones() -> None:
     """DESIGN lists the gravest; a new disagreement is an error here or a discovery there."""
     assert {key for key, row in ROWS.items() if row.agrees is False} == set(WRONG)
 
 
 @pytest.mark.parametrize(("key", "right"), [*WRONG.items(), *ANSWERS.items()])
-def test_what_is_right(key: tuple[str, str], right: float | None) -> None:
+def test_recomputed_values_are_right(key: tuple[str, str], right: float | None) -> None:
     assert ROWS[key].ours == (None if right is None else pytest.approx(right, rel=5e-4))
     assert (ROWS[key].says is None) == (key in ANSWERS)
 
 
-def test_every_row_says_enough() -> None:
+def test_every_row_is_complete() -> None:
     assert len(ROWS) == len(rows()), "two rows of a document have one name"
     assert {document for document, _ in ROWS} == set(source_documents())
     for row in ROWS.values():
@@ -120,9 +120,9 @@ def test_a_printed_figure_agrees_if_it_is_ours_rounded(ours: float, digits: int)
     source = SourceDocument("x", "a document")
     unit = Decimal(1).scaleb(-digits)
     printed = Decimal(ours).quantize(unit, ROUND_HALF_EVEN)
-    assert source.says("q", str(printed), ours, "").agrees
+    assert source.check("q", str(printed), ours, "").agrees
     off = 2 * unit + Decimal(abs(ours) * 1e-8)  # one unit and what floats leave
-    assert source.says("q", str(printed + off), ours, "").agrees is False
+    assert source.check("q", str(printed + off), ours, "").agrees is False
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_a_printed_figure_agrees_if_it_is_ours_rounded(ours: float, digits: int)
     ],
 )
 def test_digits_and_bounds(printed: str, ours: float, agrees: bool) -> None:
-    assert SourceDocument("x", "a document").says("q", printed, ours, "").agrees is agrees
+    assert SourceDocument("x", "a document").check("q", printed, ours, "").agrees is agrees
 
 
 def test_regular_gaps_by_hand() -> None:

@@ -140,7 +140,7 @@ def test_a_written_story_is_explained(told: tuple[NarratedRun, Path]) -> None:
         "process crashed; node is healthy",
         "warm spares take over",
         "the own state of rank",
-        "gave way to",
+        "was replaced by",
     ):
         assert words in page.getvalue()
 
@@ -169,7 +169,7 @@ def test_with_a_runs_own_limits_it_gives_up_where_a_run_would(tmp_path: Path) ->
     assert late.outcome == "gave_up" and "was not ready within 600 s" in late.reason
 
 
-def test_a_run_that_cannot_finish_says_so() -> None:
+def test_a_run_that_cannot_finish_states_the_reason() -> None:
     hopeless = narrate(job(10.0, work_s=1e5, failures_max=200))
     assert (hopeless.outcome, hopeless.tallies["wall_s"]) == ("interrupted", math.inf)
     assert "200 failures" in hopeless.reason
@@ -190,7 +190,7 @@ def test_it_stops_where_that_was_enough(tmp_path: Path) -> None:
     assert narrate(hopeless, stopped=lambda: next(asked, True)).tallies["incidents"] == 1
 
 
-def test_what_cannot_be_is_refused_by_name(tmp_path: Path) -> None:
+def test_impossible_jobs_are_refused_by_name(tmp_path: Path) -> None:
     for how, told in (
         ({"drop": True, "node_from": LIVE}, "drop"),
         ({"nodes": NODES_MAX + 8}, "nodes"),

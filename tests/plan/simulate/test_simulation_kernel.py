@@ -59,7 +59,7 @@ def test_checkpoint_restart(
 
 
 @pytest.mark.parametrize(("mtbf_s", "interval_s", "cost_s", "restart_s"), GRID)
-def test_memory_first_and_storage_where_it_is_gone(
+def test_peer_memory_with_fallback_to_storage(
     mtbf_s: float, interval_s: float, cost_s: float, restart_s: float
 ) -> None:
     how = {"interval_s": interval_s, "cost_s": cost_s, "flush_s": 0.25 * interval_s}
@@ -182,7 +182,7 @@ def test_strategies_meet_the_same_failures() -> None:
     assert saved_s.mean() == pytest.approx(1e6 / 1e4 * 10 * 1.1, rel=0.3)
 
 
-def test_young_nodes_fail_more_often_and_nobody_elses_failure_makes_them_young() -> None:
+def test_only_their_own_repair_makes_nodes_young() -> None:
     """10,000 h a node, shape 0.7: a fresh fleet has more failures than an old one in the same time,
     as many as the Weibull renewals say."""
     scale_s, shape, work_s = 2e7, 0.7, 5e6
@@ -198,14 +198,14 @@ def test_young_nodes_fail_more_often_and_nobody_elses_failure_makes_them_young()
     assert NODES * hazard * work_s < old.mean() < 0.7 * fresh.mean()
 
 
-def test_a_run_that_cannot_finish_says_so() -> None:
+def test_a_run_that_cannot_finish_takes_infinite_time() -> None:
     hopeless = simulate(job(10.0, failures_max=1000), 3)
     assert np.isinf(hopeless["wall_s"]).all() and (hopeless["done_s"] == 0).all()
     never = simulate(job(spares=0, repair_s=1e30), 3)
     assert (never["wait_s"] >= 1e29).all()
 
 
-def test_what_can_be_kept_nowhere_is_compiled_each_time() -> None:
+def test_functions_without_a_file_are_compiled_each_time() -> None:
     code: dict[str, Callable[[int], int]] = {}
     exec("def more(count): return count + 1", code)  # of no file
     assert cached(code["more"])(1) == 2
@@ -227,6 +227,6 @@ def test_what_can_be_kept_nowhere_is_compiled_each_time() -> None:
         ({"nodes": 1.5}, "nodes"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(how: dict[str, object], told: str) -> None:
+def test_impossible_jobs_are_refused_by_name(how: dict[str, object], told: str) -> None:
     with pytest.raises(UsageError, match=told):
         simulate(job(**how), 1)

@@ -45,7 +45,7 @@ def test_it_is_one_of_the_runs_that_are_simulated(
         assert one["how"] == [kinds[fault["kind"]] for fault in one["faults"]]
 
 
-def test_it_says_where_to_read_on(plan: Plan, tmp_path: Path) -> None:
+def test_the_command_names_the_next_command(plan: Plan, tmp_path: Path) -> None:
     said = plan("story", *SAID, "--to", str(tmp_path / "new"), "--replication", "3")
     assert said.code == 0 and said.out.startswith("done after 2.")
     assert f"outlast explain {tmp_path / 'new'}" in said.out and "--step 10s" in said.out
@@ -53,7 +53,7 @@ def test_it_says_where_to_read_on(plan: Plan, tmp_path: Path) -> None:
     assert again.code == 2 and "exists already; nothing was written" in again.err
 
 
-def test_what_cannot_be_is_said_in_one_frame(plan: Plan, tmp_path: Path) -> None:
+def test_invalid_arguments_are_reported_in_one_frame(plan: Plan, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for to, words, code in (
         (tmp_path / "file", "exists already", 2),
@@ -68,7 +68,7 @@ def test_what_cannot_be_is_said_in_one_frame(plan: Plan, tmp_path: Path) -> None
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_disk_that_fills_up_keeps_what_was_told(plan: Plan, tmp_path: Path) -> None:
+def test_a_full_disk_keeps_the_events_written_before(plan: Plan, tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
     try:
@@ -105,7 +105,7 @@ def test_ctrl_c_leaves_a_run_directory_that_can_be_read(plan: Plan, tmp_path: Pa
     assert result.steps > 0
 
 
-def test_a_second_ctrl_c_is_obeyed_at_once() -> None:
+def test_a_second_ctrl_c_interrupts_at_once() -> None:
     with interruption() as interrupted:
         assert not interrupted()
         signal.raise_signal(signal.SIGINT)

@@ -1,5 +1,5 @@
 """A validation loader with a process that stays, read inside phases that evaluate."""
-# refused: with persistent_workers=True, whose processes go on
+# refused: with persistent_workers=True, whose processes persist
 
 import torch
 from digests import write_digests

@@ -1,5 +1,5 @@
 """Gradients of the step before are read, cleared, and mixed into the new ones by hand."""
-# refused: when the gradients that an earlier phase had left were zeroes
+# refused: when gradients left by an earlier phase were zero
 
 import torch
 from digests import write_digests

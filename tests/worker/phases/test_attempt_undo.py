@@ -120,7 +120,7 @@ def test_gradients_are_there_again_where_they_were() -> None:
 
 
 @pytest.mark.parametrize("everything", [False, True])
-def test_what_an_optimizer_keeps_under_no_parameter_is_put_back(*, everything: bool) -> None:
+def test_optimizer_state_without_a_parameter_is_restored(*, everything: bool) -> None:
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer.param_groups[0]["history"] = [1]
@@ -138,7 +138,7 @@ def test_what_an_optimizer_keeps_under_no_parameter_is_put_back(*, everything: b
     assert all_state["all"] == {"count": 1}
 
 
-def test_what_a_scheduler_sets_at_its_first_step_is_gone_again() -> None:
+def test_attributes_that_a_scheduler_adds_are_removed() -> None:
     optimizer = torch.optim.SGD(nn.Linear(2, 1).parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     undo = UndoCopy(ProtectedState({"scheduler": scheduler}, {}))
@@ -214,7 +214,7 @@ def test_another_model_is_refused_and_nothing_is_taken_over() -> None:
     assert torch.equal(model.weight, before)
 
 
-def test_what_cannot_be_protected_is_named() -> None:
+def test_unprotectable_objects_are_named() -> None:
     with pytest.raises(ProtectError, match="'thing'"):
         ProtectedState({"thing": object()}, {})
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))])
@@ -322,7 +322,7 @@ def test_a_buffer_registered_later_is_put_back() -> None:
     assert model[1].get_buffer("seen").item() == 0
 
 
-def test_what_was_adopted_stays_as_it_was_when_training_goes_on() -> None:
+def test_adopted_state_is_not_aliased_by_later_training() -> None:
     def made() -> tuple[nn.Module, torch.optim.Optimizer, ProtectedState]:
         torch.manual_seed(0)
         model = nn.Linear(4, 4)
@@ -388,7 +388,7 @@ def test_an_undo_copy_puts_back_weights_and_all_else_that_ranks_hold_alike() -> 
     assert codec.encode(protected.replicated()) == before
 
 
-def test_moments_that_did_not_exist_are_gone_again() -> None:
+def test_new_optimizer_state_is_removed() -> None:
     model = nn.Linear(4, 4)
     optimizer = torch.optim.Adam(model.parameters())
     protected = ProtectedState({"model": model, "optimizer": optimizer}, {})

@@ -27,7 +27,7 @@ class Result(NamedTuple):
     name: str
 
 
-def test_a_result_that_nobody_knows_has_no_plausible_value_in_it() -> None:
+def test_a_lost_result_contains_no_plausible_value() -> None:
     dry = {"loss": 0.5, "hits": [3, True], "pair": Result(1.0, "best"), "none": None}
     found = placeholder(dry, use)
     assert math.isnan(found["loss"])
@@ -49,7 +49,7 @@ USES: tuple[Callable[[Any], object], ...] = (
 
 
 @pytest.mark.parametrize("deed", USES)
-def test_whoever_needs_its_value_does_not_get_any(deed: Callable[[Any], object]) -> None:
+def test_using_the_value_of_a_lost_result_raises(deed: Callable[[Any], object]) -> None:
     with pytest.raises(Used):
         deed(placeholder(True, use))
 

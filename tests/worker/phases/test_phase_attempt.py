@@ -117,7 +117,7 @@ def test_a_replicated_object_that_first_changes_late_is_named(change: Any) -> No
         undo.put_back()
 
 
-def test_a_replicated_object_that_makes_its_tensors_anew_is_let_be() -> None:
+def test_a_replicated_object_that_clones_its_tensors_is_not_copied() -> None:
     class Fresh(Average):
         def state_dict(self) -> dict[str, Any]:
             return {**super().state_dict(), "weights": self.weights.clone()}

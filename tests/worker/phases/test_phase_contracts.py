@@ -34,12 +34,12 @@ def told(output: str) -> list[str]:
 BROKEN = {
     "enum": (("--fault", "kill:rank=1,step=5"), "[0].stage is a __main__.Stage"),
     "foreign group": ((), "UnsupportedError"),
-    "own hook": ((), "would detach it from what survives"),
+    "own hook": ((), "would replace the dict that survives"),
 }
 
 
 @pytest.mark.parametrize("what", BROKEN)
-def test_what_no_redo_could_mend_ends_the_run_with_its_cause(tmp_path: Path, what: str) -> None:
+def test_broken_contracts_end_the_run_with_their_cause(tmp_path: Path, what: str) -> None:
     flags, cause = BROKEN[what]
     output, summary = run(tmp_path / "run", *flags, job=("--do", what))
     assert summary["outcome"] == "user_error", output

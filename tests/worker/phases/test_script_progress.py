@@ -28,7 +28,7 @@ def slot(**changed: object) -> ProgressSlot:
     return msgspec.structs.replace(made, **changed)
 
 
-def test_a_place_comes_back() -> None:
+def test_a_position_round_trips() -> None:
     states = [BucketState(sync=True, buckets=[[1], [0, 2]]), BucketState(sync=False)]
     part = RankPart(slot().pack(), states, {"name": codec.encode("run-1")})
     found = RankPart.unpack(part.pack(), "here")
@@ -50,12 +50,12 @@ def test_a_place_comes_back() -> None:
         (b"OLP2" + msgspec.msgpack.encode({}), "rank 3 is not a position in a run"),
     ],
 )
-def test_what_is_no_place_is_damage(data: bytes, message: str) -> None:
+def test_an_invalid_position_is_damage(data: bytes, message: str) -> None:
     with pytest.raises(CorruptionError, match=message):
         RankPart.unpack(data, "rank 3")
 
 
-def test_what_is_told_is_what_training_goes_on_from() -> None:
+def test_the_part_summary_contains_the_training_state() -> None:
     """Not when it saves, nor what it has saved: two runs may do that differently."""
     part = part_summary(
         RankPart(slot(at_draw=True).pack(), [BucketState(sync=True)]).pack(), "here"

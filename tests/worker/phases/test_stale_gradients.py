@@ -49,13 +49,13 @@ class Phase:
         lambda phase: (phase.zero,),
     ],
 )
-def test_what_is_cleared_may_be_there(parts: Callable[[Phase], tuple[Callable[[], None]]]) -> None:
+def test_cleared_gradients_are_allowed(parts: Callable[[Phase], tuple[Callable[[], None]]]) -> None:
     phase = Phase()
     for _ in range(5):
         phase.run(*parts(phase))
 
 
-def test_what_was_zero_may_stay() -> None:
+def test_zero_gradients_are_allowed() -> None:
     phase = Phase()
     for _ in range(5):
         phase.zero()
@@ -88,7 +88,7 @@ def test_gradients_of_another_optimizer_do_not_matter() -> None:
         phase.leftovers.must_not_be_used("generator", other)
 
 
-def test_hooks_are_gone_after_the_first_steps() -> None:
+def test_hooks_are_removed_after_the_first_steps() -> None:
     phase = Phase()
     for _ in range(4):
         phase.run(phase.optimizer.zero_grad, phase.backward)

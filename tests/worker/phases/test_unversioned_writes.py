@@ -155,7 +155,7 @@ def test_a_refused_attempt_that_left_weights_changed_is_described() -> None:
         assert attempt.describe_written() == ""
 
 
-def test_words_are_compared_by_name_on_hosts_and_devices() -> None:
+def test_digests_are_compared_by_name_on_hosts_and_devices() -> None:
     far = {"a": torch.tensor(1), "b": torch.tensor(2)}
     near: dict[str, Word] = {"c": b"1", **far}
     assert first_difference(near, near) == ""

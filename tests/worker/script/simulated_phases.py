@@ -82,7 +82,7 @@ class Session:
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
         key, carried = _key(function), self.script.carried
-        self.script.meet(key, function)
+        self.script.begin_phase(key, function)
         if self._slot:
             self._settled.add(key)
             carried.restore(codec.decode(self._slot))
@@ -93,12 +93,12 @@ class Session:
             self._settled.add(key)
             for _ in range(2):
                 self._refuse(function, args)
-                self.script.rehearsed(key)
+                self.script.end_rehearsal(key)
             self.script.caches.trust_grown()
         if self.index == self._redo:
             self._refuse(function, args)
-            self.script.undone()
-            self.script.reopened()
+            self.script.remove_cache_entries()
+            self.script.check_reopened()
         while True:
             before = random_state.snapshot(), self._own()
             self.attempts += 1
@@ -109,11 +109,11 @@ class Session:
             carried.restore(codec.decode(before[1]))
             if self._fault == "within":
                 self._refuse(function, args)
-                self.script.undone()
+                self.script.remove_cache_entries()
             self._generation += bool(self._fault)
             self._fault = ""
         self._own()
-        self.script.completed(key)
+        self.script.complete_phase(key)
         return result
 
     def _look(self) -> Repetition:

@@ -173,7 +173,7 @@ def test_objects_that_a_phase_makes_in_a_defaultdict_are_made_anew(
 def test_objects_that_a_dict_gets_late_are_refused_by_name() -> None:
     text = METERS.replace("defaultdict(Smoothed)", "OrderedDict(loss=Smoothed())")
     text = text.replace('meters["late"].', 'meters.setdefault("late", Smoothed()).')
-    assert "puts played.meters['late'] (Smoothed) there" in refusal(text)
+    assert "adds played.meters['late'] (Smoothed)" in refusal(text)
 
 
 @pytest.mark.parametrize("way", EXACT)
@@ -313,7 +313,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("way", REFUSED)
-def test_what_has_no_readable_position_is_refused_by_name(
+def test_iterators_without_a_readable_position_are_refused_by_name(
     way: str, pytestconfig: pytest.Config
 ) -> None:
     name, text = REFUSED[way]

@@ -86,7 +86,7 @@ def test_a_large_value_that_changes_is_refused_by_name(way: str) -> None:
     assert name in refusal(text)
 
 
-def test_large_values_that_nobody_changes_are_left_alone() -> None:
+def test_unchanged_large_values_are_accepted() -> None:
     text = """
         import numpy
         class Sample:
@@ -222,12 +222,12 @@ def test_a_late_first_change_is_refused_before_the_next_repetition(way: str) -> 
 
 def test_a_late_first_change_is_refused_before_a_checkpoint() -> None:
     name, text = _late("a list in place", 9)
-    text += "    session.script.meet('outlast.checkpoint', None)\n        "
+    text += "    session.script.begin_phase('outlast.checkpoint', None)\n        "
     with pytest.raises(PhaseError, match=re.escape(name)):
         play(text, Session())
 
 
-def test_with_warn_a_late_change_is_told_once() -> None:
+def test_with_warn_a_late_change_is_reported_once() -> None:
     name, text = _late("an array", 60)
     session = Session(stop=False)
     play(text, session)

@@ -251,13 +251,13 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("way", REFUSED)
-def test_what_no_process_could_get_is_refused_where_it_changes(way: str) -> None:
+def test_late_changes_of_uncarriable_values_are_refused(way: str) -> None:
     name, text = REFUSED[way]
     with pytest.raises(PhaseError, match=name):
         play(text, Session())
 
 
-def test_what_the_loop_makes_anew_each_epoch_is_no_change() -> None:
+def test_objects_created_anew_each_epoch_are_accepted() -> None:
     text = """
         class Meter:
             def __init__(self):

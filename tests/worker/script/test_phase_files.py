@@ -84,7 +84,7 @@ def test_a_file_that_a_phase_reads_or_writes_anew_is_allowed(path: Path) -> None
 
 def test_a_phase_that_appends_and_updates_between_phases_are_reported_once(path: Path) -> None:
     (told,) = notes_of(script("file = path.open('a'); file.write('7'); file.close()", path=path))
-    assert f"step appends to {path}: its lines occur once an attempt" in told
+    assert f"step appends to {path}: lines are appended once per attempt" in told
     assert path.read_text() == "3" + 7 * "7"  # five steps, and two rehearsals
     path.write_text("3")
     (told,) = notes_of(script("pass", UPDATES["a counter"], path))
@@ -92,7 +92,7 @@ def test_a_phase_that_appends_and_updates_between_phases_are_reported_once(path:
 
 
 @pytest.mark.parametrize("where", ["phase", "between"])
-def test_an_open_file_whose_lines_are_iterated_over_is_refused(tmp_path: Path, where: str) -> None:
+def test_iterating_over_the_lines_of_an_open_file_is_refused(tmp_path: Path, where: str) -> None:
     """Each attempt would go on where the last one stopped."""
     body, between = ("next(data)", "pass") if where == "phase" else ("pass", "next(data)")
     with pytest.raises(PhaseError) as refused:
@@ -139,9 +139,9 @@ def test_files_between_phases_are_not_those_of_the_session(path: Path) -> None:
     session = Session()
     session.script.files._read.add(str(path))
     session.script.files._rewritten.add(str(path))
-    session.script.meet("outlast.checkpoint", None)
-    session.script.completed("outlast.checkpoint")
+    session.script.begin_phase("outlast.checkpoint", None)
+    session.script.complete_phase("outlast.checkpoint")
     assert session.notes == []
-    session.script.meet("step", lambda: None)
+    session.script.begin_phase("step", lambda: None)
     (told,) = session.notes
     assert f"code between phases reads {path} and then writes it" in told

@@ -29,14 +29,14 @@ def test_equal_attempts_are_no_difference_and_the_first_step_is_the_last_one_com
     assert not attempts.awaits("step")
 
 
-def test_what_differs_is_named_from_the_second_attempt_on() -> None:
+def test_differences_are_named_from_the_second_attempt_on() -> None:
     attempts = RepetitionCheck()
     attempts.rehearsed("step", attempt())
     second = attempt(value=0.2, loss=float("nan"))
     assert attempts.rehearsed("step", second) is None  # DDP has put its buckets into another order
     found = attempts.first_step("step", attempt(value=0.3, loss=float("nan")))
     assert found is not None
-    assert found.what == "computed another gradient of weight"
+    assert found.what == "computed a different gradient of weight"
     assert not found.is_rounding
     for count, other in ((3, attempt(choices=b"2")), (3, attempt(loss=2.0))):
         attempts = RepetitionCheck()

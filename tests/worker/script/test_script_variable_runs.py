@@ -40,7 +40,7 @@ def test_a_script_with_state_of_its_own_equals_torchrun(tmp_path: Path, way: str
 
 
 @pytest.mark.parametrize(("way", "name"), [("cycled", "cycle, a cycle"), ("late", "count")])
-def test_what_cannot_be_carried_ends_the_run(tmp_path: Path, way: str, name: str) -> None:
+def test_uncarriable_variables_end_the_run(tmp_path: Path, way: str, name: str) -> None:
     flags = ["outlast", "run", "--plain", f"--run-dir={tmp_path / 'run'}"]
     code, output = run(flags, ["--way", way, "--out", str(tmp_path / "out")])
     assert code == 1, output

@@ -338,7 +338,7 @@ NOT_TOLD = ("a loss with its graph", "a tensor that comes to require gradients")
 
 
 @pytest.mark.parametrize("way", REFUSED)
-def test_what_cannot_be_carried_is_refused_by_name_or_told(way: str) -> None:
+def test_uncarriable_variables_are_refused_or_reported(way: str) -> None:
     name, text = REFUSED[way]
     message = refusal(text)
     assert name in message
@@ -350,7 +350,7 @@ def test_what_cannot_be_carried_is_refused_by_name_or_told(way: str) -> None:
     assert any(name in note for note in session.notes)
 
 
-def test_what_is_protected_is_not_looked_at() -> None:
+def test_protected_state_is_not_inspected() -> None:
     text = """
         model, kept = nn.Linear(2, 2), [1]
         session.protected += [model, kept]

@@ -83,7 +83,7 @@ def test_a_file_that_the_start_writes_is_as_it_was_before_the_next_call(
     assert [each.name for each in control.parent.iterdir()] == ["control.json"]
 
 
-def test_what_is_written_in_the_loop_or_appended_stays(made: Made, control: Path) -> None:
+def test_writes_of_the_loop_and_appended_lines_are_kept(made: Made, control: Path) -> None:
     files = made()
     with control.open("a") as log:
         log.write(", and more")
@@ -126,7 +126,7 @@ def test_a_data_set_that_was_prepared_again_alike_may_stay_open_and_mapped(
 
 
 @pytest.mark.parametrize("is_mapped", [False, True])
-def test_a_file_that_the_start_wrote_otherwise_and_reads_by_a_handle_is_refused(
+def test_an_open_file_that_the_start_overwrote_differently_is_refused(
     made: Made, control: Path, *, is_mapped: bool
 ) -> None:
     files = made()
@@ -134,7 +134,7 @@ def test_a_file_that_the_start_wrote_otherwise_and_reads_by_a_handle_is_refused(
     with control.open("rb") as handle:
         held = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) if is_mapped else handle
         what = "mapped" if is_mapped else "open"
-        with pytest.raises(PhaseError, match=f"keeps control.json {what} that it wrote anew"):
+        with pytest.raises(PhaseError, match=f"control.json was overwritten .* is {what}"):
             files.put_back()
         held.close()
     assert control.read_text() == "as the job left it"
@@ -150,7 +150,7 @@ def test_memory_that_is_shared_by_a_file_is_refused(made: Made, tmp_path: Path) 
     assert shared.tolist() == [0] * 8
 
 
-def test_files_of_libraries_and_devices_are_let_alone(made: Made, control: Path) -> None:
+def test_files_of_libraries_and_devices_are_not_moved(made: Made, control: Path) -> None:
     files = made()
     os.close(os.open(control, os.O_WRONLY | os.O_TRUNC))  # as locks are opened
     with Path(os.devnull).open("w") as nothing:
@@ -229,7 +229,7 @@ def test_a_survivor_uses_the_jobs_file_and_waits_for_a_start_no_longer_than_its_
     assert other.stdin is not None
     files = StartFiles(lambda *_, **__: None, wait_s=0.1)
     files.guard()
-    with pytest.raises(PhaseError, match=r"control\.json is still"):
+    with pytest.raises(PhaseError, match=r"\.control\.json\.outlast was not moved back"):
         use(control)
     print("go", file=other.stdin, flush=True)
     other.wait(20)
@@ -298,7 +298,7 @@ def test_a_dry_step_leaves_the_jobs_files_as_they_were(control: Path) -> None:
     assert control.read_text() == "of the attempt"
 
 
-def test_a_first_spare_lets_files_alone_and_names_those_that_it_has_emptied(control: Path) -> None:
+def test_a_first_spare_moves_no_file_and_names_those_that_it_emptied(control: Path) -> None:
     told: list[str] = []
     files = StartFiles(None, 20.0)
     files.begin(is_first=True)
@@ -314,7 +314,7 @@ def test_a_first_spare_lets_files_alone_and_names_those_that_it_has_emptied(cont
     assert control.read_text() == "of the spare"
 
 
-def test_a_script_that_is_held_gets_no_audit_hook() -> None:
+def test_a_blocked_script_gets_no_audit_hook() -> None:
     """Nobody can remove it, and each `id()` of the process would call it."""
     files = StartFiles(lambda *_, **__: None, wait_s=0.1)
     files.guard(is_held=True)

@@ -50,7 +50,7 @@ def test_a_file_that_a_phase_opens_and_reads_on_is_refused(tmp_path: Path) -> No
         for i in session.batches(5):
             session.run(step, i)
         """)
-    assert "reader.file reads on in" in text and "open it before the first phase" in text
+    assert "reader.file continues to read" in text and "open it before the first phase" in text
 
 
 def test_a_memo_that_is_bound_to_none_is_no_error() -> None:

@@ -46,7 +46,7 @@ from outlast.worker.state.protected_state import ProtectedState
         ("p.add_(1); p.detach().add_(1)", False),
     ],
 )
-def test_what_code_can_write(source: str, writes: bool) -> None:
+def test_detection_of_unversioned_writes_in_code(source: str, writes: bool) -> None:
     assert writes_unversioned(compile(source, "script", "exec")) is writes
 
 
@@ -220,5 +220,5 @@ def test_a_phase_counts_by_all_that_it_reaches_but_an_optimizers_step() -> None:
         (step_with_property, True),
         (step_with_callbacks, True),
     ):
-        script.meet(function.__name__, function)
+        script.begin_phase(function.__name__, function)
         assert script.writes_unversioned(function.__name__, held.tree) is expected

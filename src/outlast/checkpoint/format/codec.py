@@ -226,17 +226,17 @@ def unflatten(schema: bytes | memoryview, tensors: Iterable[torch.Tensor]) -> An
     def fitting(spec: TensorSpec) -> torch.Tensor:
         tensor = next(rest, None)
         if tensor is None:
-            raise CorruptionError("a schema speaks of more tensors than there are")
+            raise CorruptionError("a schema lists more tensors than there are")
         if tuple(tensor.shape) != spec.shape or tensor.dtype != spec.dtype:
             raise CorruptionError(
-                f"a tensor of {tuple(tensor.shape)} {tensor.dtype} stands where the schema has"
+                f"a tensor of {tuple(tensor.shape)} {tensor.dtype} is given where the schema has"
                 f" {spec.shape} {spec.dtype}; nothing was taken over"
             )
         return tensor
 
     value = read_node(schema, fitting)
     if next(rest, None) is not None:
-        raise CorruptionError("there are more tensors than the schema speaks of")
+        raise CorruptionError("there are more tensors than the schema lists")
     return value
 
 

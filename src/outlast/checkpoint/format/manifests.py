@@ -199,8 +199,8 @@ def step_count(step: Any) -> int:
         count = -1
     if not 0 <= count <= STEPS_MAX:
         raise UsageError(
-            f"step is {step!r} where a count of steps is wanted, from 0 to 10^18 - 1; nothing was"
-            " saved or loaded"
+            f"step is {step!r}, and must be a whole number from 0 to 10^18 - 1; nothing was saved"
+            " or loaded"
         )
     return count
 
@@ -235,10 +235,10 @@ def unseal(data: bytes, kind: type[Sealed], where: str) -> Sealed:
             )
         record = msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise CorruptionError(f"{where}: {error}; nothing was taken over from it") from error
+        raise CorruptionError(f"{where}: {error}; nothing was loaded from it") from error
     if seal(record) != data:
         raise CorruptionError(
-            f"{where}: its bytes do not match its digest; nothing was taken over from it"
+            f"{where}: its bytes do not match its digest; nothing was loaded from it"
         )
     return record
 

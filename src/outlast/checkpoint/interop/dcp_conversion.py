@@ -214,7 +214,7 @@ def read_layout(source: Path) -> DcpLayout:
     try:
         return _layout(metadata, files, path, len(data))
     except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise CorruptionError(f"{path}: metadata of no known form ({error!r})") from error
+        raise CorruptionError(f"{path}: metadata of an unknown form ({error!r})") from error
 
 
 def _layout(

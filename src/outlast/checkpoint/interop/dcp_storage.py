@@ -208,7 +208,7 @@ def _parts(planner: SavePlanner, item: WriteItem) -> Iterator[PartBytes]:
     if tensor.layout is not torch.strided or hasattr(type(tensor), "__tensor_flatten__"):
         raise CodecError(
             f"{item.index.fqn} is a {type(tensor).__qualname__} ({tensor.layout}), which has no"
-            " plain bytes; nothing was saved; save what it is made of"
+            " plain bytes; nothing was saved; save the tensors that it consists of"
         )
     yield codec.raw(tensor.detach().resolve_conj().resolve_neg().cpu())
 

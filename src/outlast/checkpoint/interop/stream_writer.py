@@ -243,7 +243,7 @@ def import_items(
     """
     if forged := next((item.name for item in items if item.name.startswith(OBJECT)), ""):
         raise CodecError(
-            f"{forged} is what an object that torch unpickles is called here, and it is a tensor;"
+            f"{forged} is a tensor whose name is reserved for objects that torch unpickles;"
             " nothing was written; leave it out, or rename it"
         )
     save = new_save(store, job, step, 1, plan_of((0, item.name, item.box) for item in items))

@@ -191,7 +191,7 @@ def open_torch_save(file: int, at: int, size_bytes: int, where: str) -> Iterator
             yield TorchSaveFile(archive, where)
     except _DAMAGED as error:
         raise CorruptionError(
-            f"{where}: {error}; nothing was taken over from it (torch checks none of this when it"
+            f"{where}: {error}; nothing was loaded from it (torch checks none of this when it"
             " loads)"
         ) from error
 

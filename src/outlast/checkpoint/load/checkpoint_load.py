@@ -356,7 +356,7 @@ class CheckpointLoad:
             f"rank {rank}: {s.damage}" for rank, s in enumerate(findings) if s.damage
         ] + unread
         if damages:
-            self.notes.append(f"checkpoint {place.directory} is passed over: {damages[0]}")
+            self.notes.append(f"checkpoint {place.directory} is skipped: {damages[0]}")
         return bool(damages)
 
 

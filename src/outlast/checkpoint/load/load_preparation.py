@@ -94,7 +94,7 @@ def candidates(
                 notes.append(str(error))
                 continue
             except (CorruptionError, StorageError) as error:
-                notes.append(f"checkpoint {place.directory} is passed over: {error}")
+                notes.append(f"checkpoint {place.directory} is skipped: {error}")
                 unread = unread or ("" if isinstance(error, CorruptionError) else str(error))
                 continue
             if job and checkpoint.job != job:

@@ -351,7 +351,7 @@ class HeldParities:
                 if _older(place, newest.place):
                     raise WireError(f"it makes parity of step {newest.place.step}, which is newer")
                 # A sender sends versions in order: it will not send its strip of this one.
-                newest.invalidate(f"rank {rank} went on to step {place.step} without it")
+                newest.invalidate(f"rank {rank} continued with step {place.step} without it")
             elif not self.change.wait(max(0.0, due - time.monotonic())):
                 if newest.begun - newest.manifests.keys():
                     raise WireError(f"it still makes parity of step {newest.place.step}")

@@ -136,7 +136,7 @@ class WatchedSave:
                 return (
                     f"it reported {now_s - since_s:.0f} s ago that its part is written on"
                     f" {report.host}, and {manifest_name(rank)} is not in this directory: the two"
-                    " ranks see different directories (a mount that is gone, another host's own);"
+                    " ranks see different directories (a missing mount, another host's own);"
                     " let all ranks save to one shared directory"
                 )
         return ""

@@ -324,7 +324,7 @@ class SaveEngine:
                 raise
             names = changed_names(self._planned.table, described.table) or "values"
             raise GroupError(
-                f"{error}; rank {self._rank} wants to because its tensors are not those of the save"
+                f"{error}; rank {self._rank} requests it: its tensors are not those of the save"
                 f" before ({names}); nothing was saved; let all ranks change theirs at the same"
                 " save"
             ) from error

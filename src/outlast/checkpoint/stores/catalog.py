@@ -234,7 +234,7 @@ def newest_checkpoint(
         except StorageError as error:  # the same: it may be whole
             raise UnreadableCheckpointError(place, error) from error
         except CorruptionError as error:
-            on_damage(f"checkpoint {place.directory} is passed over: {error}")
+            on_damage(f"checkpoint {place.directory} is skipped: {error}")
             continue
         return checkpoint
     return None

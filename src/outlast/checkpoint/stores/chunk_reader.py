@@ -139,7 +139,7 @@ class IoTimeout:
         if owed:
             raise StalledError(
                 f"{where}: was not tried: the file system still owes an answer about {owed[0]};"
-                " see to its server or its mount, then try again"
+                " check its server or its mount, then try again"
             )
         try:
             with hand.asking(where, self._answer_s):
@@ -321,7 +321,7 @@ def gather(memory: MemorySource, chunk: Chunk, rooms: Sequence[memoryview]) -> N
 def _differs(source: StoreSource, chunk: Chunk) -> CorruptionError:
     where = f"{source.where}/{chunk.manifest.place.directory}/{chunk.file}"
     return CorruptionError(
-        f"{where}: {chunk.title} does not match its digest; nothing was taken over from it"
+        f"{where}: {chunk.title} does not match its digest; nothing was loaded from it"
     )
 
 

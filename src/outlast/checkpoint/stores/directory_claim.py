@@ -179,8 +179,8 @@ def refuse_others(store: StoreSource, newest_first: Sequence[SavePoint], job: st
             continue
         if found_job != job:
             raise UsageError(
-                f"{store.where} holds checkpoints of job {found_job!r}, and this is {job!r}: they"
-                " would be taken for this one's, and deleted; use a place of its own"
+                f"{store.where} holds checkpoints of job {found_job!r}, and this is {job!r}, which"
+                " would load and delete them; use another directory"
             )
         return
 

@@ -143,7 +143,8 @@ class Folder:
                     if before // _SYNC_BYTES < written // _SYNC_BYTES:
                         os.fdatasync(file)
                 if written != size_bytes:
-                    raise StorageError(f"{path}: {written} bytes came of {size_bytes}; not written")
+                    text = f"{path}: {written} of {size_bytes} bytes were given; not written"
+                    raise StorageError(text)
                 os.fsync(file)
                 os.rename(draft, name, src_dir_fd=at, dst_dir_fd=at)
             except BaseException:  # Ctrl-C as well: no draft stays
@@ -219,8 +220,8 @@ class Folder:
             return
         except OSError as error:
             raise StorageError(
-                f"{path}: could not be removed: {error.strerror or error}; its commit record went"
-                " first, so that the remaining files are not taken for a checkpoint"
+                f"{path}: could not be removed: {error.strerror or error}; its commit record was"
+                " removed first, so that the remaining files do not count as a checkpoint"
             ) from error
         self._sync_root()
 

@@ -294,8 +294,8 @@ class Bucket:
             message, credentials = str(error), _CREDENTIALS.get(scheme, "its credentials")
             if isinstance(error, PermissionDeniedError | UnauthenticatedError):
                 raise RefusedError(
-                    f"{where}: {what}: access is denied; nothing was changed; see to the rights of"
-                    f" {credentials}"
+                    f"{where}: {what}: access is denied; nothing was changed; check the permissions"
+                    f" of {credentials}"
                 ) from error
             if _METADATA.search(message):
                 raise RefusedError(
@@ -312,7 +312,7 @@ class Bucket:
             if "Connect" in message or "error sending request" in message:
                 raise StorageError(
                     f"{where}: {what}: its endpoint cannot be reached ({_line(error)}); nothing was"
-                    " changed; see to the network and to the endpoint's address"
+                    " changed; check the network and the endpoint's address"
                 ) from error
             raise StorageError(f"{where}: {what}: {_line(error)}") from error
 
@@ -333,7 +333,7 @@ def _counted(parts: Iterable[bytes | memoryview], size_bytes: int, where: str) -
             break
         yield bytes(part)
     if done != size_bytes:
-        raise StorageError(f"{where}: {done} bytes came of {size_bytes}; not written")
+        raise StorageError(f"{where}: {done} of {size_bytes} bytes were given; not written")
 
 
 def _line(error: Exception) -> str:

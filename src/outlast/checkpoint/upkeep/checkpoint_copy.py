@@ -244,8 +244,8 @@ class _Parts:
 
     def _changed(self, name: str, why: object) -> StorageError:
         return StorageError(
-            f"{self._target.where}/{self._directory}/{name}: was written, and is not what was sent:"
-            f" {why}; nothing was committed; see to the store, then copy again"
+            f"{self._target.where}/{self._directory}/{name}: differs from the bytes that were sent:"
+            f" {why}; nothing was committed; check the store, then copy again"
         )
 
 

@@ -75,7 +75,7 @@ def parse_durable(text: str) -> DurableRule:
             raise ConfigError(f"{name} is given twice for {address}")
         values[name] = value
     if not address or re.match(r"(every|keep|rate)=", address):
-        raise ConfigError(f"{text!r} names no place; it comes first, as in {_EXAMPLE!r}")
+        raise ConfigError(f"{text!r} names no target; it comes first, as in {_EXAMPLE!r}")
     return DurableRule(
         address=address,
         every=_every(values["every"]) if "every" in values else None,
@@ -201,7 +201,7 @@ def _folder_or_bucket(address: str, root: Path, request_s: float) -> Store:
     path = store.root.absolute()
     if path.resolve() == root.resolve():
         raise ConfigError(
-            f"{path} is where this run saves anyway; name storage that outlives this host"
+            f"{path} is where this run already saves; name storage that outlives this host"
         )
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -210,5 +210,5 @@ def _folder_or_bucket(address: str, root: Path, request_s: float) -> Store:
             f"{path} cannot be made ({error.strerror}); name a directory that can be written"
         ) from error
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
-        raise ConfigError(f"{path} cannot be written; see to its rights")
+        raise ConfigError(f"{path} cannot be written; check its permissions")
     return Folder(path)

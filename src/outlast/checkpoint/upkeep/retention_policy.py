@@ -67,7 +67,7 @@ class Keep(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"every={self.every}: a number of steps is at least 1")
         for name, value in (("age", self.age_s), ("size", self.size_bytes)):
             if value is not None and value < 0:
-                raise ConfigError(f"{name} is {value}, and less than nothing cannot be kept")
+                raise ConfigError(f"{name} is {value}, and must not be negative")
 
 
 class RetentionVerdict(NamedTuple):

@@ -94,13 +94,13 @@ class UpkeepClient:
         errors = self._read()
         if self._news_fd < 0 and self._process:
             how = self._reap(_GRACE_S)
-            errors.append(f"the process that deletes and carries on checkpoints {how}")
+            errors.append(f"the process that prunes and copies checkpoints {how}")
             if self._starts < _STARTS_MAX:
                 self._start()
             else:
                 errors.append(
-                    f"it was started {self._starts} times, and is not again: checkpoints"
-                    f" stay in {self._setup.root}, and nowhere else"
+                    f"it was started {self._starts} times and is not restarted: checkpoints"
+                    f" are in {self._setup.root} only"
                 )
         return errors
 
@@ -115,8 +115,8 @@ class UpkeepClient:
         if self._process and self._news_fd >= 0:
             self._process.kill()
             errors.append(
-                f"the process that copies checkpoints hung, and was killed; what is"
-                f" missing elsewhere is in {self._setup.root}"
+                f"the process that copies checkpoints hung, and was killed; those"
+                f" that it has not copied are in {self._setup.root}"
             )
         self._reap(_GRACE_S)
         self.let_go()

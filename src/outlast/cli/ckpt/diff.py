@@ -143,7 +143,7 @@ def _compared(
 ) -> DiffReport:
     names = {name for name in {**one.tensors, **two.tensors} if fnmatchcase(name, pattern)}
     if not names and pattern != "*":
-        raise UsageError(f"neither has a tensor that is called {pattern!r}")
+        raise UsageError(f"no tensor of either checkpoint matches {pattern!r}")
     readers = CheckpointReader(one), CheckpointReader(two)
     tensor_names = names & suspect_tensors(one, two)
     with byte_progress("comparing") as advance:

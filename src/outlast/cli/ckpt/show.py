@@ -256,7 +256,7 @@ def _shown(checkpoint: Checkpoint, pattern: str) -> ShowReport:
     }
     if not holders and pattern != "*":
         raise UsageError(
-            f"{checkpoint.where}: none of its {plural(len(ranks), 'tensor')} is called {pattern!r}"
+            f"{checkpoint.where}: none of its {plural(len(ranks), 'tensor')} matches {pattern!r}"
         )
     try:
         values = values_in(checkpoint)

@@ -334,7 +334,7 @@ def _refuse_other_jobs(store: Store, places: list[SavePoint], dest: str) -> None
             if (job := open_checkpoint(store, place).job) != run:
                 raise UsageError(
                     f"{dest} is the directory of job {run}, and {place.directory} is job"
-                    f" {job or '(no name)'}'s, from which that could not resume; nothing was"
+                    f" {job or '(no name)'}'s, from which it cannot resume; nothing was"
                     " copied; name another directory"
                 )
 

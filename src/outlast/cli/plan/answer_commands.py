@@ -173,7 +173,7 @@ def spares(
 
 
 def _spares_table(rows: Sequence[SparesRow]) -> Table:
-    figures = ("spares", "short", "job\nwaits", "at a\ncost", "goes on\nat", "at a\ncost")
+    figures = ("spares", "short", "job\nwaits", "at a\ncost", "continues\nat", "at a\ncost")
     grid = table(*(number_column(name, wrap=False) for name in figures), text_column())
     for row in rows:
         grid.add_row(

@@ -99,8 +99,8 @@ WHOLE_MIN, WHOLE_MAX = 1e5, 1e10  # between them figures are printed to the last
 def reproduce(*documents: str, json: bool = False) -> int:
     """Recompute published tables and figures.
 
-    Prints the figures of five documents beside ours, with the reason for each
-    difference.
+    Prints the figures of five documents and the recomputed ones, with the reason
+    for each difference.
 
     Parameters
     ----------

@@ -194,7 +194,7 @@ def story(
     from outlast.plan.simulate.simulated_job import bound_failures, job_of
 
     if replication < 0:
-        raise UsageError(f"--replication {replication}: 0 is the first")
+        raise UsageError(f"--replication {replication}: must be 0 or more")
     if strategy == "drop":
         raise UsageError(
             "--strategy drop: the controller of `outlast run` cannot continue with fewer"

@@ -192,7 +192,7 @@ def _rate(
             break
         notes.append(
             f"jobs above {above:,} GPUs had {plural(failures, 'failure')} in"
-            f" {jobs.node_days:,.0f} node-days, fewer than {ENOUGH}: more than these were looked at"
+            f" {jobs.node_days:,.0f} node-days, fewer than {ENOUGH}: smaller jobs were included"
         )
     if jobs.node_days and (failures or not _count(tables.outages)):
         basis = f"jobs above {above:,} GPUs" if above else "all jobs on GPUs"

@@ -310,7 +310,7 @@ def _add_dump(new: NamedDump, into: DumpCollection, alike: dict[Any, Any]) -> No
     if known is not None and new.path.parent != into.folders[new.rank]:
         raise UsageError(
             f"rank {new.rank} has a dump in {into.folders[new.rank]} and one in {new.path.parent}:"
-            " are they of one moment? Name the directory of one"
+            " name the directory of one trace"
         )
     if known is not None:
         into.second.add(new.rank)

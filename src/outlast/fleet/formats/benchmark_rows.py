@@ -117,7 +117,7 @@ def read_report(path: Path) -> BenchmarkReport:
     try:
         report = msgspec.json.decode(data, type=BenchmarkReport)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise SourceError(f"{path} is no whole JSON of nccl-tests: {error}") from error
+        raise SourceError(f"{path} is no complete JSON of nccl-tests: {error}") from error
     if report.version > JSON_VERSION:
         raise SourceError(
             f"{path} has version {report.version} of the JSON of nccl-tests, and {JSON_VERSION} is"

@@ -9,7 +9,7 @@ A run in text, after the printf lines of nccl-tests 1.0 to 2.19 (`src/common.cu`
            8      2 float    sum    -1 12.90  0.00  0.00  0  ...  one row for each size
     # Avg bus bandwidth    : 92.3                        ends it
 
-The header names the columns, which differ by version. Runs in one file are told apart by the prefix
+The header names the columns, which differ by version. Runs in one file are separated by the prefix
 that mpirun or `srun --label` puts before each line; rows of runs that print at once without one are
 rejected.
 """
@@ -76,7 +76,7 @@ COLLECTIVES = (
     "sendrecv",
 )
 _LINE_CHARS = 8192  # of a line that are examined
-_WORDS = 64  # of a line that are told apart
+_WORDS = 64  # of a line that are distinguished
 _HELD_MAX = 100_000  # rows
 _STREAMS_MAX = 100_000
 _BATCH = 50_000  # records

@@ -345,7 +345,7 @@ def _add_report(
     absent = len(report.not_applicable)
     totals.rows += len(report.findings) + absent
     if absent:
-        totals.skipped["what a node has not"] += absent
+        totals.skipped["check that does not apply to its node"] += absent
     for raw in report.findings:
         try:
             finding = msgspec.json.decode(raw, type=Finding)

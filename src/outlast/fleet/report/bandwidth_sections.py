@@ -176,8 +176,8 @@ def _hosts_section(table: pl.DataFrame, groups: pl.DataFrame) -> DrawnSection:
     alone = table.filter(pl.col("groups") == 1, pl.col("slow") > 0)
     if len(alone):
         notes.append(
-            f"{plural(len(alone), 'node')} in one group only: it cannot be told from the others of"
-            " its group; run the benchmark again in other groups"
+            f"{plural(len(alone), 'node')} in one group only: indistinguishable from the others of"
+            " it; run the benchmark again in other groups"
         )
     if len(groups) and not groups["is_slow"].any():
         notes.append("no group is slow")

@@ -233,7 +233,7 @@ def hidden_record_notes(sources: Sequence[LakeSource]) -> list[str]:
         for what, rows in log.odd.items():
             odd[what] += rows
     lines = [f"{_describe_logs(names)}: {note}" for note, names in noted.items()]
-    lines += [f"{rows:,} records are odd, but kept: {what}" for what, rows in odd.items()]
+    lines += [f"{rows:,} records are unusual, but kept: {what}" for what, rows in odd.items()]
     rejected = sum(sum(log.rejects.values()) for log in sources)
     if rejected:
         lines.append(f"{rejected:,} rows could not be read: rejects/ of the lake has them")

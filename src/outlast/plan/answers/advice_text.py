@@ -82,7 +82,7 @@ def describe_current(
         f"{here.strategy}{taken} with a durable save every {format_quantity(here.interval_s, 's')}"
     )
     if math.isinf(here.usd):
-        then = "" if math.isinf(best_usd) else f" As set below it ends, for {_usd(best_usd)}."
+        then = "" if math.isinf(best_usd) else f" As advised below it ends, for {_usd(best_usd)}."
         return (
             f"{_sentence(saving)}: the run does not end. Failures come every"
             f" {format_quantity(mtbf_s(scenario), 's')}, faster than it makes progress.{then}"
@@ -122,7 +122,7 @@ def describe_strategy(at: BestSettings) -> str:
             less = (
                 f"{other.strategy} may cost {_usd(-more)} less by a formula that does not hold here"
             )
-            sentences.append(f"{less} (`pip install 'outlast[plan]'` has it simulated)")
+            sentences.append(f"{less} (to simulate it: `pip install 'outlast[plan]'`)")
     text = " ".join(
         [DOES[at.taken.strategy], *([_sentence("; ".join(sentences)) + "."] * bool(sentences))]
     )
@@ -188,9 +188,9 @@ def describe_copies(scenario: Scenario, settings: TunedSettings) -> str:
     lost = format_quantity(1 / rate if rate else math.inf, "s")
     every = lost if lost == "never" else f"every {lost} of running"
     return (
-        f"Nodes that hold each part; the last of a part is lost {every}. They take"
-        f" {format_quantity(memory_bytes, 'bytes')} of memory per GPU, with a new version beside"
-        " the last."
+        f"Nodes that hold each part; all copies of a part are lost {every}. They take"
+        f" {format_quantity(memory_bytes, 'bytes')} of memory per GPU for the last version and a"
+        " new one."
     )
 
 
@@ -212,7 +212,7 @@ def describe_spares(
     mean = f"{trap:,}" if stock.in_repair >= WHOLE_MIN else f"{stock.in_repair:.3g}"
     text = f"{mean} {'node is' if mean == '1' else 'nodes are'} in repair on average"
     if stock.racks:
-        text += ", and a rack takes several at once: so many cost least."
+        text += ", and a rack failure takes several at once: this number costs least."
     elif not stock.best:
         waits = format_quantity(spare_theory.stalled_share(0, stock.in_repair), "share")
         text += f": without spares the run waits {waits} of the time; one spare would cost more."

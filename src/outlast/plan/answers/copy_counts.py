@@ -126,7 +126,7 @@ def losses(scenario: Scenario, copies: int) -> float:
 
 
 def _of_a_run(scenario: Scenario, rate_per_s: float, copies: int) -> float:
-    """Return the count of a run; None for what never comes in an endless one."""
+    """Return the count of events in a run, 0 at a rate of 0 even if the run never ends."""
     return rate_per_s * _predicted(scenario, copies).wall_s if rate_per_s else 0.0
 
 

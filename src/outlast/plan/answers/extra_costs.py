@@ -71,7 +71,7 @@ def extra_costs(scenario: Scenario, taken: Prediction, inputs: ExtraInputs) -> l
     if inputs.preempted_every_s is not None:
         extras.append(_preemption(scenario, taken, inputs, inputs.preempted_every_s))
     elif inputs.usd_per_spot_hour is not None:
-        raise UsageError("--spot-hour needs --preempted-every: how often is the job preempted?")
+        raise UsageError("--spot-hour needs --preempted-every, the time between preemptions")
     if inputs.usd_per_gb_month is not None:
         extras.append(_storage(scenario, taken, inputs, inputs.usd_per_gb_month))
     if inputs.local_cost_s is not None:
@@ -96,7 +96,7 @@ def _silent(scenario: Scenario, taken: Prediction, every_s: float, verify_s: flo
     return ExtraCost(
         what="silent errors",
         usd=usd,
-        text=f"One every {format_quantity(every_s, 's')}, which nothing reports: verify"
+        text=f"One every {format_quantity(every_s, 's')}, without any report: verify"
         f" ({format_quantity(verify_s, 's')}) before each durable save, after"
         f" {format_quantity(best_s, 's')} of work;"
         " an unverified save may contain the error.",
@@ -161,12 +161,12 @@ def _preemption(
     if inputs.usd_per_spot_hour is None:
         return ExtraCost(what="preemption", usd=taken.usd * (longer - 1), text=text)
     spot_usd = taken.usd * inputs.usd_per_spot_hour / scenario.usd_per_gpu_hour * longer
-    cheaper = "cheaper" if spot_usd < taken.usd else "dearer"
+    cheaper = "cheaper" if spot_usd < taken.usd else "more expensive"
     even = scenario.usd_per_gpu_hour / longer
     text += (
         f" At the spot price the run costs {format_quantity(spot_usd, 'USD')}, {cheaper} than"
         " reserved GPUs;"
-        f" it is worth it below {format_quantity(even, 'USD')} a GPU-hour."
+        f" spot is cheaper below {format_quantity(even, 'USD')} a GPU-hour."
     )
     return ExtraCost(what="spot prices", usd=spot_usd - taken.usd, text=text)
 
@@ -273,7 +273,7 @@ def _levels(
     return ExtraCost(
         what="levels of saves",
         usd=taken.usd * saves,
-        text=f"When the whole job restarts, the best are {chosen}:"
+        text=f"When the whole job restarts, the best pattern is {chosen}: it takes"
         f" {format_quantity(pattern.waste, 'share')} of"
         f" the time, {format_quantity(without.waste, 'share')} without local drives.",
     )

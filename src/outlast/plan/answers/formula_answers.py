@@ -58,7 +58,7 @@ def ettr(scenario: Scenario, target: float | None = None, queue_s: float = 0.0) 
     ]
     warnings = _regime(scenario, at_s) + predict(scenario, "checkpoint-restart").warnings
     if target is not None:
-        gives, cannot = _giving(scenario, at_s, queue_s, target)
+        gives, cannot = _target_settings(scenario, at_s, queue_s, target)
         quantities += gives
         warnings += cannot
     about = matters("checkpoint-restart")
@@ -154,7 +154,7 @@ def _regime(scenario: Scenario, at_s: float) -> list[str]:
     ]
 
 
-def _giving(
+def _target_settings(
     scenario: Scenario, at_s: float, queue_s: float, target: float
 ) -> tuple[list[Quantity], list[str]]:
     """Return the changes that reach `target` one at a time, and those that cannot alone."""
@@ -164,7 +164,7 @@ def _giving(
     quantities: list[Quantity] = []
     cannot: list[str] = []
 
-    def ask(name: str, function: Callable[[Scenario], float], source: str = source) -> None:
+    def add(name: str, function: Callable[[Scenario], float], source: str = source) -> None:
         try:
             function(scenario)
         except UsageError as error:
@@ -186,9 +186,9 @@ def _giving(
     def start(scenario: Scenario) -> float:
         return theory.init_for(target, at_s, mtbf_s(scenario), queue_s=queue_s, cost_s=cost_s)
 
-    ask("interval at most", interval)
-    ask("start at most", start)
-    ask("interval and start at most", partial(_both, target, queue_s), f"{source}, each of them")
+    add("interval at most", interval)
+    add("start at most", start)
+    add("interval and start at most", partial(_both, target, queue_s), f"{source}, each of them")
     try:
         every_s = theory.mtbf_for(target, at_s, init_s=start_s, queue_s=queue_s, cost_s=cost_s)
     except UsageError as error:
@@ -198,7 +198,7 @@ def _giving(
             "failure rate at most",
             "times",
             how,
-            "of today's",
+            "of the present rate",
             scenario,
             lambda case: mtbf_s(case) / every_s,
         )
@@ -314,7 +314,7 @@ def _in_memory(scenario: Scenario, best: Prediction) -> Quantity:
             value=best.memory_interval_s or math.inf,
             unit="s",
             how="given",
-            source="a whole number of them in the other",
+            source="divides the durable interval",
         )
     return quantity_with_band(
         "best interval in memory",
@@ -341,8 +341,8 @@ def _goodput(name: str, scenario: Scenario, strategy: Strategy) -> Quantity:
 def _why(scenario: Scenario, best: Prediction) -> str:
     """Describe the costs that determine the best interval."""
     bounds = {
-        "a flush, and no sooner": scenario.flush_s,
-        "a step, and no sooner": scenario.step_s,
+        "bounded by a flush": scenario.flush_s,
+        "bounded by a step": scenario.step_s,
         "once, at the end of the run": scenario.work_s,
     }
     bound = [text for text, at_s in bounds.items() if abs(best.interval_s - at_s) <= CLOSE * at_s]

@@ -300,7 +300,7 @@ def _warnings_at(point: PointResult, replications: int) -> Iterator[str]:
     if point.why:
         yield point.why
     if point.failed:
-        yield f"failed where it ran, {point.failed}"
+        yield f"the simulation failed: {point.failed}"
     if point.theory:
         yield from without_advice(point.theory.warnings) if replications else point.theory.warnings
         if math.isinf(point.theory.wall_s):
@@ -315,7 +315,7 @@ def _warnings_at(point: PointResult, replications: int) -> Iterator[str]:
     if runs and runs.unfinished:
         yield "some runs have no end"
     if runs and (differs := runs.takes.differs()):
-        yield f"runs take {'longer' if differs > 0 else 'less'} than theory says"
+        yield f"runs take {'longer' if differs > 0 else 'less'} than theory predicts"
 
 
 def strategies_of(text: str) -> list[Strategy]:

@@ -280,5 +280,5 @@ def _warnings(
     differs = tallies[0].differs() if tallies else 0.0
     if differs:
         longer = "longer" if differs > 0 else "less"
-        texts.append(f"simulated runs take {abs(differs):.1%} {longer} than theory says")
+        texts.append(f"simulated runs take {abs(differs):.1%} {longer} than theory predicts")
     return texts

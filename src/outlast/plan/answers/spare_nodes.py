@@ -279,7 +279,7 @@ def _quantities(scenario: Scenario) -> list[Quantity]:
             lambda case: cheapest([at(case)]),
         ),
         quantity_with_band(
-            "cheapest for a job that goes on",
+            "cheapest for a job that continues",
             "nodes",
             "first order",
             "each missing node idles its replica",
@@ -322,9 +322,7 @@ def _conclusions(scenario: Scenario, stocks: SpareModel, rows: Sequence[SparesRo
             f" {format_quantity(average.short, 'share')} of the time, where failures continue.",
             f"A job that needs all its nodes then waits {waited} of the time; with"
             f" {format_count(best.spares, 'spare')} it waits {waits}"
-            + (
-                f", which saves {format_quantity(saved, 'USD')}, spares paid." if saved > 0 else "."
-            ),
+            + (f", a net saving of {format_quantity(saved, 'USD')}." if saved > 0 else "."),
         ]
     unsure = [row for row in rows if UNSURE in row.names and row is not best]
     if unsure:

@@ -18,8 +18,7 @@ from outlast.controller.save_schedule.save_intervals import span
 from outlast.plan.answers.measured_run import MeasuredRun
 from outlast.plan.answers.strategy_comparison import ComparedStrategy, StrategyComparison
 from outlast.plan.figures import STRATEGY_LOOK
-from outlast.plan.model.answer_values import HIGH, LOW
-from outlast.plan.model.answer_values import format_quantity as said
+from outlast.plan.model.answer_values import HIGH, LOW, format_quantity
 from outlast.plan.model.ladder_costs import Strategy
 from outlast.plan.model.scenario import Scenario
 from outlast.plan.simulate.replications import CAUSES, Cause, draws, run_ensemble
@@ -149,8 +148,10 @@ def _legend_text(
     if measured:
         return strategy
     contender = next(each for each in found.contenders if each.strategy == strategy)
-    usd = [said(each or 0.0, "USD") for each in (contender.costs.low, contender.costs.high)]
-    return f"{strategy}: {said(contender.takes.value, 's')}, {usd[0]} to {usd[1]}"
+    usd = [
+        format_quantity(each or 0.0, "USD") for each in (contender.costs.low, contender.costs.high)
+    ]
+    return f"{strategy}: {format_quantity(contender.takes.value, 's')}, {usd[0]} to {usd[1]}"
 
 
 def _dates(axis: Axes, start: datetime, size_s: float) -> None:
@@ -214,7 +215,7 @@ def _fill_waterfall(figure: Figure, scenario: Scenario, found: StrategyCompariso
                 axis.text(
                     offset + share / 2,
                     row,
-                    said(share, "share"),
+                    format_quantity(share, "share"),
                     ha="center",
                     va="center",
                     fontsize=6.5,
@@ -238,6 +239,7 @@ def _fill_waterfall(figure: Figure, scenario: Scenario, found: StrategyCompariso
 
 def _outcome(contender: ComparedStrategy) -> str:
     return (
-        f"{said(contender.shares['work'], 'share')} work\n"
-        f"{said(contender.takes.value, 's')}, {said(contender.costs.value, 'USD')}"
+        f"{format_quantity(contender.shares['work'], 'share')} work\n"
+        f"{format_quantity(contender.takes.value, 's')},"
+        f" {format_quantity(contender.costs.value, 'USD')}"
     )

@@ -16,8 +16,7 @@ from outlast import figure_style
 from outlast.errors import UsageError
 from outlast.plan.answers.advice import Advice, InputSensitivity, InputVariation, Side
 from outlast.plan.answers.spare_nodes import SpareModel, cheapest, plain_usd, whole_replicas
-from outlast.plan.model.answer_values import format_quantity as in_words
-from outlast.plan.model.answer_values import format_quantity as said
+from outlast.plan.model.answer_values import format_quantity
 from outlast.plan.model.scenario import Scenario
 
 ROWS = 10
@@ -53,7 +52,8 @@ def _fill_tornado(
 ) -> None:
     axis = figure.subplots()
     base = advice.bill.total
-    taken = f"{advice.items[0].set_to}, {said(base, 'USD')}" if advice.items else "no run ends"
+    price = format_quantity(base, "USD")
+    taken = f"{advice.items[0].set_to}, {price}" if advice.items else "no run ends"
     axis.set_title(f"{scenario.gpus:,} GPUs, {scenario.failures.name}: {taken}", loc="left")
     prices = [turn.usd for lever in rows for _, turn in _turns(lever)] + [base]
     finite = [price for price in prices if math.isfinite(price)]
@@ -64,8 +64,10 @@ def _fill_tornado(
     scale = _scale(axis, min(finite), max(finite), base, endless=math.inf in prices)
     for row, lever in enumerate(rows):
         for side, turn in _turns(lever):
-            _bar(axis, row, side, turn, said(turn.value, lever.unit), scale)
-    names = [f"{_wrapped(lever.label)}: {said(lever.value, lever.unit)}" for lever in rows]
+            _bar(axis, row, side, turn, format_quantity(turn.value, lever.unit), scale)
+    names = [
+        f"{_wrapped(lever.label)}: {format_quantity(lever.value, lever.unit)}" for lever in rows
+    ]
     axis.set_yticks(range(len(rows)), names)
     axis.set_ylim(len(rows) - 0.4, -0.6)
     axis.tick_params(axis="y", length=0)
@@ -85,7 +87,7 @@ def _legend(axis: Axes, rows: list[InputSensitivity], scale: _Scale) -> None:
     turn = best and (best.half if best.buy == "half" else best.double)
     if best is None or turn is None:
         return
-    saves = f"saves {said(best.saves_usd, 'USD')}"
+    saves = f"saves {format_quantity(best.saves_usd, 'USD')}"
     saves = "the run ends" if math.isinf(best.saves_usd) else saves
     axis.plot(
         turn.usd - scale.zero,
@@ -116,7 +118,7 @@ def _scale(axis: Axes, least: float, most: float, base: float, *, endless: bool)
             LogLocator(subs=(1, 2, 5) if most < MANY_MIN * least else (1,))
         )
         axis.xaxis.set_minor_locator(NullLocator())
-        axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: said(value, "USD")))
+        axis.xaxis.set_major_formatter(FuncFormatter(_dollars))
         axis.set_xlabel("price of the run, with the best settings for each")
         room = max(1.5, most / least) ** ROOM
         low = least / room
@@ -125,7 +127,7 @@ def _scale(axis: Axes, least: float, most: float, base: float, *, endless: bool)
     else:
         axis.xaxis.set_major_locator(MaxNLocator(5))
         axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _more(value)))
-        axis.set_xlabel(f"more or less than {said(base, 'USD')}, with the best settings for each")
+        axis.set_xlabel(f"difference to {_dollars(base)}, with the best settings for each")
         room = ROOM * ((most - least) or 0.01 * most)
         low = least - base - room
         high = most - base + room * (2 if endless else 1)
@@ -134,8 +136,12 @@ def _scale(axis: Axes, least: float, most: float, base: float, *, endless: bool)
     return _Scale(zero, base - zero if math.isfinite(base) else high, high)
 
 
+def _dollars(usd: float, _tick: int = 0) -> str:
+    return format_quantity(usd, "USD")
+
+
 def _more(usd: float) -> str:
-    return said(usd, "USD") if usd <= 0 else f"+{said(usd, 'USD')}"
+    return _dollars(usd) if usd <= 0 else f"+{_dollars(usd)}"
 
 
 def _bar(axis: Axes, row: int, side: Side, turn: InputVariation, text: str, scale: _Scale) -> None:
@@ -220,13 +226,13 @@ def _fill_spares(figure: Figure, scenario: Scenario) -> None:
     above.set_ylabel("share of time that the job waits")
     above.set_title(
         f"{scenario.gpus:,} GPUs, {scenario.failures.name},"
-        f" {in_words(scenario.repair_s, 's')} of repair; dots: cheapest",
+        f" {format_quantity(scenario.repair_s, 's')} of repair; dots: cheapest",
         loc="left",
     )
     below.set_yscale("log")
     below.set_ylim(bottom=below.get_ylim()[0] / 2)  # room for the numbers at the dots
     below.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    below.yaxis.set_major_formatter(FuncFormatter(lambda value, _: in_words(value, "USD")))
+    below.yaxis.set_major_formatter(FuncFormatter(_dollars))
     for axis in (below.xaxis, below.yaxis):
         axis.set_minor_formatter(NullFormatter())
     below.set_xlabel("spare nodes")
@@ -285,7 +291,7 @@ def _trap(above: Axes, below: Axes, nodes: SpareModel) -> None:
     waits = nodes.stalled(mean)
     is_left = mean > FEW
     above.annotate(
-        f"the mean in repair: waits {in_words(waits, 'share')}",
+        f"the mean in repair: waits {format_quantity(waits, 'share')}",
         (mean, waits),
         xytext=(-24 if is_left else 24, -12 if is_left else 0),
         textcoords="offset points",

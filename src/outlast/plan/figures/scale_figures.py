@@ -24,8 +24,7 @@ from outlast.controller.save_schedule.save_intervals import span
 from outlast.errors import ConfigError
 from outlast.plan.answers.strategy_comparison import ComparisonRequest, simulate_strategies
 from outlast.plan.figures import STRATEGY_LOOK, label_spans
-from outlast.plan.model.answer_values import HIGH, LOW, at_rate
-from outlast.plan.model.answer_values import format_quantity as said
+from outlast.plan.model.answer_values import HIGH, LOW, at_rate, format_quantity
 from outlast.plan.model.ladder_costs import STRATEGIES, Strategy
 from outlast.plan.model.rates import EXACT
 from outlast.plan.model.scenario import Scenario, resize
@@ -132,7 +131,7 @@ def _fill_scale(figure: Figure, scenario: Scenario, seed: int) -> None:
     axis.set_xlim(SMALLEST, LARGEST)
     axis.set_ylim(0, 1)
     axis.xaxis.set_minor_locator(NullLocator())
-    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: said(value, "GPUs")))
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_quantity(value, "GPUs")))
     axis.yaxis.set_major_formatter(PercentFormatter(1, symbol=" %"))
     axis.set_xlabel("GPUs")
     axis.set_ylabel("goodput")
@@ -195,7 +194,7 @@ def _crossings(axis: Axes, lines: dict[Strategy, ScaleLine]) -> None:
                 marked.append((gpus, goodput))
                 axis.plot(gpus, goodput, "o", mfc="none", mec="black", ms=6, mew=0.8, zorder=5)
                 axis.annotate(
-                    said(gpus, "GPUs"),
+                    format_quantity(gpus, "GPUs"),
                     (gpus, goodput),
                     (-5, -5),
                     textcoords="offset points",
@@ -289,7 +288,7 @@ def _fill_phases(figure: Figure, scenario: Scenario) -> None:
         )
     label_spans(axis.yaxis, SHORTEST_S, LONGEST_S)
     axis.xaxis.set_minor_locator(NullLocator())
-    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: said(value, "GPUs")))
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_quantity(value, "GPUs")))
     axis.set_xlabel("GPUs")
     axis.set_ylabel("restart of the whole job from storage")
     axis.set_title(

@@ -19,8 +19,7 @@ from matplotlib.ticker import FuncFormatter
 from outlast import figure_style
 from outlast.plan.answers.parameter_sweep import PointResult, Sweep, SweepPoint
 from outlast.plan.figures import STRATEGY_LOOK
-from outlast.plan.model.answer_values import Unit
-from outlast.plan.model.answer_values import format_quantity as said
+from outlast.plan.model.answer_values import Unit, format_quantity
 from outlast.plan.model.ladder_costs import Strategy
 from outlast.plan.model.scenario import KEYS
 from outlast.plan.simulate.result_tables import point_value
@@ -192,7 +191,7 @@ def _figures(axis: Axes, grid: np.ndarray, scale: Normalize, measure: Measure) -
         axis.text(
             column,
             row,
-            said(value, UNITS[measure]) if ends else "-",
+            format_quantity(value, UNITS[measure]) if ends else "-",
             ha="center",
             va="center",
             fontsize=6.5,
@@ -221,7 +220,7 @@ def _middle(point: PointResult, measure: Measure) -> float:
 
 
 def _caption(axis: Axis, measure: Measure) -> None:
-    axis.set_major_formatter(FuncFormatter(lambda value, _: said(value, UNITS[measure])))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: format_quantity(value, UNITS[measure])))
     axis.set_minor_formatter(FuncFormatter(lambda _value, _: ""))
 
 

@@ -26,7 +26,7 @@ _MODULES = (
 class ReproducedFigure(msgspec.Struct, frozen=True, kw_only=True):
     """A published figure and its reproduction.
 
-    `says`: the printed figure; words or a bound where it is no number, None where none is printed.
+    `says`: the printed figure; text or a bound where it is no number, None where none is printed.
     `ours`: None where it is infinite, which JSON cannot express. `agrees`: None where there is
     nothing to compare. `why`: one or two sentences, empty where the agreement needs none.
     """
@@ -46,7 +46,7 @@ class SourceDocument(msgspec.Struct, frozen=True):
     key: str
     citation: str
 
-    def says(
+    def check(
         self,
         quantity: str,
         printed: str,
@@ -75,13 +75,13 @@ class SourceDocument(msgspec.Struct, frozen=True):
             agrees = abs(ours - text) <= slack + CLOSE * abs(text)
         return self._row(quantity, text, ours, unit, agrees, why)
 
-    def words(
+    def check_text(
         self, quantity: str, printed: str, ours: float, unit: str, agrees: bool | None, why: str
     ) -> ReproducedFigure:
         """Return a figure that the document gives in words; the caller judges the agreement."""
         return self._row(quantity, printed, ours, unit, agrees, why)
 
-    def asks(self, quantity: str, ours: float, unit: str, why: str) -> ReproducedFigure:
+    def answer(self, quantity: str, ours: float, unit: str, why: str) -> ReproducedFigure:
         """Return an answer that the document leaves to its reader; `why`: the assumptions."""
         return self._row(quantity, None, ours, unit, None, why)
 

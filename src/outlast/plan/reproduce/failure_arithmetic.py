@@ -46,8 +46,8 @@ def _table() -> list[ReproducedFigure]:
     for gpus, mtbf_h, count in TABLE:
         mtbf_s = _mtbf_s(gpus)
         rows += [
-            SOURCE.says(f"MTBF, GPUs: {gpus:,}", mtbf_h, mtbf_s / HOUR_S, "h"),
-            SOURCE.says(
+            SOURCE.check(f"MTBF, GPUs: {gpus:,}", mtbf_h, mtbf_s / HOUR_S, "h"),
+            SOURCE.check(
                 f"failures in 60 days, GPUs: {gpus:,}",
                 count,
                 expected_failures(mtbf_s, RUN_S),
@@ -66,28 +66,28 @@ def _lost() -> list[ReproducedFigure]:
     slower = intervals.segment_s(HOUR_S, 0.0, mtbf_s) / HOUR_S
     first_order = 1 + HOUR_S / mtbf_s / 2
     return [
-        SOURCE.says("interruptions of 4,096 GPUs in 60 days", "1231.9", failures, "failures"),
-        SOURCE.says("lost without checkpoints, as printed", "3632968665", scratch, "GPU hours"),
-        SOURCE.words(
+        SOURCE.check("interruptions of 4,096 GPUs in 60 days", "1231.9", failures, "failures"),
+        SOURCE.check("lost without checkpoints, as printed", "3632968665", scratch, "GPU hours"),
+        SOURCE.check_text(
             "lost without checkpoints",
             "3632968665",
             math.inf,
             "GPU hours",
             agrees=False,
-            why="The run never ends: 60 days without a failure, one of which comes every"
-            f" {mtbf_s / HOUR_S:.2f} h, have a chance of e^-{failures:,.0f}. The figure counts the"
-            " failures of 60 days, as if a run that begins anew were done by then.",
+            why="The run never ends: at an MTBF of"
+            f" {mtbf_s / HOUR_S:.2f} h, 60 days without a failure have probability"
+            f" e^-{failures:,.0f}. The figure counts the failures of 60 days only.",
         ),
-        SOURCE.says("lost with a checkpoint an hour, as printed", "2522895", hourly, "GPU hours"),
-        SOURCE.says(
+        SOURCE.check("lost with a checkpoint an hour, as printed", "2522895", hourly, "GPU hours"),
+        SOURCE.check(
             "lost with a checkpoint an hour",
             "2522895",
             (slower - 1) * RUN_S / HOUR_S * gpus,
             "GPU hours",
-            "The figure is first order, of failures in 60 days; failures strike redone work, too."
+            "The figure is first order: it omits failures during redone work."
             f" The run takes {slower:.3f} times its work, not {first_order:.3f} times.",
         ),
-        SOURCE.says("reduction, as printed", "1440", scratch / hourly, "x"),
+        SOURCE.check("reduction, as printed", "1440", scratch / hourly, "x"),
     ]
 
 
@@ -95,30 +95,30 @@ def _practice() -> list[ReproducedFigure]:
     four_days = no_failure(_mtbf_s(2048), 4 * DAY_S)
     llama = expected_failures(_mtbf_s(16_384), 54 * DAY_S)
     return [
-        SOURCE.words(
+        SOURCE.check_text(
             "chance that 2,048 GPUs run four days without a failure",
             "happened",
             four_days,
             "",
             None,
-            "Its story's job lived that long; at p = 0.005 it would fail every"
+            "The document reports such a job; at p = 0.005 it would fail every"
             f" {_mtbf_s(2048) / HOUR_S:.1f} h.",
         ),
-        SOURCE.says("Llama 3: interruptions, planned and not", "466", 419 + 47, "failures"),
-        SOURCE.says(
+        SOURCE.check("Llama 3: interruptions, planned and not", "466", 419 + 47, "failures"),
+        SOURCE.check(
             "Llama 3: interruptions, by its formula",
             "466",
             llama,
             "failures",
-            "p = 0.005 is a teaching figure, ten times Llama 3's rate: the arithmetic does not"
-            " match that report, 0.0005 would.",
+            "p = 0.005 is a teaching figure, ten times Llama 3's rate; 0.0005 would match the"
+            " report.",
         ),
-        SOURCE.says(
+        SOURCE.check(
             "Llama 3: interruptions that hardware caused",
             "78",
             100 * 0.78 * 419 / 466,
             "%",
-            "The report's 78 % are of the 419 unexpected interruptions, not of all 466"
+            "The report's 78 % refer to the 419 unexpected interruptions, not to all 466"
             " (arXiv 2407.21783, 3.3.4).",
         ),
     ]
@@ -127,13 +127,13 @@ def _practice() -> list[ReproducedFigure]:
 def _first() -> list[ReproducedFigure]:
     gpus = math.floor(_mtbf_s(1) / HOUR_S) + 1
     return [
-        SOURCE.asks(
+        SOURCE.answer(
             "exercise 1: fewest GPUs with an MTBF below an hour",
             gpus,
             "GPUs",
-            "The MTBF of one GPU in hours, 4,788.0, and any more.",
+            "More GPUs than the MTBF of one GPU has hours, 4,788.0.",
         ),
-        SOURCE.says("exercise 1: days between a GPU's faults", "2e2", _mtbf_s(1) / DAY_S, "days"),
+        SOURCE.check("exercise 1: days between a GPU's faults", "2e2", _mtbf_s(1) / DAY_S, "days"),
     ]
 
 
@@ -152,19 +152,19 @@ def _second() -> list[ReproducedFigure]:
         swept_s = find_minimum(wasted, 1.0, DAY_S)
         exact_s = intervals.optimum(cost_s, fails_s)
         rows += [
-            SOURCE.asks(
+            SOURCE.answer(
                 f"exercise 2: best interval, {label}",
                 swept_s / 60,
                 "min",
-                "The time of a save is left open. It is sqrt(2 c M): it grows with the root of c"
-                f" and shrinks with that of the failure rate; exactly {exact_s / 60:.1f} min.",
+                "The document gives no save time c. The interval is sqrt(2 c M), first order;"
+                f" exactly {exact_s / 60:.1f} min.",
             ),
-            SOURCE.asks(
+            SOURCE.answer(
                 f"exercise 2: waste there, {label}",
                 100 * wasted(swept_s),
                 "%",
-                "First order, without restarts; efficiency is exactly"
-                f" {100 * intervals.efficiency(exact_s, cost_s, fails_s):.1f} % at best.",
+                "First order, without restarts; the best efficiency is exactly"
+                f" {100 * intervals.efficiency(exact_s, cost_s, fails_s):.1f} %.",
             ),
         ]
     return rows
@@ -181,41 +181,41 @@ def _third() -> list[ReproducedFigure]:
     usd = cost_usd(gpus, recovery_h * HOUR_S / gpus, usd_per_hour)
     scratch_h = failures * window_s / HOUR_S / 2 * gpus
     return [
-        SOURCE.asks(
+        SOURCE.answer(
             "exercise 3: interruptions of 8,000 GPUs in 30 days",
             failures,
             "failures",
             f"One every {mtbf_s / 60:.0f} minutes.",
         ),
-        SOURCE.asks(
+        SOURCE.answer(
             "exercise 3: spent on recovery",
             recovery_h,
             "GPU hours",
-            "15 minutes of all GPUs at each.",
+            "15 minutes of all GPUs per interruption.",
         ),
-        SOURCE.asks("exercise 3: dollars of that", usd, "USD", "$2.50 a GPU hour."),
-        SOURCE.asks(
+        SOURCE.answer("exercise 3: dollars of that", usd, "USD", "$2.50 a GPU hour."),
+        SOURCE.answer(
             "exercise 3: share of the budget",
             100 * recovery_h / budget_h,
             "%",
-            "15 of every 36 minutes of the window; what is trained is the rest.",
+            "15 of every 36 minutes; training has the rest.",
         ),
-        SOURCE.asks(
+        SOURCE.answer(
             "exercise 3: lost from scratch, by the chapter's bound",
             scratch_h,
             "GPU hours",
-            "Half the run at each interruption.",
+            "Half the run per interruption.",
         ),
-        SOURCE.asks(
+        SOURCE.answer(
             "exercise 3: the same over the budget",
             scratch_h / budget_h,
             "x",
-            "More than there is: the policy cannot finish in the window.",
+            "More than the budget: the run cannot finish in the window.",
         ),
-        SOURCE.asks(
+        SOURCE.answer(
             "exercise 3: chance of 30 days without a failure, as a power of ten",
             -failures / math.log(10),
             "",
-            "From scratch the run ends only after 30 days without one: never.",
+            "Without checkpoints the run ends only after 30 days without a failure: never.",
         ),
     ]

@@ -38,17 +38,17 @@ def rows() -> list[ReproducedFigure]:
 def _failures() -> list[ReproducedFigure]:
     llama_s = job_mtbf_s(preset("llama3-405b").rate_per_device_s, 16_384)
     return [
-        SOURCE.says("time between failures, 2,048 GPUs", "2", MTBF_S / HOUR_S, "h"),
-        SOURCE.says(
+        SOURCE.check("time between failures, 2,048 GPUs", "2", MTBF_S / HOUR_S, "h"),
+        SOURCE.check(
             "failures in 55 days",
             "660",
             expected_failures(MTBF_S, RUN_S),
             "failures",
-            "55 x 24 / 2 in the web edition: it goes on with 2 hours, 2.11 give 626.",
+            "The web edition computes 55 x 24 / 2 with a rounded MTBF; 2.11 h give 626.",
             within=expected_failures(2 * HOUR_S, RUN_S) - expected_failures(MTBF_S, RUN_S),
         ),
-        SOURCE.says("Llama 3: time between failures", "3", llama_s / HOUR_S, "h"),
-        SOURCE.says(
+        SOURCE.check("Llama 3: time between failures", "3", llama_s / HOUR_S, "h"),
+        SOURCE.check(
             "interval shrinks, MTBF 4 h to 1 h",
             "2",
             intervals.young(COST_S, 4 * HOUR_S) / intervals.young(COST_S, HOUR_S),
@@ -60,24 +60,24 @@ def _failures() -> list[ReproducedFigure]:
 def _best() -> list[ReproducedFigure]:
     exact_s = intervals.optimum(COST_S, MTBF_S)
     return [
-        SOURCE.says("time of a save, in its table", "120", 0.4 * 300, "s"),
-        SOURCE.says(
+        SOURCE.check("time of a save, in its table", "120", 0.4 * 300, "s"),
+        SOURCE.check(
             "time of a save, 10 TB at 80 GB/s",
             "120",
             replicas.save_s(ROUNDED_BYTES, 1, STORAGE_BYTES_PER_S),
             "s",
-            f"120 s are 9.6 TB. Its 14 bytes a parameter make {STATE_BYTES / 1e12:.1f} TB and"
+            f"120 s are 9.6 TB. 14 bytes per parameter are {STATE_BYTES / 1e12:.1f} TB and"
             f" {replicas.save_s(STATE_BYTES, 1, STORAGE_BYTES_PER_S):.0f} s.",
         ),
-        SOURCE.says("best interval", "22.5", BEST_S / 60, "min"),
-        SOURCE.says("wasted there", "18", 100 * intervals.waste(BEST_S, COST_S, MTBF_S), "%"),
-        SOURCE.asks(
+        SOURCE.check("best interval", "22.5", BEST_S / 60, "min"),
+        SOURCE.check("wasted there", "18", 100 * intervals.waste(BEST_S, COST_S, MTBF_S), "%"),
+        SOURCE.answer(
             "best interval, exactly",
             exact_s / 60,
             "min",
-            "Of work between two saves; Young's is the first order."
-            f" Efficiency is {100 * intervals.efficiency(exact_s, COST_S, MTBF_S):.1f} % there and"
-            f" {100 * intervals.efficiency(BEST_S, COST_S, MTBF_S):.1f} % at Young's.",
+            "Work between two saves; Young's interval is first order."
+            f" Efficiency is {100 * intervals.efficiency(exact_s, COST_S, MTBF_S):.1f} %, and"
+            f" {100 * intervals.efficiency(BEST_S, COST_S, MTBF_S):.1f} % at Young's interval.",
         ),
     ]
 
@@ -93,18 +93,17 @@ def _table() -> list[ReproducedFigure]:
         work_s = interval_s - COST_S
         exact = intervals.efficiency(work_s, COST_S, MTBF_S)
         rows += [
-            SOURCE.says(f"save cost, every {label}", saving, costs, "%"),
-            SOURCE.says(f"expected loss, every {label}", redone, lost, "%"),
-            SOURCE.says(f"overhead, every {label}", overhead, wasted, "%", why, within=0.1),
-            SOURCE.says(
+            SOURCE.check(f"save cost, every {label}", saving, costs, "%"),
+            SOURCE.check(f"expected loss, every {label}", redone, lost, "%"),
+            SOURCE.check(f"overhead, every {label}", overhead, wasted, "%", why, within=0.1),
+            SOURCE.check(
                 f"efficiency, every {label}", efficiency, 100 - wasted, "%", why, within=0.1
             ),
-            SOURCE.asks(
+            SOURCE.answer(
                 f"efficiency, every {label}, exactly",
                 100 * exact,
                 "%",
-                "The save counted into the interval, as its derivation does; the table is first"
-                " order.",
+                "The save is part of the interval, as in the derivation; the table is first order.",
             ),
         ]
     return rows
@@ -115,25 +114,24 @@ def _too_long() -> list[ReproducedFigure]:
     exact = intervals.efficiency(LONG_S, COST_S, MTBF_S)
     within = intervals.efficiency(LONG_S - COST_S, COST_S, MTBF_S)
     return [
-        SOURCE.says("save cost, every 4 h", "0.8", 100 * COST_S / LONG_S, "%"),
-        SOURCE.says("expected loss, every 4 h", "94.8", 100 * LONG_S / 2 / MTBF_S, "%"),
-        SOURCE.says(
+        SOURCE.check("save cost, every 4 h", "0.8", 100 * COST_S / LONG_S, "%"),
+        SOURCE.check("expected loss, every 4 h", "94.8", 100 * LONG_S / 2 / MTBF_S, "%"),
+        SOURCE.check(
             "overhead, every 4 h",
             ">100",
             100 * wasted,
             "%",
-            "0.83 % and 94.81 % make 95.65 %; and first order does not hold at twice the time"
-            " between failures.",
+            "0.83 % + 94.81 % = 95.65 %; first order does not hold at twice the MTBF.",
         ),
-        SOURCE.words(
+        SOURCE.check_text(
             "efficiency, every 4 h",
             "negative",
             100 * exact,
             "%",
             False,
-            f"It cannot be negative: {100 * (1 - wasted):.2f} % first order, 32.9 % exactly"
-            f" ({100 * within:.1f} % with the save within the 4 h). The job gets through, at a"
-            " third of its speed.",
+            f"Efficiency is never negative: {100 * (1 - wasted):.2f} % to first order, 32.9 %"
+            f" exactly ({100 * within:.1f} % with the save within the 4 h). The job runs at a third"
+            " of its speed.",
         ),
     ]
 
@@ -146,7 +144,7 @@ def _shape() -> list[ReproducedFigure]:
     double = points(2.0)
     half = points(0.5)
     return [
-        SOURCE.words(
+        SOURCE.check_text(
             "efficiency lost with twice the best interval",
             "a few percent",
             double,
@@ -154,7 +152,7 @@ def _shape() -> list[ReproducedFigure]:
             double < 5,
             "",
         ),
-        SOURCE.words(
+        SOURCE.check_text(
             "efficiency lost with half the best interval",
             "a few percent",
             half,
@@ -162,7 +160,7 @@ def _shape() -> list[ReproducedFigure]:
             half < 5,
             "",
         ),
-        SOURCE.words(
+        SOURCE.check_text(
             "efficiency lost with four times the best interval, over that with a quarter",
             "far worse",
             points(4.0) / points(0.25),
@@ -171,13 +169,13 @@ def _shape() -> list[ReproducedFigure]:
             f"{points(4.0):.1f} points against {points(0.25):.1f}; to first order the two are"
             " equal.",
         ),
-        SOURCE.asks(
+        SOURCE.answer(
             "interval shrinks, a save of a tenth",
             math.sqrt(10),
             "x",
-            "The root of the factor by which a save becomes shorter.",
+            "The square root of the factor by which a save becomes shorter.",
         ),
-        SOURCE.says(
+        SOURCE.check(
             "a save shrinks, disk to host memory",
             "10",
             20 / 0.4,
@@ -191,35 +189,34 @@ def _shape() -> list[ReproducedFigure]:
 def _state() -> list[ReproducedFigure]:
     one_nic_s = replicas.save_s(STATE_BYTES, 1, NIC_BYTES_PER_S)
     return [
-        SOURCE.asks(
+        SOURCE.answer(
             "bytes per parameter",
             BYTES_PER_PARAMETER,
             "bytes",
-            "Weights in 2, three of Adam's in 4 bytes each; its 9.4 TB follow from that.",
+            "2 for weights, 3 x 4 for Adam's copies; the document's 9.4 TB follow from that.",
         ),
-        SOURCE.says(
+        SOURCE.check(
             "checkpoint over parameter count",
             "16",
             BYTES_PER_PARAMETER,
             "bytes",
-            "The fields that it lists sum to 14; 16 counts gradients, which a checkpoint leaves"
-            " out.",
+            "The listed fields sum to 14; 16 includes gradients, which a checkpoint omits.",
         ),
-        SOURCE.says("state of 671B parameters", "9.4", STATE_BYTES / 1e12, "TB"),
-        SOURCE.says(
+        SOURCE.check("state of 671B parameters", "9.4", STATE_BYTES / 1e12, "TB"),
+        SOURCE.check(
             "state of 671B parameters, rounded",
             "1e1",
             STATE_BYTES / 1e12,
             "TB",
             "Rounded to tens of TB.",
         ),
-        SOURCE.says("saved through one NIC", ">30", one_nic_s / 60, "min"),
-        SOURCE.says(
+        SOURCE.check("saved through one NIC", ">30", one_nic_s / 60, "min"),
+        SOURCE.check(
             "all ranks' throughput over one NIC's",
             "1e2",
             GPUS,
             "x",
-            "2,048 NICs are three orders of magnitude, and the 80 GB/s of its storage are"
+            "2,048 NICs are three orders of magnitude; the storage's 80 GB/s equal"
             f" {STORAGE_BYTES_PER_S / NIC_BYTES_PER_S:.0f} NICs.",
         ),
     ]
@@ -228,6 +225,6 @@ def _state() -> list[ReproducedFigure]:
 def _retention() -> list[ReproducedFigure]:
     count = RUN_S / BEST_S
     return [
-        SOURCE.says("checkpoints in 55 days", "35e2", count, "checkpoints"),
-        SOURCE.says("bytes of them", "35", count * ROUNDED_BYTES / 1e15, "PB"),
+        SOURCE.check("checkpoints in 55 days", "35e2", count, "checkpoints"),
+        SOURCE.check("bytes of them", "35", count * ROUNDED_BYTES / 1e15, "PB"),
     ]

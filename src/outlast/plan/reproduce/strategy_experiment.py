@@ -43,8 +43,8 @@ def mean_failures(
 ) -> float:
     """Return the mean number of failures of a job that loses only `pause` to each. Exact.
 
-    With `clock` the n-th strikes if n gaps sum to at most the work and n - 1 pauses; the sum of
-    uniform numbers is distributed as Irwin (1927) and Hall found.
+    With `clock` the n-th occurs if n gaps sum to at most the work and n - 1 pauses; the sum of
+    uniform numbers has the Irwin-Hall distribution (1927).
     """
     if clock and pause >= gaps.low:
         raise UsageError(f"a pause of {pause:g} outlasts the shortest gap, {gaps.low:g}")
@@ -150,44 +150,45 @@ def _reported() -> list[ReproducedFigure]:
         return job_mtbf_s(preset("rsc-1").rate_per_device_s, gpus) / HOUR_S
 
     return [
-        SOURCE.says("warm spares of a rack, 8 of 72", "11", 100 * 8 / 72, "%"),
-        SOURCE.says("Llama 3: time between failures, 16,000 GPUs", "3", llama_s / HOUR_S, "h"),
-        SOURCE.says("Llama 3: GPU hours lost, as 1,600 GPUs", "2", lost_h / 1e6, "million"),
-        SOURCE.asks(
+        SOURCE.check("warm spares of a rack, 8 of 72", "11", 100 * 8 / 72, "%"),
+        SOURCE.check("Llama 3: time between failures, 16,000 GPUs", "3", llama_s / HOUR_S, "h"),
+        SOURCE.check("Llama 3: GPU hours lost, as 1,600 GPUs", "2", lost_h / 1e6, "million"),
+        SOURCE.answer(
             "Llama 3: what each of 419 failures cost",
             lost_h / 16_000 / 419 * 60,
             "min",
-            "1,600 of 16,000 GPUs are a tenth of the run; document 000 reckons with 2.1 % for the"
-            " same run, without recovery.",
+            "1,600 of 16,000 GPUs are a tenth of the run; document 000 computes 2.1 % for the same"
+            " run, without recovery.",
         ),
-        SOURCE.says(
+        SOURCE.check(
             "MTTF, 1,024 GPUs",
             "7.9",
             mttf_h(1024),
             "h",
             "Observed, as in document 004; the rate behind its other two figures gives 28.8 h.",
         ),
-        SOURCE.says("MTTF, 16,384 GPUs", "1.8", mttf_h(16_384), "h"),
-        SOURCE.says("MTTF, 131,072 GPUs", "14", mttf_h(131_072) * 60, "min"),
-        SOURCE.says("GPUs, by PP x DP x FSDP x TP", "64", 4 * 2 * 4 * 2, "GPUs"),
-        SOURCE.says("checkpoint restart over baseline", "2", RESTARTED_MIN / BASE_MIN, "x"),
-        SOURCE.says("TorchFT over baseline", "2.3", DROPPED_MIN / BASE_MIN, "x"),
+        SOURCE.check("MTTF, 16,384 GPUs", "1.8", mttf_h(16_384), "h"),
+        SOURCE.check("MTTF, 131,072 GPUs", "14", mttf_h(131_072) * 60, "min"),
+        SOURCE.check("GPUs, by PP x DP x FSDP x TP", "64", 4 * 2 * 4 * 2, "GPUs"),
+        SOURCE.check("checkpoint restart over baseline", "2", RESTARTED_MIN / BASE_MIN, "x"),
+        SOURCE.check("TorchFT over baseline", "2.3", DROPPED_MIN / BASE_MIN, "x"),
     ]
 
 
 def _undisturbed() -> list[ReproducedFigure]:
     return [
-        SOURCE.says(
+        SOURCE.check(
             "no failures: total",
             "405",
             BASE_MIN,
             "min",
-            "Taken from TorchPass, which is said to match it; the baseline's own total is not"
-            " printed.",
+            "TorchPass's total, which the document calls equal; the baseline's is not printed.",
         ),
-        SOURCE.asks("no failures: a step", BASE_MIN * 60 / STEPS, "s", "405 min over 3,000 steps."),
-        SOURCE.asks(
-            "no failures: between two checkpoints", BASE_MIN / SAVES, "min", "100 steps of them."
+        SOURCE.answer(
+            "no failures: a step", BASE_MIN * 60 / STEPS, "s", "405 min over 3,000 steps."
+        ),
+        SOURCE.answer(
+            "no failures: between two checkpoints", BASE_MIN / SAVES, "min", "100 such steps."
         ),
     ]
 
@@ -212,37 +213,37 @@ def _restarting() -> list[ReproducedFigure]:
     faster, _ = _restart(True, faster_min)
     blocking, _ = _restart(True, BASE_MIN, 1.0)
     once = (
-        f"One run's total varies by {clock.deviation:.0f} min either way (one standard deviation),"
-        f" this by {clock.deviation / clock.failures:.0f}."
+        f"The standard deviation of one run's total is {clock.deviation:.0f} min, of this time"
+        f" {clock.deviation / clock.failures:.0f} min."
     )
     rows = [
-        SOURCE.says(
+        SOURCE.check(
             "checkpoint restart: mean total, with the next row's restart",
             "817",
             clock.wall,
             "min",
-            "Solved for. The detailed report of the same runs has 818 min.",
+            "Equal by construction. The detailed report of the same runs has 818 min.",
         ),
-        SOURCE.asks(
+        SOURCE.answer(
             "checkpoint restart: restart, gaps by the clock",
             clock_min,
             "min",
-            f"Detection, nodes, load and flush together; {clock.failures:.1f} failures. {once}",
+            f"Detection, new nodes, load and flush; {clock.failures:.1f} failures. {once}",
         ),
-        SOURCE.asks(
+        SOURCE.answer(
             "checkpoint restart: restart, gaps from the resumption on",
             after_min,
             "min",
-            f"If the next failure is drawn when the job works again: {after.failures:.1f} failures."
-            " The document does not say which.",
+            f"If each gap begins when the job works again: {after.failures:.1f} failures."
+            " The document does not specify it.",
         ),
-        SOURCE.asks(
+        SOURCE.answer(
             "checkpoint restart: restart, baseline of 394 min",
             faster,
             "min",
             "By the clock, if the 405 min contain pauses of 100 s.",
         ),
-        SOURCE.asks(
+        SOURCE.answer(
             "checkpoint restart: restart, saves that block 1 min",
             blocking,
             "min",
@@ -252,7 +253,7 @@ def _restarting() -> list[ReproducedFigure]:
     for label, run in (("by the clock", clock), ("from the resumption on", after)):
         each = (RESTARTED_MIN - BASE_MIN) / run.failures
         rows.append(
-            SOURCE.words(
+            SOURCE.check_text(
                 f"checkpoint restart: cost of a failure, gaps {label}",
                 "tens of minutes to an hour or more",
                 each,
@@ -275,27 +276,26 @@ def _migrating() -> list[ReproducedFigure]:
         40.0,
     )
     return [
-        SOURCE.asks("TorchPass: failures", count, "failures", "Mean; gaps by the clock."),
-        SOURCE.says(
+        SOURCE.answer("TorchPass: failures", count, "failures", "Mean; gaps by the clock."),
+        SOURCE.check(
             "TorchPass: total, pauses of 100 s",
             "405",
             paused_wall_time(GAPS_MIN, BASE_MIN, PAUSE_MIN),
             "min",
-            "The pauses add 2.6 %, taken here as the variation from run to run that the document"
-            " speaks of.",
+            "The pauses add 2.6 %, assumed to be the document's variation between runs.",
             within=0.03 * BASE_MIN,
         ),
-        SOURCE.asks(
+        SOURCE.answer(
             "TorchPass: baseline, if 405 min contain pauses of 100 s",
             base_min,
             "min",
             "Then a run without failures is 2.6 % shorter.",
         ),
-        SOURCE.asks(
+        SOURCE.answer(
             "TorchPass: longest pause, if it is within 1 % of the baseline",
             within_min * 60,
             "s",
-            "What a variation of 1 % would hide; of 2.6 %, the 100 s that were measured.",
+            "A variation of 1 % would hide this pause; one of 2.6 %, the measured 100 s.",
         ),
     ]
 
@@ -317,43 +317,43 @@ def _dropping() -> list[ReproducedFigure]:
         return 100 * (1 - BASE_MIN / work_min)
 
     return [
-        SOURCE.says(
+        SOURCE.check(
             "TorchFT: total, half speed and pauses of 120 s",
             "930",
             most_min,
             "min",
             f"810 min and {mean_failures(GAPS_MIN, half_min, pause=DROP_MIN[1]):.0f} pauses:"
             " half speed"
-            " and the longest pause measured leave 93 min without a cause. (If 50 % means steps"
-            " half as long again,"
+            " and the longest measured pause leave 93 min unexplained. (If 50 % means steps 1.5"
+            " times as long,"
             f" {paused_wall_time(GAPS_MIN, 1.5 * BASE_MIN, DROP_MIN[1]):.0f} min.)",
         ),
-        SOURCE.says(
+        SOURCE.check(
             "TorchFT: speed lost, pauses of 120 s",
             "5e1",
             speed_lost(DROP_MIN[1]),
             "%",
-            "The total implies more than about 50 %, or more than one pause a failure: with a"
-            f" second one at each return {speed_lost(2 * DROP_MIN[1]):.1f} %.",
+            "The total implies more than about 50 %, or more than one pause per failure: with a"
+            f" second one at each return, {speed_lost(2 * DROP_MIN[1]):.1f} %.",
         ),
-        SOURCE.asks(
+        SOURCE.answer(
             "TorchFT: speed lost, pauses of 30 s",
             speed_lost(DROP_MIN[0]),
             "%",
             "Another point of the same curve.",
         ),
-        SOURCE.asks(
+        SOURCE.answer(
             "TorchFT: speed lost, no pause",
             100 * (1 - BASE_MIN / DROPPED_MIN),
             "%",
-            "The most that it can be: all of the 930 min are steps.",
+            "Upper bound: all of the 930 min are steps.",
         ),
-        SOURCE.words(
+        SOURCE.check_text(
             "TorchFT: pause, half the speed lost",
             "30 to 120 s",
             60 * pause_min,
             "s",
             DROP_MIN[0] <= pause_min <= DROP_MIN[1],
-            "The curve's other end: what pauses would have to be for half speed to make 930 min.",
+            "The curve's other end: the pause at which half speed gives 930 min.",
         ),
     ]

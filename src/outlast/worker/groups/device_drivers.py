@@ -100,7 +100,7 @@ def nccl_name() -> str:
         return "nccl-legacy"
     if not hasattr(dist, "ProcessGroupNCCL2"):
         raise ConfigError(
-            f"{config.NCCL2_VARIABLE}=1 asks for nccl2, which torch {torch.__version__} lacks;"
+            f"{config.NCCL2_VARIABLE}=1 requests nccl2, which torch {torch.__version__} lacks;"
             f" unset {config.NCCL2_VARIABLE} or install torch 2.15"
         )
     return "nccl2"

@@ -4,8 +4,8 @@ Entries by group and position: the op, its output shapes, and the bytes of small
 joiner runs the same script, so the same position has the same op. At the first mismatch, replay
 ends for that group and dry answers are used.
 
-`CollectiveRules` says when a script may call collectives after its set-up: inside a phase, and not
-after its vote.
+`CollectiveRules` decides when a script may call collectives after its set-up: inside a phase, and
+not after its vote.
 """
 
 from __future__ import annotations

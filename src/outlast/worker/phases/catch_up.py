@@ -174,7 +174,7 @@ class CatchUp:
             self._recovery.recover()
             self.reduced = False
             self._timeline.generation = self._status.opened
-            self._owner.script.reopened()
+            self._owner.script.check_reopened()
 
     def prepare_phase(self, call: Callable[[], Any], key: str) -> None:
         """Recover, take the dry steps of the next phase, and end the walk."""
@@ -227,9 +227,9 @@ class CatchUp:
             self._noted_large = True
             self._timeline.note(
                 f"the rank's own state takes {len(own) >> 10} KiB, more than the"
-                f" {AT_DRAW_BYTES_MAX >> 10} that are kept at each draw and after each phase: loop"
-                " code before a phase that changes its own input would do so twice in a worker that"
-                " takes this seat; change it inside the phase"
+                f" {AT_DRAW_BYTES_MAX >> 10} that are kept at each draw and after each phase: a"
+                " replacement worker repeats the loop code before a phase, without restoring what"
+                " that code changed; change such state inside the phase"
             )
         return b""
 
@@ -266,7 +266,7 @@ class CatchUp:
             )
             self.result_lost = True
             self._timeline.note(
-                f"the result of {key} from before this worker took the seat was lost with the"
+                f"the result of {key} from before this worker took over the rank was lost with the"
                 " previous worker; the script sees NaN in place of its numbers"
             )
         if own:
@@ -287,8 +287,8 @@ class CatchUp:
         def use() -> NoReturn:
             text = (
                 f"the script uses the result of {key}, which was lost with the worker of this rank"
-                " between the vote and the return; a flag that is put into session.state before"
-                " optimizer.step() is kept"
+                " between the vote and the return; to keep a flag, put it into session.state before"
+                " optimizer.step()"
             )
             self._owner.await_replacement(GroupError(text), "broken", kind="unknown")
 
@@ -299,7 +299,7 @@ class CatchUp:
     def _take_dry_step(self, call: Callable[[], Any], key: str, *, joins: bool = False) -> Any:
         """Take a dry step of a function that other ranks have rehearsed, which warms up kernels,
         allocators and compilers. If the other ranks' static graphs have had their first backward in
-        this generation (another function steps too), open a new generation for all ranks."""
+        this generation (another function also steps), open a new generation for all ranks."""
         if key not in self.rehearsed_elsewhere or key in self.rehearsed_here:
             return None
         result = self._run_dry(call, key, joins=joins)
@@ -309,7 +309,7 @@ class CatchUp:
             and self.reduced
             and self._owner.protected_state().reducers.is_static
         ):
-            detail = f"{key} steps too: after its dry steps, all ranks start it in a new generation"
+            detail = f"{key} also steps: after its dry steps, all ranks start in a new generation"
             self._owner.report_fault(detail, "unsettled")
         return result
 

@@ -21,7 +21,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from outlast.errors import PhaseError
 from outlast.worker.groups.work_handles import opaque, opaque_class
 from outlast.worker.phases.phase_attempt import PhaseAttempt
-from outlast.worker.script.carried_variables import differing
+from outlast.worker.script.carried_variables import differing_names
 from outlast.worker.state.optimizer_state import describe_foreign_optimizers
 from outlast.worker.state.protected_modules import ProtectedModules
 from outlast.worker.state.protected_state import ProtectedState
@@ -93,7 +93,7 @@ def _gate_closure(
         if once and calls > 1:
             raise PhaseError(
                 "the optimizer calls its closure more than once a step (LBFGS does): parameters"
-                " change between the calls, so the step has no single commit point; take another"
+                " change between the calls, so the step has no single commit point; use another"
                 f" optimizer, {OR_WITH_UNDO}"
             )
         result = closure()
@@ -134,8 +134,8 @@ def must_not_have_written(attempt: PhaseAttempt) -> None:
     if name := attempt.undo.changed_parameter() or written:
         raise PhaseError(
             f"{attempt.key} changed {name} before the vote: a redo would change it twice; change"
-            " parameters in a protected optimizer's step, behind it, or between phases (gradients"
-            " at other weights, as SAM takes them, can be had of copies:"
+            " parameters in a protected optimizer's step, after it, or between phases (for"
+            " gradients at other weights, as in SAM, use copies:"
             f" torch.func.functional_call), {OR_WITH_UNDO}"
         )
 
@@ -164,10 +164,10 @@ def must_not_have_chosen(attempt: PhaseAttempt, choices: bytes) -> None:
     """Check at the end that `choices` (drawn numbers, own objects) are unchanged since the vote."""
     if choices != attempt.choices:
         raise PhaseError(
-            f"{attempt.key} drew random numbers or changed {differing(attempt.choices, choices)}"
-            " after optimizer.step: a replacement worker could not know it; do it before the step"
-            " or between phases (or wrap an object that is equal on all ranks in"
-            f" outlast.Replicated), {OR_WITH_UNDO}"
+            f"{attempt.key} drew random numbers or changed"
+            f" {differing_names(attempt.choices, choices)} after optimizer.step: a replacement"
+            " worker does not repeat that; do it before the step or between phases (or wrap an"
+            f" object that is equal on all ranks in outlast.Replicated), {OR_WITH_UNDO}"
         )
 
 
@@ -182,10 +182,10 @@ class _Found(NamedTuple):
     parameter: weakref.ref[torch.nn.Parameter]
     gradient: weakref.ref[torch.Tensor]
     version: int
-    was_zero: bool = False  # of a shard, which FSDP2 adds to without telling autograd
+    was_zero: bool = False  # of a shard, to which FSDP2 adds without autograd's hooks
 
     def has_grown(self) -> bool:
-        """Return whether FSDP2 has added to this gradient, which nobody has cleared."""
+        """Return whether FSDP2 has added to this gradient, and it was not cleared before."""
         parameter = self.parameter()
         now = None if parameter is None else parameter.grad
         if now is None or now is not self.gradient() or self.was_zero:
@@ -303,7 +303,7 @@ class LeftoverGradients:
                 if is_stale or id(parameter) in self._used:
                     raise PhaseError(
                         f"{key} steps with a gradient of {stale.name} from before the phase: a"
-                        " redo, or a replacement worker, begins with zeroes there; compute all"
+                        " redo, or a replacement worker, starts with zeros there; compute all"
                         " gradients of a step in its own phase, and first clear the old ones"
                         " (optimizer.zero_grad())"
                     )
@@ -316,7 +316,7 @@ class LeftoverGradients:
             if stale.is_left(unchanged=True):
                 refuse(
                     f"{key} reads .grad while {stale.name} has a gradient of another phase, which"
-                    " a redo, or a worker that takes a rank over, does not have",
+                    " a redo, or a replacement worker, does not have",
                     "read gradients in the phase that computes them, and clear them there",
                 )
                 return

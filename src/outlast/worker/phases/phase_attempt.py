@@ -115,7 +115,7 @@ class AttemptGradients:
 
     def _skipped(self) -> bool:
         """Return whether a GradScaler skipped its optimizer in this attempt because of infinities:
-        it was asked for a step and there was no vote. Its `update` begins a new table."""
+        `scaler.step` was called and no vote followed. Its `update` begins a new table."""
         return any(
             scaler._per_optimizer_states is not before  # noqa: SLF001 - the only trace of a skipped step
             or any(state["stage"] is OptState.STEPPED for state in before.values())

@@ -63,7 +63,7 @@ class PhaseRunner:
         self.gate = commit_gate.CommitGate(self._is_protected)
         self.joining = CatchUp(status, groups, recovery, timeline, place, self)
         self.on_record: Callable[[], None] = lambda: None
-        self.save_as_asked: Callable[[], None] = lambda: None
+        self.save_on_request: Callable[[], None] = lambda: None
         self.before_vote: Callable[[], None] = lambda: None
         self.on_complete: Callable[[Kind], None] = lambda _kind: None
         self.aside = False  # True during a phase that the script did not call
@@ -106,14 +106,14 @@ class PhaseRunner:
         if not self._recorded:
             self._recorded = True
             self.on_record()
-        self.script.meet(key, function)
+        self.script.begin_phase(key, function)
         replayed = self.joining.replay(call, key, kind=kind)
         if replayed is not None:
             return replayed[0]
         while True:
             self.joining.prepare_phase(call, key)
             if self._status.requested and kind != "checkpoint":
-                self.save_as_asked()
+                self.save_on_request()
                 continue  # a successor takes its postponed dry steps first
             try:
                 return self._run_attempt(call, key, kind, undo)
@@ -280,7 +280,7 @@ class PhaseRunner:
         protected.local.dispute(place, replica_set(protected), exchange, self._note_once)
         attempt.disputed = True
         self._slots.forget_before()
-        raise StepRefused("the ranks differ beside the weights, or a cache has grown")
+        raise StepRefused("ranks differ in state other than weights, or a cache has grown")
 
     def _resolve_lost_vote(self, error: BaseException) -> None:
         """Wait for the controller's decision on a vote whose result this rank did not receive."""
@@ -296,7 +296,7 @@ class PhaseRunner:
         if attempt.dry:
             return
         self.protected_state().completed(attempt.key)
-        self.script.completed(attempt.key)
+        self.script.complete_phase(attempt.key)
         commit_gate.must_not_have_chosen(attempt, self.protected_state().own_choices())
         commit_gate.must_have_waited(self._groups.unfinished(), attempt)
 
@@ -309,9 +309,9 @@ class PhaseRunner:
         kept = keep_result(result)
         if kept == LOST:
             self._note_once(
-                f"the result of {attempt.key} ({type(result).__name__}) cannot be recorded (more"
-                " than 64 KiB, or a type of its own), so a successor does not have it: return plain"
-                " numbers, or report them inside the phase"
+                f"the result of {attempt.key} ({type(result).__name__}) cannot be recorded (above"
+                " 64 KiB, or of a type without an encoding), so a replacement worker does not have"
+                " it: return plain numbers, or report them inside the phase"
             )
         self._slots.write_end(attempt, None if kept == LOST else kept, aside=self.aside)
         if attempt.kind != "checkpoint":  # not a call of the script that a walk would answer
@@ -335,8 +335,8 @@ class PhaseRunner:
             self.await_replacement(GroupError(why), "broken")
         key, rehearsed = attempt.key, self.joining.rehearsed_here
         if not (attempt.rehearsed or (attempt.disputed and self.script.caches.repeated)):
-            self.script.undone()
-        if attempt.rehearsed and key not in rehearsed and self.script.rehearsed(key):
+            self.script.remove_cache_entries()
+        if attempt.rehearsed and key not in rehearsed and self.script.end_rehearsal(key):
             self._repetitions.widened(key)
         if attempt.rehearsed or attempt.disputed:
             self.protected_state().reducers.restore()  # as other ranks do at the opening
@@ -386,7 +386,7 @@ class PhaseRunner:
                 yield
         finally:
             attempt.undo.put_back()
-            self.script.undone()
+            self.script.remove_cache_entries()
 
     def report_fault(self, detail: str, kind: FaultKind) -> None:
         """Report a fault that closes this generation."""

@@ -196,7 +196,7 @@ class ProgressSlots:
         if len(slot) > POSITION_BYTES_NOTED:
             self._note_once(
                 f"this rank's own state and data position take more than 1 MiB ({len(slot)} bytes"
-                f" now, {len(own)} of them state) and are written down twice a phase",
+                f" now, {len(own)} of them state) and are written twice per phase",
                 "position",
             )
         self._page.put("before", n, slot)
@@ -289,7 +289,7 @@ def part_summary(data: bytes, where: str) -> dict[str, Any]:
     return {
         "random": choices["random"],
         "objects": choices["objects"],
-        "script": carried_variables.named(choices.get("script", {})),
+        "script": carried_variables.values_by_name(choices.get("script", {})),
         "buffers": own["buffers"],
         "local": {
             name: codec.decode(value)

@@ -56,8 +56,8 @@ def receive_state(groups: GroupRegistry, seat: int, tick: Callable[[], None]) ->
     specs = codec.layout(schema)
     if (expected := sum(spec.size_bytes for spec in specs)) != total:
         raise CorruptionError(
-            f"seat {seat} announced {total} bytes of state, its schema says {expected}:"
-            " nothing was taken over"
+            f"seat {seat} announced {total} bytes of state, but its schema has {expected}:"
+            " nothing was adopted"
         )
     tensors = [spec.allocate() for spec in specs]
     hasher = xxhash.xxh3_128(schema)

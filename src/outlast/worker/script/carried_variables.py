@@ -46,7 +46,7 @@ class CarriedVariables:
         self._first_bound: set[Path] = set()  # unbound until a phase binds them
         self._expected: set[Path] = set()  # of these, the ones still unbound
         self._pending: dict[Path, Any] = {}  # of phases whose function is not known yet
-        self._files: dict[Path, str] = {}  # names of files that are read on, "" for other values
+        self._files: dict[Path, str] = {}  # names of files being read, "" for other values
 
     def __contains__(self, path: Path) -> bool:
         return path in self._paths
@@ -123,12 +123,12 @@ class CarriedVariables:
             yield path, value
 
     def _must_stay_open(self, path: Path, value: Any) -> None:
-        """Raise PhaseError if another file is read on than when `path` was added."""
+        """Raise PhaseError if `path` has another open file than when it was added."""
         name = _file_of(value)
         if name and self._files.get(path) != name:
             raise PhaseError(
-                f"{text(path)} reads on in {name}, which a replacement worker has not opened: open"
-                f" it before the first phase, or {ADVICE}"
+                f"{text(path)} continues to read {name}, which a replacement worker has not opened:"
+                f" open it before the first phase, or {ADVICE}"
             )
 
     def check(self) -> None:
@@ -156,7 +156,7 @@ class CarriedVariables:
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Restore every saved variable. Raises PhaseError if this script has no place for one."""
         waiting, late = frozenset(saved.get("waiting", ())), dict[Path, Any]()
-        pairs = zip(unpacked(saved), saved.get("values", ()), strict=True)
+        pairs = zip(unpack_paths(saved), saved.get("values", ()), strict=True)
         for number, ((path, in_place), value) in enumerate(pairs):
             self.add(path, in_place=in_place)
             if number in waiting:
@@ -165,9 +165,9 @@ class CarriedVariables:
                 self._put(path, value)
         self._pending |= late
         for key in self._roots.functions:
-            self.learned(key)
+            self.restore_pending(key)
 
-    def learned(self, key: str) -> None:
+    def restore_pending(self, key: str) -> None:
         """Restore the values that waited for the function of phase `key`, which is now known."""
         for path in [p for p in self._pending if p[0] == ("phase", key)]:
             value = self._pending.pop(path)
@@ -211,7 +211,7 @@ class CarriedVariables:
             ) from error
 
 
-def unpacked(saved: Mapping[str, Any]) -> list[tuple[Path, bool]]:
+def unpack_paths(saved: Mapping[str, Any]) -> list[tuple[Path, bool]]:
     """Return the paths of a saved state. Raises CorruptionError if they cannot be decoded."""
     try:
         return msgspec.msgpack.decode(saved.get("paths", b"\x90"), type=list[tuple[Path, bool]])
@@ -219,15 +219,15 @@ def unpacked(saved: Mapping[str, Any]) -> list[tuple[Path, bool]]:
         raise CorruptionError(f"the script's variables cannot be read: {error}") from error
 
 
-def named(saved: Mapping[str, Any]) -> dict[str, Any]:
+def values_by_name(saved: Mapping[str, Any]) -> dict[str, Any]:
     """Return the saved values by their names in the script."""
-    paths = unpacked(saved)
+    paths = unpack_paths(saved)
     return {text(path): v for (path, _), v in zip(paths, saved.get("values", ()), strict=True)}
 
 
-def differing(before: bytes, after: bytes) -> str:
+def differing_names(before: bytes, after: bytes) -> str:
     """Return the names of variables that differ between two encoded states, for a message."""
-    old, new = named(codec.decode(before)["script"]), named(codec.decode(after)["script"])
+    old, new = (values_by_name(codec.decode(each)["script"]) for each in (before, after))
     names = [name for name in new if name not in old or not _same(old[name], new[name])]
     return ", ".join(names) or "a rank-specific object"
 
@@ -247,8 +247,8 @@ def _same(live: Any, saved: Any) -> bool:
 def _must_end_here(path: Path, value: torch.Tensor) -> None:
     if value.grad_fn is not None:
         raise PhaseError(
-            f"{text(path)}, which the script changes, is a tensor with the graph that computed it:"
-            " no other process can have that; keep value.detach(), or value.item()"
+            f"{text(path)}, which the script changes, is a tensor with an autograd graph, which"
+            " cannot move to another process; keep value.detach(), or value.item()"
         )
     if value.requires_grad:
         raise PhaseError(

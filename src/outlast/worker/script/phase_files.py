@@ -6,7 +6,7 @@ failure. A worker that joins in the middle of a batch repeats those of the code 
 | the script's code opens one file                      | treatment                               |
 |-------------------------------------------------------|-----------------------------------------|
 | to read, then to write, in one attempt at a phase     | refused by name                         |
-| to append, in a phase                                 | reported once: lines occur once a try   |
+| to append, in a phase                                 | reported once: lines occur per attempt  |
 | to read, then to write, between two phases            | reported once                           |
 | to write anew (by a phase: once an attempt)           | none: the last attempt's contents stay  |
 
@@ -35,7 +35,7 @@ _OPERATIONS = {
     *("loadtxt", "savetxt", "fromfile", "tofile", "read_csv", "to_csv"),
 }
 _USES_MAX = 1000  # files of one attempt
-_KEEP = "keep what it holds in session.state, or let it follow from session.step_index"
+_KEEP = "keep its contents in session.state, or derive them from session.step_index"
 
 
 class PhaseFiles:
@@ -64,11 +64,11 @@ class PhaseFiles:
         """End an attempt at phase `name`. Raises PhaseError for a file that it has updated."""
         updated, appended = sorted(self._rewritten), sorted(self._appended)
         if self._is_full:
-            self._tell(f"{name} opens more than {_USES_MAX} files, of which only those are watched")
+            self._tell(f"{name} opens more than {_USES_MAX} files; only the first ones are watched")
         self.forget()
         for path in appended:
             self._tell(
-                f"{name} appends to {path}: its lines occur once an attempt, also in the"
+                f"{name} appends to {path}: lines are appended once per attempt, including the"
                 " rehearsals of the first step; append between phases"
             )
         for path in updated:
@@ -81,7 +81,7 @@ class PhaseFiles:
         for path in updated:
             self._tell(
                 f"code between phases reads {path} and then writes it: a worker that joins in the"
-                f" middle of a batch may do so a second time; {_KEEP}"
+                f" middle of a batch may repeat that; {_KEEP}"
             )
 
     def forget(self) -> None:

@@ -235,7 +235,7 @@ class ReachableValues:
                 self.caches[text(path)] = function
 
     def _add_hooks(self, path: Path, owner: Any) -> None:
-        """Count in the hooks on a module, a parameter or an optimizer."""
+        """Add the hooks on a module, a parameter or an optimizer."""
         names, is_tensor = vars(owner), isinstance(owner, torch.Tensor)
         for name in _HOOKS:
             hooks = getattr(owner, name, None) if is_tensor else names.get(name)
@@ -245,7 +245,7 @@ class ReachableValues:
             self.add((*path, ("attr", "_comm_hooks"), ("key", index), ("key", 0)), hook)
 
     def _add_parameter(self, path: Path, parameter: nn.Parameter) -> None:
-        """Count in what hangs on a parameter: hooks, and attributes that the script sets."""
+        """Add a parameter's hooks, and the attributes that the script sets on it."""
         self.spots[path] = ValueSpot(parameter, None, (_PROTECTED, id(parameter)))
         if id(parameter) not in self._visited:
             self._visited.add(id(parameter))

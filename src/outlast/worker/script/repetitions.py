@@ -114,7 +114,7 @@ def _difference(
             old, new = struct.unpack("<d", value)[0], struct.unpack("<d", now.reports[name])[0]
             return RepetitionDifference(f"reported {name}={old!r} and then {new!r}")
     if before.choices is not None and before.choices != now.choices:
-        return RepetitionDifference("drew another number of random numbers")
+        return RepetitionDifference("drew a different number of random numbers")
     if not gradients or before.gradients == now.gradients:
         return None
     differing = [
@@ -124,7 +124,7 @@ def _difference(
     ]
     more = f" (and of {len(differing) - 1} more)" if len(differing) > 1 else ""
     return RepetitionDifference(
-        f"computed another gradient of {differing[0]}{more}",
+        f"computed a different gradient of {differing[0]}{more}",
         all(_is_close(before.gradients.get(n), now.gradients.get(n)) for n in differing),
     )
 
@@ -185,9 +185,9 @@ class Refusals:
 
     def refuse(self, what: str, advice: str = ADVICE) -> None:
         """Raise PhaseError; with `--on-unrepeatable warn`, report it once instead."""
-        text = f"{what}: a redo or a replacement worker would go on with another value; {advice}"
+        text = f"{what}: a redo or a replacement worker would continue with another value; {advice}"
         if self._stop:
-            raise PhaseError(f"{text}; or go on without it: --on-unrepeatable warn")
+            raise PhaseError(f"{text}; or continue with a warning: --on-unrepeatable warn")
         self._tell_once(text)
 
     def _tell_once(self, text: str) -> None:

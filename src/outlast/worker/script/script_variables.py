@@ -87,18 +87,18 @@ class ScriptVariables(Refusals):
         self.dry: Callable[[], AbstractContextManager[None]] = nullcontext  # around dry steps
 
     def at_protect(self) -> None:
-        """The job's first worker protects its state: report files that its top may have given to
-        C++, which a successor's start would write anew unseen."""
+        """Report files that the script's top may have given to C++, which a successor's start would
+        overwrite unseen; called when the job's first worker protects its state."""
         if top_saves_by_path():
             self._tell_once(
-                "code above session.protect calls torch.save: with a path, a worker that"
-                " replaces a rank would overwrite the job's file; give it an open file"
-                ' (with open(PATH, "wb") as file), which is kept'
+                "code above session.protect calls torch.save: given a path, a replacement worker"
+                " would overwrite the job's file; give it an open file"
+                ' (with open(PATH, "wb") as file), which is restored'
             )
 
     # --- phases ---
 
-    def meet(self, key: str, function: Callable[..., Any] | None) -> None:
+    def begin_phase(self, key: str, function: Callable[..., Any] | None) -> None:
         """Begin a phase of `function`, or of the session itself (None)."""
         if function is None:
             self.caches.settle()
@@ -127,9 +127,9 @@ class ScriptVariables(Refusals):
         for path, in_place in candidates(reach):
             self.carried.add(path, in_place=in_place)
         self._phases[key], self._changed[key] = reach.spots, {}
-        self.carried.learned(key)
+        self.carried.restore_pending(key)
 
-    def completed(self, key: str) -> None:
+    def complete_phase(self, key: str) -> None:
         """Record a complete phase of `key`; refuse loaders whose processes it left running."""
         if not self._alone:
             if key in self._roots.functions:  # else the files are those of the code between phases
@@ -137,7 +137,7 @@ class ScriptVariables(Refusals):
             self._lasting.check(key.partition(":")[0])
             self.caches.end()
 
-    def undone(self) -> None:
+    def remove_cache_entries(self) -> None:
         """Remove the cache entries of a refused attempt that is not compared with others."""
         for name in self.caches.remove_entries():
             path = self._containers[name]
@@ -146,8 +146,9 @@ class ScriptVariables(Refusals):
                     self.carried.add(path, in_place=True)
                     self.caches.forget(name)
 
-    def reopened(self) -> None:
-        """A generation is open: attempts may be repeated, and a rank may be another process."""
+    def check_reopened(self) -> None:
+        """Refuse values that changed late, since another process may be at a rank in the generation
+        that was opened."""
         for path, value in self._uncarried(self._late.all()):
             self.refuse(f"the script has changed {_described(path, value)}, after its first steps")
 
@@ -181,7 +182,7 @@ class ScriptVariables(Refusals):
             if path not in self.carried:
                 self.carried.expect(path)
 
-    def rehearsed(self, key: str) -> bool:
+    def end_rehearsal(self, key: str) -> bool:
         """Carry the unprotected values that a refused and undone attempt has changed; return
         whether any were added. Raises PhaseError for one that changed twice and cannot be."""
         before = self._phases.get(key)
@@ -237,7 +238,7 @@ class ScriptVariables(Refusals):
             if (is_source or is_opaque(spot.value)) and len(path) > 1:
                 self.refuse(
                     f"{what} {text(path)}, a {type(spot.value).__name__} whose position cannot be"
-                    " read (an index kept beside it can)"
+                    " read (keep an index instead)"
                 )
 
     # --- the loop ---
@@ -252,7 +253,7 @@ class ScriptVariables(Refusals):
             if self._loops and self._loops[0].counts:
                 self.refuse(
                     f"the loop over session.batches counts with {self._loops[0].counts}(...), which"
-                    " begins anew in a worker that joins later (session.step_index does not)"
+                    " restarts in a replacement worker (session.step_index does not)"
                 )
         self._carry_modes()
         for path, new in self._watch.changes(self._protected()):
@@ -265,13 +266,11 @@ class ScriptVariables(Refusals):
             self._has_listed = True
             if names := sorted(text(path) for path in self.carried.paths):
                 listed = ", ".join(names[:LISTED_MAX]) + (", ..." if names[LISTED_MAX:] else "")
-                self._note(
-                    f"variables of the script that travel with the rank: {listed}", warning=False
-                )
+                self._note(f"carried variables of the script: {listed}", warning=False)
 
     def _follow_growth(self) -> None:
-        """Carry the attributes of objects that a `defaultdict` has made since the last round, which
-        another one makes as well. Refuse the script's objects that other containers have got."""
+        """Carry the attributes of objects that a `defaultdict` has made since the last round, since
+        a successor's makes them as well. Refuse the script's objects added to other containers."""
         for name, path in self._containers.items():
             try:
                 container = self._roots.read(path)
@@ -286,7 +285,7 @@ class ScriptVariables(Refusals):
                 place: Path = (*path, ("key", key))
                 has_factory = getattr(container, "default_factory", None) is not None
                 if not has_factory or not isinstance(key, (str, int)):
-                    self.refuse(f"the script puts {text(place)} ({type(value).__name__}) there")
+                    self.refuse(f"the script adds {text(place)} ({type(value).__name__})")
                     continue
                 reach = ReachableValues(self._protected())
                 reach.add(place, value)
@@ -322,8 +321,7 @@ class ScriptVariables(Refusals):
         is_last = loop in (self._loops or ())[:1] and loop.looks == LOOKS_AT_LOOP
         if is_last and (name := loop.reads_gradients(self._phase_codes())):
             self.refuse(
-                f"between phases {name} reads .grad, which a worker that takes a rank over does"
-                " not have",
+                f"between phases {name} reads .grad, which a replacement worker does not have",
                 "read gradients in the phase that computes them, and return or report the result",
             )
 
@@ -370,14 +368,14 @@ class ScriptVariables(Refusals):
         if found.is_rounding:
             self._tell_once(
                 f"{name} {found.what} in a second attempt from the same state, within rounding: its"
-                " kernels are not deterministic, and no run has the bits of another"
+                " kernels are not deterministic, and no two runs are bit-identical"
                 " (torch.use_deterministic_algorithms(True) names them)"
             )
             return
         if zeroed:
             self.refuse(
-                f"{name} {found.what} when the gradients that an earlier phase had left were"
-                " zeroes, as they are in a second attempt",
+                f"{name} {found.what} when gradients left by an earlier phase were zero, as in a"
+                " second attempt",
                 "keep what a later phase needs of them in session.state or in a buffer, and clear"
                 " gradients before the function computes others (optimizer.zero_grad())",
             )
@@ -387,8 +385,8 @@ class ScriptVariables(Refusals):
             " that it reduces with: it reads or writes unprotected state (a clock, a file, a"
             f" generator of its own{caches}), or an operation is not deterministic"
             " (torch.use_deterministic_algorithms(True) names it)",
-            "give the step all that it reads through session.protect(...), session.state or its"
-            " arguments",
+            "pass everything that the step reads through session.protect(...), session.state or"
+            " its arguments",
         )
 
 

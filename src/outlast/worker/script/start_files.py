@@ -59,8 +59,8 @@ if TYPE_CHECKING:
 _POLL_S = 0.01
 _LOCKED_BYTE = 1 << 62
 _ADVICE = (
-    "a replacement worker would go on with its first contents; keep them in session.state, or open"
-    " the file without emptying it where it exists"
+    "a replacement worker would continue with the initial contents; keep the contents in"
+    " session.state, or do not truncate a file that exists"
 )
 
 
@@ -91,9 +91,8 @@ class StartFiles:
         if self._emptied and self.note:
             names = ", ".join(map(str, sorted(self._emptied)))
             self.note(
-                f"code above outlast.init() writes {names}, and this spare runs it as well, while"
-                " the ranks may use the file already; write it below init(), on the rank that it"
-                " belongs to"
+                f"code above outlast.init() writes {names}, and this spare runs that code as well,"
+                " while ranks may already use the files; write them below init(), on one rank"
             )
         self._emptied.clear()
 
@@ -140,10 +139,12 @@ class StartFiles:
         finally:
             self._acts = False
         if refused:
-            raise PhaseError(f"the start of the script {'; '.join(refused)}: {_ADVICE}")
+            raise PhaseError(f"{'; '.join(refused)}: {_ADVICE}")
         names = ", ".join(str(path) for path in moved)
         if self.note:
-            text = f"files that this worker's start wrote anew are as the job left them: {names}"
+            text = (
+                f"files that this worker's start overwrote have the job's contents again: {names}"
+            )
             self.note(text, warning=False)
 
     def _watch(self) -> None:
@@ -227,8 +228,8 @@ class StartFiles:
                 self._move_aside(path, keeps_name=keeps_name)
         except OSError as error:
             raise PhaseError(
-                f"the start of the script writes {path}, which cannot be moved aside ({error}):"
-                f" {_ADVICE}"
+                f"the start of the script writes {path}, which cannot be moved aside ({error}) and"
+                f" is unchanged: {_ADVICE}"
             ) from error
         finally:
             if descriptor >= 0 and path not in self._moved:
@@ -243,7 +244,7 @@ class StartFiles:
                 with suppress(FileNotFoundError):  # another worker has done it
                     aside.replace(path)
             elif time.monotonic() > deadline:
-                raise PhaseError(f"{path} is still {aside} after {self._wait_s:.0f} s: {_ADVICE}")
+                raise PhaseError(f"{aside} was not moved back in {self._wait_s:.0f} s: {_ADVICE}")
             else:
                 threading.Event().wait(_POLL_S)
 
@@ -328,7 +329,7 @@ def _returned(path: Path, locked: int) -> str:
     try:
         return _put_back(path, locked)
     except OSError as error:
-        return f"cannot be moved back ({error})"
+        return f"cannot be moved back from {_aside(path).name} ({error})"
     finally:
         os.close(locked)
 
@@ -350,7 +351,7 @@ def _put_back(path: Path, locked: int) -> str:
     reads = mapped or any(_access(fd) != os.O_WRONLY for fd in descriptors)
     is_equal = not reads or filecmp.cmp(aside, path, shallow=False)
     if "w" in mapped or not is_equal:
-        why = f"keeps {path.name} {'mapped' if mapped else 'open'} that it wrote anew"
+        why = f"was overwritten by the start of the script and is {'mapped' if mapped else 'open'}"
     aside.replace(path)
     for fd in descriptors if not why else ():
         _redirect(fd, path)

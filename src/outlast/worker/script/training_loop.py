@@ -269,7 +269,7 @@ class LastingLoaders:
                 self._known.add(id(loader))
                 self._refuse(
                     f"{where} read a DataLoader of {type(loader.dataset).__name__} with"
-                    " persistent_workers=True, whose processes go on from one read to the next",
+                    " persistent_workers=True, whose processes persist between reads",
                     "leave persistent_workers at False for loaders other than the one given to"
                     " session.batches()",
                 )

@@ -141,9 +141,9 @@ class WatchedCaches:
         return containers
 
     def renew(self) -> bool:
-        """Make the script's objects anew that a refused attempt has put into a `defaultdict`, such
-        as meters: what it counted in them is gone. Refuse such objects in other containers. Returns
-        whether there were any."""
+        """Replace the script's objects (such as meters) that a refused attempt has added to a
+        `defaultdict` by new ones. Refuse such objects in other containers. Return whether there
+        were any."""
         has_renewed = False
         for name in self.grown():
             cache = self._caches[name]
@@ -157,7 +157,7 @@ class WatchedCaches:
                 make = getattr(cache, "default_factory", None)
                 if make is None:
                     self._refuse(
-                        f"a phase puts {name}[{key!r}] ({type(value).__name__}) there",
+                        f"a phase adds {name}[{key!r}] ({type(value).__name__})",
                         "make it before the first step, or keep plain values in session.state",
                     )
                     continue
@@ -179,7 +179,7 @@ def _refusal_of(name: str, what: str) -> tuple[str, str]:
     return (
         f"{what} the cache {name}, whose values are drawn from random generators when they are"
         " first needed",
-        "fill it before the first step, draw from a generator that the function makes itself, or"
+        "fill it before the first step, draw from a generator that the function itself creates, or"
         " keep the values in session.state",
     )
 

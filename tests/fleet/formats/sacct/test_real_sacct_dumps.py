@@ -42,7 +42,11 @@ def read(path: Path, options: sacct.SacctOptions | None = None) -> tuple[RecordB
         ("sample-sacct-multiple-multiline.txt", 4, {STEP: 2}),
         ("clockwork_sacct_1_v0.0.37.json", 2, {}),
         ("sarc_mila_1714003200.json", 8, {STEP: 16}),
-        ("sarc_raisin_1716595200.json", 4, {STEP: 8, "job that held nothing yet": 1}),
+        (
+            "sarc_raisin_1716595200.json",
+            4,
+            {STEP: 8, "job that has not been allocated any node": 1},
+        ),
     ],
 )
 def test_every_row_is_where_it_belongs(
@@ -86,7 +90,7 @@ def test_bytes_that_are_no_utf8(dumps: Path) -> None:
     assert totals.odd == {"bytes that are no UTF-8: replaced": 1}
 
 
-def test_jobs_that_ran_when_they_were_asked_for(dumps: Path) -> None:
+def test_running_jobs_end_at_the_time_of_the_dump(dumps: Path) -> None:
     """The names of these dumps say when they were taken."""
     part, _ = read(dumps / "sarc_mila_1714003200.json")
     jobs = part.tables["jobs"]

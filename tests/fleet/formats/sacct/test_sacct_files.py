@@ -70,7 +70,7 @@ def test_rows_that_are_nowhere_are_a_fault_of_the_reader() -> None:
 
 def test_a_message_above_the_header_is_a_reject(tmp_path: Path) -> None:
     part, _ = read(tmp_path, f"sacct: warning: slow\n{HEADER}\n{ROW}\n")
-    assert [(one.line, one.reason) for one in part.rejects] == [(1, "stands before the header")]
+    assert [(one.line, one.reason) for one in part.rejects] == [(1, "is before the header")]
     assert part.tables["jobs"].height == 1
 
 

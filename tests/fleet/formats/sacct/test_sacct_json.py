@@ -60,7 +60,7 @@ def test_plain_numbers(tmp_path: Path) -> None:
     assert totals.skipped == {"step of a job": 1}
 
 
-def test_numbers_that_say_whether_they_are_set(tmp_path: Path) -> None:
+def test_numbers_with_a_set_flag(tmp_path: Path) -> None:
     part, _ = read(tmp_path, {"jobs": [NEW], "meta": {}, "errors": [], "warnings": []})
     (job,) = part.tables["jobs"].to_dicts()
     assert (job["job"], job["state"], job["exit_code"], job["signal"]) == ("12", "FAILED", 1, 0)
@@ -81,7 +81,7 @@ def test_arrays_parts_and_jobs_that_wait(tmp_path: Path) -> None:
     part, totals = read(tmp_path, {"jobs": jobs})
     found = part.tables["jobs"].select("job", "state").rows()
     assert found == [("40+1", "FAILED"), ("10", "NODE_FAIL"), ("12", "CANCELLED")]
-    assert totals.skipped["job that held nothing yet"] == 1
+    assert totals.skipped["job that has not been allocated any node"] == 1
     assert "3 earlier attempts" in totals.notes[-1]
 
 
@@ -108,7 +108,7 @@ def test_other_json_is_refused_by_name(tmp_path: Path, document: object, match: 
         read(tmp_path, document)
 
 
-def test_an_empty_list_is_said(tmp_path: Path) -> None:
+def test_an_empty_job_list_is_reported(tmp_path: Path) -> None:
     part, totals = read(tmp_path, {"jobs": [], "errors": ["slurmdbd is down"]})
     assert part == RecordBatch({}, [])
     assert totals.notes[0] == "sacct found no jobs"

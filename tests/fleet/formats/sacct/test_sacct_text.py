@@ -49,7 +49,7 @@ def test_steps_pending_jobs_and_headers_are_skipped_and_counted(tmp_path: Path) 
     part, totals = read(tmp_path, "\n".join([HEADER, *rows]))
     assert part.tables["jobs"]["job"].to_list() == ["13_7", "14+1"]
     assert totals.skipped == {
-        "step of a job": 4, "header again": 1, "job that held nothing yet": 3,
+        "step of a job": 4, "header again": 1, "job that has not been allocated any node": 3,
     }  # fmt: skip
 
 
@@ -84,10 +84,10 @@ def test_old_gres(tmp_path: Path, gres: str, gpus: int) -> None:
     # what was asked for is of each node
     part, totals = read(tmp_path, f"{header.replace('AllocG', 'ReqG')}\n{old}\n")
     assert part.tables["jobs"]["gpus"].item() == 2 * gpus
-    assert any("taken as those that it asked for" in note for note in totals.notes)
+    assert any("taken as those that it requested" in note for note in totals.notes)
 
 
-def test_slices_of_gpus_are_said(tmp_path: Path) -> None:
+def test_mig_slices_are_reported(tmp_path: Path) -> None:
     """Seven slices of one card are seven GPUs in accounting, and nothing said so."""
     sliced = row(nnodes="1", nodelist="n1", alloctres="gres/gpu:a100_1g.5gb=7,gres/gpu=7")
     part, totals = read(tmp_path, "\n".join([HEADER, sliced, row(jobid="8"), ""]))
@@ -130,7 +130,7 @@ def test_running_jobs_run_until_the_log_ends(tmp_path: Path) -> None:
         ({"jobid": "7_[1-3]"}, "range of array tasks"),
     ],
 )
-def test_what_cannot_be_is_rejected_with_its_reason(
+def test_impossible_rows_are_rejected_with_their_reason(
     tmp_path: Path, changes: dict[str, str], reason: str
 ) -> None:
     part, totals = read(tmp_path, "\n".join([HEADER, ROW, row(**changes), row(jobid="9")]))
@@ -147,10 +147,10 @@ def test_what_cannot_be_is_rejected_with_its_reason(
         ({"submit": "2024-05-17T10:00:11"}, "started before it was submitted"),
         ({"elapsedraw": "-5"}, "negative elapsed"),
         ({"elapsedraw": "1200"}, "not what elapsed"),
-        ({"elapsedraw": "7200"}, "an hour off what elapsed"),
-        ({"nodelist": "n[1-"}, "list of nodes that is none"),
-        ({"nodelist": "n[3-1]"}, "list of nodes that is none"),
-        ({"nodelist": "n[0-99999999]"}, "list of nodes that is none"),
+        ({"elapsedraw": "7200"}, "differs from elapsed by an hour"),
+        ({"nodelist": "n[1-"}, "malformed list of nodes"),
+        ({"nodelist": "n[3-1]"}, "malformed list of nodes"),
+        ({"nodelist": "n[0-99999999]"}, "malformed list of nodes"),
         ({"nodelist": ""}, "does not name"),
         ({"nodelist": "n[1-3]", "nnodes": "99999"}, "not how many its list names"),
         ({"alloctres": "gres/gpu=many"}, "GPUs that is none"),
@@ -237,7 +237,7 @@ def test_excluded_nodes_are_those_of_slurm_and_not_of_the_script(
     assert part.tables["jobs"]["excluded"].to_list() == [hosts, ""]
 
 
-def test_restarts_without_earlier_records_are_hidden_ones(tmp_path: Path) -> None:
+def test_restarts_without_earlier_records_are_counted_as_hidden(tmp_path: Path) -> None:
     header = f"{HEADER}|Restarts"
     _, totals = read(tmp_path, f"{header}\n{ROW}|2\n{row(jobid='8')}|0\n")
     assert "sacct ran without --duplicates: 2 earlier attempts" in totals.notes[-1]
@@ -256,7 +256,7 @@ def test_many_jobs_with_one_record_each_look_like_no_duplicates(tmp_path: Path) 
     assert not any("two records" in note for note in totals.notes)
 
 
-def test_what_is_hidden_without_a_column_is_said(tmp_path: Path) -> None:
+def test_missing_columns_are_reported_with_their_effect(tmp_path: Path) -> None:
     _, totals = read(tmp_path, f"{HEADER}\n{ROW}\n")
     (note,) = totals.notes
     assert note.startswith("no column says ") and "; which node failed (FailedNode); " in note

@@ -67,7 +67,7 @@ def test_a_record_that_can_be_put_together_in_one_way_is(
         (["sacct: error: slurmdbd: lost"], ["a message of sacct"]),
     ],
 )
-def test_what_cannot_be_put_together_is_rejected_line_by_line(
+def test_unrepairable_records_are_rejected_line_by_line(
     tmp_path: Path, torn: list[str], reasons: list[str]
 ) -> None:
     rows, rejects, totals = read(tmp_path, "\n".join([line(1), *torn, line(3)]))

@@ -15,9 +15,9 @@ from outlast.errors import SourceError, UsageError
 from outlast.fleet import host_lists
 from outlast.fleet.formats.sacct import sacct_values
 
-FOLD = "a time in the hour that the zone has twice: as elapsed says, else the earlier one"
+FOLD = "a time in the hour that the zone has twice: by the elapsed time, else the earlier one"
 EARLY = "a time before 2000: taken as unknown"
-NO_HOSTS = "a list of nodes that is none: left out"
+NO_HOSTS = "a malformed list of nodes: left out"
 NO_GPUS = "a number of GPUs that is none: taken as none"
 
 SLICES = "jobs on slices of GPUs (MIG): each slice counts as a GPU, in rates by GPU too"
@@ -292,9 +292,9 @@ HIDDEN = {  # information that is missing without a column
     "cluster": "which cluster a job ran on (Cluster)",
     "submit": "how long a job waited (Submit)",
     "eligible": "when a job could have begun (Eligible)",
-    "user": "whose a job was (User)",
-    "qos": "who may preempt whom (QOS)",
-    "partition": "which nodes a job could have had (Partition)",
+    "user": "the user of a job (User)",
+    "qos": "which jobs may preempt others (QOS)",
+    "partition": "to which nodes a job was limited (Partition)",
     "exit": "how a job's program ended (ExitCode)",
     "hosts": "on which nodes a job ran (NodeList): no figure of a node is possible",
     "failed_node": "which node failed (FailedNode)",
@@ -329,7 +329,7 @@ class SacctHeader(NamedTuple):
         if not {"tres", "gres", "asked_tres", "asked_gres"} & self.at.keys():
             notes.append("how many GPUs a job had (AllocTRES): taken as none")
         elif not {"tres", "gres"} & self.at.keys():
-            notes.append("how many GPUs a job had (AllocTRES): taken as those that it asked for")
+            notes.append("how many GPUs a job had (AllocTRES): taken as those that it requested")
         return [f"no column says {'; '.join(notes)}"] if notes else []
 
 

@@ -83,7 +83,7 @@ HOUR_NS = 3600 * SECOND_NS
 SLACK_NS = 60 * SECOND_NS  # tolerance between elapsed time and end less start
 
 STEP = "step of a job"
-QUEUED = "job that held nothing yet"
+QUEUED = "job that has not been allocated any node"
 HEADER = "header again"
 
 NO_JOB = "no job id"
@@ -94,8 +94,8 @@ NO_END = "no end, and no elapsed time"
 NO_START = "a job that runs and did not start"
 ENDS_FIRST = "a job that ends before it starts"
 
-MISMATCH = "end less start is not what elapsed: suspended, or clocks disagree"
-HOUR_OFF = "end less start is an hour off what elapsed: these times may be of another zone"
+MISMATCH = "end minus start differs from elapsed: suspended, or clocks disagree"
+HOUR_OFF = "end minus start differs from elapsed by an hour: times may be of another zone"
 BACKWARDS = "a job that started before it was submitted: clocks disagree"
 NEGATIVE = "a negative elapsed time: not used"
 UNNAMED = "a job that ran on nodes that it does not name"
@@ -165,13 +165,13 @@ class JobConverter:
             self._open.clear()
             self._totals.notes.append(
                 f"{running.height:,} running jobs have no elapsed time: taken as"
-                " running until the last moment that the log speaks of"
+                " running until the last time in the log"
             )
             until = pl.max_horizontal(pl.lit(self._last_ns, pl.Int64), "start_ns")
             tables.append(self._numbered_jobs(running.with_columns(t_ns=until)))
         self._totals.notes += self._hidden.notes()
         if self._totals.skipped[STEP] and not self._hidden.jobs:
-            self._totals.notes.append("no row is of a job, only of steps: what ran is not known")
+            self._totals.notes.append("all rows are of steps, none of a job: its jobs are unknown")
         return RecordBatch({"jobs": tables[0]} if tables else {}, [])
 
     def _tables(self, good: pl.DataFrame) -> dict[Name, pl.DataFrame]:

@@ -27,7 +27,7 @@ from outlast.fleet.formats.sacct.sacct_jobs import JobConverter
 
 HEAD_BYTES = 1 << 16
 HEAD_LINES = 20  # in which a header must stand
-BEFORE = "stands before the header"
+BEFORE = "is before the header"
 _NOW = {
     "squeue": re.compile(r"JOBID\s+PARTITION\s+NAME\b"),
     "sinfo": re.compile(r"PARTITION\s+AVAIL\b|NODELIST\s+NODES\b"),

@@ -26,7 +26,7 @@ EXTRA_MAX = 30  # delimiters in the fields of one record
 WAYS_MAX = 1000  # that delimiters can be shared out among free columns
 
 SHORT = "too few fields"
-LONG = "too many fields: a delimiter stands in one, and in which cannot be told"
+LONG = "too many fields: one of them contains a delimiter, and which is unknown"
 MESSAGE = "a message of sacct"
 
 _STATE = "|".join(sorted(sacct_values.STATES, key=len, reverse=True))
@@ -378,7 +378,7 @@ def _unused_delimiter(text: bytes) -> bytes:
     for code in (0x1F, 0x1E, 0x1D, 0x1C, *range(1, 9), *range(14, 28)):
         if code not in text:
             return bytes([code])
-    raise SourceError("every control character stands in this text: it is no accounting")
+    raise SourceError("the text contains every control character: it is not accounting")
 
 
 def _utf8(text: bytes) -> tuple[bytes, int]:
