@@ -24,6 +24,7 @@ from pathlib import Path
 # Files that tops, phases and dry steps write, agreement of a run's ranks on saves, and what trains
 # in objects: 440, one. Holdings of shards joined the shared values that they are among.
 # The watch over values that a script first changes late took 250 lines.
+# Groups by the names gloo and nccl, torch's reconfigure, spawned generators, copies of segments: 290.
 CEILINGS = {
     "modules": 420,
     "folders of more than 16 modules": 0,
@@ -34,7 +35,7 @@ CEILINGS = {
     "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 98560,
+    "lines": 98850,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 0,
 }

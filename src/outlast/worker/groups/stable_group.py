@@ -57,7 +57,7 @@ class BackendView:
 
     @property
     def supports_reconfigure(self) -> bool:
-        """Whether torch's reconfigure can replace the group's members."""
+        """True where torch's reconfigure can replace the members of the group."""
         return self._group.supports_reconfigure
 
     def get_error(self) -> ErrorType:
