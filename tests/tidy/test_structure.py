@@ -24,7 +24,7 @@ from pathlib import Path
 # Files that tops, phases and dry steps write, agreement of a run's ranks on saves, and what trains
 # in objects: 440, one. Holdings of shards joined the shared values that they are among.
 # The watch over values that a script first changes late took 250 lines.
-# Groups by the names gloo and nccl, torch's reconfigure, spawned generators, copies of segments: 290.
+# Groups by the names gloo and nccl, reconfigure, spawned generators, copied segments: 290.
 CEILINGS = {
     "modules": 420,
     "folders of more than 16 modules": 0,
