@@ -26,7 +26,7 @@ from pathlib import Path
 # The watch over values that a script first changes late took 250 lines.
 # Groups by the names gloo and nccl, reconfigure, spawned generators, copied segments: 290.
 CEILINGS = {
-    "modules": 420,
+    "modules": 432,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 1,
@@ -35,7 +35,7 @@ CEILINGS = {
     "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 98850,
+    "lines": 103500,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 0,
 }
