@@ -41,7 +41,7 @@ def test_all_come_turn_by_turn_and_call_by_call() -> None:
 
 
 @pytest.mark.parametrize(
-    ("why", "told"), [("", "rank 1 saw no need to"), ("no room", "rank 1 failed: no room")]
+    ("why", "told"), [("", "rank 1 did not take part"), ("no room", "rank 1 failed: no room")]
 )
 def test_a_rank_that_left_is_named_at_once_on_all_others(why: str, told: str) -> None:
     def do(rank: int, meeting: RankRendezvous) -> None:

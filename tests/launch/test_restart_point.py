@@ -96,7 +96,7 @@ def finished(stage: Stage, script: str, *flags: str) -> str:
 
 def test_it_begins_at_the_newest_that_is_whole(stage: Stage) -> None:
     said = finished(stage, SPOILING, "--checkpoint-every=3")
-    assert "is passed over" in said and "is not whole: all ranks start from" in said
+    assert "is skipped" in said and "is not whole: all ranks start from" in said
     assert stage.pid_in("again0") and stage.pid_in("again1")
 
 

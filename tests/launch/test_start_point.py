@@ -76,7 +76,7 @@ def test_the_newest_whole_one_of_all_targets_wins(tmp_path: Path, far: Folder) -
     flip(mirror.root / place(4).directory / "shard-00000", 5)
     step, notes, told = started(taken(tmp_path), far, mirror)
     assert step == 3 and mirror.where in told[-1]
-    assert any("step-000000004-n4-a1 is passed over" in note for note in notes)
+    assert any("step-000000004-n4-a1 is skipped" in note for note in notes)
 
 
 def test_what_one_target_has_damaged_comes_from_the_next(tmp_path: Path, far: Folder) -> None:
@@ -84,7 +84,7 @@ def test_what_one_target_has_damaged_comes_from_the_next(tmp_path: Path, far: Fo
     copy_checkpoint(far, place(2), mirror)
     flip(far.root / place(2).directory / "shard-00000", 5)
     step, notes, told = started(taken(tmp_path), far, mirror)
-    assert step == 2 and any("is passed over" in note for note in notes)
+    assert step == 2 and any("is skipped" in note for note in notes)
     assert [far.where in told[0], mirror.where in told[1]] == [True, True]
 
 
@@ -138,14 +138,14 @@ def test_what_is_damaged_here_is_mended(tmp_path: Path, far: Folder) -> None:
         copy_checkpoint(far, place(step), local)
     flip(local.root / place(2).directory / "shard-00000", 5)
     step, notes, _ = started(run_dir, far)
-    assert step == 2 and "is passed over" in notes[0]
+    assert step == 2 and "is skipped" in notes[0]
     assert verify(open_checkpoint(local, place(2))) == []
 
 
 def test_a_damaged_copy_is_passed_over(tmp_path: Path, far: Folder) -> None:
     flip(far.root / place(2).directory / "shard-00000", 5)
     step, notes, _ = started(taken(tmp_path), far)
-    assert step == 1 and any("is passed over" in note for note in notes)
+    assert step == 1 and any("is skipped" in note for note in notes)
 
 
 def test_storage_without_anything_whole_is_no_fresh_start(tmp_path: Path, far: Folder) -> None:
@@ -161,7 +161,7 @@ def test_a_checkpoint_of_another_job_is_passed_over(tmp_path: Path, far: Folder)
     copy_checkpoint(far, place(2), Folder(run_dir.room("checkpoints")))
     step, notes, _ = started(run_dir)
     assert step == 0
-    assert f"is passed over: it is of job {job_of(far)}, and this is job mine" in notes[0]
+    assert f"is skipped: it is of job {job_of(far)}, and this is job mine" in notes[0]
 
 
 def test_terms_go_on_behind_all_attempts_of_storage(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_a_restart_looks_further_only_where_something_is_wrong(tmp_path: Path, f
     flip(local.root / place(1).directory / "shard-00000", 5)
     found = find_copies(search)
     assert found.checkpoint is not None and found.checkpoint.step == 2 and not found.error
-    assert "is passed over" in found.damaged[0]
+    assert "is skipped" in found.damaged[0]
 
 
 def test_storage_that_is_gone_ends_a_restart_only_where_nothing_is_here(

@@ -145,7 +145,7 @@ ERRORS = {
     ),
     "no end": ("list(session.batches(None))", "needs until=STEPS or epochs=EPOCHS"),
     "no loader and no end": ("list(session.batches(None, epochs=1))", "it needs until=STEPS"),
-    "state replaced": ("session.state = {}", "UsageError: session.state = dict(...) would detach"),
+    "state replaced": ("session.state = {}", "UsageError: session.state = dict(...) would replace"),
     "a report that is no number": ("session.report(loss='low')", "takes a number"),
 }
 

@@ -111,7 +111,7 @@ def bring(
         try:
             copy_checkpoint(store, place, Folder(root))
         except CorruptionError as error:
-            on_damage(f"checkpoint {place.directory} is passed over: {error}")
+            on_damage(f"checkpoint {place.directory} is skipped: {error}")
         except StorageError as error:
             failures.append(error)
         else:
@@ -177,7 +177,7 @@ def _barred(bars: Sequence[CopyBar], tell: Callable[[str], None]) -> Callable[[S
         found = is_barred(bars, place.n, place.directory)
         if found:
             tell(
-                f"checkpoint {place.directory} is passed over: it was saved after the replicas were"
+                f"checkpoint {place.directory} is skipped: it was saved after the replicas were"
                 " last found equal, and before they were found to differ"
             )
         return found
@@ -285,7 +285,7 @@ def _newest(durable: Store) -> tuple[Checkpoint | None, list[str]]:
         try:
             return catalog.open_checkpoint(durable, place), damages
         except CorruptionError as error:
-            damages.append(f"checkpoint {place.directory} is passed over: {error}")
+            damages.append(f"checkpoint {place.directory} is skipped: {error}")
     return None, damages
 
 

@@ -86,7 +86,7 @@ def check_survived(root: Path, file: str) -> None:
     said: list[str] = []
     found = newest_checkpoint(Folder(root), said.append, verify=True)
     assert found and found.place == OLD, said
-    assert len(said) == 1 and f"{NEW.directory} is passed over" in said[0]
+    assert len(said) == 1 and f"{NEW.directory} is skipped" in said[0]
     assert f"{NEW.directory}/{file}" in said[0] or f"{NEW.directory}: {file}" in said[0], said
     with suppress(CorruptionError):
         check_whole(open_checkpoint(Folder(root), NEW))  # where the damage is of no matter

@@ -148,7 +148,7 @@ def test_damaged_checkpoints_are_skipped_and_reported(tmp_path: Path) -> None:
     said: list[str] = []
     found = newest_checkpoint(Folder(tmp_path), said.append)
     assert found and found.place.step == 2  # no byte of a shard was read
-    assert len(said) == 1 and "step-000000003-n3-a is passed over" in said[0]
+    assert len(said) == 1 and "step-000000003-n3-a is skipped" in said[0]
     said.clear()
     found = newest_checkpoint(Folder(tmp_path), said.append, verify=True)
     assert found and found.place.step == 1
