@@ -33,12 +33,13 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
 # Hundreds of processes import the same files: they are compiled once, whatever this shell says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test scripts docs conformance flaky check lint format types bench soak judge clean
+.PHONY: help demo test extended scripts docs conformance flaky check lint format types bench soak judge clean
 
 help:
 	@echo "make demo    train a small GPT while it is killed, stopped and broken; compare with its twin"
 	@echo "make test    lint, format, types, and every test"
 	@echo "             TORCH=2.15.0: what touches torch, on that release in an environment of its own"
+	@echo "make extended  more real runs, which 'make test' has no time for"
 	@echo "make scripts kinds of training scripts, undisturbed and with faults, against plain torchrun"
 	@echo "make docs    the documentation in docs/_build/html, every code block of it, every example"
 	@echo "make conformance  torch's own tests of a backend, on gloo and on ours, and with killed ranks"
@@ -91,6 +92,9 @@ else
 test: $(READY)
 	$(BIN)/python -m pytest --numprocesses=2 --dist=worksteal $(TORCH_TESTS) $(PYTEST)
 endif
+
+extended: $(READY)
+	$(BIN)/python -m pytest --numprocesses=2 --dist=worksteal -m extended $(PYTEST)
 
 scripts: $(READY)
 	$(BIN)/python -m pytest --numprocesses=2 --dist=worksteal -m 'not long' tests/scripts $(PYTEST)

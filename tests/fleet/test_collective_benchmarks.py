@@ -120,7 +120,7 @@ def test_json_has_its_own_time_and_label(tmp_path: Path) -> None:
     assert reasons(part) == {benchmark_rows.NO_NUMBER, benchmark_rows.COLUMNS_DIFFER}
     assert reading.totals.odd[collective_benchmarks.CUT_OFF] == 1
     for text, why in (
-        (report(PAIR)[:-40], "no whole JSON"),
+        (report(PAIR)[:-40], "no complete JSON"),
         (report(PAIR, version=9), "version 9"),
     ):
         with pytest.raises(SourceError, match=why):

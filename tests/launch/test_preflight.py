@@ -188,5 +188,5 @@ def test_durable_storage_in_a_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be made"):
         preflight.check(with_durable(tmp_path, str(tmp_path / "file" / "x")))
-    with pytest.raises(ConfigError, match="where this run saves anyway"):
+    with pytest.raises(ConfigError, match="where this run already saves"):
         preflight.check(with_durable(tmp_path, str(tmp_path / "run" / "checkpoints")))

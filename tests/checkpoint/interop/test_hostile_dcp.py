@@ -89,14 +89,14 @@ WRONG: dict[str, tuple[str, dict[str, Any]]] = {
     "no such file": ("'g' is missing", {"i": {"relative_path": "g"}}),
     "bytes behind the end": ("f has 10 bytes, where bytes 2 to 11", {"i": {"offset": 2}}),
     "bytes before the start": ("where bytes -1 to", {"i": {"offset": -1}}),
-    "half a byte": ("no known form", {"i": {"offset": 0.5}}),
-    "a number as a name": ("no known form", {"more": {5: BytesStorageMetadata()}}),
+    "half a byte": ("an unknown form", {"i": {"offset": 0.5}}),
+    "a number as a name": ("an unknown form", {"more": {5: BytesStorageMetadata()}}),
     "dimensions without end": ("65 dimensions", {"more": {"x": shaped([1] * 65, 0)}}),
     "chunks named again and again": (
         "chunks in [0-9]+ bytes",
         {"more": {"x": shaped([1], 5000)}},
     ),
-    "no place": ("no known form", {"more": {"x": BytesStorageMetadata()}}),
+    "no place": ("an unknown form", {"more": {"x": BytesStorageMetadata()}}),
     "not torch.save": (r"f \(w\): File is not a zip file", {}),
 }
 

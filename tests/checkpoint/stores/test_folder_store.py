@@ -76,7 +76,7 @@ def test_latest_names_the_newest(folder: Folder) -> None:
 def test_nothing_is_left_beside_what_was_written(folder: Folder) -> None:
     folder.create(PLACE, COMMIT, b"1")
     folder.create(PLACE, COMMIT, b"2")
-    with pytest.raises(StorageError, match="came of"):
+    with pytest.raises(StorageError, match="were given"):
         folder.put(PLACE, "shard-00001", [b"1"], 2)
     assert names(folder.root / PLACE) == [COMMIT, "shard-00000"]
 
@@ -164,7 +164,9 @@ def test_the_commit_record_goes_before_anything_else(folder: Folder) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, hard))
     try:
-        with pytest.raises(StorageError, match=r"could not be removed.*commit record went first"):
+        with pytest.raises(
+            StorageError, match=r"could not be removed.*commit record was removed first"
+        ):
             folder.remove(PLACE)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -147,6 +147,7 @@ def test_a_dead_endpoint(server: BucketServer, monkeypatch: pytest.MonkeyPatch) 
 def test_a_server_that_hangs_meets_the_deadline(server: BucketServer, address: str) -> None:
     bucket = open_store(address, request_s=0.5, retries=1, retry_s=1)
     os.kill(server.process.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, server.process.pid, os.WSTOPPED | os.WNOWAIT)
     try:
         with pytest.raises(StorageError, match=f"{PLACE}/{COMMIT}"):
             bucket.put(PLACE, COMMIT, [b"x"], 1)

@@ -62,8 +62,8 @@ def test_a_target_on_a_command_line(text: str, target: DurableRule) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "names no place"),
-        ("every=6h", "names no place"),
+        ("", "names no target"),
+        ("every=6h", "names no target"),
         ("/disk often=6h", "cannot read 'often=6h' of /disk: known are every, keep and rate"),
         ("/disk every=6h every=7h", "every is given twice for /disk"),
         ("/disk every=0", "'every=0' is no interval"),

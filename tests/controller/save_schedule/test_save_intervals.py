@@ -332,7 +332,7 @@ def test_what_no_clock_measures(value_s: float) -> None:
         (facts(SaveTier(name="local"), step=RunningMedian()), "step time .* must be above 0"),
         (facts(SaveTier(name="local"), devices=0), "devices must be above 0"),
         (facts(SaveTier(name="local"), failures=-1), "failures must be 0 or above"),
-        (facts(SaveTier(name="local"), failures=2), "2 failures in no time"),
+        (facts(SaveTier(name="local"), failures=2), "2 failures without any exposure"),
         (facts(SaveTier(name="local", restored=1)), "1 restored failures exceed 0 observed"),
         (facts(SaveTier(name="local", survives=1.5)), "local: survives is a share"),
         (facts(SaveTier(name="local"), cheap_share=-1), "cheap_share is a share"),

@@ -70,7 +70,10 @@ def test_outages_give_repair_times_and_failure_widths() -> None:
             *(outage(f"n{nth}", at=72, hours=None) for nth in range(1, 17)),
         )
     )
-    assert found.rate.basis == "all jobs on GPUs" and "fewer than 10: more" in found.notes[0]
+    assert (
+        found.rate.basis == "all jobs on GPUs"
+        and "fewer than 10: smaller jobs were included" in found.notes[0]
+    )
     assert found.measured["transient"].count == found.measured["fatal"].count == 1
     assert found.measured["transient"].value == pytest.approx(1.5 / 4)
     assert found.scenario["repair"] == f"{round((10 + 20 + 16 * 168) / 2 * 3600)}s"
@@ -177,7 +180,7 @@ def test_the_command(lake: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main(["fleet", "fit", str(lake)]) == 0
     assert tomllib.loads(capsys.readouterr().out)["failures"]["failures"] == 1
     assert main(["fleet", "fit", str(lake), "--out", str(out)]) == 2  # overwrites nothing
-    assert "is there already" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err
     assert main(["fleet", "fit", str(lake), "--out", str(tmp_path / "no" / "such")]) == 2
     assert main(["fleet", "fit", str(tmp_path)]) == 1
     assert "is no lake" in capsys.readouterr().err

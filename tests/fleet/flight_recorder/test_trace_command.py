@@ -89,7 +89,7 @@ def test_a_rank_with_two_dumps_and_two_moments(dumps: Path, tmp_path: Path, run:
     assert "several dumps of rank 0" in report.notes[0]
     write(tmp_path / "all" / "later", {0: late})
     write(tmp_path / "all" / "first", {0: late})
-    with pytest.raises(UsageError, match="of one moment"):
+    with pytest.raises(UsageError, match="of one trace"):
         trace(tmp_path / "all")
 
 

@@ -230,7 +230,7 @@ def test_a_dead_drawing_process_is_an_error_at_the_next_figure(whole: DrawnRepor
     [
         ([], EXIT_USAGE, "--out report.html, or --json"),
         (["--out", "x.png"], EXIT_USAGE, "must end in .html"),
-        (["--out", "here.html"], EXIT_USAGE, "is there already"),
+        (["--out", "here.html"], EXIT_USAGE, "exists already"),
         (["--out", "no/x.html"], EXIT_USAGE, "no directory"),
         (
             ["--json", "--since", "2030-01-01"],

@@ -248,10 +248,10 @@ ODD: list[tuple[dict[str, str], list[str], list[str]]] = [
     ({"interval": "1s", "flush": "0"}, ["With the given 1 s, the run costs $150M more"], []),
     (
         {"replica-gpus": "16384"},
-        ["memory-interval:", "copies: 2", "is lost every"],
+        ["memory-interval:", "copies: 2", "lost every"],
         ["migrate costs"],
     ),
-    ({"lemons": "100%", "rack-mtbf": "1y"}, ["a rack takes several", "first order"], []),
+    ({"lemons": "100%", "rack-mtbf": "1y"}, ["takes several at once", "first order"], []),
 ]
 
 

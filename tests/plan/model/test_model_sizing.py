@@ -35,7 +35,7 @@ def test_a_model_and_a_machine_are_a_scenario(plan: Plan, tmp_path: Path) -> Non
     scenario = scenario_of({}, path)
     assert (scenario.replicas, scenario.work_s) == (128, pytest.approx(work_s))
     again = plan("size", *LLAMA, "--out", str(path))
-    assert again.code == 2 and "is there already" in again.err
+    assert again.code == 2 and "exists already" in again.err
     text = plan("size", *LLAMA)
     assert text.code == 0 and "computed from bandwidth alone" in text.out
 

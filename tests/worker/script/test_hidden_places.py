@@ -167,7 +167,7 @@ def test_objects_that_a_phase_makes_in_a_defaultdict_are_made_anew(
         assert play(INSIDE, Session(slot=died.value.slot, begin=place)) == alone
     text = INSIDE.replace("defaultdict(Meter)", "OrderedDict(loss=Meter())")
     text = text.replace("self.meters[name].", "self.meters.setdefault(name, Meter()).")
-    assert "a phase puts log.meters['late']" in refusal(text).replace("played.", "")
+    assert "a phase adds log.meters['late']" in refusal(text).replace("played.", "")
 
 
 def test_objects_that_a_dict_gets_late_are_refused_by_name() -> None:

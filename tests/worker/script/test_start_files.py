@@ -145,7 +145,9 @@ def test_memory_that_is_shared_by_a_file_is_refused(made: Made, tmp_path: Path) 
     path.write_bytes(bytes(8))
     files = made()
     shared = np.memmap(path, mode="w+", shape=(8,))
-    with pytest.raises(PhaseError, match=r"buffer\.dat was overwritten by the start of the script and is mapped"):
+    with pytest.raises(
+        PhaseError, match=r"buffer\.dat was overwritten by the start of the script and is mapped"
+    ):
         files.put_back()
     assert shared.tolist() == [0] * 8
 
@@ -333,7 +335,13 @@ def test_a_dry_step_that_keeps_a_file_open_ends_the_undoing_nevertheless(control
         kept[0].write("made up")
         kept[0].flush()
 
-    with pytest.raises(PhaseError, match=r"control\.json was overwritten by the start of the script and is open"), files.dry():
+    with (
+        pytest.raises(
+            PhaseError,
+            match=r"control\.json was overwritten by the start of the script and is open",
+        ),
+        files.dry(),
+    ):
         write()
     kept[0].close()
     control.write_text("of the attempt")

@@ -162,7 +162,10 @@ class CommitGathering:
         faults = list(check_part(manifest, rank, self._commit))
         for name, wanted in manifest.files.items():
             size_bytes = _size_bytes(self.directory / name)
-            if size_bytes != wanted:
+            if size_bytes < 0:
+                self.directory.stat()  # raises FileNotFoundError where all was removed
+                faults.append(f"gives {wanted} bytes for {name}, which is missing")
+            elif size_bytes != wanted:
                 faults.append(f"gives {wanted} bytes for {name}, which has {size_bytes}")
         for name, tensor in manifest.tensors.items():
             other, known = self._tensors.setdefault(name, (rank, tensor))

@@ -48,7 +48,7 @@ NEVER = (
     "0001-01-01T00:00:00Z", "1970-01-01T00:00:00Z", "1970-01-01T00:00:00", "1970-01-01 00:00:00",
 )  # fmt: skip
 QUEUED = ("PENDING", "PEND", "QUEUED", "WAITING", "SUSPENDED_BY_QUEUE", "SUBMITTED", "CREATED")
-QUEUED_REASON = "job that held nothing yet"
+QUEUED_REASON = "job that has not been allocated any node"
 RAN = ("COMPLETED", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT")
 OPEN = ("RUNNING", "SUSPENDED")
 COUNTS, COUNT_MAX = ("nodes", "gpus", "restarts"), 100_000_000  # beyond any cluster
