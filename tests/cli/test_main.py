@@ -349,9 +349,15 @@ sys.exit(cli.main(["run", *flags, "--nproc-per-node=1", __file__]))
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("code", [0, 3, 4])
-@pytest.mark.parametrize("flags", [[], ["--json"]])
-@pytest.mark.parametrize("closed", [("stdout",), ("stdout", "stderr")])
+@pytest.mark.parametrize(
+    ("closed", "flags", "code"),
+    [
+        (("stdout",), [], 0),
+        (("stdout",), ["--json"], 3),
+        (("stdout", "stderr"), [], 4),
+        (("stdout", "stderr"), ["--json"], 0),
+    ],
+)
 def test_a_closed_pipe_leaves_the_runs_exit_code(
     code: int, flags: list[str], closed: tuple[str, ...], run_dir: Path
 ) -> None:

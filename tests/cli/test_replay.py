@@ -73,6 +73,7 @@ def test_a_deterministic_run_is_replayed_to_the_bit(run: Path, tmp_path: Path) -
     assert contents(run) == before, "nothing stays where nothing differs"
 
 
+@pytest.mark.extended
 def test_a_seed_from_outside_is_named(run: Path, tmp_path: Path) -> None:
     words = ("--from=4", "--steps=3", "--json")
     done = outlast("replay", str(run), *words, cwd=tmp_path, bug="seed", code=1)

@@ -54,6 +54,7 @@ def test_an_undisturbed_run_has_the_bits_of_torchrun(tmp_path: Path) -> None:
     equal(runner.run(script=JOB), plain(tmp_path / "plain"))
 
 
+@pytest.mark.extended
 @few_or_all
 def test_a_run_with_failures_has_the_bits_of_torchrun(
     tmp_path: Path, kinds: tuple[str, ...]

@@ -66,6 +66,7 @@ def test_checkpoints_that_were_lost_come_back_and_intervals_follow_what_they_cos
     assert (tmp_path / "far" / "latest").exists()
 
 
+@pytest.mark.extended
 def test_another_machine_takes_the_run_up_from_a_bucket(
     runner: Runner, undisturbed: Outcome, tmp_path: Path, server: BucketServer
 ) -> None:
@@ -88,6 +89,7 @@ def test_another_machine_takes_the_run_up_from_a_bucket(
     assert resumed.summary["durable"][bucket] >= 2 and resumed.summary["durable"][str(mirror)] == 1
 
 
+@pytest.mark.extended
 def test_a_failed_save_ends_the_run_where_its_owner_wants_that(runner: Runner) -> None:
     outcome = runner.run(
         "--checkpoint-every=3", "--on-save-failure=stop", "--fault=full:rank=1,step=6"

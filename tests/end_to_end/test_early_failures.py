@@ -25,6 +25,7 @@ def test_a_kill_before_init_leaves_the_others_starting(
     assert outcome.summary["generations"] == 1
 
 
+@pytest.mark.extended
 def test_an_error_behind_a_yes_is_told_as_it_is_and_recovered(
     runner: Runner, undisturbed: Outcome
 ) -> None:

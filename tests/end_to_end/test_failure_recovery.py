@@ -93,14 +93,18 @@ STORIES: dict[str, tuple[tuple[str, ...], set[tuple[str, int]]]] = {
 
 
 LONG = ("killed where an epoch ends and an evaluation is due",)
+QUICK = ("killed in forward, backward, the vote, and between phases",)
+
+
+def _marks(story: str) -> list[pytest.MarkDecorator]:
+    if story in LONG:
+        return [pytest.mark.long]
+    return [] if story in QUICK else [pytest.mark.extended]
 
 
 @pytest.mark.parametrize(
     ("flags", "told"),
-    [
-        pytest.param(*story, id=name, marks=[pytest.mark.long] if name in LONG else [])
-        for name, story in STORIES.items()
-    ],
+    [pytest.param(*story, id=name, marks=_marks(name)) for name, story in STORIES.items()],
 )
 def test_a_run_outlasts(
     runner: Runner, undisturbed: Outcome, flags: tuple[str, ...], told: set[tuple[str, int]]
@@ -172,6 +176,7 @@ def read_of(path: Path) -> str:
         return ""
 
 
+@pytest.mark.extended
 def test_a_full_disk_costs_nothing_where_copies_are_in_memory(
     runner: Runner, undisturbed: Outcome, tmp_path: Path
 ) -> None:
@@ -186,6 +191,7 @@ def test_a_full_disk_costs_nothing_where_copies_are_in_memory(
     assert "copy in memory at phase" in outcome.explain()
 
 
+@pytest.mark.extended
 def test_when_memory_is_gone_the_disk_costs_the_steps_since_the_last_checkpoint(
     runner: Runner, undisturbed: Outcome, tmp_path: Path
 ) -> None:
@@ -224,6 +230,7 @@ def test_a_save_on_request_is_no_phase_of_the_script(
     assert faults_told(outcome) == {("save", -1), ("killed", 1), ("killed", 2)}
 
 
+@pytest.mark.extended
 def test_a_stopped_launcher_leaves_a_run_that_goes_on(
     runner: Runner, undisturbed: Outcome, tmp_path: Path
 ) -> None:

@@ -55,6 +55,7 @@ for calls in range(1, 7):
 """
 
 
+@pytest.mark.extended
 def test_who_was_missed_is_told_afterwards(tmp_path: Path) -> None:
     script, run_dir = tmp_path / "job.py", tmp_path / "run"
     script.write_text(JOB)

@@ -23,6 +23,7 @@ def undisturbed_by(outcome: Outcome, undisturbed: Outcome) -> None:
     assert not [event for event in outcome.events if isinstance(event, events.Noticed)]
 
 
+@pytest.mark.extended
 def test_waits_of_all_ranks_and_of_one_behind_the_vote_cost_nothing(
     runner: Runner, undisturbed: Outcome
 ) -> None:

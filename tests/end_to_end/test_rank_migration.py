@@ -31,6 +31,7 @@ CHECKS = Check("rows", "gpu-memory", Flag, lambda settings: [Probe("", take)], j
 """
 
 
+@pytest.mark.extended
 def test_a_rank_leaves_a_device_before_it_fails(
     runner: Runner, undisturbed: Outcome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

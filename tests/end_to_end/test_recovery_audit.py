@@ -37,6 +37,7 @@ def test_a_wrong_rank_after_a_recovery_is_named_and_replaced(
     assert "exp_avg_sq" in told and "rank 1" in told
 
 
+@pytest.mark.extended
 def test_without_a_majority_all_go_back_to_what_was_equal(
     runner: Runner, undisturbed: Outcome
 ) -> None:
@@ -56,6 +57,7 @@ def test_without_a_majority_all_go_back_to_what_was_equal(
     assert any(kind == "diverged" for kind, _ in faults_told(outcome))
 
 
+@pytest.mark.extended
 def test_a_recovery_behind_the_last_step_is_audited_as_well(runner: Runner) -> None:
     """Rank 2 dies in the evaluation behind the loop; the audit of the loop's end lies before it."""
     script = Path(__file__).with_name("jobs") / "evaluation_job.py"

@@ -29,6 +29,7 @@ def test_two_models_stepped_in_turn(
     assert told == ["killed", "killed"]
 
 
+@pytest.mark.extended
 def test_phases_in_odd_places(runner: Runner, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Rank 0 dies behind a file that it has written between two phases: it writes it again."""
     undisturbed = Runner(tmp_path_factory.mktemp("odd")).run(script=ODD_JOB)

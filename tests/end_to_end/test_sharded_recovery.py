@@ -53,6 +53,7 @@ def test_the_only_replica_of_a_shard_dies_while_it_sends(
     assert 0 < outcome.summary["committed_steps_lost"] <= 3
 
 
+@pytest.mark.extended
 def test_a_shard_without_a_replica_comes_from_the_newest_copy(tmp_path: Path) -> None:
     expected = run(tmp_path / "undisturbed", job=("--one-dimensional",)).ranks
     outcome = run(

@@ -22,7 +22,16 @@ BUGS = {
 OF_TWO = {"model", "exit early", "crash at the end"}  # what one rank does and the other does not
 
 
-@pytest.mark.parametrize(("bug", "expected"), BUGS.items(), ids=BUGS.keys())
+QUICK = {"import", "model", "collective outside"}
+
+
+@pytest.mark.parametrize(
+    ("bug", "expected"),
+    [
+        pytest.param(*item, id=item[0], marks=[] if item[0] in QUICK else [pytest.mark.extended])
+        for item in BUGS.items()
+    ],
+)
 def test_a_bug_stops_the_run_with_its_cause(
     runner: Runner, bug: str, expected: tuple[int, str]
 ) -> None:

@@ -46,6 +46,7 @@ def launched(stage: Stage, script: Path, *flags: str) -> Iterator[subprocess.Pop
             launcher.wait(10)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("before", ["", "tell('init'), outlast.init(),"])
 def test_a_script_may_take_its_time_before_it_says_anything(stage: Stage, before: str) -> None:
     """Longer than hello_s: one never calls init(), the other is slow on all ranks alike."""
@@ -56,6 +57,7 @@ def test_a_script_may_take_its_time_before_it_says_anything(stage: Stage, before
     assert launcher.returncode == 0 if not before else stage.pid_in("init")
 
 
+@pytest.mark.extended
 def test_what_is_shared_is_made_once_however_long_it_takes(stage: Stage) -> None:
     """Longer than `shared_s`: whoever waits asks again, and nothing else happens."""
     text = """

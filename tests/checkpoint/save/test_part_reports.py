@@ -64,6 +64,7 @@ def test_a_mount_that_vanishes_on_one_rank(tmp_path: Path) -> None:
     assert "is not the directory that rank 0 saves to" in second[0]
 
 
+@pytest.mark.extended
 @pytest.mark.process
 def test_a_rank_that_writes_into_another_directory(tmp_path: Path) -> None:
     (took_s, first), _ = hear(tmp_path, "another")

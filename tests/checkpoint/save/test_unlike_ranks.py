@@ -12,6 +12,7 @@ pytestmark = pytest.mark.process
 REPOSITORY = Path(__file__).parents[3]
 
 
+@pytest.mark.extended
 def test_two_ranks_that_are_not_alike(tmp_path: Path) -> None:
     script = "tests.checkpoint.save.unlike_ranks"
     ranks = [

@@ -85,6 +85,7 @@ def shown(names: set[str]) -> list[str]:
     return sorted(name for name in names if not name.startswith("."))
 
 
+@pytest.mark.extended
 def test_at_every_step(tmp_path: Path, forker: socket.socket) -> None:
     """The newest one can be read at any moment, here or where it was copied to; the next launcher
     brings all to its end, and leaves nothing lying about."""

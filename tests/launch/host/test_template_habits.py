@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tests.launch.conftest import Stage
 
 pytestmark = pytest.mark.process
+EXTENDED = pytest.mark.extended
 
 NUMPY_THEN_VARIABLE = """
 import numpy
@@ -72,12 +73,12 @@ print(numpy.random.rand(), torch._inductor.__name__)
     [
         (NUMPY_THEN_VARIABLE, "changed OMP_NUM_THREADS"),
         (LOGGING_BEFORE.replace("EXISTING", "True"), "changed the logger"),
-        (LOGGING_BEFORE.replace("EXISTING", "False"), ""),
+        pytest.param(LOGGING_BEFORE.replace("EXISTING", "False"), "", marks=EXTENDED),
         (LOGGING_AFTER, ""),
-        (LEVEL_BEFORE, "made the logger torch"),
-        (PATH_WITH_QUEUE, "where queue is another module"),
-        (PATH_WITHOUT, ""),
-        (LATER_MODULES, ""),
+        pytest.param(LEVEL_BEFORE, "made the logger torch", marks=EXTENDED),
+        pytest.param(PATH_WITH_QUEUE, "where queue is another module", marks=EXTENDED),
+        pytest.param(PATH_WITHOUT, "", marks=EXTENDED),
+        pytest.param(LATER_MODULES, "", marks=EXTENDED),
     ],
 )
 def test_a_habit_of_scripts_has_the_same_outcome_as_without_a_template(

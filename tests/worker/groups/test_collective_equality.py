@@ -366,6 +366,7 @@ def _compiled(member: Any) -> list[list[float]]:
     return [tensor.tolist() for tensor in together(torch.ones(2) * (member.rank + 1))]
 
 
+@pytest.mark.extended
 @pytest.mark.process
 def test_under_inductor(cluster: Any) -> None:
     everywhere = [[7.0, 7.0], [2.0, 2.0, 4.0, 4.0], [3.0], [1.0, 1.0]]

@@ -24,9 +24,9 @@ from outlast.worker.groups.work_handles import FinishedWork
 DEADLINE_S = 60.0
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def _nothing_is_left() -> Iterator[None]:
-    """Other tests fork: a child that collected gloo's objects would crash."""
+    """Other modules fork: a child that collected gloo's objects would crash."""
     yield
     for thread in threading.enumerate():
         if thread.name == "outlast-proof":

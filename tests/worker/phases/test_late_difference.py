@@ -28,6 +28,7 @@ def run(folder: Path, *flags: str) -> list[str]:
     return [(folder / f"rank-{rank}.txt").read_text() for rank in range(2)]
 
 
+@pytest.mark.extended
 def test_a_rank_that_dies_where_its_state_first_differs_does_not_get_another_ranks(
     tmp_path: Path,
 ) -> None:

@@ -29,7 +29,13 @@ def run(folder: Path, *flags: str) -> dict[str, Any]:
     return json.loads((folder / "result.json").read_text())
 
 
-@pytest.mark.parametrize("flags", [(), ("--no-template",)], ids=["forked", "spawned"])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        pytest.param((), id="forked"),
+        pytest.param(("--no-template",), id="spawned", marks=pytest.mark.extended),
+    ],
+)
 def test_a_replacement_does_not_empty_what_the_top_writes(
     tmp_path: Path, flags: tuple[str, ...]
 ) -> None:

@@ -185,6 +185,7 @@ def test_what_cannot_be_recorded_is_refused_by_name() -> None:
         ProtectedState({"model": nn.Sequential(inner)}, {})
 
 
+@pytest.mark.extended
 def test_a_ddp_around_a_protected_module_need_not_be_protected_itself() -> None:
     """The script protects `ddp.module`, and one DDP is made after `protect`."""
     layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)])
