@@ -5,33 +5,37 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
-from workload import BATCH, BLOCK, Baton, Ledger, Noise, Transformer, die_once, loss_of
+from workload import (
+    SIZES,
+    Baton,
+    Ledger,
+    Noise,
+    add_flags,
+    die_once,
+    loss_of,
+    parallel_model,
+)
 
 import outlast
 
 parser = argparse.ArgumentParser()
-parser.add_argument("folder", type=Path)
-parser.add_argument("--steps", type=int, required=True)
-parser.add_argument("--kill-at", type=int, default=0)
-parser.add_argument("--small", type=int, default=0, help="small collectives to time at the end")
-parser.add_argument("--baton", type=Path, help="take turns with the other job")
+add_flags(parser)
 args = parser.parse_args()
 
 torch.set_num_threads(1)
+size = SIZES[args.size]
 session = outlast.init()
 ledger, baton = Ledger(args.folder, session.rank), Baton(args.baton, 1, session.rank)
-torch.manual_seed(0)
-model = DistributedDataParallel(Transformer())
+model = parallel_model(args.parallel, size)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-data = Noise()
-sampler = DistributedSampler(data, session.world_size, session.rank, shuffle=False)
-loader = DataLoader(data, BATCH, sampler=sampler)
+data = Noise(size.context)
+replicas = 1 if args.parallel == "tp" else session.world_size
+sampler = DistributedSampler(data, replicas, session.rank % replicas, shuffle=False)
+loader = DataLoader(data, size.batch, sampler=sampler)
 session.protect(model=model, optimizer=optimizer, loader=loader)
 
 
@@ -53,11 +57,11 @@ def small_collectives() -> float:
 
 
 for words in session.batches(loader, until=args.steps):
-    if session.step_index % BLOCK == 0:
+    if session.step_index % args.block == 0:
         baton.take()
     session.run(train_step, words)
     ledger.add(session.step_index)
-    if session.step_index % BLOCK == 0:
+    if session.step_index % args.block == 0:
         baton.give()
     if args.small and session.step_index == args.steps:
         baton.take()

@@ -5,29 +5,33 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
-from workload import BATCH, BLOCK, Baton, Ledger, Noise, Transformer, die_once, loss_of
+from workload import (
+    SIZES,
+    WORLD,
+    Baton,
+    Ledger,
+    Noise,
+    add_flags,
+    die_once,
+    loss_of,
+    parallel_model,
+)
 
 parser = argparse.ArgumentParser()
-parser.add_argument("folder", type=Path)
-parser.add_argument("--steps", type=int, required=True)
-parser.add_argument("--kill-at", type=int, default=0)
+add_flags(parser)
 parser.add_argument("--checkpoint-every", type=int, default=0)
-parser.add_argument("--small", type=int, default=0, help="small collectives to time at the end")
-parser.add_argument("--baton", type=Path, help="take turns with the other job")
 args = parser.parse_args()
 
 torch.set_num_threads(1)
+size = SIZES[args.size]
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 ledger, baton = Ledger(args.folder, rank), Baton(args.baton, 0, rank)
-torch.manual_seed(0)
-model = DistributedDataParallel(Transformer())
+model = parallel_model(args.parallel, size)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 checkpoint = args.folder / "checkpoint.pt"
 done = 0
@@ -37,11 +41,12 @@ if checkpoint.exists():
     optimizer.load_state_dict(saved["optimizer"])
     done = saved["step"]
 
-data = Noise()
-mine = list(DistributedSampler(data, shuffle=False))
-batches = [mine[at : at + BATCH] for at in range(0, args.steps * BATCH, BATCH)]
+data = Noise(size.context)
+replicas = 1 if args.parallel == "tp" else WORLD
+mine = list(DistributedSampler(data, replicas, rank % replicas, shuffle=False))
+batches = [mine[at : at + size.batch] for at in range(0, args.steps * size.batch, size.batch)]
 for words in DataLoader(data, batch_sampler=batches[done:]):
-    if done % BLOCK == 0:
+    if done % args.block == 0:
         baton.take()
     optimizer.zero_grad()
     loss = loss_of(model, words)
@@ -50,7 +55,7 @@ for words in DataLoader(data, batch_sampler=batches[done:]):
     optimizer.step()
     done += 1
     ledger.add(done)
-    if done % BLOCK == 0:
+    if done % args.block == 0:
         baton.give()
     if args.checkpoint_every and done % args.checkpoint_every == 0:
         if rank == 0:
@@ -60,8 +65,8 @@ for words in DataLoader(data, batch_sampler=batches[done:]):
         dist.barrier()
 
 # What the wire can do: one copy of the state from rank to rank, and one small collective.
-size = sum(p.numel() for p in model.parameters()) * 3
-state = torch.zeros(size)
+numbers = sum(p.numel() for p in model.parameters()) * 3
+state = torch.zeros(numbers)
 baton.take()
 dist.barrier()
 begin = time.monotonic()
@@ -69,7 +74,7 @@ if rank == 0:
     dist.send(state, 1)
 elif rank == 1:
     dist.recv(state, 0)
-figures = {"copy_s": time.monotonic() - begin, "state_bytes": size * 4}
+figures = {"copy_s": time.monotonic() - begin, "state_bytes": numbers * 4}
 if args.small:
     one = torch.ones(1)
     dist.barrier()

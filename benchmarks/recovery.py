@@ -1,39 +1,74 @@
 """Kill a rank; how long until every rank has committed the step that it was in?
 
-Alternates torchrun, a warm spare, and a respawn; medians. See benchmarks/README.md.
+Alternates torchrun and the ways in which Outlast replaces a rank; medians. See
+benchmarks/README.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from typing import NamedTuple
 
-from harness import OUTLAST, TORCHRUN, Job, job, median, table, verdict
+from harness import OUTLAST, TORCHRUN, Job, Spread, job, load, median, spread, table, verdict
 
 from outlast import events
 from outlast.telemetry.event_store import read_events
 
 KILL_AT, STEPS, CHECKPOINT_EVERY = 13, 16, 5
+COPIES = ("--snapshot-every=1", "--copies=2")
 
 
-def torchrun() -> tuple[float, float, float]:
-    """(recovery, median step, one copy of the state) in seconds."""
+class Variant(NamedTuple):
+    """A way to replace a rank: flags of the launcher, and how the model is divided."""
+
+    flags: tuple[str, ...]
+    parallel: str = "ddp"
+
+
+VARIANTS = {
+    "warm spare": Variant(("--spares=1",)),
+    "respawn": Variant(("--spares=0",)),
+    "respawn, no template": Variant(("--spares=0", "--no-template")),
+    "warm spare, compiled": Variant(("--spares=1",), "compiled"),
+    "warm spare, HSDP": Variant(("--spares=1",), "hsdp"),
+    "warm spare, FSDP2, copies in memory": Variant(("--spares=1", *COPIES), "fsdp"),
+}
+TORCHRUN_NAME = "torchrun"
+
+
+class Recovery(NamedTuple):
+    """One recovery. `build_s`: the joiner's set-up and dry steps; `lost`: committed steps that
+    some rank had to commit again."""
+
+    back_s: float
+    step_s: float
+    build_s: float = 0.0
+    copy_s: float = 0.0
+    lost: int = 0
+
+
+def torchrun() -> Recovery:
+    """Measure a restart of all ranks from a checkpoint, and one copy of the state."""
     flags = ("--steps", STEPS, "--kill-at", KILL_AT, "--checkpoint-every", CHECKPOINT_EVERY)
     with job((*TORCHRUN, "--max-restarts=3"), "plain_job.py", *flags) as done:
-        return done.back_s(KILL_AT), done.step_s(), done.figures["copy_s"]
+        copy_s = done.figures["copy_s"]
+        return Recovery(done.back_s(KILL_AT), done.step_s(), copy_s=copy_s, lost=_lost(done))
 
 
-def outlast(spares: int) -> tuple[float, float, float, int]:
-    """(recovery, median step, the joiner's build and dry steps) in seconds, and steps lost."""
-    command = (*OUTLAST, f"--spares={spares}")
-    with job(command, "outlast_job.py", "--steps", STEPS, "--kill-at", KILL_AT) as done:
-        return done.back_s(KILL_AT), done.step_s(), _build_s(done), _steps_lost(done)
+def outlast(variant: Variant) -> Recovery:
+    """Measure the replacement of one rank."""
+    flags = ("--steps", STEPS, "--kill-at", KILL_AT, "--parallel", variant.parallel)
+    with job((*OUTLAST, *variant.flags), "outlast_job.py", *flags) as done:
+        return Recovery(done.back_s(KILL_AT), done.step_s(), _build_s(done), lost=_lost(done))
 
 
 def _build_s(done: Job) -> float:
-    """What the joiner does before its first step: the script's set-up, and its dry steps."""
+    """Return the time of the joiner before its first step: the script's set-up, and dry steps."""
     story = read_events(done.folder / "run")
-    ready = next(event for event in story if isinstance(event, events.JoinerReady))
+    ready = next((event for event in story if isinstance(event, events.JoinerReady)), None)
+    if ready is None:
+        return 0.0
     seated = next(
         event
         for event in story
@@ -44,66 +79,62 @@ def _build_s(done: Job) -> float:
     return (ready.t_ns - seated.t_ns + dry_ns) / 1e9
 
 
-def _steps_lost(done: Job) -> int:
-    """Committed steps that any rank had to commit again."""
+def _lost(done: Job) -> int:
     seen = [(line.rank, line.step) for line in done.lines]
     return len(seen) - len(set(seen))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
+    names = (TORCHRUN_NAME, *VARIANTS)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--only", choices=("torchrun", "outlast"), help="one side alone")
+    parser.add_argument("--only", nargs="+", choices=names, default=names)
     args = parser.parse_args()
-    old: list[tuple[float, float, float]] = []
-    warm: list[tuple[float, float, float, int]] = []
-    cold: list[tuple[float, float, float, int]] = []
+    runs: dict[str, list[Recovery]] = {name: [] for name in names if name in args.only}
     for turn in range(args.repeats):
-        if args.only != "outlast":
-            old.append(torchrun())
-        if args.only != "torchrun":
-            warm.append(outlast(spares=1))
-            cold.append(outlast(spares=0))
-        print(f"{turn + 1}/{args.repeats}", file=sys.stderr, flush=True)
-    rows = []
-    for name, runs in (("torchrun", old), ("warm spare", warm), ("respawn", cold)):
-        seconds = [run[0] for run in runs]
-        if runs:
-            step_s = median([run[1] for run in runs])
-            spread = f"{min(seconds):.2f} .. {max(seconds):.2f}"
-            rows.append((name, f"{median(seconds):.2f}", spread, f"{step_s:.3f}"))
-    table(("after SIGKILL of rank 1 of 4", "median s", "range", "step s"), rows)
-    if args.only:
-        return 0
-    return judge(old, warm, cold)
+        for name, found in runs.items():
+            found.append(torchrun() if name == TORCHRUN_NAME else outlast(VARIANTS[name]))
+            print(f"{turn + 1}/{args.repeats} {name}", file=sys.stderr, flush=True)
+    rows, medians = [], {}
+    for name, found in runs.items():
+        back = spread([each.back_s for each in found])
+        medians[name] = back
+        rows.append(
+            (
+                name,
+                f"{back.median:.2f}",
+                f"{back.low:.2f} to {back.high:.2f}",
+                f"{median([each.step_s for each in found]):.3f}",
+                str(sum(each.lost for each in found)),
+            )
+        )
+    table(("after SIGKILL of rank 1 of 4", "median s", "range", "step s", "steps lost"), rows)
+    return judge(runs, medians)
 
 
-def judge(
-    old: list[tuple[float, float, float]],
-    warm: list[tuple[float, float, float, int]],
-    cold: list[tuple[float, float, float, int]],
-) -> int:
-    """Medians against the bars."""
-    torchrun_s, warm_s, cold_s = (median([run[0] for run in runs]) for runs in (old, warm, cold))
-    step_s, build_s = median([r[1] for r in warm]), median([r[2] for r in warm])
-    copy_s = median([r[2] for r in old])
-    figures = {
-        "repeats": len(warm),
-        "torchrun_s": torchrun_s,
-        "warm_spare_s": warm_s,
-        "respawn_s": cold_s,
-        "step_s": step_s,
-        "joiner_build_and_dry_steps_s": build_s,
-        "state_copy_s": copy_s,
-        "warm_to_torchrun": warm_s / torchrun_s,
-        "respawn_to_torchrun": cold_s / torchrun_s,
-    }
-    bars = {
-        "committed steps lost": (float(sum(r[3] for r in warm + cold)), 0.0),
-        "warm spare, s": (warm_s, build_s + 2 * step_s + copy_s + 0.2),
-        "warm spare / torchrun": (figures["warm_to_torchrun"], 1 / 4),
-        "respawn / torchrun": (figures["respawn_to_torchrun"], 1 / 2),
-    }
+def judge(runs: dict[str, list[Recovery]], medians: dict[str, Spread]) -> int:
+    """Compare the medians with the bars of all that was run."""
+    figures: dict[str, object] = {"load": load(), "medians_s": medians}
+    bars: dict[str, tuple[float, float]] = {}
+    replaced = [run for name, found in runs.items() if name != TORCHRUN_NAME for run in found]
+    if replaced:
+        bars["committed steps lost"] = (float(sum(run.lost for run in replaced)), 0.0)
+    warm_s = medians["warm spare"].median if "warm spare" in medians else None
+    respawn_s = medians["respawn"].median if "respawn" in medians else None
+    if warm_s and respawn_s:
+        bars["respawn / warm spare"] = (respawn_s / warm_s, 1.3)
+    if TORCHRUN_NAME in runs:
+        torchrun_s = medians[TORCHRUN_NAME].median
+        copy_s = median([run.copy_s for run in runs[TORCHRUN_NAME]])
+        figures["state_copy_s"] = copy_s
+        if warm_s:
+            warm = runs["warm spare"]
+            build_s, step_s = (median([getattr(r, k) for r in warm]) for k in ("build_s", "step_s"))
+            figures["joiner_build_and_dry_steps_s"] = build_s
+            bars["warm spare, s"] = (warm_s, build_s + 2 * step_s + copy_s + 0.2)
+            bars["warm spare / torchrun"] = (warm_s / torchrun_s, 1 / 5)
+        if respawn_s:
+            bars["respawn / torchrun"] = (respawn_s / torchrun_s, 1 / 5)
     return verdict("recovery", figures, bars)
 
 

@@ -1,21 +1,51 @@
-"""What every benchmark trains: 8.7 million parameters, one thread a rank, data from a seed."""
+"""What every benchmark trains: a transformer, one thread a rank, data from a seed."""
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 from torch.nn import functional as F  # noqa: N812 - the field's own name for it
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
-WIDTH, LAYERS, HEAD, WORDS, CONTEXT, BATCH = 384, 4, 64, 2048, 64, 4
+HEAD, WORDS, CONTEXT = 32, 2048, 64
 WORLD = 4
 BLOCK = 5  # steps that a job takes before it hands over to the other one
 TURN_S = 180.0  # how long a job waits for its turn
+
+
+class Size(NamedTuple):
+    """Width and layers of the transformer, sequences and words of each in a rank's batch."""
+
+    width: int
+    layers: int
+    batch: int
+    context: int = CONTEXT
+
+
+# The first has 8.7 million parameters: 104 MB of state with AdamW.
+SIZES = {
+    "400ms": Size(384, 4, 4),
+    "100ms": Size(192, 4, 3),
+    "10ms": Size(64, 2, 1, 16),
+    "1ms": Size(32, 1, 1, 4),
+    "sharded": Size(128, 32, 1, 32),  # 33 units of fully_shard: about 100 collectives a step
+}
+PARALLELISMS = ("ddp", "compiled", "fsdp", "hsdp", "tp")
 
 
 class Block(nn.Module):
@@ -35,7 +65,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    def __init__(self, width: int = WIDTH, layers: int = LAYERS) -> None:
+    def __init__(self, width: int = 384, layers: int = 4) -> None:
         super().__init__()
         self.words, self.places = nn.Embedding(WORDS, width), nn.Embedding(CONTEXT, width)
         self.blocks = nn.Sequential(*(Block(width) for _ in range(layers)))
@@ -46,15 +76,52 @@ class Transformer(nn.Module):
         return self.head(self.norm(self.blocks(stream)))
 
 
+def parallel_model(kind: str, size: Size) -> nn.Module:
+    """Return the transformer in one way to divide it over four ranks, seeded."""
+    torch.manual_seed(0)
+    model = Transformer(size.width, size.layers)
+    if kind == "ddp":
+        return DistributedDataParallel(model)
+    if kind == "compiled":
+        return DistributedDataParallel(torch.compile(model, backend="aot_eager"))
+    if kind == "tp":
+        mesh = init_device_mesh("cpu", (WORLD,))
+        for block in model.blocks:
+            parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+        return model
+    shape = (2, 2) if kind == "hsdp" else (WORLD,)
+    names = ("replicate", "shard") if kind == "hsdp" else ("shard",)
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that the job has under every launcher."""
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--kill-at", type=int, default=0)
+    parser.add_argument("--small", type=int, default=0, help="small collectives to time at the end")
+    parser.add_argument("--baton", type=Path, help="take turns with the other job")
+    parser.add_argument("--block", type=int, default=BLOCK, help="steps of one turn")
+    parser.add_argument("--parallel", choices=PARALLELISMS, default="ddp")
+    parser.add_argument("--size", choices=SIZES, default="400ms")
+
+
 class Noise(Dataset[Tensor]):
     """Sequences of random words; each from its own index, so that nothing need be kept."""
+
+    def __init__(self, context: int = CONTEXT) -> None:
+        self.context = context
 
     def __len__(self) -> int:
         return 1 << 16
 
     def __getitem__(self, index: int) -> Tensor:
         dice = torch.Generator().manual_seed(index)
-        return torch.randint(0, WORDS, (CONTEXT + 1,), generator=dice)
+        return torch.randint(0, WORDS, (self.context + 1,), generator=dice)
 
 
 def loss_of(model: nn.Module, words: Tensor) -> Tensor:
