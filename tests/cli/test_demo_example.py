@@ -29,6 +29,7 @@ def alone(folder: Path) -> str:
     return DIGEST.findall(done.stdout)[-1]
 
 
+@pytest.mark.extended
 @pytest.mark.process
 def test_the_example_trains_alone_to_the_same_bits(tmp_path: Path) -> None:
     pytest.importorskip("torch")

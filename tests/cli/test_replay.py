@@ -58,6 +58,7 @@ def contents(run_dir: Path) -> set[str]:
     return {str(path.relative_to(run_dir)) for path in run_dir.rglob("*")}
 
 
+@pytest.mark.extended
 def test_a_deterministic_run_is_replayed_to_the_bit(run: Path, tmp_path: Path) -> None:
     before = contents(run)
     done = outlast("replay", str(run), "--from=4", "--json", cwd=tmp_path, code=0)

@@ -18,7 +18,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
 ]
 EPOCHS = 3
-LONG = pytest.mark.long
 
 
 def script(name: str, number: int = 1) -> Any:
@@ -46,14 +45,18 @@ def plainly(name: str) -> list[str]:
     return told
 
 
-QUICK = {"lazy-dice-workers", "counting-persistent", "stream-workers", "bookmarked-workers"}
+QUICK = {"counting-persistent"}
+EXTENDED = {"lazy-dice-workers", "stream-workers", "bookmarked-workers"}
 
 
 def _cases() -> list[object]:
-    return [
-        pytest.param(name, marks=() if name in QUICK or not _has_processes(name) else LONG)
-        for name in STRANGERS
-    ]
+    return [pytest.param(name, marks=_marks(name)) for name in STRANGERS]
+
+
+def _marks(name: str) -> list[pytest.MarkDecorator]:
+    if name in EXTENDED:
+        return [pytest.mark.extended]
+    return [pytest.mark.long] if _has_processes(name) and name not in QUICK else []
 
 
 def _has_processes(name: str) -> bool:

@@ -46,6 +46,7 @@ def steps_drained(tmp_path: Path) -> set[int]:
     return {e.step for e in read_events(tmp_path / "run") if isinstance(e, events.Drained)}
 
 
+@pytest.mark.extended
 def test_checkpoints_that_were_lost_come_back_and_intervals_follow_what_they_cost(
     runner: Runner, undisturbed: Outcome, tmp_path: Path
 ) -> None:

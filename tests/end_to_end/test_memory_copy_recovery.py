@@ -29,6 +29,7 @@ def holds_all(pid: int) -> bool:
     return len(arenas) == 3 and sockets == 3
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("copies", "note"),
     [

@@ -78,6 +78,7 @@ tell(f"is{session.shared('id', make)}-{session.rank}")
     assert len(values) == 1 and len(list(stage.root.glob("is*"))) == 2
 
 
+@pytest.mark.extended
 def test_a_launcher_that_stood_still_stops_its_run_in_order(stage: Stage) -> None:
     """Ctrl-Z, then `kill %1`: SIGTERM and SIGCONT, a lease and a half later."""
     with launched(stage, stage.script(TRAINING), "--limit", "lease_s=2") as launcher:

@@ -234,6 +234,7 @@ def test_ctrl_c_keeps_the_first_runs(tmp_path: Path) -> None:
     assert [float(row["wall_s"]) for row in rows[:100]] == same["wall_s"].tolist()
 
 
+@pytest.mark.extended
 def test_compilation_is_announced_once(tmp_path: Path) -> None:
     """In a process that finds nothing compiled; the second one loads what the first one kept."""
     code = (

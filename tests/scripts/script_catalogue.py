@@ -38,7 +38,7 @@ PLACES = {
 }
 WAYS = ("undisturbed", "faults", *PLACES)
 # Cheap and telling: these run with the suite, the others with `make scripts`.
-IN_THE_SUITE = ("grad_scaler", "hybrid_sharded")
+IN_THE_SUITE = ("grad_scaler",)
 
 _HEADER = re.compile(r"^# (ranks|steps|places|refused|unmeasured|unmended): (.+)$", re.MULTILINE)
 

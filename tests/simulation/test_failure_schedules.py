@@ -100,7 +100,16 @@ BREAKAGES = {
 }
 
 
-@pytest.mark.parametrize("name", BREAKAGES)
+SLOW = ("a term forgets what is out of use", "no place is excused", "attempts are not counted")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.extended] if name in SLOW else [])
+        for name in BREAKAGES
+    ],
+)
 def test_a_broken_controller_is_found_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     room, function, broken = BREAKAGES[name]
     monkeypatch.setattr(room, function, broken)

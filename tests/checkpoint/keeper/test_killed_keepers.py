@@ -71,6 +71,7 @@ def heard(end: TrainerEnd, kind: str | None) -> list[Outcome]:
     return outcomes
 
 
+@pytest.mark.extended
 def test_killed_at_every_step(tmp_path: Path) -> None:
     """Whatever it had done: what is committed is whole, and another one brings it to its end."""
     count = len(steps_of_a_save(tmp_path / "count"))

@@ -138,7 +138,7 @@ def portraits(stage: Stage, script: Path, *flags: str) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("threads", ["1", "2"])
+@pytest.mark.parametrize("threads", [pytest.param("1", marks=pytest.mark.extended), "2"])
 def test_a_forked_worker_sees_what_a_spawned_one_sees(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, threads: str
 ) -> None:
@@ -190,7 +190,9 @@ def test_the_launcher_kills_watches_and_reaps_forked_workers(stage: Stage) -> No
     play(stage, stage.script(text), act)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGKILL, marks=pytest.mark.extended), signal.SIGSTOP]
+)
 def test_a_template_that_dies_or_stops_is_replaced(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:

@@ -59,6 +59,7 @@ def test_a_large_buffer_and_a_list_held_since_before_the_loop_survive(tmp_path: 
     assert len(told(plain)) == 2, plain
 
 
+@pytest.mark.extended
 def test_a_buffer_that_fits_no_slot_is_a_clear_end(tmp_path: Path) -> None:
     output, summary = run(tmp_path / "run", job=("--keys", str(5 << 20)))
     assert summary["outcome"] == "user_error", output

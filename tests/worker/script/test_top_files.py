@@ -33,9 +33,10 @@ def run(folder: Path, *flags: str) -> dict[str, Any]:
     "flags",
     [
         pytest.param((), id="forked"),
-        pytest.param(("--no-template",), id="spawned", marks=pytest.mark.extended),
+        pytest.param(("--no-template",), id="spawned"),
     ],
 )
+@pytest.mark.extended
 def test_a_replacement_does_not_empty_what_the_top_writes(
     tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
