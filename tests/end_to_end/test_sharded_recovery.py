@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from tests.end_to_end.conftest import Outcome, Runner
 
+from outlast import events
+
 pytestmark = pytest.mark.process
 JOB = Path(__file__).with_name("jobs") / "sharded_job.py"
 
@@ -54,6 +56,18 @@ def test_the_only_replica_of_a_shard_dies_while_it_sends(
 
 
 @pytest.mark.extended
+def test_a_shard_without_a_replica_is_rebuilt_from_keepers_memory(tmp_path: Path) -> None:
+    flags = ("--spares=1", "--snapshot-every=1", "--copies=2")
+    expected = run(tmp_path / "undisturbed", *flags, job=("--one-dimensional",)).ranks
+    outcome = run(tmp_path / "killed", *flags, job=("--one-dimensional", "--die", "scatter:1:7"))
+    assert outcome.ranks == expected
+    assert outcome.summary["committed_steps_lost"] == 0
+    decided = [e.rung for e in outcome.events if isinstance(e, events.Decided)]
+    assert decided == ["rebuild"]
+    seated = [e.worker for e in outcome.events if isinstance(e, events.WorkerSeated)]
+    assert len(seated) == 5  # the first four, and one replacement: the others stayed
+
+
 def test_a_shard_without_a_replica_comes_from_the_newest_copy(tmp_path: Path) -> None:
     expected = run(tmp_path / "undisturbed", job=("--one-dimensional",)).ranks
     outcome = run(

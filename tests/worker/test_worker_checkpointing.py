@@ -64,6 +64,7 @@ def saver(
     ports.timeline, ports.status = WorkerEvents(None, f"w{rank}"), status
     ports.link = SimpleNamespace(send=send)
     ports.faults = SimpleNamespace(reach=lambda _: None)
+    ports.copies = SimpleNamespace(record=lambda *_: None)
     saves = RunCheckpointer(settings, rank, Talking(exchange), status, ports, {}, joins=True)
     return saves, status
 

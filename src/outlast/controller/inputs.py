@@ -148,6 +148,7 @@ class DecisionMade(JournalEntry, frozen=True):
     agents: tuple[str, ...] = ()  # agent by seat: each must report before a later term decides
     joining: tuple[int, ...] = ()  # seats whose worker holds no state until Opened
     incident: int = 0
+    copy: messages.Checkpointed | None = None  # from which shards without a replica are rebuilt
 
 
 class Opened(JournalEntry, frozen=True):

@@ -231,7 +231,8 @@ def without_donor(state: ControllerState, whole: Collection[int]) -> tuple[int, 
 def transfers(turn: ControllerTurn, whole: Collection[int]) -> tuple[tuple[int, int], ...] | None:
     """Return (donor, joiner) for every rank that is not whole, spread over the donors.
 
-    Give up a joiner without a donor, whose generation is then closed, and return None.
+    A joiner without a donor reads its shards from the copy of the decision. Without a copy, give it
+    up, which closes the generation, and return None.
     """
     state = turn.state
     joiners = [seat for seat in range(state.world) if seat not in whole]
@@ -239,6 +240,8 @@ def transfers(turn: ControllerTurn, whole: Collection[int]) -> tuple[tuple[int, 
     taken: dict[int, int] = {}
     for seat in joiners:
         donors = donors_of(state, seat, whole)
+        if not donors and state.progress.base is not None:
+            continue
         if not donors:
             worker = state.members.workers[state.members.seats[seat]]
             detail = f"no other rank is known to hold the shards of rank {seat}"

@@ -187,21 +187,35 @@ class Progress(StatePart, kw_only=True):
     opened: bool = False  # this generation has been open
     transfers: tuple[tuple[int, int], ...] = ()  # (donor, joiner) by rank
     reached: tuple[int, int] = (0, 0)  # the farthest (n, step) reported
+    base: messages.Checkpointed | None = (
+        None  # copy from which shards without a replica are rebuilt
+    )
+    rebuilt: tuple[int, ...] = ()  # the ranks that read their shards from it
 
-    def begin_generation(self, n: int, step: int, verdict: str) -> None:
-        """Begin the next generation before phase n+1."""
+    def begin_generation(
+        self, n: int, step: int, verdict: str, base: messages.Checkpointed | None = None
+    ) -> None:
+        """Begin the next generation before phase n+1; `base`: copy to rebuild lost shards from."""
         self.generation += 1
         self.n = n
         self.step = step
         self.verdict = verdict
+        self.base = base
+        self.rebuilt = ()
         self.first = verdict == "start"
         self.opened = False
+
+    @property
+    def rebuilds(self) -> bool:
+        """Return whether the decision to rebuild shards stands: its generation was never open."""
+        return self.base is not None and not self.opened
 
     def restore(self, decision: DecisionMade, *, opened: bool) -> None:
         """Take over the newest generation of an earlier term."""
         self.generation = decision.generation
         self.n = decision.n
         self.step = decision.step
+        self.base = decision.copy
         self.first = decision.verdict == "start"
         self.opened = opened
         self.reach(decision.n, decision.step)
@@ -210,9 +224,12 @@ class Progress(StatePart, kw_only=True):
         """Record how far a worker has come."""
         self.reached = max(self.reached, (n, step))
 
-    def connect(self, transfers: tuple[tuple[int, int], ...]) -> None:
-        """Set the transfers of state from whole ranks to joiners."""
+    def connect(
+        self, transfers: tuple[tuple[int, int], ...], rebuilt: tuple[int, ...] = ()
+    ) -> None:
+        """Set the transfers of state from whole ranks to joiners, and the ranks that rebuild."""
         self.transfers = transfers
+        self.rebuilt = rebuilt
 
     def open(self) -> None:
         """Record that the generation has been open."""

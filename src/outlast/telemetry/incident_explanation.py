@@ -48,6 +48,7 @@ _RUNG = {
     "migrate": "migrate: a warm spare took the seat in time, its state came from a replica",
     "replace": "replace: another worker took the seat, its state came from a replica",
     "respawn": "respawn: a new worker was started for the seat, its state came from a replica",
+    "rebuild": "rebuild: lost shards came from keepers' memory, and the other ranks stayed",
     "rollback": "roll back: new workers started for all ranks from the newest copy in memory",
     "shrink": "shrink: the replica group left, the others continued",
     "relaunch": "restart of the group: all ranks were ended and started again, as torchrun does",

@@ -22,6 +22,7 @@ OF_RUNG: Mapping[str, CostName] = {
     "migrate": "pause",
     "replace": "pause",
     "respawn": "pause",
+    "rebuild": "pause",
     "rollback": "restore",
     "restart": "restart",
 }

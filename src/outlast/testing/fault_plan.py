@@ -110,6 +110,7 @@ class FaultPlan(NamedTuple):
     policy: SavePolicy
     fails: float  # the share of saves that fail
     shard_sets: int = 1  # rank r holds shards r % shard_sets; the world: no rank has a replica
+    skips: float = 0.0  # the share of copies in memory that are skipped
     waits: bool = False  # the script waits, and nothing else happens
     early: bool = False  # only a few kills before the first step
     flips: tuple[
@@ -171,7 +172,10 @@ def draw_plan(seed: int) -> FaultPlan:
     plan = _waiting(dice, plan)
     plan = _killed_early(dice, plan) if dice.random() < 0.08 else plan
     plan = _flipping(dice, plan)
-    return plan._replace(shard_sets=dice.choice((1, 1, 1, 1, 2, world)))
+    plan = plan._replace(shard_sets=dice.choice((1, 1, 1, 1, 2, world)))
+    if plan.shard_sets > 1 and not plan.flips and dice.random() < 0.6:
+        return plan._replace(checkpoint_every=1, skips=dice.choice((0.0, 0.3, 0.6)))
+    return plan
 
 
 def _killed_early(dice: random.Random, plan: FaultPlan) -> FaultPlan:

@@ -60,6 +60,10 @@ class SimCheckpoints:
         self._copies = []
         self._known_s = min(self._known_s, known_s)
 
+    def in_memory(self) -> messages.Checkpointed | None:
+        """Return the newest copy in memory, as ranks know it."""
+        return self._copies[-1] if self._copies else None
+
     def condemn(self) -> None:
         """Bar checkpoints that were saved while a rank was wrong, after an audit found it."""
         self._condemned |= self._tainted.keys()

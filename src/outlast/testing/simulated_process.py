@@ -111,8 +111,8 @@ class SimProcess(ABC):
         """Report a fault, while the process lives."""
 
     @abstractmethod
-    def tear(self) -> None:
-        """Fail while applying."""
+    def tear(self, fault: Fault | None = None) -> None:
+        """Fail while applying, or while a phase is taken back; the process must be replaced."""
 
     @abstractmethod
     def leave(self) -> None:
@@ -265,6 +265,8 @@ class WorkerMesh:
         self.generation = plan.generation
         self.seats = plan.seats
         self.transfers = plan.transfers
+        self.rebuilt = plan.rebuilt
+        self.copy = plan.copy
         self.members: dict[int, SimWorker] = {}
         self.states: dict[tuple[int, int], int] = {}
         self._ballots: dict[int, Ballot] = {}

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 from outlast.events import Fault
 from outlast.testing.run_invariants import mix, own_step, own_tail
-from outlast.testing.simulated_audits import AuditedProcess
 from outlast.testing.simulated_process import Ballot, WorkerKilled, WorkerMesh
+from outlast.testing.simulated_rebuild import RebuildingProcess
 from outlast.transport import messages
 
 if TYPE_CHECKING:
     from outlast.testing.simulated_agent import SimAgent
 
 
-class SimWorker(AuditedProcess):
+class SimWorker(RebuildingProcess):
     """A rank or a spare: its seat, its state, its answers."""
 
     def __init__(self, agent: SimAgent, name: str) -> None:
@@ -28,11 +28,11 @@ class SimWorker(AuditedProcess):
         self.owes_status = False
         self.gots: dict[int, set[str]] = {}
         self.mesh: WorkerMesh | None = None
-        self.staged: int | None = None
         self.received: dict[int, tuple[str, int, float]] = {}
         self.sent: dict[int, tuple[str, int, float]] = {}
         self.ballot: Ballot | None = None
         self.begin_audits()
+        self.begin_rebuilds()
         self.soon(0.3, 1.2, self._say_hello)
 
     def leave(self) -> None:
@@ -154,14 +154,9 @@ class SimWorker(AuditedProcess):
         self.owes_status = False
         self.answered = generation = self.generation
         self.wait_for_word(lambda: self.generation == generation)
-        n, word = self.n + (self.state == "applying"), self._word()
-        self.tell(messages.Status(generation=self.generation, n=n, step=n, state=word, fault=fault))
+        n, word = self.n + (self.state == "applying"), self.word()
+        self.tell(self.status_at(n, word, fault))
         self.point("reported")
-
-    def _word(self) -> str:
-        if self.state in ("torn", "finished", "prepared", "running", "applying"):
-            return self.state
-        return "joining" if not self.has_state else "idle" if self.is_set_up else "broken"
 
     def trouble(self, fault: Fault) -> None:
         if self.answered < self.generation and self.seat >= 0 and self.state != "applying":
@@ -173,11 +168,11 @@ class SimWorker(AuditedProcess):
             fault = Fault(kind="transport", detail="connection closed by peer")
             self.call(lambda: self.trouble(fault))
 
-    def tear(self) -> None:
+    def tear(self, fault: Fault | None = None) -> None:
         self.token += 1
         self.busy = True
         self.state = "torn"
-        self._report(Fault(kind="torn", detail="failed while applying"))
+        self._report(fault or Fault(kind="torn", detail="failed while applying"))
         raise WorkerKilled  # alive, but idle until it is killed
 
     def _decide(self, body: messages.Decide) -> None:
@@ -186,9 +181,11 @@ class SimWorker(AuditedProcess):
         if self.readied == body.generation:
             self.say_again("Ready")
             return
-        self.generation, self.decided_n = body.generation, body.n
+        self.generation, self.decided_n, self.base = body.generation, body.n, body.copy
         self.point("decided")
         may_apply = self.state in ("prepared", "applying") and body.n == self.n + 1
+        reached = self.n + (self.state == "applying")
+        may_apply = may_apply or (body.copy is not None and body.n == reached - 1)
         if body.n != self.n and not may_apply:
             self.ledger.fail(f"{self.name} ({self.state} at {self.n}) received Decide({body.n})")
         self.proceed()
@@ -213,6 +210,8 @@ class SimWorker(AuditedProcess):
                 self.readied = self.generation
                 self.tell(messages.WorkerReady(generation=self.generation, n=self.n))
                 self.point("ready")
+            elif self.decided_n == self.n - 1 and self.state == "idle":
+                self.take_back()
 
     # --- connecting ---
 
@@ -256,6 +255,8 @@ class SimWorker(AuditedProcess):
                 self.sent[joiner] = (f"{mix(self.model):x}", 8, 0.1)
                 receiver = mesh.members[joiner]
                 receiver.soon(0.001, 0.1, receiver.receive)
+        if self.seat in mesh.rebuilt:
+            self.rebuild(mesh)
         self.receive()
         self._joined_when_moved()
 
@@ -384,13 +385,11 @@ class SimWorker(AuditedProcess):
         if self.owes_status:
             self._report(None)
         self.point("applied")
-        if self.seat == 0 and self.cluster.checkpoint_due(self.n):
+        plan = self.cluster.plan
+        skips = plan.skips > 0 and self.line.dice.random() < plan.skips
+        if self.seat == 0 and self.cluster.checkpoint_due(self.n) and not skips:
             self.say(self.stage())
-            self.soon(0.001, 0.5, partial(self._write_checkpoint, self.n, self.opened))
-
-    def _write_checkpoint(self, n: int, generation: int) -> None:
-        dies = self.line.dice.random() < self.cluster.plan.fails
-        self.say(self.cluster.shelf.save(n, f"g{generation}", fails=dies))
+            self.soon(0.001, 0.5, partial(self.write_checkpoint, self.n, self.opened))
 
     def _tail(self) -> None:
         self.own = own_tail(self.own, self.n)

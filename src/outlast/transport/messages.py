@@ -59,8 +59,8 @@ class Status(Body, frozen=True):
     finished  the script has left its loop; no phase follows
     joining   a joiner whose state has not been swapped in: never a donor
 
-    `result`: the return value of phase n on this rank, if small. A value shared by all survivors
-    also replaces that of a worker lost between vote and return.
+    `result`: phase n's return value on this rank, if small; equal ones replace a lost worker's.
+    `copy`: newest in memory. `redoable`: phase n can be taken back; `copy` is the state before it.
     """
 
     generation: int
@@ -70,6 +70,8 @@ class Status(Body, frozen=True):
     fault: Fault | None = None
     result: bytes = b""
     shared: bool = False  # the result is equal on all ranks by construction (internal phases)
+    copy: Checkpointed | None = None
+    redoable: bool = False
 
 
 class WorkerReady(Body, frozen=True, tag="Ready"):
@@ -207,16 +209,19 @@ class Close(Body, frozen=True):
 
 class Decide(Body, frozen=True):
     """Verdict on the last phase: workers that prepared phase n apply it (commit), workers that ran
-    phase n+1 restore their state (redo). All are then before phase n+1."""
+    phase n+1 restore their state (redo), those that completed it take it back to `copy`, from which
+    shards without a replica come. All are then before phase n+1."""
 
     generation: int  # the new one
     n: int
     verdict: str  # commit | redo
     seats: tuple[str, ...]  # worker by seat
+    copy: Checkpointed | None = None
 
 
 class Connect(Body, frozen=True):
-    """Request to build all groups of this generation, then transfer state: (donor, joiner seat)."""
+    """Request to build all groups of this generation, then transfer state: (donor, joiner seat).
+    Seats of `rebuilt` read theirs from `copy`, and whole workers compare their own with it."""
 
     generation: int
     n: int
@@ -224,6 +229,8 @@ class Connect(Body, frozen=True):
     addresses: tuple[str, ...]  # gloo listener by seat
     transfers: tuple[tuple[int, int], ...]
     timeout_s: float
+    copy: Checkpointed | None = None
+    rebuilt: tuple[int, ...] = ()
 
 
 class RendezvousValue(Body, frozen=True, tag="Got"):

@@ -28,19 +28,32 @@ class RunRestorer:
     read.
     """
 
-    def __init__(self, settings: WorkerSettings, seat: int, origin: messages.Checkpointed) -> None:
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        seat: int,
+        origin: messages.Checkpointed,
+        *,
+        beside_trainers: bool = False,
+    ) -> None:
+        """Open the checkpoint; `beside_trainers`: other ranks run, and their keepers serve them."""
         self._copies: MemoryCopies | None = None
         if origin.tier == "memory":
             addresses = [keeper_address(settings, each) for each in range(settings.world)]
-            self._copies = MemoryCopies.reach(addresses, settings.token, f"rank {seat}, starting")
+            self._copies = MemoryCopies.reach(
+                addresses,
+                settings.token,
+                f"rank {seat}, starting",
+                beside_trainers=beside_trainers,
+            )
         path = Path(origin.path)
         place = SavePoint.parse(path.name)
         if place is None:
             raise CorruptionError(f"{path} is not a checkpoint's name; nothing was loaded")
         self._checkpoint = open_checkpoint(self._copies or Folder(path.parent), place)
-        self._reader = CheckpointReader(self._checkpoint)
+        self.reader = CheckpointReader(self._checkpoint)
         where = f"{self._checkpoint.where}, rank {seat}"
-        self._part = RankPart.unpack(self._reader.blob(seat, "own"), where)
+        self._part = RankPart.unpack(self.reader.blob(seat, "own"), where)
         self.slot = self._part.slot
         self.place = place
         self.shared = dict(self._part.shared)
@@ -49,7 +62,7 @@ class RunRestorer:
     def restore(self, protected: ProtectedState) -> None:
         """Restore the protected state. Raises MismatchError with all differences before any
         change."""
-        shared = codec.decode(self._reader.blob(0, "shared"))
+        shared = codec.decode(self.reader.blob(0, "shared"))
         saved = SavedState(self._checkpoint.tensors, shared, shared["rest"])
         fitting = StateFitting(protected.content(), saved)
         # Buffers that are one rank's own, and large, are in its slot and not among the tensors.
@@ -66,10 +79,14 @@ class RunRestorer:
                 " touched; start the script that wrote it. Differences:\n  "
                 + "\n  ".join(sorted(differences))
             )
-        fill_tensors(self._reader, {n: t for n, t in fitting.targets.items() if n in saved.tensors})
+        fill_tensors(self.reader, {n: t for n, t in fitting.targets.items() if n in saved.tensors})
         fitting.finish()
         protected.reducers.adopt(self._part.ddp)
         protected.tree.set_gradients(own.get("gradients", b""))
+        self.close()
+
+    def close(self) -> None:
+        """Release the copies in memory."""
         if self._copies:
             self._copies.close()
 

@@ -81,6 +81,9 @@ class CheckpointOwner(Protocol):
     def note(self, text: str, *, warning: bool = True) -> None:
         """Add a note for the user to the run's events."""
 
+    def copied(self, place: SavePoint, content: StateContent) -> None:
+        """Record that this rank has copied its part."""
+
     def record(self, event: events.AnyEvent) -> None:
         """Add an event to the run's events."""
 
@@ -195,6 +198,7 @@ class RunCheckpointer:
                 )
             )
             self._copied = _CopiedSave(place, begin_s, prepared)
+            self._owner.copied(place, content)
         return every
 
     def reserve(self, protected: ProtectedState) -> None:

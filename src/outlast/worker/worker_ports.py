@@ -16,28 +16,33 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from outlast.checkpoint.format.manifests import SavePoint
+from outlast.checkpoint.state_content import StateContent
 from outlast.controller.fault_spec import Where
-from outlast.errors import PhaseError
+from outlast.errors import CorruptionError, MismatchError, PhaseError, StorageError
 from outlast.events import AnyEvent, Fault, FaultKind
 from outlast.transport import messages
 from outlast.worker.auditor import Auditor
 from outlast.worker.controller_link import ControllerLink, StandaloneControl
+from outlast.worker.copied_shards import CopiedShards
 from outlast.worker.groups import GroupRegistry
 from outlast.worker.injected_faults import InjectedFaults
 from outlast.worker.phases.phase_runner import PhaseRunner
-from outlast.worker.phases.worker_recovery import WorkerRecovery
+from outlast.worker.phases.worker_recovery import Ticket, WorkerRecovery
 from outlast.worker.script.value_paths import identities
 from outlast.worker.state.protected_state import ProtectedState
 from outlast.worker.worker_events import WorkerEvents
 from outlast.worker.worker_status import WorkerStatus
 
 STUCK_S = 2.0
+_NO_COPY = (CorruptionError, MismatchError, StorageError)
 
 
 class WorkerPorts:
     """The ports of a worker process, which has these parts."""
 
     auditor: Auditor
+    copies: CopiedShards
     faults: InjectedFaults
     groups: GroupRegistry
     recovery: WorkerRecovery
@@ -83,6 +88,25 @@ class WorkerPorts:
     def replicated(self) -> Any:
         """Return the state for a joiner."""
         return self.protected_state().replicated()
+
+    def copied(self, place: SavePoint, content: StateContent) -> None:
+        """Record a copy of this rank's part."""
+        self.copies.record(place, content)
+
+    def rebuild(self, copy: messages.Checkpointed) -> tuple[Any, Ticket]:
+        """Return this rank's lost state from a copy; wait for a replacement if it is not there."""
+        walk = self.phases.joining.walk
+        try:
+            return self.copies.read(copy, walk.slot.copied if walk is not None else "")
+        except _NO_COPY as error:
+            self.phases.await_replacement(error, "broken", "unknown")
+
+    def compare(self, copy: messages.Checkpointed) -> None:
+        """Compare this rank's shards with a copy; wait for a replacement if they differ."""
+        try:
+            self.copies.compare(copy)
+        except _NO_COPY as error:
+            self.phases.await_replacement(error, "broken", "unknown")
 
     def adopt(self, state: Any) -> None:
         """Take over a donor's state."""

@@ -31,6 +31,7 @@ from outlast.worker.controller_link import (
     StandaloneControl,
     end_process,
 )
+from outlast.worker.copied_shards import CopiedShards
 from outlast.worker.groups import (
     GroupRegistry,
     is_caused_by_transport,
@@ -117,6 +118,8 @@ class WorkerProcess(WorkerPorts):
             standalone=settings is None,
         )
         self.phases.on_record = self._tell_record
+        self.copies = CopiedShards(settings, self.status, self.protected_state)
+        self.phases.slots.copied = self.copies.current
         self._follow_phases(settings)
 
     def _follow_phases(self, settings: WorkerSettings | None) -> None:
@@ -159,7 +162,7 @@ class WorkerProcess(WorkerPorts):
         body = self._wait_for_seat()
         self._seat_body = body
         self.seat, self.world = body.seat, body.world
-        self.recovery.seat = self.timeline.seat = self.faults.seat = body.seat
+        self.copies.seat = self.recovery.seat = self.timeline.seat = self.faults.seat = body.seat
         self.status.generation = max(self.status.generation, body.generation)
         self.status.n = body.n
         self.status.joining = not body.first

@@ -66,6 +66,10 @@ class WorkerStatus:
         self.is_before_setup = False  # connected for the first time, before the set-up collectives
         self.joining = False  # has not adopted the seat's state yet: cannot be a donor
         self.rehearsing = False  # a live rehearsal cut short leaves DDP half-way on some ranks
+        self.copy: messages.Checkpointed | None = None  # newest in memory with every rank's part
+        self.pending_copy: messages.Checkpointed | None = None  # of the phase under way
+        self.is_redoable = False  # `copy` is the state before the last phase, which can be redone
+        self.is_pending_redoable = False  # likewise, of the phase under way
         self._is_answer_due = False
         self._answered = 0  # the newest generation with an answer to its Close
         self._collectives = 0
@@ -102,6 +106,7 @@ class WorkerStatus:
             if not self.is_open:
                 raise StepRefused("the generation closed before the attempt began")
             if name:
+                self.pending_copy, self.is_pending_redoable = None, False
                 self._key = self._keys.get(name) or self._name_key(name)
                 self._collectives = 0
             self.enter(state)
@@ -130,6 +135,8 @@ class WorkerStatus:
             self.shared = shared
             self.n += 1
             self.step = step
+            self.copy, self.pending_copy = self.pending_copy or self.copy, None
+            self.is_redoable, self.is_pending_redoable = self.is_pending_redoable, False
             self.enter("idle")
             if self._key:
                 place, before = self._paces.get(self._key, (len(self._paces), worker_page.UNSEEN))
@@ -243,6 +250,8 @@ class WorkerStatus:
                 fault=news,
                 result=b"" if applying else self.result,
                 shared=self.shared and not applying,
+                copy=(self.pending_copy if applying else None) or self.copy,
+                redoable=self.is_pending_redoable if applying else self.is_redoable,
             )
         )
 

@@ -31,6 +31,14 @@ BASE = {"cause": KILLED, "donors": 3, "spares": 1, "respawns": 100, "world": 4, 
         ({"donors": 0}, "restart", "no worker is left that holds the whole state"),
         ({"stateless": (1,)}, "retry", ""),
         ({"lost": (2,), "unreplicated": (2,)}, "restart", "no other rank holds the shards of rank"),
+        ({"lost": (2,), "unreplicated": (2,), "copy_step": 4}, "rebuild", "the copy of step 4"),
+        ({"unreplicated": (2,), "copy_step": 4}, "rebuild", "the other ranks stay"),
+        (
+            {"lost": (2, 3), "unreplicated": (2,), "copy_step": 4, "stateless": (2,)},
+            "restart",
+            "own state of rank 2",
+        ),
+        ({"lost": (2,), "unreplicated": (2,), "no_copy": "of step 3"}, "restart", "; of step 3"),
         (
             {
                 "lost": (2,),

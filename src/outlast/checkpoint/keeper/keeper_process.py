@@ -9,7 +9,6 @@ import os
 import selectors
 import signal
 import socket
-import struct
 import sys
 import time
 from collections import Counter, deque
@@ -20,6 +19,7 @@ import msgspec
 from outlast.checkpoint.format.manifests import Manifest, digest_of
 from outlast.checkpoint.keeper import keeper_frames
 from outlast.checkpoint.keeper.arena import Arena
+from outlast.checkpoint.keeper.copy_readers import CopyReaders, accept_own
 from outlast.checkpoint.keeper.keeper_frames import (
     HeldVersion,
     KeeperSetup,
@@ -99,6 +99,7 @@ class KeeperProcess:
         if listener:
             self._watch(listener, self._accept_trainer)
             self._watch(control_fd, self._on_control_closed)
+            CopyReaders(listener, self._token, self._selector, self._welcome, self._send_contents)
 
     def run(self, sock: socket.socket | None = None) -> None:
         """Serve until there are no trainers and no pending work any more."""
@@ -138,14 +139,8 @@ class KeeperProcess:
         assert self._listener
         if self._finishing:
             return  # `control_fd` was closed in the same round
-        with contextlib.suppress(OSError):  # the peer closed already
-            sock, _ = self._listener.accept()
-            peer = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-            _, uid, _ = struct.unpack("3i", peer)
-            if uid in (0, os.getuid()):
-                self._serve_trainer(sock)
-            else:
-                sock.close()
+        if sock := accept_own(self._listener):
+            self._serve_trainer(sock)
 
     def _accept_keeper(self) -> None:
         """Accept a connection to the peers' listener; the receiver authenticates it."""
@@ -229,11 +224,7 @@ class KeeperProcess:
             trainer.is_authenticated = True
             trainer.pidfd = fds[0]
             self._watch(trainer.pidfd, self._on_trainer_died)
-            trainer.stream.send(
-                keeper_frames.Welcome(
-                    pid=os.getpid(), peers=self._peers, older=self._older_versions()
-                )
-            )
+            trainer.stream.send(self._welcome())
         elif not trainer.is_authenticated:
             raise WireError(f"{type(frame).__name__} before Hello")
         elif isinstance(frame, keeper_frames.Lend):
@@ -248,6 +239,10 @@ class KeeperProcess:
             self._write(trainer.stream, frame)
         elif isinstance(frame, keeper_frames.ContentsRequest):
             self._send_contents(trainer.stream)
+
+    def _welcome(self) -> keeper_frames.Welcome:
+        older = self._older_versions()
+        return keeper_frames.Welcome(pid=os.getpid(), peers=self._peers, older=older)
 
     def _older_versions(self) -> list[keeper_frames.OlderVersion]:
         places = {number: version.manifest.place for number, version in self._versions.items()}

@@ -22,6 +22,7 @@ from outlast.checkpoint.format.manifests import (
     seal,
 )
 from outlast.checkpoint.keeper.arena import Unmapped
+from outlast.checkpoint.keeper.copy_readers import SUFFIX
 from outlast.checkpoint.keeper.keeper_client import KeeperClient
 from outlast.checkpoint.replicas.group_parity import HeldParity, HeldPart, rebuild_part
 from outlast.checkpoint.stores.store_interfaces import MemoryFile
@@ -78,14 +79,18 @@ class MemoryCopies:
         token: str,
         name: str,
         on_silent: Callable[[str], None] = lambda _: None,
+        *,
+        beside_trainers: bool = False,
     ) -> MemoryCopies:
         """Return the contents of the keepers at `addresses`.
 
         An unreachable keeper is left out; for one that accepts the connection and does not answer,
-        `on_silent` gets the error, from any thread.
+        `on_silent` gets the error, from any thread. `beside_trainers`: keepers
+        serve trainers meanwhile.
         """
 
         def read_contents(address: str) -> _KeeperContents:
+            address += SUFFIX if beside_trainers else ""
             return _KeeperContents.of(address, token, name, on_silent)
 
         with ThreadPoolExecutor(_THREADS) as pool:

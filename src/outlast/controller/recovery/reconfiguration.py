@@ -108,6 +108,7 @@ def journal(turn: ControllerTurn) -> None:
                 seat for seat, worker in enumerate(occupants) if worker is None or not worker.whole
             ),
             incident=state.incident.count,
+            copy=progress.base,
         )
     )
 
@@ -168,6 +169,7 @@ def decide_frame(turn: ControllerTurn) -> messages.Decide:
         n=progress.n,
         verdict=progress.verdict,
         seats=state.members.seats,
+        copy=progress.base,
     )
 
 
@@ -201,7 +203,9 @@ def _connect(turn: ControllerTurn) -> None:
         moves = shared_values.transfers(turn, [each.seat for each in members if each.whole])
     if moves is None:
         return
-    state.progress.connect(moves)
+    joiners = () if state.progress.first else [each.seat for each in members if not each.whole]
+    rebuilt = tuple(seat for seat in joiners if seat not in {joiner for _, joiner in moves})
+    state.progress.connect(moves, rebuilt)
     turn.enter("connecting")
     frame = connect_frame(turn)
     for worker in members:
@@ -211,7 +215,9 @@ def _connect(turn: ControllerTurn) -> None:
 def connect_timeout_s(turn: ControllerTurn) -> float:
     """Return the time limit of a connection attempt in seconds."""
     limits = turn.state.limits
-    return limits.connect_s + (limits.transfer_s if turn.state.progress.transfers else 0.0)
+    progress = turn.state.progress
+    moves_state = progress.transfers or progress.rebuilt
+    return limits.connect_s + (limits.transfer_s if moves_state else 0.0)
 
 
 def connect_frame(turn: ControllerTurn) -> messages.Connect:
@@ -227,6 +233,8 @@ def connect_frame(turn: ControllerTurn) -> messages.Connect:
         addresses=tuple(hello.address if hello else "" for hello in hellos),
         transfers=progress.transfers,
         timeout_s=connect_timeout_s(turn),
+        copy=progress.base if progress.rebuilt else None,
+        rebuilt=progress.rebuilt,
     )
 
 
@@ -243,6 +251,10 @@ def open_when_joined(turn: ControllerTurn) -> None:
     for donor, joiner in progress.transfers:
         if not _arrived(turn, donor, joiner, joined[donor], joined[joiner]):
             return
+    for seat in progress.rebuilt:
+        _, size_bytes, seconds = joined[seat].received.get(seat, ("", 0, 0.0))
+        text = f"rank {seat} read {size_bytes} B from keepers' memory in {seconds:.2f} s"
+        turn.note(text, seat=seat, level="info")
     audit.record_transfers(turn)
     turn.journal(Opened(generation=state.generation, n=progress.n, transfers=progress.transfers))
     progress.open()

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from outlast import events
 from outlast.controller import membership, shared_values
 from outlast.controller.audit import audit_protocol as audit
 from outlast.controller.controller_state import S_NS, ControllerTurn, WorkerRecord
 from outlast.controller.lifecycle import run_ending, run_start
-from outlast.controller.recovery import incident_response, reconfiguration, recovery_ladder
+from outlast.controller.recovery import (
+    incident_response,
+    reconfiguration,
+    recovery_ladder,
+    shard_rebuild,
+)
 from outlast.controller.recovery.recovery_ladder import RecoveryChoice, Situation
+from outlast.controller.recovery.shard_rebuild import RebuildPlace
 
 
 def decide_when_answered(turn: ControllerTurn) -> None:
@@ -20,15 +28,23 @@ def decide_when_answered(turn: ControllerTurn) -> None:
         return
     survivors = [w for w in members if w.whole and _answer(w) != "joining"]
     n, step = _place(turn, survivors)
-    strange = [w for w in survivors if not _possible(w, n)]
+    is_taken_back = state.progress.rebuilds
+    strange = [w for w in survivors if not _possible(w, n, is_taken_back=is_taken_back)]
     if strange:
         _stop_contradicting(turn, strange, n)
         return
+    place, no_copy = shard_rebuild.find_place(state, survivors, n, step)
+    if place is not None:
+        n, step = place.n, place.step
     if _give_up_unfit_joiners(turn, members, survivors, n):
         return
     _release_fenced(turn)
     _count_attempt(turn, survivors, n)
     situation = _recovery_situation(turn, survivors, n)
+    if place is not None:
+        situation = replace(situation, copy_step=place.copy.step)
+    elif no_copy:
+        situation = replace(situation, no_copy=no_copy)
     choice = recovery_ladder.choose(situation)
     begins_again = choice.rung in recovery_ladder.FROM_A_COPY
     if state.ending.drain_ns and begins_again:
@@ -40,7 +56,7 @@ def decide_when_answered(turn: ControllerTurn) -> None:
         _announce(turn, choice, "redo", point.n if point else 0, point.step if point else 0)
         run_start.begin_restart(turn, choice.reason)
     else:
-        _continue_with_survivors(turn, survivors, n, step, choice)
+        _continue_with_survivors(turn, survivors, choice, (n, step), place)
 
 
 def is_silent(turn: ControllerTurn, worker: WorkerRecord) -> bool:
@@ -55,15 +71,24 @@ def _answer(worker: WorkerRecord) -> str:
 
 
 def _place(turn: ControllerTurn, survivors: list[WorkerRecord]) -> tuple[int, int]:
-    """Return (N, step), the farthest completed by a survivor, never behind an earlier decision."""
+    """Return (N, step), the farthest completed by a survivor, never behind an earlier decision.
+
+    A decision to rebuild shards, whose generation was never open, stands.
+    """
+    progress = turn.state.progress
+    if progress.rebuilds:
+        return progress.n, progress.step
     places = [(w.status.n, w.status.step) for w in survivors if w.status]
-    return max([(turn.state.progress.n, turn.state.progress.step), *places])
+    return max([(progress.n, progress.step), *places])
 
 
-def _possible(worker: WorkerRecord, n: int) -> bool:
-    """Return whether a survivor is at most one undecided phase behind (invariant (a))."""
+def _possible(worker: WorkerRecord, n: int, *, is_taken_back: bool) -> bool:
+    """Return whether a survivor is at most one undecided phase behind (invariant (a)), or one ahead
+    that it has yet to take back."""
     status = worker.status
     assert status is not None
+    if is_taken_back and status.n == n + 1:
+        return True
     return status.n == n or (status.n == n - 1 and status.state == "prepared")
 
 
@@ -170,9 +195,14 @@ def _recovery_situation(turn: ControllerTurn, survivors: list[WorkerRecord], n: 
 
 
 def _continue_with_survivors(
-    turn: ControllerTurn, survivors: list[WorkerRecord], n: int, step: int, choice: RecoveryChoice
+    turn: ControllerTurn,
+    survivors: list[WorkerRecord],
+    choice: RecoveryChoice,
+    where: tuple[int, int],
+    rebuilt: RebuildPlace | None,
 ) -> None:
     """Fill empty seats and keep the survivors' state; the decision is durable first."""
+    n, step = where
     state = turn.state
     members = state.members
     progress = state.progress
@@ -184,7 +214,8 @@ def _continue_with_survivors(
     for seat, name in before.items():
         if not name:
             membership.fill(turn, seat)
-    progress.begin_generation(n, step, "commit" if commit else "redo")
+    base = rebuilt.copy if rebuilt is not None else None
+    progress.begin_generation(n, step, "commit" if commit else "redo", base)
     run_start.end_takeover(turn)
     reconfiguration.journal(turn)
     _announce(turn, choice, progress.verdict, n, step)

@@ -12,7 +12,7 @@ import msgspec
 
 from outlast.events import Fault
 
-Rung = Literal["retry", "migrate", "replace", "respawn", "rollback", "restart", "stop"]
+Rung = Literal["retry", "migrate", "replace", "respawn", "rebuild", "rollback", "restart", "stop"]
 
 
 FROM_A_COPY: tuple[Rung, ...] = ("rollback", "restart")  # every worker is replaced
@@ -26,6 +26,8 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     planned: tuple[int, ...] = ()  # seats that were given up to be moved
     stateless: tuple[int, ...] = ()  # those among them whose own state is lost
     unreplicated: tuple[int, ...] = ()  # seats whose shards no survivor holds
+    copy_step: int = -1  # of the copy in memory from which those shards can be rebuilt; -1: none
+    no_copy: str = ""  # why there is none
     donors: int = 0  # survivors that hold their part of the state
     diverged: bool = False  # replicas differ without a majority
     spares: int = 0  # warm, and fit
@@ -129,6 +131,21 @@ def _respawn(situation: Situation, why_not: str) -> tuple[str, bool]:
     )
 
 
+def _rebuild(situation: Situation, why_not: str) -> tuple[str, bool]:
+    if not situation.donors or situation.stateless or not situation.unreplicated:
+        return why_not, False
+    if situation.copy_step < 0:
+        return f"{why_not}{situation.no_copy and '; '}{situation.no_copy}", False
+    missing = len(situation.lost) - situation.spares - situation.cold
+    if missing > situation.respawns:
+        return _no_budget(missing, situation), False
+    return (
+        f"{why_not}: the copy of step {situation.copy_step} in keepers' memory has them; the other"
+        " ranks stay",
+        True,
+    )
+
+
 def _rollback(situation: Situation, why_not: str) -> tuple[str, bool]:
     return _begin_again(situation, why_not) if situation.in_memory else (why_not, False)
 
@@ -170,6 +187,7 @@ LADDER: tuple[tuple[Rung, Callable[[Situation, str], tuple[str, bool]]], ...] = 
     ("migrate", _migrate),
     ("replace", _replace),
     ("respawn", _respawn),
+    ("rebuild", _rebuild),
     ("rollback", _rollback),
     ("restart", _restart),
     ("stop", _stop),

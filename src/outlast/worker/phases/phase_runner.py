@@ -55,7 +55,7 @@ class PhaseRunner:
         self._recovery = recovery
         self._timeline = timeline
         self._place = place
-        self._slots = ProgressSlots(place, status, self.protected_state, self._note_once)
+        self.slots = ProgressSlots(place, status, self.protected_state, self._note_once)
         self._watch = watch
         self.script = script
         self._standalone = standalone
@@ -135,7 +135,7 @@ class PhaseRunner:
     def _run_attempt(self, call: Callable[[], Any], key: str, kind: Kind, undo: bool) -> Any:
         status = self._status
         attempt = self._begin(key, kind, undo)
-        self._slots.write_before(attempt.undo.own_bytes)
+        self.slots.write_before(attempt.undo.own_bytes)
         status.rehearsing = not self._standalone and self._is_rehearsal(attempt)
         name = f"{kind} {key}" if kind in ("step", "eval") else kind
         try:
@@ -248,7 +248,7 @@ class PhaseRunner:
         attempt.choices = protected.own_choices()
         attempt.is_gated = gated
         attempt.waits = local.must_wait(attempt.key) if gated else bool(local.differing)
-        self._slots.write_after(attempt, aside=self.aside)
+        self.slots.write_after(attempt, aside=self.aside)
         compares = gated or attempt.has_copy
         ballot = f"{place} {local.ballot()}" if compares else place
         repeats = attempt.kind in ("step", "eval") and self._repetitions.must_repeat(
@@ -279,7 +279,7 @@ class PhaseRunner:
         protected, exchange = self.protected_state(), self._groups.gather_bytes
         protected.local.dispute(place, replica_set(protected), exchange, self._note_once)
         attempt.disputed = True
-        self._slots.forget_before()
+        self.slots.forget_before()
         raise StepRefused("ranks differ in state other than weights, or a cache has grown")
 
     def _resolve_lost_vote(self, error: BaseException) -> None:
@@ -313,7 +313,7 @@ class PhaseRunner:
                 " 64 KiB, or of a type without an encoding), so a replacement worker does not have"
                 " it: return plain numbers, or report them inside the phase"
             )
-        self._slots.write_end(attempt, None if kept == LOST else kept, aside=self.aside)
+        self.slots.write_end(attempt, None if kept == LOST else kept, aside=self.aside)
         if attempt.kind != "checkpoint":  # not a call of the script that a walk would answer
             self.joining.completed(kept)
         self._timeline.phase(n, step, attempt.kind, attempt.begin_ns, attempt.vote_ns)

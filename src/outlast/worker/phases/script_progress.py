@@ -68,6 +68,7 @@ class ProgressSlot(msgspec.Struct, frozen=True, kw_only=True):
     at_draw: bool = False  # `own` is the state before `batch` is drawn, not before its phase
     aside: bool = False  # phase n is not a call of the script: no walk replays it
     every: Intervals = Intervals()
+    copied: str = ""  # the copy in memory that has this state of the rank's shards
 
     def pack(self) -> bytes:
         """Return the slot as bytes."""
@@ -186,13 +187,14 @@ class ProgressSlots:
         self._protected = protected
         self._note_once = note_once
         self._before_n = -1
+        self.copied: Callable[[], str] = lambda: ""
 
     def write_before(self, own: bytes) -> None:
         """Write the state at the start of the next phase, once."""
         n = self._status.n
         if self._before_n == n:
             return
-        slot = self._place.slot(n, self._status.step, own).pack()
+        slot = self._place.slot(n, self._status.step, own, copied=self.copied()).pack()
         if len(slot) > POSITION_BYTES_NOTED:
             self._note_once(
                 f"this rank's own state and data position take more than 1 MiB ({len(slot)} bytes"
@@ -232,7 +234,8 @@ class ProgressSlots:
 
     def _put_after(self, attempt: PhaseAttempt, own: bytes, *, aside: bool) -> None:
         n, step = self._status.n + 1, self._status.step + (attempt.kind == "step")
-        slot = self._place.slot(n, step, own, reports=attempt.reports, aside=aside)
+        copied = "" if attempt.kind == "step" else self.copied()
+        slot = self._place.slot(n, step, own, reports=attempt.reports, aside=aside, copied=copied)
         self._page.put("after", n, slot.pack())
 
 

@@ -135,6 +135,13 @@ class RecoveryOwner(Protocol):
     def adopt(self, state: Any) -> None:
         """Take over a donor's state."""
 
+    def rebuild(self, copy: messages.Checkpointed) -> tuple[Any, Ticket]:
+        """Return this rank's lost state, from a copy in keepers' memory."""
+        ...
+
+    def compare(self, copy: messages.Checkpointed) -> None:
+        """Compare this rank's shards with a copy from which another rank's are rebuilt."""
+
     def generation_opened(self) -> None:
         """Restore what a new generation has disturbed: DDP's buckets."""
 
@@ -245,6 +252,11 @@ class WorkerRecovery:
                     self.staged, received[donor] = receive_state(
                         self._groups, donor, lambda: self._owner.reach("receive")
                     )
+            if body.copy is not None and self.seat in body.rebuilt:
+                self._owner.reach("receive")
+                self.staged, received[self.seat] = self._owner.rebuild(body.copy)
+            elif body.copy is not None and not status.joining:
+                self._owner.compare(body.copy)
         except (GroupError, CorruptionError, CodecError) as error:
             kind: FaultKind = "transfer" if isinstance(error, CorruptionError) else "transport"
             if isinstance(error, CodecError):

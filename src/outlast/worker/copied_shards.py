@@ -1,0 +1,125 @@
+"""Copies of this rank's shards in keepers' memory, from which a lost rank is rebuilt.
+
+A copy is of use if it is the rank's state before the phase that is redone:
+
+| who | compares | with |
+|---|---|---|
+| the lost rank | version counters of its shards, each phase | those at the copy (its slot) |
+| a rank that joins | the copy's name in that slot | the decision's copy |
+| a rank that stays | the bytes of its own shards | its part of the copy |
+
+Any difference rolls all ranks back, and the summary has the reason.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import xxhash
+
+from outlast.checkpoint.format.manifests import SavePoint
+from outlast.checkpoint.load.tensor_fill import fill_tensors
+from outlast.checkpoint.state_content import StateContent, flatten_state, rank_buffers
+from outlast.config import WorkerSettings
+from outlast.errors import MismatchError
+from outlast.transport import messages
+from outlast.worker.checkpoint_restore import RunRestorer
+from outlast.worker.phases.phase_attempt import deep_copy
+from outlast.worker.phases.worker_recovery import Ticket
+from outlast.worker.state.protected_state import ProtectedState
+from outlast.worker.state.tensor_digests import local_shard
+from outlast.worker.worker_status import WorkerStatus
+
+
+class CopiedShards:
+    """The newest copy in memory that this worker took part in, and rebuilds from one."""
+
+    def __init__(
+        self,
+        settings: WorkerSettings | None,
+        status: WorkerStatus,
+        protected: Callable[[], ProtectedState],
+    ) -> None:
+        self._settings, self._status, self._protected = settings, status, protected
+        self.seat = -1
+        self._copy: messages.Checkpointed | None = None
+        self._versions: list[tuple[int, int]] = []
+        self._shared = b""
+
+    def record(self, place: SavePoint, content: StateContent) -> None:
+        """Record a copy of the present state, which is whole once its phase is complete."""
+        self._copy = messages.Checkpointed(
+            n=place.n, step=place.step, path=place.directory, tier="memory"
+        )
+        self._versions = self._look()
+        self._shared = xxhash.xxh3_128_digest(content.shared)
+        self._status.pending_copy = self._copy
+
+    def current(self) -> str:
+        """Return the name of the newest copy; "" if the shards have changed since."""
+        copy = self._copy
+        if copy is None or copy.step != self._status.step or self._look() != self._versions:
+            return ""
+        return copy.path
+
+    def _look(self) -> list[tuple[int, int]]:
+        protected = self._protected()
+        own = protected.buffers.own()
+        shards = [local_shard(t) for name, t in protected.tensors().items() if name not in own]
+        return [(t.data_ptr(), t._version) for t in shards]  # noqa: SLF001 - torch's own counter of changes
+
+    def read(self, copy: messages.Checkpointed, named: str) -> tuple[Any, Ticket]:
+        """Return the state of the lost rank from `copy`. `named`: the copy that its slot names.
+
+        Raises CorruptionError, StorageError or MismatchError.
+        """
+        start = time.monotonic()
+        if named != copy.path:
+            raise MismatchError(
+                f"the shards of rank {self.seat} changed between the copy {copy.path} and the phase"
+                " in which the rank was lost; change them in phases"
+            )
+        protected = self._protected()
+        self._restorer(copy).restore(protected)
+        size_bytes = sum(local_shard(t).nbytes for t in protected.tensors().values())
+        staged = deep_copy(protected.replicated(), "cpu")
+        return staged, ("", size_bytes, time.monotonic() - start)
+
+    @torch.no_grad()
+    def compare(self, copy: messages.Checkpointed) -> None:
+        """Compare this rank's shards with its part of `copy`.
+
+        Raises MismatchError where they differ, CorruptionError, StorageError.
+        """
+        protected = self._protected()
+        state = protected.content()
+        content = flatten_state(state)
+        if self._copy == copy and xxhash.xxh3_128_digest(content.shared) != self._shared:
+            raise MismatchError(
+                f"objects or hyperparameters of rank {self.seat} changed after the copy {copy.path}"
+            )
+        own = rank_buffers(state)
+        restorer = self._restorer(copy)
+        for name, tensor in content.tensors.items():
+            if name in own:
+                continue
+            saved = tensor.detach().clone()
+            fill_tensors(restorer.reader, {name: saved})
+            if not torch.equal(_bytes_of(saved), _bytes_of(tensor)):
+                raise MismatchError(
+                    f"{name} of rank {self.seat} changed after the copy {copy.path}, outside of a"
+                    " step: other ranks' shards in it are as old; change weights in a step"
+                )
+        restorer.close()
+
+    def _restorer(self, copy: messages.Checkpointed) -> RunRestorer:
+        assert self._settings is not None
+        return RunRestorer(self._settings, self.seat, copy, beside_trainers=True)
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    shard = local_shard(tensor.detach()).contiguous().reshape(-1)
+    return shard.view(torch.uint8) if shard.numel() else shard.new_empty(0, dtype=torch.uint8)
