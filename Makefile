@@ -94,7 +94,7 @@ test: $(READY)
 endif
 
 extended: $(READY)
-	$(BIN)/python -m pytest --numprocesses=2 --dist=worksteal -m extended $(PYTEST)
+	$(BIN)/python -m pytest --numprocesses=2 --dist=worksteal -m 'extended and not long' $(PYTEST)
 
 scripts: $(READY)
 	$(BIN)/python -m pytest --numprocesses=2 --dist=worksteal -m 'not long' tests/scripts $(PYTEST)

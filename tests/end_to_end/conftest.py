@@ -22,7 +22,7 @@ from outlast.telemetry.event_store import read_events
 JOB = Path(__file__).with_name("jobs") / "training_job.py"
 WORLD = 4
 DEADLINE_S = 150.0
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 
 
 def wait_for(condition: Callable[[], Any], what: str, seconds: float = PATIENCE_S) -> Any:
