@@ -112,10 +112,15 @@ def play(
     stage.play(stage.plan(script, *flags), scene, SECONDS)
 
 
+async def start(crew: WorkerPool, name: str) -> WorkerHandle:
+    """Start a worker as the agent does."""
+    return await crew.template.when_settled(lambda: crew.start(WorkerPost(name, 0, "here", 1, 0)))
+
+
 async def live(crew: WorkerPool, name: str) -> tuple[WorkerHandle, WorkerOutcome, str]:
     """Start a worker and bury it when it has ended; the third is its stdout."""
     died = asyncio.Event()
-    worker = crew.start(WorkerPost(name, 0, "here", 1, 0))
+    worker = await start(crew, name)
     worker.on_exit = lambda _worker: died.set()
     await died.wait()
     outcome = await crew.reap(worker)
@@ -171,7 +176,7 @@ def test_the_launcher_kills_watches_and_reaps_forked_workers(stage: Stage) -> No
 
     async def act(crew: WorkerPool) -> None:
         died = asyncio.Event()
-        worker = crew.start(WorkerPost("w1-0", 0, "here", 1, 0))
+        worker = await start(crew, "w1-0")
         worker.on_exit = lambda _worker: died.set()
         names = ("worker", "child", "daemon")
         await stage.eventually_async(lambda: all(map(stage.pid_in, names)), "they run")
@@ -196,7 +201,18 @@ def test_the_launcher_kills_watches_and_reaps_forked_workers(stage: Stage) -> No
 def test_a_template_that_dies_or_stops_is_replaced(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
-    """Workers are spawned meanwhile, and forked afterwards; none is lost."""
+    """Workers are spawned meanwhile, and forked afterwards; none is lost.
+
+    A stopped template does not block the launcher's event loop.
+    """
+    turns = 0
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while not stage.notes:
+            turns += 1
+            await asyncio.sleep(0.01)
+
     monkeypatch.setattr(worker_template, "FORK_S", 1.0)
 
     async def act(crew: WorkerPool) -> None:
@@ -204,7 +220,10 @@ def test_a_template_that_dies_or_stops_is_replaced(
         os.kill(first, number)
         if number == signal.SIGKILL:
             await stage.eventually_async(lambda: crew.template.fds is None, "it is noticed")
+        counting = asyncio.create_task(count_turns())
         _, outcome, out = await live(crew, "w1-0")  # spawned
+        await counting
+        assert (turns > 1) == (number == signal.SIGSTOP)
         assert (outcome.exit_code, out) == (0, "torch\n")
         assert len(stage.notes) == 1 and "spawned while another one loads" in stage.notes[0]
         await stage.eventually_async(lambda: crew.template.fds, "another one has loaded")

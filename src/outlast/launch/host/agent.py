@@ -53,7 +53,7 @@ class Agent:
         self._renewals: deque[float] = deque(maxlen=1000)  # send times of unanswered renewals
         self._lease_from_s = time.monotonic()
         self._queued: list[messages.Spawn] = []  # spares, until the first Hello
-        self._awaiting: list[messages.Spawn] = []  # until the first template process has loaded
+        self._awaiting: list[messages.Spawn] = []  # until the template can fork them
         self._killed_early: list[
             WorkerHandle
         ] = []  # killed before any Hello, in a script that may still send one

@@ -83,7 +83,8 @@ class UnmanagedGroup:
             who = f" (rank {cause.seat})" if cause.seat >= 0 else ""
             self._record.note(f"{why}: {cause.detail}{who}")
             self._decide("relaunch", why)
-            if failed := self._start():
+            world = self._crew.plan.world
+            if failed := await self._crew.template.when_settled(self._start, world):
                 return EndRun(outcome="gave_up", exit_code=EXIT_USER_ERROR, cause=failed)
             self._record.emit(
                 events.GenerationOpened(

@@ -51,6 +51,28 @@ class WorkerChild(Protocol):
         ...
 
 
+class ForkedWorker:
+    """Worker forked by a template: a child of this process, like a spawned worker."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self, timeout: float) -> int:
+        """Reap the worker and return its exit code as subprocess does; raises TimeoutExpired."""
+        deadline_s = time.monotonic() + timeout
+        while True:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                return os.waitstatus_to_exitcode(status)
+            if time.monotonic() > deadline_s:
+                raise subprocess.TimeoutExpired(f"worker {self.pid}", timeout)
+            time.sleep(0.001)  # a killed process becomes a zombie almost at once
+
+
 def spawn(command: Sequence[str], born: ProcessIdentity) -> WorkerChild:
     """Start a worker's command as a new program; raises OSError."""
     with open_logs(born.log_dir) as (out, err):

@@ -126,7 +126,10 @@ class WorkerPool:
         )
 
     def start(self, post: WorkerPost) -> WorkerHandle:
-        """Start one worker; raises OSError or ConfigError on failure."""
+        """Start one worker: a fork of the template if one can be claimed.
+
+        Raises OSError or ConfigError on failure.
+        """
         worker = WorkerHandle(post, self._free_local_rank(post.seat))
         page = Page.create()
         ours, theirs = socket.socketpair()
@@ -165,7 +168,7 @@ class WorkerPool:
             )
             return ProcessIdentity(post.name, mark, environment, log_dir, control_fd, page_fd)
 
-        child = self.template.fork(identity(fds)) if (fds := self.template.fds) else None
+        child = self.template.claim(identity(fds)) if (fds := self.template.fds) else None
         born = identity((control_fd, page_fd))
         child = child or spawn(self.plan.command, born)
         return WorkerFamily(child, born, self.leaders, lambda: worker.on_exit(worker))

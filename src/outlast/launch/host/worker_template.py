@@ -4,8 +4,10 @@
 |---------|-------------------------------|------------------------------------------------------|
 | unused  | wait; `awaits` starts loading | loading; off if no template can be used              |
 | loading | wait for the first template   | ready; loading or off on exit or timeout             |
-| ready   | are forked                    | loading on exit, timeout or outdated modules         |
+| ready   | wait for their forks          | loading on exit, timeout or outdated modules         |
 | off     | are spawned                   | none                                                 |
+
+In the states loading (but for the first template) and off, starts do not wait: workers are spawned.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -29,44 +31,34 @@ from outlast.errors import WireError
 from outlast.launch.host import worker_family
 from outlast.launch.host.reaper import MARK_VARIABLE
 from outlast.launch.host.worker_environment import common_environment
-from outlast.launch.host.worker_family import ProcessIdentity, ReaperHandle
+from outlast.launch.host.worker_family import ForkedWorker, ProcessIdentity, ReaperHandle
 from outlast.launch.run_directory import RunDir
 from outlast.launch.template import script_imports
 from outlast.launch.template import template_frames as frames
 from outlast.launch.torchrun_arguments import RunPlan
 
 LOAD_S = 60.0
-FORK_S = 5.0  # blocks the launcher: well below its lease
+FORK_S = 5.0  # for each fork, then workers are spawned
 TEMPLATES_MAX = 8  # per launcher
 _ENTRY = Path(frames.__file__).with_name("entry")
 _END_S = 0.5  # timeout for process exit after its socket has closed
 _MARK_LENGTH = 200  # maximum length of a worker's family mark
+Started = TypeVar("Started")
 
 
-class ForkedWorker:
-    """Worker forked by a template: a child of this process, like a spawned worker."""
+class _UnnamedFork(NamedTuple):
+    """Forked worker that waits for its identity."""
 
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-
-    def kill(self) -> None:
-        """Send SIGKILL."""
-        os.kill(self.pid, signal.SIGKILL)
-
-    def wait(self, timeout: float) -> int:
-        """Reap the worker and return its exit code as subprocess does; raises TimeoutExpired."""
-        deadline_s = time.monotonic() + timeout
-        while True:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                return os.waitstatus_to_exitcode(status)
-            if time.monotonic() > deadline_s:
-                raise subprocess.TimeoutExpired(f"worker {self.pid}", timeout)
-            time.sleep(0.001)  # a killed process becomes a zombie almost at once
+    worker: ForkedWorker
+    gate: socket.socket
 
 
 class WorkerTemplate:
-    """Template process of one run."""
+    """Template process of one run.
+
+    A worker start calls `awaits`, which requests one fork. When all requested forks have been
+    answered, the starts go on and `claim` their forks, in one turn of the event loop.
+    """
 
     def __init__(
         self,
@@ -82,7 +74,11 @@ class WorkerTemplate:
         self._loop = asyncio.get_running_loop()
         self._state: Literal["unused", "loading", "ready", "off"] = "unused"
         self._templates = 0
-        self._on_settled: Callable[[], None] | None = None
+        self._on_settled: list[Callable[[], None]] = []
+        self._wanted = 0  # forks that have been requested and not been answered
+        self._asked: socket.socket | None = None  # gate of the request at the template
+        self._forks: list[_UnnamedFork] = []
+        self._settling = False  # the starts go on
         self._popen: subprocess.Popen[bytes]
         self._socket: socket.socket
         self._timer: asyncio.TimerHandle
@@ -91,19 +87,41 @@ class WorkerTemplate:
         self._gates: set[socket.socket] = set()
 
     def awaits(self, on_settled: Callable[[], None]) -> bool:
-        """Return whether worker starts must wait for the first template; start it if unused.
+        """Return whether one worker's start must wait, for the first template or for its fork.
 
-        `on_settled` is called once, when starts need no longer wait.
+        `on_settled` is called once for all waiting starts, when they need no longer wait; they
+        must all go on in that call.
         """
+        if self._settling:
+            return False
         if self._state == "unused":
             self._modules = self._modules_wanted()
             self._state = "off"
             if self._modules:
                 self._load()
-        if self._state == "loading" and self._templates == 1:
-            self._on_settled = on_settled
-            return True
-        return False
+        if self._state == "ready":
+            self._wanted += 1
+            if self._asked is None:
+                self._ask()
+        must_wait = self._state == "ready" or (self._state == "loading" and self._templates == 1)
+        if must_wait and on_settled not in self._on_settled:
+            self._on_settled.append(on_settled)
+        return must_wait
+
+    async def when_settled(self, start: Callable[[], Started], workers: int = 1) -> Started:
+        """Call `start`, which starts a number of workers, once their forks can be claimed."""
+        started: asyncio.Future[Started] = self._loop.create_future()
+
+        def go_on() -> None:
+            if started.done():  # cancelled
+                return
+            try:
+                started.set_result(start())
+            except Exception as error:  # noqa: BLE001 - raised again by the caller's await
+                started.set_exception(error)
+
+        waits = [self.awaits(go_on) for _ in range(workers)]
+        return await started if any(waits) else start()
 
     def _modules_wanted(self) -> tuple[str, ...]:
         """Return the modules for the template to import; empty if all workers are spawned."""
@@ -165,7 +183,7 @@ class WorkerTemplate:
         self._state = "loading"
         self._leaders.add(self._popen.pid)
         self._reaper.add(self._popen.pid)
-        self._socket.settimeout(FORK_S)
+        self._socket.setblocking(False)
         self._loop.add_reader(self._socket, self._readable)
         self._timer = self._loop.call_later(
             LOAD_S, self._lose, f"it has not loaded in {LOAD_S:g} s"
@@ -213,15 +231,28 @@ class WorkerTemplate:
             case frames.TemplateReady():
                 self._timer.cancel()
                 self._ready, self._state = message, "ready"
-                self._settle()
+                self._call_settled()
             case frames.TemplateRefused():
                 self._give_up(message.reason)
+            case frames.Forked() if self._asked:
+                self._add_fork(ForkedWorker(message.pid), self._asked)
+            case frames.ForkRefused():
+                self._lose(message.reason)
             case _:  # a late answer cannot arrive: its timeout has already ended the template
                 self._lose("it sent an unexpected answer")
 
     def _settle(self) -> None:
-        on_settled, self._on_settled = self._on_settled, None
-        if on_settled:
+        """Let the waiting starts go on; drop the forks that none of them has claimed."""
+        self._settling = True
+        try:
+            self._call_settled()
+        finally:
+            self._settling = False
+            self._drop_forks()
+
+    def _call_settled(self) -> None:
+        waiting, self._on_settled = self._on_settled, []
+        for on_settled in waiting:
             on_settled()
 
     def _lose(self, reason: str) -> None:
@@ -234,11 +265,9 @@ class WorkerTemplate:
             + ("" if was_first else " while another one loads")
             + f"; its output is in {self._run_dir.room('logs') / 'template'}"
         )
-        if was_first:
-            self._state = "off"
-            self._settle()
-        else:
+        if not was_first:
             self._load()
+        self._settle()
 
     def _give_up(self, reason: str) -> None:
         """Kill the process and set state off: all further workers are spawned."""
@@ -251,7 +280,11 @@ class WorkerTemplate:
         self._timer.cancel()
         self._loop.remove_reader(self._socket)
         self._socket.close()
-        self._state = "off"
+        self._state, self._wanted = "off", 0
+        if self._asked:
+            self._asked.close()  # an unreported fork exits
+            self._asked = None
+        self._drop_forks()
         pid = self._popen.pid
         code = self._popen.poll()
         with contextlib.suppress(ProcessLookupError):
@@ -288,54 +321,62 @@ class WorkerTemplate:
         """Descriptors of control socket and page in forked workers; None if not ready."""
         return (self._ready.control_fd, self._ready.page_fd) if self._state == "ready" else None
 
-    def fork(self, born: ProcessIdentity) -> ForkedWorker | None:
-        """Fork a worker; return None if it must be spawned."""
+    def _ask(self) -> None:
+        """Request one fork; the answer or the deadline follows."""
         if self._conditions != self._conditions_now():
             self._lose("the launcher's environment, directory or processors have changed")
-            return None
-        gate, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            return
+        self._asked, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with theirs:
-                answer = self._ask(born, theirs)
-        except (OSError, WireError) as error:
-            gate.close()
-            self._lose(f"no worker within {FORK_S:g} s: {error}")
-            return None
-        match answer:
-            case frames.Forked():
-                with contextlib.suppress(OSError):  # its pidfd reports its death
-                    gate.send(frames.GO)
-                gate.setblocking(False)
-                self._gates.add(gate)
-                self._loop.add_reader(gate, self._hear, gate)
-                return ForkedWorker(answer.pid)
-            case frames.ForkRefused():
-                gate.close()
-                self._lose(answer.reason)
-            case _:
-                gate.close()
-                self._lose("it answered something else")
-        return None
+                frames.send(self._socket, frames.ForkRequest(), (theirs.fileno(),))
+        except OSError as error:
+            self._lose(f"it cannot be asked for a worker: {error}")
+            return
+        self._timer = self._loop.call_later(FORK_S, self._lose, f"no worker within {FORK_S:g} s")
 
-    def _ask(self, born: ProcessIdentity, gate: socket.socket) -> frames.FromTemplate:
-        environment_fd = frames.environment_file(born.environment)
+    def _add_fork(self, worker: ForkedWorker, gate: socket.socket) -> None:
+        self._timer.cancel()
+        self._leaders.add(worker.pid)
+        self._forks.append(_UnnamedFork(worker, gate))
+        self._asked = None
+        self._wanted -= 1
+        if self._wanted:
+            self._ask()
+        else:
+            self._settle()
+
+    def _drop_forks(self) -> None:
+        """Kill and reap the forks that no worker start has claimed."""
+        while self._forks:
+            fork = self._forks.pop()
+            fork.gate.close()
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                fork.worker.kill()
+                fork.worker.wait(worker_family.KILL_S)
+            self._leaders.discard(fork.worker.pid)
+
+    def claim(self, born: ProcessIdentity) -> ForkedWorker | None:
+        """Start a fork as this worker; return None if it must be spawned. Raises OSError."""
+        if not self._forks:
+            return None
+        try:
+            environment_fd = frames.environment_file(born.environment)
+        except WireError as error:
+            self._note(f"worker {born.name} is spawned: {error}")
+            return None
         try:
             with worker_family.open_logs(born.log_dir) as (out, err):
-                fds = (
-                    out.fileno(),
-                    err.fileno(),
-                    born.control_fd,
-                    born.page_fd,
-                    gate.fileno(),
-                    environment_fd,
-                )
-                frames.send(self._socket, frames.ForkRequest(mark=born.mark), fds)
+                fork = self._forks.pop(0)
+                fds = (out.fileno(), err.fileno(), born.control_fd, born.page_fd, environment_fd)
+                with contextlib.suppress(OSError):  # its pidfd reports its death
+                    frames.send(fork.gate, frames.Identity(mark=born.mark), fds)
         finally:
             os.close(environment_fd)
-        packet = frames.receive(self._socket)
-        if not packet.data:
-            raise WireError("it has ended")
-        return frames.parse_answer(packet.data)
+        fork.gate.setblocking(False)
+        self._gates.add(fork.gate)
+        self._loop.add_reader(fork.gate, self._hear, fork.gate)
+        return fork.worker
 
     def _hear(self, gate: socket.socket) -> None:
         try:

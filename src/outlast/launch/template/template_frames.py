@@ -1,15 +1,15 @@
 """Messages between launcher, template and forked workers.
 
 Launcher and template share a Unix SOCK_SEQPACKET socket; each packet is one message as JSON.
-`ForkRequest` carries the six descriptors of `FORK_DESCRIPTORS`. Each forked worker shares a second
-such socket, its *gate*, with the launcher.
+`ForkRequest` carries one descriptor: a second such socket, the worker's *gate*, which the worker
+shares with the launcher. `Identity` carries the descriptors of `IDENTITY_DESCRIPTORS`.
 
 | from     | to       | message                                                                  |
 |----------|----------|--------------------------------------------------------------------------|
 | template | launcher | TemplateReady, once; or TemplateRefused, then the template exits         |
 | launcher | template | ForkRequest                                                              |
 | template | launcher | Forked (the worker is now a child of the launcher), or ForkRefused       |
-| launcher | worker   | GO on the gate; without it the worker exits                              |
+| launcher | worker   | Identity on the gate; without it the worker exits                        |
 | worker   | launcher | Restarted on the gate, before the worker executes its command            |
 """
 
@@ -28,7 +28,6 @@ from outlast.errors import WireError
 
 PACKET_BYTES_MAX = 64 << 10
 ENVIRONMENT_BYTES_MAX = 16 << 20
-GO = b"go"
 # Variables that differ between workers. A template has none of them, and refuses modules that
 # read one at import.
 PER_WORKER = (
@@ -41,9 +40,9 @@ PER_WORKER = (
     config.WORKER_VARIABLE,
     config.TOP_VARIABLE,
 )
-GATE_S = 30.0  # a forked worker's timeout for GO
-# Order of the descriptors of a ForkRequest.
-FORK_DESCRIPTORS = ("stdout", "stderr", "control", "page", "gate", "environment")
+GATE_S = 30.0  # a forked worker's timeout for its Identity
+# Order of the descriptors of an Identity.
+IDENTITY_DESCRIPTORS = ("stdout", "stderr", "control", "page", "environment")
 M = TypeVar("M")
 
 
@@ -68,15 +67,19 @@ class TemplateRefused(TemplateMessage, frozen=True, kw_only=True):
 
 
 class ForkRequest(TemplateMessage, frozen=True, kw_only=True):
-    """Request to fork one worker. `mark`: the worker's family mark."""
-
-    mark: str
+    """Request to fork one worker."""
 
 
 class Forked(TemplateMessage, frozen=True, kw_only=True):
     """Report of a forked worker."""
 
     pid: int
+
+
+class Identity(TemplateMessage, frozen=True, kw_only=True):
+    """Order to a forked worker to start. `mark`: its family mark."""
+
+    mark: str
 
 
 class ForkRefused(TemplateMessage, frozen=True, kw_only=True):
@@ -110,7 +113,7 @@ def send(sock: socket.socket, message: TemplateMessage, fds: Sequence[int] = ())
 
 def receive(sock: socket.socket) -> Packet:
     """Return the next packet; raises OSError, including TimeoutError."""
-    space = socket.CMSG_SPACE(len(FORK_DESCRIPTORS) * 4)
+    space = socket.CMSG_SPACE(len(IDENTITY_DESCRIPTORS) * 4)
     data, ancillary, _, _ = sock.recvmsg(PACKET_BYTES_MAX, space, socket.MSG_CMSG_CLOEXEC)
     fds: list[int] = []
     for level, kind, raw in ancillary:

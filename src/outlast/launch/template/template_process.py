@@ -5,8 +5,9 @@ therefore forks a middle process, which forks the worker and exits. The launcher
 its descendants, becomes the worker's parent.
 
     launcher ──ForkRequest──► template ──fork──► middle ──fork──► worker
-        ◄────────Forked(pid)──── │ ◄──pid, end──────┘               │ waits
-        ────────────────────────────GO──────────────────────────────► setsid, prepares, runs
+        ◄────────Forked(pid)──── │ ◄───────end──────┘               │
+                                 │ ◄──────────────pid───────────────┤ setsid, waits
+        ──────────────────────Identity(mark)────────────────────────► prepares, runs
 """
 
 from __future__ import annotations
@@ -97,8 +98,8 @@ class TemplateProcess:
             packet = frames.receive(self._socket)
             if not packet.data:
                 os._exit(0)
-            request = frames.parse(packet.data, frames.ForkRequest)
-            if self._fork(request, packet.fds):
+            frames.parse(packet.data, frames.ForkRequest)
+            if self._fork(*packet.fds):
                 return
 
     # --- loading ---
@@ -205,7 +206,7 @@ class TemplateProcess:
 
     # --- forking ---
 
-    def _fork(self, request: frames.ForkRequest, fds: list[int]) -> bool:
+    def _fork(self, gate_fd: int) -> bool:
         """Fork one worker; return True in the worker, False in the template."""
         reason = self._shadow() or self._stale()
         if not reason:
@@ -215,28 +216,31 @@ class TemplateProcess:
                 self._fork_from_middle(writing)
                 os.close(reading)
                 os.close(writing)
-                self._become_worker(request, dict(zip(frames.FORK_DESCRIPTORS, fds, strict=True)))
+                self._become_worker(gate_fd)
                 return True
             os.close(writing)
-            pid = int(os.read(reading, 32) or 0)  # 0 if the middle process failed
+            pid = int(os.read(reading, 32) or 0)  # 0 if a process failed
             os.close(reading)
             os.waitpid(self._middle, 0)  # the worker is the launcher's child from here on
             if pid:
                 frames.send(self._socket, frames.Forked(pid=pid))
             else:
                 reason = "it could not fork"
-        for fd in fds:
-            os.close(fd)
+        os.close(gate_fd)
         if reason:
             frames.send(self._socket, frames.ForkRefused(reason=reason))
         return False
 
     @staticmethod
     def _fork_from_middle(writing: int) -> None:
-        """Fork the worker and exit; return in the worker only."""
-        if pid := os.fork():
-            os.write(writing, str(pid).encode())
+        """Fork the worker and exit; return in the worker only.
+
+        Once it is reported it has a session of its own: the end of the template's spares it.
+        """
+        if os.fork():
             os._exit(0)
+        os.setsid()
+        os.write(writing, str(os.getpid()).encode())
 
     def _stale(self) -> str:
         """Return which loaded file has changed on disk, or ""."""
@@ -247,27 +251,29 @@ class TemplateProcess:
 
     # --- in the worker ---
 
-    def _become_worker(self, request: frames.ForkRequest, fds: dict[str, int]) -> None:
+    def _become_worker(self, gate_fd: int) -> None:
         self._socket.close()
-        gate = socket.socket(fileno=fds["gate"])
+        gate = socket.socket(fileno=gate_fd)
         gate.settimeout(frames.GATE_S)
-        if gate.recv(len(frames.GO)) != frames.GO:
+        packet = frames.receive(gate)
+        if not packet.data:
             os._exit(1)  # the launcher has dropped this worker
+        identity = frames.parse(packet.data, frames.Identity)
+        fds = dict(zip(frames.IDENTITY_DESCRIPTORS, packet.fds, strict=True))
         gate.settimeout(None)
-        os.setsid()
         if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
             raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
         if os.getppid() != self._settings.launcher:
             os._exit(1)  # the launcher died before prctl
-        for stream, name in ((1, "stdout"), (2, "stderr")):
-            os.dup2(fds[name], stream)
+        os.dup2(fds["stdout"], 1)
+        os.dup2(fds["stderr"], 2)
         os.dup2(fds["control"], self._control_fd)
         os.dup2(fds["page"], self._page_fd)
         environment = frames.read_environment(fds["environment"])
-        for name in ("stdout", "stderr", "control", "page", "environment"):
-            os.close(fds[name])
+        for fd in fds.values():
+            os.close(fd)
         config.set_environment(environment)
-        _mark_memory(request.mark)
+        _mark_memory(identity.mark)
         _draw_anew()
         if "outlast.worker.session" in sys.modules:  # else the script does not import outlast
             outlast.begin_worker()
