@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -265,6 +265,41 @@ def recorded_environment() -> Iterator[set[str]]:
         vars(environ)["_data"] = plain
         plain.clear()
         plain.update({name: recording.get(name, b"") for name in dict.keys(recording)})
+
+
+def watch_environment(names: frozenset[str], on_read: Callable[[str], None]) -> Callable[[], None]:
+    """Call `on_read` before one of `names` is read, with WHOLE_ENVIRONMENT before all variables
+    are. Return a function that ends this; `on_read` may call it."""
+    environ: Any = os.environ  # what it keeps is private, and only there all reads can be seen
+    plain = vars(environ)["_data"]
+    watched = {os.fsencode(name): name for name in names}
+    ended: list[bool] = []
+
+    class Watching(dict[bytes, bytes]):
+        def __iter__(self) -> Iterator[bytes]:
+            if not ended:
+                on_read(WHOLE_ENVIRONMENT)
+            return iter(plain.copy()) if ended else super().__iter__()
+
+        def __getitem__(self, key: bytes) -> bytes:
+            if key in watched and not ended:
+                on_read(watched[key])
+            return plain[key] if ended else super().__getitem__(key)
+
+    watching = vars(environ)["_data"] = Watching(plain)
+
+    def end() -> None:
+        ended.append(True)
+        vars(environ)["_data"] = plain
+        plain.clear()
+        plain.update({name: watching.get(name, b"") for name in dict.keys(watching)})
+
+    return end
+
+
+def set_world(world: int) -> None:
+    """Set torchrun's variable of the world size, for libraries that read it."""
+    os.environ["WORLD_SIZE"] = str(world)
 
 
 class ProcessEnvironment:

@@ -71,6 +71,9 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     kills: int = 0
     missing_ns: int = 0  # its agent came back without it; 0: not missing
     is_blocked: bool = False  # its interpreter lock is held: it cannot answer now
+    preparing: bool = False  # Prepare was sent: unfit for a start of all ranks
+    is_hot: bool = False  # prepared, and waits for a seat
+    calls: bytes = b""  # of Recorded
 
 
 class Members(parts.StatePart, kw_only=True):
@@ -86,11 +89,16 @@ class Members(parts.StatePart, kw_only=True):
     spawned: int = 0  # workers started in this term
     greeted_ns: int = 0  # when the first worker of this term sent Hello; 0: none has
     refill_due: bool = False  # replace spares once this generation completes a phase
+    stays_warm: bool = False  # hot spares are not prepared any more: one failed, or ranks differ
 
     def change(self, name: str, **changes: Any) -> WorkerRecord:
         """Replace fields of one worker's record."""
         worker = self.workers[name] = replace(self.workers[name], **changes)
         return worker
+
+    def keep_warm(self) -> None:
+        """Prepare no spares any more."""
+        self.stays_warm = True
 
     def assign(self, seat: int, name: str) -> None:
         """Give a seat to a worker; "" empties it."""

@@ -98,10 +98,13 @@ def restore_moves(turn: ControllerTurn, entry: RankMigrated) -> None:
 
 
 def healthy_first(state: ControllerState, near: Collection[str] = ()) -> list[WorkerRecord]:
-    """Return warm spares: those without findings first, then those of the agents `near`."""
+    """Return warm spares: those without findings first, then those of the agents `near`, then hot
+    ones. A start of all ranks cannot use spares that were prepared for a running job."""
     unwell = _unwell(state)
+    is_start = state.mode == "gathering" and state.progress.first
     return sorted(
-        state.warm_spares(), key=lambda worker: (worker.name in unwell, worker.agent not in near)
+        (each for each in state.warm_spares() if not (each.preparing and is_start)),
+        key=lambda worker: (worker.name in unwell, worker.agent not in near, not worker.is_hot),
     )
 
 

@@ -169,6 +169,7 @@ def _let_make(
 def record(turn: ControllerTurn, sender: WorkerRecord, body: messages.Recorded) -> None:
     """Store the record of a seat's set-up collectives."""
     state = turn.state
+    turn.change(sender.name, calls=body.calls)
     if state.shared.records.get(sender.seat) != body.record:
         state.shared.records[sender.seat] = body.record
         turn.journal(RecordStored(seat=sender.seat, record=body.record))

@@ -28,6 +28,7 @@ from outlast.controller import (
     membership,
     planned_migration,
     shared_values,
+    spare_preparation,
 )
 from outlast.controller.audit import audit_protocol as audit
 from outlast.controller.controller_state import (
@@ -174,11 +175,13 @@ def _from_agent(
     match body:
         case messages.Renew():
             membership.on_renewed(turn, agent, body)
+            spare_preparation.prepare_spares(turn)
         case messages.Spawned():
             membership.on_spawned(turn, agent, body)
         case messages.WorkerLostReport():
             worker = state.members.workers.get(body.worker)
             if worker is not None and worker.agent == agent.name:
+                spare_preparation.worker_lost(turn, worker, body.fault)
                 membership.on_worker_lost(turn, worker, body)
             elif not run_start.adopt_abandoned_slots(turn, body):
                 turn.drop(envelope, f"{body.worker} no longer belongs to this run")
@@ -218,6 +221,8 @@ def _from_worker(
             interval_updates.record_save(turn, body)
         case messages.SaveFailed():
             checkpoint_tracking.on_save_failed(turn, body)
+        case messages.WorkerReady(generation=0):
+            turn.change(worker.name, is_hot=True)
         case _ if worker.member != state.generation or worker.seat < 0:
             turn.drop(envelope, "its worker has no seat in this generation")
         case messages.Put(generation=0):

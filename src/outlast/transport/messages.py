@@ -16,9 +16,6 @@ class Body(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=True
     """Base class of all message bodies."""
 
 
-# --- messages of workers --------------------------------------------------------------------
-
-
 class WorkerHello(Body, frozen=True, tag="Hello"):
     """Report of a worker that has reached `outlast.init()`; a spare now waits for a seat."""
 
@@ -26,13 +23,12 @@ class WorkerHello(Body, frozen=True, tag="Hello"):
     fingerprint: dict[str, str]
     address: str  # host:port of this worker's gloo listener
     devices: int = 0  # visible GPUs
+    hot: bool = False  # its script promises to keep no rank: it may be prepared without a seat
 
 
 class StateProtected(Body, frozen=True, tag="Protected"):
-    """Digest of the protected state's schema, which must be equal on all ranks.
-
-    `shards`: this rank's part of the state, equal on ranks that are replicas of each other.
-    """
+    """Digest of the protected state's schema, which must be equal on all ranks. `shards`: this
+    rank's part of the state, equal on ranks that are replicas of each other."""
 
     schema: str
     summary: str
@@ -44,6 +40,7 @@ class Recorded(Body, frozen=True):
 
     seat: int
     record: bytes
+    calls: bytes = b""  # functions that step, and their arguments, for hot spares (opaque)
 
 
 class Status(Body, frozen=True):
@@ -76,17 +73,15 @@ class Status(Body, frozen=True):
 
 class WorkerReady(Body, frozen=True, tag="Ready"):
     """Report of a worker before phase n+1 that can connect: a survivor has restored or applied its
-    state, a joiner has built its model; its dry steps follow."""
+    state, a joiner has built its model. Generation 0: a spare is hot."""
 
     generation: int
     n: int
 
 
 class Joined(Body, frozen=True):
-    """Report of a worker whose groups of this generation are built and transfers are complete.
-
-    `sent` and `received` map the other seat to (digest, bytes, seconds).
-    """
+    """Report of a worker whose groups of this generation are built and transfers are complete:
+    `sent` and `received` map the other seat to (digest, bytes, seconds)."""
 
     generation: int
     sent: dict[int, tuple[str, int, float]] = {}
@@ -182,9 +177,6 @@ class Traced(Body, frozen=True):
     error: str = ""
 
 
-# --- messages of the controller --------------------------------------------------------------
-
-
 class Seat(Body, frozen=True):
     """Request to take a seat. `slots`: the seat's rank-specific states by "kind:n" (see
     worker_page.py), empty at a start. `record`: results of the seat's set-up collectives."""
@@ -198,6 +190,14 @@ class Seat(Body, frozen=True):
     record: bytes = b""
     checkpoint: Checkpointed | None = None  # with first: load this before phase n+1
     local_rank: int = -1  # set by the agent: device to use; -1: unchanged
+
+
+class Prepare(Body, frozen=True):
+    """Request to a warm spare to run its script until that depends on the rank."""
+
+    world: int
+    record: bytes  # the same for all ranks
+    calls: bytes  # of any rank
 
 
 class Close(Body, frozen=True):
@@ -283,9 +283,6 @@ class Stop(Body, frozen=True):
 
     ok: bool
     reason: str
-
-
-# --- messages of and to agents ---------------------------------------------------------------
 
 
 class AgentHello(Body, frozen=True):
@@ -376,8 +373,8 @@ WorkerBody = (
     | Audited | AuditNamed
 )  # fmt: skip
 ControllerBody = (
-    Seat | Close | Decide | Connect | RendezvousValue | Open | SharedValueMake | SharedValueReply
-    | SaveEvery | AuditRequest | AuditAgreed | Stop
+    Seat | Prepare | Close | Decide | Connect | RendezvousValue | Open | SharedValueMake
+    | SharedValueReply | SaveEvery | AuditRequest | AuditAgreed | Stop
 )  # fmt: skip
 AgentBody = (
     AgentHello | Renew | Renewed | Spawn | Spawned | Kill | WorkerLostReport | Suspect | Trace

@@ -44,7 +44,9 @@ class BatchLoop:
         self._groups, self._timeline = groups, timeline
         self._saver, self._script, self._auditor = saver, script, auditor
         self.pending = False  # a batch was drawn and its phase is not complete
+        self.first_batch: Any = None  # until its phase is complete
         self._started = False
+        self._has_drawn = False
 
     def run(self, loader: Any, until: int | None, epochs: int | None) -> Iterator[Any]:
         """Yield batches to the script's loop."""
@@ -129,6 +131,8 @@ class BatchLoop:
             if not batch:
                 return
             self.pending = True
+            self.first_batch = None if self._has_drawn else batch[0]
+            self._has_drawn = True
             self._script.at_top()
             yield batch[0]
 

@@ -17,6 +17,7 @@ from torch import nn
 from outlast import events
 from outlast.controller.fault_spec import FaultSpec, Where
 from outlast.worker.groups.work_handles import opaque
+from outlast.worker.state.protected_state import ProtectedState
 from outlast.worker.worker_events import WorkerEvents
 
 # Places of the last committed step, not of the step under way.
@@ -36,6 +37,10 @@ class FaultTarget(Protocol):
 
     def is_real(self) -> bool:
         """Return whether this is neither a dry run nor a rehearsal."""
+        ...
+
+    def is_in_phase(self) -> bool:
+        """Return whether a phase is under way."""
         ...
 
     def cut_connections(self) -> None:
@@ -81,6 +86,20 @@ class InjectedFaults:
         for spec in self._specs:
             if spec.spare == spare >= 0 and self._claim(spec):
                 self._fire(spec, -1, -1)
+
+    def watch_state(self, protected: ProtectedState, is_step: Callable[[], bool]) -> None:
+        """Call `reach` when models compute and when optimizers have stepped inside a phase."""
+        if not self._specs:
+            return
+        for module in protected.modules.values():
+            self.watch_model(module, is_step)
+
+        def applied(*_: object) -> None:
+            if self._target.is_in_phase():
+                self.reach("apply")
+
+        for optimizer in protected.optimizers.values():
+            optimizer.register_step_post_hook(applied)
 
     def watch_model(self, model: nn.Module, is_step: Callable[[], bool]) -> None:
         """Call `reach` when this module reaches "forward" and "backward" (or "eval")."""

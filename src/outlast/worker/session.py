@@ -6,6 +6,7 @@ import atexit
 import sys
 import types
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -13,13 +14,15 @@ from torch import distributed as dist
 
 from outlast.config import check_torch, started_by_torchrun, worker_settings
 from outlast.errors import UsageError
+from outlast.worker.hot_worker import HotWorker
+from outlast.worker.phases.step_calls import step_key
 from outlast.worker.state.protected_state import Replicated as Replicated
 from outlast.worker.worker_process import WorkerProcess
 
 _running: list[WorkerProcess] = []  # one worker a process: torch's registry of backends forces it
 
 
-def start() -> WorkerProcess:
+def start(*, hot_spares: bool = False) -> WorkerProcess:
     """Make this process a worker. Raises UsageError when it is one already, ConfigError where
     torch is too old."""
     check_torch()
@@ -37,7 +40,8 @@ def start() -> WorkerProcess:
             " init_process_group() from the script, or call it only if dist.is_initialized() is"
             " false after outlast.init()"
         )
-    worker = WorkerProcess(settings)
+    is_spare = settings is not None and settings.seat < 0
+    worker = HotWorker(settings) if hot_spares and is_spare else WorkerProcess(settings)
     _running.append(worker)
     worker.take_seat()
     _hear_what_ends_the_script(worker)
@@ -139,14 +143,14 @@ class Session:
     def run(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Run `fn(*args, **kwargs)` as one phase, again until the whole job has completed it;
         return its value. Raises PhaseError when `fn` breaks the contract of a phase."""
-        return self._worker.run(_key(fn), fn, lambda: fn(*args, **kwargs), undo=False)
+        return self._worker.run(step_key(fn), fn, partial(fn, *args, **kwargs), undo=False)
 
     def run_with_undo(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Run `fn(*args, **kwargs)` as one phase that may step more than once or change weights by
         hand. Protected state is copied first, on its devices, and ranks vote when `fn` returns.
         Each phase costs the memory of a second copy of that state, and the time to copy it. Raises
         PhaseError as `run` does."""
-        return self._worker.run(_key(fn), fn, lambda: fn(*args, **kwargs), undo=True)
+        return self._worker.run(step_key(fn), fn, partial(fn, *args, **kwargs), undo=True)
 
     def report(self, **values: float) -> None:
         """Report metrics of the last committed step (inside a phase: of the step under way).
@@ -157,14 +161,15 @@ class Session:
         self._worker.report(numbers)
 
 
-def init() -> Session:
-    """Join the job and its process group.
+def init(*, hot_spares: bool = False) -> Session:
+    """Join the job and its process group. `hot_spares`: the code below keeps no rank of its own, so
+    that spares may run it before they have one (docs/hot-spares.md).
 
     A spare has already run the code above this call. Under `outlast run` this blocks until the job
     needs this worker; under plain `python` it creates a job of one rank. Raises UsageError under
     torchrun, ConfigError when the launcher's environment variables are damaged.
     """
-    return Session(start())
+    return Session(start(hot_spares=hot_spares))
 
 
 def _number(name: str, value: Any) -> float:
@@ -172,16 +177,3 @@ def _number(name: str, value: Any) -> float:
         return float(value.detach() if isinstance(value, torch.Tensor) else value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise UsageError(f"session.report({name}=...) takes a number, not {value!r}") from error
-
-
-def _key(fn: Callable[..., Any]) -> str:
-    """Return a name for a phase's function that is equal in all processes of this script."""
-    target: Any = fn
-    while hasattr(target, "func"):
-        target = target.func
-    target = getattr(target, "__wrapped__", target)
-    if isinstance(target, types.MethodType):
-        target = target.__func__
-    code = getattr(target, "__code__", None)
-    name = getattr(target, "__qualname__", type(target).__qualname__)
-    return f"{name}:{code.co_firstlineno}" if code else name

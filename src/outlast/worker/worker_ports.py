@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import torch
+
 from outlast.checkpoint.format.manifests import SavePoint
 from outlast.checkpoint.state_content import StateContent
 from outlast.controller.fault_spec import Where
@@ -25,11 +27,12 @@ from outlast.transport import messages
 from outlast.worker.auditor import Auditor
 from outlast.worker.controller_link import ControllerLink, StandaloneControl
 from outlast.worker.copied_shards import CopiedShards
-from outlast.worker.groups import GroupRegistry
+from outlast.worker.groups import GroupRegistry, prove_groups, warn_if_untried
 from outlast.worker.injected_faults import InjectedFaults
 from outlast.worker.phases.phase_runner import PhaseRunner
 from outlast.worker.phases.worker_recovery import Ticket, WorkerRecovery
 from outlast.worker.script.value_paths import identities
+from outlast.worker.state.audited_state import replica_set
 from outlast.worker.state.protected_state import ProtectedState
 from outlast.worker.worker_events import WorkerEvents
 from outlast.worker.worker_status import WorkerStatus
@@ -50,6 +53,9 @@ class WorkerPorts:
     status: WorkerStatus
     phases: PhaseRunner
     timeline: WorkerEvents
+    seat: int
+    world: int
+    local_rank: int
 
     def send(self, body: messages.WorkerBody) -> None:
         """Send a message to the controller. Raises WireError."""
@@ -84,6 +90,12 @@ class WorkerPorts:
         if self.phases.protected is None:
             raise PhaseError("session.protect(...) must come before the first phase")
         return self.phases.protected
+
+    def report_schema(self, protected: ProtectedState) -> None:
+        """Report a digest of the state's schema, and of the shards that this rank holds."""
+        digest, summary = protected.schema()
+        shards = replica_set(protected)
+        self.link.send(messages.StateProtected(schema=digest, summary=summary, shards=shards))
 
     def replicated(self) -> Any:
         """Return the state for a joiner."""
@@ -132,6 +144,17 @@ class WorkerPorts:
     def is_real(self) -> bool:
         """Return whether this is neither a dry run nor a rehearsal."""
         return self.phases.is_real
+
+    def trust_torch(self) -> None:
+        """Warn once per job of an untested torch; test its groups once per host."""
+        if self.seat == 0:
+            warn_if_untried(torch.__version__)
+        if self.local_rank == 0 and self.world > 1:
+            prove_groups()
+
+    def is_in_phase(self) -> bool:
+        """Return whether a phase is under way."""
+        return self.phases.attempt is not None
 
     def cut_connections(self) -> None:
         """Cut the connections to all other ranks."""

@@ -11,7 +11,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 import torch.distributed as dist
 
 from outlast.config import Limits, WorkerSettings, gloo_interface, local_rank, set_rank
@@ -35,9 +34,7 @@ from outlast.worker.copied_shards import CopiedShards
 from outlast.worker.groups import (
     GroupRegistry,
     is_caused_by_transport,
-    prove_groups,
     register,
-    warn_if_untried,
 )
 from outlast.worker.groups import SetupRecord as GroupRecord
 from outlast.worker.groups.rendezvous import Mailbox
@@ -45,11 +42,11 @@ from outlast.worker.injected_faults import InjectedFaults
 from outlast.worker.phases.phase_attempt import deep_copy
 from outlast.worker.phases.phase_runner import PhaseRunner
 from outlast.worker.phases.script_progress import Intervals, ScriptProgress, walk_from
+from outlast.worker.phases.step_calls import StepCalls
 from outlast.worker.phases.worker_recovery import WorkerRecovery
 from outlast.worker.save_timing import SaveTimer, first_intervals
 from outlast.worker.script import start_files
 from outlast.worker.script.script_variables import ScriptVariables
-from outlast.worker.state.audited_state import replica_set
 from outlast.worker.state.protected_state import ProtectedState
 from outlast.worker.worker_events import WorkerEvents
 from outlast.worker.worker_ports import STUCK_S, WorkerPorts
@@ -80,6 +77,7 @@ class WorkerProcess(WorkerPorts):
         self.timeline = WorkerEvents(writer, name)
         self.state: dict[str, Any] = {}
         self.place = ScriptProgress()
+        self.calls = StepCalls()
         self._failed = False
         self._seat_body: messages.Seat | None = None
         self.restorer: RunRestorer | None = None
@@ -148,6 +146,10 @@ class WorkerProcess(WorkerPorts):
 
     def take_seat(self) -> None:
         """Block until the controller gives this worker a seat, then make the process group."""
+        self._reach_init()
+        self._sit(self._wait_for_seat())
+
+    def _reach_init(self) -> None:
         self.status.enter("waiting")
         self.start_files.reach_init()
         if self._settings and self._settings.seat < 0:
@@ -159,7 +161,23 @@ class WorkerProcess(WorkerPorts):
             importlib.import_module(_SAVES)  # while the controller decides
         if self._settings and self._settings.seat < 0:
             self.faults.warm(self.local_rank - self._settings.world)
-        body = self._wait_for_seat()
+
+    def _sit(self, body: messages.Seat) -> None:
+        self._note_seat(body)
+        if not body.first:
+            self._prepare_walk(body)
+        elif body.checkpoint:
+            self._prepare_restore(body.seat, body.n, body.checkpoint)
+        self.groups.take_seat(body.seat, body.world, dry=not body.first)
+        if body.first:
+            self.trust_torch()
+            self.status.is_before_setup = True
+            self.recovery.recover()
+            self.timeline.generation = self.status.opened
+        self._make_process_group(body.seat, body.world)
+        self._enter_setup(first=body.first)
+
+    def _note_seat(self, body: messages.Seat) -> None:
         self._seat_body = body
         self.seat, self.world = body.seat, body.world
         self.copies.seat = self.recovery.seat = self.timeline.seat = self.faults.seat = body.seat
@@ -173,35 +191,21 @@ class WorkerProcess(WorkerPorts):
         if had_none:
             self._greet()  # the controller compares the rest of the fingerprint
         set_rank(body.seat, body.world, self.local_rank)
-        if not body.first:
-            self._prepare_walk(body)
-        elif body.checkpoint:
-            self._prepare_restore(body.seat, body.n, body.checkpoint)
-        self.groups.take_seat(body.seat, body.world, dry=not body.first)
-        if body.first:
-            self._trust_torch()
-            self.status.is_before_setup = True
-            self.recovery.recover()
-            self.timeline.generation = self.status.opened
+
+    def _make_process_group(self, rank: int, world: int) -> None:
         register(self.groups)
-        dist.init_process_group(
-            "outlast", store=self.groups.job_store(), rank=body.seat, world_size=body.world
-        )
+        store = self.groups.job_store()
+        dist.init_process_group("outlast", store=store, rank=rank, world_size=world)
+
+    def _enter_setup(self, *, first: bool) -> None:
         self.status.enter("setup")
         self.status.is_before_setup = False
         self.faults.reach("setup")
         if self._settings:
-            self._prepare_saves(self._settings, first=body.first)
+            self._prepare_saves(self._settings, first=first)
 
     def _greet(self) -> None:
         self.link.send(hello(self.device, self.groups.address))
-
-    def _trust_torch(self) -> None:
-        """Warn once per job of an untested torch; test its groups once per host."""
-        if self.seat == 0:
-            warn_if_untried(torch.__version__)
-        if self.local_rank == 0 and self.world > 1:
-            prove_groups()
 
     def _prepare_restore(self, seat: int, n: int, origin: messages.Checkpointed) -> None:
         from outlast.worker.checkpoint_restore import RunRestorer
@@ -259,7 +263,7 @@ class WorkerProcess(WorkerPorts):
     def protect(self, named: Mapping[str, Any]) -> None:
         """Set the state that must survive."""
         self.start_files.put_back()
-        if self.seat == 0 and not self.status.joining and self._settings:
+        if not self.status.joining and self.seat == 0 and self._settings:
             self.script.at_protect()
         if self.phases.protected is not None:
             raise ProtectError(
@@ -269,23 +273,13 @@ class WorkerProcess(WorkerPorts):
         protected = ProtectedState(named, self.state)
         protected.script = self.script.carried
         self.phases.protected = protected
-        digest, summary = protected.schema()
-        shards = replica_set(protected)
-        self.link.send(messages.StateProtected(schema=digest, summary=summary, shards=shards))
-        if self.faults:
-            for module in protected.modules.values():
-                self.faults.watch_model(module, lambda: self.loop.pending)
-            for optimizer in protected.optimizers.values():
-                optimizer.register_step_post_hook(lambda *_: self._applied())
+        self.report_schema(protected)
+        self.faults.watch_state(protected, lambda: self.loop.pending)
         if self.restorer is not None:
             self.restorer.restore(protected)
             self.restorer = None
             # The script's code between walked phases will change it again.
             self.recovery.staged = deep_copy(protected.replicated(), "cpu")
-
-    def _applied(self) -> None:
-        if self.phases.attempt is not None:
-            self.faults.reach("apply")
 
     def run(
         self, key: str, function: Callable[..., Any], call: Callable[[], Any], *, undo: bool
@@ -295,6 +289,8 @@ class WorkerProcess(WorkerPorts):
             self.protect({})
         self.start_files.put_back(for_good=self._has_walked())
         kind = "step" if self.loop.pending else "eval"
+        if kind == "step":
+            self.calls.note(key, call, self.loop.first_batch)
         result = self.phases.run(call, key=key, kind=kind, function=function, undo=undo)
         self.loop.pending = False
         self.start_files.put_back(for_good=self._has_walked())
@@ -327,9 +323,11 @@ class WorkerProcess(WorkerPorts):
 
     def _tell_record(self) -> None:
         if self._seat_body is not None and self._seat_body.first:
-            if self.phases.joining.rehearsed_here:
+            if is_complete := bool(self.phases.joining.rehearsed_here):
                 self.groups.record.stop()  # rehearsals are set-up too: DDP makes its buckets there
-            self.link.send(messages.Recorded(seat=self.seat, record=self.groups.record.encode()))
+            calls = self.calls.encode() if is_complete else b""
+            record = self.groups.record.encode()
+            self.link.send(messages.Recorded(seat=self.seat, record=record, calls=calls))
 
     def _on_message(self, body: messages.AnyBody) -> None:
         match body:
@@ -355,6 +353,7 @@ class WorkerProcess(WorkerPorts):
                 self.saver.proposal = Intervals(body.memory, body.disk)
             case (
                 messages.Seat()
+                | messages.Prepare()
                 | messages.Decide()
                 | messages.Connect()
                 | messages.Open()

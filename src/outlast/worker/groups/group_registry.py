@@ -74,6 +74,7 @@ class GroupRegistry:
         self._works = PendingWorks(self.failed)
         self.live = False  # connected, and not inside dry(): collectives are real
         self.record = SetupRecord()
+        self.make_group: Callable[..., StableGroup] = StableGroup  # of a hot spare: UnseatedGroup
         self.seat, self.world = -1, 0
         atexit.register(self.shutdown)
 
@@ -247,7 +248,8 @@ class GroupRegistry:
         """Return a new stable group, connected at once in a live generation. Raises GroupError."""
         ranks = ranks or tuple(range(size))
         earlier = sum(group.ranks == ranks for group in self._stable)
-        group = StableGroup(self, name, ranks, rank, meeting_name(ranks, earlier), backend)
+        meeting = meeting_name(ranks, earlier)
+        group = self.make_group(self, name, ranks, rank, meeting, backend)
         if self.live:
             try:
                 with self._building(self._connect_s) as guard:

@@ -296,6 +296,14 @@ class CatchUp:
 
     # --- dry steps ---
 
+    def warm_up(self, call: Callable[[], Any], key: str) -> None:
+        """Take a dry step of a function before this worker has a seat."""
+        self._run_dry(call, key)
+        if self._status.state == "dry":  # else the function has asked for its rank
+            self._status.enter("waiting")
+        if self._owner.protected_state().reducers.is_ready:
+            self.rehearsed_here.add(key)
+
     def _take_dry_step(self, call: Callable[[], Any], key: str, *, joins: bool = False) -> Any:
         """Take a dry step of a function that other ranks have rehearsed, which warms up kernels,
         allocators and compilers. If the other ranks' static graphs have had their first backward in

@@ -68,8 +68,7 @@ class StartFiles:
     """Files of the job that this worker's start has moved aside."""
 
     def __init__(self, note: WriteNote | None, wait_s: float) -> None:
-        """`note`: None above `init()`. `wait_s`: time limit of another worker's start, in
-        seconds."""
+        """`note`: None above `init()`. `wait_s`: limit of another worker's start, in seconds."""
         self.note, self._wait_s = note, wait_s
         self._moved: dict[Path, int] = {}  # locked descriptors of the job's files
         self._written: set[Path] = set()  # files that this start has opened for writing
@@ -77,6 +76,7 @@ class StartFiles:
         self._emptied: set[Path] = set()  # by a first spare
         self._is_watching = self._starts = self._guards = False
         self._acts = self._is_dry = self._lets_alone = False
+        self.before_move: Callable[[], None] = lambda: None  # a hot spare waits for a seat
         self._pid = os.getpid()  # forked processes inherit the hook
 
     def begin(self, *, is_first: bool = False) -> None:
@@ -188,6 +188,7 @@ class StartFiles:
             if replaces and path.exists():
                 self._emptied.add(path)
         elif path not in self._moved and (replaces or not self._starts):
+            self.before_move()
             self._await_return(path)
             if self._starts:
                 self._move_aside(path, keeps_name=event != "open")

@@ -1,0 +1,108 @@
+"""Process groups of a hot spare, which has no rank yet.
+
+| who asks for the rank | answer while there is none |
+|---|---|
+| torch's DDP, Outlast itself, C++ code outside of a Python call | 0, which neither keeps |
+| torch's `DistributedSampler` | a `PendingRank`, which becomes the rank when it is used |
+| anything else | none: `wait` returns when the spare has a seat |
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from outlast.worker.groups.stable_group import StableGroup
+from outlast.worker.groups.work_handles import opaque_class
+
+_STAND_IN = 0
+_PASSING = (
+    "torch.distributed.distributed_c10d",
+    "torch.distributed.c10d_logger",
+    "torch.distributed.utils",  # DDP's broadcast of parameters
+)
+_KEEPS_NONE = ("torch.nn.parallel.distributed",)
+_SAMPLER = "torch.utils.data.distributed"
+
+Wait = Callable[[str], int]  # from who asks, to the rank; blocks until there is one
+
+
+class PendingRank:
+    """Rank of a worker that has none yet; every use except the sampler's check of its bounds waits
+    for it."""
+
+    def __init__(self, wait: Wait) -> None:
+        self._wait = wait
+
+    def __index__(self) -> int:
+        return self._wait("a DistributedSampler that is read outside session.batches")
+
+    __int__ = __hash__ = __index__
+
+    def __repr__(self) -> str:
+        return repr(int(self))
+
+    def __eq__(self, other: object) -> bool:
+        return int(self) == other
+
+    def __lt__(self, other: int) -> bool:
+        return (_STAND_IN if _is_check_of_bounds(sys._getframe(1)) else int(self)) < other
+
+    def __ge__(self, other: int) -> bool:
+        return (_STAND_IN if _is_check_of_bounds(sys._getframe(1)) else int(self)) >= other
+
+    def __gt__(self, other: int) -> bool:
+        return int(self) > other
+
+    def __le__(self, other: int) -> bool:
+        return int(self) <= other
+
+    def __add__(self, other: int) -> int:
+        return int(self) + other
+
+    def __mul__(self, other: int) -> int:
+        return int(self) * other
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return int, (int(self),)
+
+
+def _is_check_of_bounds(frame: FrameType) -> bool:
+    return frame.f_code.co_name == "__init__" and _module(frame) == _SAMPLER
+
+
+def _module(frame: FrameType) -> str:
+    return frame.f_globals.get("__name__", "")
+
+
+@opaque_class
+class UnseatedGroup(StableGroup):
+    """A group over all ranks, of a process that learns its own rank later."""
+
+    wait: Wait | None = None  # None: `place` has the rank
+
+    def rank(self) -> Any:
+        """Return the rank, or what stands for it (see the module)."""
+        return self._rank_for(sys._getframe(1), lazily=True)  # noqa: SLF001
+
+    def getRank(self) -> int:  # noqa: N802 - the name that torch's C++ looks up
+        return self._rank_for(sys._getframe(1), lazily=False)  # noqa: SLF001
+
+    def _rank_for(self, frame: FrameType | None, *, lazily: bool) -> Any:
+        if self.wait is None:
+            return self.place.rank
+        while frame is not None and _module(frame) in _PASSING:
+            frame = frame.f_back
+        if frame is None or _module(frame) in _KEEPS_NONE or _is_ours(frame):
+            return _STAND_IN
+        if lazily and _is_check_of_bounds(frame):
+            return PendingRank(self.wait)
+        return self.wait(f"the rank, read in {frame.f_code.co_filename}:{frame.f_lineno}")
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return _module(frame).startswith("outlast.")

@@ -1,0 +1,59 @@
+"""Hot spares: which spares are asked to prepare, and which are preferred."""
+
+from __future__ import annotations
+
+from tests.controller.controller_driver import ControllerDriver
+
+from outlast import events
+from outlast.transport import messages
+
+
+def running(*records: bytes) -> ControllerDriver:
+    desk = ControllerDriver(world=2, spares=2, lease_s=1000).begin()
+    desk.agent()
+    for spare in ("w1-2", "w1-3"):
+        desk.say(
+            spare, messages.WorkerHello(pid=1, fingerprint={}, address="", hot=spare == "w1-3")
+        )
+    desk.open()
+    for seat, record in enumerate(records):
+        body = messages.Recorded(seat=seat, record=record, calls=b"calls")
+        desk.say(f"w1-{seat}", body)
+    return desk
+
+
+def renew(desk: ControllerDriver, n: int) -> None:
+    desk.say("", messages.Renew(beats={"w1-0": (n, n, "running", 0.0)}))
+
+
+def test_a_spare_that_may_be_hot_is_prepared_once_after_the_first_phase() -> None:
+    desk = running(b"same", b"same")
+    renew(desk, 0)
+    assert not desk.sent(messages.Prepare)
+    renew(desk, 1)
+    assert [body.record for _, body in desk.sent(messages.Prepare)] == [b"same"]
+    renew(desk, 2)
+    assert not desk.sent(messages.Prepare)
+
+
+def test_ranks_with_different_records_leave_spares_warm() -> None:
+    desk = running(b"one", b"other")
+    renew(desk, 1)
+    assert not desk.sent(messages.Prepare)
+    assert "set-up collectives" in " ".join(note.text for note in desk.emitted(events.Note))
+
+
+def test_a_spare_that_ends_while_it_is_prepared_is_the_last_one() -> None:
+    desk = running(b"same", b"same")
+    renew(desk, 1)
+    desk.lose("w1-3", state="waiting", kind="exited")
+    assert desk.state.members.stays_warm
+
+
+def test_a_hot_spare_takes_the_rank_before_a_warm_one() -> None:
+    desk = running(b"same", b"same")
+    renew(desk, 1)
+    desk.say("w1-3", messages.WorkerReady(generation=0, n=0))
+    desk.lose("w1-1", 5, slots={"before:5": b"x"})
+    desk.status("w1-0", 5, "running")
+    assert desk.seats() == ("w1-0", "w1-3")
