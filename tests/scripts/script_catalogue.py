@@ -28,6 +28,7 @@ ROOMS = (
     "models",
     "optimizers",
     "phases",
+    "pipeline",
     "sharded",
     "state",
 )

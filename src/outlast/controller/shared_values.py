@@ -178,17 +178,19 @@ def record(turn: ControllerTurn, sender: WorkerRecord, body: messages.Recorded) 
 def protected(turn: ControllerTurn, sender: WorkerRecord, body: messages.StateProtected) -> None:
     """Record a rank's schema; stop the run before it begins if ranks protect different objects."""
     state = turn.state
-    if state.shared.schema is None:
-        state.shared.schema = (sender.seat, body)
-    seat, known = state.shared.schema
-    if known.schema != body.schema:
+    schemas = state.shared.schemas
+    others = next(iter(schemas.values()), (sender.seat, body))
+    if bool(others[1].stages) == bool(body.stages):  # each stage of a pipeline has its own
+        others = schemas.setdefault(body.stages, (sender.seat, body))
+    seat, known = others
+    if (known.schema, known.stages) != (body.schema, body.stages):
         fault = turn.blame(
             sender,
             "mismatch",
             f"rank {sender.seat} protects other objects than rank {seat}: {body.summary!r}"
             f" against {known.summary!r}; nothing was committed by it; make every rank build the"
             " same model, optimizer and loader, or shard one model by fully_shard or"
-            " parallelize_module; stages of a pipeline are not supported",
+            " parallelize_module; for stages of a pipeline, protect the schedule on every rank",
         )
         run_ending.stop(turn, "user_error", fault, fault.detail)
         return

@@ -357,7 +357,8 @@ class SharedValues(StatePart, kw_only=True):
     making: dict[str, SharedValueInProgress] = {}
     puts: dict[str, bytes] = {}  # rendezvous values of generation 0
     records: dict[int, bytes] = {}  # seat -> results of its set-up collectives
-    schema: tuple[int, messages.StateProtected] | None = None  # of the first seat that reported
+    # stages of a pipeline, () without one -> the first seat that reported them, and its report
+    schemas: dict[tuple[int, ...], tuple[int, messages.StateProtected]] = {}
     holdings: dict[int, bytes] = {}  # seat -> the shards that it holds (shared_values)
 
 

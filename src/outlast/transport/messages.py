@@ -27,12 +27,13 @@ class WorkerHello(Body, frozen=True, tag="Hello"):
 
 
 class StateProtected(Body, frozen=True, tag="Protected"):
-    """Digest of the protected state's schema, which must be equal on all ranks. `shards`: this
-    rank's part of the state, equal on ranks that are replicas of each other."""
+    """Digest of the protected state's schema, which must be equal on all ranks of a pipeline's
+    `stages` (() without one). `shards`: this rank's part of it, equal on its replicas."""
 
     schema: str
     summary: str
     shards: bytes = b""
+    stages: tuple[int, ...] = ()
 
 
 class Recorded(Body, frozen=True):

@@ -95,7 +95,10 @@ class WorkerPorts:
         """Report a digest of the state's schema, and of the shards that this rank holds."""
         digest, summary = protected.schema()
         shards = replica_set(protected)
-        self.link.send(messages.StateProtected(schema=digest, summary=summary, shards=shards))
+        stages = protected.pipeline.indices
+        self.link.send(
+            messages.StateProtected(schema=digest, summary=summary, shards=shards, stages=stages)
+        )
 
     def replicated(self) -> Any:
         """Return the state for a joiner."""

@@ -103,7 +103,7 @@ def replica_set(protected: ProtectedState) -> bytes:
         for name, module in protected.modules.items()
         for key, parameter in module.named_parameters()
     }
-    state = xxhash.xxh3_64()
+    state = xxhash.xxh3_64(protected.pipeline.identity.encode())
     for part in shard_plan.held_boxes(shard_plan.describe(tensors).table):
         line = f"{part.name!r} {part.dtype} {part.shape} {part.box.start} {part.box.size}\n"
         state.update(line.encode("utf-8", "surrogatepass"))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -22,7 +22,7 @@ from outlast import random_state
 from outlast.checkpoint import state_values
 from outlast.checkpoint.format import codec
 from outlast.checkpoint.script_state import ScriptState, Stateful
-from outlast.errors import CodecError, ProtectError
+from outlast.errors import CodecError, ProtectError, UnsupportedError
 from outlast.random_state import GENERATOR_TYPES, Generator
 from outlast.worker.script.carried_variables import CarriedVariables
 from outlast.worker.state.ddp_buckets import BucketState, DDPBuckets, must_fit_phase, refuse_hidden
@@ -39,10 +39,11 @@ from outlast.worker.state.optimizer_state import (
     optimizer_adopt,
     optimizer_tree,
 )
+from outlast.worker.state.pipeline_stages import PipelineStages, is_schedule
 from outlast.worker.state.protected_modules import ModuleBuffers, ProtectedModules
 from outlast.worker.state.rank_local_state import RankLocalState
 from outlast.worker.state.sharded_modules import FSDPIterations, refuse_unsupported
-from outlast.worker.state.tensor_digests import are_same, local_shard
+from outlast.worker.state.tensor_digests import are_same, local_shards, must_match
 
 
 def capture(named: Mapping[str, Generator]) -> dict[str, Any]:
@@ -89,9 +90,11 @@ class ProtectedState:
         self.tensor_counts: dict[str, int] = {}  # of their tensors, at the last check for copies
         self.generators: dict[str, Generator] = {}
         self.loaders: list[Any] = []
+        self.pipeline = PipelineStages()
         self.own: dict[str, Stateful | dict[Any, Any] | list[Any]] = {"state": state}
         for name, value in named.items():
             self._place(name, value)
+        self._add_stages()
         parameters = {id(p) for module in self.modules.values() for p in module.parameters()}
         for name, optimizer in self.optimizers.items():
             if any(id(p) not in parameters for g in optimizer.param_groups for p in g["params"]):
@@ -128,6 +131,8 @@ class ProtectedState:
             self.copies[name] = value.target
         elif isinstance(value, (LRScheduler, torch.amp.GradScaler)):
             self.schedules[name] = value
+        elif is_schedule(value):
+            self.pipeline.add(name, value)
         elif isinstance(value, GENERATOR_TYPES):
             self.generators[name] = value
         elif isinstance(value, torch.utils.data.DataLoader):
@@ -139,6 +144,13 @@ class ProtectedState:
                 f"cannot protect {name!r} ({type(value).__name__}): it has no state_dict and"
                 " load_state_dict, and is neither a generator, a dict, nor a list"
             )
+
+    def _add_stages(self) -> None:
+        """Protect the modules of stages that the script has not named itself."""
+        named = {id(p) for module in self.modules.values() for p in module.parameters()}
+        for name, module in self.pipeline.modules().items():
+            if any(id(p) not in named for p in module.parameters()):
+                self.modules[name] = module
 
     @property
     def objects(self) -> dict[str, Stateful]:
@@ -213,13 +225,14 @@ class ProtectedState:
             f"{n}: {type(o).__name__} {[len(g['params']) for g in o.param_groups]}"
             for n, o in self.optimizers.items()
         ]
-        lines += sorted([*self.objects, *self.generators, *self.own])
+        lines += sorted([*self.objects, *self.generators, *self.own, self.pipeline.identity])
         digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
         numbers = sum(p.numel() for m in self.modules.values() for p in m.parameters())
         return digest, f"{len(lines)} entries, {numbers} parameters, {lines[:1]} ..."
 
     def settle(self) -> None:
         """End pending work of DDP and FSDP2 before the attempt votes."""
+        self.pipeline.must_be_complete(self.modules)
         self.reducers.settle()
         self.iterations.settle()
 
@@ -235,6 +248,7 @@ class ProtectedState:
                 "modes": self.tree.modes(),
                 "gradients": self.tree.gradients(),
                 "fsdp": self.iterations.settings(),
+                "pipeline": self.pipeline.state(),
                 "local": self.local.encode(whole=whole),
             }
         )
@@ -267,6 +281,8 @@ class ProtectedState:
         self.buffers.restore_own(state["buffers"])
         self.tree.set_modes(state.get("modes", b""))
         self.iterations.set_settings(state.get("fsdp", []))
+        if self.pipeline:
+            self.pipeline.restore(state.get("pipeline", {}))
         self.tree.set_gradients(state.get("gradients", b""))
         self.restore_choices(saved)
 
@@ -312,6 +328,11 @@ class ProtectedState:
 
     def content(self) -> ScriptState:
         """Return the state for a checkpoint, under names that do not depend on the wrapping."""
+        if self.pipeline:
+            raise UnsupportedError(
+                "checkpoints of a pipeline have not been tried: stages would need names of their"
+                " own; nothing was saved; run without --checkpoint-every"
+            )
         return ScriptState({**self.modules, **self.optimizers, **self.objects})
 
     def replicated(self) -> dict[str, Any]:
@@ -320,8 +341,8 @@ class ProtectedState:
         return {
             "modules": {
                 name: {
-                    "parameters": _shards(module.named_parameters()),
-                    "buffers": _shards(module.named_buffers()),
+                    "parameters": local_shards(module.named_parameters()),
+                    "buffers": local_shards(module.named_buffers()),
                 }
                 for name, module in self.modules.items()
             },
@@ -350,11 +371,11 @@ class ProtectedState:
         pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
         for name, module in self.modules.items():
             for kind, live in (
-                ("parameters", _shards(module.named_parameters())),
-                ("buffers", _shards(module.named_buffers())),
+                ("parameters", local_shards(module.named_parameters())),
+                ("buffers", local_shards(module.named_buffers())),
             ):
                 saved = state["modules"][name][kind]
-                _must_match(f"{name} {kind}", saved, live)
+                must_match(f"{name} {kind}", saved, live)
                 pairs += [
                     (tensor, saved[key])
                     for key, tensor in live.items()
@@ -376,22 +397,3 @@ class ProtectedState:
 def _content(value: Any) -> Any:
     """Return the content of a rank's own object."""
     return value if isinstance(value, (dict, list)) else value.state_dict()
-
-
-def _shards(named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    return {name: local_shard(tensor.detach()) for name, tensor in named}
-
-
-def _must_match(
-    what: str, saved: Mapping[str, torch.Tensor], live: Mapping[str, torch.Tensor]
-) -> None:
-    wrong = [
-        key
-        for key in {*saved, *live}
-        if key not in saved or key not in live or saved[key].shape != live[key].shape
-    ]
-    if wrong:
-        raise ProtectError(
-            f"{what}: {len(wrong)} entries differ from what the donor sent, first {min(wrong)!r};"
-            " this worker's script built another model; nothing was taken over"
-        )

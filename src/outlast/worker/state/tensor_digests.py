@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 import xxhash
 
 from outlast.checkpoint.format.codec import raw
+from outlast.errors import ProtectError
 
 DIGEST_BYTES = 8
 _BLOCK_WORDS = 1 << 22  # 32 MiB of a tensor at a time: bounds the memory for weights
@@ -100,6 +101,27 @@ def local_shard(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     with torch.no_grad():  # the memory itself, not a view recorded by autograd
         return to_local()
+
+
+def local_shards(named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Return the memory that this rank holds of each tensor, by name."""
+    return {name: local_shard(tensor.detach()) for name, tensor in named}
+
+
+def must_match(
+    what: str, saved: Mapping[str, torch.Tensor], live: Mapping[str, torch.Tensor]
+) -> None:
+    """Raise ProtectError if names or shapes of a donor's tensors differ from those here."""
+    wrong = [
+        key
+        for key in {*saved, *live}
+        if key not in saved or key not in live or saved[key].shape != live[key].shape
+    ]
+    if wrong:
+        raise ProtectError(
+            f"{what}: {len(wrong)} entries differ from what the donor sent, first {min(wrong)!r};"
+            " this worker's script built another model; nothing was taken over"
+        )
 
 
 def weighted_sum(tensor: torch.Tensor) -> torch.Tensor:
