@@ -283,7 +283,9 @@ def watch_environment(names: frozenset[str], on_read: Callable[[str], None]) -> 
 
         def __getitem__(self, key: bytes) -> bytes:
             if key in watched and not ended:
-                on_read(watched[key])
+                reader = sys._getframe(2).f_code  # noqa: SLF001 - behind os.environ's own method
+                is_item = reader.co_name == "__iter__" and "_collections_abc" in reader.co_filename
+                on_read(WHOLE_ENVIRONMENT if is_item else watched[key])  # items(), values()
             return plain[key] if ended else super().__getitem__(key)
 
     watching = vars(environ)["_data"] = Watching(plain)

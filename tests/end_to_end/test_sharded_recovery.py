@@ -68,6 +68,7 @@ def test_a_shard_without_a_replica_is_rebuilt_from_keepers_memory(tmp_path: Path
     assert len(seated) == 5  # the first four, and one replacement: the others stayed
 
 
+@pytest.mark.extended
 def test_a_shard_without_a_replica_comes_from_the_newest_copy(tmp_path: Path) -> None:
     expected = run(tmp_path / "undisturbed", job=("--one-dimensional",)).ranks
     outcome = run(

@@ -12,6 +12,7 @@ With its seat it is a joiner as any other: the walk, the transfer and the digest
 
 from __future__ import annotations
 
+import copy
 import queue
 import sys
 import threading
@@ -221,14 +222,14 @@ def _samplers_of(loader: Any) -> list[Any]:
 
 def _batch_like(loader: Any) -> tuple[Any] | None:
     """Return a batch of the first samples, whichever the sampler would choose; None where a loader
-    cannot give one without being moved."""
+    cannot give one without being moved. Attributes that the dataset binds anew stay the same."""
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return None
-    dataset: Dataset[Any] = loader.dataset
     size = loader.batch_size
     if size is None:
         return None
     try:
+        dataset: Dataset[Any] = copy.copy(loader.dataset)
         return (loader.collate_fn([dataset[index] for index in range(size)]),)
     except Exception:  # noqa: BLE001 - a guess at the dataset's indices; without it no dry step
         return None

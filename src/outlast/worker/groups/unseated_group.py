@@ -2,7 +2,7 @@
 
 | who asks for the rank | answer while there is none |
 |---|---|
-| torch's DDP, Outlast itself, C++ code outside of a Python call | 0, which neither keeps |
+| torch's DDP and log records, Outlast itself, C++ outside of a Python call | 0, which none keeps |
 | torch's `DistributedSampler` | a `PendingRank`, which becomes the rank when it is used |
 | anything else | none: `wait` returns when the spare has a seat |
 """
@@ -24,6 +24,7 @@ _PASSING = (
     "torch.distributed.utils",  # DDP's broadcast of parameters
 )
 _KEEPS_NONE = ("torch.nn.parallel.distributed",)
+_LOG_RECORDS = ("torch._logging._internal", ("trace_structured", "format"))
 _SAMPLER = "torch.utils.data.distributed"
 
 Wait = Callable[[str], int]  # from who asks, to the rank; blocks until there is one
@@ -97,12 +98,15 @@ class UnseatedGroup(StableGroup):
             return self.place.rank
         while frame is not None and _module(frame) in _PASSING:
             frame = frame.f_back
-        if frame is None or _module(frame) in _KEEPS_NONE or _is_ours(frame):
+        if frame is None or _keeps_none(frame):
             return _STAND_IN
         if lazily and _is_check_of_bounds(frame):
             return PendingRank(self.wait)
         return self.wait(f"the rank, read in {frame.f_code.co_filename}:{frame.f_lineno}")
 
 
-def _is_ours(frame: FrameType) -> bool:
-    return _module(frame).startswith("outlast.")
+def _keeps_none(frame: FrameType) -> bool:
+    name = _module(frame)
+    if name == _LOG_RECORDS[0]:
+        return frame.f_code.co_name in _LOG_RECORDS[1]
+    return name in _KEEPS_NONE or name.startswith("outlast.")
