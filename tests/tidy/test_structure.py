@@ -25,8 +25,9 @@ from pathlib import Path
 # in objects: 440, one. Holdings of shards joined the shared values that they are among.
 # The watch over values that a script first changes late took 250 lines.
 # Groups by the names gloo and nccl, reconfigure, spawned generators, copied segments: 290.
+# Shards from keepers' memory, hot spares, pipelines, forks that block nothing: 1,550, nine.
 CEILINGS = {
-    "modules": 432,
+    "modules": 429,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 1,
@@ -35,7 +36,7 @@ CEILINGS = {
     "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 103500,
+    "lines": 100400,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 0,
 }

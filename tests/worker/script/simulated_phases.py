@@ -14,9 +14,9 @@ from torch import nn
 from outlast import random_state
 from outlast.checkpoint.format import codec
 from outlast.errors import CodecError, PhaseError
+from outlast.worker.phases.step_calls import step_key
 from outlast.worker.script.repetitions import Repetition, RepetitionCheck
 from outlast.worker.script.script_variables import ScriptVariables
-from outlast.worker.session import _key
 
 HEAD = """
     import itertools, random, collections, functools, time
@@ -81,7 +81,7 @@ class Session:
             yield self.index
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
-        key, carried = _key(function), self.script.carried
+        key, carried = step_key(function), self.script.carried
         self.script.begin_phase(key, function)
         if self._slot:
             self._settled.add(key)
