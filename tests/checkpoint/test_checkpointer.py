@@ -337,7 +337,8 @@ def test_control_c_ends_cleanly_with_every_save_on_the_disk(tmp_path: Path) -> N
     assert [next(child.stdout).strip() for _ in range(3)] == ["1", "2", "3"]
     os.killpg(child.pid, signal.SIGINT)  # as a terminal does
     _, errors = child.communicate(timeout=60)
-    assert child.returncode == -signal.SIGINT and errors.rstrip().endswith("KeyboardInterrupt")
+    own = errors.partition("\nnanobind: ")[0]  # torch 2.15 lists what it leaks at exit
+    assert child.returncode == -signal.SIGINT and own.rstrip().endswith("KeyboardInterrupt")
     assert "Warning" not in errors
     committed = {path.parent.name[:14] for path in tmp_path.glob("step-*/commit.json")}
     assert committed == {f"step-{step:09d}" for step in (1, 2, 3)}
