@@ -19,14 +19,14 @@ pytestmark = pytest.mark.process
 
 def holds_all(pid: int) -> bool:
     """Whether a keeper has mapped its worker's two arenas and one for others, and nothing is on its
-    way: its sockets are those that it and its worker listen with."""
+    way: its sockets are those that it, its readers and its worker listen with."""
     maps = Path(f"/proc/{pid}/maps").read_text()
     arenas = {line.split()[4] for line in maps.splitlines() if "outlast-arena" in line}
     sockets = 0
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # closed meanwhile
             sockets += "socket:" in str(entry.readlink())
-    return len(arenas) == 3 and sockets == 3
+    return len(arenas) == 3 and sockets == 4
 
 
 @pytest.mark.extended
