@@ -69,6 +69,18 @@ def test_a_shard_without_a_replica_is_rebuilt_from_keepers_memory(tmp_path: Path
 
 
 @pytest.mark.extended
+def test_a_shard_that_the_loop_changes_after_its_copy_is_not_rebuilt_from_it(
+    tmp_path: Path,
+) -> None:
+    """A write through `.data` passes over version counters, and no other shard changes."""
+    flags = ("--spares=1", "--snapshot-every=1", "--copies=2")
+    job = ("--one-dimensional", "--clamp", "1")
+    expected = run(tmp_path / "undisturbed", *flags, job=job).ranks
+    outcome = run(tmp_path / "killed", *flags, job=(*job, "--die", "scatter:1:7"))
+    assert outcome.ranks == expected
+
+
+@pytest.mark.extended
 def test_a_shard_without_a_replica_comes_from_the_newest_copy(tmp_path: Path) -> None:
     expected = run(tmp_path / "undisturbed", job=("--one-dimensional",)).ranks
     outcome = run(

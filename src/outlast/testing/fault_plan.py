@@ -173,7 +173,7 @@ def draw_plan(seed: int) -> FaultPlan:
     plan = _killed_early(dice, plan) if dice.random() < 0.08 else plan
     plan = _flipping(dice, plan)
     plan = plan._replace(shard_sets=dice.choice((1, 1, 1, 1, 2, world)))
-    if plan.shard_sets > 1 and not plan.flips and dice.random() < 0.6:
+    if plan.shard_sets > 1 and dice.random() < 0.6:
         return plan._replace(checkpoint_every=1, skips=dice.choice((0.0, 0.3, 0.6)))
     return plan
 

@@ -95,7 +95,7 @@ class BatchLoop:
             self._status.step = batch["step"]
             length = batch["length"]
             if walk.slot.at_draw:
-                self._joining.restore_walked()
+                self._joining.begin_from_copy()
             else:
                 self._joining.restore_drawn(batch["own"])
                 protected_state.restore(batch["random"], self._phases.generators())

@@ -2,10 +2,10 @@
 
 A copy is of use if it is the rank's state before the phase that is redone:
 
-| who | compares | with |
+| rank | compares | with |
 |---|---|---|
-| the lost rank | version counters of its shards, each phase | those at the copy (its slot) |
-| a rank that joins | the copy's name in that slot | the decision's copy |
+| the lost rank | version counters and digests of its shards, each phase | those at the copy |
+| a rank that joins | the copy's name in the lost rank's slot | the decision's copy |
 | a rank that stays | the bytes of its own shards | its part of the copy |
 
 Any difference rolls all ranks back, and the summary has the reason.
@@ -30,7 +30,7 @@ from outlast.worker.checkpoint_restore import RunRestorer
 from outlast.worker.phases.phase_attempt import deep_copy
 from outlast.worker.phases.worker_recovery import Ticket
 from outlast.worker.state.protected_state import ProtectedState
-from outlast.worker.state.tensor_digests import local_shard
+from outlast.worker.state.tensor_digests import digests, local_shard
 from outlast.worker.worker_status import WorkerStatus
 
 
@@ -47,6 +47,7 @@ class CopiedShards:
         self.seat = -1
         self._copy: messages.Checkpointed | None = None
         self._versions: list[tuple[int, int]] = []
+        self._digests: list[bytes] = []
         self._shared = b""
 
     def record(self, place: SavePoint, content: StateContent) -> None:
@@ -54,22 +55,29 @@ class CopiedShards:
         self._copy = messages.Checkpointed(
             n=place.n, step=place.step, path=place.directory, tier="memory"
         )
-        self._versions = self._look()
+        self._versions, self._digests = self._look()
         self._shared = xxhash.xxh3_128_digest(content.shared)
         self._status.pending_copy = self._copy
 
     def current(self) -> str:
         """Return the name of the newest copy; "" if the shards have changed since."""
         copy = self._copy
-        if copy is None or copy.step != self._status.step or self._look() != self._versions:
+        if copy is None or copy.step != self._status.step:
             return ""
-        return copy.path
+        return copy.path if self._look() == (self._versions, self._digests) else ""
 
-    def _look(self) -> list[tuple[int, int]]:
+    def _look(self) -> tuple[list[tuple[int, int]], list[bytes]]:
+        """Return versions and, where other ranks may not have the same, digests of the shards.
+
+        A write through `.data` passes over the version counter.
+        """
         protected = self._protected()
         own = protected.buffers.own()
-        shards = [local_shard(t) for name, t in protected.tensors().items() if name not in own]
-        return [(t.data_ptr(), t._version) for t in shards]  # noqa: SLF001 - torch's own counter of changes
+        tensors = [tensor for name, tensor in protected.tensors().items() if name not in own]
+        shards = [local_shard(tensor) for tensor in tensors]
+        versions = [(t.data_ptr(), t._version) for t in shards]  # noqa: SLF001 - torch's own counter of changes
+        is_sharded = any(hasattr(tensor, "to_local") for tensor in tensors)
+        return versions, digests(shards) if is_sharded else []
 
     def read(self, copy: messages.Checkpointed, named: str) -> tuple[Any, Ticket]:
         """Return the state of the lost rank from `copy`. `named`: the copy that its slot names.

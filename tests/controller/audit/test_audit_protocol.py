@@ -7,7 +7,7 @@ from typing import Any
 from tests.controller.controller_driver import ControllerDriver
 
 from outlast import events
-from outlast.controller.audit.audit_records import AuditState
+from outlast.controller.audit.audit_records import Agreement, AuditState
 from outlast.controller.inputs import (
     AuditAgreedEntry,
     CheckpointFound,
@@ -196,6 +196,26 @@ def test_ranks_that_never_were_equal_stop_the_run() -> None:
     assert end is not None and end.outcome == "user_error" and end.cause is not None
     assert "never been found equal" in end.cause.detail
     assert "ranks 0, 1, 2, 3 hold different bytes of model.0.weight" in end.cause.detail
+
+
+def test_without_an_agreement_all_copies_since_the_start_are_barred() -> None:
+    """A later term, which knows the journal alone, must not start from one."""
+    desk = ControllerDriver(world=4, spares=1).begin().open()
+    saved(desk, 1, 1)
+    report(desk, 2, 2)
+    answer(desk, 2, 2)
+    journal = desk.journal()
+    assert CopiesBarred(after_n=0, generation=1) in journal
+    later = ControllerDriver(world=4, term=2).begin(journal=tuple(journal))
+    assert later.state.audit.bars[0].covers(1, "/c/step-000000001-n1-t1g1")
+    assert desk.state.saves.checkpoint is None
+
+
+def test_copies_up_to_the_first_start_are_trusted_without_an_agreement() -> None:
+    state = AuditState().begun_again(4, 4)
+    assert state.trusted_n == 4
+    assert state.begun_again(6, 6).trusted_n == 4
+    assert state.agreed(Agreement(7, 7)).trusted_n == 7
 
 
 def test_a_rank_that_differs_again_and_again_is_not_replaced_for_ever() -> None:

@@ -228,13 +228,9 @@ def _part(turn: ControllerTurn, audit_round: AuditRound, verdict: AuditVerdict) 
 
 
 def _bar(turn: ControllerTurn, audit_round: AuditRound) -> None:
-    """Bar the copies that were saved since the last agreement."""
+    """Bar the copies that were saved since the last agreement, or since the start without one."""
     state = turn.state
-    whole = state.audit.whole
-    if whole is None:
-        checkpoint_tracking.set_checkpoint(turn, None)
-        return
-    bar = CopyBar(whole.n, audit_round.generation)
+    bar = CopyBar(state.audit.trusted_n, audit_round.generation)
     turn.journal(inputs.CopiesBarred(after_n=bar.after_n, generation=bar.generation))
     state.audit = state.audit.barred(bar)
     checkpoint_tracking.set_checkpoint(turn, state.audit.newest_copy())

@@ -222,6 +222,7 @@ class AuditState(msgspec.Struct, frozen=True, kw_only=True):
     origins: dict[int, int] = {}  # rank -> rank whose state it copied since `whole`
     blamed: dict[int, int] = {}  # rank -> how often its worker was replaced for an audit
     undecided: bool = False  # replicas differ without a majority
+    start_n: int | None = None  # the earliest phase from which all ranks started
 
     @property
     def is_disputed(self) -> bool:
@@ -244,9 +245,14 @@ class AuditState(msgspec.Struct, frozen=True, kw_only=True):
         start = Agreement(n, step)
         whole = self.whole if self.whole is None or self.whole.n <= n else start
         newest = self.newest if self.newest is None or self.newest.n <= n else start
-        return replace(
-            self, rounds={}, recent=(), whole=whole, newest=newest, undecided=False, origins={}
-        )
+        first = n if self.start_n is None else min(n, self.start_n)
+        begun = replace(self, rounds={}, recent=(), undecided=False, origins={}, start_n=first)
+        return replace(begun, whole=whole, newest=newest)
+
+    @property
+    def trusted_n(self) -> int:
+        """Phase up to which copies are undisputed: the last complete agreement, else the start."""
+        return self.whole.n if self.whole is not None else self.start_n or 0
 
     def copied(self, transfers: Iterable[tuple[int, int]]) -> AuditState:
         """Return the state after joiners have copied their donors' state."""

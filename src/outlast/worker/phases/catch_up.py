@@ -3,7 +3,8 @@
 During the walk, calls of completed phases return the results that the seat's last worker recorded.
 Inside the loop the job's state is adopted before the script continues, so that code between two
 phases (for example a save of the model) sees the job's weights instead of the initial ones. It is
-adopted again at the end, because such code (a scheduler's step) has then run twice.
+adopted again at the end, because such code (a scheduler's step) has then run twice. A copy is of a
+draw, behind which no code has run: its state is adopted there for the last time.
 
 Results of a phase that died with their worker, as the successor sees them:
 
@@ -209,6 +210,13 @@ class CatchUp:
         """End the walk at the end of the loop, unless completed phases follow the loop."""
         if self.walk is not None and not self.walk.remaining:
             self.join()
+
+    def begin_from_copy(self) -> None:
+        """Take over the state of a copy that was made at this draw, for the last time: what the
+        script changes before its next phase has happened on no rank yet."""
+        self._recovery.adopt_staged_state()
+        self._recovery.staged = None
+        self.restore_walked()
 
     def restore_walked(self) -> None:
         """Restore the rank's own state at the point of the walk where it was recorded."""
