@@ -24,17 +24,18 @@ import outlast
 
 parser = argparse.ArgumentParser()
 add_flags(parser)
+parser.add_argument("--hot-spares", action="store_true")
 args = parser.parse_args()
 
 torch.set_num_threads(1)
 size = SIZES[args.size]
-session = outlast.init()
-ledger, baton = Ledger(args.folder, session.rank), Baton(args.baton, 1, session.rank)
+session = outlast.init(hot_spares=args.hot_spares)
+ledger, baton = Ledger(args.folder), Baton(args.baton, 1)
 model = parallel_model(args.parallel, size)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 data = Noise(size.context)
-replicas = 1 if args.parallel == "tp" else session.world_size
-sampler = DistributedSampler(data, replicas, session.rank % replicas, shuffle=False)
+count, rank = (1, 0) if args.parallel == "tp" else (None, None)  # None: those of the group
+sampler = DistributedSampler(data, count, rank, shuffle=False)
 loader = DataLoader(data, size.batch, sampler=sampler)
 session.protect(model=model, optimizer=optimizer, loader=loader)
 
@@ -42,7 +43,8 @@ session.protect(model=model, optimizer=optimizer, loader=loader)
 def train_step(words: torch.Tensor) -> None:
     optimizer.zero_grad()
     loss = loss_of(model, words)
-    die_once(args.folder, session.rank, session.step_index + 1, at=args.kill_at)
+    if session.step_index + 1 == args.kill_at:
+        die_once(args.folder, session.rank)
     loss.backward()
     optimizer.step()
 
@@ -60,12 +62,12 @@ for words in session.batches(loader, until=args.steps):
     if session.step_index % args.block == 0:
         baton.take()
     session.run(train_step, words)
-    ledger.add(session.step_index)
+    ledger.add(session.rank, session.step_index)
     if session.step_index % args.block == 0:
-        baton.give()
+        baton.give(session.rank)
     if args.small and session.step_index == args.steps:
         baton.take()
         small_s = session.run(small_collectives)
         if session.rank == 1:
             (args.folder / "figures.json").write_text(json.dumps({"small_s": small_s}))
-        baton.give()
+        baton.give(session.rank)

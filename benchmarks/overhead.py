@@ -46,7 +46,7 @@ VARIANTS = (
     Variant("ddp", "10ms", 40),
     Variant("ddp", "1ms", 100),
     Variant("compiled", "100ms", 10),
-    Variant("fsdp", "sharded", 10, bar=1.03),
+    Variant("fsdp", "sharded", 4, bar=1.03),
     Variant("tp", "100ms", 10),
 )
 TURNS_MAX = 255  # what a byte of the baton counts
@@ -136,15 +136,14 @@ def main() -> int:
             continue
         ratio, small, found = compare(variant, args)
         figures[variant.name] = found
-        row = (found["plain_step_s"], found["outlast_step_s"])
-        rows.append(
-            (
-                variant.name,
-                *(f"{1e3 * float(str(value)):.2f}" for value in row),
-                f"{ratio.median:.3f} ({ratio.low:.3f} to {ratio.high:.3f})",
-                f"{small.median:.3f}",
-            )
+        row = (
+            variant.name,
+            *(f"{1e3 * float(str(found[key])):.2f}" for key in ("plain_step_s", "outlast_step_s")),
+            f"{ratio.median:.3f} ({ratio.low:.3f} to {ratio.high:.3f})",
+            f"{small.median:.3f}",
         )
+        rows.append(row)
+        print("  ".join(row), file=sys.stderr, flush=True)  # a later variant may fail
         if variant.bar:
             bars[f"step, {variant.name}, upper end of the interval"] = (ratio.high, variant.bar)
             bars[f"small all-reduce, {variant.name}"] = (small.median, SMALL_BAR)

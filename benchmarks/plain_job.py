@@ -30,7 +30,7 @@ torch.set_num_threads(1)
 size = SIZES[args.size]
 dist.init_process_group("gloo")
 rank = dist.get_rank()
-ledger, baton = Ledger(args.folder, rank), Baton(args.baton, 0, rank)
+ledger, baton = Ledger(args.folder), Baton(args.baton, 0)
 model = parallel_model(args.parallel, size)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 checkpoint = args.folder / "checkpoint.pt"
@@ -50,13 +50,14 @@ for words in DataLoader(data, batch_sampler=batches[done:]):
         baton.take()
     optimizer.zero_grad()
     loss = loss_of(model, words)
-    die_once(args.folder, rank, done + 1, at=args.kill_at)
+    if done + 1 == args.kill_at:
+        die_once(args.folder, rank)
     loss.backward()
     optimizer.step()
     done += 1
-    ledger.add(done)
+    ledger.add(rank, done)
     if done % args.block == 0:
-        baton.give()
+        baton.give(rank)
     if args.checkpoint_every and done % args.checkpoint_every == 0:
         if rank == 0:
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": done}
@@ -84,6 +85,6 @@ if args.small:
     figures["small_s"] = (time.monotonic() - begin) / args.small
 if rank == 1:
     (args.folder / "figures.json").write_text(json.dumps(figures))
-baton.give()
+baton.give(rank)
 baton.take()  # until the other job has measured too: our exit would disturb it
 dist.destroy_process_group()

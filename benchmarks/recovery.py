@@ -24,13 +24,16 @@ class Variant(NamedTuple):
 
     flags: tuple[str, ...]
     parallel: str = "ddp"
+    hot: bool = False
 
 
 VARIANTS = {
     "warm spare": Variant(("--spares=1",)),
+    "hot spare": Variant(("--spares=1",), hot=True),
     "respawn": Variant(("--spares=0",)),
     "respawn, no template": Variant(("--spares=0", "--no-template")),
     "warm spare, compiled": Variant(("--spares=1",), "compiled"),
+    "hot spare, compiled": Variant(("--spares=1",), "compiled", hot=True),
     "warm spare, HSDP": Variant(("--spares=1",), "hsdp"),
     "warm spare, FSDP2, copies in memory": Variant(("--spares=1", *COPIES), "fsdp"),
 }
@@ -59,7 +62,8 @@ def torchrun() -> Recovery:
 def outlast(variant: Variant) -> Recovery:
     """Measure the replacement of one rank."""
     flags = ("--steps", STEPS, "--kill-at", KILL_AT, "--parallel", variant.parallel)
-    with job((*OUTLAST, *variant.flags), "outlast_job.py", *flags) as done:
+    hot = ("--hot-spares",) if variant.hot else ()
+    with job((*OUTLAST, *variant.flags), "outlast_job.py", *flags, *hot) as done:
         return Recovery(done.back_s(KILL_AT), done.step_s(), _build_s(done), lost=_lost(done))
 
 
@@ -94,7 +98,8 @@ def main() -> int:
     for turn in range(args.repeats):
         for name, found in runs.items():
             found.append(torchrun() if name == TORCHRUN_NAME else outlast(VARIANTS[name]))
-            print(f"{turn + 1}/{args.repeats} {name}", file=sys.stderr, flush=True)
+            took = f"{name} {found[-1].back_s:.2f} s"
+            print(f"{turn + 1}/{args.repeats} {took}", file=sys.stderr, flush=True)
     rows, medians = [], {}
     for name, found in runs.items():
         back = spread([each.back_s for each in found])
@@ -127,14 +132,13 @@ def judge(runs: dict[str, list[Recovery]], medians: dict[str, Spread]) -> int:
         torchrun_s = medians[TORCHRUN_NAME].median
         copy_s = median([run.copy_s for run in runs[TORCHRUN_NAME]])
         figures["state_copy_s"] = copy_s
-        if warm_s:
-            warm = runs["warm spare"]
-            build_s, step_s = (median([getattr(r, k) for r in warm]) for k in ("build_s", "step_s"))
-            figures["joiner_build_and_dry_steps_s"] = build_s
-            bars["warm spare, s"] = (warm_s, build_s + 2 * step_s + copy_s + 0.2)
-            bars["warm spare / torchrun"] = (warm_s / torchrun_s, 1 / 5)
-        if respawn_s:
-            bars["respawn / torchrun"] = (respawn_s / torchrun_s, 1 / 5)
+        for name in [n for n in runs if n == "warm spare" or (n in VARIANTS and VARIANTS[n].hot)]:
+            found, is_hot = runs[name], VARIANTS[name].hot
+            build_s = 0.0 if is_hot else median([run.build_s for run in found])
+            step_s = median([run.step_s for run in found])
+            bars[f"{name}, s"] = (medians[name].median, build_s + 2 * step_s + copy_s + 0.2)
+        for name in [n for n in runs if n in {"warm spare", "respawn"}]:
+            bars[f"{name} / torchrun"] = (medians[name].median / torchrun_s, 1 / 5)
     return verdict("recovery", figures, bars)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from tests.controller.controller_driver import ControllerDriver
 
 from outlast import events
@@ -43,11 +44,23 @@ def test_ranks_with_different_records_leave_spares_warm() -> None:
     assert "set-up collectives" in " ".join(note.text for note in desk.emitted(events.Note))
 
 
-def test_a_spare_that_ends_while_it_is_prepared_is_the_last_one() -> None:
+@pytest.mark.parametrize("kind", ["exited", "killed", "hung"])
+def test_a_spare_that_ends_while_it_is_prepared_is_the_last_one(kind: events.FaultKind) -> None:
     desk = running(b"same", b"same")
     renew(desk, 1)
-    desk.lose("w1-3", state="waiting", kind="exited")
+    desk.lose("w1-3", state="waiting", kind=kind)
     assert desk.state.members.stays_warm
+
+
+@pytest.mark.parametrize("lost", ["with its host", "when it was ready"])
+def test_later_spares_are_prepared_after_a_loss_that_says_nothing_of_the_script(lost: str) -> None:
+    desk = running(b"same", b"same")
+    renew(desk, 1)
+    if lost == "when it was ready":
+        desk.say("w1-3", messages.WorkerReady(generation=0, n=0))
+    kind = "killed" if lost == "when it was ready" else "agent_lost"
+    desk.lose("w1-3", state="waiting", kind=kind)
+    assert not desk.state.members.stays_warm
 
 
 def test_a_hot_spare_takes_the_rank_before_a_warm_one() -> None:

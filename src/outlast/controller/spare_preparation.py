@@ -43,9 +43,11 @@ def prepare_spares(turn: ControllerTurn) -> None:
 
 
 def worker_lost(turn: ControllerTurn, worker: WorkerRecord, fault: events.Fault) -> None:
-    """Prepare no further spares if the script ended one by itself while it was prepared."""
-    by_script = fault.kind in ("raised", "contract", "exited")
-    if turn.state.mode in ("stopping", "ended") or not (worker.preparing and by_script):
+    """Prepare no further spares if one ended while it was prepared, also by a signal: a script that
+    crashes or runs out of memory without a rank would do so again."""
+    is_over, kind = turn.state.mode in ("stopping", "ended"), (worker.fault or fault).kind
+    says_nothing = kind == "agent_lost" or kind in events.REQUESTS
+    if is_over or not worker.preparing or worker.is_hot or says_nothing:
         return
     if worker.seat < 0 and not turn.state.members.stays_warm:
         turn.state.members.keep_warm()
