@@ -18,6 +18,7 @@ from outlast.events import (
     Drained,
     DrainFailed,
     LoopBegun,
+    Metrics,
     Note,
     PhaseDone,
     RunEnded,
@@ -61,6 +62,21 @@ def test_a_run_with_two_incidents(tmp_path: Path) -> None:
     assert summary.step_s == 0.1
     assert summary.loss == pytest.approx(4.0 / 2.5)
     assert stopped.rung == "respawn"
+
+
+def test_the_loss_is_of_the_lowest_rank_that_reports_one(tmp_path: Path) -> None:
+    """Of a pipeline, ranks of the last stage alone have a loss."""
+    story = SyntheticRun(tmp_path, world=4).start()
+    story.n = story.step = 1
+    for seat, worker in enumerate(story.seats):
+        story.done(seat)
+        if seat > 1:
+            values = {"loss": 0.25 * seat}
+            story.write(
+                worker, Metrics(t_ns=story.t_ns, worker=worker, seat=seat, step=1, values=values)
+            )
+    story.end()
+    assert summarise(tmp_path).loss == 0.5
 
 
 def test_an_event_may_stand_for_many_steps(tmp_path: Path) -> None:

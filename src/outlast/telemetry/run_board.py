@@ -123,7 +123,8 @@ class RunBoard:
                 row.loss = loss
         seats = self.seats
         if len(seats) == self.world and seats:
-            self._step, self._loss = min(row.step for row in seats), seats[0].loss
+            self._step = min(row.step for row in seats)
+            self._loss = next((row.loss for row in seats if row.loss is not None), None)
         if not self._rate_begun and self._rate and self.step != self._rate[-1][1]:
             # Neither the start nor the steps before a resumed checkpoint belong to the rate.
             self._rate_begun = True
@@ -152,7 +153,7 @@ class RunBoard:
 
     @property
     def loss(self) -> float | None:
-        """Last loss that the first rank reported; None if there is none."""
+        """Last loss of the first rank that reports one; None if there is none."""
         return self._loss
 
     @property

@@ -98,7 +98,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     phases: int
     committed_steps_lost: int | None
     step_s: float  # median over seats and steps
-    loss: float | None  # last report of rank 0
+    loss: float | None  # last report of the lowest rank that reports one
     wall_s: float
     goodput: float | None
     ettr: float | None
@@ -293,10 +293,12 @@ def _steps_total(events: Sequence[AnyEvent]) -> int | None:
 
 
 def _last_loss(events: Sequence[AnyEvent]) -> float | None:
-    for event in reversed(events):
-        if isinstance(event, Metrics) and event.seat == 0 and "loss" in event.values:
-            return event.values["loss"]
-    return None
+    losses = {
+        event.seat: event.values["loss"]
+        for event in events
+        if isinstance(event, Metrics) and "loss" in event.values
+    }
+    return losses[min(losses)] if losses else None
 
 
 def _notes(

@@ -42,6 +42,8 @@ _HOOKS = (
     "_optimizer_step_pre_hooks",
     "_optimizer_step_post_hooks",
 )
+# Attributes of pipeline schedules and stages that hold the script's functions and modules.
+_OF_PIPELINES = ("_loss_fn", "_stage", "_stages", "submod")
 _MUTABLE = (list, dict, set, deque, torch.Tensor, np.ndarray)
 
 
@@ -330,6 +332,9 @@ class ReachableValues:
         elif isinstance(getattr(value, "__dict__", None), dict):
             self.called.append(value)
             self._owners.append((path, value))
+            if type(value).__module__.startswith("torch.distributed.pipelining."):
+                names = vars(value).keys() & {*_OF_PIPELINES}
+                yield from ((("attr", name), vars(value)[name]) for name in sorted(names))
 
     def _add_bound(self, path: Path, method: types.MethodType) -> None:
         self.add((*path, ("attr", "__self__")), method.__self__)

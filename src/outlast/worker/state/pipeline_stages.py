@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from outlast.errors import ProtectError, UnsupportedError
 
 _PIPELINING = "torch.distributed.pipelining"
-_SUPPORTED = ("ScheduleGPipe",)
+_SUPPORTED = ("ScheduleGPipe", "Schedule1F1B", "ScheduleInterleaved1F1B", "ScheduleLoopedBFS")
 _METAS = ("inputs", "outputs", "input_grads", "output_grads")
 _SEARCHES = 8  # votes before which all objects are searched for schedules
 
@@ -52,9 +52,9 @@ class PipelineStages:
         kind = type(schedule).__name__
         if kind not in _SUPPORTED or type(schedule).__module__ != f"{_PIPELINING}.schedules":
             raise UnsupportedError(
-                f"schedule {name!r} is a {kind}, which has not been tried: micro-batches that an"
-                " interrupted step leaves could not be undone; nothing was protected; use one of"
-                f" {', '.join(_SUPPORTED)}"
+                f"schedule {name!r} is a {kind}, which has not been tried (schedules that divide a"
+                " backward, as zero bubble does, follow sets without an order); nothing was"
+                f" protected; use one of {', '.join(_SUPPORTED)}"
             )
         if getattr(schedule, "_comp_type_to_function_map", None):
             raise UnsupportedError(
@@ -90,18 +90,10 @@ class PipelineStages:
         return f"stages {self.indices} of {self._all()[0].num_stages}" if self else ""
 
     def must_be_complete(self, modules: Mapping[str, nn.Module]) -> None:
-        """Check that all schedules of protected modules are protected, and have run backward.
+        """Check that all schedules of protected modules are protected. Raises ProtectError.
 
-        Raises ProtectError, UnsupportedError.
         All objects are searched, before the first votes only: schedules are made at the start.
         """
-        for name, schedule in self._schedules.items():
-            forward, backward = _flags_of(schedule)
-            if getattr(schedule, forward) and not getattr(schedule, backward):
-                raise UnsupportedError(
-                    f"schedule {name!r} ran forward only (eval(), or without a loss_fn), which has"
-                    " not been tried; nothing was applied; use step() with a loss_fn"
-                )
         if f"{_PIPELINING}.schedules" not in sys.modules or self._searches >= _SEARCHES:
             return
         self._searches += 1
@@ -135,11 +127,6 @@ class PipelineStages:
             )
         for name, schedule in self._schedules.items():
             _restore(schedule, saved[name])
-
-    def drop_microbatches(self) -> None:
-        """Drop what an interrupted step has left."""
-        for schedule in self._schedules.values():
-            _drop_microbatches(schedule)
 
     def _all(self) -> list[Any]:
         return [stage for each in self._schedules.values() for stage in _stages_of(each)]

@@ -1,0 +1,42 @@
+"""1F1B on a 2x2 mesh: two stages of two replicas, whose gradients the step averages."""
+# ranks: 4
+
+import torch
+from digests import write_digests
+from torch import distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+import outlast
+
+session = outlast.init()
+mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("stage", "replica"))
+index, replicas = mesh.get_local_rank("stage"), mesh.get_group("replica")
+torch.manual_seed(index)
+model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Dropout(0.1), nn.Linear(16, 8))
+stage = PipelineStage(model, index, 2, torch.device("cpu"), group=mesh.get_group("stage"))
+schedule = Schedule1F1B(stage, 4, loss_fn=nn.functional.mse_loss)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+torch.manual_seed(70 + mesh.get_local_rank("replica"))
+session.protect(schedule=schedule, optimizer=optimizer)
+
+
+def train_step(_index):
+    optimizer.zero_grad()
+    given, target = torch.randn(8, 8), torch.randn(8, 8)
+    losses = []
+    if stage.is_first:
+        schedule.step(given)
+    else:
+        schedule.step(target=target, losses=losses)
+        session.report(loss=sum(loss.item() for loss in losses))
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad, group=replicas)
+        parameter.grad.div_(2)
+    optimizer.step()
+
+
+for number in session.batches(None, until=10):
+    session.run(train_step, number)
+write_digests(session, model=model, optimizer=optimizer)
