@@ -53,6 +53,7 @@ help:
 	@echo "make judge   ckpt-chaos, an outside judge of saves that are killed; asks PyPI for it"
 	@echo "make clean   remove the environment, caches and runs"
 
+# Modules are compiled at their first import: compiling all that pip installs takes a minute.
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "Outlast needs Python 3.11 or newer, and '$(PYTHON)' is not;" \
@@ -64,7 +65,7 @@ $(READY): pyproject.toml constraints.txt
 ifneq ($(TORCH),)
 	sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt > $(CONSTRAINTS)
 endif
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check \
 	  -e '.[run,figures,objects,plan,dask,fleet,health,dev,docs]' -c $(CONSTRAINTS)
 	@touch $@
 
@@ -83,7 +84,7 @@ format: $(READY)
 	$(BIN)/ruff format .
 
 types: $(READY)
-	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/pyright --threads --pythonpath $(BIN)/python
 
 ifeq ($(TORCH),)
 test: check

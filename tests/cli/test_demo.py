@@ -13,6 +13,7 @@ from outlast.cli.demo import FAULTS, DemoReport
 from outlast.config import child_environment
 
 
+@pytest.mark.extended
 @pytest.mark.process
 @pytest.mark.timeout(300)
 def test_the_demo_ends_with_the_same_bits(tmp_path: Path) -> None:

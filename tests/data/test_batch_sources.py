@@ -273,6 +273,7 @@ def test_what_is_too_large_to_be_kept_is_refused(workers: int) -> None:
     source.close()
 
 
+@pytest.mark.extended
 def test_draws_in_turn_with_the_model_are_counted_and_cost_nothing() -> None:
     source = open_source(plain(Endless(), batch_size=1))
     source.start_epoch(0, None)

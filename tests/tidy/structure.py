@@ -6,6 +6,7 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -79,29 +80,26 @@ def _classes_twice(trees: dict[str, ast.Module]) -> list[str]:
     return sorted(name for name, many in counted.items() if many > 1)
 
 
-def _documented(tree: ast.Module) -> Iterator[Definition | ast.Module]:
-    yield tree
-    for node in ast.walk(tree):
-        if isinstance(node, Definition):
-            yield node
+@cache
+def _nodes(tree: ast.Module) -> list[ast.AST]:
+    return list(ast.walk(tree))
 
 
 def _questions(tree: ast.Module) -> int:
-    return sum(bool(QUESTION.match(ast.get_docstring(node) or "")) for node in _documented(tree))
+    documented = (n for n in _nodes(tree) if isinstance(n, Definition | ast.Module))
+    return sum(bool(QUESTION.match(ast.get_docstring(node) or "")) for node in documented)
 
 
 def _banned(tree: ast.Module) -> int:
-    names: set[tuple[str, str]] = set()
-    for scope in _documented(tree):
-        here = getattr(scope, "name", "")
-        for node in ast.walk(scope):
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-                names.add((here, node.id))
-            elif isinstance(node, ast.arg):
-                names.add((here, node.arg))
-            elif isinstance(node, Definition):
-                names.add(("", node.name))
-    return len({pair for pair in names if BANNED.fullmatch(pair[1])})
+    names: set[str] = set()
+    for node in _nodes(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.arg):
+            names.add(node.arg)
+        elif isinstance(node, Definition):
+            names.add(node.name)
+    return sum(bool(BANNED.fullmatch(name)) for name in names)
 
 
 def _is_public(node: ast.AST) -> bool:
@@ -123,14 +121,14 @@ def _undocumented_percent(trees: dict[str, ast.Module]) -> int:
 def _long_functions(tree: ast.Module) -> int:
     return sum(
         (node.end_lineno or 0) - node.lineno + 1 > 70
-        for node in ast.walk(tree)
+        for node in _nodes(tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     )
 
 
 def _wide_functions(tree: ast.Module) -> int:
     wide = 0
-    for scope in ast.walk(tree):
+    for scope in _nodes(tree):
         if not isinstance(scope, Definition | ast.Module):
             continue
         for node in scope.body:
@@ -174,11 +172,11 @@ def cycles(trees: dict[str, ast.Module]) -> list[set[str]]:
 def _imports(tree: ast.Module, known: dict[str, ast.Module]) -> Iterator[str]:
     typing_only = {
         id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for node in _nodes(tree)
+        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
         for inner in ast.walk(node)
     }
-    for node in ast.walk(tree):
+    for node in _nodes(tree):
         if isinstance(node, ast.ImportFrom) and id(node) not in typing_only:
             for alias in node.names:
                 inner = f"{node.module}.{alias.name}"

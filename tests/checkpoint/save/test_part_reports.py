@@ -80,6 +80,7 @@ def test_a_rank_whose_save_fails_before_it_has_a_place(tmp_path: Path) -> None:
     assert "rank 1: " in first[0] and second[0] in first[0]
 
 
+@pytest.mark.extended
 @pytest.mark.process
 def test_a_rank_that_does_not_save_is_named_before_the_deadline(tmp_path: Path) -> None:
     (took_s, first), _ = hear(tmp_path, "silent")
@@ -111,6 +112,7 @@ def test_ranks_of_a_run_agree_on_each_save_or_all_fail_with_its_cause() -> None:
         agreed_call([SaveCall(3, 100, True), SaveCall(1, 100)])
 
 
+@pytest.mark.extended
 @pytest.mark.process
 def test_lost_parts_are_reported_to_all_ranks_of_a_run(tmp_path: Path) -> None:
     job = Path(__file__).with_name("reporting_job.py")

@@ -72,7 +72,9 @@ print(numpy.random.rand(), torch._inductor.__name__)
     ("text", "reason"),
     [
         (NUMPY_THEN_VARIABLE, "changed OMP_NUM_THREADS"),
-        (LOGGING_BEFORE.replace("EXISTING", "True"), "changed the logger"),
+        pytest.param(
+            LOGGING_BEFORE.replace("EXISTING", "True"), "changed the logger", marks=EXTENDED
+        ),
         pytest.param(LOGGING_BEFORE.replace("EXISTING", "False"), "", marks=EXTENDED),
         (LOGGING_AFTER, ""),
         pytest.param(LEVEL_BEFORE, "made the logger torch", marks=EXTENDED),

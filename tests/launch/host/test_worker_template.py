@@ -143,7 +143,8 @@ def portraits(stage: Stage, script: Path, *flags: str) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("threads", [pytest.param("1", marks=pytest.mark.extended), "2"])
+@pytest.mark.extended
+@pytest.mark.parametrize("threads", ["1", "2"])
 def test_a_forked_worker_sees_what_a_spawned_one_sees(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, threads: str
 ) -> None:

@@ -42,6 +42,7 @@ def least_usd(scenario: Scenario) -> float:
     return min(predict(scenario, one).usd for one in can)
 
 
+@pytest.mark.extended
 def test_it_costs_what_its_settings_are_predicted_to() -> None:
     found = told(failures="50kh")
     set_to = {one.what: one for one in found.items}
