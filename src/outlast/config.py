@@ -241,6 +241,16 @@ def process_environment() -> dict[str, str]:
 WHOLE_ENVIRONMENT = "the whole environment"
 
 
+def _variables() -> dict[bytes, bytes]:
+    environ: Any = os.environ  # where it keeps them is private, and only there all reads are seen
+    return vars(environ)["_data"]
+
+
+def _keep_variables_in(variables: dict[bytes, bytes]) -> None:
+    for environ in (os.environ, os.environb):  # two views of the same variables
+        vars(environ)["_data"] = variables
+
+
 @contextlib.contextmanager
 def recorded_environment() -> Iterator[set[str]]:
     """Record which variables are read meanwhile, WHOLE_ENVIRONMENT for a look at all of them."""
@@ -255,14 +265,13 @@ def recorded_environment() -> Iterator[set[str]]:
             read.add(os.fsdecode(key))
             return super().__getitem__(key)
 
-    environ: Any = os.environ  # what it keeps is private, and only there all reads can be seen
-    plain = vars(environ)["_data"]
+    plain = _variables()
     recording = Recording(plain)
-    vars(environ)["_data"] = recording
+    _keep_variables_in(recording)
     try:
         yield read
     finally:
-        vars(environ)["_data"] = plain
+        _keep_variables_in(plain)
         plain.clear()
         plain.update({name: recording.get(name, b"") for name in dict.keys(recording)})
 
@@ -270,8 +279,7 @@ def recorded_environment() -> Iterator[set[str]]:
 def watch_environment(names: frozenset[str], on_read: Callable[[str], None]) -> Callable[[], None]:
     """Call `on_read` before one of `names` is read, with WHOLE_ENVIRONMENT before all variables
     are. Return a function that ends this; `on_read` may call it."""
-    environ: Any = os.environ  # what it keeps is private, and only there all reads can be seen
-    plain = vars(environ)["_data"]
+    plain = _variables()
     watched = {os.fsencode(name): name for name in names}
     ended: list[bool] = []
 
@@ -288,11 +296,12 @@ def watch_environment(names: frozenset[str], on_read: Callable[[str], None]) -> 
                 on_read(WHOLE_ENVIRONMENT if is_item else watched[key])  # items(), values()
             return plain[key] if ended else super().__getitem__(key)
 
-    watching = vars(environ)["_data"] = Watching(plain)
+    watching = Watching(plain)
+    _keep_variables_in(watching)
 
     def end() -> None:
         ended.append(True)
-        vars(environ)["_data"] = plain
+        _keep_variables_in(plain)
         plain.clear()
         plain.update({name: watching.get(name, b"") for name in dict.keys(watching)})
 

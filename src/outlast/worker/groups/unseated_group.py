@@ -40,13 +40,11 @@ class PendingRank:
     def __index__(self) -> int:
         return self._wait("a DistributedSampler that is read outside session.batches")
 
-    __int__ = __hash__ = __index__
+    __int__ = __index__
+    __class__ = property(lambda _self: int)  # type: ignore[assignment] - isinstance(rank, int)
 
-    def __repr__(self) -> str:
-        return repr(int(self))
-
-    def __eq__(self, other: object) -> bool:
-        return int(self) == other
+    def __getattr__(self, name: str) -> Any:
+        return getattr(int(self), name)
 
     def __lt__(self, other: int) -> bool:
         return (_STAND_IN if _is_check_of_bounds(sys._getframe(1)) else int(self)) < other
@@ -54,22 +52,27 @@ class PendingRank:
     def __ge__(self, other: int) -> bool:
         return (_STAND_IN if _is_check_of_bounds(sys._getframe(1)) else int(self)) >= other
 
-    def __gt__(self, other: int) -> bool:
-        return int(self) > other
-
-    def __le__(self, other: int) -> bool:
-        return int(self) <= other
-
-    def __add__(self, other: int) -> int:
-        return int(self) + other
-
-    def __mul__(self, other: int) -> int:
-        return int(self) * other
-
-    __radd__, __rmul__ = __add__, __mul__
-
     def __reduce__(self) -> tuple[Any, ...]:
         return int, (int(self),)
+
+
+def _waiting(name: str) -> Callable[..., Any]:
+    return lambda rank, *others: getattr(int(rank), name)(*others)
+
+
+_OF_ANY_OBJECT = {
+    "__eq__",
+    "__ne__",
+    "__gt__",
+    "__le__",
+    "__hash__",
+    "__repr__",
+    "__str__",
+    "__format__",
+}
+for _name in ({*dir(int)} - {*dir(object)} | _OF_ANY_OBJECT) - {"__int__", "__index__"}:
+    if _name.startswith("__") and _name != "__getnewargs__":
+        setattr(PendingRank, _name, _waiting(_name))
 
 
 def _is_check_of_bounds(frame: FrameType) -> bool:
