@@ -24,6 +24,7 @@ ROOMS = (
     "collectives",
     "data",
     "ddp",
+    "hot",
     "loops",
     "models",
     "optimizers",

@@ -98,7 +98,7 @@ def _length(loader: Any) -> int | None:
         return None
 
 
-def init() -> Session:
+def init(*, hot_spares: bool = False) -> Session:
     """Join the process group that torchrun, or a test that forks ranks, describes."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     meet = os.environ.get("PLAIN_RENDEZVOUS", "env://")

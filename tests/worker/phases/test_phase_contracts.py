@@ -65,3 +65,32 @@ def test_a_buffer_that_fits_no_slot_is_a_clear_end(tmp_path: Path) -> None:
     assert summary["outcome"] == "user_error", output
     assert "module.keys alone has 20971520" in output
     assert summary["respawns"] == 0
+
+
+LATE_REPORTS = """
+import torch, outlast
+session = outlast.init()
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+session.protect(model=model, optimizer=optimizer)
+def train_step(index):
+    optimizer.zero_grad()
+    loss = model(torch.ones(1, 2)).square().mean()
+    loss.backward()
+    session.report(early=loss.item())
+    optimizer.step()
+    session.report(late=loss.item())
+for index in session.batches(None, until=4):
+    session.run(train_step, index)
+"""
+
+
+@pytest.mark.extended
+def test_a_report_after_the_optimizers_step_is_noted(tmp_path: Path) -> None:
+    script = tmp_path / "late.py"
+    script.write_text(LATE_REPORTS)
+    command = [sys.executable, "-m", "outlast", "run", "--plain", f"--run-dir={tmp_path / 'run'}"]
+    subprocess.run([*command, "--nproc-per-node=2", str(script)], timeout=150, check=True)
+    notes = json.loads((tmp_path / "run" / "summary.json").read_text())["notes"]
+    late = [note for note in notes if "before optimizer.step()" in note]
+    assert ["reports late after" in note for note in late] == [True, True], notes

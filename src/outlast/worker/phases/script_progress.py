@@ -187,6 +187,7 @@ class ProgressSlots:
         self._protected = protected
         self._note_once = note_once
         self._before_n = -1
+        self._reported: dict[str, float] = {}  # in the slot of the newest vote
         self.copied: Callable[[], str] = lambda: ""
 
     def write_before(self, own: bytes) -> None:
@@ -231,9 +232,17 @@ class ProgressSlots:
             protected.local.completed(attempt.key, has_changed_buffers=changed)
         if attempt.waits:
             self._put_after(attempt, protected.own_state(attempt.choices), aside=aside)
+        elif late := sorted(n for n in attempt.reports if n not in self._reported):
+            self._note_once(
+                f"{attempt.key} reports {', '.join(late)} after its optimizer's step: if a rank is"
+                " lost in between, its report of that step is missing; call session.report before"
+                " optimizer.step()",
+                f"late reports of {attempt.key}",
+            )
 
     def _put_after(self, attempt: PhaseAttempt, own: bytes, *, aside: bool) -> None:
         n, step = self._status.n + 1, self._status.step + (attempt.kind == "step")
+        self._reported = dict(attempt.reports)
         copied = "" if attempt.kind == "step" else self.copied()
         slot = self._place.slot(n, step, own, reports=attempt.reports, aside=aside, copied=copied)
         self._page.put("after", n, slot.pack())
