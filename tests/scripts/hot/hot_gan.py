@@ -25,15 +25,9 @@ of_critic = torch.optim.AdamW(critic.parameters(), 1e-3)
 schedule = torch.optim.lr_scheduler.StepLR(of_generator, 3, 0.5)
 data = TensorDataset(torch.randn(96, 8))
 loader = DataLoader(data, 8, sampler=DistributedSampler(data, seed=3), drop_last=True)
-session.protect(
-    generator=generator,
-    critic=critic,
-    average=average,
-    of_generator=of_generator,
-    of_critic=of_critic,
-    schedule=schedule,
-    loader=loader,
-)
+state = {"generator": generator, "critic": critic, "average": average}
+state |= {"of_generator": of_generator, "of_critic": of_critic}
+session.protect(**state, schedule=schedule, loader=loader)
 loss_of = nn.functional.binary_cross_entropy_with_logits
 history = []
 
@@ -62,28 +56,14 @@ def generator_step(count):
     for parameter in critic.parameters():
         parameter.requires_grad_(True)
     with torch.no_grad():
-        for mean, parameter in zip(
-            average.parameters(), generator.module.parameters(), strict=True
-        ):
-            mean.lerp_(parameter, 0.1)
+        for name, mean in average.named_parameters():
+            mean.lerp_(generator.module.get_parameter(name), 0.1)
     return loss.item()
 
 
-count = 0
 for batch in session.batches(loader, epochs=3):
     history.append(session.run(critic_step, batch))
-    if count % 2 == 0:
+    if len(history) % 3 == 1:
         history.append(session.run(generator_step, len(batch[0])))
-    count = count + 1
-    if count % 6 == 0:
         schedule.step()
-write_digests(
-    session,
-    generator=generator,
-    critic=critic,
-    average=average,
-    of_generator=of_generator,
-    of_critic=of_critic,
-    rate=schedule.get_last_lr(),
-    history=history,
-)
+write_digests(session, **state, rate=schedule.get_last_lr(), history=history)
