@@ -23,7 +23,8 @@ after one such verdict the rest of this phase, and this place in later phases, h
 
 When all ranks wait at the same place, no rank is blamed and the generation is retried with a
 doubled timeout. A retry also follows if a minority is in the vote but skipped a collective in which
-the other ranks wait. If that recurs, the minority is blamed.
+the other ranks wait, and if ranks of a pipeline are not known to be behind their own replicas: they
+may wait for another stage. If that recurs, the minority, or the ranks behind, are blamed.
 
 Ranks that waited for a rank that died, heals or was given up have stood still for long and need
 time to wake. When a rank is no longer judged, the floor starts again for the other ranks.
@@ -37,6 +38,14 @@ import msgspec
 from msgspec.structs import replace
 
 from outlast.config import Limits
+from outlast.controller.rank_places import (
+    are_known_behind,
+    is_before,
+    name_of,
+    place_of,
+    ranks_behind,
+    where_of,
+)
 from outlast.events import Fault, FaultKind
 from outlast.transport import worker_page
 from outlast.transport.worker_page import WorkerObservation, is_judged, is_out
@@ -44,7 +53,6 @@ from outlast.transport.worker_page import WorkerObservation, is_judged, is_out
 _S_NS = 1_000_000_000
 _PACED = ("running", "voting")
 _LEFT_NS = 1 * _S_NS  # pages are not read atomically: a contradiction must last this long
-_STAGES: dict[str, int] = {"running": 1, "checkpoint": 1, "dry": 1, "voting": 2, "applying": 3}
 _NEW_PATIENCE = 3  # factor on the timeout of a process that has not run this kind of phase itself
 _NEW_FLOORS = 6  # its limit in floors, unless the other ranks' timeout is longer
 _PLACES_MAX = 256  # bound of `excused`; the oldest places are dropped
@@ -217,7 +225,8 @@ def _stopped(
             continue
         if now_ns - since_ns > int(limits.hang_floor_s * _S_NS):
             still_s = (now_ns - since_ns) / _S_NS
-            detail = f"{_name(worker)} has been stopped (state {worker.letter}) for {still_s:.1f} s"
+            name = name_of(worker)
+            detail = f"{name} has been stopped (state {worker.letter}) for {still_s:.1f} s"
             faults.append(_fault("stopped", detail, worker, since_ns))
     return faults
 
@@ -236,8 +245,8 @@ def _left_collectives(looks: tuple[WorkerObservation, ...], now_ns: int) -> list
         waiting = [other for other in going if other.n == worker.n]
         if worker.state == "finished" and waiting and now_ns - worker.t_ns > _LEFT_NS:
             detail = (
-                f"the script of {_name(worker)} exited after phase {worker.n}, while"
-                f" {len(waiting)} other rank(s) went on to {_where(waiting[0])}: every rank must"
+                f"the script of {name_of(worker)} exited after phase {worker.n}, while"
+                f" {len(waiting)} other rank(s) went on to {where_of(waiting[0])}: every rank must"
                 " make the same calls of session.run"
             )
             faults.append(_fault("contract", detail, worker, worker.t_ns))
@@ -271,17 +280,19 @@ def _stuck(
     if out := [worker for worker in seated if is_out(worker)]:
         # Waiting ranks may wait for these ranks, whatever their counts of collectives.
         return [_hung(look, seated, now_ns, limits) for look in out if look in still], None
-    last = min(_place(worker) for worker in seated)
-    behind = [worker for worker in seated if _place(worker) == last]
+    behind = ranks_behind(seated)
     blamed = [worker for worker in behind if worker in still]
+    is_first_time = not memory.retries or _moves(seated) == memory.retried
     progressed = _progressed(seated)
     if progressed:
         if len(blamed) < len(behind):
             return [], None  # a rank behind that still computes may be the cause
-        if not memory.retries or _moves(seated) == memory.retried:
+        if is_first_time:
             return [], _skipped("transport", progressed, behind)
         return [_skipped("hung", [look], behind) for look in progressed], None
     if len(behind) < len(seated):
+        if is_first_time and not are_known_behind(behind, seated):
+            return [], _stalled_pipeline(behind, now_ns) if len(blamed) == len(behind) else None
         return [_hung(look, seated, now_ns, limits) for look in blamed], None
     if any(worker.seat >= 0 and worker.state == "healing" for worker in looks):
         return [], None  # the generation has ended: ranks wait for the decision
@@ -293,7 +304,7 @@ def _stuck(
     still_s = still_ns / _S_NS
     detail = (
         f"all {len(seated)} ranks have been at the same place for {still_s:.1f} s"
-        f" ({_where(first)}): a message was lost, or the ranks are deadlocked"
+        f" ({where_of(first)}): a message was lost, or the ranks are deadlocked"
     )
     return [], Fault(kind="transport", detail=detail, n=first.n, t_ns=first.t_ns)
 
@@ -309,7 +320,9 @@ def _progressed(seated: list[WorkerObservation]) -> list[WorkerObservation]:
 
     A rank that hangs behind a collective of a subgroup looks alike: this is no proof of a hang."""
     progressed = [worker for worker in seated if worker.state == "voting"]
-    places = {_place(worker) for worker in seated if worker.state == "running"}
+    comparable = {worker.stages for worker in progressed}
+    running = [worker for worker in seated if worker.state == "running"]
+    places = {place_of(worker) for worker in running if worker.stages in comparable}
     others = [worker for worker in seated if worker.state not in ("voting", "running")]
     if not progressed or others or len(places) != 1 or 2 * len(progressed) > len(seated):
         return []
@@ -323,20 +336,24 @@ def _skipped(
 ) -> Fault:
     seats = ", ".join(str(look.seat) for look in progressed)
     ranks = f"rank {seats}" if len(progressed) == 1 else f"ranks {seats}"
+    first = progressed[0]
     detail = (
-        f"{ranks} reached {_where(progressed[0])} after {progressed[0].collectives} collective(s),"
-        f" but skipped one that {len(waiting)} other rank(s) wait in ({_where(waiting[0])})"
+        f"{ranks} reached {where_of(first)} after {first.collectives} collective(s), but skipped"
+        f" one that {len(waiting)} other rank(s) wait in ({where_of(waiting[0])})"
     )
-    fault = _fault(kind, detail, progressed[0], progressed[0].t_ns)
+    fault = _fault(kind, detail, first, first.t_ns)
     return fault if kind == "hung" else replace(fault, worker="", seat=-1)
 
 
-def _place(worker: WorkerObservation) -> tuple[int, int, int]:
-    """Return the progress of a rank, comparable between ranks. Between phases, collectives of the
-    last phase do not count."""
-    stage = _STAGES.get(worker.state, 0)
-    collectives = 0 if worker.state == "idle" else worker.collectives
-    return worker.n, stage, collectives
+def _stalled_pipeline(behind: list[WorkerObservation], now_ns: int) -> Fault:
+    """Return the fault of a message between stages of a pipeline that has not arrived."""
+    first = min(behind, key=lambda look: look.t_ns)
+    names = ", ".join(name_of(look) for look in behind)
+    detail = (
+        f"the pipeline has stood for {(now_ns - first.t_ns) / _S_NS:.1f} s: {names} waited at"
+        f" {where_of(first)}; a message between stages was lost, or a stage did not send it"
+    )
+    return Fault(kind="transport", detail=detail, n=first.n, t_ns=first.t_ns)
 
 
 def _hung(
@@ -347,9 +364,8 @@ def _hung(
     kernel = (
         " (uninterruptible: a disk or a driver does not answer)" if worker.letter == "D" else ""
     )
-    detail = (
-        f"{_name(worker)} made no progress for {still_s:.1f} s in {_where(worker)}{kernel}{others}"
-    )
+    where = where_of(worker)
+    detail = f"{name_of(worker)} made no progress for {still_s:.1f} s in {where}{kernel}{others}"
     if is_out(worker) and worker.state == "running" and still_s < limits.hang_ceiling_s:
         detail += (
             "; it was outside any collective: if it waited for something else (an upload, a"
@@ -363,25 +379,11 @@ def _others(worker: WorkerObservation, seated: list[WorkerObservation]) -> str:
     """Return text: how many ranks wait for `worker`, and the place of the least advanced."""
     waiting = [other for other in seated if other is not worker and not is_out(other)]
     if not is_out(worker):
-        waiting = [other for other in waiting if _place(other) > _place(worker)]
+        waiting = [other for other in waiting if is_before(worker, other)]
     if not waiting:
         return ""
-    where = _where(min(waiting, key=_place))
+    where = where_of(min(waiting, key=place_of))
     return f"; {len(waiting)} other rank(s) wait for it ({where})"
-
-
-def _name(worker: WorkerObservation) -> str:
-    return f"rank {worker.seat}" if worker.seat >= 0 else f"spare {worker.worker}"
-
-
-def _where(worker: WorkerObservation) -> str:
-    if worker.state == "idle":
-        return f"the script's own code before phase {worker.n + 1}"
-    if worker.state == "voting":
-        return f"the vote of phase {worker.n + 1}"
-    if worker.state in ("starting", "setup"):
-        return f"state {worker.state} before phase {worker.n + 1}"
-    return f"phase {worker.n + 1}, {worker.state}, at collective {worker.collectives}"
 
 
 def _fault(kind: FaultKind, detail: str, worker: WorkerObservation, t_ns: int) -> Fault:

@@ -275,6 +275,7 @@ class WorkerObservation(msgspec.Struct, frozen=True, kw_only=True):
     key: int = 0  # key of the current or last phase
     paces: Mapping[int, PhasePace] = {}  # by key, of phases that this process has completed
     letter: str
+    stages: tuple[int, ...] = ()  # of a pipeline, that it has reported
 
 
 def is_judged(look: WorkerObservation) -> bool:

@@ -72,7 +72,8 @@ class RunRestorer:
             for line in fitting.differences
             if line.removesuffix(": missing in the checkpoint") not in own["buffers"]
         ]
-        differences += [f"{name}: missing here" for name in fitting.spare]
+        spare = protected.pipeline.names_here(fitting.spare, fitting.targets)
+        differences += [f"{name}: missing here" for name in spare]
         if differences:
             raise MismatchError(
                 f"{self._checkpoint.where} does not fit what the script protects; nothing was"

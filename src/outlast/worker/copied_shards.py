@@ -76,8 +76,8 @@ class CopiedShards:
         tensors = [tensor for name, tensor in protected.tensors().items() if name not in own]
         shards = [local_shard(tensor) for tensor in tensors]
         versions = [(t.data_ptr(), t._version) for t in shards]  # noqa: SLF001 - torch's own counter of changes
-        is_sharded = any(hasattr(tensor, "to_local") for tensor in tensors)
-        return versions, digests(shards) if is_sharded else []
+        is_divided = any(hasattr(each, "to_local") for each in tensors) or bool(protected.pipeline)
+        return versions, digests(shards) if is_divided else []
 
     def read(self, copy: messages.Checkpointed, named: str) -> tuple[Any, Ticket]:
         """Return the state of the lost rank from `copy`. `named`: the copy that its slot names.

@@ -11,8 +11,11 @@ from contextlib import contextmanager
 
 import pytest
 from tests.launch.conftest import Stage
+from tests.launch.host.test_agent import SPEAKER, Desk, with_desk
 
 from outlast.launch.host.hang_monitor import ProcessorTime
+from outlast.launch.host.worker_pool import WorkerPool
+from outlast.transport import messages
 
 pytestmark = pytest.mark.process
 
@@ -83,3 +86,14 @@ def test_one_that_waits_is_not(stage: Stage) -> None:
         assert effort.worked_ns(idle.pid) < effort.worked_ns(busy.pid)
         effort.sample([])
         assert effort.worked_ns(busy.pid) == 0  # whoever is not asked about is forgotten
+
+
+def test_stages_that_a_worker_reports_are_known_to_the_monitor(stage: Stage) -> None:
+    report = 'say(messages.StateProtected(schema="", summary="", stages=(0, 2)))'
+
+    async def act(desk: Desk, crew: WorkerPool) -> None:
+        desk.say(messages.Spawn(worker="w1-0", seat=0))
+        await desk.until(messages.StateProtected)
+        assert crew.workers["w1-0"].stages == (0, 2)
+
+    with_desk(stage, SPEAKER.replace("tell(", f"{report}\ntell(", 1), act)

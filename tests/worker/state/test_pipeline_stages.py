@@ -19,6 +19,7 @@ from torch.distributed.pipelining import (
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from outlast.errors import ProtectError, UnsupportedError
+from outlast.worker.state.pipeline_stages import PipelineStages
 from outlast.worker.state.protected_state import ProtectedState
 
 SINGLE = (ScheduleGPipe, Schedule1F1B)
@@ -160,3 +161,62 @@ def test_dtensors_between_stages_are_refused_before_a_vote() -> None:
     job.stages[0]._stage_meta.inputs = (object(),)  # type: ignore[assignment]
     with pytest.raises(UnsupportedError, match="stage 0 of a pipeline exchanges DTensors"):
         job.pipeline.state()
+
+
+def test_statistics_of_an_inferred_forward_are_refused_before_a_vote() -> None:
+    """Only the first stage infers its shapes from a batch."""
+    first = Job(ScheduleGPipe, norm=True)
+    first.step()
+    first.protected.settle()
+    job = Job(ScheduleInterleaved1F1B, norm=True)
+    job.step()
+    with pytest.raises(UnsupportedError, match=r"buffer schedule_stage1\.norm\.\S+ of stage 1"):
+        job.protected.settle()
+
+
+def test_statistics_of_stages_with_given_shapes_are_kept() -> None:
+    job = Job(ScheduleInterleaved1F1B, norm=True, given=True)
+    job.step()
+    job.protected.settle()
+    assert [block.forwards for block in job.blocks] == [4, 4]
+
+
+def test_saves_name_modules_by_the_indices_of_stages() -> None:
+    job = Job(ScheduleInterleaved1F1B)
+    names = set(job.protected.content().entries)
+    assert names == {"schedule"}
+    found = {entry.name for entry in job.protected.content().entries["schedule"]}
+    assert {"stages_0.linear.weight", "stages_1.linear.weight"} <= found
+    named = {"model": nn.ModuleList(job.blocks), "schedule": job.schedule}
+    entries = ProtectedState(named | {"optimizer": job.optimizer}, {}).content().entries
+    assert "stages_0_1.0.linear.weight" in {entry.name for entry in entries["model"]}
+
+
+def test_names_of_other_stages_are_no_differences() -> None:
+    pipeline = Job(ScheduleInterleaved1F1B).pipeline
+    own = ["schedule.stages_0.linear.weight", "optimizer.state.stages_1.linear.weight.step"]
+    names = ["schedule.stages_2.linear.weight", "schedule.stages_1.gone", "average.weight"]
+    assert pipeline.names_here(names, own) == ["schedule.stages_1.gone", "average.weight"]
+    assert PipelineStages().names_here(names, own) == names
+
+
+def test_values_of_one_stage_that_are_no_tensors_are_not_saved() -> None:
+    job = Job(ScheduleGPipe)
+    job.step()
+    job.optimizer.step()
+    job.protected.content()
+    state = next(iter(job.optimizer.state.values()))
+    state["rank"] = 3
+    with pytest.raises(UnsupportedError, match="'optimizer' keeps 'rank' of a parameter"):
+        job.protected.content()
+
+
+def test_extra_state_of_one_stage_is_not_saved() -> None:
+    class Counting(Block):
+        def get_extra_state(self) -> int:
+            return self.forwards
+
+    job = Job(ScheduleGPipe)
+    job.blocks[0].add_module("more", Counting(norm=False))
+    with pytest.raises(UnsupportedError, match="Counting has extra state"):
+        job.protected.content()

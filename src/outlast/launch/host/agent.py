@@ -139,6 +139,8 @@ class Agent:
             killed, self._killed_early = self._killed_early, []
             for one in killed:
                 self._exited(one)
+        if isinstance(frame.body, messages.StateProtected):
+            worker.stages = frame.body.stages
         if isinstance(frame.body, messages.Traced):
             self._traces.answered(worker.name, frame.body)
             return

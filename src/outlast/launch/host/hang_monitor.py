@@ -155,6 +155,7 @@ class HangMonitor:
             key=beat.key,
             paces=worker.page.paces(),
             letter=worker.process.state,
+            stages=worker.stages,
         )
 
 

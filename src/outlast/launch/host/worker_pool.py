@@ -68,6 +68,7 @@ class WorkerHandle:
     def __init__(self, post: WorkerPost, local_rank: int) -> None:
         self.name = post.name
         self.seat = post.seat
+        self.stages: tuple[int, ...] = ()  # of a pipeline, that the worker has reported
         self.local_rank = local_rank
         self.started_ns = time.monotonic_ns()
         self.kill_reason = ""

@@ -10,30 +10,42 @@ then infers them while another one does not, as their messages would not match.
     inference mode, shapes and dtypes of each stage     the slot
     buffers of messages, indices of peers               made again from the shapes
     caches of micro-batches, losses, pending messages   dropped
+    gathered stages (fully_shard), counts of backwards  dropped
+
+Stages that are data parallel are those that torch itself knows: the module of the stage is a DDP or
+an FSDP2 module, whose gradients torch reduces once a step, with the last micro-batch.
+
+Saves name the modules of stages by the indices of the stages, as other ranks have other ones.
 """
 
 from __future__ import annotations
 
 import gc
+import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from outlast.errors import ProtectError, UnsupportedError
+from outlast.worker.state.stage_restrictions import (
+    PIPELINING,
+    must_be_known,
+    must_be_tensors,
+    must_be_undoable,
+)
 
-_PIPELINING = "torch.distributed.pipelining"
-_SUPPORTED = ("ScheduleGPipe", "Schedule1F1B", "ScheduleInterleaved1F1B", "ScheduleLoopedBFS")
 _METAS = ("inputs", "outputs", "input_grads", "output_grads")
+_OF_STAGES = re.compile(r"stages(_\d+)+")  # part of a name in a save
 _SEARCHES = 8  # votes before which all objects are searched for schedules
 
 
 def is_schedule(value: Any) -> bool:
     """Return whether a value is a pipeline schedule of torch."""
-    schedules = sys.modules.get(f"{_PIPELINING}.schedules")
+    schedules = sys.modules.get(f"{PIPELINING}.schedules")
     return schedules is not None and isinstance(value, schedules._PipelineSchedule)  # noqa: SLF001 - torch has no other base
 
 
@@ -49,18 +61,7 @@ class PipelineStages:
 
     def add(self, name: str, schedule: Any) -> None:
         """Add a schedule. Raises UnsupportedError, by name, for one that cannot be undone."""
-        kind = type(schedule).__name__
-        if kind not in _SUPPORTED or type(schedule).__module__ != f"{_PIPELINING}.schedules":
-            raise UnsupportedError(
-                f"schedule {name!r} is a {kind}, which has not been tried (schedules that divide a"
-                " backward, as zero bubble does, follow sets without an order); nothing was"
-                f" protected; use one of {', '.join(_SUPPORTED)}"
-            )
-        if getattr(schedule, "_comp_type_to_function_map", None):
-            raise UnsupportedError(
-                f"schedule {name!r} has functions of its own (register_custom_function), whose"
-                " state is unknown; nothing was protected; use the schedule without them"
-            )
+        must_be_known(name, schedule)
         known = {id(stage) for each in self._schedules.values() for stage in _stages_of(each)}
         for stage in _stages_of(schedule):
             if id(stage) in known:
@@ -68,7 +69,7 @@ class PipelineStages:
                     f"schedule {name!r} shares a stage with another schedule, which would make its"
                     " buffers again; nothing was protected; use one schedule, and its eval()"
                 )
-            _must_be_supported(name, stage)
+            must_be_undoable(name, stage, type(schedule).__name__)
         self._schedules[name] = schedule
 
     def modules(self) -> dict[str, nn.Module]:
@@ -89,12 +90,37 @@ class PipelineStages:
         """Return text that is equal on ranks with the same stages; "" without a pipeline."""
         return f"stages {self.indices} of {self._all()[0].num_stages}" if self else ""
 
+    def must_repeat(self, changed: Callable[[], Mapping[str, torch.Tensor]]) -> None:
+        """Check that no buffer depends on an inference of shapes. Raises UnsupportedError.
+
+        torch infers shapes by a forward of each stage; all but the first one are given memory that
+        nothing was written to. `changed`: return the buffers that change before the vote.
+        """
+        inferred = [
+            stage
+            for stage in self._all()
+            if not stage.is_first
+            and stage._inference_mode is not None  # noqa: SLF001 - torch has no other access
+            and stage._inference_mode.value == "dynamic"  # noqa: SLF001 - the same
+            and any(True for _ in stage.submod.buffers())
+        ]
+        names = {id(buffer): name for name, buffer in changed().items()} if inferred else {}
+        for stage in inferred:
+            for buffer in stage.submod.buffers():
+                if name := names.get(id(buffer)):
+                    raise UnsupportedError(
+                        f"buffer {name} of stage {stage.stage_index} changes in forward, and torch"
+                        " infers the shapes of a pipeline by a forward over uninitialized memory:"
+                        " its values would not repeat; nothing was applied; give each"
+                        " PipelineStage input_args and output_args"
+                    )
+
     def must_be_complete(self, modules: Mapping[str, nn.Module]) -> None:
         """Check that all schedules of protected modules are protected. Raises ProtectError.
 
         All objects are searched, before the first votes only: schedules are made at the start.
         """
-        if f"{_PIPELINING}.schedules" not in sys.modules or self._searches >= _SEARCHES:
+        if f"{PIPELINING}.schedules" not in sys.modules or self._searches >= _SEARCHES:
             return
         self._searches += 1
         known = {id(each) for each in self._schedules.values()}
@@ -111,6 +137,36 @@ class PipelineStages:
                     " replacement worker would not know the shapes that stages exchange; pass it,"
                     " session.protect(schedule=schedule, ...)"
                 )
+
+    # --- saves ---
+
+    def by_stages(
+        self, modules: Mapping[str, nn.Module], optimizers: Mapping[str, Optimizer]
+    ) -> dict[str, nn.Module]:
+        """Return the protected modules by entry of a save, below the indices of this rank's stages.
+
+        The modules of a schedule's stages that the script has not named have the schedule's name.
+        Raises UnsupportedError for values of one stage that a save would not have.
+        """
+        must_be_tensors(modules.values(), optimizers)
+        entries: dict[str, dict[str, nn.Module]] = {}
+        unnamed = {
+            f"{name}_stage{stage.stage_index}": (name, (stage.stage_index,))
+            for name, schedule in self._schedules.items()
+            for stage in _stages_of(schedule)
+        }
+        for name, module in modules.items():
+            entry, indices = unnamed.get(name, (name, self.indices))
+            part = "_".join(["stages", *map(str, indices)])
+            entries.setdefault(entry, {})[part] = module
+        return {entry: nn.ModuleDict(parts) for entry, parts in entries.items()}
+
+    def names_here(self, names: Iterable[str], own: Iterable[str]) -> list[str]:
+        """Return those of a save's names that belong to no other stages. `own`: this rank's."""
+        if not self:
+            return list(names)
+        here = {part for name in own for part in _stages_in(name)}
+        return [name for name in names if not _stages_in(name) or _stages_in(name) & here]
 
     # --- the rank's own state ---
 
@@ -142,35 +198,8 @@ def _stages_of(schedule: Any) -> list[Any]:
     return [schedule._stage]  # noqa: SLF001 - the same
 
 
-def _must_be_supported(name: str, stage: Any) -> None:
-    """Raise UnsupportedError for a stage that has not been tried."""
-    where = f"stage {stage.stage_index} of schedule {name!r}"
-    if type(stage).__name__ != "PipelineStage":
-        raise UnsupportedError(
-            f"{where} is a {type(stage).__name__}, made by pipeline() or build_stage(), which has"
-            " not been tried; nothing was protected; use PipelineStage"
-        )
-    if stage.dw_builder is not None:
-        raise UnsupportedError(
-            f"{where} has a dw_builder, for zero-bubble schedules, which have not been tried;"
-            " nothing was protected; build the stage without it"
-        )
-    parts = stage.submod.modules()
-    if wrapped := next((p for p in parts if isinstance(p, DistributedDataParallel)), None):
-        raise UnsupportedError(
-            f"{where} contains a {type(wrapped).__name__}, which has not been tried; nothing was"
-            " protected; average gradients over the replicas by all_reduce before the step"
-        )
-    if any(hasattr(parameter, "to_local") for parameter in stage.submod.parameters()):
-        raise UnsupportedError(
-            f"{where} has parameters that are DTensors (fully_shard, parallelize_module), which"
-            " has not been tried; nothing was protected; keep whole parameters in stages"
-        )
-    if any(True for _ in stage.submod.buffers()):
-        raise UnsupportedError(
-            f"{where} has buffers (as BatchNorm's statistics), which the inference of shapes may"
-            " change, and which has not been tried; nothing was protected"
-        )
+def _stages_in(name: str) -> set[str]:
+    return {part for part in name.split(".") if _OF_STAGES.fullmatch(part)}
 
 
 def _flags_of(schedule: Any) -> tuple[str, str]:

@@ -22,7 +22,7 @@ from outlast import random_state
 from outlast.checkpoint import state_values
 from outlast.checkpoint.format import codec
 from outlast.checkpoint.script_state import ScriptState, Stateful
-from outlast.errors import CodecError, ProtectError, UnsupportedError
+from outlast.errors import CodecError, ProtectError
 from outlast.random_state import GENERATOR_TYPES, Generator
 from outlast.worker.script.carried_variables import CarriedVariables
 from outlast.worker.state.ddp_buckets import BucketState, DDPBuckets, must_fit_phase, refuse_hidden
@@ -233,6 +233,7 @@ class ProtectedState:
     def settle(self) -> None:
         """End pending work of DDP and FSDP2 before the attempt votes."""
         self.pipeline.must_be_complete(self.modules)
+        self.pipeline.must_repeat(self.buffers.own)
         self.reducers.settle()
         self.iterations.settle()
 
@@ -328,12 +329,10 @@ class ProtectedState:
 
     def content(self) -> ScriptState:
         """Return the state for a checkpoint, under names that do not depend on the wrapping."""
+        modules = self.modules
         if self.pipeline:
-            raise UnsupportedError(
-                "checkpoints of a pipeline have not been tried: stages would need names of their"
-                " own; nothing was saved; run without --checkpoint-every"
-            )
-        return ScriptState({**self.modules, **self.optimizers, **self.objects})
+            modules = self.pipeline.by_stages(modules, self.optimizers)
+        return ScriptState({**modules, **self.optimizers, **self.objects})
 
     def replicated(self) -> dict[str, Any]:
         """Return the state that a joiner needs from a donor: shards by reference, no copies."""
