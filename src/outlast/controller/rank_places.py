@@ -39,8 +39,18 @@ def is_before(worker: WorkerObservation, other: WorkerObservation) -> bool:
 def ranks_behind(workers: Sequence[WorkerObservation]) -> list[WorkerObservation]:
     """Return the ranks that no rank is known to be behind, and that others are ahead of; all ranks
     if none is known to be ahead of another."""
-    last = [each for each in workers if not any(is_before(other, each) for other in workers)]
-    return [each for each in last if any(is_before(each, other) for other in workers)] or last
+    orders = [order_of(each) for each in workers]
+    first, farthest = min(orders), max(orders)
+    places: dict[tuple[int, ...], list[tuple[int, int, int]]] = {}
+    for each in workers:
+        places.setdefault(each.stages, []).append(place_of(each))
+    low, high = ({of: pick(its) for of, its in places.items()} for pick in (min, max))
+    last = [
+        each for each in workers if place_of(each) == low[each.stages] and order_of(each) == first
+    ]
+    return [
+        each for each in last if place_of(each) < high[each.stages] or order_of(each) < farthest
+    ] or last
 
 
 def are_known_behind(
