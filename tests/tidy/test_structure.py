@@ -26,10 +26,11 @@ from pathlib import Path
 # The watch over values that a script first changes late took 250 lines.
 # Groups by the names gloo and nccl, reconfigure, spawned generators, copied segments: 290.
 # Shards from keepers' memory, hot spares, pipelines, forks that block nothing: 1,550, nine.
+# A step that is taken back and redone in process: 420, one.
 # Wrapped stages, BatchNorm and saves of pipelines, places of ranks of different stages: 240, two.
 # Reports that a lost rank would have made, and what a pending rank is asked: 20.
 CEILINGS = {
-    "modules": 431,
+    "modules": 432,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 1,
@@ -38,7 +39,7 @@ CEILINGS = {
     "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 100695,
+    "lines": 101150,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 0,
 }
