@@ -1,4 +1,4 @@
-"""Ranks without a replica, lost before anybody applies: rebuilt from memory, or rolled back."""
+"""Ranks without a replica, lost at any moment: rebuilt from keepers' memory, or rolled back."""
 
 from __future__ import annotations
 
@@ -40,6 +40,46 @@ def stayed(outcome: Outcome) -> int:
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return run(tmp_path_factory.mktemp("undisturbed") / "run").ranks
+
+
+def test_a_step_that_others_have_applied_is_taken_back(
+    tmp_path: Path, expected: list[dict[str, Any]]
+) -> None:
+    outcome = run(tmp_path / "killed", "--fault=kill:rank=1,step=6,phase=apply")
+    assert outcome.ranks == expected
+    assert outcome.summary["committed_steps_lost"] == 0
+    assert rungs(outcome) == ["rebuild"] and stayed(outcome) == 3
+
+
+BEHIND_THE_STEP = {
+    "in the vote of the save": ("kill:rank=0,step=5,phase=vote", 1),
+    "before the save": ("kill:rank=3,step=5,phase=between", 1),
+    "before it returns": ("kill:rank=1,step=5,phase=done", 0),
+    "by an exception while it applies": ("raise:rank=1,step=5,phase=apply", 0),
+}
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("when", BEHIND_THE_STEP)
+def test_a_rank_is_lost_behind_its_step(
+    tmp_path: Path, expected: list[dict[str, Any]], when: str
+) -> None:
+    """A step that every rank had completed counts as lost, since it is trained again."""
+    fault, lost = BEHIND_THE_STEP[when]
+    outcome = run(tmp_path / "killed", f"--fault={fault}")
+    assert outcome.ranks == expected
+    assert outcome.summary["committed_steps_lost"] <= lost
+    assert rungs(outcome) == ["rebuild"] and stayed(outcome) == 3
+
+
+@pytest.mark.extended
+def test_weights_that_the_loop_changes_behind_the_step_roll_all_ranks_back(tmp_path: Path) -> None:
+    job = ("--scale-after", "5")
+    expected = run(tmp_path / "undisturbed", job=job).ranks
+    outcome = run(tmp_path / "killed", "--fault=kill:rank=2,step=5,phase=between", job=job)
+    assert outcome.ranks == expected
+    assert rungs(outcome) == ["rebuild", "rollback"] and stayed(outcome) == 0
+    assert "step 5 was taken back and redone" in outcome.output
 
 
 def are_copied(pid: int) -> bool:
@@ -97,6 +137,13 @@ MATRIX = {
     "joiner that reads": ("fsdp", ("kill:rank=1,step=5,phase=backward", "kill:phase=receive")),
     "stop": ("fsdp", ("stop:rank=2,step=5,phase=backward",)),
 }
+APPLIED = {
+    "tensor parallel": ("tensor", ("kill:rank=2,step=4,phase=apply",)),
+    "both": ("both", ("kill:rank=0,step=4,phase=apply",)),
+    "two ranks": ("fsdp", ("kill:rank=1,step=5,phase=apply", "kill:rank=3,step=5,phase=apply")),
+    "joiner that reads": ("fsdp", ("kill:rank=1,step=5,phase=apply", "kill:phase=receive")),
+    "at the last step": ("fsdp", ("kill:rank=2,step=9,phase=apply",)),
+}
 
 
 @pytest.mark.extended
@@ -108,10 +155,19 @@ def test_before_anybody_applies(
 
 
 @pytest.mark.extended
-def test_one_copy_in_the_ranks_own_keeper(
-    tmp_path: Path, layouts: dict[str, list[dict[str, Any]]]
+@pytest.mark.parametrize("case", APPLIED)
+def test_after_others_have_applied(
+    tmp_path: Path, layouts: dict[str, list[dict[str, Any]]], case: str
 ) -> None:
-    fault = "kill:rank=1,step=5,phase=backward"
+    must_rebuild(tmp_path / "killed", layouts, *APPLIED[case])
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("phase", ["backward", "apply"])
+def test_one_copy_in_the_ranks_own_keeper(
+    tmp_path: Path, layouts: dict[str, list[dict[str, Any]]], phase: str
+) -> None:
+    fault = f"kill:rank=1,step=5,phase={phase}"
     must_rebuild(tmp_path / "killed", layouts, "fsdp", (fault,), "--copies=1")
 
 

@@ -1,4 +1,4 @@
-"""Copies of a rank's shards: named while they are current, read and compared."""
+"""Copies of a rank's shards: named while they are current, read, compared and put back."""
 
 from __future__ import annotations
 
@@ -161,7 +161,49 @@ def test_a_remaining_rank_compares_hyperparameters(rank: Rank) -> None:
         rank.copies.compare(rank.copy)
 
 
+def test_a_step_is_put_back_in_place(rank: Rank) -> None:
+    before, addresses = rank.values(), [p.data_ptr() for p in map(_local, rank.model.parameters())]
+    keys = [list(each) for each in rank.optimizer.state.values()]
+    rank.step()
+    rank.status.take_back()
+    rank.copies.put_back(rank.copy)
+    assert all(torch.equal(before[name], each) for name, each in rank.values().items())
+    assert addresses == [p.data_ptr() for p in map(_local, rank.model.parameters())]
+    assert keys == [list(each) for each in rank.optimizer.state.values()]
+    rank.copies.compare(rank.copy)
+    assert rank.copies.current() == rank.copy.path  # for a loss in the redo
+
+
+def test_a_rank_puts_back_only_the_copy_that_it_knows(rank: Rank) -> None:
+    other = msgspec.structs.replace(rank.copy, path="step-000000002-n2-t1g1")
+    rank.step()
+    before = rank.values()
+    with pytest.raises(MismatchError, match="knows only step-000000003-n3-t1g1"):
+        rank.copies.put_back(other)
+    assert all(torch.equal(before[name], each) for name, each in rank.values().items())
+
+
+def test_a_rank_whose_hyperparameters_are_not_the_copys_is_not_put_back(rank: Rank) -> None:
+    rank.step()
+    rank.optimizer.param_groups[0]["lr"] = 0.2
+    with pytest.raises(MismatchError, match="objects or hyperparameters of rank 0 are not those"):
+        rank.copies.put_back(rank.copy)
+
+
 def test_a_copy_that_no_keeper_holds_is_an_error(rank: Rank) -> None:
     gone = msgspec.structs.replace(rank.copy, path="step-000000002-n2-t1g1")
     with pytest.raises((CorruptionError, StorageError), match="step-000000002"):
         rank.copies.read(gone, gone.path)
+
+
+def test_a_step_is_put_back_after_a_refused_attempt_at_the_next_copy(rank: Rank) -> None:
+    before, copy = rank.values(), rank.copy
+    rank.step()
+    rank.status.n -= 1  # `save` counts the phase as complete
+    rank.save()
+    rank.status.copy = copy
+    assert rank.copies.current() != copy.path
+    rank.status.take_back()
+    rank.copies.put_back(copy)
+    assert all(torch.equal(before[name], each) for name, each in rank.values().items())
+    assert rank.copies.current() == copy.path

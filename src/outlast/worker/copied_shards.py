@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import xxhash
@@ -34,6 +34,14 @@ from outlast.worker.state.tensor_digests import digests, local_shard
 from outlast.worker.worker_status import WorkerStatus
 
 
+class _CopyRecord(NamedTuple):
+    """This rank's state at a copy: versions and digests of its shards, a digest of the rest."""
+
+    versions: list[tuple[int, int]]
+    digests: list[bytes]
+    shared: bytes
+
+
 class CopiedShards:
     """The newest copy in memory that this worker took part in, and rebuilds from one."""
 
@@ -45,26 +53,26 @@ class CopiedShards:
     ) -> None:
         self._settings, self._status, self._protected = settings, status, protected
         self.seat = -1
-        self._copy: messages.Checkpointed | None = None
-        self._versions: list[tuple[int, int]] = []
-        self._digests: list[bytes] = []
-        self._shared = b""
+        self._records: dict[str, _CopyRecord] = {}  # by path: the newest one, and one under way
 
     def record(self, place: SavePoint, content: StateContent) -> None:
         """Record a copy of the present state, which is whole once its phase is complete."""
-        self._copy = messages.Checkpointed(
+        copy = messages.Checkpointed(
             n=place.n, step=place.step, path=place.directory, tier="memory"
         )
-        self._versions, self._digests = self._look()
-        self._shared = xxhash.xxh3_128_digest(content.shared)
-        self._status.pending_copy = self._copy
+        newest = self._status.copy.path if self._status.copy is not None else ""
+        self._records = {path: each for path, each in self._records.items() if path == newest}
+        shared = xxhash.xxh3_128_digest(content.shared)
+        self._records[copy.path] = _CopyRecord(*self._look(), shared)
+        self._status.pending_copy = copy
 
     def current(self) -> str:
         """Return the name of the newest copy; "" if the shards have changed since."""
-        copy = self._copy
-        if copy is None or copy.step != self._status.step:
-            return ""
-        return copy.path if self._look() == (self._versions, self._digests) else ""
+        for copy in (self._status.pending_copy, self._status.copy):
+            record = self._records.get(copy.path) if copy is not None else None
+            if copy is not None and record is not None and copy.step == self._status.step:
+                return copy.path if self._look() == (record.versions, record.digests) else ""
+        return ""
 
     def _look(self) -> tuple[list[tuple[int, int]], list[bytes]]:
         """Return versions and, where other ranks may not have the same, digests of the shards.
@@ -97,6 +105,37 @@ class CopiedShards:
         return staged, ("", size_bytes, time.monotonic() - start)
 
     @torch.no_grad()
+    def put_back(self, copy: messages.Checkpointed) -> None:
+        """Restore this rank's tensors, in place, from `copy`, in which it has taken part.
+
+        All other state must be that of the copy already, small buffers included. Raises
+        CorruptionError, StorageError or MismatchError.
+        """
+        record = self._records.get(copy.path)
+        if record is None:
+            raise MismatchError(
+                f"rank {self.seat} is to take its last step back to the copy {copy.path}, and knows"
+                f" only {', '.join(self._records) or 'none'}"
+            )
+        protected = self._protected()
+        state = protected.content()
+        content, own = flatten_state(state), rank_buffers(state)
+        restorer = self._restorer(copy)
+        targets = {name: each for name, each in content.tensors.items() if name not in own}
+        fill_tensors(restorer.reader, targets)
+        restorer.close()
+        protected.buffers.look_away()
+        versions, found = self._look()
+        others = xxhash.xxh3_128_digest(flatten_state(state).shared)
+        self._records[copy.path] = record._replace(versions=versions)
+        if (found, others) != (record.digests, record.shared):
+            what = "objects or hyperparameters" if found == record.digests else "shards"
+            raise MismatchError(
+                f"{what} of rank {self.seat} are not those of the copy {copy.path}, where its last"
+                " step is to be taken back; change them in phases"
+            )
+
+    @torch.no_grad()
     def compare(self, copy: messages.Checkpointed) -> None:
         """Compare this rank's shards with its part of `copy`.
 
@@ -105,7 +144,8 @@ class CopiedShards:
         protected = self._protected()
         state = protected.content()
         content = flatten_state(state)
-        if self._copy == copy and xxhash.xxh3_128_digest(content.shared) != self._shared:
+        record = self._records.get(copy.path)
+        if record is not None and xxhash.xxh3_128_digest(content.shared) != record.shared:
             raise MismatchError(
                 f"objects or hyperparameters of rank {self.seat} changed after the copy {copy.path}"
             )

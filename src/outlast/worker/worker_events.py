@@ -17,6 +17,7 @@ class WorkerEvents:
         self._writer, self.worker = writer, worker
         self.seat = -1
         self.generation = 0
+        self._noted: set[str] = set()
 
     def now_ns(self) -> int:
         """Return the time on the run's clock in nanoseconds."""
@@ -87,6 +88,12 @@ class WorkerEvents:
                     values=dict(values),
                 )
             )
+
+    def note_once(self, text: str, about: str = "") -> None:
+        """Write a note, unless there was one `about` the same."""
+        if (about or text) not in self._noted:
+            self._noted.add(about or text)
+            self.note(text)
 
     def note(self, text: str, *, warning: bool = True) -> None:
         """Write a note."""

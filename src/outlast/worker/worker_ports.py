@@ -116,6 +116,13 @@ class WorkerPorts:
         except _NO_COPY as error:
             self.phases.await_replacement(error, "broken", "unknown")
 
+    def take_back(self, copy: messages.Checkpointed | None) -> None:
+        """Put this rank back before its last step; wait for a replacement if that fails."""
+        try:
+            self.phases.step_redo.take_back(copy)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the state is half put back
+            self.phases.await_replacement(error, "broken", "unknown")
+
     def compare(self, copy: messages.Checkpointed) -> None:
         """Compare this rank's shards with a copy; wait for a replacement if they differ."""
         try:

@@ -118,6 +118,7 @@ class WorkerProcess(WorkerPorts):
         self.phases.on_record = self._tell_record
         self.copies = CopiedShards(settings, self.status, self.protected_state)
         self.phases.slots.copied = self.copies.current
+        self.phases.step_redo.put_back = self.copies.put_back
         self._follow_phases(settings)
 
     def _follow_phases(self, settings: WorkerSettings | None) -> None:
@@ -367,6 +368,8 @@ class WorkerProcess(WorkerPorts):
             with suppress(SystemExit, GaveUpError):
                 if self.phases.joining.walk is not None:
                     self.phases.joining.join()
+                if self.phases.step_redo.end_offer():
+                    self.phases.joining.recover()
                 self.saver.wait_durable(self.limits.save_s)
                 self.auditor.finish()
                 self.status.enter("finished")

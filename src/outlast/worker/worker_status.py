@@ -144,6 +144,16 @@ class WorkerStatus:
                 self._paces[self._key] = place, now
                 self.page.put_pace(place, self._key, now)
 
+    def take_back(self) -> None:
+        """Record that the last phase, a step, is taken back on this worker."""
+        with self._lock:
+            self.n -= 1
+            self.step -= 1
+            self.result, self.shared = b"", False
+            self.is_redoable = self.is_pending_redoable = False
+            self.pending_copy = None  # of a refused attempt behind that step
+            self._beat()
+
     def collective(self) -> None:
         """Count a collective."""
         self._collectives += 1

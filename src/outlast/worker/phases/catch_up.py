@@ -32,6 +32,7 @@ from outlast.events import FaultKind
 from outlast.worker.groups import GroupRegistry
 from outlast.worker.phases.phase_attempt import deep_copy
 from outlast.worker.phases.script_progress import LOST, ReplayWalk, ScriptProgress
+from outlast.worker.phases.step_redo import StepRedo
 from outlast.worker.phases.worker_recovery import WorkerRecovery
 from outlast.worker.script.script_variables import ScriptVariables
 from outlast.worker.state import protected_state
@@ -123,6 +124,7 @@ class CatchUpOwner(Protocol):
     """The phase runner, as CatchUp uses it."""
 
     script: ScriptVariables
+    step_redo: StepRedo
 
     def protected_state(self) -> ProtectedState:
         """Return the protected state."""
@@ -176,6 +178,7 @@ class CatchUp:
             self.reduced = False
             self._timeline.generation = self._status.opened
             self._owner.script.check_reopened()
+            self._owner.step_redo.run()
 
     def prepare_phase(self, call: Callable[[], Any], key: str) -> None:
         """Recover, take the dry steps of the next phase, and end the walk."""

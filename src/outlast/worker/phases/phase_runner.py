@@ -25,6 +25,7 @@ from outlast.worker.phases.catch_up import REHEARSALS, CatchUp, is_evidence
 from outlast.worker.phases.commit_gate import LeftoverGradients
 from outlast.worker.phases.phase_attempt import AttemptUndone, Kind, PhaseAttempt, WrittenWeights
 from outlast.worker.phases.script_progress import LOST, ProgressSlots, ScriptProgress, keep_result
+from outlast.worker.phases.step_redo import StepRedo
 from outlast.worker.phases.worker_recovery import WorkerRecovery
 from outlast.worker.script import repetitions
 from outlast.worker.script.repetitions import RepetitionCheck
@@ -55,13 +56,14 @@ class PhaseRunner:
         self._recovery = recovery
         self._timeline = timeline
         self._place = place
-        self.slots = ProgressSlots(place, status, self.protected_state, self._note_once)
+        self.slots = ProgressSlots(place, status, self.protected_state, timeline.note_once)
         self._watch = watch
         self.script = script
         self._standalone = standalone
         self.protected: ProtectedState | None = None
         self.gate = commit_gate.CommitGate(self._is_protected)
         self.joining = CatchUp(status, groups, recovery, timeline, place, self)
+        self.step_redo = StepRedo(status, place, self)
         self.on_record: Callable[[], None] = lambda: None
         self.save_on_request: Callable[[], None] = lambda: None
         self.before_vote: Callable[[], None] = lambda: None
@@ -72,7 +74,6 @@ class PhaseRunner:
         self._repetitions = RepetitionCheck()
         self._leftovers = LeftoverGradients(script.reads_gradients)
         self._ungated: set[str] = set()  # functions that have ended a phase without a step
-        self._noted: set[str] = set()
         self._recorded = False
 
     def _is_protected(self, optimizer: Any) -> bool:
@@ -116,7 +117,7 @@ class PhaseRunner:
                 self.save_on_request()
                 continue  # a successor takes its postponed dry steps first
             try:
-                return self._run_attempt(call, key, kind, undo)
+                return self.run_attempt(call, key, kind, undo)
             except AttemptUndone:
                 continue
 
@@ -132,19 +133,19 @@ class PhaseRunner:
         weights = None if undo else WrittenWeights(protected, everything=everything, turn=status.n)
         return PhaseAttempt(kind, key, copy, self._timeline.now_ns(), weights, has_copy=undo)
 
-    def _run_attempt(self, call: Callable[[], Any], key: str, kind: Kind, undo: bool) -> Any:
+    def run_attempt(self, call: Callable[[], Any], key: str, kind: Kind, undo: bool) -> Any:
+        """Run one attempt at the next phase. Raises AttemptUndone."""
         status = self._status
         attempt = self._begin(key, kind, undo)
         self.slots.write_before(attempt.undo.own_bytes)
         status.rehearsing = not self._standalone and self._is_rehearsal(attempt)
         name = f"{kind} {key}" if kind in ("step", "eval") else kind
+        state = "checkpoint" if kind == "checkpoint" else "dry" if status.rehearsing else "running"
         try:
-            if kind == "checkpoint":
-                status.enter_attempt("checkpoint", name)
-            else:
-                status.enter_attempt("dry" if status.rehearsing else "running", name)
+            status.enter_attempt(state, name)
         except StepRefused:
             raise AttemptUndone from None
+        self.step_redo.begin(attempt, call, self.slots.base)
         try:
             with self._active(attempt), self._groups.phase():
                 result = call()
@@ -162,11 +163,6 @@ class PhaseRunner:
         self._watch("done")
         self._complete(attempt, result)
         return result
-
-    def _note_once(self, text: str, about: str = "") -> None:
-        if (about or text) not in self._noted:
-            self._noted.add(about or text)
-            self._timeline.note(text)
 
     @contextmanager
     def _active(self, attempt: PhaseAttempt) -> Iterator[None]:
@@ -277,7 +273,7 @@ class PhaseRunner:
     def _resolve_unequal_ballots(self, attempt: PhaseAttempt, place: str) -> None:
         """Agree with all ranks on the state that differs. Raises StepRefused or PhaseError."""
         protected, exchange = self.protected_state(), self._groups.gather_bytes
-        protected.local.dispute(place, replica_set(protected), exchange, self._note_once)
+        protected.local.dispute(place, replica_set(protected), exchange, self._timeline.note_once)
         attempt.disputed = True
         self.slots.forget_before()
         raise StepRefused("ranks differ in state other than weights, or a cache has grown")
@@ -308,7 +304,7 @@ class PhaseRunner:
         self.joining.reduced = self.joining.reduced or attempt.key in self.joining.rehearsed_here
         kept = keep_result(result)
         if kept == LOST:
-            self._note_once(
+            self._timeline.note_once(
                 f"the result of {attempt.key} ({type(result).__name__}) cannot be recorded (above"
                 " 64 KiB, or of a type without an encoding), so a replacement worker does not have"
                 " it: return plain numbers, or report them inside the phase"
@@ -321,6 +317,7 @@ class PhaseRunner:
         status.loss = attempt.reports.get("loss", status.loss)
         shared = attempt.kind in ("epoch", "draw", "checkpoint")
         known = kept if shared or is_evidence(result) else LOST
+        self.step_redo.completed()
         status.completed(step=step, result=known, shared=shared)
         self.on_complete(attempt.kind)
 

@@ -91,6 +91,15 @@ class ScriptProgress:
     done: list[bytes] = dataclasses.field(default_factory=list)
     between: list[bytes] = dataclasses.field(default_factory=list)
 
+    def copy(self) -> ScriptProgress:
+        """Return an independent copy."""
+        lists = {name: list(getattr(self, name)) for name in ("prelude", "done", "between")}
+        return dataclasses.replace(self, **lists)
+
+    def assign(self, other: ScriptProgress) -> None:
+        """Take over the place of `other`."""
+        vars(self).update(vars(other.copy()))
+
     def draw(self, batch: bytes) -> None:
         """Record the place before a draw; `batch` describes how to draw it again."""
         self.batch = batch
@@ -189,13 +198,15 @@ class ProgressSlots:
         self._before_n = -1
         self._reported: dict[str, float] = {}  # in the slot of the newest vote
         self.copied: Callable[[], str] = lambda: ""
+        self.base = ""  # the copy that the newest slot `before` names
 
     def write_before(self, own: bytes) -> None:
         """Write the state at the start of the next phase, once."""
         n = self._status.n
         if self._before_n == n:
             return
-        slot = self._place.slot(n, self._status.step, own, copied=self.copied()).pack()
+        self.base = self.copied()
+        slot = self._place.slot(n, self._status.step, own, copied=self.base).pack()
         if len(slot) > POSITION_BYTES_NOTED:
             self._note_once(
                 f"this rank's own state and data position take more than 1 MiB ({len(slot)} bytes"

@@ -139,6 +139,9 @@ class RecoveryOwner(Protocol):
         """Return this rank's lost state, from a copy in keepers' memory."""
         ...
 
+    def take_back(self, copy: messages.Checkpointed | None) -> None:
+        """Put this rank back before its last step; its shards come from `copy`."""
+
     def compare(self, copy: messages.Checkpointed) -> None:
         """Compare this rank's shards with a copy from which another rank's are rebuilt."""
 
@@ -158,7 +161,7 @@ class WorkerRecovery:
 
     | message | action of the worker |
     |---|---|
-    | `Decide` | notes the generation, answers `WorkerReady` |
+    | `Decide` | takes its last step back if that is decided, answers `WorkerReady` |
     | `Connect` | builds the groups, sends or receives state, answers `Joined` |
     | `Open` | adopts the received state, and continues before phase n+1 |
     | `Stop` | ends the process |
@@ -230,6 +233,8 @@ class WorkerRecovery:
         self._status.generation = max(self._status.generation, body.generation)
 
     def _ready(self) -> None:
+        if self._decided is not None and self._decided.n < self._status.n:
+            self._owner.take_back(self._decided.copy)
         self._owner.send(messages.WorkerReady(generation=self._status.generation, n=self._status.n))
 
     def _connect(self, body: messages.Connect) -> None:

@@ -83,6 +83,22 @@ class CarriedVariables:
                 if not self._roots.is_unbound(path):
                     yield self._roots.read(path)
 
+    def bound(self) -> list[tuple[Path, Any]]:
+        """Return the paths of the carried variables that are bound, with the script's objects."""
+        found: list[tuple[Path, Any]] = []
+        for path in self._paths:
+            with suppress(PathGone):
+                if path not in self._pending and not self._roots.is_unbound(path):
+                    found.append((path, self._roots.read(path)))
+        return found
+
+    def bind(self, bound: Iterable[tuple[Path, Any]]) -> None:
+        """Bind the objects of `bound` again, where a restore has bound equal ones."""
+        for path, value in bound:
+            with suppress(PathGone):
+                if self._roots.is_unbound(path) or self._roots.read(path) is not value:
+                    self._roots.write(path, value)
+
     def state(self) -> dict[str, Any]:
         """Return the paths and values to save. Raises PhaseError for a tensor with a graph."""
         for path in [p for p in self._expected if not self._roots.is_unbound(p)]:
