@@ -84,7 +84,7 @@ format: $(READY)
 	$(BIN)/ruff format .
 
 types: $(READY)
-	$(BIN)/pyright --threads --pythonpath $(BIN)/python
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 ifeq ($(TORCH),)
 test: check
