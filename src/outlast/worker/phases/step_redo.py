@@ -146,7 +146,7 @@ class StepRedo:
             and self._taken is None
             and not attempt.has_copy
             and protected.knows(attempt.key)
-            and not (protected.copies or protected.local.differing)
+            and not (protected.pipeline or protected.copies or protected.local.differing)
             and _has_tensors_only(protected)
         )
         self._next = _KeptStep(call, attempt, self._place.copy()) if is_kept else None
