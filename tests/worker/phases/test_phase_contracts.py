@@ -77,9 +77,9 @@ def train_step(index):
     optimizer.zero_grad()
     loss = model(torch.ones(1, 2)).square().mean()
     loss.backward()
-    session.report(early=loss.item())
+    session.report(early=loss.item(), changed=0.0, unknown=float("nan"))
     optimizer.step()
-    session.report(late=loss.item())
+    session.report(late=loss.item(), changed=1.0, unknown=float("nan"))
 for index in session.batches(None, until=4):
     session.run(train_step, index)
 """
@@ -93,4 +93,4 @@ def test_a_report_after_the_optimizers_step_is_noted(tmp_path: Path) -> None:
     subprocess.run([*command, "--nproc-per-node=2", str(script)], timeout=150, check=True)
     notes = json.loads((tmp_path / "run" / "summary.json").read_text())["notes"]
     late = [note for note in notes if "before optimizer.step()" in note]
-    assert ["reports late after" in note for note in late] == [True, True], notes
+    assert ["reports changed, late after" in note for note in late] == [True, True], notes

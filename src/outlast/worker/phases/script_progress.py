@@ -243,7 +243,11 @@ class ProgressSlots:
             protected.local.completed(attempt.key, has_changed_buffers=changed)
         if attempt.waits:
             self._put_after(attempt, protected.own_state(attempt.choices), aside=aside)
-        elif late := sorted(n for n in attempt.reports if n not in self._reported):
+        elif late := [
+            name
+            for name, value in sorted(attempt.reports.items())
+            if repr(value) != repr(self._reported.get(name))  # NaN differs from itself
+        ]:
             self._note_once(
                 f"{attempt.key} reports {', '.join(late)} after its optimizer's step: if a rank is"
                 " lost in between, its report of that step is missing; call session.report before"
