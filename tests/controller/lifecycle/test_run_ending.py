@@ -35,7 +35,7 @@ def test_when_all_are_gone_everybody_starts_from_the_newest_checkpoint() -> None
     desk.lose("w1-0", 6)
     desk.lose("w1-1", 6)
     (decided,) = desk.emitted(events.Decided)
-    assert decided.rung == "restart" and "2 committed step(s) lost" in decided.reason
+    assert decided.rung == "restart" and "all redo: 2" in decided.reason
     spawned = [body for _, body in desk.sent(messages.Spawn)]
     assert [body.seat for body in spawned] == [1, -1]  # the warm spare takes the other seat
     desk.hello(spawned[0].worker)
@@ -114,7 +114,7 @@ def test_an_accident_in_set_up_starts_everybody_again(fault: dict[str, Any]) -> 
     desk.lose("w1-0", 0, "setup", kind="requested")
     assert desk.end() is None and desk.state.mode == "gathering" and desk.state.progress.first
     decided = desk.emitted(events.Decided, history=True)[-1]
-    assert decided.rung == "restart" and "committed" in decided.reason
+    assert decided.rung == "restart" and "all redo: 0" in decided.reason
 
 
 def test_accidents_before_init_at_one_seat_end_the_run_within_its_budgets() -> None:

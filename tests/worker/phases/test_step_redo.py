@@ -22,6 +22,7 @@ from outlast.worker.phases.phase_attempt import (
 )
 from outlast.worker.phases.script_progress import ScriptProgress
 from outlast.worker.phases.step_redo import StepRedo
+from outlast.worker.state.pipeline_stages import PipelineStages
 from outlast.worker.state.protected_state import ProtectedState, Replicated
 from outlast.worker.worker_status import WorkerStatus
 
@@ -248,6 +249,12 @@ def test_what_a_copy_does_not_restore_is_not_offered(page: Page) -> None:
     assert _offers(runner)
     extra(torch.ones(1, 2)).sum().backward()
     runner.protected.optimizers["counting"].step()
+    assert not _offers(runner)
+
+
+def test_a_step_of_a_pipeline_is_not_offered(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = Runner(page)
+    monkeypatch.setattr(PipelineStages, "__bool__", lambda _self: True)  # a schedule needs ranks
     assert not _offers(runner)
 
 

@@ -38,7 +38,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     attempts_max: int = 3
     restarts: int = 0  # restarts in a row without progress
     world: int = 1
-    steps_lost: int = 0  # what a rollback or a restart would cost
+    steps_lost: int = 0  # that some rank has completed, and a rollback or a restart would redo
     checkpoint_n: int = 0
     in_memory: bool = False  # keepers hold that checkpoint
 
@@ -171,8 +171,8 @@ def _begin_again(situation: Situation, why_not: str) -> tuple[str, bool]:
         kind = "copy in memory" if situation.in_memory else "checkpoint"
         origin = f"the {kind} at phase {situation.checkpoint_n}"
     return (
-        f"{why_not}: all ranks start again from {origin}; {situation.steps_lost} committed"
-        " step(s) lost, then redone",
+        f"{why_not}: all ranks start again from {origin}; steps that a rank has completed and all"
+        f" redo: {situation.steps_lost}",
         True,
     )
 
