@@ -35,6 +35,7 @@ VARIANTS = {
     "warm spare, compiled": Variant(("--spares=1",), "compiled"),
     "hot spare, compiled": Variant(("--spares=1",), "compiled", hot=True),
     "warm spare, HSDP": Variant(("--spares=1",), "hsdp"),
+    "hot spares, HSDP": Variant(("--spares=2",), "hsdp", hot=True),  # one for each shard
     "warm spare, FSDP2, copies in memory": Variant(("--spares=1", *COPIES), "fsdp"),
 }
 TORCHRUN_NAME = "torchrun"

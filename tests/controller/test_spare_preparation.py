@@ -70,3 +70,54 @@ def test_a_hot_spare_takes_the_rank_before_a_warm_one() -> None:
     desk.lose("w1-1", 5, slots={"before:5": b"x"})
     desk.status("w1-0", 5, "running")
     assert desk.seats() == ("w1-0", "w1-3")
+
+
+def sharded(spares: int = 1, records: str = "0000") -> ControllerDriver:
+    """Return a run on a 2x2 mesh whose spares have been asked to prepare."""
+    desk = ControllerDriver(world=4, spares=spares, lease_s=1000).begin()
+    desk.agent()
+    for spare in range(4, 4 + spares):
+        body = messages.WorkerHello(pid=1, fingerprint={}, address="", hot=True)
+        desk.say(f"w1-{spare}", body)
+    desk.open()
+    for seat, record in enumerate(records):
+        shards = b"even" if seat % 2 == 0 else b"odd"
+        body = messages.StateProtected(schema="s", summary="", shards=shards)
+        desk.say(f"w1-{seat}", body)
+        desk.say(f"w1-{seat}", messages.Recorded(seat=seat, record=record.encode(), calls=b"c"))
+    beats = {f"w1-{seat}": (1, 1, "running", 0.0) for seat in range(4)}
+    desk.say("", messages.Renew(beats=beats))
+    return desk
+
+
+def test_each_spare_stands_in_for_another_replica_set() -> None:
+    desk = sharded(spares=3)
+    assert [body.stand_in for _, body in desk.sent(messages.Prepare)] == [0, 1, 0]
+
+
+def test_records_may_differ_between_replica_sets_and_not_within() -> None:
+    assert [body.record for _, body in sharded(2, "0101").sent(messages.Prepare)] == [b"0", b"1"]
+    assert [body.stand_in for _, body in sharded(2, "0120").sent(messages.Prepare)] == []
+    assert [body.stand_in for _, body in sharded(2, "0102").sent(messages.Prepare)] == [0, 0]
+
+
+def test_ranks_without_replicas_have_no_stand_in() -> None:
+    desk = running(b"same", b"same")
+    for seat in (0, 1):
+        shards = bytes([seat])
+        body = messages.StateProtected(schema="s", summary="", shards=shards)
+        desk.say(f"w1-{seat}", body)
+    renew(desk, 1)
+    assert [body.stand_in for _, body in desk.sent(messages.Prepare)] == [-1]
+
+
+@pytest.mark.parametrize("is_hot", [False, True], ids=["preparing", "hot"])
+@pytest.mark.parametrize(("lost", "successor"), [(2, "w1-4"), (3, "w1-5")])
+def test_a_spare_takes_the_ranks_that_it_fits(lost: int, successor: str, is_hot: bool) -> None:
+    desk = sharded()
+    if is_hot:
+        desk.say("w1-4", messages.WorkerReady(generation=0, n=0, fits=(0, 2)))
+    desk.lose(f"w1-{lost}", 5, slots={"before:5": b"x"})
+    for seat in {0, 1, 2, 3} - {lost}:
+        desk.status(f"w1-{seat}", 5, "running")
+    assert desk.seats()[lost] == successor

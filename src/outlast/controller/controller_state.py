@@ -72,7 +72,9 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     missing_ns: int = 0  # its agent came back without it; 0: not missing
     is_blocked: bool = False  # its interpreter lock is held: it cannot answer now
     preparing: bool = False  # Prepare was sent: unfit for a start of all ranks
+    stand_in: int = -1  # of Prepare: the rank for which it builds device meshes
     is_hot: bool = False  # prepared, and waits for a seat
+    fits: tuple[int, ...] = ()  # the ranks that it can take when it is hot; (): all
     calls: bytes = b""  # of Recorded
 
 

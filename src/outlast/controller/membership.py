@@ -90,7 +90,8 @@ def fill(turn: ControllerTurn, seat: int) -> str:
     """Fill an empty seat with a warm spare, else the oldest starting spare, else a new worker.
     Return its name; "" if there is none."""
     state = turn.state
-    spares = planned_migration.healthy_first(state, neighbours(state, seat)) or state.cold_spares()
+    spares = planned_migration.healthy_first(state, seat, neighbours(state, seat))
+    spares = spares or state.cold_spares()
     if spares:
         name = turn.change(spares[0].name, seat=seat, since_ns=turn.now_ns).name
     else:

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from msgspec.structs import replace
 
-from outlast.controller import shared_values
+from outlast.controller import shared_values, spare_preparation
 from outlast.controller.controller_state import (
     S_NS,
     AgentRecord,
@@ -97,13 +97,21 @@ def restore_moves(turn: ControllerTurn, entry: RankMigrated) -> None:
     turn.state.findings.moves[entry.finding] = (entry.worker, min(entry.t_ns, turn.now_ns))
 
 
-def healthy_first(state: ControllerState, near: Collection[str] = ()) -> list[WorkerRecord]:
-    """Return warm spares: those without findings first, then those of the agents `near`, then hot
-    ones. A start of all ranks cannot use spares that were prepared for a running job."""
+def healthy_first(
+    state: ControllerState, seat: int, near: Collection[str] = ()
+) -> list[WorkerRecord]:
+    """Return the warm spares for a seat: those without findings first, then those of the agents
+    `near`, then hot ones. A start of all ranks cannot use spares that were prepared for a running
+    job, and no seat one that was built for other ranks."""
     unwell = _unwell(state)
     is_start = state.mode == "gathering" and state.progress.first
     return sorted(
-        (each for each in state.warm_spares() if not (each.preparing and is_start)),
+        (
+            each
+            for each in state.warm_spares()
+            if not each.preparing
+            or (not is_start and spare_preparation.may_take(state, each, seat))
+        ),
         key=lambda worker: (worker.name in unwell, worker.agent not in near, not worker.is_hot),
     )
 

@@ -1,14 +1,20 @@
 """Preparation of hot spares: which spares run their script before they have a seat, and when.
 
 A spare whose script promises to keep no rank (`outlast.init(hot_spares=True)`) is prepared once the
-job has completed a phase. Its set-up collectives are answered from the record of the ranks, which
-must therefore be the same for all of them.
+job has completed a phase. Its set-up collectives are answered from the record of the ranks that it
+may take, which must therefore be the same for all of them.
+
+Device meshes are built for one rank, the *stand-in*, and can be moved to its replicas. Each spare
+gets a stand-in of the replica set for which the fewest other spares are prepared. A rank without a
+replica is no stand-in: the spare would fit one rank only, and waits where a mesh is made instead.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+
 from outlast import events
-from outlast.controller.controller_state import ControllerTurn, WorkerRecord
+from outlast.controller.controller_state import ControllerState, ControllerTurn, WorkerRecord
 from outlast.transport import messages
 
 
@@ -29,17 +35,54 @@ def prepare_spares(turn: ControllerTurn) -> None:
     is_complete = len(records) == state.world and recorded
     if not waiting or not is_complete or (state.generation == 1 and len(recorded) < state.world):
         return
-    if len(set(records.values())) > 1:
-        members.keep_warm()
-        turn.note(
-            "spares stay warm, although the script promises hot_spares: the set-up collectives of"
-            " the ranks had different results, so that no rank's record is right for all"
-        )
-        return
     for worker in waiting:
-        turn.change(worker.name, preparing=True)
-        frame = messages.Prepare(world=state.world, record=records[0], calls=recorded[0])
+        stand_in = _choose_stand_in(state)
+        if stand_in < 0 and len(set(records.values())) > 1:
+            members.keep_warm()
+            turn.note(
+                "spares stay warm, although the script promises hot_spares: the set-up collectives"
+                " of the ranks had different results, so that no rank's record is right for all"
+            )
+            return
+        turn.change(worker.name, preparing=True, stand_in=stand_in)
+        frame = messages.Prepare(
+            world=state.world,
+            record=records[max(stand_in, 0)],
+            calls=recorded[0],
+            stand_in=stand_in,
+        )
         turn.send(worker, frame)
+
+
+def _choose_stand_in(state: ControllerState) -> int:
+    """Return the lowest rank of the replica set with the fewest prepared spares; -1 if no set has
+    several ranks with one record."""
+    records, holdings = state.shared.records, state.shared.holdings
+    sets: dict[bytes | None, list[int]] = {}
+    for seat in range(state.world):
+        sets.setdefault(holdings.get(seat), []).append(seat)
+    taken = Counter(
+        holdings.get(worker.stand_in)
+        for worker in state.members.workers.values()
+        if worker.seat < 0 and worker.stand_in >= 0 and not worker.killed_ns
+    )
+    usable = [
+        (taken[shards], seats[0])
+        for shards, seats in sets.items()
+        if len(seats) > 1 and len({records.get(seat) for seat in seats}) == 1
+    ]
+    return min(usable)[1] if usable else -1
+
+
+def may_take(state: ControllerState, worker: WorkerRecord, seat: int) -> bool:
+    """Return whether a spare that was asked to prepare can take this seat."""
+    records, stand_in = state.shared.records, max(worker.stand_in, 0)
+    if records.get(seat) != records.get(stand_in):
+        return False
+    if worker.is_hot:
+        return not worker.fits or seat in worker.fits
+    holdings = state.shared.holdings
+    return worker.stand_in < 0 or holdings.get(seat) == holdings.get(stand_in)
 
 
 def worker_lost(turn: ControllerTurn, worker: WorkerRecord, fault: events.Fault) -> None:

@@ -222,7 +222,7 @@ def _from_worker(
         case messages.SaveFailed():
             checkpoint_tracking.on_save_failed(turn, body)
         case messages.WorkerReady(generation=0):
-            turn.change(worker.name, is_hot=True)
+            turn.change(worker.name, is_hot=True, fits=body.fits)
         case _ if worker.member != state.generation or worker.seat < 0:
             turn.drop(envelope, "its worker has no seat in this generation")
         case messages.Put(generation=0):

@@ -74,10 +74,11 @@ class Status(Body, frozen=True):
 
 class WorkerReady(Body, frozen=True, tag="Ready"):
     """Report of a worker before phase n+1 that can connect: a survivor has restored or applied its
-    state, a joiner has built its model. Generation 0: a spare is hot."""
+    state, a joiner has built its model. Generation 0: a spare is hot, for the ranks of `fits`."""
 
     generation: int
     n: int
+    fits: tuple[int, ...] = ()  # (): all ranks
 
 
 class Joined(Body, frozen=True):
@@ -197,8 +198,9 @@ class Prepare(Body, frozen=True):
     """Request to a warm spare to run its script until that depends on the rank."""
 
     world: int
-    record: bytes  # the same for all ranks
+    record: bytes  # the same for all ranks that the spare may take
     calls: bytes  # of any rank
+    stand_in: int = -1  # rank for which it builds device meshes; -1: it waits there for a seat
 
 
 class Close(Body, frozen=True):

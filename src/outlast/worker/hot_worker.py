@@ -5,6 +5,7 @@
 | `init()` | waits for Prepare, or for a seat; then makes groups that answer by themselves |
 | builds its model, `protect()` | does the same |
 | `batches()` | takes the dry steps that a rank has described, and waits for a seat |
+| makes device meshes, `fully_shard` | does so for a stand-in, which is moved to the rank later |
 | reads the rank, makes other groups, overwrites files, `run()`, `shared()` | waits for a seat |
 
 With its seat it is a joiner as any other: the walk, the transfer and the digests are the same.
@@ -29,12 +30,13 @@ from outlast.config import WHOLE_ENVIRONMENT, WorkerSettings, set_world, watch_e
 from outlast.errors import GaveUpError
 from outlast.transport import messages
 from outlast.worker.compute_environment import hello, is_unassigned
-from outlast.worker.groups import SetupRecord
-from outlast.worker.groups.closed_answers import RankPlace
+from outlast.worker.groups import SetupRecord, unseated_mesh
 from outlast.worker.groups.stable_group import StableGroup
 from outlast.worker.groups.unseated_group import PendingRank, UnseatedGroup
+from outlast.worker.groups.unseated_mesh import UnseatedMeshes, is_moved, rows_of
 from outlast.worker.phases.step_calls import bind, decode_calls, variables_of
 from outlast.worker.script.bytecode import is_call_of_script
+from outlast.worker.script.coordinate_readers import find_coordinate_reader
 from outlast.worker.state.protected_state import ProtectedState
 from outlast.worker.worker_process import WorkerProcess
 
@@ -47,6 +49,7 @@ class HotWorker(WorkerProcess):
     def __init__(self, settings: WorkerSettings | None) -> None:
         self._seat = -1
         self._request: messages.Prepare | None = None  # while it is prepared without a seat
+        self._stand_in = 0
         self._groups_without_rank: list[UnseatedGroup] = []
         self._end_watch: Callable[[], None] = lambda: None
         super().__init__(settings)
@@ -109,9 +112,10 @@ class HotWorker(WorkerProcess):
         set_world(request.world)
         self.groups.make_group = self._make_group
         self.groups.record = SetupRecord.decode(request.record)
-        self.groups.take_seat(0, request.world, dry=True)
+        self._stand_in = max(request.stand_in, 0)
+        self.groups.take_seat(self._stand_in, request.world, dry=True)
         self._request = request
-        self._make_process_group(0, request.world)
+        self._make_process_group(self._stand_in, request.world)
         self.start_files.begin()
         self.start_files.before_move = lambda: self._need_seat("a file that the script overwrites")
         self._end_watch = watch_environment(_RANK_VARIABLES, self._on_variable_read)
@@ -125,12 +129,16 @@ class HotWorker(WorkerProcess):
     def _make_group(
         self, groups: Any, name: str, ranks: tuple[int, ...], rank: int, meeting: str, backend: str
     ) -> StableGroup:
-        if self._request is None or len(ranks) < self.world:
-            if self._request is not None:
-                rank = ranks.index(self.await_seat("a group of some ranks"))
+        request = self._request
+        can_move = request is not None and request.stand_in >= 0 and unseated_mesh.CAN_MOVE
+        if request is not None and len(ranks) < self.world and not can_move:
+            rank, request = ranks.index(self.await_seat("a group of some ranks")), None
+        if request is None:
             return StableGroup(groups, name, ranks, rank, meeting, backend)
         group = UnseatedGroup(groups, name, ranks, rank, meeting, backend)
-        group.wait = self.await_seat
+        group.wait, group.rows = self.await_seat, rows_of(sys._getframe(1), ranks)  # noqa: SLF001
+        if can_move:
+            group.is_moved = is_moved
         self._groups_without_rank.append(group)
         return group
 
@@ -148,13 +156,23 @@ class HotWorker(WorkerProcess):
         request, self._request = self._request, None  # what follows is this worker's own
         self._end_watch()
         self.start_files.before_move = lambda: None
-        self.note(f"this hot spare is prepared up to {place}, and waits for a seat", warning=False)
-        self.send(messages.WorkerReady(generation=0, n=0))
+        meshes = UnseatedMeshes(self._groups_without_rank, self._stand_in, self.world)
+        fits, reason = self._find_fitting(meshes)
+        self.note(
+            f"this hot spare is prepared up to {place}{reason}, and waits for a seat",
+            warning=False,
+        )
+        self.send(messages.WorkerReady(generation=0, n=0, fits=fits))
         body, device = self._wait_for_seat(), self.device
         if body.first or body.record != request.record or body.world != request.world:
             raise GaveUpError(
                 "this hot spare was prepared for another start of the job, or with other results of"
                 " set-up collectives; a warm one replaces it"
+            )
+        if fits and body.seat not in fits:
+            raise GaveUpError(
+                f"this hot spare built its device meshes as rank {self._stand_in}, and does not fit"
+                f" rank {body.seat}; a warm one replaces it"
             )
         self._note_seat(body)
         if self.device != device:
@@ -164,14 +182,23 @@ class HotWorker(WorkerProcess):
             )
         self._walk(dict(body.slots), body.n)
         self.groups.take_seat(body.seat, body.world, dry=True)
-        for group in self._groups_without_rank:
-            group.place, group.wait = RankPlace(body.seat, body.world), None
+        meshes.move(body.seat)
         torch_c: Any = torch._C  # noqa: SLF001 - as torch's own init does; its stubs lack it
         torch_c._distributed_c10d._set_global_rank(body.seat)  # noqa: SLF001
         self._enter_setup(first=False)
         if self.phases.protected is not None:
             self.report_schema(self.phases.protected)
         return self._seat
+
+    def _find_fitting(self, meshes: UnseatedMeshes) -> tuple[tuple[int, ...], str]:
+        """Return the ranks that this process can take, () for all, and words on the reason."""
+        if not meshes:
+            return (), ""
+        if reader := find_coordinate_reader():
+            return (self._stand_in,), f" as rank {self._stand_in} alone ({reader} may keep it)"
+        fits = meshes.fitting()
+        others = ", ".join(map(str, fits))
+        return fits, f" as rank {self._stand_in}, for ranks {others}"
 
     # --- the script's calls ---
 

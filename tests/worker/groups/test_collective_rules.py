@@ -146,13 +146,13 @@ def test_a_record_is_bounded_and_checked() -> None:
     record = SetupRecord()
     large, small = torch.zeros(70_000, dtype=torch.uint8), torch.arange(4)
     for tensor in (large, small, torch.zeros(2)):
-        entry = record.note("0", "broadcast", [tensor])
+        entry = record.note(0, "broadcast", [tensor])
         assert entry is not None
         record.capture(entry, [tensor])
-    entries = msgspec.msgpack.decode(record.encode())["0"]
+    entries = msgspec.msgpack.decode(record.encode())[0]
     assert [entry[2] is None for entry in entries] == [True, False, True]
     for _ in range(200):
-        entry = record.note("0", "broadcast", [large[:60_000]])
+        entry = record.note(0, "broadcast", [large[:60_000]])
         assert entry is not None
         record.capture(entry, [large[:60_000]])
     assert len(record.encode()) < (8 << 20) + 65_536

@@ -257,6 +257,7 @@ class GroupRegistry:
             except GroupError as error:
                 self.failed(error)
                 raise
+        group.number = len(self._stable)
         self._stable.append(group)
         return group
 
@@ -315,7 +316,7 @@ class GroupRegistry:
         self.sever(self._generation)
 
     def handed_out(
-        self, group: str, op: str, outputs: list[torch.Tensor], work: dist.Work | None
+        self, group: int, op: str, outputs: list[torch.Tensor], work: dist.Work | None
     ) -> dist.Work | None:
         """Return the work for the caller: the inner group's `work` itself wherever possible, or
         None from NCCL when the call has synchronised already."""

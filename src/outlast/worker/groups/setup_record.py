@@ -1,6 +1,7 @@
 """Results of the set-up collectives of generation 1, kept for joiners.
 
-Entries by group and position: the op, its output shapes, and the bytes of small integer results. A
+Entries by group (its number in order of creation, which replicas have in common) and position:
+the op, its output shapes, and the bytes of small integer results. A
 joiner runs the same script, so the same position has the same op. At the first mismatch, replay
 ends for that group and dry answers are used.
 
@@ -42,11 +43,11 @@ class SetupRecord:
     def __init__(self) -> None:
         self.recording = True
         self._lock = threading.Lock()
-        self._groups: dict[str, list[SetupEntry]] = {}
+        self._groups: dict[int, list[SetupEntry]] = {}
         self._kept_bytes = 0
         self._entries = 0
-        self._position: dict[str, int] = {}
-        self._ended: set[str] = set()
+        self._position: dict[int, int] = {}
+        self._ended: set[int] = set()
 
     def stop(self) -> None:
         """Stop recording at the end of set-up."""
@@ -64,7 +65,7 @@ class SetupRecord:
         record.recording = False
         if data:
             try:
-                record._groups = msgspec.msgpack.decode(data, type=dict[str, list[SetupEntry]])
+                record._groups = msgspec.msgpack.decode(data, type=dict[int, list[SetupEntry]])
             except msgspec.DecodeError as error:
                 raise CorruptionError(
                     f"the record of set-up results ({len(data)} bytes) cannot be read: {error};"
@@ -72,7 +73,7 @@ class SetupRecord:
                 ) from error
         return record
 
-    def note(self, group: str, op: str, tensors: Sequence[torch.Tensor]) -> SetupEntry | None:
+    def note(self, group: int, op: str, tensors: Sequence[torch.Tensor]) -> SetupEntry | None:
         """Record the start of `op`; `capture` adds its result. None if the record is full."""
         entry = SetupEntry(op, _shape(tensors))
         with self._lock:
@@ -95,7 +96,7 @@ class SetupRecord:
             self._kept_bytes += size
         entry.value = b"".join(_bytes(tensor) for tensor in tensors)
 
-    def replay(self, group: str, op: str, tensors: Sequence[torch.Tensor]) -> bool:
+    def replay(self, group: int, op: str, tensors: Sequence[torch.Tensor]) -> bool:
         """Replay the result of the next collective of `group` from generation 1. Return False if
         none is recorded (the dry answer is then used)."""
         with self._lock:

@@ -125,6 +125,7 @@ class StableGroup(_ProcessGroup):
         self.ranks = ranks
         self.inner: InnerGroup | None = None
         self.meeting = meeting
+        self.number = 0  # of this process's groups, in order of creation
         self._destroyed = False
         self._notes = 0
 
@@ -149,7 +150,7 @@ class StableGroup(_ProcessGroup):
             if not groups.failed(error):
                 raise
             return self._answer(op, (*args, *kwargs.values()))
-        return groups.handed_out(self._name, op, closed_answers.outputs_of(op, args), work)
+        return groups.handed_out(self.number, op, closed_answers.outputs_of(op, args), work)
 
     def _must_exist(self, op: str) -> None:
         if self._destroyed:
@@ -162,7 +163,7 @@ class StableGroup(_ProcessGroup):
         dry = self._groups.admit(op, self._name)
         outputs = closed_answers.answer(op, self.place, args)
         if dry:
-            self._groups.record.replay(self._name, op, closed_answers.outputs_of(op, args))
+            self._groups.record.replay(self.number, op, closed_answers.outputs_of(op, args))
         source = (
             closed_answers.any_source(self.place) if op == "recv_anysource" else self.place.rank
         )
@@ -253,7 +254,7 @@ class StableGroup(_ProcessGroup):
             self._groups.admit("coalescing", self._name)
             return FinishedWork([])
         work = self.inner.group._end_coalescing(device)  # noqa: SLF001
-        return self._groups.handed_out(self._name, "coalescing", [], work)
+        return self._groups.handed_out(self.number, "coalescing", [], work)
 
     # --- queries of torch ---
 
