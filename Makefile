@@ -115,7 +115,7 @@ flaky: $(READY)
 	$(BIN)/python tests/soak/flaky_tests.py --times $(TIMES) --load $(LOAD)
 
 bench: $(READY)
-	@missed=0; for each in recovery overhead audit checkpoint peers plan; do \
+	@missed=0; for each in recovery start chaos overhead audit checkpoint peers plan; do \
 	  $(BIN)/python benchmarks/$$each.py $(BENCH) || missed=1; done; exit $$missed
 
 soak: $(READY)

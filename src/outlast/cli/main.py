@@ -6,8 +6,8 @@ import contextlib
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from typing import TYPE_CHECKING
 
-from cyclopts import App, CycloptsError
 from rich.panel import Panel
 from rich.text import Text
 
@@ -24,6 +24,9 @@ from outlast.errors import (
     OutlastError,
     UsageError,
 )
+
+if TYPE_CHECKING:
+    from cyclopts import App
 
 HELP = f"""Keep PyTorch training runs alive through hardware failures, with bit-identical results.
 
@@ -122,6 +125,8 @@ def _dispatch(arguments: list[str]) -> int:
         raise UsageError(
             f"unknown command {arguments[0]!r}{meant} (commands: {', '.join(commands)})"
         )
+    from cyclopts import CycloptsError  # `run` starts without it
+
     try:
         result = application(arguments)(arguments, exit_on_error=False, print_error=False)
     except CycloptsError as error:
@@ -143,6 +148,8 @@ def application(arguments: Sequence[str] = ()) -> App:
 
     A list of commands has a line for each; the help of the one in the arguments is its docstring.
     """
+    from cyclopts import App
+
     app = App(
         name="outlast",
         help=HELP,

@@ -1,4 +1,7 @@
-"""Command line of torchrun, read by torch's parser, with Outlast's flags, as a RunPlan."""
+"""Command line of torchrun, read by torch's parser, with Outlast's flags, as a RunPlan.
+
+torch itself is imported only for `--nproc-per-node` other than a number: the template imports it.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,7 @@ from outlast.controller.controller_state import MigrateOn
 from outlast.errors import ConfigError, RunDirError, UsageError
 from outlast.launch import outlast_flags
 from outlast.launch.run_directory import RunDir
+from outlast.launch.torch_definitions import TorchDefinitions
 
 # Unsupported torchrun flags, each with its default value.
 _REFUSED: dict[str, object] = {
@@ -35,6 +39,9 @@ _REFUSED: dict[str, object] = {
 }
 
 AUDIT_EVERY = 100
+_BOTH_STREAMS = 3
+_RUN, _LOGS = "torch.distributed.run", "torch.distributed.elastic.multiprocessing.api"
+_torch = TorchDefinitions()
 
 
 class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,12 +148,10 @@ class _Parser(ArgumentParser):
 
 
 def _parser() -> ArgumentParser:
-    from torch.distributed.run import get_args_parser
-
     parser = _Parser(
         prog="outlast run",
         description="Launch as with torchrun; every flag of torchrun's is understood.",
-        parents=[get_args_parser()],
+        parents=[_torch.get(_RUN, "get_args_parser")()],
         add_help=False,
     )
     ours = parser.add_argument_group("outlast")
@@ -227,10 +232,8 @@ def _refuse(given: Namespace) -> None:
 
 
 def _world(nproc: str) -> int:
-    from torch.distributed.run import determine_local_world_size
-
     try:
-        world = determine_local_world_size(nproc)
+        world = int(nproc) if re.fullmatch(r"-?[0-9]{1,9}", nproc) else _local_world_size(nproc)
     except ValueError as error:
         raise UsageError(
             f"--nproc-per-node {nproc}: {error}; give a number, auto, cpu or gpu"
@@ -238,6 +241,12 @@ def _world(nproc: str) -> int:
     if world < 1:
         raise UsageError(f"--nproc-per-node {nproc}: at least one worker is needed")
     return world
+
+
+def _local_world_size(nproc: str) -> int:
+    from torch.distributed.run import determine_local_world_size  # it asks for the devices
+
+    return determine_local_world_size(nproc)
 
 
 def _command(given: Namespace) -> tuple[str, ...]:
@@ -275,11 +284,8 @@ def _fresh_run_dir(script: str) -> str:
 
 
 def _streams(given: Namespace, world: int) -> dict[int, int]:
-    from torch.distributed.elastic.multiprocessing.api import Std, to_map
-
     try:
-        redirects = to_map(Std.from_str(given.redirects), world)
-        tees = to_map(Std.from_str(given.tee), world)
+        redirects, tees = _stream_map(given.redirects, world), _stream_map(given.tee, world)
         shown = set(range(world))
         if given.local_ranks_filter:
             shown = {int(rank) for rank in given.local_ranks_filter.split(",")}
@@ -288,11 +294,19 @@ def _streams(given: Namespace, world: int) -> dict[int, int]:
             f"--redirects, --tee or --local-ranks-filter: {error};"
             " give 0 to 3, or RANK:0-3 pairs, and ranks as 0,1,2"
         ) from error
-    both = int(Std.ALL)
     return {
-        seat: (both & ~int(redirects[seat])) | int(tees[seat]) if seat in shown else 0
+        seat: (_BOTH_STREAMS & ~redirects[seat]) | tees[seat] if seat in shown else 0
         for seat in range(world)
     }
+
+
+def _stream_map(text: str, world: int) -> dict[int, int]:
+    """Return the streams by rank: 1 stdout, 2 stderr, 3 both. Raises ValueError."""
+    if text == "0":
+        return dict.fromkeys(range(world), 0)
+    parse = _torch.get(_LOGS, "Std").from_str
+    of_rank = _torch.get(_LOGS, "to_map")(parse(text), world)
+    return {rank: int(streams) for rank, streams in of_rank.items()}
 
 
 def _signals(text: str) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import importlib
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -40,6 +41,10 @@ def start(*, hot_spares: bool = False) -> WorkerProcess:
             " init_process_group() from the script, or call it only if dist.is_initialized() is"
             " false after outlast.init()"
         )
+    if settings:
+        # The first optimizer imports it. Ranks and spares do it here: with the same variables, and
+        # where a forked worker can still start anew.
+        importlib.import_module("torch._dynamo")
     is_spare = settings is not None and settings.seat < 0
     worker = HotWorker(settings) if hot_spares and is_spare else WorkerProcess(settings)
     _running.append(worker)

@@ -153,9 +153,6 @@ class WorkerProcess(WorkerPorts):
     def _reach_init(self) -> None:
         self.status.enter("waiting")
         self.start_files.reach_init()
-        if self._settings and self._settings.seat < 0:
-            # The first optimizer step imports it for most of a second; a spare has time now.
-            importlib.import_module("torch._dynamo")
         self._greet()
         if self._settings:
             self.pulse.start()

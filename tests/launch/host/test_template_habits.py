@@ -8,10 +8,13 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.launch.host.test_worker_template import live, play
+from tests.launch.conftest import TRAINER
+from tests.launch.host.test_worker_template import SECONDS, live, play
 
+from outlast import events
 from outlast.launch.host.worker_pool import WorkerPool
 from outlast.launch.template import script_imports
+from outlast.telemetry.event_store import read_events
 
 if TYPE_CHECKING:
     from tests.launch.conftest import Stage
@@ -66,6 +69,14 @@ torch.manual_seed(1)  # imports torch._dynamo
 numpy.random.seed(1)
 print(numpy.random.rand(), torch._inductor.__name__)
 """
+LATE_VARIABLE = """
+import torch
+variables = os.environ  # not seen in the text: it would be spawned from the start
+variables["TORCHDYNAMO_VERBOSE"] = "1"
+import torch._dynamo
+print(torch._dynamo.config.verbose)
+"""
+LATE_VARIABLE_OF_NOBODY = LATE_VARIABLE.replace("TORCHDYNAMO_VERBOSE", "MINE")
 
 
 @pytest.mark.parametrize(
@@ -81,6 +92,8 @@ print(numpy.random.rand(), torch._inductor.__name__)
         pytest.param(PATH_WITH_QUEUE, "where queue is another module", marks=EXTENDED),
         pytest.param(PATH_WITHOUT, "", marks=EXTENDED),
         pytest.param(LATER_MODULES, "", marks=EXTENDED),
+        (LATE_VARIABLE, "changed TORCHDYNAMO_VERBOSE"),
+        pytest.param(LATE_VARIABLE_OF_NOBODY, "", marks=EXTENDED),
     ],
 )
 def test_a_habit_of_scripts_has_the_same_outcome_as_without_a_template(
@@ -108,6 +121,58 @@ def test_a_habit_of_scripts_has_the_same_outcome_as_without_a_template(
         assert reason in " ".join(" ".join(stage.notes).split())
 
     play(stage, script, act)
+
+
+PACKAGE = """
+import os
+os.environ["TORCHDYNAMO_VERBOSE"] = "1"
+"""
+LOOP = """
+for batch in session.batches(loader, until=2):
+    session.run(step, batch)
+print(torch._dynamo.config.verbose)
+"""
+MEMBER = """
+import torch, torch.distributed
+torch.distributed.init_process_group(
+    "gloo", init_method=f"file://{ROOT}/store", rank=0, world_size=1)
+import setting_package
+import torch._dynamo
+"""
+
+
+def test_a_package_that_sets_variables_of_the_compiler_ends_no_run(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers are spawned from there on: all start anew before they have said Hello."""
+    (stage.root / "site").mkdir()
+    (stage.root / "site" / "setting_package.py").write_text(PACKAGE)
+    monkeypatch.setenv("PYTHONPATH", str(stage.root / "site"))
+    trainer = TRAINER.replace("import torch, outlast", "import torch, outlast, setting_package")
+    script = stage.script(trainer + LOOP)
+    launcher = stage.launch(script, "--nproc-per-node", "2", "--spares", "1", "--plain")
+    out, err = launcher.communicate(timeout=SECONDS)
+    assert (launcher.returncode, out.count("True")) == (0, 2), out + err
+    notes = [e.text for e in read_events(stage.root / "run") if isinstance(e, events.Note)]
+    assert [note for note in notes if "started anew" in note and "TORCHDYNAMO_VERBOSE" in note]
+
+
+def test_a_member_of_a_process_group_does_not_start_anew(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other members would lose it: the import is refused."""
+    (stage.root / "site").mkdir()
+    (stage.root / "site" / "setting_package.py").write_text(PACKAGE)
+    monkeypatch.setenv("PYTHONPATH", str(stage.root / "site"))
+
+    async def act(crew: WorkerPool) -> None:
+        assert crew.template.fds, stage.notes
+        _, outcome, _ = await live(crew, "w1-0")
+        assert outcome.exit_code == 1
+        assert "with a process group cannot start anew" in outcome.stderr_tail
+        assert "TORCHDYNAMO_VERBOSE" in outcome.stderr_tail
+
+    play(stage, stage.script(MEMBER), act)
 
 
 @pytest.mark.parametrize(

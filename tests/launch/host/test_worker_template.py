@@ -53,7 +53,7 @@ def state():
             - {"__mp_main__"}
         ),
         "filters": [repr(one) for one in warnings.filters],
-        "gc": [gc.get_threshold(), gc.isenabled(), gc.get_freeze_count()],
+        "gc": [gc.get_threshold(), gc.isenabled()],
         "signals": [
             hex(int(status[name], 16) & ~(3 << 31))  # 32 and 33 are libc's own
             for name in ("SigBlk", "SigIgn", "SigCgt")

@@ -1,4 +1,4 @@
-"""Connections of processes that read a keeper's copies while it serves its trainer."""
+"""Listening sockets of a keeper: of its trainers, and of readers of its copies meanwhile."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from pathlib import Path
 
 from outlast.checkpoint.keeper import keeper_frames
 from outlast.checkpoint.keeper.keeper_frames import KeeperStream
-from outlast.errors import WireError
+from outlast.errors import StorageError, WireError
 
 SUFFIX = "-copies"  # of the listener's name, beside that for trainers
 _READERS_MAX = 256
+_TRAINERS_MAX = 8  # that wait: one trainer after the other is served
 
 
 def accept_own(listener: socket.socket) -> socket.socket | None:
@@ -29,6 +30,20 @@ def accept_own(listener: socket.socket) -> socket.socket | None:
             return sock
         sock.close()
     return None
+
+
+def open_listener(address: str) -> socket.socket:
+    """Open the listening socket of a keeper's trainers, in the abstract namespace if the
+    address begins with @. Raises StorageError.
+    """
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(f"\0{address[1:]}" if address.startswith("@") else address)
+        listener.listen(_TRAINERS_MAX)
+    except OSError as error:
+        listener.close()
+        raise StorageError(f"no keeper can listen at {address} ({error.strerror})") from error
+    return listener
 
 
 class CopyReaders:

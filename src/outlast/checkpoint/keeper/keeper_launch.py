@@ -172,20 +172,23 @@ class ServedKeeper:
         setup: KeeperSetup,
         pass_fds: tuple[int, ...] = (),
         door: socket.socket | None = None,
+        listener: socket.socket | None = None,
     ) -> None:
         """Start the keeper.
 
-        Trainers connect with `KeeperClient.connect`, other keepers through the `door`. Raises
-        StorageError.
+        Trainers connect with `KeeperClient.connect`, other keepers through the `door`. The keeper
+        accepts trainers from the `listener`, or binds one to the address. Raises StorageError.
         """
         if door:
             setup = msgspec.structs.replace(setup, door_fd=door.fileno())
             pass_fds = (*pass_fds, door.fileno())
+        arguments = ["--listen", address]
+        if listener:
+            arguments = ["--listener", str(listener.fileno())]
+            pass_fds = (*pass_fds, listener.fileno())
         reading, self._control_fd = os.pipe2(os.O_CLOEXEC)
         try:
-            self.process = ChildProcess(
-                ["--listen", address], name, stdin=reading, pass_fds=pass_fds
-            )
+            self.process = ChildProcess(arguments, name, stdin=reading, pass_fds=pass_fds)
         except StorageError:
             os.close(self._control_fd)
             raise

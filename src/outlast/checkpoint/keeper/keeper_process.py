@@ -19,7 +19,7 @@ import msgspec
 from outlast.checkpoint.format.manifests import Manifest, digest_of
 from outlast.checkpoint.keeper import keeper_frames
 from outlast.checkpoint.keeper.arena import Arena
-from outlast.checkpoint.keeper.copy_readers import CopyReaders, accept_own
+from outlast.checkpoint.keeper.copy_readers import CopyReaders, accept_own, open_listener
 from outlast.checkpoint.keeper.keeper_frames import (
     HeldVersion,
     KeeperSetup,
@@ -358,9 +358,9 @@ def _with_digests(manifest: Manifest, arena: Arena) -> Manifest:
 def main(arguments: list[str]) -> int:
     """Run a keeper; return its exit code.
 
-    `--socket FD NAME`: serve the trainer at the other end, then end. `--listen ADDRESS NAME`: serve
-    one trainer after the other; the first line of the standard input is the KeeperSetup, and its
-    end ends the keeper. An address that begins with @ is in the abstract namespace.
+    `--socket FD NAME`: serve the trainer at the other end, then end. `--listen ADDRESS NAME` or
+    `--listener FD NAME`: serve one trainer after the other; the first line of the standard input is
+    the KeeperSetup, and its end ends the keeper.
     """
     lower_priority()
     how, where, _ = arguments
@@ -374,9 +374,7 @@ def main(arguments: list[str]) -> int:
             return 0  # the launcher died already
         line += byte
     setup = msgspec.json.decode(line, type=KeeperSetup)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(f"\0{where[1:]}" if where.startswith("@") else where)
-    listener.listen(8)
+    listener = open_listener(where) if how == "--listen" else socket.socket(fileno=int(where))
     listener.setblocking(False)
     KeeperProcess(listener, 0, setup).run()
     return 0

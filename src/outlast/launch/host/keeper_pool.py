@@ -12,6 +12,7 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from outlast.checkpoint.keeper.copy_readers import open_listener
 from outlast.checkpoint.keeper.keeper_frames import KeeperSetup, PeerKeeper
 from outlast.checkpoint.keeper.keeper_launch import ServedKeeper, address_of, open_door
 from outlast.controller.replica_placement import ReplicaSpot, group, place
@@ -26,6 +27,8 @@ REAP_S = 5.0
 class ReplicaPlan:
     """Redundancy of saves in memory.
 
+    `saves`: saves follow a schedule, so that keepers start with their ranks; else each starts when
+    a rank, or a search for copies, first connects to it.
     `spots`: the location of each seat. `copies`: number of keepers that hold a rank's save,
     including the rank's own. `parity`: number of ranks in a parity group; 0 for copies.
     `rate_bytes_per_s`: total rate limit of traffic between keepers; None for no limit.
@@ -35,10 +38,11 @@ class ReplicaPlan:
     copies: int = 1
     parity: int = 0
     rate_bytes_per_s: int | None = None
+    saves: bool = True
 
 
 class KeeperPool:
-    """Keepers by seat, started with the seat's first worker.
+    """Keepers by seat, started with the seat's first worker or at its first connection.
 
     A dead keeper is restarted, and its worker shares the same memory with it again. `note`
     receives failures as text.
@@ -66,6 +70,8 @@ class KeeperPool:
         self._started_s: dict[int, float] = {}
         self._loop = asyncio.get_running_loop()
         self._doors: list[socket.socket] = []
+        self._listeners: dict[int, socket.socket] = {}  # of keepers that start when needed
+        self._is_eager = replicas.saves or replicas.copies > 1 or replicas.parity > 0
         self._rate_bytes_per_s = rate_bytes_per_s and rate_bytes_per_s // len(spots)
         self._parity = replicas.parity > 0
         if self._parity:
@@ -105,7 +111,23 @@ class KeeperPool:
         return [f"{self._prefix}{seat}" for seat in range(world)]
 
     def start(self, seat: int) -> None:
-        """Start the seat's keeper if it has none; note a failure to start."""
+        """Start the seat's keeper, or listen for it, if it has none; note a failure."""
+        if self._is_eager:
+            self._start(seat)
+        elif seat not in self._listeners:
+            try:
+                self._listeners[seat] = listener = open_listener(f"{self._prefix}{seat}")
+            except StorageError as error:
+                self._note(f"rank {seat} has no keeper, and cannot be saved: {error}")
+            else:
+                self._loop.add_reader(listener, self._needed, seat)
+
+    def _needed(self, seat: int) -> None:
+        """Start a keeper that has a connection; it accepts from the listener from here on."""
+        self._loop.remove_reader(self._listeners[seat])
+        self._start(seat)
+
+    def _start(self, seat: int) -> None:
         if seat in self._served:
             return
         self._starts[seat] = self._starts.get(seat, 0) + 1
@@ -125,6 +147,7 @@ class KeeperPool:
                 self._setup(seat),
                 (self._lock_fd,),
                 self._doors[seat] if self._doors else None,
+                self._listeners.get(seat),
             )
         except (StorageError, OSError) as error:
             self._note(f"rank {seat} has no keeper, and cannot be saved: {error}")
@@ -149,7 +172,7 @@ class KeeperPool:
         self._note(f"the keeper of rank {seat} {how}")
         if self._loop.time() - self._started_s[seat] >= YOUNG_S:
             self._starts[seat] = 0
-        self.start(seat)
+        self._start(seat)
 
     def _forget(self, seat: int) -> ServedKeeper:
         pidfd = self._pidfds.pop(seat)
@@ -162,6 +185,10 @@ class KeeperPool:
     async def close(self, timeout_s: float) -> None:
         """Let all keepers finish their writes in parallel; kill those that exceed the timeout."""
         self._close_doors()
+        while self._listeners:
+            _, listener = self._listeners.popitem()
+            self._loop.remove_reader(listener)
+            listener.close()
         seats = sorted(self._served)
         served = [self._forget(seat) for seat in seats]
         pids = {each.process.pid for each in served}

@@ -123,6 +123,7 @@ class WorkerPool:
                 plan.copies,
                 plan.parity,
                 plan.peer_rate_bytes_per_s,
+                saves=bool(plan.checkpoint_every or plan.snapshot_every),
             ),
         )
 

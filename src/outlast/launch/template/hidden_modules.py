@@ -7,12 +7,13 @@ could differ from a spawned one. That import therefore compares these with their
 start of the worker. The groups' loggers are hidden too, so that logging configured before the
 import (`disable_existing_loggers`, for example) changes only the script's own loggers.
 
-| group                     | compared                           | after a change              |
-|---------------------------|------------------------------------|-----------------------------|
-| torch and its             | all variables: reads by C          | restart as a spawned worker |
-| dependencies              | libraries cannot be recorded       |                             |
-| later groups              | variables read during loading      | ConfigError: the script may |
-|                           |                                    | already have used torch     |
+| group                  | compared                                                        |
+|------------------------|-----------------------------------------------------------------|
+| torch and its          | all variables: reads by C libraries cannot be recorded;         |
+| dependencies           | affinity, search path, warnings filters, loggers                |
+| later groups           | variables that loading of any group still hidden has read       |
+
+After a change the worker restarts from its command, as a spawned worker.
 """
 
 from __future__ import annotations
@@ -30,7 +31,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn, Protocol
 
 from outlast import config
-from outlast.errors import ConfigError
 
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")  # `outlast.init()` sets them
 
@@ -118,7 +118,7 @@ class Restart(Protocol):
     """Restart of this worker without a template."""
 
     def execute(self, reason: str) -> NoReturn:
-        """Restart the worker."""
+        """Restart the worker. Raises ConfigError if that is not possible any more."""
         ...
 
     def close(self) -> None:
@@ -129,11 +129,11 @@ class HiddenModules(importlib.abc.Loader):
     """Finder and loader of preloaded modules."""
 
     def __init__(
-        self, groups: Sequence[ModuleGroup], restart: Restart, restartable: Sequence[ModuleGroup]
+        self, groups: Sequence[ModuleGroup], restart: Restart, first: Sequence[ModuleGroup]
     ) -> None:
         self._groups = list(groups)  # hidden groups, in the order of loading
         self._attributes: dict[str, tuple[types.ModuleType, str]] = {}  # of packages, by module
-        self._restartable = list(restartable)  # hidden groups of the first import
+        self._first = list(first)  # hidden groups of the first import
         self._lock = threading.RLock()  # threads may import concurrently
         self._restart = restart
         self._specs = {
@@ -187,7 +187,7 @@ class HiddenModules(importlib.abc.Loader):
         """Return the preloaded module; show its group and earlier groups."""
         with self._lock:
             for group in self._groups_until(spec.name):
-                self._compare(group, spec.name)
+                self._compare(spec.name)
                 self._show(group)
         return sys.modules[spec.name]  # possibly shown by another thread
 
@@ -205,10 +205,8 @@ class HiddenModules(importlib.abc.Loader):
 
     def _show(self, group: ModuleGroup) -> None:
         self._groups.remove(group)
-        if group in self._restartable:
-            self._restartable.remove(group)
-            if not self._restartable:
-                self._restart.close()
+        if group in self._first:
+            self._first.remove(group)
         for name in group.modules:
             if name in self._attributes:
                 setattr(*self._attributes[name], group.modules[name])
@@ -220,17 +218,20 @@ class HiddenModules(importlib.abc.Loader):
         _show_loggers(group.loggers)
         if not self._groups:
             sys.meta_path.remove(self)
+            self._restart.close()
 
-    def _compare(self, group: ModuleGroup, name: str) -> None:
-        if not self._restartable:
-            if changed := sorted(group.read.intersection(self._changed())):
-                raise ConfigError(
-                    f"{name} was loaded before the script changed {', '.join(changed)}, which it"
-                    " reads; nothing was imported; start the run with --no-template, or set"
-                    " the variable in the shell"
-                )
-        elif reason := self._difference():
+    def _compare(self, name: str) -> None:
+        if reason := self._difference() if self._first else self._later_difference():
             self._restart.execute(f"it {reason} before it imported {name}")
+
+    def _later_difference(self) -> str:
+        """Return the changed variables that a hidden group has read, as text; "" if none.
+
+        Groups that come after the imported one count: until `outlast.init()` a restart is possible.
+        """
+        read = set[str]().union(*(group.read for group in self._groups))
+        changed = sorted(read.intersection(self._changed()))
+        return f"changed {', '.join(changed)}" if changed else ""
 
     def _changed(self) -> list[str]:
         """Return the environment variables that the script has changed."""

@@ -75,7 +75,7 @@ class TemplateProcess:
         self._control_fd = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         self._page_fd = os.dup(self._control_fd)
         self._groups: list[ModuleGroup] = []
-        self._restartable: list[ModuleGroup] = []  # groups of the first import
+        self._first: list[ModuleGroup] = []  # groups of the first import
         self._files: dict[str, tuple[int, ...]] = {}
         self._middle = 0
 
@@ -113,12 +113,13 @@ class TemplateProcess:
         gc.disable()  # imports create no garbage
         for name in self._settings.modules:
             self._groups += self._import(name).split(name)
-            self._restartable = self._restartable or list(self._groups)
+            self._first = self._first or list(self._groups)
         if rest := self._machinery.difference(*(group.modules for group in self._groups)):
             self._groups.append(
                 ModuleGroup({name: sys.modules[name] for name in rest}, {}, set(), [], {})
             )
         gc.collect()
+        gc.freeze()  # a collection in a worker, and that at its exit, would copy all these pages
         if collects:
             gc.enable()
         set_warnings_filters(filters)
@@ -278,7 +279,7 @@ class TemplateProcess:
         if "outlast.worker.session" in sys.modules:  # else the script does not import outlast
             outlast.begin_worker()
         restart = WorkerRestart(gate, self._settings.command, environment)
-        HiddenModules(self._groups, restart, self._restartable).hide()
+        HiddenModules(self._groups, restart, self._first).hide()
 
 
 class WorkerRestart:
@@ -296,11 +297,21 @@ class WorkerRestart:
         self._gate.close()
 
     def execute(self, reason: str) -> NoReturn:
-        """Report the reason to the launcher, then exec the worker's command."""
+        """Report the reason to the launcher, then exec the worker's command.
+
+        Raises ConfigError in a child process of the script, and in a member of a process group,
+        whose other members would lose it.
+        """
         if os.getpid() != self._pid:
             raise ConfigError(
                 f"a child process of the script cannot have modules of the template: {reason};"
                 " start the run with --no-template"
+            )
+        distributed = sys.modules.get("torch.distributed")
+        if distributed and distributed.is_available() and distributed.is_initialized():
+            raise ConfigError(
+                f"a worker with a process group cannot start anew: {reason}; nothing was imported;"
+                " start the run with --no-template, or set the variable in the shell"
             )
         with contextlib.suppress(OSError):  # the report is informational
             frames.send(self._gate, frames.Restarted(reason=reason))
