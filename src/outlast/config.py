@@ -316,6 +316,10 @@ def set_world(world: int) -> None:
 class ProcessEnvironment:
     """The environment's variables as a mapping; None where a variable is not set."""
 
+    def __init__(self) -> None:
+        self._raw: dict[bytes, bytes] = {}
+        self._decoded: dict[str, str] = {}
+
     def __getitem__(self, name: str) -> str | None:
         """Return a variable."""
         return os.environ.get(name)
@@ -329,7 +333,10 @@ class ProcessEnvironment:
 
     def snapshot(self) -> dict[str, str]:
         """Return all variables that are set."""
-        return dict(os.environ)
+        raw = _variables()
+        if raw != self._raw:  # to decode a hundred variables takes longer than to compare them
+            self._raw, self._decoded = dict(raw), dict(os.environ)
+        return self._decoded
 
 
 def read_toml(path: Path, what: str, undone: str = "") -> dict[str, Any]:

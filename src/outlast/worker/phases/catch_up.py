@@ -20,14 +20,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import torch
 
 from outlast.checkpoint.format import codec
-from outlast.errors import GroupError, UsageError
+from outlast.errors import GroupError
 from outlast.events import FaultKind
 from outlast.worker.groups import GroupRegistry
 from outlast.worker.phases.phase_attempt import deep_copy
@@ -231,7 +231,9 @@ class CatchUp:
     def at_draw(self) -> bytes:
         """Return the rank's own state that script code around a draw may read; b"" if it exceeds
         AT_DRAW_BYTES_MAX, since it is then not recorded a second time."""
-        own = self._owner.protected_state().own_choices()
+        return self._if_small(self._owner.protected_state().own_choices())
+
+    def _if_small(self, own: bytes) -> bytes:
         if len(own) <= AT_DRAW_BYTES_MAX:
             return own
         if not self._noted_large:
@@ -244,13 +246,10 @@ class CatchUp:
             )
         return b""
 
-    def completed(self, result: bytes) -> None:
-        """Record the result of a phase, for the walk of a successor."""
-        own = b""
-        if self._place.batch:
-            with suppress(UsageError):  # such state is refused before the next phase
-                own = self.at_draw()
-        self._place.add(result, own)
+    def completed(self, result: bytes, choices: bytes) -> None:
+        """Record the result of a phase, and the `own_choices` behind it, for the walk of a
+        successor."""
+        self._place.add(result, self._if_small(choices) if self._place.batch else b"")
 
     def restore_drawn(self, own: bytes) -> None:
         """Restore the state that `at_draw` returned, since the script repeats what it computed

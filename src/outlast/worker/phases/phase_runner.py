@@ -311,7 +311,7 @@ class PhaseRunner:
             )
         self.slots.write_end(attempt, None if kept == LOST else kept, aside=self.aside)
         if attempt.kind != "checkpoint":  # not a call of the script that a walk would answer
-            self.joining.completed(kept)
+            self.joining.completed(kept, attempt.choices)  # which are unchanged since the vote
         self._timeline.phase(n, step, attempt.kind, attempt.begin_ns, attempt.vote_ns)
         self._timeline.metrics(step, attempt.reports)
         status.loss = attempt.reports.get("loss", status.loss)

@@ -8,7 +8,8 @@ threads, which cannot be changed late.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial, reduce
+from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -78,7 +79,7 @@ def _flushes_denormals() -> bool:
 
 
 def _read_backend(path: str) -> Any:
-    return reduce(getattr, path.split("."), torch.backends)
+    return attrgetter(path)(torch.backends)
 
 
 def _set_backend(path: str, value: Any) -> None:
@@ -113,7 +114,7 @@ _MODES: dict[str, _Mode] = {
     "grad mode": (torch.is_grad_enabled, torch.set_grad_enabled),
 }
 _MODES |= {
-    f"backends.{path}": (partial(_read_backend, path), partial(_set_backend, path))
+    f"backends.{path}": (partial(attrgetter(path), torch.backends), partial(_set_backend, path))
     for path in _BACKENDS
     if _is_settable(path)
 }
