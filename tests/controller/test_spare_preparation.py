@@ -112,8 +112,12 @@ def test_ranks_without_replicas_have_no_stand_in() -> None:
 
 
 @pytest.mark.parametrize("is_hot", [False, True], ids=["preparing", "hot"])
-@pytest.mark.parametrize(("lost", "successor"), [(2, "w1-4"), (3, "w1-5")])
-def test_a_spare_takes_the_ranks_that_it_fits(lost: int, successor: str, is_hot: bool) -> None:
+@pytest.mark.parametrize(
+    ("lost", "successor", "rung"), [(2, "w1-4", "replace"), (3, "w1-5", "respawn")]
+)
+def test_a_spare_takes_the_ranks_that_it_fits(
+    lost: int, successor: str, rung: str, is_hot: bool
+) -> None:
     desk = sharded()
     if is_hot:
         desk.say("w1-4", messages.WorkerReady(generation=0, n=0, fits=(0, 2)))
@@ -121,3 +125,4 @@ def test_a_spare_takes_the_ranks_that_it_fits(lost: int, successor: str, is_hot:
     for seat in {0, 1, 2, 3} - {lost}:
         desk.status(f"w1-{seat}", 5, "running")
     assert desk.seats()[lost] == successor
+    assert [decided.rung for decided in desk.emitted(events.Decided, history=True)] == [rung]

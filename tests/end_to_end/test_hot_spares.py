@@ -108,11 +108,12 @@ def sharded(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 def test_a_hot_spare_with_a_mesh_takes_replicas_of_its_stand_in(
     tmp_path: Path, sharded: Outcome, rank: int
 ) -> None:
-    place = f"{LOOP} as rank 0, for ranks 0, 2"
-    outcome = killed(tmp_path / "killed", (rank,), place, script=SHARDED_JOB)
+    place, is_replica = f"{LOOP} as rank 0, for ranks 0, 2", rank in (0, 2)
+    rung = "replace" if is_replica else "respawn"
+    outcome = killed(tmp_path / "killed", (rank,), place, script=SHARDED_JOB, rung=rung)
     assert outcome.ranks == sharded.ranks
     hot = prepared(tmp_path / "killed", place)
-    assert (successors(outcome)[0] == hot[0]) == (rank in (0, 2))
+    assert (successors(outcome)[0] == hot[0]) == is_replica
 
 
 @pytest.mark.extended
@@ -144,7 +145,9 @@ def test_a_script_that_keeps_its_place_in_a_mesh_is_slower_and_equal(
     tmp_path: Path, keep: str, place: str, rank: int
 ) -> None:
     expected = undisturbed(tmp_path / "undisturbed", "--keep", keep, script=SHARDED_JOB)
-    outcome = killed(tmp_path / "killed", (rank,), place, "--keep", keep, script=SHARDED_JOB)
+    rung = "replace" if rank == 2 and keep != "coordinate" else "respawn"
+    keeps = ("--keep", keep)
+    outcome = killed(tmp_path / "killed", (rank,), place, *keeps, script=SHARDED_JOB, rung=rung)
     assert outcome.ranks == expected.ranks
 
 

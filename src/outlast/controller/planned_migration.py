@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from itertools import islice
 
 from msgspec.structs import replace
 
@@ -109,11 +110,19 @@ def healthy_first(
         (
             each
             for each in state.warm_spares()
-            if not each.preparing
-            or (not is_start and spare_preparation.may_take(state, each, seat))
+            if not (each.preparing and is_start) and spare_preparation.may_take(state, each, seat)
         ),
         key=lambda worker: (worker.name in unwell, worker.agent not in near, not worker.is_hot),
     )
+
+
+def count_fitting(state: ControllerState, seats: Iterable[int]) -> int:
+    """Return how many of the seats warm spares can fill, each seat by the first one that fits."""
+    taken: set[str] = set()
+    for seat in seats:
+        free = (each.name for each in healthy_first(state, seat) if each.name not in taken)
+        taken.update(islice(free, 1))
+    return len(taken)
 
 
 def _wished(state: ControllerState) -> list[tuple[FindingKey, Warned, WorkerRecord]]:
@@ -143,7 +152,9 @@ def _why_not(
     recent = {
         name for name, t_ns in state.findings.moves.values() if now_ns - t_ns < WINDOW_S * S_NS
     }
-    well = [spare for spare in state.warm_spares() if spare.name not in _unwell(state)]
+    well = [
+        spare for spare in healthy_first(state, worker.seat) if spare.name not in _unwell(state)
+    ]
     whole = [
         each.seat
         for each in state.generation_members()

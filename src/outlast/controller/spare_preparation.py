@@ -75,7 +75,9 @@ def _choose_stand_in(state: ControllerState) -> int:
 
 
 def may_take(state: ControllerState, worker: WorkerRecord, seat: int) -> bool:
-    """Return whether a spare that was asked to prepare can take this seat."""
+    """Return whether a warm spare, which may have been asked to prepare, can take this seat."""
+    if not worker.preparing:
+        return True
     records, stand_in = state.shared.records, max(worker.stand_in, 0)
     if records.get(seat) != records.get(stand_in):
         return False

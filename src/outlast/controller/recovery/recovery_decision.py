@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from outlast import events
-from outlast.controller import membership, shared_values
+from outlast.controller import membership, planned_migration, shared_values
 from outlast.controller.audit import audit_protocol as audit
 from outlast.controller.controller_state import S_NS, ControllerTurn, WorkerRecord
 from outlast.controller.lifecycle import run_ending, run_start
@@ -180,7 +180,7 @@ def _recovery_situation(turn: ControllerTurn, survivors: list[WorkerRecord], n: 
         unreplicated=shared_values.without_donor(state, [w.seat for w in survivors]),
         donors=0 if state.audit.undecided else len(survivors),
         diverged=state.audit.undecided,
-        spares=len(state.warm_spares()),
+        spares=planned_migration.count_fitting(state, lost),
         cold=len(state.cold_spares()),
         respawns=state.respawns_left(),
         attempts=attempts.get(commonest, 0),
