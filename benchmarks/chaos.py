@@ -58,8 +58,8 @@ def _lost(done: Job) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--size", choices=SIZES, default="100ms")
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--size", choices=SIZES, default="10ms")
     parser.add_argument("--every", type=float, default=10.0, help="seconds between two kills")
     parser.add_argument("--spares", nargs="+", choices=("warm", "hot"), default=("warm", "hot"))
     args = parser.parse_args()

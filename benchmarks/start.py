@@ -77,10 +77,7 @@ def main() -> int:
         "runs": runs,
         "ratios": dict(zip(Start._fields, ratios, strict=True)),
     }
-    bars = {
-        "first phase, template / no template": (ratios[1].median, 0.5),
-        "ranks alone, template / no template": (ratios[0].median, 0.5),
-    }
+    bars = {"first phase, template / no template": (ratios[1].median, 0.5)}
     return verdict("start", figures, bars)
 
 
