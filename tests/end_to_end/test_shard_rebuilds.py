@@ -82,6 +82,24 @@ def test_weights_that_the_loop_changes_behind_the_step_roll_all_ranks_back(tmp_p
     assert "step 5 was taken back and redone" in outcome.output
 
 
+RATES = {
+    "before the step": ("--fault=kill:rank=0,step=6,phase=backward", ()),
+    "in apply": ("--fault=kill:rank=2,step=6,phase=apply", ()),
+    "behind a draw": ("--plain", ("--die-at", "5")),
+}
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("when", RATES)
+def test_a_learning_rate_that_the_loop_sets(tmp_path: Path, when: str) -> None:
+    flag, more = RATES[when]
+    expected = run(tmp_path / "undisturbed", job=("--rates",)).ranks
+    outcome = run(tmp_path / "killed", flag, job=("--rates", *more))
+    assert outcome.ranks == expected
+    assert outcome.summary["committed_steps_lost"] == 0
+    assert rungs(outcome) == ["rebuild"] and stayed(outcome) == 3
+
+
 def are_copied(pid: int) -> bool:
     """Whether a keeper has mapped its worker's two arenas and two for others, and nothing is on its
     way: its sockets are those that it, its readers and its worker listen with."""

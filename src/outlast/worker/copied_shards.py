@@ -18,8 +18,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-import xxhash
 
+from outlast.checkpoint.format import codec
 from outlast.checkpoint.format.manifests import SavePoint
 from outlast.checkpoint.load.tensor_fill import fill_tensors
 from outlast.checkpoint.state_content import StateContent, flatten_state, rank_buffers
@@ -35,7 +35,7 @@ from outlast.worker.worker_status import WorkerStatus
 
 
 class _CopyRecord(NamedTuple):
-    """This rank's state at a copy: versions and digests of its shards, a digest of the rest."""
+    """This rank's state at a copy: versions and digests of its shards, and all other values."""
 
     versions: list[tuple[int, int]]
     digests: list[bytes]
@@ -62,8 +62,7 @@ class CopiedShards:
         )
         newest = self._status.copy.path if self._status.copy is not None else ""
         self._records = {path: each for path, each in self._records.items() if path == newest}
-        shared = xxhash.xxh3_128_digest(content.shared)
-        self._records[copy.path] = _CopyRecord(*self._look(), shared)
+        self._records[copy.path] = _CopyRecord(*self._look(), content.shared)
         self._status.pending_copy = copy
 
     def current(self) -> str:
@@ -126,10 +125,10 @@ class CopiedShards:
         restorer.close()
         protected.buffers.look_away()
         versions, found = self._look()
-        others = xxhash.xxh3_128_digest(flatten_state(state).shared)
         self._records[copy.path] = record._replace(versions=versions)
-        if (found, others) != (record.digests, record.shared):
-            what = "objects or hyperparameters" if found == record.digests else "shards"
+        has_objects = self._lasting(flatten_state(state).shared) == self._lasting(record.shared)
+        if found != record.digests or not has_objects:
+            what = "objects" if found == record.digests else "shards"
             raise MismatchError(
                 f"{what} of rank {self.seat} are not those of the copy {copy.path}, where its last"
                 " step is to be taken back; change them in phases"
@@ -145,10 +144,8 @@ class CopiedShards:
         state = protected.content()
         content = flatten_state(state)
         record = self._records.get(copy.path)
-        if record is not None and xxhash.xxh3_128_digest(content.shared) != record.shared:
-            raise MismatchError(
-                f"objects or hyperparameters of rank {self.seat} changed after the copy {copy.path}"
-            )
+        if record is not None and self._lasting(content.shared) != self._lasting(record.shared):
+            raise MismatchError(f"objects of rank {self.seat} changed after the copy {copy.path}")
         own = rank_buffers(state)
         restorer = self._restorer(copy)
         for name, tensor in content.tensors.items():
@@ -162,6 +159,17 @@ class CopiedShards:
                     " step: other ranks' shards in it are as old; change weights in a step"
                 )
         restorer.close()
+
+    def _lasting(self, shared: bytes) -> bytes:
+        """Return the part of a copy's values that no slot holds: hyperparameters and schedulers
+        that the loop changes after the copy are in each rank's own slot."""
+        value = codec.decode(shared)
+        for optimizer in value["optimizers"].values():
+            del optimizer["groups"]
+        for name in self._protected().schedules:
+            value["objects"].pop(name, None)
+            value["classes"].pop(name, None)
+        return codec.encode(value)
 
     def _restorer(self, copy: messages.Checkpointed) -> RunRestorer:
         assert self._settings is not None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
 import random
+import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,8 @@ parser.add_argument("--out", type=Path, required=True)
 parser.add_argument("--layout", choices=("fsdp", "tensor", "both"), default="fsdp")
 parser.add_argument("--steps", type=int, default=9)
 parser.add_argument("--scale-after", type=int, default=-1, help="step after which weights change")
+parser.add_argument("--rates", action="store_true", help="the loop sets the learning rate itself")
+parser.add_argument("--die-at", type=int, help="draw behind which rank 1 kills itself, once")
 parser.add_argument("--hold", type=Path, help="before step 5, wait until this file is there")
 args = parser.parse_args()
 
@@ -77,6 +81,14 @@ for index in session.batches(None, until=args.steps):
         args.hold.with_suffix(f".{session.rank}").write_text(str(os.getpid()))
         while not args.hold.exists():
             threading.Event().wait(0.01)
+    session.state["draws"].append(random.random())
+    if args.rates:
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-2 / (1 + index)
+    if index == args.die_at and session.rank == 1:
+        with contextlib.suppress(FileExistsError):
+            args.out.with_suffix(".died").touch(exist_ok=False)
+            os.kill(os.getpid(), signal.SIGKILL)
     loss = session.run(train_step, index)
     losses.append(loss)
     row = {"loss": loss}
