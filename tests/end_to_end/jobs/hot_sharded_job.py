@@ -34,6 +34,7 @@ session = outlast.init(hot_spares=True)
 torch.manual_seed(1)
 shape, names = ((4,), ("shard",)) if args.one_dimensional else ((2, 2), ("replicate", "shard"))
 mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
+shards = mesh["shard"]
 scale = 1.0
 if args.keep == "local rank":
     scale += mesh["replicate"].get_local_rank()
@@ -42,7 +43,7 @@ if args.keep == "coordinate":
 
     scale += first_coordinate(mesh)
 if args.keep == "row":
-    scale += float(mesh["shard"].mesh.sum())
+    scale += float(shards.mesh.sum())
 if args.keep == "own group":
     own = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])][dist.get_rank() // 2]
     assert isinstance(own, dist.ProcessGroup)
@@ -100,5 +101,8 @@ for value in (*model.state_dict().values(), torch.get_rng_state()):
 for parameter in model.parameters():
     for value in optimizer.state[parameter].values():
         add(found, value)
+from coordinate_of_mesh import place_of  # noqa: E402 - a name in it would bind hot spares
+
+ended = {"digest": found.hexdigest(), "place": place_of(mesh), "kept": place_of(shards)}
 args.out.mkdir(exist_ok=True)
-(args.out / f"{session.rank}.json").write_text(json.dumps({"digest": found.hexdigest()}))
+(args.out / f"{session.rank}.json").write_text(json.dumps(ended))

@@ -131,7 +131,10 @@ class UnseatedGroup(StableGroup):
             return self.place.rank
         if lazily and _is_check_of_bounds(frame):
             return PendingRank(self.wait)
-        return self.wait(f"the rank, read in {frame.f_code.co_filename}:{frame.f_lineno}")
+        reader = frame
+        while module_of(reader).startswith("torch.") and reader.f_back is not None:
+            reader = reader.f_back  # who has called torch
+        return self.wait(f"the rank, read in {reader.f_code.co_filename}:{reader.f_lineno}")
 
 
 def _keeps_none(frame: FrameType) -> bool:

@@ -6,7 +6,7 @@ the rank that it gets.
 | a group of a mesh's dimension | `UnseatedGroup.move`: other members, the same name in torch |
 | `DeviceMesh`: rank and coordinate | computed again |
 | FSDP2: the rank in the groups of a mesh | read again |
-| torch's caches of shardings and redistributions | cleared |
+| torch's caches of local shapes | cleared, if they have any that differs by rank |
 
 Shards do not move. Ranks at another place of a dimension that divides a tensor do not fit, be it a
 parameter or a tensor that the script keeps for itself.
@@ -65,10 +65,13 @@ class UnseatedMeshes:
         self._groups, self._stand_in, self._world = groups, stand_in, world
         self._meshes: list[Any] = []
         self._infos: list[Any] = []
-        self._divided: dict[int, tuple[Any, set[int]]] = {}  # by id of the mesh: its dimensions
+        self._divided: dict[int, set[int]] = {}  # by id of the mesh: dimensions of tensors
+        self._cached: dict[int, set[int]] = {}  # ... and of what torch has cached
         common = sys.modules.get("torch.distributed.fsdp._fully_shard._fsdp_common")
         info = getattr(common, "DataParallelMeshInfo", None)
         tensors = sys.modules.get("torch.distributed.tensor")
+        specs = sys.modules.get("torch.distributed.tensor._dtensor_spec")
+        gc.collect()  # tensors that the dry step has left
         for each in gc.get_objects():
             bases = type(each).__mro__
             if DeviceMesh in bases and hasattr(each, "_coordinate_on_dim"):
@@ -76,13 +79,9 @@ class UnseatedMeshes:
             elif info is not None and info in bases:
                 self._infos.append(each)
             elif tensors is not None and tensors.DTensor in bases:
-                self._note_divided(each)
-
-    def _note_divided(self, tensor: Any) -> None:
-        mesh = tensor.device_mesh
-        _, dimensions = self._divided.setdefault(id(mesh), (mesh, set()))
-        placed = enumerate(tensor.placements)
-        dimensions.update(at for at, placement in placed if not placement.is_replicate())
+                _note(self._divided, each.device_mesh, each.placements)
+            elif specs is not None and specs.DTensorSpec in bases:
+                _note(self._cached, each.mesh, each.placements)
 
     def __bool__(self) -> bool:
         """Return whether anything here was built for the stand-in alone."""
@@ -102,8 +101,7 @@ class UnseatedMeshes:
             mine, other = own[id(mesh)], _coordinate(mesh, rank)
             if mine is None or other is None:
                 return False
-            _, divided = self._divided.get(id(mesh), (mesh, ()))
-            if any(mine[at] != other[at] for at in divided):
+            if any(mine[at] != other[at] for at in self._divided.get(id(mesh), ())):
                 return False
         return True
 
@@ -114,14 +112,24 @@ class UnseatedMeshes:
             group.move(rank, earlier)
         if rank == self._stand_in:
             return
+        is_stale = False
         for mesh in self._meshes:
+            before = mesh.get_coordinate()
             mesh._rank = rank  # noqa: SLF001 - torch has no other access
-            mesh._coordinate_on_dim = mesh._compute_coordinate_on_dim()  # noqa: SLF001 - the same
+            mesh._coordinate_on_dim = now = mesh._compute_coordinate_on_dim()  # noqa: SLF001 - the same
+            is_stale |= any(before[at] != now[at] for at in self._cached.get(id(mesh), ()))
         for info in self._infos:
             for kind in ("shard", "replicate"):
                 if (group := getattr(info, f"{kind}_process_group", None)) is not None:
                     setattr(info, f"{kind}_mesh_rank", group.rank())
-        _clear_caches()
+        if is_stale:
+            _clear_caches()
+
+
+def _note(found: dict[int, set[int]], mesh: Any, placements: Sequence[Any]) -> None:
+    """Add the dimensions of a mesh whose ranks have other parts of a tensor."""
+    divided = (at for at, placement in enumerate(placements) if not placement.is_replicate())
+    found.setdefault(id(mesh), set()).update(divided)
 
 
 def _coordinate(mesh: Any, rank: int) -> tuple[int, ...] | None:
