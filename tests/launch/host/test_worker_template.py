@@ -6,8 +6,11 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from subprocess import PIPE
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -281,6 +284,51 @@ def test_a_file_that_changes_on_the_disk_is_loaded_anew(
 
     text = "import usercustomize_probe\nprint(usercustomize_probe.value)"
     play(stage, stage.script(text), act)
+
+
+LOG = """
+import gc, typing
+def mine(): pass
+class Log:
+    def __init__(self): self.itself, self.file = self, open(f"{ROOT}/log", "w")
+log = Log()
+log.file.write("kept")
+"""
+REGISTERED = LOG + "probe_module.Known.registered.append(mine); typing.Optional[Log]\n"
+FINALIZED = LOG + "Log.__del__ = lambda self, note=log.file.write: note(' and closed')\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [(LOG, "kept"), (REGISTERED, "kept"), (FINALIZED, "kept and closed")],
+    ids=["own cycle", "held by the template", "finalizer"],
+)
+def test_objects_of_the_script_end_as_in_a_spawned_worker(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, text: str, content: str
+) -> None:
+    """Those of the template are frozen, because they would take most of a worker's exit."""
+    (stage.root / "site").mkdir()
+    known = "class Known: registered = []\nknown = [Known]\nKnown.itself = known"
+    (stage.root / "site" / "probe_module.py").write_text(known)
+    monkeypatch.setenv("PYTHONPATH", str(stage.root / "site"))
+    monkeypatch.setattr(script_imports, "TORCH", "probe_module")
+    monkeypatch.setattr(script_imports, "COMPILER", "json")
+    counted = """
+ids = {id(each) for each in gc.get_objects()}
+print(id(globals()) in ids, id(probe_module.known) in ids)
+"""
+    script = stage.script(f"import probe_module\n{text}{counted}")
+    plain = subprocess.run([sys.executable, str(script)], timeout=60, check=True, stdout=PIPE)
+    assert (stage.root / "log").read_text() == content, plain
+    (stage.root / "log").unlink()
+
+    async def act(crew: WorkerPool) -> None:
+        assert crew.template.fds, stage.notes
+        _, outcome, out = await live(crew, "w1-0")
+        assert (outcome.exit_code, outcome.stderr_tail, out) == (0, "", "True False\n")
+        assert (stage.root / "log").read_text() == content
+
+    play(stage, script, act)
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from typing import NoReturn
 import outlast
 from outlast import config
 from outlast.errors import ConfigError
-from outlast.launch.template import hidden_modules
+from outlast.launch.template import frozen_objects, hidden_modules
 from outlast.launch.template import template_frames as frames
 from outlast.launch.template.hidden_modules import (
     HiddenModules,
@@ -118,8 +118,7 @@ class TemplateProcess:
             self._groups.append(
                 ModuleGroup({name: sys.modules[name] for name in rest}, {}, set(), [], {})
             )
-        gc.collect()
-        gc.freeze()  # a collection in a worker, and that at its exit, would copy all these pages
+        frozen_objects.freeze()
         if collects:
             gc.enable()
         set_warnings_filters(filters)
@@ -274,6 +273,7 @@ class TemplateProcess:
         for fd in fds.values():
             os.close(fd)
         config.set_environment(environment)
+        frozen_objects.unfreeze_at_exit()
         _mark_memory(identity.mark)
         _draw_anew()
         if "outlast.worker.session" in sys.modules:  # else the script does not import outlast
