@@ -45,6 +45,12 @@ def test_a_name_in_a_module_beside_the_script_is_found(
     assert find_coordinate_reader(modules).startswith(f"{tmp_path / 'beside.py'}:2 (")
 
 
+def test_a_module_without_a_source_may_have_any_name(modules: dict[str, ModuleType]) -> None:
+    modules["beside"] = ModuleType("beside")
+    modules["beside"].__file__ = "/packages/beside.pyc"
+    assert find_coordinate_reader(modules) == "/packages/beside.pyc, which has no source,"
+
+
 def test_a_script_without_a_file_may_have_any_name(modules: dict[str, ModuleType]) -> None:
     modules["__main__"].__file__ = None
     assert find_coordinate_reader(modules) == "a script without a file"

@@ -30,15 +30,15 @@ _WITHOUT = frozenset(
 
 def find_coordinate_reader(modules: Mapping[str, ModuleType] = sys.modules) -> str:
     """Return "FILE:LINE (NAME)" of a loaded module outside of torch that has one of the names; ""
-    if none has. A script without a file may have any."""
+    if none has. A script without a file, and modules without a source, may have any."""
     if getattr(modules["__main__"], "__file__", None) is None:
         return "a script without a file"
     library = sysconfig.get_paths()["stdlib"] + "/"
     for name, module in tuple(modules.items()):
         file = getattr(module, "__file__", None)
-        if not file or not file.endswith(".py") or name.partition(".")[0] in _WITHOUT:
+        if not file or not file.endswith((".py", ".pyc")) or name.partition(".")[0] in _WITHOUT:
             continue
-        if file.startswith(library) and "/site-packages/" not in file:
+        if file.startswith(library) and "-packages/" not in file:
             continue
         if place := _place_in(Path(file)):
             return place
@@ -46,6 +46,8 @@ def find_coordinate_reader(modules: Mapping[str, ModuleType] = sys.modules) -> s
 
 
 def _place_in(file: Path) -> str:
+    if file.suffix == ".pyc":
+        return f"{file}, which has no source,"
     try:
         source = file.read_bytes()
     except OSError:
