@@ -145,7 +145,7 @@ def test_a_script_that_keeps_its_place_in_a_mesh_is_slower_and_equal(
     tmp_path: Path, keep: str, place: str, rank: int
 ) -> None:
     expected = undisturbed(tmp_path / "undisturbed", "--keep", keep, script=SHARDED_JOB)
-    rung = "replace" if rank == 2 and keep != "coordinate" else "respawn"
+    rung = "respawn" if keep == "coordinate" else "replace"  # others wait above fully_shard
     keeps = ("--keep", keep)
     outcome = killed(tmp_path / "killed", (rank,), place, *keeps, script=SHARDED_JOB, rung=rung)
     assert outcome.ranks == expected.ranks

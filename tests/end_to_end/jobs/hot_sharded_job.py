@@ -99,7 +99,7 @@ found = hashlib.sha256(repr((losses, scheduler.get_last_lr())).encode())
 for value in (*model.state_dict().values(), torch.get_rng_state()):
     add(found, value)
 for parameter in model.parameters():
-    for value in optimizer.state[parameter].values():
+    for _, value in sorted(optimizer.state[parameter].items()):  # a rebuild keeps no order of keys
         add(found, value)
 from coordinate_of_mesh import place_of  # noqa: E402 - a name in it would bind hot spares
 
