@@ -6,6 +6,7 @@ Alternates disturbed and undisturbed runs of the same job. See benchmarks/README
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from typing import NamedTuple
 
@@ -20,11 +21,15 @@ GOODPUT = 0.92
 
 
 class Stretch(NamedTuple):
-    """Seconds between the first step that all ranks have committed and the last one."""
+    """Seconds between the first step that all ranks have committed and the last one.
+
+    `recovery_s`: of these, as the run accounts for it: recoveries and redone work, mean of ranks.
+    """
 
     seconds: float
     kills: int
     lost: int
+    recovery_s: float
 
 
 def stretch(steps: int, size: str, times_s: list[float], *, hot: bool) -> Stretch:
@@ -34,7 +39,14 @@ def stretch(steps: int, size: str, times_s: list[float], *, hot: bool) -> Stretc
     with job((*OUTLAST, "--spares=1", *faults), "outlast_job.py", *flags) as done:
         story = read_events(done.folder / "run")
         kills = sum(isinstance(event, events.FaultInjected) for event in story)
-        return Stretch(_all_done_s(done, steps) - _all_done_s(done, 1), kills, _lost(done))
+        summary = json.loads((done.folder / "run" / "summary.json").read_bytes())
+        buckets = summary["buckets_s"]
+        return Stretch(
+            _all_done_s(done, steps) - _all_done_s(done, 1),
+            kills,
+            summary["committed_steps_lost"],
+            (buckets["recovery"] + buckets["lost"]) / WORLD,
+        )
 
 
 def _goodput(plain: Stretch, disturbed: Stretch, every_s: float) -> float:
@@ -54,11 +66,6 @@ def _all_done_s(done: Job, step: int) -> float:
     if len(first) < WORLD:
         raise SystemExit(f"step {step} was not committed by every rank: see {done.folder}")
     return max(first.values()) / 1e9
-
-
-def _lost(done: Job) -> int:
-    seen = [(line.rank, line.step) for line in done.lines]
-    return len(seen) - len(set(seen))
 
 
 def main() -> int:
@@ -86,11 +93,13 @@ def main() -> int:
             [_goodput(*p, args.every) for p in zip(runs["undisturbed"], found, strict=True)]
         )
         seconds = f"{median([each.seconds for each in found]):.1f}"
-        rows.append((name, seconds, str(sum(each.kills for each in found)), f"{goodput:.3f}"))
+        kills = sum(each.kills for each in found)
+        own_s = f"{sum(each.recovery_s for each in found) / kills:.2f}" if kills else ""
+        rows.append((name, seconds, str(kills), f"{goodput:.3f}", own_s))
         if name != "undisturbed":
             bars[f"{name} spare, disturbed / undisturbed"] = (1 / goodput, 1 / GOODPUT)
     bars["committed steps lost"] = (float(sum(r.lost for found in runs.values() for r in found)), 0)
-    table((f"a kill every {args.every:g} s", "median s", "kills", "goodput"), rows)
+    table((f"a kill every {args.every:g} s", "median s", "kills", "goodput", "recovery s"), rows)
     return verdict("chaos", {"load": load(), "runs": runs}, bars)
 
 
