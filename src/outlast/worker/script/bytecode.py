@@ -84,6 +84,11 @@ def _libraries() -> tuple[str, ...]:
     return tuple(each.rstrip("/") + "/" for each in sorted(found))
 
 
+def is_outlasts_file(name: str) -> bool:
+    """Return whether `name` is a file of Outlast itself."""
+    return name.startswith(_OURS)
+
+
 @cache
 def is_own_file(name: str) -> bool:
     """Return whether the file is the script's own: the script or a module beside it."""
@@ -202,6 +207,59 @@ def _argument(each: dis.Instruction) -> tuple[str, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 
+_GATHERS = {"LIST_APPEND", "SET_ADD", "MAP_ADD"}
+_STEPS = {"next", "__next__", "send"}  # calls that take one value
+
+
+def gathering(code: types.CodeType, offset: int) -> str:
+    """Return what gathers the values that the instruction at `offset` takes from an iterator, where
+    no other process could read them: "a comprehension" or "list(...)"; "" for a `for` statement,
+    `yield from` and `next`."""
+    all_ = [each for each in dis.get_instructions(code) if each.opname != "CACHE"]
+    index = next((i for i, each in enumerate(all_) if each.offset == offset), 0)
+    each = all_[index]
+    if each.opname == "FOR_ITER":
+        return "a comprehension" if _is_gathered(all_, each) else ""
+    if each.opname in ("SEND", "YIELD_VALUE", "RESUME"):
+        return ""
+    names = _names_within(all_, each)
+    if _STEPS & set(names):
+        return ""
+    return f"{names[0]}(...)" if names and each.opname.startswith("CALL") else "an expression"
+
+
+def _is_gathered(all_: list[dis.Instruction], loop: dis.Instruction) -> bool:
+    """Return whether a comprehension gathers what its `loop` computes: `[...]`, in a frame of its
+    own or, from Python 3.12 on, in the frame around it."""
+    loops = [each for each in all_ if each.opname == "FOR_ITER"]
+    for each in all_:
+        if each.opname in _GATHERS and each.arg is not None:
+            around = [one for one in loops if one.offset < each.offset < one.argval]
+            if loop in around[1 - each.arg :]:  # MAP_ADD 2, LIST_APPEND 2: the innermost loop
+                return True
+    return False
+
+
+def _names_within(all_: list[dis.Instruction], whole: dis.Instruction) -> list[str]:
+    """Return the names that the expression of instruction `whole` reads, in order."""
+    where = whole.positions
+    if where is None or None in where:
+        return []
+    begin, end = (where.lineno, where.col_offset), (where.end_lineno, where.end_col_offset)
+    return [
+        name
+        for each in all_
+        if (at := each.positions) is not None and None not in at
+        if begin <= (at.lineno, at.col_offset) and (at.end_lineno, at.end_col_offset) <= end  # type: ignore[operator]
+        for name in (_argument(each) if each.opname in _READS else _attribute(each))
+    ]
+
+
+def _attribute(each: dis.Instruction) -> list[str]:
+    is_read = each.opname in ("LOAD_ATTR", "LOAD_METHOD")
+    return [each.argval] if is_read and isinstance(each.argval, str) else []
+
+
 def iterated_names(code: types.CodeType, offset: int) -> set[str]:
     """Return the names in the expression that the `for` at `offset` iterates over."""
     all_ = list(dis.get_instructions(code))
@@ -211,17 +269,7 @@ def iterated_names(code: types.CodeType, offset: int) -> set[str]:
     # The last instruction of the expression has the position of the whole expression. FOR_ITER and
     # GET_ITER have it only from Python 3.12 on; before, theirs is that of the statement.
     before = [i for i in all_[:index] if i.opname not in ("GET_ITER", "EXTENDED_ARG", "CACHE")]
-    where = before[-1].positions
-    if where is None or where.lineno is None:
-        return set()
-    begin, end = (where.lineno, where.col_offset), (where.end_lineno, where.end_col_offset)
-    return {
-        name
-        for each in all_
-        if each.opname in _READS and (at := each.positions) is not None
-        if begin <= (at.lineno, at.col_offset) and (at.end_lineno, at.end_col_offset) <= end  # type: ignore[operator]
-        for name in _argument(each)
-    }
+    return set(_names_within(all_, before[-1]))
 
 
 class CodeFlow:

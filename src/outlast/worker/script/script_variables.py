@@ -27,6 +27,7 @@ from outlast.worker.script.training_loop import (
     is_first_bound,
     large_containers,
     newest_items,
+    refuse_gathering,
 )
 from outlast.worker.script.unversioned_writes import can_write_unversioned
 from outlast.worker.script.value_caches import LateChanges, WatchedCaches
@@ -250,10 +251,11 @@ class ScriptVariables(Refusals):
         if self._loops is None:
             self._lasting.accept()
             self._loops = [TrainingLoop(frame) for frame in own_frames()]
+            refuse_gathering(self.refuse)
             if self._loops and self._loops[0].counts:
                 self.refuse(
-                    f"the loop over session.batches counts with {self._loops[0].counts}(...), which"
-                    " restarts in a replacement worker (session.step_index does not)"
+                    f"the loop over session.batches goes through {self._loops[0].counts}(...),"
+                    " which restarts in a replacement worker (session.step_index does not)"
                 )
         self._carry_modes()
         for path, new in self._watch.changes(self._protected()):

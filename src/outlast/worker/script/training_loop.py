@@ -12,6 +12,7 @@ from __future__ import annotations
 import gc
 import inspect
 import multiprocessing
+import sys
 import types
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +26,14 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from outlast.data.epoch_order import TicketSampler
-from outlast.worker.script.bytecode import CodeFlow, iterated_names, names_of, reads_gradients
+from outlast.worker.script.bytecode import (
+    CodeFlow,
+    gathering,
+    is_outlasts_file,
+    iterated_names,
+    names_of,
+    reads_gradients,
+)
 from outlast.worker.script.carried_variables import CarriedVariables
 from outlast.worker.script.reachable_values import ReachableCode, ReachableValues, ValueSpot
 from outlast.worker.script.value_paths import (
@@ -45,7 +53,30 @@ _IMMUTABLE = (bool, int, float, complex, str, bytes, tuple, frozenset, type(None
 # Library objects that a step computes with; others (iterators, handles) are created again.
 _WATCHED = (torch.nn.Module, torch.optim.Optimizer, LRScheduler, types.FunctionType, partial)
 GROWING = (list, dict, OrderedDict, defaultdict)  # in insertion order
-_COUNTERS = {"enumerate", "zip", "islice", "count"}
+# Iterators of the standard library that keep what they have seen.
+_COUNTERS = {"enumerate", "zip", "islice", "count", "accumulate", "pairwise", "batched", "groupby"}
+_COUNTERS |= {"chain", "cycle", "tee", "dropwhile", "takewhile", "zip_longest"}
+
+
+def refuse_gathering(refuse: Callable[[str, str], None]) -> None:
+    """Refuse a loop that is inside an expression, whose results so far no other process could read:
+    a comprehension, `list(...)`. Called by the function that gives the batches.
+
+    The frames looked at are generators, and the function that takes the batches.
+    """
+    frame = sys._getframe(2).f_back  # noqa: SLF001 - no other access to the script's frames
+    gathered, is_last = "", False
+    while frame is not None and not is_last and not gathered:
+        if not is_outlasts_file(frame.f_code.co_filename):
+            gathered = gathering(frame.f_code, frame.f_lasti)
+            is_last = not frame.f_code.co_flags & inspect.CO_GENERATOR
+        frame = frame.f_back
+    if gathered:
+        refuse(
+            f"the loop over session.batches is inside {gathered}, whose results so far no"
+            " replacement worker could read",
+            "loop in a for statement, and append what you keep to a list",
+        )
 
 
 class TrainingLoop:
