@@ -33,7 +33,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
 # Hundreds of processes import the same files: they are compiled once, whatever this shell says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test extended scripts docs conformance flaky check lint format types bench soak judge clean
+.PHONY: help demo test extended scripts docs gpu conformance flaky check lint format types bench soak judge clean
 
 help:
 	@echo "make demo    train a small GPT while it is killed, stopped and broken; compare with its twin"
@@ -42,6 +42,7 @@ help:
 	@echo "make extended  more real runs, which 'make test' has no time for"
 	@echo "make scripts kinds of training scripts, undisturbed and with faults, against plain torchrun"
 	@echo "make docs    the documentation in docs/_build/html, every code block of it, every example"
+	@echo "make gpu     the tests that need a GPU; docs/gpu-runs.md then says what ran on which versions"
 	@echo "make conformance  torch's own tests of a backend, on gloo and on ours, and with killed ranks"
 	@echo "             TORCH_SOURCE=DIR: also those in a checkout of PyTorch"
 	@echo "make flaky   the suite TIMES=$(TIMES) times beside LOAD=$(LOAD) busy processes: what failed at least once"
@@ -105,6 +106,9 @@ docs: $(READY)
 	$(BIN)/python -m sphinx -b html -W --keep-going -q docs docs/_build/html
 	$(BIN)/python -m pytest --numprocesses=2 --dist=worksteal -m documentation \
 	  tests/documentation tests/examples $(PYTEST)
+
+gpu: $(READY)
+	$(BIN)/python -m pytest tests/gpu --record docs/gpu-runs.md $(PYTEST)
 
 conformance: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check expecttest
