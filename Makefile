@@ -33,7 +33,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
 # Hundreds of processes import the same files: they are compiled once, whatever this shell says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test extended scripts docs gpu conformance flaky check lint format types bench soak judge clean
+.PHONY: help demo test extended scripts cluster-test docs gpu conformance flaky check lint format types bench soak judge clean
 
 help:
 	@echo "make demo    train a small GPT while it is killed, stopped and broken; compare with its twin"
@@ -41,6 +41,7 @@ help:
 	@echo "             TORCH=2.15.0: what touches torch, on that release in an environment of its own"
 	@echo "make extended  more real runs, which 'make test' has no time for"
 	@echo "make scripts kinds of training scripts, undisturbed and with faults, against plain torchrun"
+	@echo "make cluster-test  hosts as network namespaces on this machine; needs root and iproute2"
 	@echo "make docs    the documentation in docs/_build/html, every code block of it, every example"
 	@echo "make gpu     the tests that need a GPU; docs/gpu-runs.md then says what ran on which versions"
 	@echo "make conformance  torch's own tests of a backend, on gloo and on ours, and with killed ranks"
@@ -100,6 +101,10 @@ extended: $(READY)
 
 scripts: $(READY)
 	$(BIN)/python -m pytest --numprocesses=2 --dist=worksteal -m 'not long' tests/scripts $(PYTEST)
+
+# Hosts share one name space of networks on this machine: one process runs them.
+cluster-test: $(READY)
+	$(BIN)/python -m pytest -m cluster tests/cluster $(PYTEST)
 
 # Sphinx turns warnings into errors. Then each code block and each example is executed.
 docs: $(READY)

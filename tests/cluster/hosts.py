@@ -1,0 +1,142 @@
+"""Hosts on one machine: each has its own name, network, processes, IPC and shared memory.
+
+```
+host n1 ──eth0 10.78.0.1── port n1 ┐
+host n2 ──eth0 10.78.0.2── port n2 ┴ bridge br0, in a network namespace of its own
+```
+
+Addresses exist inside the namespaces only. Files are shared, except /dev/shm and /etc/hosts.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+from types import TracebackType
+
+TOOLS = ("ip", "nsenter", "unshare", "mount", "hostname")
+_NETWORK = "10.78.0"
+_BOOT = (
+    'hostname "$1" && mount -t tmpfs tmpfs /dev/shm && mount --bind "$2" /etc/hosts'
+    " && echo up && exec sleep infinity"
+)
+
+
+def missing_requirement() -> str:
+    """Return why hosts cannot be made here, or "" if they can."""
+    if os.geteuid() != 0:
+        return "hosts need root"
+    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
+    return f"hosts need {', '.join(missing)} (iproute2, util-linux)" if missing else ""
+
+
+class Hosts:
+    """Hosts n1 to nCOUNT, up inside a `with` block; all their processes die at its end."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self._prefix = f"outlast{os.getpid()}"
+        self._switch = f"{self._prefix}-switch"
+        self._names_file = folder / "hosts"
+        self._first: dict[str, subprocess.Popen[str]] = {}
+        self.names = [f"n{number}" for number in range(1, count + 1)]
+
+    def __enter__(self) -> Hosts:
+        lines = [f"{self.address(name)} {name}" for name in self.names]
+        self._names_file.write_text("\n".join(["127.0.0.1 localhost", *lines, ""]))
+        try:
+            _ip("netns", "add", self._switch)
+            _ip("-n", self._switch, "link", "add", "br0", "type", "bridge")
+            _ip("-n", self._switch, "link", "set", "br0", "up")
+            for name in self.names:
+                self._boot(name)
+        except BaseException:
+            self._remove()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._remove()
+
+    def address(self, name: str) -> str:
+        """Return the IPv4 address of a host."""
+        return f"{_NETWORK}.{name.removeprefix('n')}"
+
+    def command(self, name: str, *argv: str) -> list[str]:
+        """Return the command line that runs `argv` on a host, in this working directory."""
+        pid = _child(self._first[name].pid)
+        namespaces = ["-n", "-u", "-p", "-m", "-i", f"--wdns={Path.cwd()}"]
+        return ["nsenter", "-t", str(pid), *namespaces, "--", *argv]
+
+    def run(self, name: str, *argv: str, within_s: float = 30.0) -> str:
+        """Run a command on a host and return its output; raises CalledProcessError."""
+        command = self.command(name, *argv)
+        return subprocess.run(
+            command, check=True, capture_output=True, text=True, timeout=within_s
+        ).stdout
+
+    def set_link(self, name: str, *, up: bool) -> None:
+        """Plug a host's cable in, or pull it out: its processes run on."""
+        _ip("-n", self._switch, "link", "set", name, "up" if up else "down")
+
+    def power_off(self, name: str) -> None:
+        """End a host as a loss of power does: peers get neither FIN nor RST."""
+        self.set_link(name, up=False)
+        self._kill(name)
+
+    def _boot(self, name: str) -> None:
+        network = f"{self._prefix}-{name}"
+        _ip("netns", "add", network)
+        _ip("-n", network, "link", "set", "lo", "up")
+        ends = ("eth0", "netns", network, "type", "veth", "peer", "name", name)
+        _ip("link", "add", *ends, "netns", self._switch)
+        _ip("-n", self._switch, "link", "set", name, "master", "br0", "up")
+        _ip("-n", network, "addr", "add", f"{self.address(name)}/24", "dev", "eth0")
+        _ip("-n", network, "link", "set", "eth0", "up")
+        apart = ("--uts", "--ipc", "--pid", "--mount", "--mount-proc", "--fork", "--kill-child")
+        first = subprocess.Popen(
+            [
+                *("nsenter", f"--net=/run/netns/{network}", "unshare", *apart),
+                *("sh", "-c", _BOOT, "sh", name, str(self._names_file)),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self._first[name] = first
+        assert first.stdout is not None
+        if first.stdout.readline() != "up\n":
+            raise RuntimeError(f"host {name} did not start; see the output above")
+
+    def _kill(self, name: str) -> None:
+        """Kill a host's first process, and with it all others of its PID namespace."""
+        first = self._first[name]
+        if first.poll() is None:
+            os.kill(_child(first.pid), signal.SIGKILL)
+        first.wait(10)
+
+    def _remove(self) -> None:
+        for name, first in self._first.items():
+            self._kill(name)
+            if first.stdout is not None:
+                first.stdout.close()
+        for network in (*(f"{self._prefix}-{name}" for name in self.names), self._switch):
+            if Path("/run/netns", network).exists():
+                _ip("netns", "del", network)
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True)
+
+
+def _child(pid: int) -> int:
+    """Return the only child of a process: `unshare --fork` waits for the host's first process."""
+    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
