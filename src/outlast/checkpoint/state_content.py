@@ -79,7 +79,7 @@ def flatten_state(state: ScriptState) -> StateContent:
 def _digests(shared: dict[str, Any]) -> dict[str, bytes]:
     """Return 8 bytes an entry, without names of parameters: pipeline stages have others."""
     optimizers = {
-        name: {key: value for key, value in part.items() if key != "parameters"}
+        name: {key: value for key, value in part.items() if key not in ("parameters", "keys")}
         for name, part in shared["optimizers"].items()
     }
     skeletons = optimizers | shared["objects"] | shared["values"]
@@ -142,11 +142,13 @@ def _optimizer(
     Raw tensors are saved instead of its state_dict: load_state_dict would cast moments to the
     parameters' dtype.
     """
+    keys: dict[Any, None] = {}  # in the order in which the optimizer has made them
     for group, group_names in zip(optimizer.param_groups, parameters, strict=True):
         for parameter, called in zip(group["params"], group_names, strict=True):
             kept = optimizer.state.get(parameter)
             if kept is None:
                 continue
+            keys |= dict.fromkeys(kept)
             prefix, others = f"{name}.state.{called}", dict[Any, Any]()
             for key, value in kept.items():
                 if isinstance(value, torch.Tensor) and isinstance(key, str):
@@ -162,6 +164,7 @@ def _optimizer(
     return {
         "groups": split_tensors(groups, f"{name}.param_groups", tensors),
         "parameters": parameters,
+        "keys": list(keys),
         "state": split_tensors(without_owner(optimizer), f"{name}.state", tensors),
     }
 

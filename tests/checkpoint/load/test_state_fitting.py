@@ -25,7 +25,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from outlast.checkpoint import state_content
 from outlast.checkpoint.format import codec
 from outlast.checkpoint.format.manifests import Tensor
-from outlast.checkpoint.load.state_fitting import StateFitting
+from outlast.checkpoint.load.state_fitting import SavedState, StateFitting
 from outlast.checkpoint.script_state import ScriptState, check_complete
 from outlast.errors import UsageError
 
@@ -70,6 +70,20 @@ def test_parameters_that_changed_groups_and_scalers_that_are_off() -> None:
     assert "scaler: is disabled here" in found and len(found) == 3
     one = {"m": (m := nn.Linear(2, 2)), "o": torch.optim.SGD(m.parameters()), "scaler": 1}
     assert "o: 2 groups in the checkpoint, 1 here" in differences(make(1, True), one)
+
+
+def test_an_optimizers_state_has_its_own_order() -> None:
+    """`torch.save` writes dicts in their order; a checkpoint lists tensors by name."""
+    source, target = trained(model()), trained(model(), steps=0)
+    there, values = saved(source)
+    by_name = SavedState(dict(sorted(there.tensors.items())), there.shared, there.rest)
+    fitting = StateFitting(ScriptState(target), by_name)
+    with torch.no_grad():
+        for name, into in fitting.targets.items():
+            into.copy_(values[name])
+    fitting.finish()
+    orders = [[list(each) for each in s["optimizer"].state.values()] for s in (source, target)]
+    assert orders[0] == orders[1] and orders[0][0] == ["step", "exp_avg", "exp_avg_sq"]
 
 
 def test_a_dtype_that_this_torch_lacks_is_a_difference() -> None:

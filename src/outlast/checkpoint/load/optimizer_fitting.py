@@ -68,11 +68,18 @@ def fit_optimizer(fit: StateFitting, name: str) -> None:
         for group, values in zip(optimizer.param_groups, hyperparameters(), strict=True):
             restore_group(group, values)
         states: dict[Any, Any] = {p: optimizer.state[p] for p in unchanged if p in optimizer.state}
-        states |= {parameter: state() for parameter, state in ready}
+        states |= {
+            parameter: _ordered(state(), saved.get("keys", ())) for parameter, state in ready
+        }
         optimizer.state.clear()
         optimizer.state.update(saved_states() | states)
 
     fit.add_step(put_back)
+
+
+def _ordered(state: dict[Any, Any], keys: Iterable[Any]) -> dict[Any, Any]:
+    """Return a parameter's state in the order of `keys`, which `torch.save` writes."""
+    return {key: state[key] for key in keys if key in state} | state
 
 
 def _check_groups(
