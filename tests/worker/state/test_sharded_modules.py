@@ -55,6 +55,18 @@ class Job:
         self.forward().backward()
 
 
+@pytest.mark.parametrize("end", ["settle", "undo"])
+def test_gradients_of_shards_stay(end: str) -> None:
+    """torch 2.15 drops them with the other state of an iteration; the optimizer would not step."""
+    job = Job()
+    job.backward()
+    before = [each.grad for each in job.model.parameters()]
+    getattr(job.iterations, end)()
+    after = [each.grad for each in job.model.parameters()]
+    assert all(each is not None for each in before)
+    assert all(one is other for one, other in zip(before, after, strict=True))
+
+
 def test_settings_are_put_back_with_the_ranks_own_state() -> None:
     job = Job()
     job.root.set_reshard_after_forward(False)

@@ -303,6 +303,9 @@ def _drop_microbatches(schedule: Any) -> None:
         if hasattr(schedule, name):
             getattr(schedule, name).clear()
     for stage in _stages_of(schedule):
+        if vars(stage).get("_gradient_reduction_handle") is not None:  # torch 2.15: it would wait
+            stage._gradient_reduction_handle = None  # noqa: SLF001 - the same
+            stage.submod.set_manual_backward_finalization(False)
         stage.clear_runtime_states()
         for cache in (stage.bwd_cache, stage.backward_state, stage.dw_runner):
             cache.clear()

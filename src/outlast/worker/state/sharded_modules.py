@@ -74,6 +74,7 @@ class FSDPIterations:
         for root in self._roots():
             for group in _groups_of(root):
                 is_partial = group._partial_reduce_output is not None  # noqa: SLF001 - torch has no other access
+                is_partial |= getattr(group, "_post_backward_pending", False)  # torch 2.15
                 if is_partial or any(_gradient_of(p) is not None for p in group.fsdp_params):
                     raise PhaseError(
                         "the phase leaves gradients of fully_shard that were not reduced"
@@ -81,7 +82,7 @@ class FSDPIterations:
                         " replacement worker would not have them; end the phase with a backward"
                         " that synchronizes"
                     )
-            root.reset_iter_state()
+            _reset(root)
 
     def must_be_sharded(self, optimizer: torch.optim.Optimizer) -> None:
         """Check before a step of `optimizer` that none of its parameters is gathered.
@@ -129,10 +130,11 @@ class FSDPIterations:
             for group in _groups_of(root):
                 group._all_gather_result = None  # noqa: SLF001 - its generation has been severed
             for shard in _parameters_of(root):
-                shard.unsharded_accumulated_grad = None
+                if "unsharded_accumulated_grad" in vars(shard):  # before torch 2.15
+                    shard.unsharded_accumulated_grad = None
                 if hasattr(shard, "_unsharded_param"):
                     shard._unsharded_param.grad = None  # noqa: SLF001 - torch has no other access
-            root.reset_iter_state()
+            _reset(root)
 
     def _parts(self) -> list[Any]:
         fsdp = sys.modules.get("torch.distributed.fsdp")
@@ -143,6 +145,17 @@ class FSDPIterations:
     def _roots(self) -> list[Any]:
         # None before the first forward, when there is nothing to end.
         return [part for part in self._parts() if part._get_fsdp_state()._is_root]  # noqa: SLF001 - no other
+
+
+def _reset(root: Any) -> None:
+    """Reshard and drop the state of an iteration. The gradients of shards stay, which torch 2.15
+    would drop as well."""
+    shards = [shard.sharded_param for shard in _parameters_of(root)]
+    gradients = [shard.grad for shard in shards]
+    root.reset_iter_state()
+    for shard, gradient in zip(shards, gradients, strict=True):
+        if shard.grad is not gradient:
+            shard.grad = gradient
 
 
 def _settings_of(part: Any, places: Mapping[int, int]) -> list[Any]:
