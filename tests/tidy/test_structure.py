@@ -30,7 +30,7 @@ from pathlib import Path
 # Wrapped stages, BatchNorm and saves of pipelines, places of ranks of different stages: 240, two.
 # Reports that a lost rank would have made, and what a pending rank is asked: 20.
 CEILINGS = {
-    "modules": 446,
+    "modules": 436,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 1,
@@ -39,7 +39,7 @@ CEILINGS = {
     "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 105000,
+    "lines": 101850,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 0,
 }

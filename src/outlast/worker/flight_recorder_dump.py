@@ -3,7 +3,8 @@
 torch records anyway; this adds no cost to a step. The file is torch's JSON with the groups' members
 (missing in gloo's) and without entries of earlier generations; `outlast fleet trace` reads it.
 NCCL's recorder is read through torch's debug handler. Unlike torch's function, the handler releases
-the GIL, which a device that does not respond would block forever.
+the GIL, which a device that does not respond would block forever. torch 2.15 accepts no request of
+a Python class; there the function is used, and a process that it blocks is killed.
 """
 
 from __future__ import annotations
@@ -133,7 +134,12 @@ def _of_nccl() -> list[bytes]:
     if NCCL not in c10d._get_handler_names():  # noqa: SLF001 # pyright: ignore[reportAttributeAccessIssue]
         return []
     answer = _Answer()
-    c10d._get_handler(NCCL)(_Question(), answer)  # noqa: SLF001 # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        c10d._get_handler(NCCL)(_Question(), answer)  # noqa: SLF001 # pyright: ignore[reportAttributeAccessIssue]
+    except RuntimeError as error:
+        if "cast" not in str(error):  # torch 2.15 takes no parameters from Python
+            raise
+        return [c10d._dump_nccl_trace_json()]  # noqa: SLF001 # pyright: ignore[reportAttributeAccessIssue]
     return [answer.text if isinstance(answer.text, bytes) else answer.text.encode()]
 
 
