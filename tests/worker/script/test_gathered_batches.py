@@ -34,6 +34,11 @@ REFUSED = {
 ACCEPTED = {
     "a generator": "for loss in losses(): out.append(loss)",
     "an expression around it": "for loss in (2 * loss for loss in losses()): out.append(loss)",
+    "variables with the names of iterators": """
+        count, args = 7, collections.namedtuple("Args", "chain count")(0, 7)
+        for i in session.batches(count + args.chain + args.count - 7):
+            out.append(session.run(step, i))
+        """,
     "a comprehension in its body": """
         for i in session.batches(7):
             out.append([session.run(step, each) for each in (i, i + 1)])
@@ -57,7 +62,9 @@ def test_a_loop_inside_an_expression_is_refused(way: str) -> None:
     assert f"session.batches is inside {name}" in refusal(script(text))
 
 
-@pytest.mark.parametrize("iterator", ["itertools.accumulate(", "itertools.chain([1, 2], "])
+@pytest.mark.parametrize(
+    "iterator", ["itertools.accumulate(", "itertools.chain([1, 2], ", "itertools.zip_longest([1], "]
+)
 def test_an_iterator_that_keeps_what_it_has_seen_is_refused(iterator: str) -> None:
     text = f"""
         for i in {iterator}session.batches(7)):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import itertools
 import multiprocessing
 import sys
 import types
@@ -18,7 +19,6 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from functools import partial
-from itertools import islice
 from typing import Any
 
 import torch
@@ -54,8 +54,23 @@ _IMMUTABLE = (bool, int, float, complex, str, bytes, tuple, frozenset, type(None
 _WATCHED = (torch.nn.Module, torch.optim.Optimizer, LRScheduler, types.FunctionType, partial)
 GROWING = (list, dict, OrderedDict, defaultdict)  # in insertion order
 # Iterators of the standard library that keep what they have seen.
-_COUNTERS = {"enumerate", "zip", "islice", "count", "accumulate", "pairwise", "batched", "groupby"}
-_COUNTERS |= {"chain", "cycle", "tee", "dropwhile", "takewhile", "zip_longest"}
+_NAMES = (
+    *("accumulate", "batched", "chain", "count", "cycle", "dropwhile", "groupby", "islice"),
+    *("pairwise", "takewhile", "tee", "zip_longest"),
+)
+_KEEPERS = [enumerate, zip, *(getattr(itertools, name, zip) for name in _NAMES)]
+
+
+def _keeper_in(frame: types.FrameType) -> str:
+    """Return the name of an iterator that keeps what it has seen, in the expression that the `for`
+    of `frame` iterates over; "" for none."""
+    spaces = (frame.f_locals, frame.f_globals, frame.f_builtins)
+    names = sorted(iterated_names(frame.f_code, frame.f_lasti))
+    values = [next((space[name] for space in spaces if name in space), None) for name in names]
+    if any(value is itertools for value in values):
+        names, values = names * 2, [*values, *(getattr(itertools, name, None) for name in names)]
+    found = zip(names, values, strict=True)
+    return next((name for name, value in found if any(value is each for each in _KEEPERS)), "")
 
 
 def refuse_gathering(refuse: Callable[[str, str], None]) -> None:
@@ -88,7 +103,7 @@ class TrainingLoop:
         self.is_generator = bool(self._code.co_flags & inspect.CO_GENERATOR)
         flow = CodeFlow(self._code)
         self._offsets = flow.reachable(frame.f_lasti)
-        self.counts = next(iter(iterated_names(self._code, frame.f_lasti) & _COUNTERS), "")
+        self.counts = _keeper_in(frame)
         stored = flow.stored(self._offsets)
         inner = ReachableValues(set())
         inner.add_code(self._code, frame.f_globals, self._offsets)
@@ -343,4 +358,4 @@ def newest_items(container: Any, count: int) -> Iterator[tuple[Any, Any]]:
         first = max(0, len(container) - count)
         yield from reversed([*enumerate(container[first:], first)])
         return
-    yield from islice(reversed(container.items()), max(0, count))
+    yield from itertools.islice(reversed(container.items()), max(0, count))
