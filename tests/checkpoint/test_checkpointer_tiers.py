@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +64,15 @@ def eventually(holds: Callable[[], bool], what: str) -> None:
 
 def behind(parent: int) -> list[int]:
     """The processes behind the saves of this one."""
-    tasks = Path(f"/proc/{parent}/task").iterdir()
-    children = [pid for task in tasks for pid in (task / "children").read_text().split()]
-    lines = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children}
-    return [int(pid) for pid, line in lines.items() if b"checkpoint/upkeep/" in line]
+    children, found = list[str](), list[int]()
+    for task in Path(f"/proc/{parent}/task").iterdir():
+        with suppress(OSError):  # this thread has ended
+            children += (task / "children").read_text().split()
+    for pid in children:
+        with suppress(OSError):  # this process has ended
+            if b"checkpoint/upkeep/" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(int(pid))
+    return found
 
 
 def told(saves: Checkpointer) -> str:

@@ -43,6 +43,12 @@ ACCEPTED = {
         for i in session.batches(7):
             out.append([session.run(step, each) for each in (i, i + 1)])
         """,
+    "lists and sets with a star in its body": """
+        for i in session.batches(7):
+            each = [session.run(step, i)]
+            out.append([*each, i])
+            out.append({*each, i + 1})
+        """,
 }
 
 

@@ -233,7 +233,7 @@ def _is_gathered(all_: list[dis.Instruction], loop: dis.Instruction) -> bool:
     own or, from Python 3.12 on, in the frame around it."""
     loops = [each for each in all_ if each.opname == "FOR_ITER"]
     for each in all_:
-        if each.opname in _GATHERS and each.arg is not None:
+        if each.opname in _GATHERS and each.arg is not None and each.arg > 1:  # 1: `[*a, b]`
             around = [one for one in loops if one.offset < each.offset < one.argval]
             if loop in around[1 - each.arg :]:  # MAP_ADD 2, LIST_APPEND 2: the innermost loop
                 return True
