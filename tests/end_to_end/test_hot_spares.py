@@ -57,7 +57,8 @@ def killed(
     outcome = runner.end(process)
     assert outcome.code == 0, outcome.output
     assert outcome.summary["committed_steps_lost"] == lost
-    assert [incident["rung"] for incident in outcome.summary["incidents"]] == [rung] * len(ranks)
+    rungs = [incident["rung"] for incident in outcome.summary["incidents"]]
+    assert rungs == [rung] * len(ranks), outcome.output
     return outcome
 
 

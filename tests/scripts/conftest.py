@@ -3,37 +3,12 @@
 from __future__ import annotations
 
 import json
-import zlib
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.scripts.script_catalogue import Script
 
 ARTEFACT = "runs/scripts.json"
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add `--share`."""
-    parser.addoption(
-        "--share", metavar="K/N", default="1/1", help="only every N-th script of the catalogue"
-    )
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep the scripts of share K of N; shares are disjoint, and their union is the catalogue."""
-    share, shares = map(int, config.getoption("--share", "1/1").split("/"))
-    if not 1 <= share <= shares:
-        raise pytest.UsageError(f"--share {share}/{shares}: K is from 1 to N")
-    others = {item for item in items if _share_of(item, shares) not in (None, share)}
-    if others:
-        config.hook.pytest_deselected(items=list(others))
-        items[:] = [item for item in items if item not in others]
-
-
-def _share_of(item: pytest.Item, shares: int) -> int | None:
-    script = getattr(item, "callspec", None) and item.callspec.params.get("script")
-    return zlib.crc32(script.name.encode()) % shares + 1 if isinstance(script, Script) else None
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
