@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -159,6 +160,17 @@ def visible_devices(environment: Mapping[str, str] = os.environ) -> tuple[str, .
 def set_rank(seat: int, world: int, local_rank: int) -> None:
     """Set torchrun's variables to this worker's seat, for libraries that read them."""
     os.environ.update(RANK=str(seat), WORLD_SIZE=str(world), LOCAL_RANK=str(local_rank))
+
+
+# Schedulers send these to all processes of a job; the launcher answers them for all.
+JOB_SIGNALS = (
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
 
 
 def child_environment(

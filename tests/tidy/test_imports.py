@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 BASE = {
     "errors": 0, "atomic_files": 1, "config": 1, "events": 1, "pickle_reader": 1, "process_pool": 1,
     "quantities": 1, "random_state": 1,
-    "figure_style": 2, "log_records": 2, "terminal_tables": 2, "text_formatting": 2,
+    "figure_style": 2, "job_signals": 2, "log_records": 2, "terminal_tables": 2,
+    "text_formatting": 2,
 }  # fmt: skip
 ROOMS = {
     "theory": 2,
@@ -30,7 +31,7 @@ ROOMS = {
     "testing": 6,
 }
 FLOORS = {**BASE, **ROOMS, "cli": 6, "torch_plugin": 6, "__main__": 7}
-TORCH_ROOMS = {"worker", "data", "checkpoint", "random_state"}
+TORCH_ROOMS = {"worker", "data", "checkpoint", "job_signals", "random_state"}
 TORCH_FILES = {
     "src/outlast/launch/torchrun_arguments.py",  # torchrun's own command line
     "src/outlast/torch_plugin.py",  # torch calls it

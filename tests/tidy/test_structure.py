@@ -29,8 +29,9 @@ from pathlib import Path
 # A step that is taken back and redone in process: 420, one.
 # Wrapped stages, BatchNorm and saves of pipelines, places of ranks of different stages: 240, two.
 # Reports that a lost rank would have made, and what a pending rank is asked: 20.
+# Jobs of Slurm and signals that reach every process of a job: 4 modules, 380 lines.
 CEILINGS = {
-    "modules": 436,
+    "modules": 440,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 1,
@@ -39,7 +40,7 @@ CEILINGS = {
     "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 101850,
+    "lines": 102230,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 0,
 }

@@ -17,6 +17,7 @@ from outlast.config import Limits, WorkerSettings, gloo_interface, local_rank, s
 from outlast.controller import fault_spec as fault_language
 from outlast.errors import GaveUpError, ProtectError, StepRefused, UsageError
 from outlast.events import FaultKind
+from outlast.job_signals import JobSignals
 from outlast.telemetry.event_store import EventClock, EventWriter
 from outlast.transport import messages
 from outlast.transport.worker_page import Page
@@ -91,6 +92,7 @@ class WorkerProcess(WorkerPorts):
         )
         self.status = WorkerStatus(self.page, self.try_send, self.groups.sever)
         self.pulse = PulseThread(self.page, self.groups.is_waiting, self.limits.hang_floor_s)
+        self.signals = JobSignals(lambda: self.status.is_open)
         self.shared_values = SharedValueClient(self.send, self.limits)
         self.link = (
             ControllerLink(settings, self._on_message, end_process)
@@ -155,6 +157,7 @@ class WorkerProcess(WorkerPorts):
         self.start_files.reach_init()
         self._greet()
         if self._settings:
+            self.signals.take()
             self.pulse.start()
             importlib.import_module(_SAVES)  # while the controller decides
         if self._settings and self._settings.seat < 0:
@@ -357,6 +360,8 @@ class WorkerProcess(WorkerPorts):
                 | messages.Open()
                 | messages.Stop()
             ):
+                if isinstance(body, messages.Stop) or getattr(body, "ask", "") == "drain":
+                    self.signals.answer()
                 self.status.inbox.put(body)
 
     def finish(self) -> None:

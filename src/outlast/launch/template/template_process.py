@@ -78,9 +78,12 @@ class TemplateProcess:
         self._first: list[ModuleGroup] = []  # groups of the first import
         self._files: dict[str, tuple[int, ...]] = {}
         self._middle = 0
+        self._handlers = {number: signal.getsignal(number) for number in config.JOB_SIGNALS}
 
     def serve(self) -> None:
         """Load and serve until the launcher closes the socket; return in forked workers only."""
+        for number in self._handlers:
+            signal.signal(number, signal.SIG_IGN)
         if reason := self._load():
             frames.send(self._socket, frames.TemplateRefused(reason=reason))
             os._exit(0)
@@ -272,6 +275,8 @@ class TemplateProcess:
         environment = frames.read_environment(fds["environment"])
         for fd in fds.values():
             os.close(fd)
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
         config.set_environment(environment)
         frozen_objects.unfreeze_at_exit()
         _mark_memory(identity.mark)
