@@ -41,7 +41,7 @@ help:
 	@echo "             TORCH=2.15.0: what touches torch, on that release in an environment of its own"
 	@echo "make extended  more real runs, which 'make test' has no time for"
 	@echo "make scripts kinds of training scripts, undisturbed and with faults, against plain torchrun"
-	@echo "make cluster-test  hosts as network namespaces on this machine; needs root and iproute2"
+	@echo "make cluster-test  hosts as network namespaces, and a real Slurm on them; needs root"
 	@echo "make docs    the documentation in docs/_build/html, every code block of it, every example"
 	@echo "make gpu     the tests that need a GPU; docs/gpu-runs.md then says what ran on which versions"
 	@echo "make conformance  torch's own tests of a backend, on gloo and on ours, and with killed ranks"
@@ -102,8 +102,13 @@ extended: $(READY)
 scripts: $(READY)
 	$(BIN)/python -m pytest --numprocesses=2 --dist=worksteal -m 'not long' tests/scripts $(PYTEST)
 
-# Hosts share one name space of networks on this machine: one process runs them.
+# Hosts share one name space of networks on this machine: one process runs them. Slurm's tests are
+# skipped, visibly, where it is not installed and cannot be.
 cluster-test: $(READY)
+	@command -v slurmctld munged > /dev/null || { \
+	  test "$$(id -u)" = 0 && command -v apt-get > /dev/null && apt-get update -q \
+	    && DEBIAN_FRONTEND=noninteractive apt-get install -y -q slurm-wlm munge iproute2; \
+	} > runs/slurm-packages.log 2>&1 || echo "NOT INSTALLED: Slurm; see runs/slurm-packages.log"
 	$(BIN)/python -m pytest -m cluster tests/cluster $(PYTEST)
 
 # Sphinx turns warnings into errors. Then each code block and each example is executed.

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
+
 from outlast import config, quantities
 from outlast.checkpoint.replicas.replica_receiver import SENDERS_MAX
 from outlast.checkpoint.upkeep import durable_targets, retention_policy
@@ -204,3 +206,22 @@ def _seconds(text: str) -> float:
             f"{text!r} is not a duration above zero: give 5min, for example, or omit the flag"
         )
     return seconds
+
+
+def limits(given: Namespace) -> config.Limits:
+    """Return the limits of `--limit` and `--shutdown-timeout`. Raises UsageError, ConfigError."""
+    values: dict[str, str] = {}
+    if given.shutdown_timeout is not None:
+        values["stop_s"] = str(given.shutdown_timeout)
+    for text in given.limit:
+        name, found, value = text.partition("=")
+        if not found:
+            raise UsageError(f"--limit {text!r} is not NAME=VALUE")
+        values[name] = value
+    fields = config.Limits.__struct_fields__
+    if unknown := [name for name in values if name not in fields]:
+        raise ConfigError(f"--limit {unknown[0]}: no such limit; known limits: {', '.join(fields)}")
+    try:
+        return msgspec.convert(values, config.Limits, strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"--limit: {error}; nothing was started") from error

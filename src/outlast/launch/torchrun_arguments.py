@@ -88,14 +88,7 @@ def parse(argv: list[str]) -> RunPlan:
 
     Raises UsageError or ConfigError with a one-line remedy; `--help` exits.
     """
-    config.check_torch()
-    try:
-        parser = _parser()
-    except ValueError as error:  # from one of torchrun's PET_* flags
-        raise UsageError(f"a PET_* variable is not 0 or 1: {error}; correct or unset it") from error
-    given = parser.parse_args(argv)
-    _refuse(given)
-    outlast_flags.refuse_check_flags(given)
+    given = read_flags(argv)
     world = _world(given.nproc_per_node)
     for name in ("spares", "max_restarts"):
         if getattr(given, name) < 0:
@@ -133,11 +126,27 @@ def parse(argv: list[str]) -> RunPlan:
         audit_every=given.audit_every,
         faults=_faults(given, world),
         fault_seed=given.fault_seed,
-        limits=_limits(given),
+        limits=outlast_flags.limits(given),
         template=not given.no_template,
         json=given.json,
         plain=given.plain,
     )
+
+
+def read_flags(argv: list[str]) -> Namespace:
+    """Read and check the flags, but not what depends on the node: its devices and files.
+
+    Raises as `parse` does.
+    """
+    config.check_torch()
+    try:
+        parser = _parser()
+    except ValueError as error:  # from one of torchrun's PET_* flags
+        raise UsageError(f"a PET_* variable is not 0 or 1: {error}; correct or unset it") from error
+    given = parser.parse_args(argv)
+    _refuse(given)
+    outlast_flags.refuse_check_flags(given)
+    return given
 
 
 class _Parser(ArgumentParser):
@@ -329,24 +338,6 @@ def _faults(given: Namespace, world: int) -> tuple[str, ...]:
             " another place (or another --fault-seed)"
         )
     return tuple(found)
-
-
-def _limits(given: Namespace) -> config.Limits:
-    values: dict[str, str] = {}
-    if given.shutdown_timeout is not None:
-        values["stop_s"] = str(given.shutdown_timeout)
-    for text in given.limit:
-        name, found, value = text.partition("=")
-        if not found:
-            raise UsageError(f"--limit {text!r} is not NAME=VALUE")
-        values[name] = value
-    fields = config.Limits.__struct_fields__
-    if unknown := [name for name in values if name not in fields]:
-        raise ConfigError(f"--limit {unknown[0]}: no such limit; known limits: {', '.join(fields)}")
-    try:
-        return msgspec.convert(values, config.Limits, strict=False)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"--limit: {error}; nothing was started") from error
 
 
 PLAN_VERSION = 1

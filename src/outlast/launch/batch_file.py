@@ -1,0 +1,114 @@
+"""Batch files for Slurm: plain bash that starts `outlast run`, and requeues what can be resumed.
+
+docs/slurm.md says what a job of such a file promises.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from outlast.errors import EXIT_INTERRUPTED, UsageError
+
+NOTICE_S = 120
+_TIME = re.compile(
+    r"\d+(:\d{1,2}){0,2}|\d+-\d{1,2}(:\d{1,2}){0,2}|UNLIMITED|INFINITE", re.IGNORECASE
+)
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
+_OPTION = re.compile(r"--[a-z][a-z-]*(=.*)?")
+_FILE = """\
+#!/bin/bash
+# `outlast run` as a Slurm job that resumes itself: written by `outlast slurm submit`,
+# yours to read and to change.
+{directives}
+
+# scancel sends SIGTERM to this shell as well: such a job is not requeued.
+cancelled=no
+trap 'cancelled=yes' TERM
+
+srun --ntasks=1 ${{SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"}} \\
+  {command}
+code=$?
+
+# The run was interrupted and has saved a checkpoint: the next attempt resumes from it.
+if [ "$code" -eq {interrupted} ] && [ "$cancelled" = no ]; then
+  scontrol requeue "$SLURM_JOB_ID" && sleep 300 # Slurm ends this shell
+fi
+exit "$code"
+"""
+
+
+class BatchJob(NamedTuple):
+    """A job. `command`: what starts the launcher; `options`: further options of sbatch."""
+
+    name: str
+    command: Sequence[str]
+    own_run_dir: bool  # the command names a run directory
+    time_limit: str = ""  # as Slurm reads it; "": the partition's
+    notice_s: int = NOTICE_S  # from SIGTERM to the time limit
+    options: Sequence[str] = ()
+
+
+def batch_file(job: BatchJob) -> str:
+    """Return the file. Raises UsageError for what sbatch or bash would read otherwise."""
+    if not _NAME.fullmatch(job.name):
+        raise UsageError(
+            f"--name {job.name!r}: a job's name has letters, digits and . _ + - (64 at most)"
+        )
+    if job.time_limit and not _TIME.fullmatch(job.time_limit):
+        raise UsageError(
+            f"--time {job.time_limit!r} is no time of Slurm's: give minutes, HH:MM:SS or"
+            " DAYS-HH:MM:SS"
+        )
+    if not 0 < job.notice_s <= 65535:
+        raise UsageError(f"--notice {job.notice_s}: give 1 to 65535 seconds")
+    for option in job.options:
+        if not _OPTION.fullmatch(option) or not option.isprintable():
+            raise UsageError(
+                f"--sbatch {option!r} is no option of sbatch's on one line; give it as"
+                " --sbatch=--partition=gpu"
+            )
+    words = [_quoted(word) for word in job.command]
+    if not job.own_run_dir:
+        words.insert(_RUN_AT, '--run-dir "runs/slurm-$SLURM_JOB_ID"')
+    return _FILE.format(
+        directives="\n".join(f"#SBATCH {each}" for each in _directives(job)),
+        command=" ".join(words),
+        interrupted=EXIT_INTERRUPTED,
+    )
+
+
+_RUN_AT = 4  # behind `python -m outlast run`
+
+
+def _directives(job: BatchJob) -> list[str]:
+    time_limit = [f"--time={job.time_limit}"] if job.time_limit else []
+    return [
+        f"--job-name={job.name}",
+        "--nodes=1",
+        "--ntasks-per-node=1",
+        *time_limit,
+        f"--signal=TERM@{job.notice_s}",
+        "--requeue",
+        "--open-mode=append",
+        "--output=slurm-%j.out",
+        *map(_directive, job.options),
+    ]
+
+
+def _directive(option: str) -> str:
+    """Return an option as sbatch reads it from a line: quoted if it has blanks or quotes."""
+    flag, equals, value = option.partition("=")
+    if not equals or re.fullmatch(r"[\w@%+:,./=\[\]-]*", value):
+        return option
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'{flag}="{escaped}"'
+
+
+def _quoted(word: str) -> str:
+    """Return a word that bash reads as it is. Raises UsageError for one with a NUL byte."""
+    if "\0" in word:
+        raise UsageError("the command has a NUL byte, which no program can be given")
+    return shlex.quote(word)
