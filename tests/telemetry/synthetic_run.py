@@ -295,6 +295,10 @@ class SyntheticRun:
         self.closed()
         self.decide(rung="retry").heal()
         self.phase("checkpoint", ms=200)
+        place = {"n": self.n, "step": self.step, "path": "checkpoints/newest"}
+        self.say(
+            events.CheckpointSaved(t_ns=self.t_ns, **place, size_bytes=104_000_000, seconds=0.2)
+        )
         return self.end("interrupted", 4, cause)
 
     def heal(

@@ -296,6 +296,14 @@ def test_a_drain_is_counted_among_no_failures(tmp_path: Path) -> None:
     text = " ".join(shown(summary).replace("│", " ").split())
     assert "failures 1 incident, 1 drain on request, 0 committed" in text
     assert "after step 7: drain" in text and "end requested: SIGTERM to the launcher" in text
+    assert "from the checkpoint of step 7" in text and "again" not in text
+
+
+def test_an_interrupted_run_says_what_a_resumed_one_does_again(tmp_path: Path) -> None:
+    story = SyntheticRun(tmp_path).start().steps(5)
+    story.end("interrupted", 4)
+    text = " ".join(shown(summarise(tmp_path)).replace("│", " ").split())
+    assert "from the beginning: no checkpoint; 5 committed steps will be done again" in text
 
 
 def test_spares_refilled_are_no_respawns(tmp_path: Path) -> None:

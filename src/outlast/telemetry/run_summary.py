@@ -110,6 +110,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     respawns: int  # workers started for a seat, since no spare was waiting
     spares_refilled: int  # spares started in place of earlier ones
     checkpoints: int
+    saved_step: int = 0  # of the newest checkpoint; 0: a resumed run begins anew
     durable: dict[str, int]  # checkpoints that reached durable storage, by target
     replicas: ReplicaAgreement = ReplicaAgreement()
     notes: tuple[str, ...]
@@ -170,6 +171,7 @@ def summarise_events(
         respawns=workers.respawns,
         spares_refilled=workers.spares_refilled,
         checkpoints=sum(isinstance(event, CheckpointSaved) for event in events),
+        saved_step=max((e.step for e in events if isinstance(e, CheckpointSaved)), default=0),
         durable=_durable(events),
         replicas=replica_agreement(events),
         notes=_notes(events, terms, damages, workers.advice(run_dir), run_dir),

@@ -92,6 +92,7 @@ def _head(summary: RunSummary, outcome: str, style: str) -> RenderableType:
     grid.add_row("outcome", Text(outcome, style=style))
     if summary.outcome in _RESUMABLE:
         grid.add_row("", Text(resume_hint(summary.run_dir)))
+        grid.add_row("", _resumed_from(summary))
     grid.add_row("ran", _ran(summary))
     requests = [line for line in summary.incidents if line.drain or line.cause == "save"]
     drains = sum(line.drain for line in requests)
@@ -120,6 +121,15 @@ def _head(summary: RunSummary, outcome: str, style: str) -> RenderableType:
         grid.add_row("ETTR", f"{percentage(summary.ettr)}, goodput {percentage(summary.goodput)}")
     grid.add_row("run directory", Text(summary.run_dir))
     return grid
+
+
+def _resumed_from(summary: RunSummary) -> Text:
+    """Return where a resumed run begins, and what it does again."""
+    saved = summary.saved_step
+    text = f"from the checkpoint of step {saved}" if saved else "from the beginning: no checkpoint"
+    if (again := (summary.steps or 0) - saved) > 0:
+        return Text(f"{text}; {plural(again, 'committed step')} will be done again", style="yellow")
+    return Text(text)
 
 
 def _ran(summary: RunSummary) -> str:
