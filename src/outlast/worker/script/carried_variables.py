@@ -218,7 +218,7 @@ class CarriedVariables:
                 self._drop(path)  # created lazily, once
                 return
             objects, is_live = refill(live, value, in_place=self._paths[path])
-            if not is_live:
+            if not is_live or self._roots.read(path) is not objects:  # TorchScript gives copies
                 self._roots.write(path, objects)
         except (PathGone, AttributeError, TypeError, ValueError, KeyError, IndexError) as error:
             raise PhaseError(

@@ -16,10 +16,16 @@ from torch import nn
 
 from outlast.worker.script.bytecode import CodeNames, names_of, nested
 from outlast.worker.script.value_encoding import CONTAINERS, PLAIN, is_reference, written
-from outlast.worker.script.value_fingerprints import ITEMS_MAX, look_of, slot_values
+from outlast.worker.script.value_fingerprints import (
+    ITEMS_MAX,
+    look_of,
+    scripted_values,
+    slot_values,
+)
 from outlast.worker.script.value_paths import (
     CACHED_FUNCTION,
     Path,
+    Step,
     attributes_stored_by,
     cached_properties,
     is_own_class,
@@ -299,7 +305,7 @@ class ReachableValues:
     def _inside(self, path: Path, value: Any) -> Iterator[tuple[tuple[str, Any], Any]]:
         if isinstance(value, CONTAINERS):
             yield from _items(value)
-        elif isinstance(value, types.MethodType):
+        elif isinstance(value, (types.MethodType, types.BuiltinMethodType)):
             self._add_bound(path, value)
         elif isinstance(value, CACHED_FUNCTION):
             self._add_cache(path, value)
@@ -336,21 +342,21 @@ class ReachableValues:
                 names = vars(value).keys() & {*_OF_PIPELINES}
                 yield from ((("attr", name), vars(value)[name]) for name in sorted(names))
 
-    def _add_bound(self, path: Path, method: types.MethodType) -> None:
+    def _add_bound(self, path: Path, method: types.MethodType | types.BuiltinMethodType) -> None:
         self.add((*path, ("attr", "__self__")), method.__self__)
-        if isinstance(method.__func__, types.FunctionType):
-            self.direct.add(id(method.__func__.__code__))
-            self._add_function(path, method.__func__)
+        function = getattr(method, "__func__", None)
+        if isinstance(function, types.FunctionType):
+            self.direct.add(id(function.__code__))
+            self._add_function(path, function)
 
-    def _inside_module(
-        self, path: Path, module: nn.Module
-    ) -> Iterator[tuple[tuple[str, Any], Any]]:
+    def _inside_module(self, path: Path, module: nn.Module) -> Iterator[tuple[Step, Any]]:
         if is_own_class(type(module)):
             self._add_class(path, type(module))
             yield ("attr", "__class__"), type(module)
             for name, inner in vars(module).items():
                 if not name.startswith("_") and name != "training":  # see ProtectedModules.modes
                     yield ("attr", name), inner
+        yield from scripted_values(module)
         self._owners.append((path, module))
         self._add_hooks(path, module)
         for name, child in module.named_children():

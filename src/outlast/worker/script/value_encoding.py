@@ -66,6 +66,8 @@ def refill(live: Any, saved: Any, *, in_place: bool) -> tuple[Any, bool]:
     new: Any = saved
     if isinstance(saved, dict) and _DEQUE in saved:
         new = deque(saved[_DEQUE], live.maxlen if type(live) is deque else None)
+    if type(live) is nn.Parameter and type(new) is torch.Tensor:
+        new = nn.Parameter(new, requires_grad=False)  # with a gradient it is not saved
     if type(live) is not type(new):
         return new, False
     if isinstance(live, list):

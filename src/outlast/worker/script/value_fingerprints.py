@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import io
+import mmap
 import queue
 import types
 from array import array
-from collections import UserDict, UserList, deque
+from collections import ChainMap, UserDict, UserList, deque
 from collections.abc import Callable, Collection, Iterator
+from configparser import RawConfigParser
 from contextlib import suppress
 from itertools import islice
 from multiprocessing.queues import Queue as ProcessQueue
@@ -35,7 +38,15 @@ ITEMS_MAX = 256  # of one container that cannot be written down, to be visited o
 _OPAQUE = (enumerate, zip, map, filter, types.AsyncGeneratorType, types.CoroutineType)
 QUEUES = (queue.Queue, queue.SimpleQueue, ProcessQueue)  # what fills them is not seen
 # Objects of libraries that hold their state in the attributes of the object.
-_HOLDERS = (UserDict, UserList, SobolEngine)
+_HOLDERS = (UserDict, UserList, ChainMap, RawConfigParser, SobolEngine)
+# Modules of running digests: hashlib's, and xxhash.
+_DIGESTS = ("_hashlib", "_md5", "_sha1", "_sha2", "_sha3", "_blake2", "xxhash")
+_C_VALUES: tuple[type, ...] = (
+    ctypes.Array,
+    ctypes.Structure,
+    ctypes.Union,
+    type(ctypes.c_int()).__mro__[1],
+)
 
 
 def look_of(value: Any, protected: Collection[int]) -> Any:
@@ -63,7 +74,8 @@ def look_of(value: Any, protected: Collection[int]) -> Any:
         return "array", id(value), value.shape, _look_inside(value, protected)
     if _is_library_iterator(value):
         return "iterator", id(value), _position(value)
-    if not is_own_class(type(value)) and not isinstance(value, nn.Module):
+    is_of_script = is_own_class(type(value)) and not isinstance(value, _C_VALUES)
+    if not is_of_script and not isinstance(value, nn.Module):
         return "object", type(value).__qualname__, id(value), _state(value, protected)
     return "object", type(value).__qualname__, id(value)
 
@@ -155,8 +167,22 @@ def _state(value: Any, protected: Collection[int]) -> bytes | None:
         return repr(value.state).encode()
     if isinstance(value, Synchronized):
         return repr(value.get_obj().value).encode()  # its lock may never be free
+    if type(value).__module__ in _DIGESTS and hasattr(value, "digest"):
+        return value.digest(16) if value.digest_size == 0 else value.digest()  # 0: SHAKE
+    if isinstance(value, _C_VALUES):
+        return xxhash.xxh3_64_digest(bytes(value))
+    if isinstance(value, mmap.mmap):
+        return None if value.closed else _state_of_map(value)
     is_holder = isinstance(value, _HOLDERS)
     return b"".join(_look_inside(list(vars(value).values()), protected)) if is_holder else None
+
+
+def _state_of_map(value: mmap.mmap) -> bytes:
+    """Return the position in a memory map, and a digest of its bytes if they can be written to."""
+    position = str(value.tell()).encode()
+    with memoryview(value) as memory:
+        is_fixed = memory.readonly or memory.nbytes > CONTENT_BYTES_MAX
+        return position if is_fixed else position + xxhash.xxh3_64_digest(memory)
 
 
 def _has_memory(value: torch.Tensor) -> bool:
@@ -209,3 +235,15 @@ def slot_values(value: Any) -> Iterator[tuple[tuple[str, Any], Any]]:
             name = f"_{base.__name__.lstrip('_')}{slot}" if is_private else slot
             if name not in ("__dict__", "__weakref__") and hasattr(value, name):
                 yield ("attr", name), getattr(value, name)
+
+
+def scripted_values(module: nn.Module) -> Iterator[tuple[tuple[str, Any], Any]]:
+    """Yield the attributes that a module of TorchScript keeps in C++; nothing for other modules."""
+    kind = getattr(module, "_concrete_type", None)
+    if not isinstance(module, torch.jit.ScriptModule) or kind is None:
+        return
+    for name in sorted(kind.get_attributes()):
+        if not name.startswith("_") and name != "training":
+            value = getattr(module, name)
+            if not isinstance(value, torch.Tensor):
+                yield ("attr", name), value

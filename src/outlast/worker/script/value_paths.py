@@ -34,6 +34,9 @@ from collections.abc import Callable, Iterator
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import nn
+
 from outlast.worker.script.bytecode import is_own_file, names_of
 from outlast.worker.script.process_modes import ENVIRONMENT, TORCH_MODES
 
@@ -129,10 +132,10 @@ class PathRoots:
         """Return whether the owner exists but has no value of the name at `path`. Of an object only
         its own attributes count, not those of its class."""
         try:
-            names = self._names_of_owner(path)
+            names, owner = self._names_of_owner(path), self.read(path[:-1])
         except PathGone:
             return False
-        return names is not None and path[-1][1] not in names
+        return names is not None and not (path[-1][1] in names or _has(owner, path[-1][1]))
 
     def unbind(self, path: Path) -> None:
         """Unbind the name at `path` in its owner. Raises PathGone if the owner does not exist."""
@@ -174,6 +177,18 @@ class PathRoots:
                 if frame.f_code.co_qualname == name:
                     return frame
         raise PathGone(f"{kind} {name}")
+
+
+def _has(owner: Any, name: str) -> bool:
+    """Return whether an object has a value of its own outside of `__dict__`: a parameter, a buffer
+    or a child of a module, an attribute of TorchScript, a value in `__slots__`."""
+    if isinstance(owner, nn.Module):
+        tables = (owner._parameters, owner._buffers, owner._modules)  # noqa: SLF001 - no copies
+        if any(name in table for table in tables):
+            return True
+    is_scripted = isinstance(owner, torch.jit.ScriptModule)
+    is_slot = isinstance(getattr(type(owner), name, None), types.MemberDescriptorType)
+    return (is_scripted or is_slot) and hasattr(owner, name)
 
 
 def root_of(frame: types.FrameType) -> Step:

@@ -125,7 +125,7 @@ def layers_of(named: Iterable[tuple[str, nn.Module]]) -> list[Layer]:
 def _own_forward(part: nn.Module) -> object:
     """Return the `forward` that a module was given, None for that of its class."""
     given = vars(part).get("forward")
-    is_of_class = getattr(given, "__func__", None) is type(part).forward
+    is_of_class = getattr(given, "__func__", None) is getattr(type(part), "forward", None)
     return None if is_of_class and getattr(given, "__self__", None) is part else given
 
 

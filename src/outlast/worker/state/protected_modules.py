@@ -159,7 +159,8 @@ class ProtectedModules:
 
     def parameter_names(self) -> list[tuple[str, ...]]:
         """Return the names of the parameters of each submodule."""
-        return [tuple(part._parameters) for _, part in self._parts]  # noqa: SLF001 - no copy
+        # TorchScript's modules have no iterator over the names.
+        return [tuple(part._parameters.keys()) for _, part in self._parts]  # noqa: SLF001 - no copy
 
     @property
     def named_parts(self) -> list[tuple[str, nn.Module]]:

@@ -1,0 +1,164 @@
+"""Values that modules and objects of libraries keep outside of `__dict__`: carried or refused."""
+
+import mmap
+
+import pytest
+import torch
+from tests.worker.script.simulated_phases import DiedError, Plain, Session, play, refusal
+from torch import nn
+
+from outlast.worker.script import reachable_values, value_paths
+from outlast.worker.script.value_fingerprints import look_of
+
+
+@pytest.fixture(autouse=True)
+def _scripts_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The frames of these tests are no script's."""
+    for module in (value_paths, reachable_values):
+        monkeypatch.setattr(module, "is_own_file", lambda name: name.startswith("<script"))
+
+
+class Counting(nn.Module):
+    """A module that counts in attributes of TorchScript."""
+
+    calls: int
+    seen: list[float]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+        self.seen = [0.0]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.seen.append(float(self.calls))
+        return x * self.calls + sum(self.seen)
+
+
+def scripted() -> torch.jit.ScriptModule:
+    """Return the module in TorchScript."""
+    return torch.jit.script(Counting())
+
+
+EXACT = {
+    "a frozen teacher that the loop averages": """
+        teacher = nn.Linear(2, 2).requires_grad_(False)
+        torch.nn.init.ones_(teacher.weight)
+        torch.nn.init.ones_(teacher.bias)
+        known = teacher.weight
+        def step(i):
+            seen = float(teacher(torch.ones(2)).sum())
+            session.step()
+            return seen
+        for i in session.batches(8):
+            out.append(session.run(step, i))
+            with torch.no_grad():
+                for p in teacher.parameters():
+                    p.lerp_(torch.full_like(p, i), 0.1)
+            assert known is teacher.weight
+        """,
+    "statistics of a module that nobody protects, and a second name of them": """
+        norm = nn.BatchNorm1d(2, affine=False)
+        mean = norm.running_mean
+        def step(i):
+            norm(torch.full((2, 2), float(i)))
+            seen = float(mean.sum())
+            session.step()
+            return seen
+        for i in session.batches(8):
+            out.append(session.run(step, i))
+        """,
+    "slots beside a dict": """
+        class Meter:
+            pass
+        class Total(Meter):
+            __slots__ = ("value",)
+        total = Total()
+        total.value, total.name = 0, "a"
+        def step(i):
+            total.value += i
+            session.step()
+            return total.value
+        for i in session.batches(8):
+            out.append(session.run(step, i))
+        """,
+    "a method of a list, bound to a name": """
+        def made():
+            push = [].append
+            def step(i):
+                push(i)
+                session.step()
+                return sum(push.__self__)
+            return step
+        step = made()
+        for i in session.batches(8):
+            out.append(session.run(step, i))
+        """,
+    "attributes of TorchScript": """
+        from tests.worker.script.test_values_in_modules import scripted
+        model = scripted()
+        session.protected += [model]
+        def step(i):
+            value = float(model(torch.ones(1)))
+            session.step()
+            return value
+        for i in session.batches(8):
+            out.append(session.run(step, i))
+        """,
+}
+REFUSED = {
+    "digest (HASH)": "import hashlib; digest = hashlib.sha256()",
+    "digest (HASHXOF)": "import hashlib; digest = hashlib.shake_128()",
+    "row (c_int_Array_4)": """
+import ctypes
+row = (ctypes.c_int * 4)()
+def change(data):
+    row[0] += len(data)
+""",
+    "memory (mmap)": "import mmap; memory = mmap.mmap(-1, 64)",
+    "scopes (ChainMap)": """
+scopes = collections.ChainMap({})
+def change(data):
+    scopes["n"] = scopes.get("n", 0) + 1
+""",
+    "settings (ConfigParser)": """
+import configparser
+settings = configparser.ConfigParser()
+settings["rate"] = {"n": "0"}
+def change(data):
+    settings["rate"]["n"] += "1"
+""",
+}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+@pytest.mark.parametrize("way", EXACT)
+def test_a_redo_and_a_successor_compute_what_the_script_alone_computes(way: str) -> None:
+    alone = play(EXACT[way], Plain())
+    assert play(EXACT[way], Session(redo=5)) == alone
+    with pytest.raises(DiedError) as died:
+        play(EXACT[way], Session(die=5))
+    assert play(EXACT[way], Session(slot=died.value.slot, begin=5)) == alone
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_objects_of_libraries_that_change_are_refused_by_name(name: str) -> None:
+    changes = {"digest": "digest.update", "memory": "memory.write"}
+    change = changes.get(name.partition(" ")[0], "change")
+    text = (
+        REFUSED[name]
+        + f"""
+def step(i):
+    {change}(b"x")
+    session.step()
+for i in session.batches(5):
+    session.run(step, i)
+"""
+    )
+    assert f"changes played.{name}" in refusal(text)
+
+
+def test_a_closed_memory_map_has_no_state() -> None:
+    memory = mmap.mmap(-1, 64)
+    memory.close()
+    assert look_of(memory, ())[:2] == ("object", "mmap")
