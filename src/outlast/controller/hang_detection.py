@@ -26,8 +26,7 @@ doubled timeout. A retry also follows if a minority is in the vote but skipped a
 the other ranks wait, and if ranks of a pipeline are not known to be behind their own replicas: they
 may wait for another stage. If that recurs, the minority, or the ranks behind, are blamed.
 
-Ranks that waited for a rank that died, heals or was given up have stood still for long and need
-time to wake. When a rank is no longer judged, the floor starts again for the other ranks.
+When a rank that others waited for is no longer judged, their floor starts again: they wake now.
 """
 
 from __future__ import annotations
@@ -85,9 +84,8 @@ class HangVerdict(msgspec.Struct, frozen=True, kw_only=True):
 def timeout_ns(
     worker: WorkerObservation, looks: Iterable[WorkerObservation], limits: Limits
 ) -> int:
-    """Return the timeout of a rank in its kind of phase while others wait; `looks`: all workers.
-
-    A process that has not run this kind of phase before has a multiple of it."""
+    """Return the timeout of a rank in its kind of phase while others wait; `looks`: all workers. A
+    process that has not run this kind of phase before has a multiple of it."""
     ceiling_ns = int(limits.hang_ceiling_s * _S_NS)
     slowest_ns = [other.paces.get(worker.key, worker_page.UNSEEN).slowest_ns for other in looks]
     if worker.state not in _PACED or not any(slowest_ns):
@@ -128,8 +126,10 @@ def watch(
     limits: Limits,
     *,
     unix_ns: int = 0,
+    sees_all: bool = True,
 ) -> tuple[WorkerHistory, HangVerdict]:
-    """Judge one observation of all workers. `unix_ns`: the Unix time of `now_ns`."""
+    """Judge one observation of all workers. `unix_ns`: the Unix time of `now_ns`. `sees_all`: False
+    where other hosts have ranks too, for which a rank in a collective may wait unjudged."""
     looks = tuple(looks)
     seated = [worker for worker in looks if is_judged(worker)]
     memory = _remember(memory, looks, seated, now_ns)
@@ -137,12 +137,13 @@ def watch(
     faults = faults or _left_collectives(looks, now_ns)
     if not faults:
         faults, retry = _stuck(memory, looks, seated, now_ns, limits)
+        if not sees_all:
+            outside = {worker.worker for worker in seated if is_out(worker)}
+            faults, retry = [fault for fault in faults if fault.worker in outside], None
         if retry is not None:
-            if _moves(seated) == memory.retried:
+            if (moves := _moves(seated)) == memory.retried:
                 return memory, HangVerdict()
-            memory = replace(
-                memory, retried=_moves(seated), retries=memory.retries + 1, retried_n=retry.n
-            )
+            memory = replace(memory, retried=moves, retries=memory.retries + 1, retried_n=retry.n)
             return memory, HangVerdict(retry=_at(retry, now_ns, unix_ns))
     floor_ns = int(limits.hang_floor_s * _S_NS)
     again_ns = now_ns - floor_ns
