@@ -39,6 +39,9 @@ import msgspec
 import suites
 from torch import distributed as dist
 
+from outlast.transport import messages
+from outlast.transport.rank_spans import unpack_ranks
+from outlast.transport.rendezvous_messages import forwarded
 from outlast.worker.groups import GroupRegistry, register
 from outlast.worker.groups.rendezvous import Mailbox
 
@@ -57,9 +60,9 @@ class Rank:
         self.count = 0
         self._lock = threading.Lock()
         self._severed: dict[int, threading.Event] = defaultdict(threading.Event)
-        self._generations: queue.Queue[tuple[int, list[str]]] = queue.Queue()
+        self._generations: queue.Queue[int] = queue.Queue()
         self.groups = GroupRegistry(
-            mailbox=Mailbox(lambda *value: self.send("put", *value)),
+            mailbox=Mailbox(lambda put: self.send("put", msgspec.to_builtins(put))),
             on_trouble=lambda _: None,
             on_collective=self._started,
             timeout_s=TEST_S,
@@ -75,10 +78,13 @@ class Rank:
     def _listen(self) -> None:
         while True:
             match msgspec.msgpack.decode(self.pipe.recv_bytes()):
-                case ["put", generation, key, value]:
-                    self.groups.deliver(generation, key, value)
-                case ["connect", generation, addresses]:
-                    self._generations.put((generation, addresses))
+                case ["put", value]:
+                    put = msgspec.convert(value, messages.Put)
+                    if self.rank in (ranks := list(unpack_ranks(put.ranks))):
+                        place = ranks.index(self.rank)
+                        self.groups.deliver(forwarded(put, {self.rank: place}))
+                case ["connect", generation]:
+                    self._generations.put(generation)
                 case ["sever", generation]:
                     self.groups.sever(generation)
                     self._severed[generation].set()
@@ -90,9 +96,9 @@ class Rank:
 
     def connect(self) -> int:
         """Connect the next generation; return its number."""
-        self.send("ready", self.groups.address)
-        generation, addresses = self._generations.get(timeout=TEST_S)
-        self.groups.connect(generation, addresses, TEST_S)
+        self.send("ready")
+        generation = self._generations.get(timeout=TEST_S)
+        self.groups.connect(generation, TEST_S)
         return generation
 
     def execute(self, tests: type[unittest.TestCase], name: str, named: str) -> None:
@@ -149,7 +155,7 @@ class Parent:
         """`test`: its class, its method, and the name of the backend that it asks for."""
         self._test, self._ranks = test, rank_count(*test[:2])
         self._generation = 1
-        self._ready: dict[int, str] = {}
+        self._ready: set[int] = set()
         self._pipes: dict[int, Connection] = {}
         self._processes: dict[int, Any] = {}
         self.counts: dict[int, int] = {}
@@ -190,14 +196,13 @@ class Parent:
         except (EOFError, ConnectionResetError):
             return self._replace(rank)
         match message:
-            case ["put", generation, *_] if generation == self._generation:
+            case ["put", {"generation": generation}] if generation == self._generation:
                 self._send(message, without=rank)
-            case ["ready", address]:
-                self._ready[rank] = address
+            case ["ready"]:
+                self._ready.add(rank)
                 if len(self._ready) == self._ranks:
-                    addresses = [self._ready[each] for each in range(self._ranks)]
-                    self._ready = {}
-                    self._send(["connect", self._generation, addresses])
+                    self._ready.clear()
+                    self._send(["connect", self._generation])
             case ["passed", count]:
                 self.counts[rank] = count
             case ["failed", trace]:
@@ -212,7 +217,7 @@ class Parent:
         self.replaced += 1
         self._send(["sever", self._generation])
         self._generation += 1
-        self._ready.pop(rank, None)
+        self._ready.discard(rank)
         self._fork(rank, 0)
         return ""
 

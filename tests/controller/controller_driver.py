@@ -92,7 +92,7 @@ class ControllerDriver:
 
     def seats(self) -> tuple[str, ...]:
         """Return the worker of each seat, "" for an empty one."""
-        return self.state.members.seats
+        return tuple(self.state.members.seats)
 
     def hello(self, worker: str, **fingerprint: str) -> list[inputs.Action]:
         """Register a warm worker."""
@@ -153,9 +153,10 @@ class ControllerDriver:
         """Return the (worker, body) of messages of one kind that were sent."""
         actions = self.history if history else self.actions
         return [
-            (action.worker, action.body)
+            (worker, action.body)
             for action in actions
             if isinstance(action, inputs.Send) and isinstance(action.body, kind)
+            for worker in action.workers or ("",)
         ]
 
     def emitted(self, kind: type[Any], history: bool = False) -> list[Any]:

@@ -30,12 +30,15 @@ def state(changes: dict[str, Any]) -> ControllerState:
     workers = {name: worker(name, seat) for seat, name in enumerate(("w0", "w1"))}
     sound = {
         "clock.mode": "open",
-        "members.seats": ("w0", "w1"),
+        "members.seats": ["w0", "w1"],
         "members.workers": workers,
         "progress.generation": 1,
     }
     found = initial(2, 0, Limits())
-    for name, value in {**sound, **changes}.items():
+    fields = {**sound, **changes}
+    for each in fields.pop("members.workers").values():
+        found.members.add(each)
+    for name, value in fields.items():
         part, _, field = name.rpartition(".")
         setattr(getattr(found, part) if part else found, field, value)
     return found
@@ -63,14 +66,14 @@ def test_a_sound_state_is_valid() -> None:
     [
         ({"clock.path": ("open", "gathering")}, "no transition from open to gathering"),
         ({"clock.path": ("closing", "stopping", "open")}, "no transition from stopping to open"),
-        ({"members.seats": ("w0",)}, "1 seats in a world of 2"),
+        ({"members.seats": ["w0"]}, "1 seats in a world of 2"),
         (
             {"members.workers": {"w0": worker("w0", 0), "w1": worker("w1", 0)}},
             "two workers have one seat",
         ),
         ({"members.workers": {"w0": worker("w0", 1)}}, "seats and workers differ"),
         ({"members.workers": {"w0": worker("w0", 7)}}, "seats and workers differ"),
-        ({"clock.mode": "connecting", "members.seats": ("w0", "")}, "an empty seat"),
+        ({"clock.mode": "connecting", "members.seats": ["w0", ""]}, "an empty seat"),
         ({"ending.result": DONE}, "the end and the mode"),
         ({"clock.mode": "stopping"}, "the end and the mode"),
         ({"progress.transfers": ((0, 2),)}, "a transfer leaves the world"),

@@ -10,12 +10,8 @@ from tests.controller.controller_driver import ControllerDriver
 from outlast import events
 from outlast.config import Limits
 from outlast.controller import membership, state_machine
-from outlast.controller.controller_state import (
-    AgentRecord,
-    ControllerState,
-    ControllerTurn,
-    WorkerRecord,
-)
+from outlast.controller.controller_state import ControllerState, ControllerTurn
+from outlast.controller.member_tables import AgentRecord, WorkerRecord
 from outlast.controller.recovery import reconfiguration
 from outlast.transport import messages
 
@@ -173,11 +169,10 @@ def test_a_spare_of_the_same_host_takes_the_seat_first() -> None:
     state = turn.state
     hello = messages.WorkerHello(pid=1, fingerprint={}, address="")
     for name, agent in (("s1", "a"), ("s2", "b")):
-        state.members.workers[name] = WorkerRecord(
-            name=name, agent=agent, since_ns=1, hello=hello, is_spare=True
+        state.members.add(
+            WorkerRecord(name=name, agent=agent, since_ns=1, hello=hello, is_spare=True)
         )
-    del state.members.workers[state.members.seats[3]]
-    state.members.seats = (*state.members.seats[:3], "")
+    state.members.remove(state.members.seats[3])
     assert membership.fill(turn, 3) == "s2" and hosts(state) == "aabb"
 
 

@@ -124,7 +124,7 @@ def test_another_run_is_refused(stage: Stage) -> None:
     assert "another" in notes(stage)
 
 
-@pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n" * 2, b"OLW1" + b"\0" * 200])
+@pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n" * 2, b"OLW2" + b"\0" * 200])
 def test_noise_is_refused(stage: Stage, data: bytes) -> None:
     async def act(caller: Caller, _controller: ControllerShell) -> None:
         caller.sock.sendall(data)
@@ -188,7 +188,7 @@ def test_a_mistake_in_the_core_is_told_and_ends_the_run(
         raise AssertionError("two workers in seat 3")
 
     async def act(caller: Caller, controller: ControllerShell) -> None:
-        monkeypatch.setattr(controllers, "handle", broken)
+        monkeypatch.setattr(controllers, "apply_all", broken)
         caller.hello()
         with pytest.raises(GaveUpError, match="two workers in seat 3"):
             async with asyncio.timeout(10):

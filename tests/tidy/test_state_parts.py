@@ -28,8 +28,9 @@ WRITERS = {
     "incident": {"incident_response"},
     "intervals": {"interval_updates"},
     # Every module changes a worker's record, by methods of Members.
-    "members": {"controller_state", "membership"},
+    "members": {"member_tables", "membership"},
     "progress": {"state_parts"},
+    "reports": {"audit_protocol"},
     "saves": {"checkpoint_tracking"},
     "shared": {"shared_values"},
     "term": {"run_start"},

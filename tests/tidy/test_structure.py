@@ -30,8 +30,9 @@ from pathlib import Path
 # Wrapped stages, BatchNorm and saves of pipelines, places of ranks of different stages: 240, two.
 # Reports that a lost rank would have made, and what a pending rank is asked: 20.
 # Jobs of Slurm and signals that reach every process of a job: 4 modules, 380 lines.
+# Tables of members, a tree of control groups, spans of ranks: 3 modules, 600 lines.
 CEILINGS = {
-    "modules": 440,
+    "modules": 445,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 1,
@@ -40,7 +41,7 @@ CEILINGS = {
     "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 102230,
+    "lines": 102830,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 0,
 }

@@ -31,9 +31,8 @@ BODIES = [
     ),
     messages.Joined(generation=3, sent={2: ("ab", 10, 0.5)}),
     messages.Seat(generation=2, seat=1, world=4, n=7, first=False, slots={"before:7": b"\0\1"}),
-    messages.Connect(
-        generation=1, n=0, seats=("a",), addresses=("x:1",), transfers=((0, 2),), timeout_s=1.5
-    ),
+    messages.Connect(generation=1, n=0, transfers=((0, 2),), timeout_s=1.5),
+    messages.Put(generation=1, key="k", value=b"a", ranks=((0, 4, 2),), parts=b"8" * 32),
     messages.WorkerLostReport(
         worker="w", fault=Fault(kind="exited", detail="y"), n=3, state="running"
     ),
@@ -83,6 +82,29 @@ def test_a_frame_above_the_limit_is_refused_by_both_ends(monkeypatch: pytest.Mon
         list(channel.FrameDecoder(TOKEN).feed(frame))
 
 
+def test_envelopes_of_one_turn_are_one_frame() -> None:
+    ours, theirs = socket.socketpair()
+    sent = [envelope(body, seq) for seq, body in enumerate(BODIES, 1)]
+
+    async def talk() -> None:
+        peer = channel.Channel(ours, TOKEN, lambda _: None, lambda _: None)
+        assert all(peer.send(each) for each in sent)
+        peer.close()
+
+    asyncio.run(talk())
+    with theirs:
+        stream = theirs.recv(1 << 16)
+    _, length, _ = channel.HEADER.unpack_from(stream)
+    assert len(stream) == channel.HEADER.size + length
+    assert list(channel.FrameDecoder(TOKEN).feed(stream)) == sent
+
+
+def test_an_envelope_that_leaves_its_frame_is_refused() -> None:
+    cut = channel.encode_envelope(envelope(BODIES[0]))[:-1]
+    with pytest.raises(WireError, match="leaves its frame"):
+        list(channel.FrameDecoder(TOKEN).feed(channel.pack_frame([cut], TOKEN)))
+
+
 def test_frames_of_a_closed_peer_are_read_after_a_failed_send() -> None:
     """A worker reports why it ends, and ends; Close is sent to it before its report is read."""
     ours, theirs = socket.socketpair()
@@ -93,10 +115,10 @@ def test_frames_of_a_closed_peer_are_read_after_a_failed_send() -> None:
         peer = channel.Channel(ours, TOKEN, received.append, reasons.append)
         theirs.sendall(channel.encode_frame(envelope(BODIES[0]), TOKEN))
         theirs.close()
-        assert not peer.send(envelope(BODIES[1]))
-        assert not peer.closed and not peer.send(envelope(BODIES[1]))
-        while not peer.closed:  # noqa: ASYNC110 - one turn of the loop is enough
+        assert peer.send(envelope(BODIES[1]))  # queued for this turn's frame
+        while not peer.closed:  # noqa: ASYNC110 - a few turns of the loop are enough
             await asyncio.sleep(0)
+        assert not peer.send(envelope(BODIES[1]))
 
     asyncio.run(talk())
     assert received == [envelope(BODIES[0])]

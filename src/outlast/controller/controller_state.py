@@ -1,22 +1,23 @@
-"""State of the controller, and turns that change a private copy of it."""
+"""State of the controller, and turns that change it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import msgspec
-from msgspec.structs import replace
 
 from outlast import events
 from outlast.config import Limits
 from outlast.controller import state_parts as parts
 from outlast.controller.audit.audit_records import AuditState
 from outlast.controller.inputs import Action, AnyEntry, AppendJournal, Emit, Send
+from outlast.controller.member_tables import Members, WorkerRecord
 from outlast.controller.save_schedule.save_tiers import SavePolicy
 from outlast.controller.state_parts import MODES, Mode
 from outlast.errors import InvariantError
 from outlast.transport import messages
+from outlast.transport.rank_spans import RankSpan
 
 MigrateOn = Literal["", "now", "drain"]  # severity from which on a finding moves a seat; "": none
 S_NS = 1_000_000_000
@@ -31,116 +32,6 @@ def differing_facts(ours: dict[str, str], theirs: dict[str, str]) -> str:
     keys = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
     known = [key for key in keys if key in theirs or key not in OF_DEVICES]
     return "; ".join(f"{key}: {theirs.get(key)} against {ours.get(key)}" for key in known)
-
-
-class AgentRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Record of an agent: its host, incarnation, lease and last message."""
-
-    name: str
-    incarnation: int
-    host: str
-    capacity: int
-    lease_ns: int
-    renewed_ns: int
-    connected: bool = True  # frames reach it
-    lapsed: bool = False  # its lease expired: it has no workers
-
-    def until_ns(self) -> int:
-        """Return the time at which its workers count as lost unless it renews its lease."""
-        return self.renewed_ns + self.lease_ns
-
-
-class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker process that the controller has not seen reaped."""
-
-    name: str
-    agent: str
-    since_ns: int  # when it was spawned, later the time of the last request to it
-    seat: int = -1
-    is_spare: bool = False  # started without a seat
-    hello: messages.WorkerHello | None = None
-    member: int = 0  # the newest generation that was announced to it
-    whole: bool = False  # was in an open generation: holds its seat's state
-    status: messages.Status | None = None  # its newest answer to a Close
-    seated: int = 0  # the generation of its Seat
-    ready: int = 0  # the newest generation for which it sent Ready
-    joined: messages.Joined | None = None
-    finished: bool = False
-    fault: events.Fault | None = None  # why it was given up
-    killed_ns: int = 0  # when Kill was sent; 0: not given up
-    kills: int = 0
-    missing_ns: int = 0  # its agent came back without it; 0: not missing
-    is_blocked: bool = False  # its interpreter lock is held: it cannot answer now
-    preparing: bool = False  # Prepare was sent: unfit for a start of all ranks
-    stand_in: int = -1  # of Prepare: the rank for which it builds device meshes
-    is_hot: bool = False  # prepared, and waits for a seat
-    fits: tuple[int, ...] = ()  # the ranks that it can take when it is hot; (): all
-    calls: bytes = b""  # of Recorded
-
-
-class Members(parts.StatePart, kw_only=True):
-    """Agents, workers, and the seats that workers have (membership)."""
-
-    agents: dict[str, AgentRecord] = msgspec.field(default_factory=dict)
-    workers: dict[str, WorkerRecord] = msgspec.field(default_factory=dict)
-    seats: tuple[str, ...] = ()  # worker by seat, "" for an empty one
-    abandoned_slots: dict[int, dict[str, bytes]] = msgspec.field(
-        default_factory=dict
-    )  # seat -> slots of its lost occupants
-    fingerprint: dict[str, str] | None = None  # of the first start; every worker must have it
-    spawned: int = 0  # workers started in this term
-    greeted_ns: int = 0  # when the first worker of this term sent Hello; 0: none has
-    refill_due: bool = False  # replace spares once this generation completes a phase
-    stays_warm: bool = False  # hot spares are not prepared any more: one failed, or ranks differ
-
-    def change(self, name: str, **changes: Any) -> WorkerRecord:
-        """Replace fields of one worker's record."""
-        worker = self.workers[name] = replace(self.workers[name], **changes)
-        return worker
-
-    def keep_warm(self) -> None:
-        """Prepare no spares any more."""
-        self.stays_warm = True
-
-    def assign(self, seat: int, name: str) -> None:
-        """Give a seat to a worker; "" empties it."""
-        self.seats = (*self.seats[:seat], name, *self.seats[seat + 1 :])
-
-    def vacate(self, name: str) -> None:
-        """Empty the seat of a worker."""
-        self.seats = tuple("" if one == name else one for one in self.seats)
-
-    def set_seats(self, seats: tuple[str, ...], slots: dict[int, dict[str, bytes]]) -> None:
-        """Set all seats, with the slots that were left for them."""
-        self.seats = seats
-        self.abandoned_slots = slots
-
-    def keep_slots(self, seat: int, slots: dict[str, bytes]) -> None:
-        """Keep the slots of a lost worker for its successor."""
-        self.abandoned_slots[seat] = {**self.abandoned_slots.get(seat, {}), **slots}
-
-    def settle_fingerprint(self, fingerprint: dict[str, str]) -> dict[str, str]:
-        """Return the run's fingerprint; the first start fixes it."""
-        if self.fingerprint is None:
-            self.fingerprint = fingerprint
-        return self.fingerprint
-
-    def refill_later(self) -> None:
-        """Fill the spares up when the generation that opens has completed a phase."""
-        self.refill_due = True
-
-    def excuse(self, later: Callable[[int], int]) -> None:
-        """Move all start times of waits by a stall of the launcher."""
-        for agent in tuple(self.agents.values()):
-            self.agents[agent.name] = replace(agent, renewed_ns=later(agent.renewed_ns))
-        for worker in tuple(self.workers.values()):
-            self.change(
-                worker.name,
-                since_ns=later(worker.since_ns),
-                killed_ns=later(worker.killed_ns),
-                missing_ns=later(worker.missing_ns),
-            )
-        self.greeted_ns = later(self.greeted_ns)
 
 
 class ControllerState(parts.StatePart, kw_only=True):
@@ -164,6 +55,7 @@ class ControllerState(parts.StatePart, kw_only=True):
     shared: parts.SharedValues = msgspec.field(default_factory=parts.SharedValues)
     ending: parts.Ending = msgspec.field(default_factory=parts.Ending)
     audit: AuditState = AuditState()
+    reports: parts.AuditReports = msgspec.field(default_factory=parts.AuditReports)
 
     @property
     def mode(self) -> Mode:
@@ -189,29 +81,17 @@ class ControllerState(parts.StatePart, kw_only=True):
 
     def warm_spares(self) -> list[WorkerRecord]:
         """Return the workers that wait inside init() and may take any empty seat."""
+        known = self.members.fingerprint
         return [
             worker
-            for worker in self.members.workers.values()
-            if worker.seat < 0
-            and worker.hello is not None
-            and not worker.killed_ns
-            and not worker.missing_ns
-            and (
-                self.members.fingerprint is None
-                or not differing_facts(self.members.fingerprint, worker.hello.fingerprint)
-            )
+            for worker in self.members.usable_spares()
+            if worker.hello is not None
+            and (known is None or not differing_facts(known, worker.hello.fingerprint))
         ]
 
     def cold_spares(self) -> list[WorkerRecord]:
         """Return the workers without a seat that are still starting, the oldest first."""
-        return [
-            worker
-            for worker in self.members.workers.values()
-            if worker.seat < 0
-            and worker.hello is None
-            and not worker.killed_ns
-            and not worker.missing_ns
-        ]
+        return [worker for worker in self.members.usable_spares() if worker.hello is None]
 
     def is_new(self) -> bool:
         """Return whether the job has never completed a phase: its failures may be permanent."""
@@ -233,6 +113,7 @@ class ControllerState(parts.StatePart, kw_only=True):
                 or len(self.members.seats) == self.world
             ),
             "two workers have one seat": len(set(seated.values())) == len(seated),
+            "the indexes of workers are wrong": self.members.has_right_indexes(),
             "seats and workers differ": all(
                 seat < len(self.members.seats) and self.members.seats[seat] in ("", name)
                 for name, seat in seated.items()
@@ -269,14 +150,16 @@ _NOTES_IN_FULL = 16
 
 
 class ControllerTurn:
-    """One turn of the controller: a private copy of the state, and the actions so far.
+    """One turn of the controller: the state, which it changes, and the actions so far.
 
-    Each call of `handle` creates and discards one.
+    Each call of `apply_all` creates and discards one.
     """
 
     def __init__(self, state: ControllerState) -> None:
-        self.state = state.copy()
+        self.state = state
         self.actions: list[Action] = []
+        self.meetings: dict[Sequence[RankSpan], dict[str, dict[int, int]]] = {}  # of shared_values
+        state.clock.begin_turn()
 
     @property
     def now_ns(self) -> int:
@@ -285,11 +168,19 @@ class ControllerTurn:
 
     def send(self, worker: WorkerRecord, body: messages.AnyBody) -> None:
         """Add a message to one worker."""
-        self.actions.append(Send(agent=worker.agent, worker=worker.name, body=body))
+        self.actions.append(Send(agent=worker.agent, workers=(worker.name,), body=body))
+
+    def send_all(self, workers: Iterable[WorkerRecord], body: messages.AnyBody) -> None:
+        """Add one message to several workers: one for each agent, which passes it on."""
+        by_agent: dict[str, list[str]] = {}
+        for worker in workers:
+            by_agent.setdefault(worker.agent, []).append(worker.name)
+        for agent, names in by_agent.items():
+            self.actions.append(Send(agent=agent, workers=tuple(names), body=body))
 
     def tell(self, agent: str, body: messages.AgentBody) -> None:
         """Add a message to one agent."""
-        self.actions.append(Send(agent=agent, worker="", body=body))
+        self.actions.append(Send(agent=agent, workers=(), body=body))
 
     def emit(self, event: events.AnyEvent) -> None:
         """Add an event of the run."""

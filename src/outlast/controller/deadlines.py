@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 from outlast import events
@@ -12,11 +13,15 @@ from outlast.controller.inputs import Wake
 from outlast.controller.lifecycle import run_ending, run_start
 from outlast.controller.recovery import incident_response, reconfiguration, recovery_decision
 
+NEVER_NS = 1 << 62
+
 
 def expire(turn: ControllerTurn) -> None:
     """Act on every deadline that has passed."""
     state = turn.state
     now_ns = turn.now_ns
+    if now_ns < state.clock.wake_ns:
+        return
     for agent in tuple(state.members.agents.values()):
         if not agent.lapsed and agent.until_ns() <= now_ns:
             membership.on_lease_expired(turn, agent)
@@ -159,33 +164,66 @@ def _mode_deadline(turn: ControllerTurn) -> int | None:
 
 
 def wake(turn: ControllerTurn) -> None:
-    """Request a Tick at the next deadline if that has changed."""
+    """Request a Tick before the next deadline if that has changed.
+
+    All deadlines are computed when the mode has changed or a Tick was due, else those of the
+    records that this turn has changed: a deadline that has moved on costs one Tick.
+    """
     state = turn.state
-    members = state.members
+    clock = state.clock
+    touched = state.members.take_touched()
     if state.mode == "ended":
         return
-    due = [agent.until_ns() for agent in members.agents.values() if not agent.lapsed]
-    due += [
-        making.until_ns
-        for making in state.shared.making.values()
-        if (maker := members.workers.get(making.maker)) and not maker.killed_ns
-    ]
-    for worker in members.workers.values():
-        at_ns = _worker_deadline(turn, worker)
-        if worker.missing_ns:
-            at_ns = worker.missing_ns + _ns(state.limits.lease_s)
-        if at_ns is not None:
-            due.append(at_ns)
+    regime = (state.mode, clock.since_ns, state.generation, state.members.greeted_ns)
+    if regime != clock.regime or clock.wake_ns <= turn.now_ns:
+        due_ns = earliest(turn)
+    else:
+        due_ns = min([clock.wake_ns, *_of_records(turn, touched), *_of_parts(turn)])
+        if state.mode == "gathering":
+            due_ns = min(due_ns, _mode_deadline(turn) or NEVER_NS)
+    is_news = due_ns != clock.wake_ns or clock.wake_ns <= turn.now_ns
+    clock.wake_at(max(due_ns, turn.now_ns + 1) if is_news else clock.wake_ns, regime)
+    if is_news and due_ns < NEVER_NS:
+        turn.actions.append(Wake(t_ns=clock.wake_ns))
+
+
+def earliest(turn: ControllerTurn) -> int:
+    """Return the earliest of all deadlines, in nanoseconds."""
+    members = turn.state.members
+    records = _of_records(turn, (*members.agents, *members.workers))
     mode_ns = _mode_deadline(turn)
-    if mode_ns is not None:
-        due.append(mode_ns)
+    return min([NEVER_NS, *records, *_of_parts(turn), mode_ns or NEVER_NS])
+
+
+def _of_records(turn: ControllerTurn, names: Iterable[str]) -> Iterator[int]:
+    """Yield the deadlines of these agents and workers."""
+    state = turn.state
+    for name in names:
+        if (agent := state.members.agents.get(name)) is not None and not agent.lapsed:
+            yield agent.until_ns()
+        if (worker := state.members.workers.get(name)) is None:
+            continue
+        if worker.missing_ns:
+            yield worker.missing_ns + _ns(state.limits.lease_s)
+        elif (at_ns := _worker_deadline(turn, worker)) is not None:
+            yield at_ns
+        is_asked = state.mode == "closing" and worker.seat >= 0
+        is_asked = is_asked and worker.member == state.generation
+        if is_asked and recovery_decision.is_silent(turn, worker):
+            yield state.clock.since_ns + _ns(recovery_decision.answer_limit_s(turn, worker))
+
+
+def _of_parts(turn: ControllerTurn) -> Iterator[int]:
+    """Yield the deadlines of shared values, audits and a drain."""
+    state = turn.state
+    for making in state.shared.making.values():
+        maker = state.members.workers.get(making.maker)
+        if maker is not None and not maker.killed_ns:
+            yield making.until_ns
     if names_ns := audit.due_ns(turn):
-        due.append(names_ns)
+        yield names_ns
     if state.ending.drain_ns and state.mode != "stopping":
-        due.append(state.ending.drain_ns)
-    if due and (min(due) != state.clock.wake_ns or state.clock.wake_ns <= turn.now_ns):
-        state.clock.wake_at(max(min(due), turn.now_ns + 1))
-        turn.actions.append(Wake(t_ns=state.clock.wake_ns))
+        yield state.ending.drain_ns
 
 
 def _ns(seconds: float) -> int:

@@ -21,7 +21,7 @@ class BeginTerm(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: messages.Checkpointed | None = None  # the newest complete one, if any
 
 
-class Received(msgspec.Struct, frozen=True, kw_only=True):
+class Received(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A frame arrived: authenticated, of this run; term, incarnation and order are checked here."""
 
     t_ns: int
@@ -84,11 +84,11 @@ Input = (
 )
 
 
-class Send(msgspec.Struct, frozen=True, kw_only=True):
-    """A frame to an agent; with `worker`, to be passed on to that worker."""
+class Send(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A message to an agent; with `workers`, to be passed on to them."""
 
     agent: str
-    worker: str
+    workers: tuple[str, ...]
     body: messages.AnyBody
 
 
@@ -98,7 +98,7 @@ class AppendJournal(msgspec.Struct, frozen=True, kw_only=True):
     entry: JournalEntry
 
 
-class Emit(msgspec.Struct, frozen=True, kw_only=True):
+class Emit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Write an event of the run."""
 
     event: events.AnyEvent

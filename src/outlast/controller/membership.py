@@ -10,13 +10,12 @@ from outlast import events
 from outlast.controller import checkpoint_tracking, planned_migration, shared_values
 from outlast.controller.controller_state import (
     S_NS,
-    AgentRecord,
-    ControllerState,
     ControllerTurn,
     WorkerRecord,
     differing_facts,
 )
 from outlast.controller.lifecycle import run_ending
+from outlast.controller.member_tables import AgentRecord
 from outlast.controller.recovery import incident_response
 from outlast.controller.recovery.recovery_ladder import is_accident
 from outlast.transport import messages
@@ -32,47 +31,30 @@ def spawn(turn: ControllerTurn, seat: int) -> str:
     torchrun, else to the agent with the most room."""
     state = turn.state
     members = state.members
-    load = dict.fromkeys(members.agents, 0)
-    for worker in members.workers.values():
-        load[worker.agent] = load.get(worker.agent, 0) + 1
-    near = neighbours(state, seat)
-    room = [
-        (agent.name not in near, load[agent.name] - agent.capacity, agent.name)
-        for agent in members.agents.values()
-        if agent.connected and load[agent.name] < agent.capacity
-    ]
+    near = (members.agents[name] for name in members.neighbours(seat))
+    room = [agent for agent in near if members.room(agent) > 0]
+    agent = min(
+        room or members.agents.values(),
+        key=lambda one: (-members.room(one), one.name),
+        default=None,
+    )
     first_ones = state.world + state.spares
     # Workers of a start of all ranks count against the bound on restarts instead.
     joins = not (state.progress.first and state.mode == "gathering")
     respawn = members.spawned >= first_ones and joins
-    if not room or (respawn and not state.respawns_left()):
+    if agent is None or members.room(agent) <= 0 or (respawn and not state.respawns_left()):
         return ""
     if respawn:
         _count_respawn(turn)
     name = f"w{state.term.number}-{members.spawned}"
     members.spawned += 1
-    agent = min(room)[-1]
-    members.workers[name] = WorkerRecord(
-        name=name, agent=agent, seat=seat, is_spare=seat < 0, since_ns=turn.now_ns
+    members.add(
+        WorkerRecord(
+            name=name, agent=agent.name, seat=seat, is_spare=seat < 0, since_ns=turn.now_ns
+        )
     )
-    turn.tell(agent, messages.Spawn(worker=name, seat=seat, joins=joins))
+    turn.tell(agent.name, messages.Spawn(worker=name, seat=seat, joins=joins))
     return name
-
-
-def neighbours(state: ControllerState, seat: int) -> set[str]:
-    """Return agents whose hosts hold an adjacent rank and fewer seats than their share."""
-    if seat < 0 or not state.members.agents:
-        return set()
-    share = -(-state.world // len(state.members.agents))
-    load: dict[str, int] = {}
-    for worker in state.members.workers.values():
-        if worker.seat >= 0 and not worker.killed_ns:
-            load[worker.agent] = load.get(worker.agent, 0) + 1
-    beside = (
-        state.members.seats[at] for at in (seat - 1, seat + 1) if 0 <= at < len(state.members.seats)
-    )
-    agents = {worker.agent for name in beside if (worker := state.members.workers.get(name))}
-    return {agent for agent in agents if load.get(agent, 0) < share}
 
 
 def _count_respawn(turn: ControllerTurn) -> None:
@@ -90,7 +72,7 @@ def fill(turn: ControllerTurn, seat: int) -> str:
     """Fill an empty seat with a warm spare, else the oldest starting spare, else a new worker.
     Return its name; "" if there is none."""
     state = turn.state
-    spares = planned_migration.healthy_first(state, seat, neighbours(state, seat))
+    spares = planned_migration.healthy_first(state, seat, state.members.neighbours(seat))
     spares = spares or state.cold_spares()
     if spares:
         name = turn.change(spares[0].name, seat=seat, since_ns=turn.now_ns).name
@@ -100,10 +82,19 @@ def fill(turn: ControllerTurn, seat: int) -> str:
     return name
 
 
+def fill_seats(turn: ControllerTurn) -> None:
+    """Fill the empty seats as far as there is room."""
+    seats = turn.state.members.seats
+    for seat in range(seats.index(""), len(seats)) if "" in seats else ():
+        if not seats[seat] and not fill(turn, seat) and turn.state.progress.first:
+            return  # any worker fits any seat, and there is none
+
+
 def keep_spares(turn: ControllerTurn) -> None:
     """Spawn spares up to the configured number, unless they repeatedly die early."""
     state = turn.state
-    have = sum(1 for w in state.members.workers.values() if w.seat < 0 and not w.killed_ns)
+    members = state.members
+    have = sum(1 for name in members.unseated if not members.workers[name].killed_ns)
     while have < state.spares and state.budgets.spares_failed < state.limits.attempts_max:
         if not spawn(turn, -1):
             return
@@ -159,8 +150,8 @@ def _overtake(turn: ControllerTurn, spare: WorkerRecord) -> None:
     """Move a seat from a former spare that still starts to a spare that is warm."""
     state = turn.state
     members = state.members
-    for seat, name in enumerate(members.seats):
-        slow = members.workers.get(name)
+    for seat in range(state.world):
+        slow = state.occupant(seat)
         if slow is not None and slow.is_spare and slow.hello is None and not slow.killed_ns:
             turn.change(slow.name, seat=-1)
             turn.change(spare.name, seat=seat, since_ns=turn.now_ns)
@@ -189,17 +180,19 @@ def on_offered(
     reborn = known is not None and known.incarnation < envelope.incarnation
     if reborn:
         checkpoint_tracking.on_host_lost(turn)
-    members.agents[envelope.agent] = AgentRecord(
-        name=envelope.agent,
-        incarnation=envelope.incarnation,
-        host=body.host,
-        capacity=body.capacity,
-        lease_ns=int(max(body.lease_s, state.limits.lease_s) * S_NS),
-        renewed_ns=turn.now_ns,
+    members.set_agent(
+        AgentRecord(
+            name=envelope.agent,
+            incarnation=envelope.incarnation,
+            host=body.host,
+            capacity=body.capacity,
+            lease_ns=int(max(body.lease_s, state.limits.lease_s) * S_NS),
+            renewed_ns=turn.now_ns,
+        )
     )
     turn.tell(envelope.agent, messages.Renewed(lease_s=state.limits.lease_s))
     alive = set(body.workers)
-    for worker in [w for w in members.workers.values() if w.agent == envelope.agent]:
+    for worker in members.crew(envelope.agent):
         if worker.name in alive:
             turn.change(worker.name, missing_ns=0)
         elif reborn:
@@ -210,7 +203,7 @@ def on_offered(
     for name in body.workers:
         if name not in members.workers:
             _meet(turn, envelope.agent, name)
-    return [w for w in members.workers.values() if w.agent == envelope.agent]
+    return members.crew(envelope.agent)
 
 
 def _meet(turn: ControllerTurn, agent: str, name: str) -> None:
@@ -218,25 +211,25 @@ def _meet(turn: ControllerTurn, agent: str, name: str) -> None:
     state = turn.state
     members = state.members
     if state.mode == "awaiting" and name in members.seats:
-        members.workers[name] = WorkerRecord(
-            name=name,
-            agent=agent,
-            since_ns=turn.now_ns,
-            seat=members.seats.index(name),
-            member=state.generation,
-            whole=True,  # its answer to Close says so where it is not
+        members.add(
+            WorkerRecord(
+                name=name,
+                agent=agent,
+                since_ns=turn.now_ns,
+                seat=members.seats.index(name),
+                member=state.generation,
+                whole=True,  # its answer to Close says so where it is not
+            )
         )
         return
-    members.workers[name] = WorkerRecord(name=name, agent=agent, since_ns=turn.now_ns)
-    turn.kill(
-        name, turn.blame(members.workers[name], "requested", "worker has no owner; killing it")
-    )
+    worker = members.add(WorkerRecord(name=name, agent=agent, since_ns=turn.now_ns))
+    turn.kill(name, turn.blame(worker, "requested", "worker has no owner; killing it"))
 
 
 def on_renewed(turn: ControllerTurn, agent: AgentRecord, body: messages.Renew) -> None:
     """Renew an agent's lease."""
     state = turn.state
-    state.members.agents[agent.name] = replace(agent, renewed_ns=turn.now_ns)
+    state.members.set_agent(replace(agent, renewed_ns=turn.now_ns))
     turn.tell(agent.name, messages.Renewed(lease_s=state.limits.lease_s))
     for name, (n, step, word, _) in body.beats.items():
         worker = state.members.workers.get(name)
@@ -253,15 +246,15 @@ def on_renewed(turn: ControllerTurn, agent: AgentRecord, body: messages.Renew) -
 
 def on_agent_lost(turn: ControllerTurn, agent: AgentRecord) -> None:
     """Note a broken connection; until the lease expires, its workers may still run."""
-    turn.state.members.agents[agent.name] = replace(agent, connected=False)
+    turn.state.members.set_agent(replace(agent, connected=False))
     checkpoint_tracking.on_host_lost(turn)
 
 
 def on_lease_expired(turn: ControllerTurn, agent: AgentRecord) -> None:
     """Count the agent's workers as lost: it has killed them by now, or its host has failed."""
-    turn.state.members.agents[agent.name] = replace(agent, connected=False, lapsed=True)
+    turn.state.members.set_agent(replace(agent, connected=False, lapsed=True))
     checkpoint_tracking.on_host_lost(turn)
-    for worker in [w for w in turn.state.members.workers.values() if w.agent == agent.name]:
+    for worker in turn.state.members.crew(agent.name):
         seconds = agent.lease_ns / S_NS
         detail = f"the agent of {agent.host} has not renewed its lease for {seconds:g} s"
         on_worker_lost_with_agent(turn, worker, detail)
@@ -283,7 +276,7 @@ def on_worker_lost(
     state = turn.state
     members = state.members
     progress = state.progress
-    del members.workers[worker.name]
+    members.remove(worker.name)
     state.inbox.forget(worker.name)
     shared_values.pass_on(turn, worker.name)
     fault = _why(turn, worker, body)
@@ -303,7 +296,6 @@ def on_worker_lost(
     else:
         members.keep_slots(worker.seat, body.slots)
     progress.reach(body.n, body.step)
-    members.vacate(worker.name)
     never_connected = state.mode in ("gathering", "connecting")
     if state.mode in ("clearing", "awaiting"):
         return

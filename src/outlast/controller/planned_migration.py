@@ -10,13 +10,13 @@ from msgspec.structs import replace
 from outlast.controller import shared_values, spare_preparation
 from outlast.controller.controller_state import (
     S_NS,
-    AgentRecord,
     ControllerState,
     ControllerTurn,
     MigrateOn,
     WorkerRecord,
 )
 from outlast.controller.inputs import FindingKey, RankMigrated
+from outlast.controller.member_tables import AgentRecord
 from outlast.controller.recovery import incident_response
 from outlast.events import Warned
 from outlast.transport import messages

@@ -7,7 +7,7 @@ the same digest, under HSDP those of one place in the shard dimension, under 1-D
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from msgspec.structs import replace
 
@@ -21,6 +21,7 @@ from outlast.controller.inputs import (
     JournalEntry,
     PutStored,
     RecordStored,
+    Send,
     ShardsHeld,
     SharedValueStored,
 )
@@ -28,6 +29,8 @@ from outlast.controller.lifecycle import run_ending
 from outlast.controller.recovery import incident_response
 from outlast.controller.state_parts import SharedValueInProgress
 from outlast.transport import messages
+from outlast.transport.rank_spans import RankSpan, unpack_ranks
+from outlast.transport.rendezvous_messages import forwarded
 
 PUTS_MAX = 4096  # values of generation 0 that are kept for later workers
 SHARED_MAX = 4096
@@ -64,18 +67,39 @@ def excuse(turn: ControllerTurn, gap_ns: int) -> None:
 
 
 def put(turn: ControllerTurn, sender: WorkerRecord, body: messages.Put) -> None:
-    """Forward a rendezvous value; keep those of generation 0 for the job's life."""
+    """Forward a rendezvous value to those of its ranks that are members, once to each agent; keep
+    those of generation 0 for the job's life."""
     state = turn.state
-    got = messages.RendezvousValue(generation=body.generation, key=body.key, value=body.value)
+    ranks = body.ranks
     if body.generation == 0:
         if body.key not in state.shared.puts and len(state.shared.puts) >= PUTS_MAX:
             turn.note(f"more than {PUTS_MAX} values for the job's life; {body.key!r} is not kept")
             return
         state.shared.puts[body.key] = body.value
         turn.journal(PutStored(key=body.key, value=body.value))
-    for worker in state.generation_members():
-        if worker.name != sender.name and not worker.killed_ns:
-            turn.send(worker, got)
+        ranks = (RankSpan(0, state.world, 1),)
+    if (meeting := turn.meetings.get(ranks)) is None:
+        meeting = turn.meetings[ranks] = _meeting(state, ranks)
+    for agent, places in meeting.items():
+        here = places
+        if agent == sender.agent:
+            here = {rank: place for rank, place in places.items() if rank != sender.seat}
+        if here:
+            names = tuple(state.members.seats[rank] for rank in here)
+            got = forwarded(body, here)
+            turn.actions.append(Send(agent=agent, workers=names, body=got))
+
+
+def _meeting(state: ControllerState, ranks: Sequence[RankSpan]) -> dict[str, dict[int, int]]:
+    """Return the members of a group, and their places in it, by agent."""
+    meeting: dict[str, dict[int, int]] = {}
+    for place, rank in enumerate(unpack_ranks(ranks)):
+        worker = state.occupant(rank) if 0 <= rank < state.world else None
+        if worker is None or worker.member != state.generation:
+            continue
+        if not worker.killed_ns:
+            meeting.setdefault(worker.agent, {})[rank] = place
+    return meeting
 
 
 def replay_puts(turn: ControllerTurn, worker: WorkerRecord) -> None:
@@ -224,10 +248,13 @@ def without_donor(state: ControllerState, whole: Collection[int]) -> tuple[int, 
 
     A rank that was lost in set-up has reported nothing: its next worker does (see `transfers`).
     """
+    present = frozenset(whole)
     return tuple(
         seat
         for seat in range(state.world)
-        if seat not in whole and seat in state.shared.holdings and not donors_of(state, seat, whole)
+        if seat not in present
+        and seat in state.shared.holdings
+        and not donors_of(state, seat, present)
     )
 
 
@@ -238,7 +265,8 @@ def transfers(turn: ControllerTurn, whole: Collection[int]) -> tuple[tuple[int, 
     up, which closes the generation, and return None.
     """
     state = turn.state
-    joiners = [seat for seat in range(state.world) if seat not in whole]
+    present = frozenset(whole)
+    joiners = [seat for seat in range(state.world) if seat not in present]
     moves: list[tuple[int, int]] = []
     taken: dict[int, int] = {}
     for seat in joiners:

@@ -24,11 +24,9 @@ def prepare_spares(turn: ControllerTurn) -> None:
     members = state.members
     if state.mode != "open" or state.ending.drain_ns or state.is_new() or members.stays_warm:
         return
-    waiting = [
-        worker
-        for worker in state.warm_spares()
-        if worker.hello is not None and worker.hello.hot and not worker.preparing
-    ]
+    if not any(_is_waiting(worker) for worker in members.usable_spares()):
+        return
+    waiting = [worker for worker in state.warm_spares() if _is_waiting(worker)]
     records = state.shared.records
     recorded = [each.calls for each in members.workers.values() if each.calls]
     # Replacement workers record nothing; before the rehearsals records still grow.
@@ -52,6 +50,11 @@ def prepare_spares(turn: ControllerTurn) -> None:
             stand_in=stand_in,
         )
         turn.send(worker, frame)
+
+
+def _is_waiting(worker: WorkerRecord) -> bool:
+    """Return whether a spare could be hot and has not been asked to prepare."""
+    return worker.hello is not None and worker.hello.hot and not worker.preparing
 
 
 def _choose_stand_in(state: ControllerState) -> int:

@@ -1,8 +1,8 @@
 """The controller's state machine: one event changes the state and yields actions.
 
 `handle(state, event) -> (state, actions)` is the whole controller. `launch/controller_shell.py`
-feeds it real messages, `outlast.testing` feeds it millions of simulated ones. docs/protocol.md
-lists its invariants (a) to (g). Each module behind it has one task:
+feeds it real messages (`apply_all`, in place), `outlast.testing` feeds it millions of simulated
+ones. docs/protocol.md lists its invariants (a) to (g). Each module behind it has one task:
 
 =========================== ==================================================================
 membership                  agents and workers: leases, starts, losses
@@ -32,13 +32,13 @@ from outlast.controller import (
 )
 from outlast.controller.audit import audit_protocol as audit
 from outlast.controller.controller_state import (
-    AgentRecord,
     ControllerState,
     ControllerTurn,
     MigrateOn,
     WorkerRecord,
 )
 from outlast.controller.lifecycle import run_ending, run_start
+from outlast.controller.member_tables import AgentRecord
 from outlast.controller.recovery import incident_response, reconfiguration, recovery_decision
 from outlast.controller.save_schedule import interval_updates
 from outlast.controller.save_schedule.save_tiers import SavePolicy
@@ -69,19 +69,27 @@ def handle(
 def handle_all(
     state: ControllerState, batch: Sequence[inputs.Input]
 ) -> tuple[ControllerState, list[inputs.Action]]:
-    """Handle a batch of events in one turn, which decides after the last one. A turn costs O(N) for
-    N workers, so that N answers cost O(N) in one turn and O(N^2) in N turns.
+    """Handle a batch in one turn, which decides after the last event; `state` is unchanged."""
+    changed = state.copy()
+    return changed, apply_all(changed, batch)
+
+
+def apply_all(state: ControllerState, batch: Sequence[inputs.Input]) -> list[inputs.Action]:
+    """Handle a batch of events in one turn, in place: for the owner of the only reference.
+
+    A turn costs O(events), except where the mode changes: O(N) for N workers. A copy of the state
+    costs O(N) always.
     """
     turn = ControllerTurn(state)
     runs = state.mode not in ("unborn", "ended")
     for event in batch:
-        turn.state.clock.advance(event.t_ns)
+        state.clock.advance(event.t_ns)
         _take(turn, event)
     if runs:
         deadlines.expire(turn)
     _advance(turn)
     deadlines.wake(turn)
-    return turn.state, turn.actions
+    return turn.actions
 
 
 def _take(turn: ControllerTurn, event: inputs.Input) -> None:

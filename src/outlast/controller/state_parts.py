@@ -6,14 +6,16 @@ equal.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from copy import copy
 from functools import cache
+from itertools import chain
 from typing import Literal, NamedTuple, Self
 
 import msgspec
-from msgspec.structs import replace
 
 from outlast import events
+from outlast.controller.audit.audit_records import ReplicaDigests
 from outlast.controller.inputs import DecisionMade, EndRun, FindingKey
 from outlast.controller.save_schedule.save_intervals import Schedule
 from outlast.controller.save_schedule.save_tiers import RunMeasurements
@@ -113,7 +115,7 @@ def _copied_fields(part: type[StatePart]) -> tuple[str, ...]:
     return tuple(
         name
         for name, make in fields
-        if make is dict or (isinstance(make, type) and issubclass(make, StatePart))
+        if make in (dict, list) or (isinstance(make, type) and issubclass(make, StatePart))
     )
 
 
@@ -124,11 +126,12 @@ class Clock(StatePart, kw_only=True):
     mode: Mode = "unborn"
     path: tuple[Mode, ...] = ()  # modes of the newest turn, with the one before it
     since_ns: int = 0  # when this mode began
-    wake_ns: int = 0  # time of the newest Wake
+    wake_ns: int = 0  # time of the newest Wake: no deadline is earlier
+    regime: tuple[str, int, int, int] = ("", 0, 0, 0)  # as when all deadlines were computed
 
-    def copy(self) -> Clock:
-        """Return the clock of a new turn, whose path begins with the present mode."""
-        return replace(self, path=(self.mode,))
+    def begin_turn(self) -> None:
+        """Begin a path of modes with the present one."""
+        self.path = (self.mode,)
 
     def advance(self, t_ns: int) -> None:
         """Advance to the time of an input, never backwards."""
@@ -148,9 +151,10 @@ class Clock(StatePart, kw_only=True):
         """Extend the present mode by the launcher's stall."""
         self.since_ns = self.later(self.since_ns, gap_ns)
 
-    def wake_at(self, t_ns: int) -> None:
+    def wake_at(self, t_ns: int, regime: tuple[str, int, int, int]) -> None:
         """Record the next wake-up."""
         self.wake_ns = t_ns
+        self.regime = regime
 
 
 class Inbox(StatePart, kw_only=True):
@@ -191,6 +195,8 @@ class Progress(StatePart, kw_only=True):
         None  # copy from which shards without a replica are rebuilt
     )
     rebuilt: tuple[int, ...] = ()  # the ranks that read their shards from it
+    joining: tuple[int, ...] = ()  # seats whose workers receive Seat in this generation
+    straggler: int = 0  # the seat that was last found to be waited for
 
     def begin_generation(
         self, n: int, step: int, verdict: str, base: messages.Checkpointed | None = None
@@ -204,6 +210,19 @@ class Progress(StatePart, kw_only=True):
         self.rebuilt = ()
         self.first = verdict == "start"
         self.opened = False
+
+    def have_all(self, world: int, has: Callable[[int], bool]) -> bool:
+        """Return whether all seats have what is waited for. The search begins at the seat that
+        lacked it last time, so that N answers cost O(N) and not O(N^2)."""
+        for seat in chain(range(self.straggler, world), range(min(self.straggler, world))):
+            if not has(seat):
+                self.straggler = seat
+                return False
+        return True
+
+    def seat_later(self, seats: Iterable[int]) -> None:
+        """Set the seats whose workers receive Seat in this generation."""
+        self.joining = tuple(seats)
 
     @property
     def rebuilds(self) -> bool:
@@ -360,6 +379,12 @@ class SharedValues(StatePart, kw_only=True):
     # stages of a pipeline, () without one -> the first seat that reported them, and its report
     schemas: dict[tuple[int, ...], tuple[int, messages.StateProtected]] = {}
     holdings: dict[int, bytes] = {}  # seat -> the shards that it holds (shared_values)
+
+
+class AuditReports(StatePart, kw_only=True):
+    """Digests that ranks have reported in rounds of audits (audit_protocol)."""
+
+    digests: dict[tuple[int, int], ReplicaDigests] = {}  # by phase and rank
 
 
 class Ending(StatePart, kw_only=True):

@@ -6,7 +6,6 @@ import asyncio
 import socket
 import sys
 import traceback
-from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -16,7 +15,7 @@ from outlast.checkpoint.format.manifests import SavePoint
 from outlast.controller import inputs
 from outlast.controller.audit.audit_records import is_barred
 from outlast.controller.save_schedule.save_tiers import SavePolicy
-from outlast.controller.state_machine import handle, initial
+from outlast.controller.state_machine import apply_all, initial
 from outlast.errors import GaveUpError, OutlastError, RunDirError
 from outlast.launch.run_directory import RunDir
 from outlast.launch.run_display import DisplayRecord
@@ -71,8 +70,8 @@ class ControllerShell:
             stop=plan.on_save_failure == "stop",
         )
         self._state = initial(plan.world, plan.spares, plan.limits, policy, plan.migrate_on)
-        self._inputs: deque[inputs.Input] = deque()
-        self._turning = False
+        self._inputs: list[inputs.Input] = []  # of the next turn
+        self._closed = False
         self._peers: dict[str, ControllerPeer] = {}
         self._strangers: dict[Channel, asyncio.TimerHandle] = {}
         self._seqs: dict[str, int] = {}
@@ -95,7 +94,7 @@ class ControllerShell:
         self._beat()
         self._feed(
             inputs.BeginTerm(
-                t_ns=self._record.now_ns(),
+                t_ns=self._now_ns(),
                 run=self.job.run,
                 term=self.job.term,
                 journal=self.earlier,
@@ -105,15 +104,15 @@ class ControllerShell:
 
     def stop(self, reason: str) -> None:
         """End the run at the request of a user or scheduler; it can be resumed."""
-        self._feed(inputs.StopRequested(t_ns=self._record.now_ns(), reason=reason))
+        self._feed(inputs.StopRequested(t_ns=self._now_ns(), reason=reason))
 
     def save(self, reason: str) -> None:
         """Save a checkpoint at the request of a user or script."""
-        self._feed(inputs.SaveRequested(t_ns=self._record.now_ns(), reason=reason))
+        self._feed(inputs.SaveRequested(t_ns=self._now_ns(), reason=reason))
 
     def close(self) -> None:
         """Close timers, connections and the journal, in any state of the run."""
-        self._turning = True  # ignore further inputs
+        self._closed = True  # ignore further inputs
         for timer in (self._timer, self._pulse):
             if timer:
                 timer.cancel()
@@ -126,23 +125,28 @@ class ControllerShell:
     # --- turns ----------------------------------------------------------------------------
 
     def _feed(self, event: inputs.Input) -> None:
-        """Queue an input and handle the queue in order; an action may add inputs."""
-        self._look_up()
+        """Queue an input for the next turn, which handles all that arrive until then."""
+        if not self._inputs and not self._closed:
+            self._loop.call_soon(self._turn)
         self._inputs.append(event)
-        if self._turning:
+
+    def _now_ns(self) -> int:
+        """Return the time of the next turn: its first input's."""
+        if not self._inputs:
+            self._look_up()
+        return self._inputs[0].t_ns if self._inputs else self._record.now_ns()
+
+    def _turn(self) -> None:
+        batch, self._inputs = self._inputs, []
+        if self._closed or self.ended.done():
             return
-        self._turning = True
         try:
-            while self._inputs and not self.ended.done():
-                self._state, actions = handle(self._state, self._inputs.popleft())
-                for action in actions:
-                    self._do(action)
+            for action in apply_all(self._state, batch):
+                self._do(action)
         except OutlastError as error:
             self._broke(error)
         except Exception as error:  # noqa: BLE001 - raised by the task that awaits `ended`
             self._broke(self._own_fault(error))
-        finally:
-            self._turning = False
 
     def _do(self, action: inputs.Action) -> None:
         if isinstance(action, inputs.Send):
@@ -168,7 +172,7 @@ class ControllerShell:
             return
         self._feed(
             inputs.CheckpointFound(
-                t_ns=self._record.now_ns(),
+                t_ns=self._now_ns(),
                 generation=request.generation,
                 checkpoint=result.checkpoint,
             )
@@ -213,7 +217,7 @@ class ControllerShell:
                 term=self.job.term,
                 agent=action.agent,
                 incarnation=peer.incarnation,
-                worker=action.worker,
+                to=action.workers,
                 seq=seq,
                 body=action.body,
             )
@@ -228,7 +232,8 @@ class ControllerShell:
         self._timer = self._loop.call_later(delay_s, self._tick)
 
     def _tick(self) -> None:
-        self._feed(inputs.Tick(t_ns=self._record.now_ns()))
+        self._look_up()
+        self._feed(inputs.Tick(t_ns=self._record.now_ns()))  # not before the time it was set for
 
     def _beat(self) -> None:
         """Run periodically, to distinguish a stall of this process from missing frames."""
@@ -283,20 +288,18 @@ class ControllerShell:
             self._record.display.beats(frame.body.beats)
         elif isinstance(frame.body, messages.Checkpointed) and frame.body.tier == "disk":
             self._committed()
-        self._feed(inputs.Received(t_ns=self._record.now_ns(), envelope=frame))
+        self._feed(inputs.Received(t_ns=self._now_ns(), envelope=frame))
 
     def _on_closed(self, channel: Channel, reason: str) -> None:
         timer = self._strangers.pop(channel, None)
         if timer:
             timer.cancel()
-            if not self._turning:
+            if not self._closed:
                 self._record.note(f"a connection to the controller was refused: {reason}")
             return
         for agent, peer in list(self._peers.items()):
             if peer.channel is channel:
                 del self._peers[agent]
                 self._feed(
-                    inputs.AgentLost(
-                        t_ns=self._record.now_ns(), agent=agent, incarnation=peer.incarnation
-                    )
+                    inputs.AgentLost(t_ns=self._now_ns(), agent=agent, incarnation=peer.incarnation)
                 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from outlast.controller import hang_detection
@@ -139,7 +140,7 @@ class SimAgent:
         if self.cluster.plan.duplicates and line.dice.random() < self.cluster.plan.duplicates:
             line.at(self._up_s + line.between(0.0, 0.5), arrive)
 
-    def deliver(self, worker: str, body: messages.AnyBody) -> None:
+    def deliver(self, workers: tuple[str, ...], body: messages.AnyBody) -> None:
         """Send a frame of the controller to this agent, with a delay."""
         if not self.connected:
             return
@@ -148,11 +149,11 @@ class SimAgent:
 
         def arrive() -> None:
             if self.connected and (epoch, incarnation) == (self.epoch, self.incarnation):
-                self._hear(worker, body)
+                self._hear(workers, body)
 
         line.at(self._down_s, arrive)
 
-    def _hear(self, worker: str, body: messages.AnyBody) -> None:
+    def _hear(self, workers: tuple[str, ...], body: messages.AnyBody) -> None:
         match body:
             case messages.Spawn():
                 if len(self.workers) >= self.capacity:
@@ -166,9 +167,9 @@ class SimAgent:
             case messages.Renewed():
                 if self._renewals:
                     self._lease_from_s = self._renewals.popleft()
-            case _ if worker in self.workers:
-                alive = self.workers[worker]
-                alive.call(lambda: alive.hear(body))
+            case _:
+                for worker in [self.workers[name] for name in workers if name in self.workers]:
+                    worker.call(partial(worker.hear, body))
 
     # --- workers ---
 

@@ -13,7 +13,8 @@ import msgspec
 
 from outlast import events
 from outlast.config import Limits
-from outlast.controller import inputs
+from outlast.controller import deadlines, inputs
+from outlast.controller.controller_state import ControllerTurn
 from outlast.controller.recovery.recovery_ladder import FROM_A_COPY
 from outlast.controller.state_machine import handle, initial
 from outlast.testing.fault_plan import FaultPlan, draw_plan
@@ -81,6 +82,7 @@ class SimCluster:
         self.restarts = 0
         self._strikes = [[strike, strike.nth] for strike in plan.strikes + plan.flips]
         self._meshes: dict[int, WorkerMesh] = {}
+        self._connecting: dict[int, tuple[str, ...]] = {}  # worker by seat, by generation
         self._crash_in = -1
         self._look_costs_a_host = False
         self._first = initial(plan.world, plan.spares, self.limits, plan.policy, "drain")
@@ -165,6 +167,8 @@ class SimCluster:
                 self.ledger.fail("handle changed the state that it was given")
             if handle(before, event)[1] != actions:
                 self.ledger.fail("handle returned two results for the same input")
+            if self._sleeps_too_long():
+                self.ledger.fail("a deadline is before the next wake-up")
         self.ledger.state(self._state)
         crash_after = -1
         if self._crash_in >= 0:
@@ -185,7 +189,10 @@ class SimCluster:
                 self.ledger.sent(action.body)
                 if isinstance(action.body, messages.Kill):
                     self._check_kill(action.body)
-                self.agents[action.agent].deliver(action.worker, action.body)
+                elif isinstance(action.body, messages.Connect):
+                    seats = tuple(self._state.members.seats)
+                    self._connecting.setdefault(action.body.generation, seats)
+                self.agents[action.agent].deliver(action.workers, action.body)
             case inputs.AppendJournal():
                 entry = action.entry
                 assert isinstance(entry, inputs.AnyEntry)
@@ -298,7 +305,8 @@ class SimCluster:
     def mesh(self, body: messages.Connect) -> WorkerMesh:
         """Return the connections of a generation, created on first use."""
         if body.generation not in self._meshes:
-            self._meshes[body.generation] = WorkerMesh(self, body)
+            seats = self._connecting[body.generation]
+            self._meshes[body.generation] = WorkerMesh(self, body, seats)
         return self._meshes[body.generation]
 
     def checkpoint_due(self, n: int) -> bool:
@@ -312,6 +320,10 @@ class SimCluster:
         self.maker = worker
 
     # --- checks ---
+
+    def _sleeps_too_long(self) -> bool:
+        turn = ControllerTurn(self._state.copy())
+        return self._state.clock.wake_ns > max(deadlines.earliest(turn), turn.now_ns + 1)
 
     def _alive(self) -> list[SimWorker]:
         return [w for a in self.agents.values() for w in a.workers.values() if w.alive]

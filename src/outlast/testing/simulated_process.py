@@ -260,10 +260,10 @@ class Ballot:
 class WorkerMesh:
     """The connections of one generation."""
 
-    def __init__(self, cluster: SimCluster, plan: messages.Connect) -> None:
+    def __init__(self, cluster: SimCluster, plan: messages.Connect, seats: tuple[str, ...]) -> None:
         self.cluster = cluster
         self.generation = plan.generation
-        self.seats = plan.seats
+        self.seats = seats
         self.transfers = plan.transfers
         self.rebuilt = plan.rebuilt
         self.copy = plan.copy

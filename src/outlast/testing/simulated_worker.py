@@ -10,6 +10,7 @@ from outlast.testing.run_invariants import mix, own_step, own_tail
 from outlast.testing.simulated_process import Ballot, WorkerKilled, WorkerMesh
 from outlast.testing.simulated_rebuild import RebuildingProcess
 from outlast.transport import messages
+from outlast.transport.rank_spans import pack_ranks
 
 if TYPE_CHECKING:
     from outlast.testing.simulated_agent import SimAgent
@@ -228,7 +229,8 @@ class SimWorker(RebuildingProcess):
         self.mesh = self.cluster.mesh(body)
         self.mesh.arrive(self)
         self.point("connect")
-        self.say(messages.Put(generation=body.generation, key=str(self.seat), value=b"address"))
+        key, ranks = str(self.seat), pack_ranks(range(self.ledger.world))
+        self.say(messages.Put(generation=body.generation, key=key, value=b"address", ranks=ranks))
         for member in tuple(self.mesh.members.values()):
             member.call(member.mesh_when_met)
 

@@ -1,8 +1,12 @@
 """Authenticated frames on a byte stream, and an event loop channel for them.
 
-A frame is `magic(4) | length(4, big endian) | tag(16) | payload(length)`. The payload is a
-`MessageEnvelope` as msgpack, the tag its blake2b hash keyed with the run's token. Both ends of an
-agent's TCP connection and of a worker's socket pair use this module.
+A frame is `magic(4) | length(4, big endian) | tag(16) | payload(length)`. The payload is one
+`MessageEnvelope` or more as msgpack, each behind its length; the tag is the payload's blake2b hash
+keyed with the run's token. Both ends of an agent's TCP connection and of a worker's socket pair use
+this module.
+
+A channel sends what is queued in one turn of its event loop as one frame: 16 ranks of a host that
+answer together cost one frame, and so do a controller's messages to them.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ import hmac
 import socket
 import struct
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
@@ -22,8 +26,9 @@ from outlast.errors import WireError
 from outlast.transport import messages
 from outlast.transport.messages import MessageEnvelope
 
-MAGIC = b"OLW1"
+MAGIC = b"OLW2"
 HEADER = struct.Struct(">4sI16s")
+_LENGTH = struct.Struct(">I")
 FRAME_BYTES_MAX = 128 << 20
 
 _encoder = msgspec.msgpack.Encoder()
@@ -34,15 +39,40 @@ def _tag(token: bytes, payload: bytes) -> bytes:
     return hashlib.blake2b(payload, key=token, digest_size=16).digest()
 
 
-def encode_frame(envelope: MessageEnvelope, token: bytes) -> bytes:
-    """Return the envelope as a frame; raises WireError above FRAME_BYTES_MAX."""
-    payload = _encoder.encode(envelope)
-    if len(payload) > FRAME_BYTES_MAX:
+def encode_envelope(envelope: MessageEnvelope) -> bytes:
+    """Return the envelope as part of a frame; raises WireError above FRAME_BYTES_MAX."""
+    data = _encoder.encode(envelope)
+    if len(data) + _LENGTH.size > FRAME_BYTES_MAX:
         raise WireError(
-            f"frame {type(envelope.body).__name__} of {len(payload)} bytes is above the limit of"
+            f"message {type(envelope.body).__name__} of {len(data)} bytes is above the limit of"
             f" {FRAME_BYTES_MAX}: the state that one rank keeps outside the process is too large"
         )
+    return _LENGTH.pack(len(data)) + data
+
+
+def pack_frame(envelopes: Iterable[bytes], token: bytes) -> bytes:
+    """Return encoded envelopes as one frame. Their total must not exceed FRAME_BYTES_MAX."""
+    payload = b"".join(envelopes)
     return HEADER.pack(MAGIC, len(payload), _tag(token, payload)) + payload
+
+
+def encode_frame(envelope: MessageEnvelope, token: bytes) -> bytes:
+    """Return one envelope as a frame; raises WireError above FRAME_BYTES_MAX."""
+    return pack_frame((encode_envelope(envelope),), token)
+
+
+def _decode(payload: bytes) -> Iterator[MessageEnvelope]:
+    """Yield the envelopes of an authentic frame; raises WireError."""
+    view, at = memoryview(payload), 0
+    while at < len(view):
+        try:
+            (length,) = _LENGTH.unpack_from(view, at)
+            at += _LENGTH.size + length
+            if at > len(view):
+                raise WireError(f"an envelope of {length} bytes leaves its frame")
+            yield _decoder.decode(view[at - length : at])
+        except (msgspec.DecodeError, struct.error) as error:
+            raise WireError(f"a frame cannot be read: {error}") from error
 
 
 class FrameDecoder:
@@ -53,7 +83,8 @@ class FrameDecoder:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[MessageEnvelope]:
-        """Yield the frames completed by `data`; raises WireError for an invalid frame."""
+        """Yield the envelopes of the frames completed by `data`; raises WireError for an invalid
+        frame."""
         self._buffer += data
         while len(self._buffer) >= HEADER.size:
             magic, length, tag = HEADER.unpack_from(self._buffer)
@@ -68,10 +99,7 @@ class FrameDecoder:
             del self._buffer[:end]
             if not hmac.compare_digest(tag, _tag(self._token, payload)):
                 raise WireError("a frame does not carry this run's token")
-            try:
-                yield _decoder.decode(payload)
-            except msgspec.DecodeError as error:
-                raise WireError(f"a frame cannot be read: {error}") from error
+            yield from _decode(payload)
 
 
 _READ_BYTES = 256 << 10
@@ -104,7 +132,9 @@ class Channel:
         self._on_closed = on_closed
         self._stranger = stranger
         self._stranger_bytes = 0
-        self._pending: deque[memoryview] = deque()
+        self._queued: list[bytes] = []  # encoded envelopes of this turn of the loop
+        self._queued_bytes = 0
+        self._pending: deque[memoryview] = deque()  # frames
         self._pending_bytes = 0
         self._loop = asyncio.get_running_loop()
         self._broken = ""  # why nothing can be sent any more; what the peer has sent is still read
@@ -112,19 +142,33 @@ class Channel:
         self._loop.add_reader(sock, self._readable)
 
     def send(self, envelope: messages.MessageEnvelope) -> bool:
-        """Queue one frame; return False if the stream is closed, also by exceeding
-        PENDING_BYTES_MAX of unread data. Raises WireError above FRAME_BYTES_MAX."""
+        """Queue one envelope for this turn's frame; return False if the stream is closed, also by
+        exceeding PENDING_BYTES_MAX of unread data. Raises WireError above FRAME_BYTES_MAX."""
         if self.closed or self._broken:
             return False
-        frame = memoryview(encode_frame(envelope, self._token))
-        if self._pending_bytes + len(frame) > PENDING_BYTES_MAX:
+        data = encode_envelope(envelope)
+        if self._pending_bytes + self._queued_bytes + len(data) > PENDING_BYTES_MAX:
             self.close(f"the peer left {self._pending_bytes} bytes unread")
             return False
+        if self._queued_bytes + len(data) > FRAME_BYTES_MAX:
+            self._flush()
+        if not self._queued:
+            self._loop.call_soon(self._flush)
+        self._queued.append(data)
+        self._queued_bytes += len(data)
+        return True
+
+    def _flush(self) -> None:
+        """Send what this turn has queued as one frame."""
+        if not self._queued or self.closed or self._broken:
+            return
+        frame = memoryview(pack_frame(self._queued, self._token))
+        self._queued.clear()
+        self._queued_bytes = 0
         self._pending.append(frame)
         self._pending_bytes += len(frame)
         if len(self._pending) == 1:
             self._writable()
-        return not (self.closed or self._broken)
 
     def read_rest(self) -> None:
         """Read the remaining data of a dead peer."""
@@ -133,6 +177,7 @@ class Channel:
 
     def close(self, reason: str = "closed here") -> None:
         """Close the connection, with a reason for the log."""
+        self._flush()
         if self.closed:
             return
         self.closed = True

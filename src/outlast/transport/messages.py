@@ -10,10 +10,8 @@ from typing import Literal
 import msgspec
 
 from outlast.events import Fault, Warned
-
-
-class Body(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=True):
-    """Base class of all message bodies."""
+from outlast.transport.message_base import Body
+from outlast.transport.rendezvous_messages import Put, RendezvousValue
 
 
 class WorkerHello(Body, frozen=True, tag="Hello"):
@@ -86,16 +84,8 @@ class Joined(Body, frozen=True):
     `sent` and `received` map the other seat to (digest, bytes, seconds)."""
 
     generation: int
-    sent: dict[int, tuple[str, int, float]] = {}
-    received: dict[int, tuple[str, int, float]] = {}
-
-
-class Put(Body, frozen=True):
-    """Request to publish a rendezvous value for a generation (0: for the life of the job)."""
-
-    generation: int
-    key: str
-    value: bytes
+    sent: dict[int, tuple[str, int, float]] = msgspec.field(default_factory=dict)
+    received: dict[int, tuple[str, int, float]] = msgspec.field(default_factory=dict)
 
 
 class SharedValueRequest(Body, frozen=True, tag="SharedAsk"):
@@ -188,7 +178,7 @@ class Seat(Body, frozen=True):
     world: int
     n: int
     first: bool  # True: all workers start now; set-up collectives are real
-    slots: dict[str, bytes] = {}
+    slots: dict[str, bytes] = msgspec.field(default_factory=dict)
     record: bytes = b""
     checkpoint: Checkpointed | None = None  # with first: load this before phase n+1
     local_rank: int = -1  # set by the agent: device to use; -1: unchanged
@@ -218,7 +208,6 @@ class Decide(Body, frozen=True):
     generation: int  # the new one
     n: int
     verdict: str  # commit | redo
-    seats: tuple[str, ...]  # worker by seat
     copy: Checkpointed | None = None
 
 
@@ -228,20 +217,10 @@ class Connect(Body, frozen=True):
 
     generation: int
     n: int
-    seats: tuple[str, ...]
-    addresses: tuple[str, ...]  # gloo listener by seat
     transfers: tuple[tuple[int, int], ...]
     timeout_s: float
     copy: Checkpointed | None = None
     rebuilt: tuple[int, ...] = ()
-
-
-class RendezvousValue(Body, frozen=True, tag="Got"):
-    """Rendezvous value, forwarded to every member."""
-
-    generation: int
-    key: str
-    value: bytes
 
 
 class Open(Body, frozen=True):
@@ -302,7 +281,7 @@ class Renew(Body, frozen=True):
     """Renewal of the agent's lease. `beats`: worker -> (n, step, state, loss), from the pages.
     `blocked`: workers that cannot answer: the process runs, but the interpreter is blocked."""
 
-    beats: dict[str, tuple[int, int, str, float]] = {}
+    beats: dict[str, tuple[int, int, str, float]] = msgspec.field(default_factory=dict)
     blocked: tuple[str, ...] = msgspec.field(name="held", default=())
 
 
@@ -342,7 +321,7 @@ class WorkerLostReport(Body, frozen=True, tag="Lost"):
     fault: Fault
     n: int
     state: str
-    slots: dict[str, bytes] = {}
+    slots: dict[str, bytes] = msgspec.field(default_factory=dict)
     step: int = 0
 
 
@@ -386,7 +365,7 @@ AgentBody = (
 AnyBody = WorkerBody | ControllerBody | AgentBody
 
 
-class MessageEnvelope(msgspec.Struct, frozen=True, kw_only=True):
+class MessageEnvelope(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Message with its origin and addressee. A receiver drops messages of another run, an older
     term, or an agent's earlier incarnation, and reports them in the events."""
 
@@ -394,6 +373,7 @@ class MessageEnvelope(msgspec.Struct, frozen=True, kw_only=True):
     term: int
     agent: str
     incarnation: int
-    worker: str  # sending or receiving worker; "" for agent messages
+    worker: str = ""  # that sends; "": the agent, or the controller
+    to: tuple[str, ...] = ()  # workers to which the agent passes it on; (): itself
     seq: int  # per sender, from 1; a repeated number is a duplicate
     body: AnyBody

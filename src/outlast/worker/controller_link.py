@@ -144,21 +144,17 @@ class StandaloneControl:
 
     def __init__(self, on_body: Callable[[messages.AnyBody], None]) -> None:
         self._on_body = on_body
-        self._address = ""
 
     def send(self, body: messages.WorkerBody) -> None:
         """Answer a message as a controller would."""
         match body:
             case messages.WorkerHello():
-                self._address = body.address
                 self._on_body(messages.Seat(generation=1, seat=0, world=1, n=0, first=True))
             case messages.WorkerReady():
                 self._on_body(
                     messages.Connect(
                         generation=body.generation,
                         n=body.n,
-                        seats=("alone",),
-                        addresses=(self._address,),
                         transfers=(),
                         timeout_s=30.0,
                     )

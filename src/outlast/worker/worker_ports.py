@@ -174,9 +174,9 @@ class WorkerPorts:
         """Flip one bit of the first replicated tensor whose name matches."""
         self.auditor.flip(pattern)
 
-    def publish(self, generation: int, key: str, value: bytes) -> None:
-        """Publish a rendezvous value to all ranks."""
-        self.link.send(messages.Put(generation=generation, key=key, value=value))
+    def publish(self, body: messages.Put) -> None:
+        """Publish a rendezvous value."""
+        self.link.send(body)
 
     def look_for_stuck(self, generation: int) -> None:
         """Report this worker as lost if a collective of a closed generation has not ended."""

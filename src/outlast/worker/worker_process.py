@@ -340,7 +340,7 @@ class WorkerProcess(WorkerPorts):
                 look.daemon = True
                 look.start()
             case messages.RendezvousValue():
-                self.groups.deliver(body.generation, body.key, body.value)
+                self.groups.deliver(body)
             case messages.SharedValueReply() | messages.SharedValueMake():
                 self.shared_values.deliver(body)
             case messages.Trace() if self._settings is not None:

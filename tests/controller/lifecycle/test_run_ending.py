@@ -9,6 +9,7 @@ from tests.controller.controller_driver import ControllerDriver
 
 from outlast import errors, events
 from outlast.transport import messages
+from outlast.transport.rank_spans import pack_ranks
 
 SLOTS = {"before:5": b"b5", "after:5": b"a5", "result:5": b"r5", "before:4": b"b4"}
 TRANSPORT = events.Fault(kind="transport", detail="connection reset")
@@ -337,10 +338,17 @@ def test_a_maker_that_never_ends_is_hung() -> None:
     assert [w for w, _ in desk.sent(messages.SharedValueMake)] == ["w1-0"]
 
 
-def test_rendezvous_values_reach_every_other_member() -> None:
+def test_rendezvous_values_reach_the_other_ranks_of_a_group_with_their_parts() -> None:
     desk = running(world=3)
-    desk.say("w1-0", messages.Put(generation=1, key="k", value=b"v"))
+    everybody = messages.Put(generation=1, key="k", value=b"v", ranks=pack_ranks((0, 1, 2)))
+    desk.say("w1-0", everybody)
     assert {w for w, _ in desk.sent(messages.RendezvousValue)} == {"w1-1", "w1-2"}
+    pair = messages.Put(
+        generation=1, key="k", value=b"v", ranks=pack_ranks((0, 2)), parts=b"for w1-0for w1-2"
+    )
+    desk.say("w1-0", pair)
+    ((worker, got),) = desk.sent(messages.RendezvousValue)
+    assert worker == "w1-2" and got.parts == {2: b"for w1-2"}
     desk.say("w1-0", messages.Put(generation=0, key="life", value=b"v"))
     desk.lose("w1-2", 5, slots=SLOTS)
     for worker in ("w1-0", "w1-1"):

@@ -91,7 +91,7 @@ class Desk:
                 term=job.term,
                 agent="here",
                 incarnation=incarnation,
-                worker=worker,
+                to=(worker,) if worker else (),
                 seq=seq or self.seq,
                 body=body,
             )

@@ -14,7 +14,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -22,6 +22,9 @@ import pytest
 import torch
 from torch import distributed as dist
 
+from outlast.transport import messages
+from outlast.transport.rank_spans import unpack_ranks
+from outlast.transport.rendezvous_messages import forwarded
 from outlast.worker.groups import GroupRegistry, register
 from outlast.worker.groups.rendezvous import Mailbox
 
@@ -70,10 +73,10 @@ class Member:
         self.troubles: list[BaseException] = []
         self.collectives: list[str] = []
         self.on_collective: Callable[[str], None] = self.collectives.append
-        self._addresses: queue.Queue[tuple[int, list[str]]] = queue.Queue()
+        self._connecting: queue.Queue[int] = queue.Queue()
         self.told: queue.Queue[Any] = queue.Queue()
         self.groups = GroupRegistry(
-            mailbox=Mailbox(lambda g, k, v: line.write("put", g, k, v)),
+            mailbox=Mailbox(lambda put: line.write("put", msgspec.to_builtins(put))),
             on_trouble=self.troubles.append,
             on_collective=lambda op: self.on_collective(op),
             timeout_s=timeout_s,
@@ -84,10 +87,12 @@ class Member:
     def _listen(self) -> None:
         while (message := self.line.read()) is not None:
             match message:
-                case ["put", generation, key, value]:
-                    self.groups.deliver(generation, key, value)
-                case ["connect", generation, addresses]:
-                    self._addresses.put((generation, addresses))
+                case ["put", value]:
+                    put = msgspec.convert(value, messages.Put)
+                    place = list(unpack_ranks(put.ranks)).index(self.rank)
+                    self.groups.deliver(forwarded(put, {self.rank: place}))
+                case ["connect", generation]:
+                    self._connecting.put(generation)
                 case ["sever", generation]:
                     with self.severing:
                         self.groups.sever(generation)
@@ -98,11 +103,15 @@ class Member:
     def say(self, word: str) -> None:
         self.line.write("say", word)
 
-    def connect(self, generation: int = 1, timeout_s: float = 30.0) -> None:
-        self.line.write("ready", generation, self.groups.address)
-        known, addresses = self._addresses.get(timeout=DEADLINE_S)
-        assert known == generation
-        self.groups.connect(generation, addresses, timeout_s)
+    def connect(
+        self,
+        generation: int = 1,
+        timeout_s: float = 30.0,
+        copies: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        self.line.write("ready", generation)
+        assert self._connecting.get(timeout=DEADLINE_S) == generation
+        self.groups.connect(generation, timeout_s, copies)
 
     def init(self, backend: str = "outlast", store: str = "") -> None:
         """Start the first generation, or the same job on plain gloo, or without a seat."""
@@ -140,7 +149,7 @@ class Cluster:
         self.results: dict[int, Any] = {}
         self.codes: dict[int, int] = {}
         self._words: queue.Queue[tuple[int, str]] = queue.Queue()
-        self._ready: dict[int, dict[int, str]] = {}
+        self._ready: dict[int, set[int]] = {}
         self._ended = threading.Semaphore(0)
         self._severed = threading.Semaphore(0)
         self._lock = threading.Lock()
@@ -164,11 +173,11 @@ class Cluster:
     def _relay(self, rank: int) -> None:
         while (message := self.lines[rank].read()) is not None:
             match message:
-                case ["put", generation, _, _]:
+                case ["put", {"generation": generation, "ranks": spans}]:
                     if generation not in self.mute:
-                        self._others(rank, message)
-                case ["ready", generation, address]:
-                    self._is_ready(rank, generation, address)
+                        self._others(rank, message, unpack_ranks(spans))
+                case ["ready", generation]:
+                    self._is_ready(rank, generation)
                 case ["say", word]:
                     self._words.put((rank, word))
                 case ["severed", _]:
@@ -177,19 +186,18 @@ class Cluster:
                     self.results[rank] = value
         self._ended.release()
 
-    def _others(self, rank: int, message: list[Any]) -> None:
-        for other, line in enumerate(self.lines):
+    def _others(self, rank: int, message: list[Any], ranks: Iterable[int]) -> None:
+        for other in ranks:
             if other != rank:
-                line.write(*message)
+                self.lines[other].write(*message)
 
-    def _is_ready(self, rank: int, generation: int, address: str) -> None:
+    def _is_ready(self, rank: int, generation: int) -> None:
         with self._lock:
-            found = self._ready.setdefault(generation, {})
-            found[rank] = address
+            found = self._ready.setdefault(generation, set())
+            found.add(rank)
             if len(found) == len(self.lines):
-                addresses = [found[r] for r in range(len(self.lines))]
                 for line in self.lines:
-                    line.write("connect", generation, addresses)
+                    line.write("connect", generation)
 
     def expect(self, word: str, count: int) -> None:
         """Wait until `count` ranks have sent `word`."""

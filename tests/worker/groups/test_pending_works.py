@@ -47,7 +47,7 @@ def _completes_late(member: Any) -> int:
     if member.rank == 0:
         threading.Event().wait(0.6)
     total = torch.ones(1)
-    work = _LateNews(control._inner.group.allreduce([total], dist.AllreduceOptions()))
+    work = _LateNews(control._group(0).allreduce([total], dist.AllreduceOptions()))
     control._wait(work)
     assert total.item() == 2
     assert member.groups.vote("on")
@@ -116,7 +116,7 @@ def _forgotten_copy(member: Any) -> list[int]:
     before = groups.stuck(1)
     groups.sever(1)
     held = groups.stuck(1)
-    cut(groups._peers)
+    cut(groups._mailbox.listeners(1))
     copy.join(30)
     member.say("done")
     return [before, held, groups.stuck(1)]
@@ -156,7 +156,7 @@ def _issued(member: Any) -> list[int]:
     while groups.stuck(1) < 2 and time.monotonic() < deadline_s:
         threading.Event().wait(0.01)
     waited_for = groups.stuck(1)
-    cut(groups._peers)
+    cut(groups._mailbox.listeners(1))
     for wait in waits:
         wait.join(30)
     member.say("done")

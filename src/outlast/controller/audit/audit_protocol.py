@@ -48,8 +48,11 @@ def on_report(turn: ControllerTurn, worker: WorkerRecord, body: messages.Audited
         one = AuditRound(
             generation=body.generation, n=body.n, step=body.step, part=body.part, parts=body.parts
         )
-    holding = ReplicaDigests(body.replica_set, body.kinds)
-    _keep(turn, replace(one, holdings={**one.holdings, worker.seat: holding}))
+        _forget(turn, body.n)
+    digests = turn.state.reports.digests
+    is_first = (body.n, worker.seat) not in digests
+    digests[body.n, worker.seat] = ReplicaDigests(body.replica_set, body.kinds)
+    _keep(turn, replace(one, reported=one.reported + is_first))
     _judge(turn, body.n)
 
 
@@ -73,6 +76,7 @@ def record_copy(turn: ControllerTurn, copy: messages.Checkpointed) -> bool:
 def begin_again(turn: ControllerTurn, n: int, step: int) -> None:
     """Void agreements beyond phase n, since all ranks start before phase n+1."""
     turn.state.audit = turn.state.audit.begun_again(n, step)
+    turn.state.reports.digests = {}
 
 
 def record_transfers(turn: ControllerTurn) -> None:
@@ -82,8 +86,11 @@ def record_transfers(turn: ControllerTurn) -> None:
 
 def conclude(turn: ControllerTurn) -> None:
     """Act on known differences when the generation has closed, with or without names."""
+    if not turn.state.audit.rounds:
+        return
     _act_on_requested(turn)
     turn.state.audit = replace(turn.state.audit, rounds={})
+    turn.state.reports.digests = {}
 
 
 def expire(turn: ControllerTurn) -> None:
@@ -100,7 +107,10 @@ def _act_on_requested(turn: ControllerTurn) -> None:
                 turn,
                 audit_round,
                 judge(
-                    audit_round.holdings, audit_round.names, turn.state.audit.origins, may_ask=False
+                    _digests(turn, audit_round.n),
+                    audit_round.names,
+                    turn.state.audit.origins,
+                    may_ask=False,
                 ),
             )
 
@@ -124,10 +134,24 @@ def _keep(turn: ControllerTurn, audit_round: AuditRound) -> None:
     rounds[audit_round.n] = audit_round
     for n in sorted(rounds)[:-ROUNDS_MAX]:
         del rounds[n]
+    for n in turn.state.audit.rounds.keys() - rounds.keys():
+        _forget(turn, n)
     turn.state.audit = replace(turn.state.audit, rounds=rounds)
 
 
+def _digests(turn: ControllerTurn, n: int) -> dict[int, ReplicaDigests]:
+    """Return what the ranks have reported after phase n."""
+    digests = turn.state.reports.digests
+    return {rank: each for (phase, rank), each in digests.items() if phase == n}
+
+
+def _forget(turn: ControllerTurn, n: int) -> None:
+    digests = turn.state.reports.digests
+    turn.state.reports.digests = {key: each for key, each in digests.items() if key[0] != n}
+
+
 def _drop(turn: ControllerTurn, audit_round: AuditRound) -> None:
+    _forget(turn, audit_round.n)
     rounds = {n: other for n, other in turn.state.audit.rounds.items() if n != audit_round.n}
     turn.state.audit = replace(turn.state.audit, rounds=rounds)
 
@@ -135,9 +159,9 @@ def _drop(turn: ControllerTurn, audit_round: AuditRound) -> None:
 def _judge(turn: ControllerTurn, n: int) -> None:
     state = turn.state
     one = state.audit.rounds[n]
-    if len(one.holdings) < state.world:
+    if one.reported < state.world:
         return
-    verdict = judge(one.holdings, one.names, state.audit.origins)
+    verdict = judge(_digests(turn, n), one.names, state.audit.origins)
     if verdict.outcome != "ask":
         _act(turn, one, verdict)
     elif not one.names_requested:
@@ -168,12 +192,13 @@ def _agree(turn: ControllerTurn, audit_round: AuditRound, verdict: AuditVerdict)
     if audit_round.parts > 1:
         return
     turn.journal(inputs.AuditAgreedEntry(n=audit_round.n, step=audit_round.step))
-    for rank in range(state.world):
-        worker = state.occupant(rank)
-        if worker is not None and not worker.killed_ns and state.mode == "open":
-            turn.send(
-                worker, messages.AuditAgreed(generation=audit_round.generation, n=audit_round.n)
-            )
+    if state.mode != "open":
+        return
+    occupants = (state.occupant(rank) for rank in range(state.world))
+    turn.send_all(
+        (worker for worker in occupants if worker is not None and not worker.killed_ns),
+        messages.AuditAgreed(generation=audit_round.generation, n=audit_round.n),
+    )
 
 
 def _tell(turn: ControllerTurn, audit_round: AuditRound, verdict: AuditVerdict) -> None:

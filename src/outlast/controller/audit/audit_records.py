@@ -26,7 +26,7 @@ OPTIONAL_KINDS = ("buffers",)  # may be rank-local on one rank and replicated on
 Names = Mapping[str, Mapping[str, bytes]]  # kind -> name -> digest
 
 
-class ReplicaDigests(msgspec.Struct, frozen=True):
+class ReplicaDigests(msgspec.Struct, frozen=True, gc=False):
     """Report of one rank: its replica set, and one digest per kind."""
 
     replica_set: bytes
@@ -182,7 +182,7 @@ class AuditRound(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     part: int
     parts: int
-    holdings: dict[int, ReplicaDigests] = {}
+    reported: int = 0  # ranks whose digests AuditReports has
     names: dict[int, dict[str, dict[str, bytes]]] = {}
     names_requested: tuple[
         int, ...

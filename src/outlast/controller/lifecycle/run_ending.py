@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from outlast import events
-from outlast.controller.controller_state import S_NS, ControllerTurn
+from outlast.controller.controller_state import S_NS, ControllerState, ControllerTurn
 from outlast.controller.inputs import EndRun
 from outlast.controller.recovery import incident_response
 from outlast.controller.recovery.recovery_ladder import is_user_error
@@ -26,11 +28,14 @@ def stop(turn: ControllerTurn, outcome: str, cause: events.Fault | None, reason:
         return
     state.ending.result = EndRun(outcome=outcome, exit_code=_EXIT_CODES[outcome], cause=cause)
     turn.enter("stopping")
-    for worker in tuple(state.members.workers.values()):
+    workers = tuple(state.members.workers.values())
+    for worker in workers:
         if worker.hello is None:
             turn.kill(worker.name, turn.blame(worker, "requested", reason))
-        elif not worker.killed_ns:
-            turn.send(worker, messages.Stop(ok=outcome == "done", reason=reason))
+    turn.send_all(
+        (worker for worker in workers if worker.hello is not None and not worker.killed_ns),
+        messages.Stop(ok=outcome == "done", reason=reason),
+    )
     if outcome != "done":
         kill_all(turn, reason)
 
@@ -84,13 +89,17 @@ def finish_when_finished(turn: ControllerTurn) -> None:
     state = turn.state
     if state.audit.is_disputed:
         return
-    occupants = [state.occupant(seat) for seat in range(state.world)]
-    if not all(worker is not None and worker.finished for worker in occupants):
+    if not state.progress.have_all(state.world, partial(_has_finished, state)):
         return
     if state.ending.drain_ns:
         interrupt(turn, state.ending.drain_reason)
     else:
         stop(turn, "done", None, "the run is done")
+
+
+def _has_finished(state: ControllerState, seat: int) -> bool:
+    worker = state.occupant(seat)
+    return worker is not None and worker.finished
 
 
 def lost_while_stopping(

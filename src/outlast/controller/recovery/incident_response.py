@@ -73,9 +73,10 @@ def close(turn: ControllerTurn, reason: str) -> None:
     """Close the generation: no vote of it succeeds once its workers have received Close."""
     state = turn.state
     turn.enter("closing")
-    for worker in tuple(state.generation_members()):
-        if not worker.killed_ns:
-            turn.send(worker, messages.Close(generation=state.generation, reason=reason))
+    turn.send_all(
+        (worker for worker in state.generation_members() if not worker.killed_ns),
+        messages.Close(generation=state.generation, reason=reason),
+    )
     turn.emit(
         events.GenerationClosed(
             t_ns=turn.now_ns, incident=state.incident.number, generation=state.generation

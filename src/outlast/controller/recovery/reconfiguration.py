@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from outlast import events
 from outlast.controller import checkpoint_tracking, membership, shared_values
 from outlast.controller.audit import audit_protocol as audit
 from outlast.controller.controller_state import (
     S_NS,
+    ControllerState,
     ControllerTurn,
     WorkerRecord,
     differing_facts,
@@ -34,33 +37,39 @@ def gather_members(turn: ControllerTurn) -> None:
     """Fill the seats, announce the generation, and connect once all stand before phase n+1."""
     state = turn.state
     progress = state.progress
-    for seat in range(state.world):
-        if not state.members.seats[seat]:
-            membership.fill(turn, seat)
+    membership.fill_seats(turn)
     if progress.first:
         membership.keep_spares(turn)
         _seat_everybody(turn)
     else:
-        for seat in range(state.world):
+        for seat in progress.joining:
             worker = state.occupant(seat)
             newcomer = worker and worker.hello and worker.member < state.generation
             if worker and newcomer and not worker.killed_ns:
                 _seat(turn, worker)
-    members = [state.occupant(seat) for seat in range(state.world)]
-    if state.mode == "gathering" and all(
-        worker is not None and worker.ready == state.generation and not worker.killed_ns
-        for worker in members
-    ):
+    if state.mode == "gathering" and progress.have_all(state.world, partial(_is_ready, state)):
         _connect(turn)
+
+
+def _is_ready(state: ControllerState, seat: int) -> bool:
+    worker = state.occupant(seat)
+    return worker is not None and worker.ready == state.generation and not worker.killed_ns
+
+
+def _may_be_seated(state: ControllerState, seat: int) -> bool:
+    """Return whether a seat's worker waits in `init()`, or has received its seat."""
+    worker = state.occupant(seat)
+    return worker is not None and worker.hello is not None and not worker.killed_ns
 
 
 def _seat_everybody(turn: ControllerTurn) -> None:
     state = turn.state
-    occupants = [worker for seat in range(state.world) if (worker := state.occupant(seat))]
-    if len(occupants) < state.world or any(worker.hello is None for worker in occupants):
+    first = state.occupant(0)
+    if first is not None and first.member == state.generation:
         return
-    if occupants[0].member == state.generation or any(w.killed_ns for w in occupants):
+    if not state.progress.have_all(state.world, partial(_may_be_seated, state)):
         return
+    occupants = [state.members.workers[name] for name in state.members.seats]
     if not _same_bits(turn, occupants) or checkpoint_tracking.search_checkpoint_again(turn):
         return
     journal(turn)
@@ -101,7 +110,7 @@ def journal(turn: ControllerTurn) -> None:
             n=progress.n,
             step=progress.step,
             verdict=progress.verdict,
-            seats=state.members.seats,
+            seats=tuple(state.members.seats),
             slots=dict(state.members.abandoned_slots),
             agents=tuple(worker.agent if worker else "" for worker in occupants),
             joining=tuple(
@@ -168,7 +177,6 @@ def decide_frame(turn: ControllerTurn) -> messages.Decide:
         generation=state.generation,
         n=progress.n,
         verdict=progress.verdict,
-        seats=state.members.seats,
         copy=progress.base,
     )
 
@@ -207,9 +215,9 @@ def _connect(turn: ControllerTurn) -> None:
     rebuilt = tuple(seat for seat in joiners if seat not in {joiner for _, joiner in moves})
     state.progress.connect(moves, rebuilt)
     turn.enter("connecting")
-    frame = connect_frame(turn)
-    for worker in members:
-        turn.send(turn.change(worker.name, joined=None), frame)
+    turn.send_all(
+        (turn.change(worker.name, joined=None) for worker in members), connect_frame(turn)
+    )
 
 
 def connect_timeout_s(turn: ControllerTurn) -> float:
@@ -222,15 +230,10 @@ def connect_timeout_s(turn: ControllerTurn) -> float:
 
 def connect_frame(turn: ControllerTurn) -> messages.Connect:
     """Return the message that makes workers connect."""
-    state = turn.state
-    members = state.members
-    progress = state.progress
-    hellos = [members.workers[name].hello for name in members.seats]
+    progress = turn.state.progress
     return messages.Connect(
-        generation=state.generation,
+        generation=progress.generation,
         n=progress.n,
-        seats=members.seats,
-        addresses=tuple(hello.address if hello else "" for hello in hellos),
         transfers=progress.transfers,
         timeout_s=connect_timeout_s(turn),
         copy=progress.base if progress.rebuilt else None,
@@ -238,15 +241,20 @@ def connect_frame(turn: ControllerTurn) -> messages.Connect:
     )
 
 
+def _has_joined(state: ControllerState, seat: int) -> bool:
+    worker = state.occupant(seat)
+    return worker is not None and worker.joined is not None
+
+
 def open_when_joined(turn: ControllerTurn) -> None:
     """Compare digests of sent and received state once all groups are connected, then open."""
     state = turn.state
     progress = state.progress
     incident = state.incident.number
-    members = [state.occupant(seat) for seat in range(state.world)]
-    joined = [worker.joined for worker in members if worker and worker.joined]
-    if len(joined) < state.world:
+    if not progress.have_all(state.world, partial(_has_joined, state)):
         return
+    members = [state.members.workers[name] for name in state.members.seats]
+    joined = [worker.joined for worker in members if worker.joined]
     turn.emit(events.Connected(t_ns=turn.now_ns, incident=incident, generation=state.generation))
     for donor, joiner in progress.transfers:
         if not _arrived(turn, donor, joiner, joined[donor], joined[joiner]):
@@ -259,9 +267,8 @@ def open_when_joined(turn: ControllerTurn) -> None:
     turn.journal(Opened(generation=state.generation, n=progress.n, transfers=progress.transfers))
     progress.open()
     turn.enter("open")
-    for name in state.members.seats:
-        worker = turn.change(name, whole=True, since_ns=turn.now_ns)
-        turn.send(worker, open_frame(turn))
+    opened = [turn.change(name, whole=True, since_ns=turn.now_ns) for name in state.members.seats]
+    turn.send_all(opened, open_frame(turn))
     turn.emit(
         events.GenerationOpened(
             t_ns=turn.now_ns, incident=incident, generation=state.generation, n=progress.n

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from msgspec.structs import replace
 
 from outlast import events
@@ -23,6 +25,8 @@ def decide_when_answered(turn: ControllerTurn) -> None:
     """Decide once no worker of the old generation can act in it (invariants (b) and (g))."""
     state = turn.state
     audit.conclude(turn)
+    if not state.progress.have_all(state.world, partial(_has_answered, turn)):
+        return
     members = list(state.generation_members())
     if any(w.killed_ns or is_silent(turn, w) for w in members):
         return
@@ -57,6 +61,14 @@ def decide_when_answered(turn: ControllerTurn) -> None:
         run_start.begin_restart(turn, choice.reason)
     else:
         _continue_with_survivors(turn, survivors, choice, (n, step), place)
+
+
+def _has_answered(turn: ControllerTurn, seat: int) -> bool:
+    """Return whether the seat has no member of the generation, or one that has answered."""
+    worker = turn.state.occupant(seat)
+    if worker is None or worker.member != turn.state.generation:
+        return True
+    return not (worker.killed_ns or is_silent(turn, worker))
 
 
 def is_silent(turn: ControllerTurn, worker: WorkerRecord) -> bool:
@@ -133,8 +145,8 @@ def _release_fenced(turn: ControllerTurn) -> None:
     state = turn.state
     for worker in tuple(state.members.workers.values()):
         if worker.seat >= 0 and worker.killed_ns:
+            state.members.vacate(worker)
             turn.change(worker.name, seat=-1)
-            state.members.vacate(worker.name)
 
 
 def _count_attempt(turn: ControllerTurn, survivors: list[WorkerRecord], n: int) -> None:
@@ -208,22 +220,24 @@ def _continue_with_survivors(
     progress = state.progress
     commit = any(w.status is not None and w.status.n == n - 1 for w in survivors)
     announced = [w for w in state.generation_members() if w.status is not None]
-    before = {seat: members.seats[seat] for seat in range(state.world)}
     slots = _slots_at(members.abandoned_slots, survivors, n)
     members.set_seats(members.seats, slots)
-    for seat, name in before.items():
-        if not name:
-            membership.fill(turn, seat)
+    membership.fill_seats(turn)
     base = rebuilt.copy if rebuilt is not None else None
     progress.begin_generation(n, step, "commit" if commit else "redo", base)
     run_start.end_takeover(turn)
     reconfiguration.journal(turn)
     _announce(turn, choice, progress.verdict, n, step)
     turn.enter("gathering")
-    frame = reconfiguration.decide_frame(turn)
-    for worker in announced:
-        turn.change(worker.name, member=state.generation, since_ns=turn.now_ns, joined=None)
-        turn.send(worker, frame)
+    informed = {worker.seat for worker in announced}
+    progress.seat_later(seat for seat in range(state.world) if seat not in informed)
+    turn.send_all(
+        [
+            turn.change(worker.name, member=state.generation, since_ns=turn.now_ns, joined=None)
+            for worker in announced
+        ],
+        reconfiguration.decide_frame(turn),
+    )
 
 
 def _slots_at(

@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
 
@@ -26,7 +25,6 @@ LOST_BYTES_MAX = 256 << 20
 REAP_ATTEMPTS_MAX = 6
 REAP_PAUSE_S = 1.0
 HELD_S = 1.0  # several pulse periods
-TEXT_BYTES_MAX = 1 << 20
 
 
 class Agent:
@@ -165,13 +163,18 @@ class Agent:
                 self._spawn(body)
         elif isinstance(body, messages.Kill):
             self._kill(body)
-        elif worker := self._crew.workers.get(frame.worker):
-            if isinstance(body, messages.Seat) and worker.seat < 0:
-                chosen = msgspec.structs.replace(body, local_rank=self._crew.device_for(worker))
-                frame = msgspec.structs.replace(frame, body=chosen)
-            worker.channel.send(frame)
-            if isinstance(body, messages.Seat):
-                self._seat(worker, body.seat)
+        for name in frame.to:
+            if worker := self._crew.workers.get(name):
+                self._pass_on(worker, frame)
+
+    def _pass_on(self, worker: WorkerHandle, frame: messages.MessageEnvelope) -> None:
+        body = frame.body
+        if isinstance(body, messages.Seat) and worker.seat < 0:
+            chosen = msgspec.structs.replace(body, local_rank=self._crew.device_for(worker))
+            frame = msgspec.structs.replace(frame, body=chosen)
+        worker.channel.send(frame)
+        if isinstance(body, messages.Seat):
+            self._seat(worker, body.seat)
 
     def _request_trace(self, worker: WorkerHandle, body: messages.Trace) -> bool:
         return worker.channel.send(self._envelope(worker.name, 0, body))
@@ -276,19 +279,12 @@ class Agent:
         number = worker.process.killed_by
         is_killed = bool(number) and is_accident(Fault(kind="killed", detail="", signal=number))
         early = [*self._killed_early, worker]
-        if is_killed and len(early) < len(self._crew.workers) and self._names_outlast():
+        if is_killed and len(early) < len(self._crew.workers) and self._crew.names_outlast():
             self._killed_early = early
             return
         self._killed_early = []
         for one in early:
             self._on_unmanaged(one)
-
-    def _names_outlast(self) -> bool:
-        """Return whether the script's text contains "outlast"; otherwise no Hello is expected."""
-        try:
-            return b"outlast" in Path(self._crew.plan.script).read_bytes()[:TEXT_BYTES_MAX]
-        except OSError:
-            return False  # a module, or a program on the search path
 
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

@@ -9,6 +9,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from outlast import config
@@ -38,6 +39,7 @@ from outlast.transport.channel import Channel
 from outlast.transport.worker_page import Beat, Page
 
 _STARTED_MAX = 4096
+_TEXT_BYTES_MAX = 1 << 20
 Left = TypeVar("Left")
 
 
@@ -126,6 +128,13 @@ class WorkerPool:
                 saves=bool(plan.checkpoint_every or plan.snapshot_every),
             ),
         )
+
+    def names_outlast(self) -> bool:
+        """Return whether the script's text contains "outlast"; otherwise no Hello is expected."""
+        try:
+            return b"outlast" in Path(self.plan.script).read_bytes()[:_TEXT_BYTES_MAX]
+        except OSError:
+            return False  # a module, or a program on the search path
 
     def start(self, post: WorkerPost) -> WorkerHandle:
         """Start one worker: a fork of the template if one can be claimed.

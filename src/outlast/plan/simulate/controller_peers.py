@@ -213,9 +213,11 @@ class ControllerPeers:
             self._emit(event)
 
     def _answer(self, request: Send) -> None:
-        host = request.agent
-        name = request.worker
-        body = request.body
+        host, body = request.agent, request.body
+        for name in request.workers or ("",):
+            self._act(host, name, body)
+
+    def _act(self, host: str, name: str, body: messages.AnyBody) -> None:
         match body:
             case messages.Spawn():
                 self._pids += 1
@@ -235,7 +237,7 @@ class ControllerPeers:
                 ready = messages.WorkerReady(generation=body.generation, n=body.n)
                 self._pending_ready[name] = (host, ready)
             case messages.Connect():
-                seat = body.seats.index(name)
+                seat = self.state.members.workers[name].seat
                 sent = {joiner: _STATE_DIGEST for donor, joiner in body.transfers if donor == seat}
                 got = {donor: _STATE_DIGEST for donor, joiner in body.transfers if joiner == seat}
                 joined = messages.Joined(generation=body.generation, sent=sent, received=got)

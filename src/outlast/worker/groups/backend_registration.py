@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -88,7 +88,16 @@ class StoreMailbox(Mailbox):
 
     def __init__(self, store: Store) -> None:
         self._store: Any = store  # torch's stubs name other parameters than its C++ does
-        super().__init__(lambda _, key, value: self._store.set(key, value))
+        self._peers: set[str] = set()
+        super().__init__(lambda body: self._store.set(body.key, body.value + body.parts))
+
+    def meet(self, addresses: Sequence[str]) -> None:
+        """Set the gloo listeners of all ranks."""
+        self._peers = set(addresses)
+
+    def listeners(self, generation: int) -> set[str]:  # noqa: ARG002
+        """Return the gloo listeners of the other ranks."""
+        return self._peers - {self.address}
 
     def move_to(self, store: Store) -> None:
         """Meet in another store from now on."""
@@ -98,12 +107,13 @@ class StoreMailbox(Mailbox):
         """Return a value if any rank has set it, else None."""
         return self._store.get(key) if self._store.check([key]) else None
 
-    def get(self, generation: int, key: str, deadline_s: float) -> bytes:  # noqa: ARG002
-        """Wait for a value. Raises GroupError at the deadline (monotonic), or without a store."""
+    def get(self, generation: int, key: str, deadline_s: float) -> tuple[bytes, bytes]:  # noqa: ARG002
+        """Wait for a value, which has no parts. Raises GroupError at the deadline (monotonic), or
+        without a store."""
         left_s = max(0.001, deadline_s - time.monotonic())
         try:
             self._store.wait([key], timedelta(seconds=left_s))
-            return self._store.get(key)
+            return self._store.get(key), b""
         except RuntimeError as error:
             raise GroupError(f"no rank has set {key!r} in the store: {error}") from error
 
@@ -130,12 +140,15 @@ class SeatlessGroups(GroupRegistry):
         self.seat, self.world = place.rank, place.size
         self._meeting.move_to(store)
         generation, deadline_s = self._generation + 1, time.monotonic() + timeout_s
-        self._meeting.put(generation, f"listener/{place.rank}", self.address.encode())
-        addresses = [
-            self._meeting.get(generation, f"listener/{rank}", deadline_s).decode()
-            for rank in range(place.size)
-        ]
-        self.connect(generation, addresses, max(0.001, deadline_s - time.monotonic()))
+        everybody = range(place.size)
+        self._meeting.put(generation, f"listener/{place.rank}", self.address.encode(), everybody)
+        self._meeting.meet(
+            [
+                self._meeting.get(generation, f"listener/{rank}", deadline_s)[0].decode()
+                for rank in everybody
+            ]
+        )
+        self.connect(generation, max(0.001, deadline_s - time.monotonic()))
 
     def follow(self, group: StableGroup) -> None:
         """Connect `group` in every later generation."""

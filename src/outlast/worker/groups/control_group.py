@@ -6,13 +6,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
+import msgspec
 import torch
 import xxhash
 from torch import distributed as dist
-from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions
+from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions, BroadcastOptions
 
 from outlast.errors import GroupError
-from outlast.worker.groups.inner_group import InnerGroup, is_transport_error
+from outlast.worker.groups.control_tree import ControlTree
+from outlast.worker.groups.inner_group import is_transport_error
 
 GATHER_BYTES_MAX = 16 << 20
 _BALLOTS = 1 << 44  # the sum of half a million fits into an int64
@@ -25,14 +27,14 @@ class ControlGroup:
 
     def __init__(
         self,
-        inner: InnerGroup,
+        tree: ControlTree,
         generation: int,
         world: int,
         is_live: Callable[[], bool],
         copy_s: float,
     ) -> None:
         """`copy_s` bounds each `send` and `recv`; the group's time-out bounds everything else."""
-        self._inner: InnerGroup | None = inner
+        self._tree = tree
         self._is_live = is_live
         self._generation = generation
         self._world = world
@@ -45,15 +47,13 @@ class ControlGroup:
         return self._busy > 0
 
     def let_go(self) -> None:
-        """Drop the reference to the inner group; no operation may follow."""
-        self._inner = None
+        """Drop the references to the inner groups; no operation may follow."""
+        self._tree = ControlTree((), {}, 0)
 
-    @property
-    def _group(self) -> dist.ProcessGroup:
-        """Return the group; callers must not bind it to a local variable. A stored traceback would
-        reference it, and releasing that traceback would block in gloo's destructor."""
-        assert self._inner is not None
-        return self._inner.group
+    def _group(self, level: int) -> dist.ProcessGroup:
+        """Return the group of a level; callers must not bind it to a local variable. A stored
+        traceback would reference it, and releasing that would block in gloo's destructor."""
+        return self._tree.levels[level].group
 
     @contextmanager
     def _doing(self, what: str) -> Iterator[None]:
@@ -97,18 +97,21 @@ class ControlGroup:
         ballot = xxhash.xxh3_64_intdigest(f"{self._generation} {place}".encode()) % _BALLOTS + 1
         total = torch.tensor([ballot], dtype=torch.int64, device="cpu")
         with self._doing("the vote"):
-            self._wait(self._group.allreduce([total], AllreduceOptions()))
+            for level in range(len(self._tree.levels)):
+                self._wait(self._group(level).allreduce([total], AllreduceOptions()))
+            for level in reversed(range(self._tree.below)):
+                self._wait(self._group(level).broadcast([total], BroadcastOptions()))
         return int(total) == self._world * ballot
 
     def send(self, tensor: torch.Tensor, seat: int, tag: int) -> None:
         """Send a tensor to a seat."""
         with self._doing(f"the copy to seat {seat}"):
-            self._group.send([tensor], seat, tag).wait(self._copy_s)
+            self._copies(seat, "send", tensor, tag)
 
     def recv(self, tensor: torch.Tensor, seat: int, tag: int) -> None:
         """Receive a tensor from a seat."""
         with self._doing(f"the copy from seat {seat}"):
-            self._group.recv([tensor], seat, tag).wait(self._copy_s)
+            self._copies(seat, "recv", tensor, tag)
 
     def gather_bytes(self, value: bytes) -> list[bytes]:
         """Return the values of all ranks, in order of rank."""
@@ -117,17 +120,45 @@ class ControlGroup:
                 f"{len(value)} bytes are too many to gather from every rank (at most"
                 f" {GATHER_BYTES_MAX}); nothing was sent"
             )
+        values = [value]
+        with self._doing("a gather"):
+            for level in range(len(self._tree.levels)):
+                packed = msgspec.msgpack.encode(values)
+                values = [each for part in self._gather(level, packed) for each in _unpack(part)]
+            for level in reversed(range(self._tree.below)):
+                values = _unpack(self._spread(level, msgspec.msgpack.encode(values)))
+        return values
+
+    def _copies(self, seat: int, operation: str, tensor: torch.Tensor, tag: int) -> None:
+        place = 1 - self._tree.pairs[seat].group.rank() if seat in self._tree.pairs else seat
+        getattr(self._tree.with_seat(seat).group, operation)([tensor], place, tag).wait(
+            self._copy_s
+        )
+
+    def _gather(self, level: int, value: bytes) -> list[bytes]:
+        """Return the values of the ranks of one level, in order."""
         size = torch.tensor([len(value)], dtype=torch.int64, device="cpu")
-        sizes = [torch.zeros_like(size) for _ in range(self._world)]
-        with self._doing("a gather of sizes"):
-            self._wait(self._group.allgather([sizes], [size], AllgatherOptions()))
+        sizes = [torch.zeros_like(size) for _ in range(self._group(level).size())]
+        self._wait(self._group(level).allgather([sizes], [size], AllgatherOptions()))
         lengths = [int(size) for size in sizes]
         mine = torch.zeros(max(1, *lengths), dtype=torch.uint8, device="cpu")
-        if value:
-            mine[: len(value)] = torch.frombuffer(bytearray(value), dtype=torch.uint8)
+        mine[: len(value)] = torch.frombuffer(bytearray(value), dtype=torch.uint8)
         parts = [torch.zeros_like(mine) for _ in lengths]
-        with self._doing("a gather"):
-            self._wait(self._group.allgather([parts], [mine], AllgatherOptions()))
+        self._wait(self._group(level).allgather([parts], [mine], AllgatherOptions()))
         return [
             part[:length].numpy().tobytes() for part, length in zip(parts, lengths, strict=True)
         ]
+
+    def _spread(self, level: int, value: bytes) -> bytes:
+        """Return the value of the first rank of a level; what the others pass is not used."""
+        size = torch.tensor([len(value)], dtype=torch.int64, device="cpu")
+        self._wait(self._group(level).broadcast([size], BroadcastOptions()))
+        data = torch.zeros(int(size), dtype=torch.uint8, device="cpu")
+        if self._group(level).rank() == 0:
+            data = torch.frombuffer(bytearray(value), dtype=torch.uint8)
+        self._wait(self._group(level).broadcast([data], BroadcastOptions()))
+        return data.numpy().tobytes()
+
+
+def _unpack(data: bytes) -> list[bytes]:
+    return msgspec.msgpack.decode(data, type=list[bytes])

@@ -22,6 +22,7 @@ from torch import distributed as dist
 from torch._C._distributed_c10d import AllreduceOptions, BroadcastOptions
 
 from outlast.errors import GroupProofError, StepRefused
+from outlast.transport.rendezvous_messages import forwarded
 from outlast.worker.groups.group_registry import GroupRegistry
 from outlast.worker.groups.inner_group import WAIT_TIMED_OUT, is_transport_error
 from outlast.worker.groups.rendezvous import Mailbox
@@ -64,7 +65,9 @@ def prove_groups(timeout_s: float = PROOF_S) -> None:
 
 def _registry(rank: int, registries: list[GroupRegistry], timeout_s: float) -> GroupRegistry:
     return GroupRegistry(
-        mailbox=Mailbox(lambda *value: registries[1 - rank].deliver(*value)),
+        mailbox=Mailbox(
+            lambda put: registries[1 - rank].deliver(forwarded(put, {1 - rank: 1 - rank}))
+        ),
         on_trouble=lambda _: None,
         on_collective=lambda _: None,
         timeout_s=timeout_s,
@@ -102,7 +105,7 @@ def _on_both(items: list[Any], task: Callable[[int, list[Any]], Any], timeout_s:
 def _connect(rank: int, registries: list[GroupRegistry]) -> StableGroup:
     registry = registries[rank]
     registry.take_seat(rank, 2, dry=False)
-    registry.connect(1, [each.address for each in registries], PROOF_S)
+    registry.connect(1, PROOF_S)
     return registry.adopt("proof", (0, 1), rank, 2)
 
 

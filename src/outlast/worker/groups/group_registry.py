@@ -15,7 +15,9 @@ from torch import distributed as dist
 from torch._C._distributed_c10d import Store
 
 from outlast.errors import GroupError, StepRefused, UnsupportedError, UsageError
+from outlast.transport import messages
 from outlast.worker.groups.control_group import ControlGroup
+from outlast.worker.groups.control_tree import ControlTree, control_members
 from outlast.worker.groups.device_drivers import DeviceDriver, has_nccl, nccl_drivers
 from outlast.worker.groups.gloo_device import GlooDevice
 from outlast.worker.groups.inner_group import LIFE, InnerGroup, is_transport_error
@@ -57,6 +59,7 @@ class GroupRegistry:
         self._device = GlooDevice(interface)
         self._drivers: list[DeviceDriver] = [self._device, *nccl_drivers()]
         self._mailbox = mailbox
+        mailbox.address = self._device.address
         self._store: Store = JobStore()
         self._contract = CollectiveRules()
         self._severed = SeveredGroups()
@@ -66,7 +69,6 @@ class GroupRegistry:
         self._closed_to = 0
         self._dry_depth = 0
         self._connect_s = timeout_s
-        self._peers: frozenset[str] = frozenset()
         self._stable: list[StableGroup] = []
         self._control: ControlGroup | None = None
         self._inners: list[InnerGroup] = []
@@ -95,15 +97,19 @@ class GroupRegistry:
         if self._state not in ("waiting", "dry"):
             raise UsageError(f"seat {seat} was taken after a generation had been connected")
         self.seat, self.world = seat, world
+        self._mailbox.seat = seat
         self._state = "dry" if dry else "waiting"
 
-    def deliver(self, generation: int, key: str, value: bytes) -> None:
+    def deliver(self, body: messages.RendezvousValue) -> None:
         """Accept a rendezvous value from another rank."""
-        self._mailbox.deliver(generation, key, value)
+        self._mailbox.deliver(body)
 
-    def connect(self, generation: int, addresses: Sequence[str], timeout_s: float) -> None:
+    def connect(
+        self, generation: int, timeout_s: float, copies: Sequence[tuple[int, int]] = ()
+    ) -> None:
         """Build the control group and the inner groups of all stable groups, in order of creation.
-        `addresses`: the listeners by seat. Raises GroupError and closes the generation if it is
+        `copies`: all (donor, joiner) between which state moves, in the same order everywhere.
+        Raises GroupError and closes the generation if it is
         severed meanwhile, a peer is lost, or `timeout_s` has passed."""
         with self._lock:
             if generation <= max(self._closed_to, self._generation):
@@ -111,14 +117,14 @@ class GroupRegistry:
             self._keep_severed()
             self._generation, self._state = generation, "connecting"
             self._works = PendingWorks(self.failed)
-            self._peers = frozenset(addresses) - {self.address}
             self._connect_s = timeout_s
             self._mailbox.open(generation)
         try:
             with self._building(timeout_s) as guard:
-                control = self._build("control", tuple(range(self.world)), guard)
+                build = partial(self._build, guard=guard)
+                tree = ControlTree.connect(build, self.seat, self.world, copies)
                 self._control = ControlGroup(
-                    control, generation, self.world, lambda: self._state == "live", self._copy_s
+                    tree, generation, self.world, lambda: self._state == "live", self._copy_s
                 )
                 for group in self._stable:
                     group.inner = self._build(group.meeting, group.ranks, guard)
@@ -151,7 +157,7 @@ class GroupRegistry:
     def cut(self) -> None:
         """Break this process's own connections, as a failing network does (fault injection)."""
         for driver in self._drivers:
-            driver.cut(self._peers)
+            driver.cut(self._mailbox.listeners(self._generation))
         self._works.give_up()
 
     def reap(self) -> int:
@@ -181,7 +187,8 @@ class GroupRegistry:
     def shutdown(self) -> None:
         """Cut running operations and drop all inner groups while the interpreter is alive."""
         with self._lock:
-            generation, busy = self._generation, self._busy()
+            generation = self._generation
+            busy = bool(self._works.running()) or (self._control is not None and self._control.busy)
         if busy:
             self.sever(generation)
         self._close(generation)
@@ -302,9 +309,9 @@ class GroupRegistry:
             self._on_trouble(error)
         return True
 
-    def notes(self, name: str, rank: int) -> GenerationNotes:
+    def notes(self, name: str, rank: int, ranks: tuple[int, ...]) -> GenerationNotes:
         """Return notes that the ranks of a group leave for each other."""
-        return GenerationNotes(self._mailbox, lambda: self._generation, name, rank)
+        return GenerationNotes(self._mailbox, lambda: self._generation, name, rank, ranks)
 
     def leave(self, group: StableGroup) -> None:
         """Do nothing: later generations connect a destroyed `group` all the same, since a joiner
@@ -338,7 +345,7 @@ class GroupRegistry:
 
     def members(self) -> dict[str, tuple[int, ...]]:
         """Return the ranks of this generation's groups, under their names in torch's recorder."""
-        groups = {"control": tuple(range(self.world))}
+        groups = control_members(self.seat, self.world)
         groups.update((group.meeting, group.ranks) for group in self._stable)
         return {f"{name}{LIFE}{self._generation}": ranks for name, ranks in groups.items()}
 
@@ -356,8 +363,8 @@ class GroupRegistry:
     def _build(self, name: str, ranks: tuple[int, ...], guard: BuildGuard) -> InnerGroup:
         inner = InnerGroup(
             name,
+            ranks,
             ranks.index(self.seat),
-            len(ranks),
             generation=self._generation,
             mailbox=self._mailbox,
             drivers=self._drivers,
@@ -382,9 +389,6 @@ class GroupRegistry:
 
     def _refresh(self) -> None:
         self.live = self._state == "live" and self._dry_depth == 0
-
-    def _busy(self) -> bool:
-        return bool(self._works.running()) or (self._control is not None and self._control.busy)
 
     def _keep_severed(self) -> None:
         for group in self._stable:

@@ -61,8 +61,8 @@ class InnerGroup:
     def __init__(
         self,
         name: str,
+        ranks: Sequence[int],
         rank: int,
-        size: int,
         *,
         generation: int,
         mailbox: Mailbox,
@@ -70,11 +70,13 @@ class InnerGroup:
         guard: BuildGuard,
         timeout_s: float,
     ) -> None:
-        """`guard` bounds the building, `timeout_s` each later operation. The last driver is the
+        """`rank` is this process's place in `ranks`. `guard` bounds the building, `timeout_s` each
+        later operation. The last driver is the
         group's default. Raises GroupError when a peer does not connect or is lost, or the
         generation is closed."""
         # torch keeps only the C++ half of a store alive; this reference keeps the Python half.
-        self._store = JoinStore(mailbox, generation, name, guard.deadline_s)
+        size = len(ranks)
+        self._store = JoinStore(mailbox, generation, name, ranks, guard.deadline_s)
         guard.building(self._store, rank, size)
         self._opened: list[tuple[DeviceDriver, Any]] = []
         self._aborting: list[threading.Thread] | None = None

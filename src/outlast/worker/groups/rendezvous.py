@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from threading import Condition
@@ -22,9 +22,13 @@ import xxhash
 from torch._C._distributed_c10d import Store
 
 from outlast.errors import GroupError, UnsupportedError, WireError
+from outlast.transport import messages
+from outlast.transport.rank_spans import pack_ranks
+from outlast.transport.rendezvous_messages import PART_BYTES
 from outlast.worker.groups.gloo_device import GlooDevice
 
 _GENERATION_BYTES_MAX = 256 << 20
+_LENGTH = struct.Struct("=Q")
 _RANKS_TEXT_MAX = 64
 
 
@@ -46,29 +50,56 @@ def meeting_name(ranks: tuple[int, ...], earlier: int) -> str:
 
 
 class Mailbox:
-    """Rendezvous values by generation. Filled by the control thread, read by the main thread."""
+    """Rendezvous values by generation. Filled by the control thread, read by the main thread.
 
-    def __init__(self, publish: Callable[[int, str, bytes], None]) -> None:
+    `seat` is this process's rank, and `address` its gloo listener, which peers learn with each
+    value: whoever has not published anything to this rank is not connected to it.
+    """
+
+    def __init__(self, publish: Callable[[messages.Put], None]) -> None:
         self._publish = publish
+        self.seat, self.address = -1, ""
         self._changed = Condition()
-        self._values: dict[int, dict[str, bytes]] = {}
+        self._values: dict[int, dict[str, tuple[bytes, dict[int, bytes]]]] = {}
+        self._listeners: dict[int, set[str]] = {}
         self._sizes: dict[int, int] = {}
         self._closed_to = 0
         self._oldest = 0
 
-    def put(self, generation: int, key: str, value: bytes) -> None:
-        """Store this rank's value and publish it to the other ranks."""
-        self.deliver(generation, key, value)
-        self._publish(generation, key, value)
+    def put(
+        self, generation: int, key: str, value: bytes, ranks: Sequence[int], parts: bytes = b""
+    ) -> None:
+        """Store this rank's value, and publish it to `ranks`, to each with its own part."""
+        body = messages.Put(
+            generation=generation,
+            key=key,
+            value=value,
+            ranks=pack_ranks(ranks),
+            parts=parts,
+            address=self.address,
+        )
+        self._keep(generation, key, (value, {}))
+        self._publish(body)
 
-    def deliver(self, generation: int, key: str, value: bytes) -> None:
+    def deliver(self, body: messages.RendezvousValue) -> None:
         """Store a value from another rank; drop values of earlier generations."""
+        with self._changed:
+            if body.generation >= self._oldest:
+                self._listeners.setdefault(body.generation, set()).add(body.address)
+        self._keep(body.generation, body.key, (body.value, body.parts))
+
+    def listeners(self, generation: int) -> set[str]:
+        """Return the gloo listeners of the ranks that have published values to this one."""
+        with self._changed:
+            return self._listeners.get(generation, set()) - {self.address}
+
+    def _keep(self, generation: int, key: str, value: tuple[bytes, dict[int, bytes]]) -> None:
         with self._changed:
             if generation < self._oldest:
                 return
             before = self._values.get(generation, {}).get(key)
-            freed = 0 if before is None else len(key) + len(before)
-            size = self._sizes.get(generation, 0) + len(key) + len(value) - freed
+            freed = 0 if before is None else len(key) + len(before[0])
+            size = self._sizes.get(generation, 0) + len(key) + len(value[0]) - freed
             if size > _GENERATION_BYTES_MAX:
                 self._closed_to = max(self._closed_to, generation)  # connect() raises
             else:
@@ -79,11 +110,13 @@ class Mailbox:
     def peek(self, generation: int, key: str) -> bytes | None:
         """Return a value if it has arrived, else None."""
         with self._changed:
-            return self._values.get(generation, {}).get(key)
+            found = self._values.get(generation, {}).get(key)
+            return None if found is None else found[0]
 
-    def get(self, generation: int, key: str, deadline_s: float) -> bytes:
-        """Wait for a value and return it. `deadline_s` is on the monotonic clock. Raises GroupError
-        when the generation is closed or the deadline has passed."""
+    def get(self, generation: int, key: str, deadline_s: float) -> tuple[bytes, bytes]:
+        """Wait for a value; return it with the part that is this rank's alone. `deadline_s` is on
+        the monotonic clock. Raises GroupError when the generation is closed or the deadline has
+        passed."""
         with self._changed:
             while True:
                 if generation <= self._closed_to:
@@ -91,9 +124,13 @@ class Mailbox:
                         f"generation {generation} was closed while this rank waited for {key!r};"
                         " the next generation connects anew"
                     )
-                value = self._values.get(generation, {}).get(key)
-                if value is not None:
-                    return value
+                if (found := self._values.get(generation, {}).get(key)) is not None:
+                    value, parts = found
+                    if parts and self.seat not in parts:
+                        raise GroupError(
+                            f"{key!r} has no part for rank {self.seat}: {sorted(parts)}"
+                        )
+                    return value, parts.get(self.seat, b"")
                 left_s = deadline_s - time.monotonic()
                 if left_s <= 0:
                     raise GroupError(
@@ -109,6 +146,8 @@ class Mailbox:
             for old in [number for number in self._values if number < generation]:
                 del self._values[old]
                 self._sizes.pop(old, None)
+            for old in [number for number in self._listeners if number < generation]:
+                del self._listeners[old]
 
     def close(self, generation: int) -> None:
         """End all waits for values of this generation and of older ones with GroupError."""
@@ -122,15 +161,20 @@ class GenerationNotes:
     gone."""
 
     def __init__(
-        self, mailbox: Mailbox, generation: Callable[[], int], name: str, rank: int
+        self,
+        mailbox: Mailbox,
+        generation: Callable[[], int],
+        name: str,
+        rank: int,
+        ranks: Sequence[int],
     ) -> None:
         self._mailbox, self._generation = mailbox, generation
-        self._name, self._rank = name, rank
+        self._name, self._rank, self._ranks = name, rank, ranks
 
     def post(self, slot: int, data: bytes) -> None:
         """Replace this rank's note in `slot`. Never waits."""
         with suppress(WireError):  # without its agent this process ends
-            self._mailbox.put(self._generation(), self._key(slot, self._rank), data)
+            self._mailbox.put(self._generation(), self._key(slot, self._rank), data, self._ranks)
 
     def posted(self, slot: int, rank: int) -> bytes:
         """Return a rank's note in `slot`, b"" if there is none."""
@@ -141,13 +185,20 @@ class GenerationNotes:
 
 
 class JoinStore(Store):
-    """Store of one inner group of one generation, backed by the mailbox."""
+    """Store of one inner group of one generation, backed by the mailbox.
 
-    def __init__(self, mailbox: Mailbox, generation: int, name: str, deadline_s: float) -> None:
+    Each rank publishes its gloo address with one number for each peer. Peers receive the address
+    and their own number, and read zeros for the others: N ranks get N^2 numbers, and not N^3.
+    """
+
+    def __init__(
+        self, mailbox: Mailbox, generation: int, name: str, ranks: Sequence[int], deadline_s: float
+    ) -> None:
         super().__init__()
         self._mailbox = mailbox
         self._generation = generation
         self._name = name
+        self._ranks = ranks
         self._deadline_s = deadline_s
         self._wait_s = 0.0
         self.published: dict[str, bytes] = {}  # by this rank
@@ -158,14 +209,22 @@ class JoinStore(Store):
 
     def set(self, key: str, value: bytes | str) -> None:
         """Publish a value to the other ranks."""
-        text = value.encode() if isinstance(value, str) else bytes(value)
-        self.published[key] = text
-        self._mailbox.put(self._generation, self._key(key), text)
+        data = value.encode() if isinstance(value, str) else bytes(value)
+        self.published[key] = data
+        at = _numbers_at(data, len(self._ranks))
+        self._mailbox.put(self._generation, self._key(key), data[:at], self._ranks, data[at:])
 
     def get(self, key: str) -> bytes:
         """Wait for a value and return it."""
+        if key in self.published:
+            return self.published[key]
         deadline_s = time.monotonic() + self._wait_s if self._wait_s else self._deadline_s
-        return self._mailbox.get(self._generation, self._key(key), deadline_s)
+        value, part = self._mailbox.get(self._generation, self._key(key), deadline_s)
+        if not part:
+            return value
+        before = PART_BYTES * self._ranks.index(self._mailbox.seat)
+        after = PART_BYTES * len(self._ranks) - before - len(part)
+        return value + bytes(before) + part + bytes(after)
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:  # noqa: ARG002 - the generation's deadline applies
         """Wait until all keys have values."""
@@ -217,6 +276,18 @@ class JobStore(Store):
     def has_extended_api(self) -> bool:
         """Return False: append and multi-get are not supported."""
         return False
+
+
+def _numbers_at(value: bytes, size: int) -> int:
+    """Return where the numbers for the peers begin in a value of gloo, a rank's host and address
+    behind their lengths; the end of any other value."""
+    try:
+        (host,) = _LENGTH.unpack_from(value)
+        (address,) = _LENGTH.unpack_from(value, _LENGTH.size + host)
+    except struct.error:
+        return len(value)
+    at = 2 * _LENGTH.size + host + address
+    return at if len(value) == at + PART_BYTES * size else len(value)
 
 
 def _foreign(key: str) -> UnsupportedError:

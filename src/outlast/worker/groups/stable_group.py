@@ -264,7 +264,9 @@ class StableGroup(_ProcessGroup):
     def rank_notes(self) -> GenerationNotes:
         """Return new notes of the ranks, which all of them ask for in the same order."""
         self._notes += 1
-        return self._groups.notes(f"notes {self._notes} of {self.meeting}", self.place.rank)
+        return self._groups.notes(
+            f"notes {self._notes} of {self.meeting}", self.place.rank, self.ranks
+        )
 
     def name(self) -> str:
         return self._backend

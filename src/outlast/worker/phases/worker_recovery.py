@@ -243,7 +243,7 @@ class WorkerRecovery:
         sent: dict[int, Ticket] = {}
         received: dict[int, Ticket] = {}
         try:
-            self._groups.connect(body.generation, body.addresses, body.timeout_s)
+            self._groups.connect(body.generation, body.timeout_s, body.transfers)
             self._compare_rehearsals()
             for donor, joiner in body.transfers:
                 if self.seat == donor:

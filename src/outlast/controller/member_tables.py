@@ -1,0 +1,198 @@
+"""Agents, workers and seats: the records of the members, and indexes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from outlast import events
+from outlast.controller.state_parts import StatePart
+from outlast.transport import messages
+
+
+class AgentRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Record of an agent: its host, incarnation, lease and last message."""
+
+    name: str
+    incarnation: int
+    host: str
+    capacity: int
+    lease_ns: int
+    renewed_ns: int
+    connected: bool = True  # frames reach it
+    lapsed: bool = False  # its lease expired: it has no workers
+
+    def until_ns(self) -> int:
+        """Return the time at which its workers count as lost unless it renews its lease."""
+        return self.renewed_ns + self.lease_ns
+
+
+class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One worker process that the controller has not seen reaped."""
+
+    name: str
+    agent: str
+    since_ns: int  # when it was spawned, later the time of the last request to it
+    seat: int = -1
+    is_spare: bool = False  # started without a seat
+    hello: messages.WorkerHello | None = None
+    member: int = 0  # the newest generation that was announced to it
+    whole: bool = False  # was in an open generation: holds its seat's state
+    status: messages.Status | None = None  # its newest answer to a Close
+    seated: int = 0  # the generation of its Seat
+    ready: int = 0  # the newest generation for which it sent Ready
+    joined: messages.Joined | None = None
+    finished: bool = False
+    fault: events.Fault | None = None  # why it was given up
+    killed_ns: int = 0  # when Kill was sent; 0: not given up
+    kills: int = 0
+    missing_ns: int = 0  # its agent came back without it; 0: not missing
+    is_blocked: bool = False  # its interpreter lock is held: it cannot answer now
+    preparing: bool = False  # Prepare was sent: unfit for a start of all ranks
+    stand_in: int = -1  # of Prepare: the rank for which it builds device meshes
+    is_hot: bool = False  # prepared, and waits for a seat
+    fits: tuple[int, ...] = ()  # the ranks that it can take when it is hot; (): all
+    calls: bytes = b""  # of Recorded
+
+
+class Members(StatePart, kw_only=True):
+    """Agents, workers, and the seats that workers have (membership).
+
+    `crews` and `unseated` are indexes of `workers`, and `touched` lists the records of this turn.
+    """
+
+    agents: dict[str, AgentRecord] = msgspec.field(default_factory=dict)
+    workers: dict[str, WorkerRecord] = msgspec.field(default_factory=dict)
+    crews: dict[str, tuple[str, ...]] = msgspec.field(default_factory=dict)  # agent -> workers
+    unseated: dict[str, None] = msgspec.field(default_factory=dict)  # workers without a seat
+    touched: dict[str, None] = msgspec.field(default_factory=dict)  # their deadlines may be new
+    seats: list[str] = msgspec.field(default_factory=list)  # worker by seat, "" for an empty one
+    abandoned_slots: dict[int, dict[str, bytes]] = msgspec.field(
+        default_factory=dict
+    )  # seat -> slots of its lost occupants
+    fingerprint: dict[str, str] | None = None  # of the first start; every worker must have it
+    spawned: int = 0  # workers started in this term
+    greeted_ns: int = 0  # when the first worker of this term sent Hello; 0: none has
+    refill_due: bool = False  # replace spares once this generation completes a phase
+    stays_warm: bool = False  # hot spares are not prepared any more: one failed, or ranks differ
+
+    def add(self, worker: WorkerRecord) -> WorkerRecord:
+        """Add a worker's record."""
+        self.workers[worker.name] = worker
+        self.crews[worker.agent] = (*self.crews.get(worker.agent, ()), worker.name)
+        self.touched[worker.name] = None
+        if worker.seat < 0:
+            self.unseated[worker.name] = None
+        return worker
+
+    def change(self, name: str, **changes: Any) -> WorkerRecord:
+        """Replace fields of one worker's record."""
+        worker = self.workers[name] = replace(self.workers[name], **changes)
+        self.touched[name] = None
+        if "seat" in changes:
+            self.unseated.pop(name, None)
+            if worker.seat < 0:
+                self.unseated[name] = None
+        return worker
+
+    def remove(self, name: str) -> None:
+        """Remove a worker's record, and empty its seat."""
+        worker = self.workers.pop(name)
+        self.crews[worker.agent] = tuple(one for one in self.crews[worker.agent] if one != name)
+        self.unseated.pop(name, None)
+        self.vacate(worker)
+
+    def set_agent(self, agent: AgentRecord) -> None:
+        """Add or replace an agent's record."""
+        self.agents[agent.name] = agent
+        self.touched[agent.name] = None
+
+    def take_touched(self) -> list[str]:
+        """Return the records that this turn has changed, and forget them."""
+        touched = list(self.touched)
+        self.touched.clear()
+        return touched
+
+    def crew(self, agent: str) -> list[WorkerRecord]:
+        """Return the workers of an agent."""
+        return [self.workers[name] for name in self.crews.get(agent, ())]
+
+    def room(self, agent: AgentRecord) -> int:
+        """Return how many more workers an agent may start."""
+        return agent.capacity - len(self.crews.get(agent.name, ())) if agent.connected else 0
+
+    def neighbours(self, seat: int) -> set[str]:
+        """Return agents whose hosts hold an adjacent rank and fewer seats than their share."""
+        if seat < 0 or not self.agents:
+            return set()
+        share = -(-len(self.seats) // len(self.agents))
+        beside = (self.seats[at] for at in (seat - 1, seat + 1) if 0 <= at < len(self.seats))
+        near = {worker.agent for name in beside if (worker := self.workers.get(name))}
+        return {name for name in near if name in self.agents and self._ranks_of(name) < share}
+
+    def _ranks_of(self, agent: str) -> int:
+        return sum(worker.seat >= 0 and not worker.killed_ns for worker in self.crew(agent))
+
+    def usable_spares(self) -> Iterator[WorkerRecord]:
+        """Yield the workers that may take a seat."""
+        for name in self.unseated:
+            worker = self.workers[name]
+            if not worker.killed_ns and not worker.missing_ns:
+                yield worker
+
+    def has_right_indexes(self) -> bool:
+        """Return whether the indexes list the workers as they are."""
+        crews: dict[str, set[str]] = {}
+        for worker in self.workers.values():
+            crews.setdefault(worker.agent, set()).add(worker.name)
+        found = {agent: set(names) for agent, names in self.crews.items() if names}
+        unseated = {worker.name for worker in self.workers.values() if worker.seat < 0}
+        return found == crews and self.unseated.keys() == unseated
+
+    def keep_warm(self) -> None:
+        """Prepare no spares any more."""
+        self.stays_warm = True
+
+    def assign(self, seat: int, name: str) -> None:
+        """Give a seat to a worker; "" empties it."""
+        self.seats[seat] = name
+
+    def vacate(self, worker: WorkerRecord) -> None:
+        """Empty the seat of a worker."""
+        if 0 <= worker.seat < len(self.seats) and self.seats[worker.seat] == worker.name:
+            self.seats[worker.seat] = ""
+
+    def set_seats(self, seats: Iterable[str], slots: dict[int, dict[str, bytes]]) -> None:
+        """Set all seats, with the slots that were left for them."""
+        self.seats = list(seats)
+        self.abandoned_slots = slots
+
+    def keep_slots(self, seat: int, slots: dict[str, bytes]) -> None:
+        """Keep the slots of a lost worker for its successor."""
+        self.abandoned_slots[seat] = {**self.abandoned_slots.get(seat, {}), **slots}
+
+    def settle_fingerprint(self, fingerprint: dict[str, str]) -> dict[str, str]:
+        """Return the run's fingerprint; the first start fixes it."""
+        if self.fingerprint is None:
+            self.fingerprint = fingerprint
+        return self.fingerprint
+
+    def refill_later(self) -> None:
+        """Fill the spares up when the generation that opens has completed a phase."""
+        self.refill_due = True
+
+    def excuse(self, later: Callable[[int], int]) -> None:
+        """Move all start times of waits by a stall of the launcher."""
+        for agent in tuple(self.agents.values()):
+            self.set_agent(replace(agent, renewed_ns=later(agent.renewed_ns)))
+        for worker in tuple(self.workers.values()):
+            self.change(
+                worker.name,
+                since_ns=later(worker.since_ns),
+                killed_ns=later(worker.killed_ns),
+                missing_ns=later(worker.missing_ns),
+            )
+        self.greeted_ns = later(self.greeted_ns)

@@ -1,0 +1,83 @@
+"""Groups in which ranks vote, gather and copy state, for worlds of any size.
+
+gloo connects every rank of a group with every other. Above FAN_OUT ranks the control group is
+therefore a tree of groups: blocks of FAN_OUT ranks, blocks of their first ranks, and so on. A value
+is reduced or gathered from the blocks up, and broadcast from the first ranks down. State is copied
+in groups of two.
+
+    level 1        0            32            64         first ranks of the blocks
+    level 0    0 1 .. 31    32 33 .. 63    64 65 .. 95
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from outlast.worker.groups.inner_group import InnerGroup
+
+FAN_OUT = 32
+
+
+class ControlBlocks(NamedTuple):
+    """The blocks of the control tree in which a rank is, from its leaf up."""
+
+    blocks: tuple[tuple[int, ...], ...]
+    has_top: bool  # the last one is the root of the tree
+
+
+def control_blocks(rank: int, world: int) -> ControlBlocks:
+    """Return the blocks of a rank; those of one rank are left out in a larger world."""
+    blocks: list[tuple[int, ...]] = []
+    stride = 1
+    while True:
+        width = stride * FAN_OUT
+        first = rank - rank % width
+        block = tuple(range(first, min(world, first + width), stride))
+        if len(block) > 1 or world == 1:
+            blocks.append(block)
+        if width >= world or rank != first:
+            return ControlBlocks(tuple(blocks), width >= world)
+        stride = width
+
+
+def _name(ranks: tuple[int, ...], world: int) -> str:
+    """Return the name of a block, "control" for one of all ranks."""
+    return "control" if len(ranks) == world else f"control {ranks[0]}-{ranks[-1]} of {len(ranks)}"
+
+
+def control_members(rank: int, world: int) -> dict[str, tuple[int, ...]]:
+    """Return the ranks of a rank's blocks, by name."""
+    return {_name(ranks, world): ranks for ranks in control_blocks(rank, world).blocks}
+
+
+class ControlTree(NamedTuple):
+    """The groups of one rank. `levels`: of its blocks. `pairs`: seat -> group of two for copies;
+    none where one block has all ranks. `below`: how many levels are below the root."""
+
+    levels: tuple[InnerGroup, ...]
+    pairs: Mapping[int, InnerGroup]
+    below: int
+
+    def with_seat(self, seat: int) -> InnerGroup:
+        """Return the group for copies to or from a seat; callers must not bind it, see
+        ControlGroup."""
+        return self.pairs.get(seat, self.levels[0])
+
+    @classmethod
+    def connect(
+        cls,
+        build: Callable[[str, tuple[int, ...]], InnerGroup],
+        rank: int,
+        world: int,
+        copies: Sequence[tuple[int, int]],
+    ) -> ControlTree:
+        """Build the groups, those for copies in their order, which is the same on all ranks."""
+        blocks, has_top = control_blocks(rank, world)
+        levels = tuple(build(_name(ranks, world), ranks) for ranks in blocks)
+        pairs: dict[int, InnerGroup] = {}
+        for pair in copies if world > FAN_OUT else ():
+            if rank in pair:
+                low, high = sorted(pair)
+                pairs[low + high - rank] = build(f"copies {low}-{high}", (low, high))
+        return cls(levels, pairs, len(levels) - has_top)
