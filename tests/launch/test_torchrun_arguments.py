@@ -7,10 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch.distributed.run import get_args_parser
 
 from outlast import config
 from outlast.errors import ConfigError, UsageError
 from outlast.launch.torchrun_arguments import RunPlan, parse
+
+FLAGS = {flag for action in get_args_parser()._actions for flag in action.option_strings}
 
 
 @pytest.fixture
@@ -64,7 +67,17 @@ def test_ours(script: str) -> None:
     assert plan.run_dir == "here" and plan.faults == ("kill:rank=1", "slow:step=3,for=1")
     assert (plan.fault_seed, plan.checkpoint_every, plan.json, plan.plain) == (7, 50, True, True)
     assert plan.limits.lease_s == 3.0 and plan.limits.attempts_max == 5
+
+
+@pytest.mark.skipif("--shutdown-timeout" not in FLAGS, reason="torch 2.11")
+def test_the_time_to_stop_is_torchruns(script: str) -> None:
     assert parse(["--shutdown-timeout", "7", script]).limits.stop_s == 7.0
+
+
+@pytest.mark.skipif("--log-line-prefix-template" not in FLAGS, reason="torch before 2.14")
+def test_a_prefix_of_lines_is_refused(script: str) -> None:
+    with pytest.raises(UsageError, match="--log-line-prefix-template is torchrun's and not"):
+        parse(["--log-line-prefix-template", "${rank}: ", script])
 
 
 @pytest.mark.parametrize("copies", ["0", "3", "-1"])

@@ -31,6 +31,7 @@ from pathlib import Path
 # Reports that a lost rank would have made, and what a pending rank is asked: 20.
 # Jobs of Slurm and signals that reach every process of a job: 4 modules, 380 lines.
 # Tables of members, a tree of control groups, spans of ranks: 3 modules, 600 lines.
+# An FSDP2 iteration that is reset by hand before torch 2.13: 80.
 CEILINGS = {
     "modules": 445,
     "folders of more than 16 modules": 0,
@@ -41,7 +42,7 @@ CEILINGS = {
     "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 103100,
+    "lines": 103180,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 0,
 }

@@ -211,7 +211,7 @@ def _seconds(text: str) -> float:
 def limits(given: Namespace) -> config.Limits:
     """Return the limits of `--limit` and `--shutdown-timeout`. Raises UsageError, ConfigError."""
     values: dict[str, str] = {}
-    if given.shutdown_timeout is not None:
+    if getattr(given, "shutdown_timeout", None) is not None:  # torch 2.11 has no such flag
         values["stop_s"] = str(given.shutdown_timeout)
     for text in given.limit:
         name, found, value = text.partition("=")

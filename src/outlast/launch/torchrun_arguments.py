@@ -36,6 +36,7 @@ _REFUSED: dict[str, object] = {
     "virtual_local_rank": False,
     "duplicate_stdout_filters": [],
     "duplicate_stderr_filters": [],
+    "log_line_prefix_template": "",  # from torch 2.14 on
 }
 
 AUDIT_EVERY = 100
@@ -233,7 +234,7 @@ def _refuse(given: Namespace) -> None:
     if given.node_rank != 0:
         raise UsageError(f"--node-rank {given.node_rank}: there is one node, and its rank is 0")
     for name, default in _REFUSED.items():
-        if getattr(given, name) != default:
+        if getattr(given, name, default) != default:
             flag = name.replace("_", "-")
             raise UsageError(
                 f"--{flag} is torchrun's and not supported by outlast run; leave it out"

@@ -116,11 +116,17 @@ def test_a_habit_of_scripts_has_the_same_outcome_as_without_a_template(
     async def act(crew: WorkerPool) -> None:
         assert crew.template.fds, stage.notes
         _, outcome, out = await live(crew, "w1-0")
-        assert (outcome.exit_code, out, outcome.stderr_tail) == (0, plain.stdout, plain.stderr)
+        assert (outcome.exit_code, out) == (0, plain.stdout)
+        assert own_errors(outcome.stderr_tail) == own_errors(plain.stderr)
         assert bool(crew.template.fds) == (not reason)
         assert reason in " ".join(" ".join(stage.notes).split())
 
     play(stage, script, act)
+
+
+def own_errors(text: str) -> str:
+    """Return what a script has written: torch 2.15 lists addresses of what it leaks at exit."""
+    return text.partition("nanobind: ")[0]
 
 
 PACKAGE = """
@@ -154,7 +160,8 @@ def test_a_package_that_sets_variables_of_the_compiler_ends_no_run(
     out, err = launcher.communicate(timeout=SECONDS)
     assert (launcher.returncode, out.count("True")) == (0, 2), out + err
     notes = [e.text for e in read_events(stage.root / "run") if isinstance(e, events.Note)]
-    assert [note for note in notes if "started anew" in note and "TORCHDYNAMO_VERBOSE" in note]
+    anew = [note for note in notes if "started anew" in note and "TORCHDYNAMO_VERBOSE" in note]
+    assert anew, notes
 
 
 def test_a_member_of_a_process_group_does_not_start_anew(

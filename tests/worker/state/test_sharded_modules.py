@@ -11,6 +11,7 @@ from torch import distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import SequenceParallel, parallelize_module
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -18,6 +19,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from outlast.errors import PhaseError, ProtectError
 from outlast.worker.phases.commit_gate import LeftoverGradients, must_have_reduced
 from outlast.worker.state.protected_state import ProtectedState, Replicated
+from outlast.worker.state.sharded_modules import groups_of_state, reset_by_hand
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -67,6 +69,49 @@ def test_gradients_of_shards_stay(end: str) -> None:
     assert all(one is other for one, other in zip(before, after, strict=True))
 
 
+class Interrupted(BaseException):
+    """What ends an attempt in the middle, as StepRefused does."""
+
+
+@pytest.mark.skipif(
+    not hasattr(FSDPParamGroup, "_wait_all_gather_streams_on_event"), reason="torch 2.15 and newer"
+)
+@pytest.mark.parametrize("interrupted", ["forward", "backward"])
+def test_an_iteration_is_reset_by_hand(interrupted: str) -> None:
+    """As torch does from 2.13 on: what is interrupted leaves nothing to a later iteration."""
+
+    def interrupt(*_: object) -> None:
+        raise Interrupted
+
+    job = Job()
+    job.backward()
+    state: Any = job.root._get_fsdp_state()
+    before = iteration_of(state)
+    result = job.forward()
+    if interrupted == "forward":
+        job.model[2].register_forward_pre_hook(interrupt)
+    else:
+        job.model[0].weight.register_hook(interrupt)
+    with pytest.raises(Interrupted):
+        job.forward() if interrupted == "forward" else result.backward()
+    assert iteration_of(state) != before
+    reset_by_hand(state)
+    assert iteration_of(state) == before
+
+
+def iteration_of(root: Any) -> list[object]:
+    """Return what FSDP2 keeps of an iteration."""
+    shared, common = root._comm_ctx, root._state_ctx
+    kept: list[object] = [shared.all_gather_state, len(shared.post_forward_order)]
+    kept += [common.iter_forward_root, common.post_backward_final_callback_queued]
+    for state in common.all_states:
+        kept += [state._training_state, len(state._modules_to_run_forward)]
+        for group in groups_of_state(state):
+            kept += [group._training_state, group.is_sharded, group._all_gather_result]
+            kept += [len(group._post_forward_indices), group._partial_reduce_output]
+    return kept
+
+
 def test_settings_are_put_back_with_the_ranks_own_state() -> None:
     job = Job()
     job.root.set_reshard_after_forward(False)
@@ -83,6 +128,27 @@ def test_settings_are_put_back_with_the_ranks_own_state() -> None:
     assert job.iterations.settings() == before
     job.protected.restore_own(now)
     assert job.iterations.settings() == switched
+
+
+@pytest.mark.skipif(
+    not hasattr(FSDPModule, "set_manual_backward_finalization"), reason="torch before 2.15"
+)
+def test_backwards_that_the_script_ends_are_put_back() -> None:
+    """Otherwise a replacement's backward would reduce where the other ranks' backward waits."""
+    job = Job()
+    root: Any = job.root
+    root.set_manual_backward_finalization(True)
+    job.backward()
+    with pytest.raises(PhaseError, match="that were not reduced"):
+        job.iterations.settle()
+    job.iterations.undo()
+    own = job.protected.own_state(job.protected.own_choices())
+    root.set_manual_backward_finalization(False)
+    job.protected.restore_own(own)
+    job.backward()
+    root.finalize_backward()
+    job.iterations.settle()
+    assert all(each.grad is not None for each in job.model.parameters())
 
 
 def test_torchs_own_choice_for_the_root_survives_the_undo_of_its_first_forward() -> None:

@@ -28,7 +28,7 @@ from outlast.worker.groups.inner_group import WAIT_TIMED_OUT, is_transport_error
 from outlast.worker.groups.rendezvous import Mailbox
 from outlast.worker.groups.stable_group import StableGroup
 
-TRIED = ("2.13", "2.14", "2.15")  # docs/torch-versions.md lists what ran on each
+TRIED = ("2.11", "2.12", "2.13", "2.14", "2.15")  # docs/torch-versions.md lists what ran on each
 PROOF_S = 30.0
 
 

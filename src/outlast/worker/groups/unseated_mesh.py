@@ -29,7 +29,8 @@ _MESH = DeviceMesh.__module__
 _BUILDS_DIMENSION = "_init_one_process_group"
 _BUILDERS = ("__init__", _BUILDS_DIMENSION, "_setup_world_group_and_device")
 _KEEPERS = ("torch.distributed.fsdp._fully_shard.", "torch.distributed.tensor._")
-_READ = ("2.13",)  # releases of torch whose sources were searched for what keeps a rank
+# Releases of torch whose sources were searched for what keeps a rank.
+_READ = ("2.11", "2.12", "2.13", "2.14", "2.15")
 CAN_MOVE = torch.__version__.startswith(_READ)  # with others a spare waits where a mesh is made
 
 
@@ -49,8 +50,9 @@ def rows_of(frame: FrameType | None, ranks: tuple[int, ...]) -> tuple[tuple[int,
     while frame is not None:
         if module_of(frame) == _MESH and frame.f_code.co_name == _BUILDS_DIMENSION:
             rows = frame.f_locals.get("pg_ranks_by_dim")
+            keeps_order = frame.f_locals.get("preserve_rank_order", False)  # from torch 2.15 on
             if rows is not None:
-                return tuple(tuple(sorted(row)) for row in rows.tolist())
+                return tuple(tuple(row if keeps_order else sorted(row)) for row in rows.tolist())
         frame = frame.f_back
     return (ranks,)
 

@@ -7,7 +7,7 @@ moves between workers; the layout is the joiner's own.
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -28,22 +28,12 @@ def refuse_unsupported(modules: Mapping[str, nn.Module]) -> None:
                     " parameters do not identify the shard of a rank; nothing was protected; use"
                     " fully_shard (FSDP2), on a 2-D mesh where each shard is to have a replica"
                 )
-            if fsdp is not None and isinstance(part, fsdp.FSDPModule):
-                _must_be_resettable(name, part)
         if any(hasattr(parameter, "_st_info") for parameter in module.parameters()):
             raise UnsupportedError(
                 f"module {name!r} is a tensor-parallel module inside DistributedDataParallel with a"
                 " device_mesh, which makes new parameters in each forward; nothing was protected;"
                 " use fully_shard on the data dimensions of the mesh instead of DDP"
             )
-
-
-def _must_be_resettable(name: str, part: Any) -> None:
-    if not hasattr(part, "reset_iter_state"):
-        raise UnsupportedError(
-            f"module {name!r} is sharded by fully_shard of torch {torch.__version__}, whose"
-            " iteration cannot be undone; nothing was protected; torch 2.13 and newer can"
-        )
 
 
 # Settings of a group of parameters that scripts switch between and inside phases.
@@ -115,8 +105,10 @@ class FSDPIterations:
         for part, saved, now in zip(parts, settings, present, strict=True):
             if saved == now:
                 continue
-            is_last, reshards, before, behind, *values = saved
+            is_last, is_manual, reshards, before, behind, *values = saved
             part.set_is_last_backward(is_last)
+            if is_manual is not None:  # torch has a setter for the root alone
+                part._get_fsdp_state()._state_ctx.manual_backward_finalization = is_manual  # noqa: SLF001
             if reshards is not None:
                 part.set_reshard_after_forward(reshards, recurse=False)
             part.set_modules_to_forward_prefetch([parts[place] for place in before])
@@ -152,10 +144,58 @@ def _reset(root: Any) -> None:
     would drop as well."""
     shards = [shard.sharded_param for shard in _parameters_of(root)]
     gradients = [shard.grad for shard in shards]
-    root.reset_iter_state()
+    if hasattr(root, "reset_iter_state"):
+        root.reset_iter_state()
+    else:
+        reset_by_hand(root._get_fsdp_state())  # noqa: SLF001 - torch has no other access
     for shard, gradient in zip(shards, gradients, strict=True):
         if shard.grad is not gradient:
             shard.grad = gradient
+
+
+def reset_by_hand(root: Any) -> None:
+    """Do for the state of a root what `reset_iter_state` does, which torch before 2.13 lacks."""
+    shared, wait = root._comm_ctx, root._device_handle.current_stream().wait_event  # noqa: SLF001 - torch has no other access, here and below
+    if hasattr(shared, "reduce_scatter_states"):
+        scattered = [*shared.reduce_scatter_states]
+        shared.reduce_scatter_states.clear()
+    else:  # torch 2.11 has one
+        scattered, shared.reduce_scatter_state = [shared.reduce_scatter_state], None
+    _wait_for(wait, [shared.all_gather_state, *scattered])
+    shared.all_gather_state = None
+    shared.post_forward_order.clear()
+    common = root._state_ctx  # noqa: SLF001
+    for state in common.all_states:
+        state._modules_to_run_forward.clear()  # noqa: SLF001
+        state._training_state = type(state._training_state).IDLE  # noqa: SLF001
+        for group in groups_of_state(state):
+            _reset_group(group, wait)
+    common.iter_forward_root, common.post_backward_final_callback_queued = None, False
+
+
+def _reset_group(group: Any, wait: Callable[[Any], object]) -> None:
+    gathered = group._all_gather_result  # noqa: SLF001 - torch has no other access, here and below
+    if gathered is not None:
+        if gathered.all_gather_event is not None:
+            wait(gathered.all_gather_event)
+        if isinstance(gathered.all_gather_work, torch.distributed.Work):
+            gathered.all_gather_work.wait()
+    if group._post_reduce_event is not None:  # noqa: SLF001
+        wait(group._post_reduce_event)  # noqa: SLF001
+    _wait_for(wait, [group._all_reduce_state])  # noqa: SLF001
+    group._wait_all_gather_streams_on_event(group._reshard_after_forward_event)  # noqa: SLF001
+    group._all_gather_result = group._post_reduce_event = group._all_reduce_state = None  # noqa: SLF001
+    group._reshard_after_forward_event = group._partial_reduce_output = None  # noqa: SLF001
+    group._post_forward_indices.clear()  # noqa: SLF001
+    group._training_state = type(group._training_state).IDLE  # noqa: SLF001
+    group._to_sharded()  # noqa: SLF001
+
+
+def _wait_for(wait: Callable[[Any], object], states: Iterable[Any]) -> None:
+    """Let the current stream wait for the events of communication states, where there are any."""
+    for state in states:
+        if state is not None and state.event is not None:
+            wait(state.event)
 
 
 def _settings_of(part: Any, places: Mapping[int, int]) -> list[Any]:
@@ -164,6 +204,7 @@ def _settings_of(part: Any, places: Mapping[int, int]) -> list[Any]:
     prefetched = state._states_to_forward_prefetch, state._states_to_backward_prefetch  # noqa: SLF001
     return [
         state._state_ctx.is_last_backward,  # noqa: SLF001
+        getattr(state._state_ctx, "manual_backward_finalization", None),  # noqa: SLF001 - torch 2.15
         _reshards(state),
         *([places[id(each)] for each in states if id(each) in places] for states in prefetched),
         *(getattr(group, name) for group, name in _places_of(part)),
@@ -175,7 +216,8 @@ def _reshards(state: Any) -> bool | None:
     reshards to a smaller mesh."""
     if state._auto_reshard_after_forward:  # noqa: SLF001 - the first forward decides
         return None
-    meshes = [(each.mesh_info, each.post_forward_mesh_info) for each in state._fsdp_param_groups]  # noqa: SLF001
+    groups = groups_of_state(state)
+    meshes = [(each.mesh_info, each.post_forward_mesh_info) for each in groups]
     if any(smaller not in (None, mesh) for mesh, smaller in meshes):
         return None
     return any(mesh is not None for _, mesh in meshes)
@@ -183,13 +225,20 @@ def _reshards(state: Any) -> bool | None:
 
 def _places_of(part: Any) -> list[tuple[Any, str]]:
     """Return (group, name) of each setting that this release of torch has."""
-    groups: list[Any] = part._get_fsdp_state()._fsdp_param_groups  # noqa: SLF001 - torch has no list
+    groups = groups_of_state(part._get_fsdp_state())  # noqa: SLF001 - torch has no other access
     return [(group, name) for group in groups for name in _SETTINGS if name in vars(group)]
 
 
 def _groups_of(root: Any) -> Iterator[Any]:
     for state in root._get_fsdp_state()._state_ctx.all_states:  # noqa: SLF001 - torch has no list
-        yield from state._fsdp_param_groups  # noqa: SLF001 - the same
+        yield from groups_of_state(state)
+
+
+def groups_of_state(state: Any) -> list[Any]:
+    """Return the groups of parameters of one FSDP2 module, by its state. torch 2.11 has one."""
+    if hasattr(state, "_fsdp_param_groups"):
+        return state._fsdp_param_groups  # noqa: SLF001 - torch has no other access, here and below
+    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]  # noqa: SLF001
 
 
 def _parameters_of(root: Any) -> Iterator[Any]:

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from outlast.errors import UnsupportedError
+from outlast.worker.state.sharded_modules import groups_of_state
 
 PIPELINING = "torch.distributed.pipelining"
 _SUPPORTED = (
@@ -62,6 +63,11 @@ def must_be_undoable(name: str, stage: Any, kind: str) -> None:
         )
     _must_reduce_once(where, stage.submod, kind)
     _must_be_whole_or_sharded(where, stage.submod)
+    if not hasattr(stage, "_inference_mode"):
+        raise UnsupportedError(
+            f"{where} is one of torch {torch.__version__}, whose shapes cannot be put back;"
+            " nothing was protected; torch 2.12 and newer can"
+        )
 
 
 def _must_reduce_once(where: str, module: Any, kind: str) -> None:
@@ -113,7 +119,7 @@ def _must_be_whole_or_sharded(where: str, module: Any) -> None:
     shards = {
         id(shard.sharded_param)
         for part in sharded
-        for group in part._get_fsdp_state()._fsdp_param_groups  # noqa: SLF001 - torch has no list
+        for group in groups_of_state(part._get_fsdp_state())  # noqa: SLF001 - torch has no other access
         for shard in group.fsdp_params
         if not shard.is_dtensor
     }
