@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from tests.controller.controller_driver import ControllerDriver
 
 from outlast import events
 from outlast.config import Limits
-from outlast.controller import membership, state_machine
+from outlast.controller import membership, node_placement, state_machine
 from outlast.controller.controller_state import ControllerState, ControllerTurn
-from outlast.controller.member_tables import AgentRecord, WorkerRecord
+from outlast.controller.member_tables import AgentRecord, NodePlacement, WorkerRecord
 from outlast.controller.recovery import reconfiguration
 from outlast.transport import messages
 
@@ -161,6 +162,53 @@ def test_ranks_are_contiguous_by_host(world: int, expected: str) -> None:
     turn = two_hosts(world)
     reconfiguration.gather_members(turn)
     assert hosts(turn.state) == expected
+
+
+def nodes(world: int, ranks_per_node: int, spares: int = 0) -> ControllerTurn:
+    """Return the start of a run of nodes c, a, b, in this order of node ranks."""
+    state = state_machine.initial(
+        world,
+        spares,
+        Limits(),
+        placement=NodePlacement(agents=("c", "a", "b"), ranks_per_node=ranks_per_node),
+    )
+    turn = ControllerTurn(state)
+    reconfiguration.start_over(turn, 0, 0)
+    return turn
+
+
+def connect(turn: ControllerTurn, *names: str) -> None:
+    for name in names:
+        turn.state.members.agents[name] = AgentRecord(
+            name=name, incarnation=1, host=name, capacity=4, lease_ns=10**12, renewed_ns=0
+        )
+    reconfiguration.gather_members(turn)
+
+
+def test_ranks_follow_node_ranks_once_all_nodes_are_there() -> None:
+    turn = nodes(4, 2, spares=2)
+    connect(turn, "a", "b")
+    assert turn.state.members.workers == {}, "no rank starts before all nodes are there"
+    connect(turn, "c")
+    assert hosts(turn.state) == "ccaa"
+    spares = [worker.agent for worker in turn.state.members.workers.values() if worker.seat < 0]
+    assert spares == ["b", "b"], "the spare node has most room"
+
+
+def test_a_rank_returns_to_its_node_and_to_another_one_if_that_is_lost() -> None:
+    turn = nodes(4, 2)
+    connect(turn, "a", "b", "c")
+    state = turn.state
+    state.members.remove(state.members.seats[2])
+    membership.fill(turn, 2)
+    assert hosts(state) == "ccaa"
+    state.members.agents["a"] = replace(state.members.agents["a"], connected=False, lapsed=True)
+    for seat in (2, 3):
+        state.members.remove(state.members.seats[seat])
+    for seat in (2, 3):
+        membership.fill(turn, seat)
+    assert hosts(state) == "ccbb"
+    assert node_placement.lost_nodes(state) == ["a"]
 
 
 def test_a_spare_of_the_same_host_takes_the_seat_first() -> None:

@@ -33,7 +33,7 @@ from pathlib import Path
 # Tables of members, a tree of control groups, spans of ranks: 3 modules, 600 lines.
 # An FSDP2 iteration that is reset by hand before torch 2.13: 80.
 CEILINGS = {
-    "modules": 445,
+    "modules": 450,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 1,
@@ -42,7 +42,7 @@ CEILINGS = {
     "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 103180,
+    "lines": 104700,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 0,
 }

@@ -12,7 +12,7 @@ from outlast.config import Limits
 from outlast.controller import state_parts as parts
 from outlast.controller.audit.audit_records import AuditState
 from outlast.controller.inputs import Action, AnyEntry, AppendJournal, Emit, Send
-from outlast.controller.member_tables import Members, WorkerRecord
+from outlast.controller.member_tables import Members, NodePlacement, WorkerRecord
 from outlast.controller.save_schedule.save_tiers import SavePolicy
 from outlast.controller.state_parts import MODES, Mode
 from outlast.errors import InvariantError
@@ -42,6 +42,7 @@ class ControllerState(parts.StatePart, kw_only=True):
     limits: Limits
     policy: SavePolicy = SavePolicy()
     migrate_on: MigrateOn = ""
+    placement: NodePlacement = NodePlacement()
     clock: parts.Clock = msgspec.field(default_factory=parts.Clock)
     inbox: parts.Inbox = msgspec.field(default_factory=parts.Inbox)
     members: Members = msgspec.field(default_factory=Members)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 
 from outlast import events
-from outlast.controller import membership, shared_values
+from outlast.controller import membership, node_placement, shared_values
 from outlast.controller.audit import audit_protocol as audit
 from outlast.controller.controller_state import S_NS, ControllerTurn, WorkerRecord
 from outlast.controller.inputs import Wake
@@ -133,9 +133,10 @@ def _connect_late(turn: ControllerTurn) -> None:
 
 def _no_room(turn: ControllerTurn) -> None:
     empty = [seat for seat, name in enumerate(turn.state.members.seats) if not name]
-    detail = (
-        f"no agent had room for a worker at ranks {empty} within {turn.state.limits.hello_s:g} s"
-    )
+    limit_s = node_placement.room_limit_s(turn.state)
+    detail = f"no agent had room for a worker at ranks {empty} within {limit_s:g} s"
+    if turn.state.placement.agents and (lost := node_placement.lost_nodes(turn.state)):
+        detail += f"; without an answer: {', '.join(lost)}"
     fault = events.Fault(kind="agent_lost", detail=detail, t_ns=turn.now_ns)
     run_ending.stop(turn, "gave_up", fault, detail)
 
@@ -155,7 +156,7 @@ def _mode_deadline(turn: ControllerTurn) -> int | None:
         alive = any(not w.killed_ns for w in state.members.workers.values())
         return state.clock.since_ns + _ns(limits.stop_s) if alive else None
     if state.mode == "gathering" and "" in state.members.seats:
-        return state.clock.since_ns + _ns(limits.hello_s)
+        return state.clock.since_ns + _ns(node_placement.room_limit_s(state))
     if state.mode == "awaiting":
         return state.clock.since_ns + _ns(limits.lease_s)
     if state.mode == "verifying":

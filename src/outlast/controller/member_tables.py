@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -56,6 +56,25 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     is_hot: bool = False  # prepared, and waits for a seat
     fits: tuple[int, ...] = ()  # the ranks that it can take when it is hot; (): all
     calls: bytes = b""  # of Recorded
+
+
+class NodePlacement(msgspec.Struct, frozen=True, kw_only=True):
+    """Nodes of a run and their share of its ranks.
+
+    `agents`: the agents in the order of node ranks, spare nodes last; () for a run that takes any
+    agent. Ranks are contiguous by node: rank r belongs to node r // ranks_per_node.
+    """
+
+    agents: tuple[str, ...] = ()
+    ranks_per_node: int = 0
+
+    def home(self, seat: int) -> str:
+        """Return the agent of the node to which a rank belongs; "" without nodes."""
+        return self.agents[seat // self.ranks_per_node] if self.agents and seat >= 0 else ""
+
+    def absent(self, agents: Collection[str]) -> list[str]:
+        """Return the agents of the placement that are not among `agents`."""
+        return [name for name in self.agents if name not in agents]
 
 
 class Members(StatePart, kw_only=True):
@@ -124,16 +143,18 @@ class Members(StatePart, kw_only=True):
         """Return how many more workers an agent may start."""
         return agent.capacity - len(self.crews.get(agent.name, ())) if agent.connected else 0
 
-    def neighbours(self, seat: int) -> set[str]:
-        """Return agents whose hosts hold an adjacent rank and fewer seats than their share."""
+    def neighbours(self, seat: int, share: int = 0) -> set[str]:
+        """Return agents whose hosts hold an adjacent rank and fewer seats than their share, by
+        default an equal one."""
         if seat < 0 or not self.agents:
             return set()
-        share = -(-len(self.seats) // len(self.agents))
+        share = share or -(-len(self.seats) // len(self.agents))
         beside = (self.seats[at] for at in (seat - 1, seat + 1) if 0 <= at < len(self.seats))
         near = {worker.agent for name in beside if (worker := self.workers.get(name))}
-        return {name for name in near if name in self.agents and self._ranks_of(name) < share}
+        return {name for name in near if name in self.agents and self.ranks_of(name) < share}
 
-    def _ranks_of(self, agent: str) -> int:
+    def ranks_of(self, agent: str) -> int:
+        """Return how many ranks an agent has."""
         return sum(worker.seat >= 0 and not worker.killed_ns for worker in self.crew(agent))
 
     def usable_spares(self) -> Iterator[WorkerRecord]:

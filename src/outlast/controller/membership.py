@@ -16,6 +16,7 @@ from outlast.controller.controller_state import (
 )
 from outlast.controller.lifecycle import run_ending
 from outlast.controller.member_tables import AgentRecord
+from outlast.controller.node_placement import neighbours
 from outlast.controller.recovery import incident_response
 from outlast.controller.recovery.recovery_ladder import is_accident
 from outlast.transport import messages
@@ -31,7 +32,7 @@ def spawn(turn: ControllerTurn, seat: int) -> str:
     torchrun, else to the agent with the most room."""
     state = turn.state
     members = state.members
-    near = (members.agents[name] for name in members.neighbours(seat))
+    near = (members.agents[name] for name in neighbours(state, seat))
     room = [agent for agent in near if members.room(agent) > 0]
     agent = min(
         room or members.agents.values(),
@@ -72,7 +73,7 @@ def fill(turn: ControllerTurn, seat: int) -> str:
     """Fill an empty seat with a warm spare, else the oldest starting spare, else a new worker.
     Return its name; "" if there is none."""
     state = turn.state
-    spares = planned_migration.healthy_first(state, seat, state.members.neighbours(seat))
+    spares = planned_migration.healthy_first(state, seat, neighbours(state, seat))
     spares = spares or state.cold_spares()
     if spares:
         name = turn.change(spares[0].name, seat=seat, since_ns=turn.now_ns).name
@@ -136,6 +137,13 @@ def on_hello(turn: ControllerTurn, worker: WorkerRecord, body: messages.WorkerHe
     if known is not None and not known.fingerprint.keys() < body.fingerprint.keys():
         return
     worker = turn.change(worker.name, hello=body)
+    if body.devices and turn.state.placement.agents:
+        detail = (
+            f"{worker.name} has {body.devices} GPUs, which runs of several nodes do not support"
+            " yet; nothing was trained; hide them with CUDA_VISIBLE_DEVICES= or use one node"
+        )
+        run_ending.stop(turn, "user_error", turn.blame(worker, "mismatch", detail), detail)
+        return
     if known is None:
         members.greeted_ns = members.greeted_ns or turn.now_ns
         turn.emit(events.WorkerWarm(t_ns=turn.now_ns, worker=worker.name))

@@ -6,6 +6,7 @@ ones. docs/protocol.md lists its invariants (a) to (g). Each module behind it ha
 
 =========================== ==================================================================
 membership                  agents and workers: leases, starts, losses
+node_placement              which node has which ranks
 recovery/                   a failure, its answers, the decision, the next generation
 lifecycle/                  start, takeover, restart and end of a run
 shared_values               rendezvous values, shared values, records, schemas
@@ -38,7 +39,7 @@ from outlast.controller.controller_state import (
     WorkerRecord,
 )
 from outlast.controller.lifecycle import run_ending, run_start
-from outlast.controller.member_tables import AgentRecord
+from outlast.controller.member_tables import AgentRecord, NodePlacement
 from outlast.controller.recovery import incident_response, reconfiguration, recovery_decision
 from outlast.controller.save_schedule import interval_updates
 from outlast.controller.save_schedule.save_tiers import SavePolicy
@@ -51,11 +52,16 @@ def initial(
     limits: Limits,
     policy: SavePolicy | None = None,
     migrate_on: MigrateOn = "",
+    placement: NodePlacement | None = None,
 ) -> ControllerState:
     """Return the state before BeginTerm of a job with `world` ranks and `spares` spare workers."""
-    policy = policy or SavePolicy()
     return ControllerState(
-        world=world, spares=spares, limits=limits, policy=policy, migrate_on=migrate_on
+        world=world,
+        spares=spares,
+        limits=limits,
+        policy=policy or SavePolicy(),
+        migrate_on=migrate_on,
+        placement=placement or NodePlacement(),
     )
 
 

@@ -6,6 +6,7 @@ import random
 from typing import Literal, NamedTuple
 
 from outlast.config import AUTO
+from outlast.controller.member_tables import NodePlacement
 from outlast.controller.save_schedule.save_tiers import SavePolicy
 
 FaultKind = Literal[
@@ -117,6 +118,22 @@ class FaultPlan(NamedTuple):
         PlannedFault, ...
     ] = ()  # bits of one rank's state, after a phase; then all are audited
 
+    def hosts(self) -> tuple[str, ...]:
+        """Return the names of the hosts."""
+        return tuple(f"host{index}" for index in range(self.agents))
+
+    def room(self) -> int:
+        """Return how many workers a host may have at once."""
+        workers = self.world + self.spares
+        return workers if self.agents == 1 else -(-workers // self.agents) + 1
+
+    def placement(self) -> NodePlacement:
+        """Return the placement of ranks; a run on one host takes any agent."""
+        if self.agents == 1:
+            return NodePlacement()
+        share = -(-self.world // self.agents)
+        return NodePlacement(agents=self.hosts(), ranks_per_node=share)
+
 
 def draw_plan(seed: int) -> FaultPlan:
     """Draw the plan of a seed.
@@ -174,7 +191,9 @@ def draw_plan(seed: int) -> FaultPlan:
     plan = _flipping(dice, plan)
     plan = plan._replace(shard_sets=dice.choice((1, 1, 1, 1, 2, world)))
     if plan.shard_sets > 1 and dice.random() < 0.6:
-        return plan._replace(checkpoint_every=1, skips=dice.choice((0.0, 0.3, 0.6)))
+        plan = plan._replace(checkpoint_every=1, skips=dice.choice((0.0, 0.3, 0.6)))
+    if plan.agents > 1 and dice.random() < 0.3:  # a rank a node, and perhaps a spare node
+        return plan._replace(agents=world + dice.choice((0, 1)))
     return plan
 
 

@@ -85,13 +85,11 @@ class SimCluster:
         self._connecting: dict[int, tuple[str, ...]] = {}  # worker by seat, by generation
         self._crash_in = -1
         self._look_costs_a_host = False
-        self._first = initial(plan.world, plan.spares, self.limits, plan.policy, "drain")
+        self._first = initial(
+            plan.world, plan.spares, self.limits, plan.policy, "drain", plan.placement()
+        )
         self._state = self._first
-        room = self.plan.world + self.plan.spares
-        if self.plan.agents > 1:
-            room = -(-room // self.plan.agents) + 1
-        names = [f"host{index}" for index in range(self.plan.agents)]
-        self.agents = {name: SimAgent(self, name, room) for name in names}
+        self.agents = {name: SimAgent(self, name, plan.room()) for name in plan.hosts()}
         self._start_controller()
         for time_s, what in self.plan.timed:
             self.timeline.at(time_s, lambda what=what: self._happen(what))
