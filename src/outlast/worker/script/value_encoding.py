@@ -27,6 +27,9 @@ CONTAINERS = (list, tuple, dict, OrderedDict, defaultdict, Counter, set, frozens
 _OTHERS = (np.generic, torch.Size, torch.dtype, io.IOBase)
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _GENERATOR, _DEQUE, _FILE = "outlast.generator", "outlast.deque", "outlast.file"
+_MAXLEN = "maxlen"
+_SERIES = {"list": list, "tuple": tuple, "deque": deque}
+_OF_RECORDS = "outlast.records"  # a list, tuple or deque with items that are found by name
 
 
 def outward(value: Any) -> Any:
@@ -35,8 +38,10 @@ def outward(value: Any) -> Any:
         return value
     if isinstance(value, GENERATOR_TYPES):
         return {_GENERATOR: random_state.states({"it": value})}
+    if type(value) in _SERIES.values() and any(map(_is_record, set(map(type, value)))):
+        return {_OF_RECORDS: [type(value).__name__, [*map(outward, value)], _maxlen(value)]}
     if type(value) is deque:
-        return {_DEQUE: list(value)}
+        return {_DEQUE: list(value), _MAXLEN: value.maxlen}
     if isinstance(value, io.IOBase):
         place = place_in_file(value)
         return value if place is None else {_FILE: place}
@@ -65,7 +70,11 @@ def refill(live: Any, saved: Any, *, in_place: bool) -> tuple[Any, bool]:
         return _resolved(saved), False
     new: Any = saved
     if isinstance(saved, dict) and _DEQUE in saved:
-        new = deque(saved[_DEQUE], live.maxlen if type(live) is deque else None)
+        new = deque(saved[_DEQUE], saved.get(_MAXLEN, _maxlen(live)))
+    if isinstance(saved, dict) and _OF_RECORDS in saved:
+        kind, items, maxlen = saved[_OF_RECORDS]
+        items = map(_resolved, items)
+        new = deque(items, maxlen) if kind == "deque" else _SERIES[kind](items)
     if type(live) is nn.Parameter and type(new) is torch.Tensor:
         new = nn.Parameter(new, requires_grad=False)  # with a gradient it is not saved
     if type(live) is not type(new):
@@ -86,6 +95,10 @@ def refill(live: Any, saved: Any, *, in_place: bool) -> tuple[Any, bool]:
     else:
         return new, False
     return live, True
+
+
+def _maxlen(value: Any) -> int | None:
+    return value.maxlen if type(value) is deque else None
 
 
 def written(value: Any) -> bytes | None:
@@ -129,6 +142,8 @@ def _fits(value: Any) -> bool:
             if len(each) > nodes:
                 return False
             todo += [*each.keys(), *each.values()] if isinstance(each, dict) else each
+        elif _is_record(type(each)):
+            todo += [getattr(each, name, None) for name in _record_fields(type(each)) or ()]
         elif not isinstance(each, (*PLAIN, *GENERATOR_TYPES, *_OTHERS)):
             return False
         if room < 0 or nodes < 0:
@@ -176,6 +191,13 @@ def _reference(value: Any) -> dict[str, Any] | None:
     return {_RECORD: [*place, {name: outward(getattr(value, name)) for name in names}]}
 
 
+def _is_record(kind: type) -> bool:
+    """Return whether instances of the class are members of the script's enumeration, or records."""
+    if kind in PLAIN or not is_own_class(kind):
+        return False
+    return issubclass(kind, Enum) or _record_fields(kind) is not None
+
+
 def _record_fields(kind: type) -> list[str] | None:
     """Return the fields of a class with immutable instances; None for other classes."""
     if dataclasses.is_dataclass(kind) and getattr(kind, "__dataclass_params__").frozen:  # noqa: B009 - pyright does not know it
@@ -220,7 +242,7 @@ def _is_saved_reference(saved: Any) -> bool:
 def _resolved(saved: Any) -> Any:
     """Return the object that a saved reference names. Raises PathGone if this process lacks it."""
     if not _is_saved_reference(saved):
-        return saved
+        return refill(None, saved, in_place=False)[0]
     ((kind, content),) = saved.items()
     if kind == _PARTIAL:
         function, given, named = content
