@@ -162,3 +162,72 @@ def test_a_closed_memory_map_has_no_state() -> None:
     memory = mmap.mmap(-1, 64)
     memory.close()
     assert look_of(memory, ())[:2] == ("object", "mmap")
+
+
+LATE = {
+    "a plain value that a dict of other values gets": """
+        context = {"act": lambda: 0, "n": 0}
+        def change(i):
+            context["best"] = context.get("best", 9) - 1
+        def value():
+            return context.get("best")
+        """,
+    "a plain value that a dict of the script's class gets": """
+        class Counts(dict):
+            def __missing__(self, key):
+                return 0
+        counts = Counts()
+        def change(i):
+            counts["late"] += i
+        def value():
+            return counts["late"]
+        """,
+    "an attribute behind a property's setter": """
+        class Rate:
+            def __init__(self):
+                self._value = 1
+            @property
+            def value(self):
+                return self._value
+            @value.setter
+            def value(self, new):
+                self._value = new
+        rate = Rate()
+        def change(i):
+            rate.value *= 2
+        def value():
+            return rate.value
+        """,
+}
+LOOP = """
+        def step(i):
+            seen = value()
+            session.step()
+            return seen
+        for i in session.batches(9):
+            out.append(session.run(step, i))
+            if i > 4:
+                change(i)
+"""
+
+
+@pytest.mark.parametrize("way", LATE)
+def test_values_that_appear_or_change_late_are_carried(way: str) -> None:
+    alone = play(LATE[way] + LOOP, Plain())
+    assert play(LATE[way] + LOOP, Session(redo=7)) == alone
+    with pytest.raises(DiedError) as died:
+        play(LATE[way] + LOOP, Session(die=7))
+    assert play(LATE[way] + LOOP, Session(slot=died.value.slot, begin=7)) == alone
+
+
+def test_a_list_of_the_scripts_class_that_grows_late_is_refused_by_name() -> None:
+    text = """
+        class Stack(list):
+            pass
+        stack = Stack()
+        def change(i):
+            stack.append(i)
+        def value():
+            return len(stack)
+        """
+    assert "adds played.stack[0] (int)" in refusal(text + LOOP)

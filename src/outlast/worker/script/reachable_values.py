@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from contextvars import ContextVar
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +28,7 @@ from outlast.worker.script.value_paths import (
     Step,
     attributes_stored_by,
     cached_properties,
+    functions_of,
     is_own_class,
     is_own_file,
     text,
@@ -226,14 +227,13 @@ class ReachableValues:
             if not is_own_class(base):
                 continue
             for name, member in vars(base).items():
-                function = getattr(member, "__func__", getattr(member, "fget", member))
-                function = member.func if isinstance(member, cached_property) else function
-                self._add_cache((*path, ("attr", name)), function)
-                function = unwrapped(function)
-                if isinstance(function, types.FunctionType) and name != "__init__":
-                    count = len(self.codes)
-                    self._add_function((*path, ("attr", name)), function)
-                    self.methods.update((id(each.code), name) for each in self.codes[count:])
+                for function in functions_of(member):
+                    self._add_cache((*path, ("attr", name)), function)
+                    function = unwrapped(function)
+                    if isinstance(function, types.FunctionType) and name != "__init__":
+                        count = len(self.codes)
+                        self._add_function((*path, ("attr", name)), function)
+                        self.methods.update((id(each.code), name) for each in self.codes[count:])
 
     def _add_cache(self, path: Path, function: Any) -> None:
         """Record a function of the script whose results `functools.lru_cache` keeps."""

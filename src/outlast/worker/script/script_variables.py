@@ -32,11 +32,12 @@ from outlast.worker.script.training_loop import (
 from outlast.worker.script.unversioned_writes import can_write_unversioned
 from outlast.worker.script.value_caches import LateChanges, WatchedCaches
 from outlast.worker.script.value_encoding import written
-from outlast.worker.script.value_fingerprints import QUEUES, is_opaque
+from outlast.worker.script.value_fingerprints import ITEMS_MAX, QUEUES, is_opaque
 from outlast.worker.script.value_paths import (
     Path,
     PathGone,
     PathRoots,
+    described,
     is_own_class,
     own_frames,
     text,
@@ -151,7 +152,7 @@ class ScriptVariables(Refusals):
         """Refuse values that changed late, since another process may be at a rank in the generation
         that was opened."""
         for path, value in self._uncarried(self._late.all()):
-            self.refuse(f"the script has changed {_described(path, value)}, after its first steps")
+            self.refuse(f"the script has changed {described(path, value)}, after its first steps")
 
     def _watch_late(self, reach: ReachableValues) -> None:
         watched = [
@@ -165,7 +166,7 @@ class ScriptVariables(Refusals):
         """Carry values that have changed for the first time, or refuse them."""
         for path, value in self._uncarried(changed):
             if written(value) is None:
-                self.refuse(f"the script changes {_described(path, value)}, after its first steps")
+                self.refuse(f"the script changes {described(path, value)}, after its first steps")
             else:
                 self.carried.add(path, in_place=True)
 
@@ -203,7 +204,7 @@ class ScriptVariables(Refusals):
                 continue
             count = self._changed[key][path] = self._changed[key].get(path, 0) + 1
             if count == _CHANGED_TWICE:
-                self.refuse(f"{key.partition(':')[0]} changes {_described(path, old.value)}")
+                self.refuse(f"{key.partition(':')[0]} changes {described(path, old.value)}")
         for path in [path for path in now if is_first_bound(path, before, now)]:
             if path not in self.carried:
                 self.carried.add(path, in_place=False)
@@ -271,30 +272,36 @@ class ScriptVariables(Refusals):
                 self._note(f"carried variables of the script: {listed}", warning=False)
 
     def _follow_growth(self) -> None:
-        """Carry the attributes of objects that a `defaultdict` has made since the last round, since
-        a successor's makes them as well. Refuse the script's objects added to other containers."""
+        """Carry plain values that dicts of other values have got since the last round, and the
+        attributes of objects that a `defaultdict` has made, as a successor's. Refuse others."""
         for name, path in self._containers.items():
-            try:
+            container = None
+            with suppress(PathGone):
                 container = self._roots.read(path)
-            except PathGone:
-                continue
             if path in self.carried or not isinstance(container, GROWING):
                 continue
             before, self._lengths[name] = self._lengths[name], len(container)
-            for key, value in newest_items(container, len(container) - before):
-                if not is_own_class(type(value)) or id(value) in self._protected():
-                    continue
+            has_factory = bool(getattr(container, "default_factory", None))
+            grown = len(container) - before
+            is_mixed = grown > 0 and len(container) <= ITEMS_MAX and written(container) is None
+            for key, value in newest_items(container, grown):
                 place: Path = (*path, ("key", key))
-                has_factory = getattr(container, "default_factory", None) is not None
-                if not has_factory or not isinstance(key, (str, int)):
-                    self.refuse(f"the script adds {text(place)} ({type(value).__name__})")
+                is_named = isinstance(container, dict) and isinstance(key, (str, int))
+                is_plain = is_mixed and written(value) is not None  # else it may be a cache
+                if is_plain and is_named:
+                    self.carried.add(place, in_place=False)
                     continue
-                reach = ReachableValues(self._protected())
-                reach.add(place, value)
-                reach.walk()
-                for inner, spot in reach.spots.items():
-                    if inner[:-1] == place and inner[-1][1] != "__class__" and spot.is_carriable:
-                        self.carried.add(inner, in_place=False)
+                is_own = is_own_class(type(value)) and id(value) not in self._protected()
+                if is_plain or (is_own and not (has_factory and is_named)):
+                    self.refuse(f"the script adds {text(place)} ({type(value).__name__})")
+                elif is_own:
+                    reach = ReachableValues(self._protected())
+                    reach.add(place, value)
+                    reach.walk()
+                    for inner, spot in reach.spots.items():
+                        is_inner = inner[:-1] == place and inner[-1][1] != "__class__"
+                        if is_inner and spot.is_carriable:
+                            self.carried.add(inner, in_place=False)
 
     def _look_at(self, loop: TrainingLoop) -> None:
         reach = loop.reach(self._protected())
@@ -314,7 +321,7 @@ class ScriptVariables(Refusals):
             if old.is_carriable and new.is_carriable:
                 self.carried.add(path, in_place=old.value is new.value)
             elif loop.count(path) == _CHANGED_TWICE:
-                self.refuse(f"the training loop changes {_described(path, old.value)}")
+                self.refuse(f"the training loop changes {described(path, old.value)}")
         self._check_opaque(reach, "the training loop can take values from")
         if loop.looks == LOOKS_AT_LOOP:
             self._watch.add(reach, loop)
@@ -390,7 +397,3 @@ class ScriptVariables(Refusals):
             "pass everything that the step reads through session.protect(...), session.state or"
             " its arguments",
         )
-
-
-def _described(path: Path, value: Any) -> str:
-    return f"{text(path)} ({type(value).__name__}), which is not protected"

@@ -227,7 +227,7 @@ def large_containers(reach: ReachableValues) -> Iterator[tuple[Path, Any]]:
         if spot.is_protected:
             continue
         is_large = spot.saved is None or len(spot.saved) > MUTATED_BYTES_MAX
-        if is_large and type(spot.value) in GROWING and path[-1][1] in stored.mutated:
+        if is_large and isinstance(spot.value, GROWING) and path[-1][1] in stored.mutated:
             yield path, spot.value
 
 

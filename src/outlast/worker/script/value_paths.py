@@ -222,6 +222,11 @@ def text(path: Path) -> str:
     return dotted if root == "__main__" else f"{root}.{dotted}"
 
 
+def described(path: Path, value: Any) -> str:
+    """Return the path and the class of a value that is not protected, for a message."""
+    return f"{text(path)} ({type(value).__name__}), which is not protected"
+
+
 CACHED_FUNCTION: type = type(cache(lambda: None))  # of functools.lru_cache; not public
 WRAPPERS = (types.FunctionType, CACHED_FUNCTION)
 
@@ -284,14 +289,24 @@ def _cell(function: Any, name: str) -> types.CellType:
 def attributes_stored_by(kind: type) -> frozenset[str]:
     """Return the attributes that script-defined methods store, except for constructors."""
     functions = (
-        unwrapped(getattr(member, "__func__", getattr(member, "fget", member)))
+        unwrapped(function)
         for base in kind.__mro__
         if is_own_class(base)
         for name, member in vars(base).items()
         if name != "__init__"
+        for function in functions_of(member)
     )
     codes = [each.__code__ for each in functions if isinstance(each, types.FunctionType)]
     return frozenset[str]().union(*(names_of(code).stored_attributes for code in codes))
+
+
+def functions_of(member: Any) -> tuple[Any, ...]:
+    """Return the functions behind a member of a class: all three of a property."""
+    if isinstance(member, property):
+        return tuple(each for each in (member.fget, member.fset, member.fdel) if each is not None)
+    if isinstance(member, cached_property):
+        return (member.func,)
+    return (getattr(member, "__func__", member),)
 
 
 def cached_properties(kind: type) -> list[str]:
