@@ -107,7 +107,8 @@ async def play(job: Job, incidents: int, folder: Path) -> dict[str, Any]:
                 [getter, controller.ended], timeout=DEADLINE_S, return_when="FIRST_COMPLETED"
             )
             if getter not in done:
-                raise SystemExit(f"no {what} of {job}: {controller.ended}")
+                end = controller.ended.result() if controller.ended.done() else "no news"
+                raise SystemExit(f"no {what} of {job}: {end}")
             if (moment := getter.result()).report.what == what:
                 return moment
 

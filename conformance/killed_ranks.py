@@ -29,7 +29,7 @@ import time
 import traceback
 import unittest
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from multiprocessing import connection, get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -40,12 +40,13 @@ import suites
 from torch import distributed as dist
 
 from outlast.transport import messages
-from outlast.transport.rank_spans import unpack_ranks
-from outlast.transport.rendezvous_messages import forwarded
+from outlast.transport.rendezvous_messages import MeetingRelay
 from outlast.worker.groups import GroupRegistry, register
 from outlast.worker.groups.rendezvous import Mailbox
 
 TEST_S = 180.0
+PUBLISHED: Any = messages.Put | messages.Meet
+ANSWERS: Any = messages.RendezvousValue | messages.Met
 LEFT_OUT = {"test_barrier_timeout_full_group"}  # in a run the launcher alone has time limits
 # Its tests make their groups themselves, which no launcher can replace the members of.
 LEFT_OUT_FILE = suites.FAULT_TOLERANCE.removeprefix("test_c10d_")
@@ -62,7 +63,7 @@ class Rank:
         self._severed: dict[int, threading.Event] = defaultdict(threading.Event)
         self._generations: queue.Queue[int] = queue.Queue()
         self.groups = GroupRegistry(
-            mailbox=Mailbox(lambda put: self.send("put", msgspec.to_builtins(put))),
+            mailbox=Mailbox(lambda body: self.send("put", msgspec.to_builtins(body))),
             on_trouble=lambda _: None,
             on_collective=self._started,
             timeout_s=TEST_S,
@@ -78,11 +79,8 @@ class Rank:
     def _listen(self) -> None:
         while True:
             match msgspec.msgpack.decode(self.pipe.recv_bytes()):
-                case ["put", value]:
-                    put = msgspec.convert(value, messages.Put)
-                    if self.rank in (ranks := list(unpack_ranks(put.ranks))):
-                        place = ranks.index(self.rank)
-                        self.groups.deliver(forwarded(put, {self.rank: place}))
+                case ["got", value]:
+                    self.groups.deliver(msgspec.convert(value, ANSWERS))
                 case ["connect", generation]:
                     self._generations.put(generation)
                 case ["sever", generation]:
@@ -156,6 +154,7 @@ class Parent:
         self._test, self._ranks = test, rank_count(*test[:2])
         self._generation = 1
         self._ready: set[int] = set()
+        self._meetings = MeetingRelay()
         self._pipes: dict[int, Connection] = {}
         self._processes: dict[int, Any] = {}
         self.counts: dict[int, int] = {}
@@ -196,8 +195,10 @@ class Parent:
         except (EOFError, ConnectionResetError):
             return self._replace(rank)
         match message:
-            case ["put", {"generation": generation}] if generation == self._generation:
-                self._send(message, without=rank)
+            case ["put", {"generation": generation} as value] if generation == self._generation:
+                body = msgspec.convert(value, PUBLISHED)
+                for other, answer in self._meetings.relay(rank, body):
+                    self._send(["got", msgspec.to_builtins(answer)], (other,))
             case ["ready"]:
                 self._ready.add(rank)
                 if len(self._ready) == self._ranks:
@@ -221,9 +222,9 @@ class Parent:
         self._fork(rank, 0)
         return ""
 
-    def _send(self, message: Sequence[Any], without: int = -1) -> None:
+    def _send(self, message: Sequence[Any], ranks: Collection[int] | None = None) -> None:
         for rank, pipe in self._pipes.items():
-            if rank != without:
+            if ranks is None or rank in ranks:
                 pipe.send_bytes(msgspec.msgpack.encode(message))
 
 

@@ -22,8 +22,8 @@ CONNECTING_MAX = 16
 KINDS = ("parameters", "buffers", "optimizers")
 RENEW_S = 0.5
 LEASE_S = 60.0  # the machine is one, and slower than two thousand
-ADDRESS_BYTES = 154  # of a gloo device, as torch 2.13 publishes it
-ID_BYTES = 128  # of an NCCL communicator
+ADDRESS = b"a" * 154  # of a gloo device, as torch 2.13 publishes it
+ID = b"i" * 128  # of an NCCL communicator
 FAN_OUT = 32  # of the control tree
 RECORD = b"r" * 2048
 FACTS = {f"fact{index}": "a value of twenty bytes" for index in range(12)}
@@ -159,7 +159,7 @@ class Node:
                 worker.joining = body
                 self._publish(worker, body.generation)
                 self._join(worker)
-            case messages.RendezvousValue():
+            case messages.RendezvousValue() | messages.Met():
                 worker.got[body.generation] = worker.got.get(body.generation, 0) + 1
                 self._join(worker)
             case messages.Open():
@@ -170,19 +170,23 @@ class Node:
     def _publish(self, worker: Worker, generation: int) -> None:
         worker.awaited = 0
         for name, ranks in self.fleet.groups(worker.seat):
-            has_id = name.startswith("id")
-            worker.awaited += int(worker.seat != ranks[0]) if has_id else len(ranks) - 1
-            if has_id and worker.seat != ranks[0]:
+            spans = pack_ranks(ranks)
+            if name.startswith("id"):
+                worker.awaited += worker.seat != ranks[0]
+                if worker.seat == ranks[0]:
+                    put = messages.Put(generation=generation, key=name, value=ID, ranks=spans)
+                    self.say(put, worker)
                 continue
-            put = messages.Put(
+            worker.awaited += 1
+            meet = messages.Meet(
                 generation=generation,
-                key=name,
-                value=b"a" * (ID_BYTES if has_id else ADDRESS_BYTES),
-                ranks=pack_ranks(ranks),
-                parts=b"" if has_id else b"8 bytes " * len(ranks),
+                name=name,
+                ranks=spans,
+                value=ADDRESS,
+                parts=b"8 bytes " * len(ranks),
                 address=worker.address,
             )
-            self.say(put, worker)
+            self.say(meet, worker)
 
     def _join(self, worker: Worker) -> None:
         body = worker.joining
@@ -245,12 +249,12 @@ class Fleet:
         while seat % stride == 0 and (stride == 1 or stride < world):
             first = seat - seat % (stride * FAN_OUT)
             ranks = range(first, min(world, first + stride * FAN_OUT), stride)
-            yield f"control {first}-{ranks[-1]} of {len(ranks)}/{seat}", ranks
+            yield f"control {first}-{ranks[-1]} of {len(ranks)}/0/", ranks
             stride *= FAN_OUT
         first = seat - seat % per_host
-        yield f"shards {first}/{seat}", range(first, first + per_host)
+        yield f"ranks {first}-{first + per_host - 1}/0/", range(first, first + per_host)
         replicas = range(seat % per_host, world, per_host)
-        yield f"{self.job.mesh} {replicas[0]}/{seat}", replicas
+        yield f"{self.job.mesh} {replicas[0]}/0/", replicas
 
     def counts(self, what: str) -> None:
         """Count a rank to which this has happened; report the last one."""

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from outlast.errors import WireError
 from outlast.events import Fault
 from outlast.transport import channel, messages
+from outlast.transport.rank_spans import RankSpan
 
 TOKEN = b"k" * 32
 
@@ -32,7 +33,8 @@ BODIES = [
     messages.Joined(generation=3, sent={2: ("ab", 10, 0.5)}),
     messages.Seat(generation=2, seat=1, world=4, n=7, first=False, slots={"before:7": b"\0\1"}),
     messages.Connect(generation=1, n=0, transfers=((0, 2),), timeout_s=1.5),
-    messages.Put(generation=1, key="k", value=b"a", ranks=((0, 4, 2),), parts=b"8" * 32),
+    messages.Put(generation=1, key="k", value=b"a", ranks=(RankSpan(0, 4, 2),)),
+    messages.Met(generation=1, name="g", values=(b"a",), addresses=("a:1",), parts={2: b"8" * 8}),
     messages.WorkerLostReport(
         worker="w", fault=Fault(kind="exited", detail="y"), n=3, state="running"
     ),

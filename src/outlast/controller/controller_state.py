@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from heapq import heapify, heappop, heappush
 from typing import Any, Literal
 
 import msgspec
@@ -12,12 +13,11 @@ from outlast.config import Limits
 from outlast.controller import state_parts as parts
 from outlast.controller.audit.audit_records import AuditState
 from outlast.controller.inputs import Action, AnyEntry, AppendJournal, Emit, Send
-from outlast.controller.member_tables import Members, NodePlacement, WorkerRecord
+from outlast.controller.member_tables import AgentRecord, Members, NodePlacement, WorkerRecord
 from outlast.controller.save_schedule.save_tiers import SavePolicy
 from outlast.controller.state_parts import MODES, Mode
 from outlast.errors import InvariantError
 from outlast.transport import messages
-from outlast.transport.rank_spans import RankSpan
 
 MigrateOn = Literal["", "now", "drain"]  # severity from which on a finding moves a seat; "": none
 S_NS = 1_000_000_000
@@ -159,7 +159,7 @@ class ControllerTurn:
     def __init__(self, state: ControllerState) -> None:
         self.state = state
         self.actions: list[Action] = []
-        self.meetings: dict[Sequence[RankSpan], dict[str, dict[int, int]]] = {}  # of shared_values
+        self._rooms: list[tuple[int, str]] = []  # a heap of (-room, agent), of earlier in this turn
         state.clock.begin_turn()
 
     @property
@@ -182,6 +182,26 @@ class ControllerTurn:
     def tell(self, agent: str, body: messages.AgentBody) -> None:
         """Add a message to one agent."""
         self.actions.append(Send(agent=agent, workers=(), body=body))
+
+    def roomiest_agent(self) -> AgentRecord | None:
+        """Return the agent with most room, the first by name among equal ones; None without room.
+
+        N workers that start in one turn cost O(N log A) for A agents.
+        """
+        members = self.state.members
+        for is_last in (False, True):
+            while self._rooms:
+                room, name = self._rooms[0]
+                if -room == members.room(members.agents[name]) > 0:
+                    return members.agents[name]
+                heappop(self._rooms)
+                if (room := members.room(members.agents[name])) > 0:
+                    heappush(self._rooms, (-room, name))
+            if not is_last:
+                found = ((-members.room(agent), agent.name) for agent in members.agents.values())
+                self._rooms = [each for each in found if each[0] < 0]
+                heapify(self._rooms)
+        return None
 
     def emit(self, event: events.AnyEvent) -> None:
         """Add an event of the run."""

@@ -34,11 +34,8 @@ def spawn(turn: ControllerTurn, seat: int) -> str:
     members = state.members
     near = (members.agents[name] for name in neighbours(state, seat))
     room = [agent for agent in near if members.room(agent) > 0]
-    agent = min(
-        room or members.agents.values(),
-        key=lambda one: (-members.room(one), one.name),
-        default=None,
-    )
+    agent = min(room, key=lambda one: (-members.room(one), one.name), default=None)
+    agent = agent or turn.roomiest_agent()
     first_ones = state.world + state.spares
     # Workers of a start of all ranks count against the bound on restarts instead.
     joins = not (state.progress.first and state.mode == "gathering")

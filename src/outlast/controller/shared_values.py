@@ -30,7 +30,7 @@ from outlast.controller.recovery import incident_response
 from outlast.controller.state_parts import SharedValueInProgress
 from outlast.transport import messages
 from outlast.transport.rank_spans import RankSpan, unpack_ranks
-from outlast.transport.rendezvous_messages import forwarded
+from outlast.transport.rendezvous_messages import gathered, received
 
 PUTS_MAX = 4096  # values of generation 0 that are kept for later workers
 SHARED_MAX = 4096
@@ -78,28 +78,43 @@ def put(turn: ControllerTurn, sender: WorkerRecord, body: messages.Put) -> None:
         state.shared.puts[body.key] = body.value
         turn.journal(PutStored(key=body.key, value=body.value))
         ranks = (RankSpan(0, state.world, 1),)
-    if (meeting := turn.meetings.get(ranks)) is None:
-        meeting = turn.meetings[ranks] = _meeting(state, ranks)
-    for agent, places in meeting.items():
-        here = places
-        if agent == sender.agent:
-            here = {rank: place for rank, place in places.items() if rank != sender.seat}
-        if here:
-            names = tuple(state.members.seats[rank] for rank in here)
-            got = forwarded(body, here)
-            turn.actions.append(Send(agent=agent, workers=names, body=got))
+    places = (place for here in _places(state, ranks).values() for place in here)
+    members = (state.members.workers[state.members.seats[rank]] for rank in places)
+    turn.send_all((each for each in members if each.name != sender.name), received(body))
 
 
-def _meeting(state: ControllerState, ranks: Sequence[RankSpan]) -> dict[str, dict[int, int]]:
+def meet(turn: ControllerTurn, sender: WorkerRecord, body: messages.Meet) -> None:
+    """Keep what a rank has for its group; pass everything on once all ranks of it are here."""
+    state = turn.state
+    shared = state.shared
+    if (body.name, sender.seat) not in shared.meets:
+        shared.waiting[body.name] = shared.waiting.get(body.name, 0) + 1
+    shared.meets[body.name, sender.seat] = body
+    if shared.waiting[body.name] < sum(span.size for span in body.ranks):
+        return
+    del shared.waiting[body.name]
+    meets = [shared.meets.pop((body.name, rank)) for rank in unpack_ranks(body.ranks)]
+    for agent, places in _places(state, body.ranks).items():
+        names = tuple(state.members.seats[rank] for rank in places)
+        turn.actions.append(Send(agent=agent, workers=names, body=gathered(meets, places)))
+
+
+def end_meetings(turn: ControllerTurn) -> None:
+    """Forget the groups that an earlier generation has not connected."""
+    turn.state.shared.meets = {}
+    turn.state.shared.waiting = {}
+
+
+def _places(state: ControllerState, ranks: Sequence[RankSpan]) -> dict[str, dict[int, int]]:
     """Return the members of a group, and their places in it, by agent."""
-    meeting: dict[str, dict[int, int]] = {}
+    found: dict[str, dict[int, int]] = {}
     for place, rank in enumerate(unpack_ranks(ranks)):
         worker = state.occupant(rank) if 0 <= rank < state.world else None
         if worker is None or worker.member != state.generation:
             continue
         if not worker.killed_ns:
-            meeting.setdefault(worker.agent, {})[rank] = place
-    return meeting
+            found.setdefault(worker.agent, {})[rank] = place
+    return found
 
 
 def replay_puts(turn: ControllerTurn, worker: WorkerRecord) -> None:

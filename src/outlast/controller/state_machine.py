@@ -243,9 +243,13 @@ def _from_worker(
             shared_values.put(turn, worker, body)
         case messages.Status(state="torn" | "broken"):
             incident_response.on_answer(turn, worker, body)
-        case messages.Status() | messages.WorkerReady() | messages.Joined() | messages.Put() if (
-            body.generation != state.generation
-        ):
+        case (
+            messages.Meet()
+            | messages.Status()
+            | messages.WorkerReady()
+            | messages.Joined()
+            | messages.Put()
+        ) if body.generation != state.generation:
             turn.drop(envelope, f"of generation {body.generation}, now {state.generation}")
         case messages.Status():
             incident_response.on_answer(turn, worker, body)
@@ -266,6 +270,8 @@ def _from_worker(
             turn.change(worker.name, finished=True)
         case _ if state.mode == "closing":
             turn.drop(envelope, f"generation {state.generation} is closed")
+        case messages.Meet():
+            shared_values.meet(turn, worker, body)
         case messages.Put():
             shared_values.put(turn, worker, body)
         case messages.WorkerReady() if state.mode == "gathering":

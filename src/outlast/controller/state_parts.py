@@ -375,6 +375,8 @@ class SharedValues(StatePart, kw_only=True):
     stored: dict[str, bytes] = {}  # shared values, by name: the first one stays
     making: dict[str, SharedValueInProgress] = {}
     puts: dict[str, bytes] = {}  # rendezvous values of generation 0
+    meets: dict[tuple[str, int], messages.Meet] = {}  # of groups that wait, by name and rank
+    waiting: dict[str, int] = {}  # group -> how many of its ranks are here
     records: dict[int, bytes] = {}  # seat -> results of its set-up collectives
     # stages of a pipeline, () without one -> the first seat that reported them, and its report
     schemas: dict[tuple[int, ...], tuple[int, messages.StateProtected]] = {}

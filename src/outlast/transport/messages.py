@@ -11,7 +11,7 @@ import msgspec
 
 from outlast.events import Fault, Warned
 from outlast.transport.message_base import Body
-from outlast.transport.rendezvous_messages import Put, RendezvousValue
+from outlast.transport.rendezvous_messages import Meet, Met, Put, RendezvousValue
 
 
 class WorkerHello(Body, frozen=True, tag="Hello"):
@@ -350,12 +350,12 @@ class NodeChecked(Body, frozen=True, tag="Checked"):
 
 
 WorkerBody = (
-    WorkerHello | StateProtected | Recorded | Status | WorkerReady | Joined | Put
+    WorkerHello | StateProtected | Recorded | Status | WorkerReady | Joined | Put | Meet
     | SharedValueRequest | SharedValueMade | Checkpointed | SaveFailed | Finished | Traced
     | Audited | AuditNamed
 )  # fmt: skip
 ControllerBody = (
-    Seat | Prepare | Close | Decide | Connect | RendezvousValue | Open | SharedValueMake
+    Seat | Prepare | Close | Decide | Connect | RendezvousValue | Met | Open | SharedValueMake
     | SharedValueReply | SaveEvery | AuditRequest | AuditAgreed | Stop
 )  # fmt: skip
 AgentBody = (

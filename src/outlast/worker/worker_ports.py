@@ -174,7 +174,7 @@ class WorkerPorts:
         """Flip one bit of the first replicated tensor whose name matches."""
         self.auditor.flip(pattern)
 
-    def publish(self, body: messages.Put) -> None:
+    def publish(self, body: messages.Put | messages.Meet) -> None:
         """Publish a rendezvous value."""
         self.link.send(body)
 

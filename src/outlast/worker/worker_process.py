@@ -339,7 +339,7 @@ class WorkerProcess(WorkerPorts):
                 look = threading.Timer(STUCK_S, self.look_for_stuck, [body.generation])
                 look.daemon = True
                 look.start()
-            case messages.RendezvousValue():
+            case messages.RendezvousValue() | messages.Met():
                 self.groups.deliver(body)
             case messages.SharedValueReply() | messages.SharedValueMake():
                 self.shared_values.deliver(body)

@@ -14,7 +14,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -23,12 +23,13 @@ import torch
 from torch import distributed as dist
 
 from outlast.transport import messages
-from outlast.transport.rank_spans import unpack_ranks
-from outlast.transport.rendezvous_messages import forwarded
+from outlast.transport.rendezvous_messages import MeetingRelay
 from outlast.worker.groups import GroupRegistry, register
 from outlast.worker.groups.rendezvous import Mailbox
 
 DEADLINE_S = 120.0
+PUBLISHED: Any = messages.Put | messages.Meet
+ANSWERS: Any = messages.RendezvousValue | messages.Met
 
 
 class Line:
@@ -76,7 +77,7 @@ class Member:
         self._connecting: queue.Queue[int] = queue.Queue()
         self.told: queue.Queue[Any] = queue.Queue()
         self.groups = GroupRegistry(
-            mailbox=Mailbox(lambda put: line.write("put", msgspec.to_builtins(put))),
+            mailbox=Mailbox(lambda body: line.write("put", msgspec.to_builtins(body))),
             on_trouble=self.troubles.append,
             on_collective=lambda op: self.on_collective(op),
             timeout_s=timeout_s,
@@ -87,10 +88,8 @@ class Member:
     def _listen(self) -> None:
         while (message := self.line.read()) is not None:
             match message:
-                case ["put", value]:
-                    put = msgspec.convert(value, messages.Put)
-                    place = list(unpack_ranks(put.ranks)).index(self.rank)
-                    self.groups.deliver(forwarded(put, {self.rank: place}))
+                case ["got", value]:
+                    self.groups.deliver(msgspec.convert(value, ANSWERS))
                 case ["connect", generation]:
                     self._connecting.put(generation)
                 case ["sever", generation]:
@@ -150,6 +149,7 @@ class Cluster:
         self.codes: dict[int, int] = {}
         self._words: queue.Queue[tuple[int, str]] = queue.Queue()
         self._ready: dict[int, set[int]] = {}
+        self._meetings = MeetingRelay()
         self._ended = threading.Semaphore(0)
         self._severed = threading.Semaphore(0)
         self._lock = threading.Lock()
@@ -173,9 +173,9 @@ class Cluster:
     def _relay(self, rank: int) -> None:
         while (message := self.lines[rank].read()) is not None:
             match message:
-                case ["put", {"generation": generation, "ranks": spans}]:
+                case ["put", {"generation": generation} as value]:
                     if generation not in self.mute:
-                        self._others(rank, message, unpack_ranks(spans))
+                        self._pass_on(rank, msgspec.convert(value, PUBLISHED))
                 case ["ready", generation]:
                     self._is_ready(rank, generation)
                 case ["say", word]:
@@ -186,10 +186,9 @@ class Cluster:
                     self.results[rank] = value
         self._ended.release()
 
-    def _others(self, rank: int, message: list[Any], ranks: Iterable[int]) -> None:
-        for other in ranks:
-            if other != rank:
-                self.lines[other].write(*message)
+    def _pass_on(self, rank: int, body: messages.Put | messages.Meet) -> None:
+        for other, answer in self._meetings.relay(rank, body):
+            self.lines[other].write("got", msgspec.to_builtins(answer))
 
     def _is_ready(self, rank: int, generation: int) -> None:
         with self._lock:

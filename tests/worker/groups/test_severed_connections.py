@@ -227,13 +227,13 @@ def _half_connected(member: Any) -> str:
     if member.rank == 0:
         member.groups._mailbox.get = lambda *_: os._exit(member.line.write("result", "lost") or 0)
     else:
-        put = member.groups._mailbox.put
+        publish = member.groups._mailbox._publish
 
-        def put_and_say(*args: Any) -> None:
-            put(*args)
+        def publish_and_say(body: Any) -> None:
+            publish(body)
             member.say("published")
 
-        member.groups._mailbox.put = put_and_say
+        member.groups._mailbox._publish = publish_and_say
     try:
         member.connect(1, 60.0)
     except GroupError:

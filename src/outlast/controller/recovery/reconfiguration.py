@@ -216,6 +216,7 @@ def _connect(turn: ControllerTurn) -> None:
     joiners = () if state.progress.first else [each.seat for each in members if not each.whole]
     rebuilt = tuple(seat for seat in joiners if seat not in {joiner for _, joiner in moves})
     state.progress.connect(moves, rebuilt)
+    shared_values.end_meetings(turn)
     turn.enter("connecting")
     turn.send_all(
         (turn.change(worker.name, joined=None) for worker in members), connect_frame(turn)

@@ -89,11 +89,26 @@ class StoreMailbox(Mailbox):
     def __init__(self, store: Store) -> None:
         self._store: Any = store  # torch's stubs name other parameters than its C++ does
         self._peers: set[str] = set()
-        super().__init__(lambda body: self._store.set(body.key, body.value + body.parts))
+        super().__init__(lambda _: None)
 
-    def meet(self, addresses: Sequence[str]) -> None:
+    def know(self, addresses: Sequence[str]) -> None:
         """Set the gloo listeners of all ranks."""
         self._peers = set(addresses)
+
+    def put(self, generation: int, key: str, value: bytes, ranks: Sequence[int]) -> None:  # noqa: ARG002
+        """Set a value of this rank."""
+        self._store.set(key, value)
+
+    def meet(
+        self,
+        generation: int,  # noqa: ARG002
+        name: str,
+        value: bytes,
+        parts: bytes,
+        ranks: Sequence[int],
+    ) -> None:
+        """Give this rank's value and all parts to all ranks at once."""
+        self._store.set(f"{name}{ranks.index(self.seat)}", value + parts)
 
     def listeners(self, generation: int) -> set[str]:  # noqa: ARG002
         """Return the gloo listeners of the other ranks."""
@@ -138,11 +153,12 @@ class SeatlessGroups(GroupRegistry):
         """Connect the next generation, whose ranks are in `place` and meet in `store`. Raises
         GroupError if a rank does not connect within the time."""
         self.seat, self.world = place.rank, place.size
+        self._meeting.seat = place.rank
         self._meeting.move_to(store)
         generation, deadline_s = self._generation + 1, time.monotonic() + timeout_s
         everybody = range(place.size)
         self._meeting.put(generation, f"listener/{place.rank}", self.address.encode(), everybody)
-        self._meeting.meet(
+        self._meeting.know(
             [
                 self._meeting.get(generation, f"listener/{rank}", deadline_s)[0].decode()
                 for rank in everybody

@@ -22,7 +22,8 @@ from torch import distributed as dist
 from torch._C._distributed_c10d import AllreduceOptions, BroadcastOptions
 
 from outlast.errors import GroupProofError, StepRefused
-from outlast.transport.rendezvous_messages import forwarded
+from outlast.transport import messages
+from outlast.transport.rendezvous_messages import MeetingRelay
 from outlast.worker.groups.group_registry import GroupRegistry
 from outlast.worker.groups.inner_group import WAIT_TIMED_OUT, is_transport_error
 from outlast.worker.groups.rendezvous import Mailbox
@@ -46,8 +47,9 @@ def warn_if_untried(version: str) -> None:
 def prove_groups(timeout_s: float = PROOF_S) -> None:
     """Check that groups on this torch behave as recovery needs. Raises GroupProofError."""
     registries: list[GroupRegistry] = []
+    meetings = MeetingRelay()
     for rank in range(2):
-        registries.append(_registry(rank, registries, timeout_s))
+        registries.append(_registry(rank, registries, meetings, timeout_s))
     try:
         groups = _on_both(registries, _connect, timeout_s)
         _on_both(groups, _run_collectives, timeout_s)
@@ -63,11 +65,15 @@ def prove_groups(timeout_s: float = PROOF_S) -> None:
         registries.clear()
 
 
-def _registry(rank: int, registries: list[GroupRegistry], timeout_s: float) -> GroupRegistry:
+def _registry(
+    rank: int, registries: list[GroupRegistry], meetings: MeetingRelay, timeout_s: float
+) -> GroupRegistry:
+    def publish(body: messages.Put | messages.Meet) -> None:
+        for other, answer in meetings.relay(rank, body):
+            registries[other].deliver(answer)
+
     return GroupRegistry(
-        mailbox=Mailbox(
-            lambda put: registries[1 - rank].deliver(forwarded(put, {1 - rank: 1 - rank}))
-        ),
+        mailbox=Mailbox(publish),
         on_trouble=lambda _: None,
         on_collective=lambda _: None,
         timeout_s=timeout_s,

@@ -100,8 +100,8 @@ class GroupRegistry:
         self._mailbox.seat = seat
         self._state = "dry" if dry else "waiting"
 
-    def deliver(self, body: messages.RendezvousValue) -> None:
-        """Accept a rendezvous value from another rank."""
+    def deliver(self, body: messages.RendezvousValue | messages.Met) -> None:
+        """Accept rendezvous values from other ranks."""
         self._mailbox.deliver(body)
 
     def connect(

@@ -56,7 +56,7 @@ class Mailbox:
     value: whoever has not published anything to this rank is not connected to it.
     """
 
-    def __init__(self, publish: Callable[[messages.Put], None]) -> None:
+    def __init__(self, publish: Callable[[messages.Put | messages.Meet], None]) -> None:
         self._publish = publish
         self.seat, self.address = -1, ""
         self._changed = Condition()
@@ -66,27 +66,49 @@ class Mailbox:
         self._closed_to = 0
         self._oldest = 0
 
-    def put(
-        self, generation: int, key: str, value: bytes, ranks: Sequence[int], parts: bytes = b""
-    ) -> None:
-        """Store this rank's value, and publish it to `ranks`, to each with its own part."""
-        body = messages.Put(
-            generation=generation,
-            key=key,
-            value=value,
-            ranks=pack_ranks(ranks),
-            parts=parts,
-            address=self.address,
-        )
+    def put(self, generation: int, key: str, value: bytes, ranks: Sequence[int]) -> None:
+        """Store this rank's value, and publish it to `ranks`."""
         self._keep(generation, key, (value, {}))
-        self._publish(body)
+        self._publish(
+            messages.Put(
+                generation=generation,
+                key=key,
+                value=value,
+                ranks=pack_ranks(ranks),
+                address=self.address,
+            )
+        )
 
-    def deliver(self, body: messages.RendezvousValue) -> None:
-        """Store a value from another rank; drop values of earlier generations."""
+    def meet(
+        self, generation: int, name: str, value: bytes, parts: bytes, ranks: Sequence[int]
+    ) -> None:
+        """Give all `ranks` this rank's value and their parts, once all of them do so. Their values
+        have the keys "NAME0", "NAME1" and so on."""
+        self._publish(
+            messages.Meet(
+                generation=generation,
+                name=name,
+                ranks=pack_ranks(ranks),
+                value=value,
+                parts=parts,
+                address=self.address,
+            )
+        )
+
+    def deliver(self, body: messages.RendezvousValue | messages.Met) -> None:
+        """Store values of other ranks; drop those of earlier generations."""
+        is_one = isinstance(body, messages.RendezvousValue)
         with self._changed:
             if body.generation >= self._oldest:
-                self._listeners.setdefault(body.generation, set()).add(body.address)
-        self._keep(body.generation, body.key, (body.value, body.parts))
+                addresses = (body.address,) if is_one else body.addresses
+                self._listeners.setdefault(body.generation, set()).update(addresses)
+        if is_one:
+            self._keep(body.generation, body.key, (body.value, {}))
+            return
+        for place, value in enumerate(body.values):
+            mine = slice(PART_BYTES * place, PART_BYTES * (place + 1))
+            parts = {seat: data[mine] for seat, data in body.parts.items()}
+            self._keep(body.generation, f"{body.name}{place}", (value, parts))
 
     def listeners(self, generation: int) -> set[str]:
         """Return the gloo listeners of the ranks that have published values to this one."""
@@ -211,8 +233,12 @@ class JoinStore(Store):
         """Publish a value to the other ranks."""
         data = value.encode() if isinstance(value, str) else bytes(value)
         self.published[key] = data
-        at = _numbers_at(data, len(self._ranks))
-        self._mailbox.put(self._generation, self._key(key), data[:at], self._ranks, data[at:])
+        at, place = _numbers_at(data, len(self._ranks)), str(self._ranks.index(self._mailbox.seat))
+        if at < len(data) and key.endswith(place):
+            name = self._key(key.removesuffix(place))
+            self._mailbox.meet(self._generation, name, data[:at], data[at:], self._ranks)
+        else:
+            self._mailbox.put(self._generation, self._key(key), data, self._ranks)
 
     def get(self, key: str) -> bytes:
         """Wait for a value and return it."""
@@ -233,7 +259,11 @@ class JoinStore(Store):
 
     def check(self, keys: list[str]) -> bool:
         """Return whether all keys have values."""
-        return all(self._mailbox.peek(self._generation, self._key(key)) is not None for key in keys)
+        return all(
+            key in self.published
+            or self._mailbox.peek(self._generation, self._key(key)) is not None
+            for key in keys
+        )
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Do nothing: the generation's deadline applies."""
