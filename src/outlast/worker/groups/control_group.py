@@ -15,10 +15,10 @@ from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions, Broad
 from outlast.errors import GroupError
 from outlast.worker.groups.control_tree import ControlTree
 from outlast.worker.groups.inner_group import is_transport_error
+from outlast.worker.groups.work_handles import wait_unless_severed
 
 GATHER_BYTES_MAX = 16 << 20
 _BALLOTS = 1 << 44  # the sum of half a million fits into an int64
-_LOOK_UP = timedelta(seconds=0.25)
 
 
 class ControlGroup:
@@ -70,23 +70,12 @@ class ControlGroup:
             self._busy -= 1
 
     def _wait(self, work: dist.Work) -> None:
-        """Wait for `work` in intervals, and abandon it once the generation is severed. gloo may not
-        wake a sender whose connection broke while its event loop was writing."""
-        while True:
-            live = self._is_live()
-            try:
-                work.wait(_LOOK_UP)
-            except RuntimeError:
-                if work.is_completed():
-                    work.wait()  # completed during this check; a real error is raised again
-                    return
-                if not live:
-                    raise GroupError(
-                        f"an operation of generation {self._generation} was cut and gloo did not"
-                        " let go of it"
-                    ) from None
-            else:
-                return
+        """Wait for `work`, and abandon it once the generation is severed."""
+        if not wait_unless_severed(work, self._is_live):
+            raise GroupError(
+                f"an operation of generation {self._generation} was cut and gloo did not let go of"
+                " it"
+            )
 
     def vote(self, place: str) -> bool:
         """Return whether every rank votes yes on the same `place`.

@@ -325,8 +325,7 @@ class GroupRegistry:
     def handed_out(
         self, group: int, op: str, outputs: list[torch.Tensor], work: dist.Work | None
     ) -> dist.Work | None:
-        """Return the work for the caller: the inner group's `work` itself wherever possible, or
-        None from NCCL when the call has synchronised already."""
+        """Return the work for the caller, or None from NCCL when the call has synchronised."""
         record = self.record
         entry = record.note(group, op, outputs) if record.recording else None
         on_cpu = outputs[0].is_cpu if outputs else not has_nccl()
@@ -339,7 +338,9 @@ class GroupRegistry:
         ended = None
         if entry is not None and op != "send":
             ended = partial(record.capture, entry, outputs)
-        handle = trackable(op, work, on_cpu=on_cpu, ended=ended)
+        generation = self._generation
+        is_live = lambda: self._state == "live" and self._generation == generation  # noqa: E731
+        handle = trackable(op, work, on_cpu=on_cpu, ended=ended, is_live=is_live)
         self._works.add(op, handle, on_cpu=on_cpu)
         return handle
 

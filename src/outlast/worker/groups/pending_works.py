@@ -26,7 +26,7 @@ from torch import distributed as dist
 from outlast.errors import PhaseError
 from outlast.worker.groups.control_group import ControlGroup
 from outlast.worker.groups.inner_group import InnerGroup
-from outlast.worker.groups.work_handles import AnySourceWork, WaitedWork
+from outlast.worker.groups.work_handles import AnySourceWork, SeverableWork, WaitedWork
 
 PENDING_MAX = 65_536
 # gloo's works of these complete only through their owner's wait, which also raises their errors;
@@ -38,14 +38,20 @@ OWNED = frozenset(
 
 
 def trackable(
-    op: str, work: dist.Work, *, on_cpu: bool, ended: Callable[[], None] | None
+    op: str,
+    work: dist.Work,
+    *,
+    on_cpu: bool,
+    ended: Callable[[], None] | None,
+    is_live: Callable[[], bool],
 ) -> dist.Work:
-    """Return `work`, or a handle around it if `ended` is given or torch hides its completion."""
+    """Return `work`, or a handle around it if `ended` is given, or if gloo hides its completion or
+    might never end it."""
     if on_cpu and op == "recv_anysource":
         return AnySourceWork(work, ended)
     if ended is not None or (on_cpu and op in OWNED):
         return WaitedWork(work, ended)
-    return work
+    return SeverableWork(work, is_live) if on_cpu else work
 
 
 class _Pending(NamedTuple):
@@ -69,6 +75,8 @@ class _Pending(NamedTuple):
         in it, because it cannot end before its owner's wait."""
         if self.owned:
             return isinstance(self.work, WaitedWork) and self.work.waiting
+        if isinstance(self.work, SeverableWork) and self.work.is_left:
+            return False
         return not self.ended()
 
 

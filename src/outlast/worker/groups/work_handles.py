@@ -1,8 +1,13 @@
-"""Work handles that record the wait of their owner, and handles that are complete from the start.
+"""Work handles that record the wait of their owner, that let go of gloo, or are complete at once.
 
 `WaitedWork` is returned in two cases. While set-up is recorded, results are captured in the owner's
 wait, so that the order of operations stays the same. Some of gloo's operations complete only in
 their owner's `wait`: sends, receives, reduce-scatters.
+
+`SeverableWork` is the handle of gloo's other operations. gloo does not wake an operation whose
+connection breaks in the middle of a message (gloo's `Pair::signalException` tells neither the
+buffer that is being received nor the one that is being sent), so that its caller would wait for
+the operation's time-out.
 
 This module also excludes functions and classes from dynamo. While a compiled function runs, dynamo
 inspects every new Python frame, also frames that C++ starts: DDP broadcasts its buffers through
@@ -97,6 +102,48 @@ class WaitedWork(dist.Work):
 
     def _source_rank(self) -> int:
         return self._work._source_rank()  # noqa: SLF001 - torch's own name for it
+
+
+LOOK_UP = timedelta(seconds=0.25)
+
+
+def wait_unless_severed(work: dist.Work, is_live: Callable[[], bool]) -> bool:
+    """Wait for `work` in intervals. Return False if gloo has not let go of it although its
+    generation is over; raises its error."""
+    while True:
+        live = is_live()
+        try:
+            work.wait(LOOK_UP)
+        except RuntimeError:
+            if work.is_completed():
+                work.wait()  # completed during this check; a real error is raised again
+                return True
+            if not live:
+                return False
+        else:
+            return True
+
+
+@opaque_class
+class SeverableWork(WaitedWork):
+    """Handle of an operation of gloo that its caller can leave once the generation is over. gloo's
+    thread keeps waiting, and its group is not closed before it has ended."""
+
+    def __init__(self, work: dist.Work, is_live: Callable[[], bool]) -> None:
+        super().__init__(work)
+        self._is_live = is_live
+        self.is_left = False
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        if timeout:
+            return super().wait(timeout)
+        self.is_left = not wait_unless_severed(self._work, self._is_live)
+        if self.is_left:
+            raise GroupError("an operation was cut in the middle of a message")
+        return True
+
+    def is_completed(self) -> bool:
+        return self._work.is_completed()
 
 
 @opaque_class
