@@ -16,6 +16,7 @@ import msgspec
 from outlast.errors import ConfigError
 
 WORKER_VARIABLE = "OUTLAST_WORKER"
+TOKEN_VARIABLE = "OUTLAST_TOKEN"  # noqa: S105 - the name of a variable
 TOP_VARIABLE = "OUTLAST_REPEATS_TOP"  # of spares and workers that join a running job
 TEMPLATE_VARIABLE = "OUTLAST_TEMPLATE"
 NCCL2_VARIABLE = "TORCH_DIST_USE_NCCL2"
@@ -85,6 +86,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     seat: int  # the seat it is meant for; -1: a spare
     joins: bool = False  # the job runs already
     world: int
+    ranks_per_node: int  # GROUP_RANK is the quotient of rank and this
     control_fd: int
     page_fd: int
     run_dir: str
@@ -157,9 +159,14 @@ def visible_devices(environment: Mapping[str, str] = os.environ) -> tuple[str, .
     return tuple(each.strip() for each in text.split(",")) if text.strip() else None
 
 
-def set_rank(seat: int, world: int, local_rank: int) -> None:
+def set_rank(seat: int, world: int, local_rank: int, group_rank: int) -> None:
     """Set torchrun's variables to this worker's seat, for libraries that read them."""
-    os.environ.update(RANK=str(seat), WORLD_SIZE=str(world), LOCAL_RANK=str(local_rank))
+    os.environ.update(
+        RANK=str(seat),
+        WORLD_SIZE=str(world),
+        LOCAL_RANK=str(local_rank),
+        GROUP_RANK=str(group_rank),
+    )
 
 
 # Schedulers send these to all processes of a job; the launcher answers them for all.
@@ -188,6 +195,21 @@ def python_executable(environment: Mapping[str, str] = os.environ) -> str:
 def gloo_interface(environment: Mapping[str, str] = os.environ) -> str:
     """Return GLOO_SOCKET_IFNAME, or "" (then loopback)."""
     return environment.get("GLOO_SOCKET_IFNAME", "")
+
+
+def users_token(environment: Mapping[str, str] = os.environ) -> str:
+    """Return OUTLAST_TOKEN, or ""."""
+    return environment.get(TOKEN_VARIABLE, "").strip()
+
+
+def token_file_default(environment: Mapping[str, str] = os.environ) -> str:
+    """Return OUTLAST_TOKEN_FILE, or ""."""
+    return environment.get("OUTLAST_TOKEN_FILE", "")
+
+
+def has_node_rank(environment: Mapping[str, str] = os.environ) -> bool:
+    """Return whether torchrun's variable for the node rank is set."""
+    return "PET_NODE_RANK" in environment
 
 
 def wants_nccl2(environment: Mapping[str, str] = os.environ) -> bool:

@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 from tests.cluster.hosts import Hosts, missing_requirement
 
-from outlast.errors import EXIT_USAGE
-
 pytestmark = [pytest.mark.cluster, pytest.mark.process]
 needs_hosts = pytest.mark.skipif(bool(missing_requirement()), reason=missing_requirement())
 
@@ -60,15 +58,3 @@ def test_a_host_without_its_cable_or_power_is_silent(hosts: Hosts) -> None:
     running = subprocess.Popen(hosts.command("n2", "sleep", "600"))
     hosts.power_off("n2")
     assert running.wait(10) != 0
-
-
-@needs_hosts
-def test_several_nodes_are_refused_by_name(hosts: Hosts, tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.touch()
-    flags = ("--nnodes=2", "--rdzv-endpoint=n1:29400", str(script))
-    for name in hosts.names:
-        command = hosts.command(name, sys.executable, "-m", "outlast", "run", *flags)
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
-        assert ended.returncode == EXIT_USAGE
-        assert "--nnodes 2: this version runs on one node; nothing was started" in ended.stderr

@@ -185,5 +185,5 @@ def test_a_controller_that_cannot_begin_is_the_one_cause(theatre: Theatre) -> No
 def test_wrong_use_starts_nothing(theatre: Theatre) -> None:
     script = theatre.stage.script("tell('started')")
     code, _, err = theatre.go(script, "--nnodes", "2")
-    assert code == 2 and "one node" in err
+    assert code == 2 and "--rdzv-endpoint HOST:PORT" in err
     assert not theatre.run_dir.exists() and not theatre.stage.pid_in("started")

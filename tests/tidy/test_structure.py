@@ -32,8 +32,9 @@ from pathlib import Path
 # Jobs of Slurm and signals that reach every process of a job: 4 modules, 380 lines.
 # Tables of members, a tree of control groups, spans of ranks: 3 modules, 600 lines.
 # An FSDP2 iteration that is reset by hand before torch 2.13: 80.
+# Runs of several nodes: placement, flags, meeting, and both kinds of nodes: 9 modules, 1,500 lines.
 CEILINGS = {
-    "modules": 450,
+    "modules": 456,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 1,

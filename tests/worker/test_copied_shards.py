@@ -64,6 +64,7 @@ class Rank:
         self.keeper = ServedKeeper(f"{base}0", "rank 0", KeeperSetup(token="00"))
         self.settings = WorkerSettings(
             run="job", token="00", term=1, agent="a", incarnation=1, worker="w0", seat=0, world=1,
+            ranks_per_node=1,
             control_fd=-1, page_fd=-1, run_dir=str(folder), checkpoint_every=0, snapshot_every=1,
             audit_every=0, until_step=0, keepers=base, faults=(), fault_seed=0, clock_anchor_ns=0,
             limits=Limits(),

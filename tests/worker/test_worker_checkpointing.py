@@ -54,7 +54,8 @@ def saver(
 ) -> tuple[RunCheckpointer, WorkerStatus]:  # fmt: skip
     settings = WorkerSettings(
         run="job", token=TOKEN, term=1, agent="a", incarnation=1, worker=f"w{rank}", seat=rank,
-        world=2, control_fd=-1, page_fd=-1, run_dir=str(run_dir), checkpoint_every=1,
+        world=2, ranks_per_node=2, control_fd=-1, page_fd=-1, run_dir=str(run_dir),
+        checkpoint_every=1,
         snapshot_every=0, audit_every=0, until_step=0, keepers=keepers, faults=(), fault_seed=0,
         clock_anchor_ns=0, limits=Limits(),
     )  # fmt: skip

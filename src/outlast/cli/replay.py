@@ -118,6 +118,17 @@ def room_for(start: Start, size_bytes: int) -> Iterator[tuple[ReplayRuns, Note]]
                 above.rmdir()
 
 
+def _plan(run_dir: Path) -> PlanFile:
+    """Return the plan of a run on one node. Raises UsageError for several."""
+    planned = torchrun_arguments.read_plan(run_dir)
+    if planned.plan.node.total > 1:
+        raise UsageError(
+            f"{run_dir} is a run of {planned.plan.node.nodes} nodes, and this version replays runs"
+            " of one node; nothing was started"
+        )
+    return planned
+
+
 def run_once(start: Start, target: Path, *, plain: bool, keep: Note, note: Note) -> None:
     """Run the job to its end in `target`.
 
@@ -189,7 +200,7 @@ def replay(
     began = time.monotonic()
     console = Printer(stderr=json)
     run_dir = run_dir.absolute()
-    plan = torchrun_arguments.read_plan(run_dir)
+    plan = _plan(run_dir)
     origin = open_target(str(run_dir)).open(step)
     notes = _notes(run_dir, plan, origin, edited=edited)
     start = Start(run_dir, origin.place, _until(run_dir, origin.place, steps), plan)

@@ -15,6 +15,7 @@ from outlast.controller.inputs import EndRun
 from outlast.errors import EXIT_DONE
 from outlast.launch import torchrun_arguments
 from outlast.launch.launcher import launch
+from outlast.launch.nodes import agent_node, node_facts
 from outlast.launch.run_display import DetachedDisplay
 from outlast.telemetry.live_view import display
 from outlast.text_formatting import frame_cause
@@ -41,9 +42,17 @@ def run(argv: list[str]) -> int:
         read_settings(Path(plan.check_settings))
     # With --json, stdout belongs to the summary.
     lines = sys.stderr if plan.json else sys.stdout
-    end, run_dir = launch(
-        plan, lambda path: DetachedDisplay(display(path, plain=plan.plain, lines=lines))
-    )
+
+    def show(path: Path) -> DetachedDisplay:
+        return DetachedDisplay(display(path, plain=plan.plain, lines=lines))
+
+    if plan.node.total > 1 and not node_facts.holds_controller(plan):
+        end = agent_node.serve(plan, show)
+        if framed := frame_cause(end.outcome, end.cause):
+            echo_error(framed)
+        settle()
+        return end.exit_code
+    end, run_dir = launch(plan, show)
     conclude(end, run_dir, as_json=plan.json)
     return end.exit_code
 

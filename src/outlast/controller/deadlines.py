@@ -136,7 +136,10 @@ def _no_room(turn: ControllerTurn) -> None:
     limit_s = node_placement.room_limit_s(turn.state)
     detail = f"no agent had room for a worker at ranks {empty} within {limit_s:g} s"
     if turn.state.placement.agents and (lost := node_placement.lost_nodes(turn.state)):
-        detail += f"; without an answer: {', '.join(lost)}"
+        detail += (
+            f"; without an answer: {', '.join(lost)}; checkpoints are kept; resume with the same"
+            " command on healthy nodes"
+        )
     fault = events.Fault(kind="agent_lost", detail=detail, t_ns=turn.now_ns)
     run_ending.stop(turn, "gave_up", fault, detail)
 

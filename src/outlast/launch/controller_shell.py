@@ -14,6 +14,7 @@ import msgspec
 from outlast.checkpoint.format.manifests import SavePoint
 from outlast.controller import inputs
 from outlast.controller.audit.audit_records import is_barred
+from outlast.controller.member_tables import NodePlacement
 from outlast.controller.save_schedule.save_tiers import SavePolicy
 from outlast.controller.state_machine import apply_all, initial
 from outlast.errors import GaveUpError, OutlastError, RunDirError
@@ -31,6 +32,16 @@ STRANGER_S = 5.0
 BEAT_S = 0.25
 STILL_S = 1.0  # a later beat means that this process stalled, not that peers were silent
 _entry_encoder = msgspec.msgpack.Encoder()
+
+
+class NodeListener(NamedTuple):
+    """Address of the controller's listener, and the hosts of a run of several nodes by rank."""
+
+    address: str = "127.0.0.1"
+    hosts: tuple[str, ...] = ()
+
+
+LOOPBACK = NodeListener()
 
 
 class ControllerPeer(NamedTuple):
@@ -52,6 +63,7 @@ class ControllerShell:
         checkpoint: messages.Checkpointed | None,
         origins: CheckpointSearch,
         committed: Callable[[], None] = lambda: None,
+        nodes: NodeListener = LOOPBACK,
     ) -> None:
         job = run_dir.job
         self.job = job
@@ -69,7 +81,14 @@ class ControllerShell:
             durable=any(target.every is None for target in plan.durable),
             stop=plan.on_save_failure == "stop",
         )
-        self._state = initial(plan.world, plan.spares, plan.limits, policy, plan.migrate_on)
+        self._state = initial(
+            plan.world,
+            plan.spares,
+            plan.limits,
+            policy,
+            plan.migrate_on,
+            NodePlacement(agents=nodes.hosts, ranks_per_node=plan.ranks_per_node),
+        )
         self._inputs: list[inputs.Input] = []  # of the next turn
         self._closed = False
         self._peers: dict[str, ControllerPeer] = {}
@@ -80,7 +99,7 @@ class ControllerShell:
         self._ran_ns = 0  # last time at which this launcher ran
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[inputs.EndRun] = self._loop.create_future()
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
+        self._listener = socket.create_server((nodes.address, 0), backlog=max(64, len(nodes.hosts)))
         self._listener.setblocking(False)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
 

@@ -31,10 +31,32 @@ def check(plan: RunPlan) -> list[DurableTarget]:
     """
     config.check_torch()
     check_interface(config.gloo_interface())
+    if plan.node.total > 1:
+        check_node(plan)
+        return []
     _check_memory(plan.world + plan.spares)
     _check_address(plan.master_addr)
     _check_peer_rate(plan)
     return _targets(plan.durable, Path(plan.run_dir))
+
+
+def check_node(plan: RunPlan) -> None:
+    """Check a host that does not hold the controller. Raises ConfigError as `check` does."""
+    config.check_torch()
+    check_interface(config.gloo_interface())
+    _check_memory(plan.ranks_per_node + plan.spares)
+    _check_devices()
+
+
+def _check_devices() -> None:
+    """Refuse GPUs, which runs of several nodes do not support yet."""
+    visible = config.process_environment().get("CUDA_VISIBLE_DEVICES", "all")
+    if Path("/dev/nvidiactl").exists() and visible.strip() not in ("", "-1"):
+        raise ConfigError(
+            f"{socket.gethostname()} has GPUs, which this version does not support with --nnodes"
+            " above 1; nothing was started; set CUDA_VISIBLE_DEVICES= (empty) on all nodes, or use"
+            " one node"
+        )
 
 
 def check_interface(names: str) -> None:

@@ -2,6 +2,7 @@
 
 run.json      identity of the job, and its number of launchers (terms)
 plan.json     plan of the newest launcher (launch/torchrun_arguments.py)
+hosts/NAME/lock  held by the agent of a node without the controller, and by its reaper
 lock          held by the launcher and its reaper; has the pid, and whether SIGUSR1 requests saves
 events/       events (telemetry/event_store.py)
 journal/      decisions of the controller, durable before they are sent
@@ -107,6 +108,45 @@ class RunDir:
     def release(self) -> None:
         """Release the lock."""
         os.close(self.lock_fd)
+
+
+def lock_host(path: Path, host: str, wait_s: float = LOCK_S) -> int:
+    """Lock this host's part of a run of several nodes; return the lock's descriptor.
+
+    Waits up to `wait_s` for the reaper of an earlier agent. Raises RunDirError if an agent of this
+    host takes part in the run, or the directory cannot be written.
+    """
+    own = path / "hosts" / host
+    try:
+        own.mkdir(parents=True, exist_ok=True)
+        lock_fd = os.open(own / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise RunDirError(
+            f"{host}: run directory {path} cannot be written: {error.strerror}; nothing was started"
+        ) from error
+    try:
+        _lock(own, lock_fd, wait_s)
+    except BaseException:
+        os.close(lock_fd)
+        raise
+    return lock_fd
+
+
+def unlock(lock_fd: int) -> None:
+    """Release a host's lock."""
+    os.close(lock_fd)
+
+
+def of_node(path: Path, run: str, term: int, lock_fd: int) -> RunDir:
+    """Return the run directory for a node that does not hold the controller.
+
+    Raises RunDirError if run.json is missing or of another run or term.
+    """
+    try:
+        job = msgspec.json.decode((path / "run.json").read_bytes(), type=RunningJob)
+    except (OSError, msgspec.DecodeError) as error:
+        raise RunDirError(f"{path / 'run.json'} cannot be read ({error})") from error
+    return RunDir(path, msgspec.structs.replace(job, run=run, term=term), lock_fd, ())
 
 
 class LockHolder(NamedTuple):

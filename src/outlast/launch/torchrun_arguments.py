@@ -25,6 +25,9 @@ from outlast.controller import fault_spec
 from outlast.controller.controller_state import MigrateOn
 from outlast.errors import ConfigError, RunDirError, UsageError
 from outlast.launch import outlast_flags
+from outlast.launch.nodes import node_flags
+from outlast.launch.nodes.node_flags import NodeFlags
+from outlast.launch.outlast_streams import displayed_streams
 from outlast.launch.run_directory import RunDir
 from outlast.launch.torch_definitions import TorchDefinitions
 
@@ -40,8 +43,7 @@ _REFUSED: dict[str, object] = {
 }
 
 AUDIT_EVERY = 100
-_BOTH_STREAMS = 3
-_RUN, _LOGS = "torch.distributed.run", "torch.distributed.elastic.multiprocessing.api"
+_RUN = "torch.distributed.run"
 _torch = TorchDefinitions()
 
 
@@ -50,6 +52,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     world: int
     spares: int
+    node: NodeFlags = NodeFlags()
     run_dir: str
     script: str
     args: tuple[str, ...]
@@ -83,6 +86,11 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     json: bool
     plain: bool
 
+    @property
+    def ranks_per_node(self) -> int:
+        """Return the number of ranks of each node that has ranks at the start."""
+        return self.world // self.node.nodes
+
 
 def parse(argv: list[str]) -> RunPlan:
     """Read the command line (and torchrun's PET_* variables).
@@ -90,7 +98,9 @@ def parse(argv: list[str]) -> RunPlan:
     Raises UsageError or ConfigError with a one-line remedy; `--help` exits.
     """
     given = read_flags(argv)
-    world = _world(given.nproc_per_node)
+    node = node_flags.read(given, config.token_file_default())
+    ranks = _world(given.nproc_per_node)
+    world = node.nodes * ranks
     for name in ("spares", "max_restarts"):
         if getattr(given, name) < 0:
             flag = name.replace("_", "-")
@@ -99,7 +109,8 @@ def parse(argv: list[str]) -> RunPlan:
     copies, parity = outlast_flags.copies(given.copies, world)
     return RunPlan(
         world=world,
-        spares=given.spares,
+        spares=given.spares + node.spare_nodes * ranks,
+        node=node,
         run_dir=given.run_dir or _fresh_run_dir(script),
         script=f"-m {script}" if given.module else _absolute(script),
         args=tuple(given.training_script_args),
@@ -110,7 +121,7 @@ def parse(argv: list[str]) -> RunPlan:
         master_addr=given.master_addr,
         master_port=given.master_port,
         log_dir=given.log_dir,
-        streams=_streams(given, world),
+        streams=displayed_streams(given, ranks, world),
         stop_signals=_signals(given.signals_to_handle),
         checkpoint_every=given.checkpoint_every,
         snapshot_every=given.snapshot_every,
@@ -220,19 +231,15 @@ def _parser() -> ArgumentParser:
         help="Start each worker as a new interpreter. By default workers are forked from one"
         " process per host that has imported torch (docs/template.md).",
     )
+    node_flags.add_node_flags(add)
+    if not config.has_node_rank():  # torch's default is rank 0
+        parser.set_defaults(node_rank=node_flags.ANY_RANK)
     add("--json", action="store_true", help="Print the summary as JSON on stdout at the end.")
     add("--plain", action="store_true", help="Print progress lines instead of the live view.")
     return parser
 
 
 def _refuse(given: Namespace) -> None:
-    if not re.fullmatch(r"1(:1)?", given.nnodes):
-        raise UsageError(
-            f"--nnodes {given.nnodes}: this version runs on one node; nothing was started;"
-            " use --nnodes 1 (--standalone)"
-        )
-    if given.node_rank != 0:
-        raise UsageError(f"--node-rank {given.node_rank}: there is one node, and its rank is 0")
     for name, default in _REFUSED.items():
         if getattr(given, name, default) != default:
             flag = name.replace("_", "-")
@@ -291,32 +298,6 @@ def _fresh_run_dir(script: str) -> str:
         count += 1
         candidate = base.with_name(f"{base.name}-{count}")
     return str(candidate)
-
-
-def _streams(given: Namespace, world: int) -> dict[int, int]:
-    try:
-        redirects, tees = _stream_map(given.redirects, world), _stream_map(given.tee, world)
-        shown = set(range(world))
-        if given.local_ranks_filter:
-            shown = {int(rank) for rank in given.local_ranks_filter.split(",")}
-    except ValueError as error:
-        raise UsageError(
-            f"--redirects, --tee or --local-ranks-filter: {error};"
-            " give 0 to 3, or RANK:0-3 pairs, and ranks as 0,1,2"
-        ) from error
-    return {
-        seat: (_BOTH_STREAMS & ~redirects[seat]) | tees[seat] if seat in shown else 0
-        for seat in range(world)
-    }
-
-
-def _stream_map(text: str, world: int) -> dict[int, int]:
-    """Return the streams by rank: 1 stdout, 2 stderr, 3 both. Raises ValueError."""
-    if text == "0":
-        return dict.fromkeys(range(world), 0)
-    parse = _torch.get(_LOGS, "Std").from_str
-    of_rank = _torch.get(_LOGS, "to_map")(parse(text), world)
-    return {rank: int(streams) for rank, streams in of_rank.items()}
 
 
 def _signals(text: str) -> tuple[str, ...]:

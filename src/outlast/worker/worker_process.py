@@ -191,7 +191,8 @@ class WorkerProcess(WorkerPorts):
             self.device = device_of(self.local_rank)
         if had_none:
             self._greet()  # the controller compares the rest of the fingerprint
-        set_rank(body.seat, body.world, self.local_rank)
+        group_rank = body.seat // self._settings.ranks_per_node if self._settings else 0
+        set_rank(body.seat, body.world, self.local_rank, group_rank)
 
     def _make_process_group(self, rank: int, world: int) -> None:
         register(self.groups)

@@ -28,7 +28,7 @@ def test_a_spare_without_a_device_of_its_own_gets_that_of_the_seat(
         ]
         crew.devices = devices
         await crew.reap(workers[1])
-        assert crew.device_for(workers[2]) == workers[2].local_rank == chosen
+        assert crew.device_for(workers[2], 0) == workers[2].local_rank == chosen
         after = crew.start(WorkerPost("w1-4", -1, "here", 1, 0))
         assert after.local_rank not in {one.local_rank for one in (*workers[:1], *workers[2:])}
 

@@ -16,6 +16,7 @@ from outlast.cli.output_stream import echo, print_json, write
 from outlast.errors import EXIT_DONE, UsageError
 from outlast.launch import torchrun_arguments
 from outlast.launch.batch_file import NOTICE_S, BatchJob, batch_file
+from outlast.launch.nodes import node_flags
 
 _SUBMIT_S = 60.0
 
@@ -59,6 +60,7 @@ def submit(
         Print one JSON object.
     """
     given = torchrun_arguments.read_flags(list(command))
+    node_flags.refuse_several(given)
     if not (given.module or given.no_python or Path(given.training_script).is_file()):
         raise UsageError(
             f"cannot find training script {given.training_script}; nothing was submitted; check"

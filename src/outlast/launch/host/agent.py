@@ -24,7 +24,6 @@ LOST_KEPT = 64
 LOST_BYTES_MAX = 256 << 20
 REAP_ATTEMPTS_MAX = 6
 REAP_PAUSE_S = 1.0
-HELD_S = 1.0  # several pulse periods
 
 
 class Agent:
@@ -49,12 +48,10 @@ class Agent:
         self._seq = 0
         self._received_seq = 0
         self._renewals: deque[float] = deque(maxlen=1000)  # send times of unanswered renewals
-        self._lease_from_s = time.monotonic()
+        self._lease_from_s = self._answered_s = time.monotonic()
         self._queued: list[messages.Spawn] = []  # spares, until the first Hello
         self._awaiting: list[messages.Spawn] = []  # until the template can fork them
-        self._killed_early: list[
-            WorkerHandle
-        ] = []  # killed before any Hello, in a script that may still send one
+        self._killed_early: list[WorkerHandle] = []  # before any Hello; one may still come
         self._lost: deque[messages.WorkerLostReport] = deque(maxlen=LOST_KEPT)
         self._tasks: set[asyncio.Task[None]] = set()
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -62,6 +59,8 @@ class Agent:
         self._traces = TraceCollection(crew, self._request_trace)
         self._checks = CheckRunner(crew, self._say)
         self._hello_received = asyncio.Event()  # the script has called `init()`
+        if crew.plan.node.total > 1:
+            self._hello_received.set()  # each host runs only scripts that do
         self._done = False
 
     async def run(self) -> None:
@@ -82,6 +81,11 @@ class Agent:
     def said_hello(self) -> bool:
         """Return whether any worker has reached `init()`."""
         return self._hello_received.is_set()
+
+    @property
+    def silence_s(self) -> float:
+        """Return how long the controller has not answered, in seconds."""
+        return time.monotonic() - self._answered_s
 
     def release_workers(self) -> None:
         """Stop sending; another part of the launcher takes over the workers."""
@@ -115,7 +119,7 @@ class Agent:
             messages.AgentHello(
                 host=self._host,
                 address=self._address[0],
-                capacity=plan.world + plan.spares,
+                capacity=plan.ranks_per_node + plan.spares,
                 lease_s=self._lease_s,
                 workers=tuple(self._crew.workers),
             )
@@ -155,7 +159,7 @@ class Agent:
         body = frame.body
         if isinstance(body, messages.Renewed):
             if self._renewals:
-                self._lease_from_s = self._renewals.popleft()
+                self._lease_from_s = self._answered_s = self._renewals.popleft()
         elif isinstance(body, messages.Spawn):
             if body.seat < 0 and not self.said_hello:
                 self._queued.append(body)
@@ -170,7 +174,9 @@ class Agent:
     def _pass_on(self, worker: WorkerHandle, frame: messages.MessageEnvelope) -> None:
         body = frame.body
         if isinstance(body, messages.Seat) and worker.seat < 0:
-            chosen = msgspec.structs.replace(body, local_rank=self._crew.device_for(worker))
+            chosen = msgspec.structs.replace(
+                body, local_rank=self._crew.device_for(worker, body.seat)
+            )
             frame = msgspec.structs.replace(frame, body=chosen)
         worker.channel.send(frame)
         if isinstance(body, messages.Seat):
@@ -351,9 +357,8 @@ class Agent:
                 renewed_s = now_s
                 if self._link.connected and not self._done:
                     self._renewals.append(now_s)
-                    self._say(
-                        messages.Renew(beats=self._beats(), blocked=self._held_interpreters())
-                    )
+                    blocked = self._crew.blocked_interpreters()
+                    self._say(messages.Renew(beats=self._beats(), blocked=blocked))
             due_s = min(renewed_s + pause_s, self._lease_from_s + usable_s)
             await asyncio.sleep(max(0.001, due_s - time.monotonic()))
 
@@ -364,21 +369,6 @@ class Agent:
                 beat = worker.page.read()
                 beats[name] = (beat.n, beat.step, beat.state, beat.loss)
         return beats
-
-    def _held_interpreters(self) -> tuple[str, ...]:
-        """Return the seated workers without a pulse that the kernel has not stopped.
-
-        A C extension holds the interpreter lock of such a worker and blocks its pulse thread.
-        """
-        late_ns = time.monotonic_ns() - int(HELD_S * 1e9)
-        return tuple(
-            name
-            for name, worker in self._crew.workers.items()
-            if worker.reaping is None
-            and worker.seat >= 0
-            and 0 < worker.page.pulse().t_ns < late_ns
-            and worker.process.state not in "TtZX"
-        )
 
     async def _lease_out(self) -> None:
         """Kill all workers before the lease ends and the controller assumes them dead."""

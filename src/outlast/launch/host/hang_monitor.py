@@ -132,7 +132,12 @@ class HangMonitor:
             ]
         )
         self._memory, verdict = hang_detection.watch(
-            self._memory, looks, now_ns, self._limits, unix_ns=self._crew.clock.now_ns()
+            self._memory,
+            looks,
+            now_ns,
+            self._limits,
+            unix_ns=self._crew.clock.now_ns(),
+            sees_all=self._crew.plan.node.total == 1,
         )
         for fault in verdict.suspects:
             self._say(messages.Suspect(worker=fault.worker, fault=fault))

@@ -15,6 +15,7 @@ from outlast.launch.torchrun_arguments import RunPlan
 
 # A spare must have no variable that implies a rank; future torch versions may read more.
 _SEAT_VARIABLES = ("RANK", "ROLE_RANK")
+_SEAT_VARIABLES_OF_NODES = ("LOCAL_RANK", "GROUP_RANK")
 
 
 def worker_environment(
@@ -33,6 +34,7 @@ def worker_environment(
         "RANK": rank,
         "ROLE_RANK": rank,
         "LOCAL_RANK": str(local_rank),
+        "GROUP_RANK": str(max(0, settings.seat) // settings.ranks_per_node),
         "MASTER_PORT": str(master_port),
         "TORCHELASTIC_RESTART_COUNT": str(restart_count),
         "TORCHELASTIC_ERROR_FILE": error_file,
@@ -42,7 +44,8 @@ def worker_environment(
     if settings.seat < 0 or settings.joins:
         environment[config.TOP_VARIABLE] = "1"
     if settings.seat < 0:
-        for name in _SEAT_VARIABLES:
+        several = _SEAT_VARIABLES_OF_NODES if plan.node.total > 1 else ()
+        for name in (*_SEAT_VARIABLES, *several):
             environment.pop(name)
     return environment
 
@@ -52,11 +55,10 @@ def common_environment(plan: RunPlan) -> dict[str, str]:
     world = str(plan.world)
     extra = {
         "WORLD_SIZE": world,
-        "LOCAL_WORLD_SIZE": world,
+        "LOCAL_WORLD_SIZE": str(plan.ranks_per_node),
         "ROLE_WORLD_SIZE": world,
         "ROLE_NAME": plan.role,
-        "GROUP_RANK": "0",
-        "GROUP_WORLD_SIZE": "1",
+        "GROUP_WORLD_SIZE": str(plan.node.nodes),
         "MASTER_ADDR": plan.master_addr,
         "TORCHELASTIC_RUN_ID": plan.run_id,
         "TORCHELASTIC_MAX_RESTARTS": str(plan.max_restarts),
@@ -66,7 +68,7 @@ def common_environment(plan: RunPlan) -> dict[str, str]:
     if plan.world > 1:
         defaults["OMP_NUM_THREADS"] = "1"  # torchrun's default; same results on every worker
     environment = config.child_environment(extra, defaults)
-    for name in (*PER_WORKER, MARK_VARIABLE):
+    for name in (*PER_WORKER, MARK_VARIABLE, config.TOKEN_VARIABLE):
         environment.pop(name, None)
     return environment
 

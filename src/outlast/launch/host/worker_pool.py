@@ -39,6 +39,7 @@ from outlast.transport.channel import Channel
 from outlast.transport.worker_page import Beat, Page
 
 _STARTED_MAX = 4096
+HELD_S = 1.0  # several pulse periods
 _TEXT_BYTES_MAX = 1 << 20
 Left = TypeVar("Left")
 
@@ -142,6 +143,8 @@ class WorkerPool:
         Raises OSError or ConfigError on failure.
         """
         worker = WorkerHandle(post, self._free_local_rank(post.seat))
+        if self.plan.node.total > 1 and post.seat >= 0:
+            worker.local_rank = post.seat % self.plan.ranks_per_node
         page = Page.create()
         ours, theirs = socket.socketpair()
         try:
@@ -196,6 +199,7 @@ class WorkerPool:
             seat=post.seat,
             joins=post.joins,
             world=self.plan.world,
+            ranks_per_node=self.plan.ranks_per_node,
             control_fd=control_fd,
             page_fd=page_fd,
             run_dir=str(self.run_dir.path.absolute()),
@@ -224,18 +228,36 @@ class WorkerPool:
         free = [number for number in numbers if number not in taken]
         return next((number for number in free if number not in self.unwell), (free or numbers)[0])
 
-    def device_for(self, worker: WorkerHandle) -> int:
-        """Return the local rank of a spare that takes a seat.
+    def device_for(self, worker: WorkerHandle, seat: int) -> int:
+        """Return the local rank of a spare that takes a seat; in a run of several nodes that of the
+        seat, on any node.
 
         A spare started without its own GPU gets the first free GPU below the world size, preferably
         without findings.
         """
-        if worker.local_rank >= max(self.devices, self.plan.world) or self.devices == 0:
+        if self.plan.node.total > 1:
+            worker.local_rank = seat % self.plan.ranks_per_node
+        elif worker.local_rank >= max(self.devices, self.plan.world) or self.devices == 0:
             taken = {other.local_rank for other in self.workers.values() if other is not worker}
             free = [number for number in range(self.plan.world) if number not in taken]
             well = [number for number in free if number not in self.unwell]
             worker.local_rank = (well or free or [worker.local_rank])[0]
         return worker.local_rank
+
+    def blocked_interpreters(self) -> tuple[str, ...]:
+        """Return the seated workers without a pulse that the kernel has not stopped.
+
+        A C extension holds the interpreter lock of such a worker and blocks its pulse thread.
+        """
+        late_ns = time.monotonic_ns() - int(HELD_S * 1e9)
+        return tuple(
+            name
+            for name, worker in self.workers.items()
+            if worker.reaping is None
+            and worker.seat >= 0
+            and 0 < worker.page.pulse().t_ns < late_ns
+            and worker.process.state not in "TtZX"
+        )
 
     def kill(self, worker: WorkerHandle, reason: str) -> None:
         """Send SIGKILL; `on_exit` follows. Only the first reason is reported."""

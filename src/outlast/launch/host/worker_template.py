@@ -162,7 +162,7 @@ class WorkerTemplate:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._conditions = self._conditions_now()
         try:
-            log_dir = self._run_dir.room("logs") / "template" / str(self._templates)
+            log_dir = self._log_dir() / str(self._templates)
             log_dir.mkdir(parents=True, exist_ok=True)
             with theirs, worker_family.open_logs(log_dir) as (out, err):
                 self._popen = subprocess.Popen(
@@ -188,6 +188,10 @@ class WorkerTemplate:
         self._timer = self._loop.call_later(
             LOAD_S, self._lose, f"it has not loaded in {LOAD_S:g} s"
         )
+
+    def _log_dir(self) -> Path:
+        folder = self._run_dir.room("logs") / "template"
+        return folder / socket.gethostname() if self._plan.node.total > 1 else folder
 
     def _environment(self, socket_fd: int) -> dict[str, str]:
         environment = common_environment(self._plan)
@@ -263,7 +267,7 @@ class WorkerTemplate:
             f"the template process {how} ({reason}); "
             + "workers are spawned"
             + ("" if was_first else " while another one loads")
-            + f"; its output is in {self._run_dir.room('logs') / 'template'}"
+            + f"; its output is in {self._log_dir()}"
         )
         if not was_first:
             self._load()

@@ -1,0 +1,1 @@
+"""Runs of several nodes: flags, the meeting before the run, nodes without a controller."""

@@ -1,0 +1,180 @@
+"""Identity of a node: its host, token, endpoint, interface, and what all nodes must share."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import platform
+import secrets
+import socket
+import struct
+from importlib import metadata
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from outlast import __version__, config
+from outlast.errors import ConfigError
+from outlast.launch.torchrun_arguments import RunPlan
+from outlast.transport.node_link import NodeHello, users_key
+
+TOKEN_LENGTH_MIN = 16
+NONCE_BYTES = 32
+_SIOCGIFADDR = 0x8915
+# Fields of a plan that may differ between nodes.
+_OWN = ("node", "run_dir", "json", "plain", "streams", "command", "script", "master_addr")
+
+
+class NodeIdentity(NamedTuple):
+    """This node, as it introduces itself."""
+
+    host: str
+    node_rank: int  # -1: any
+    endpoint: tuple[str, int]  # IPv4 address and port
+    key: bytes
+    facts: dict[str, str]
+
+    def hello(self, directory: str) -> NodeHello:
+        """Return the first message; `directory`: content of the proof in the run directory."""
+        return NodeHello(
+            host=self.host,
+            node_rank=self.node_rank,
+            facts=self.facts,
+            directory=directory,
+            nonce=secrets.token_bytes(NONCE_BYTES),
+        )
+
+
+def identify(plan: RunPlan) -> NodeIdentity:
+    """Return this node's identity. Raises ConfigError for a bad endpoint or token."""
+    host = socket.gethostname()
+    return NodeIdentity(
+        host=host,
+        node_rank=plan.node.node_rank,
+        endpoint=resolve(plan.node.endpoint, host),
+        key=users_key(_token(plan.node.token_file)),
+        facts=_facts(plan),
+    )
+
+
+def resolve(endpoint: str, host: str) -> tuple[str, int]:
+    """Return the IPv4 address and port of HOST:PORT. Raises ConfigError, naming this host."""
+    name, _, port = endpoint.rpartition(":")
+    try:
+        found = socket.getaddrinfo(name, int(port), socket.AF_INET, socket.SOCK_STREAM)
+    except OSError as error:
+        raise ConfigError(
+            f"{host}: the name {name!r} of the endpoint does not resolve to an IPv4 address"
+            f" ({error.strerror}); nothing was started; correct --rdzv-endpoint or this host's"
+            " names"
+        ) from error
+    address, number = found[0][4][:2]
+    return str(address), int(number)
+
+
+def holds_controller(plan: RunPlan) -> bool:
+    """Return whether the controller runs on this node: its node rank is 0, or it has no rank and
+    the endpoint's address is its own. Raises ConfigError as `resolve` does."""
+    if plan.node.node_rank >= 0:
+        return plan.node.node_rank == 0
+    address, _ = resolve(plan.node.endpoint, socket.gethostname())
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True
+
+
+def route_address(endpoint: tuple[str, int]) -> str:
+    """Return this host's address on the route to the endpoint. Raises ConfigError without one."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(endpoint)
+        except OSError as error:
+            raise ConfigError(
+                f"{socket.gethostname()} has no route to the endpoint {endpoint[0]}"
+                f" ({error.strerror}); nothing was started"
+            ) from error
+        return str(probe.getsockname()[0])
+
+
+def interface_of(address: str) -> str:
+    """Return the name of the interface that has an IPv4 address. Raises ConfigError if none has."""
+    for _, name in socket.if_nameindex():
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            try:
+                request = struct.pack("256s", name.encode()[:15])
+                found = fcntl.ioctl(probe, _SIOCGIFADDR, request)
+            except OSError:
+                continue  # it has no IPv4 address
+        if socket.inet_ntoa(found[20:24]) == address:
+            return name
+    raise ConfigError(
+        f"{socket.gethostname()}: no interface has the address {address}, which leads to the"
+        " endpoint; nothing was started; set GLOO_SOCKET_IFNAME"
+    )
+
+
+def choose_interface(identity: NodeIdentity) -> str:
+    """Make gloo listen on the route to the endpoint, unless GLOO_SOCKET_IFNAME is set; return this
+    host's address there. Raises ConfigError without one."""
+    address = route_address(identity.endpoint)
+    if not config.gloo_interface():
+        config.add_to_environment({"GLOO_SOCKET_IFNAME": interface_of(address)})
+    return address
+
+
+def _token(file: str) -> str:
+    """Return the users' token, of the file or of OUTLAST_TOKEN."""
+    token = config.users_token()
+    source = config.TOKEN_VARIABLE
+    if file:
+        source = file
+        try:
+            token = Path(file).read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"{socket.gethostname()}: the token file {file} cannot be read ({error}); nothing"
+                " was started"
+            ) from error
+    if len(token) < TOKEN_LENGTH_MIN:
+        raise ConfigError(
+            f"{socket.gethostname()}: {source} has a token of {len(token)} characters, and a run of"
+            f" several nodes needs {TOKEN_LENGTH_MIN} or more; nothing was started; make one with:"
+            " openssl rand -hex 32, and give it to all nodes with --token-file or"
+            f" {config.TOKEN_VARIABLE}"
+        )
+    return token
+
+
+def _facts(plan: RunPlan) -> dict[str, str]:
+    """Return what must be equal on all nodes, in the order in which differences are named."""
+    facts = {
+        "version of Outlast": __version__,
+        "version of Python": platform.python_version(),
+        "version of torch": _version("torch"),
+        "number of nodes": f"{plan.node.nodes}:{plan.node.nodes + plan.node.spare_nodes}",
+        "world size": str(plan.world),
+        "script": plan.script,
+        "digest of the script": _digest(plan.script),
+    }
+    for name in RunPlan.__struct_fields__:
+        if name not in _OWN:
+            facts.setdefault(f"plan ({name})", msgspec.json.encode(getattr(plan, name)).decode())
+    return facts
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def _digest(script: str) -> str:
+    try:
+        return hashlib.blake2b(Path(script).read_bytes(), digest_size=8).hexdigest()
+    except OSError:
+        return "none"  # a module or a program

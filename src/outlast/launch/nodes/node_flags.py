@@ -1,0 +1,136 @@
+"""Flags of runs of several nodes, and the flags that such runs do not support yet."""
+
+from __future__ import annotations
+
+import re
+from argparse import Namespace
+from collections.abc import Callable
+
+import msgspec
+
+from outlast.controller import fault_spec
+from outlast.errors import UsageError
+
+ANY_RANK = -1
+PORT = 29400  # torchrun's, for an endpoint without one
+BACKENDS = ("static", "c10d")
+# Flags that need one host, each with its default value.
+_ONE_HOST: dict[str, object] = {
+    "copies": "1",
+    "snapshot_every": 0,
+    "peer_rate": None,
+    "durable": [],
+    "check_every": 0.0,
+    "check_settings": "",
+    "migrate_on": "",
+    "log_dir": None,
+    "master_port": None,
+    "no_python": False,
+}
+
+
+class NodeFlags(msgspec.Struct, frozen=True, kw_only=True):
+    """Nodes of a run, and this one among them."""
+
+    nodes: int = 1  # that have ranks at the start
+    spare_nodes: int = 0  # that wait without ranks
+    endpoint: str = ""  # HOST:PORT of the meeting
+    node_rank: int = ANY_RANK
+    token_file: str = ""
+
+    @property
+    def total(self) -> int:
+        """Return the number of nodes that meet."""
+        return self.nodes + self.spare_nodes
+
+
+def add_node_flags(add: Callable[..., object]) -> None:
+    """Add the flags beyond torchrun's own."""
+    add(
+        "--token-file",
+        "--token_file",
+        default="",
+        metavar="FILE",
+        help="File with the secret that all nodes of a run share (default: $OUTLAST_TOKEN_FILE, or"
+        " the secret itself in $OUTLAST_TOKEN). Needed with --nnodes above 1.",
+    )
+
+
+def read(given: Namespace, token_file: str) -> NodeFlags:
+    """Return the node flags; `token_file`: the default of --token-file.
+
+    Raises UsageError for flags that do not fit together, or that need one host.
+    """
+    found = re.fullmatch(r"([0-9]{1,6})(?::([0-9]{1,6}))?", given.nnodes)
+    least, most = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+    if not 1 <= least <= most:
+        raise UsageError(
+            f"--nnodes {given.nnodes}: give the number of nodes, or NODES:NODES_WITH_SPARES, as in"
+            " --nnodes 2:3"
+        )
+    if most == 1:
+        if given.node_rank not in (0, ANY_RANK):
+            raise UsageError(f"--node-rank {given.node_rank}: there is one node, and its rank is 0")
+        return NodeFlags()
+    _refuse(given)
+    if not -1 <= given.node_rank < most:
+        raise UsageError(
+            f"--node-rank {given.node_rank}: this run has the node ranks 0 to {most - 1}"
+        )
+    return NodeFlags(
+        nodes=least,
+        spare_nodes=most - least,
+        endpoint=_endpoint(given.rdzv_endpoint),
+        node_rank=given.node_rank,
+        token_file=given.token_file or token_file,
+    )
+
+
+def refuse_several(given: Namespace) -> None:
+    """Raise UsageError for the flags of several nodes, for a command that supports one."""
+    if not re.fullmatch(r"1(:1)?", given.nnodes) or given.node_rank not in (0, ANY_RANK):
+        raise UsageError(
+            f"--nnodes {given.nnodes}: this version runs on one node under `outlast slurm submit`;"
+            " nothing was submitted; start `outlast run` on each node by srun instead"
+        )
+
+
+def _endpoint(text: str) -> str:
+    if not text:
+        raise UsageError(
+            "--nnodes above 1 needs --rdzv-endpoint HOST:PORT, an address of the first node; give"
+            " the same one on every node"
+        )
+    name, colon, port = text.rpartition(":")
+    name, port = (name, port) if colon else (text, str(PORT))
+    if not name or not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 1 << 16:
+        raise UsageError(f"--rdzv-endpoint {text}: give HOST:PORT with a port from 1 to 65535")
+    return f"{name}:{port}"
+
+
+def _refuse(given: Namespace) -> None:
+    if given.rdzv_backend not in BACKENDS:
+        raise UsageError(
+            f"--rdzv-backend {given.rdzv_backend}: nodes meet at the endpoint itself; leave it out"
+        )
+    if given.standalone:
+        raise UsageError("--standalone is for one node; leave it out, or give --nnodes 1")
+    if not re.fullmatch(r"[0-9]{1,9}", given.nproc_per_node):
+        raise UsageError(
+            f"--nproc-per-node {given.nproc_per_node}: runs of several nodes need a number"
+        )
+    if not given.run_dir:
+        raise UsageError("--nnodes above 1 needs --run-dir DIR, on a file system of all nodes")
+    for name, default in _ONE_HOST.items():
+        if getattr(given, name) != default:
+            raise UsageError(
+                f"--{name.replace('_', '-')} is not supported with --nnodes above 1 by this"
+                " version; nothing was started; leave it out, or use one node"
+            )
+    for text in given.fault:
+        spec = fault_spec.parse(text)
+        if spec.after_s or spec.spare >= 0:
+            raise UsageError(
+                f"--fault {text!r}: after= and spare= are not supported with --nnodes above 1 by"
+                " this version; give rank= and step="
+            )

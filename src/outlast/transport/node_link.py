@@ -1,0 +1,141 @@
+"""Connection between a node of a run and its controller's node, for the whole run.
+
+| sender             | message      | when                                                       |
+|--------------------|--------------|------------------------------------------------------------|
+| node               | NodeHello    | first                                                      |
+| controller's node  | NodeAccepted | all nodes are there and agree; then the agent connects     |
+| controller's node  | NodeRefused  | the node does not fit; the connection ends                 |
+| node               | NodeStop     | its user or scheduler ends the run                         |
+| controller's node  | RunOutcome   | the run has ended; the connection ends                     |
+
+A frame is `magic(4) | length(4, big endian) | tag(16) | payload(length)` as in `channel`, with
+another magic; its tag is keyed with the users' token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import struct
+
+import msgspec
+
+from outlast.errors import WireError
+
+MAGIC = b"OLN1"
+HEADER = struct.Struct(">4sI16s")
+FRAME_BYTES_MAX = 1 << 20
+
+
+class NodeMessage(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=True):
+    """Base class of all messages."""
+
+
+class NodeHello(NodeMessage, frozen=True):
+    """Request of a node to take part in a run."""
+
+    host: str
+    node_rank: int  # -1: any
+    facts: dict[str, str]  # must be equal on all nodes
+    directory: str  # content of a file in the run directory, "" without one
+    nonce: bytes
+
+
+class NodeAccepted(NodeMessage, frozen=True):
+    """Place of a node in the run."""
+
+    node_rank: int
+    run: str
+    term: int
+    address: tuple[str, int]  # of the controller's listener
+    master_addr: str
+    master_port: int
+    hello_nonce: bytes  # of the node's Hello
+    run_nonce: bytes  # from which the run's token is made
+
+
+class NodeRefused(NodeMessage, frozen=True):
+    """Refusal of a node."""
+
+    reason: str
+
+
+class NodeStop(NodeMessage, frozen=True):
+    """Request to end the run so that it can be resumed."""
+
+    reason: str
+
+
+class RunOutcome(NodeMessage, frozen=True):
+    """End of the run. `cause`: one line, "" for a run that is done."""
+
+    outcome: str
+    exit_code: int
+    cause: str = ""
+
+
+AnyNodeMessage = NodeHello | NodeAccepted | NodeRefused | NodeStop | RunOutcome
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[AnyNodeMessage] = msgspec.msgpack.Decoder(AnyNodeMessage)
+
+
+class ForeignTokenError(WireError):
+    """A frame is keyed with another token."""
+
+
+def users_key(token: str) -> bytes:
+    """Return the key of frames between nodes."""
+    return hashlib.blake2b(token.encode(), digest_size=32).digest()
+
+
+def run_token(key: bytes, run_nonce: bytes) -> bytes:
+    """Return the token of one run: it is never sent, and a later run has another one."""
+    return hashlib.blake2b(run_nonce, key=key, digest_size=32).digest()
+
+
+class NodeLink:
+    """One end of a connection between nodes."""
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: bytes
+    ) -> None:
+        self._reader, self._writer, self._key = reader, writer, key
+
+    async def receive(self) -> AnyNodeMessage | None:
+        """Return the next message, or None at the end of the connection.
+
+        Raises WireError for a frame of another program, ForeignTokenError for one of another token.
+        """
+        try:
+            magic, length, tag = HEADER.unpack(await self._reader.readexactly(HEADER.size))
+            if magic != MAGIC or length > FRAME_BYTES_MAX:
+                raise WireError(f"not a frame of an Outlast node (starts with {magic!r})")
+            payload = await self._reader.readexactly(length)
+        except (asyncio.IncompleteReadError, OSError):
+            return None
+        if not hmac.compare_digest(tag, _tag(self._key, payload)):
+            raise ForeignTokenError("a frame is keyed with another token")
+        try:
+            return _decoder.decode(payload)
+        except msgspec.DecodeError as error:
+            raise WireError(f"a frame cannot be read: {error}") from error
+
+    def send(self, message: AnyNodeMessage) -> None:
+        """Send a message, or drop it if the connection has ended."""
+        payload = _encoder.encode(message)
+        self._writer.write(HEADER.pack(MAGIC, len(payload), _tag(self._key, payload)) + payload)
+
+    async def close(self, within_s: float = 5.0) -> None:
+        """Send what is queued, for at most `within_s`, and close the connection."""
+        try:
+            async with asyncio.timeout(within_s):
+                self._writer.close()
+                await self._writer.wait_closed()
+        except OSError:  # includes TimeoutError
+            self._writer.transport.abort()
+
+
+def _tag(key: bytes, payload: bytes) -> bytes:
+    return hashlib.blake2b(payload, key=key, digest_size=16).digest()

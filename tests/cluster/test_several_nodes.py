@@ -1,0 +1,174 @@
+"""Runs on several hosts: the same results as on one, whatever fails."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.cluster.hosts import Hosts, missing_requirement
+from tests.end_to_end.conftest import wait_for
+
+from outlast.errors import EXIT_DONE, EXIT_GAVE_UP, EXIT_USAGE, RunDirError
+from outlast.events import GenerationOpened
+from outlast.telemetry.event_store import read_events
+from outlast.telemetry.run_summary import RunSummary, summarise
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.process,
+    pytest.mark.skipif(bool(missing_requirement()), reason=missing_requirement()),
+]
+JOB = Path(__file__).with_name("steady_job.py")
+STEPS = 60
+WITHIN_S = 120.0
+
+
+class Cluster:
+    """A run of `JOB` on hosts, with one launcher on each."""
+
+    def __init__(self, folder: Path, hosts: Hosts) -> None:
+        self.folder, self.hosts = folder, hosts
+        self.run_dir = folder / "run"
+        self.launchers: dict[str, subprocess.Popen[str]] = {}
+
+    def start(self, nodes: str, ranks: int, *flags: str, **other: tuple[str, ...]) -> None:
+        """Start the launchers; `other`: flags of one host."""
+        (self.folder / "token").write_text("a secret of these tests")
+        environment = {**os.environ, "OUTLAST_TOKEN_FILE": str(self.folder / "token")}
+        common = ("--nnodes", nodes, "--nproc-per-node", str(ranks), "--run-dir", str(self.run_dir))
+        for name in self.hosts.names:
+            own = (*common, "--rdzv-endpoint=n1:29400", "--plain", *flags, *other.get(name, ()))
+            words = [sys.executable, "-m", "outlast", "run", *own, str(JOB)]
+            self.launchers[name] = subprocess.Popen(
+                self.hosts.command(name, *words, str(self.folder / "out"), str(STEPS)),
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+
+    def wait_for_steps(self) -> None:
+        """Wait until all ranks train."""
+
+        def opened() -> bool:
+            with contextlib.suppress(RunDirError):  # nothing is written yet
+                return any(isinstance(one, GenerationOpened) for one in read_events(self.run_dir))
+            return False
+
+        wait_for(opened, "the first generation", WITHIN_S)
+
+    def end(self, name: str) -> tuple[int, str]:
+        """Return a launcher's exit code and output."""
+        output, _ = self.launchers[name].communicate(timeout=WITHIN_S)
+        return self.launchers[name].returncode, output
+
+    def results(self) -> list[str]:
+        """Return the results of all ranks."""
+        return [path.read_text() for path in sorted((self.folder / "out").iterdir())]
+
+    def summary(self) -> RunSummary:
+        return summarise(self.run_dir)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    with Hosts(tmp_path, getattr(request, "param", 2)) as hosts:
+        cluster = Cluster(tmp_path, hosts)
+        yield cluster
+        for launcher in cluster.launchers.values():
+            launcher.kill()
+            launcher.communicate()
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[str]]:
+    """Results of undisturbed runs on one host, by world size."""
+    found = {}
+    for world in (2, 4):
+        folder = tmp_path_factory.mktemp("one")
+        flags = ("--plain", "--nproc-per-node", str(world), "--run-dir", str(folder / "run"))
+        words = [sys.executable, "-m", "outlast", "run", *flags, str(JOB), str(folder / "out")]
+        subprocess.run([*words, str(STEPS)], check=True, capture_output=True, timeout=WITHIN_S)
+        found[world] = [path.read_text() for path in sorted((folder / "out").iterdir())]
+    return found
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_two_hosts_end_as_one(cluster: Cluster, ranks: int, expected: dict[int, list[str]]) -> None:
+    cluster.start("2", ranks)
+    assert [cluster.end(name)[0] for name in ("n1", "n2")] == [EXIT_DONE, EXIT_DONE]
+    assert cluster.results() == expected[2 * ranks]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_worker_is_replaced_on_its_host(
+    cluster: Cluster, rank: int, expected: dict[int, list[str]]
+) -> None:
+    cluster.start("2", 1, "--fault", f"kill:rank={rank},step=20")
+    assert [cluster.end(name)[0] for name in ("n1", "n2")] == [EXIT_DONE, EXIT_DONE]
+    assert cluster.results() == expected[2]
+    (incident,) = cluster.summary().incidents
+    assert (incident.cause, incident.committed_steps_lost) == ("killed", 0)
+
+
+@pytest.mark.parametrize("cluster", [3], indirect=True)
+@pytest.mark.parametrize("deed", ["power off", "kill the agent"])
+def test_a_spare_node_takes_the_ranks_of_a_lost_one(
+    cluster: Cluster, deed: str, expected: dict[int, list[str]]
+) -> None:
+    cluster.start("2:3", 1, "--limit", "lease_s=3")
+    cluster.wait_for_steps()
+    if deed == "power off":
+        cluster.hosts.power_off("n2")
+    else:
+        cluster.hosts.run("n2", "pkill", "-KILL", "-o", "-f", "outlast run")
+        assert cluster.end("n2")[0] != EXIT_DONE
+        running = ("ps", "-e", "-o", "stat=,args=")
+        wait_for(
+            lambda: (
+                not any(
+                    str(JOB) in line and not line.startswith("Z")
+                    for line in cluster.hosts.run("n2", *running).splitlines()
+                )
+            ),
+            "the end of all workers of n2",
+        )
+    assert [cluster.end(name)[0] for name in ("n1", "n3")] == [EXIT_DONE, EXIT_DONE]
+    assert cluster.results() == expected[2]
+    (incident,) = cluster.summary().incidents
+    assert incident.cause == "agent_lost"
+
+
+def test_a_lost_host_without_a_spare_ends_the_run_by_name(cluster: Cluster) -> None:
+    cluster.start("2", 1, "--limit", "lease_s=3", "--limit", "hello_s=20")
+    cluster.wait_for_steps()
+    cluster.hosts.power_off("n2")
+    code, output = cluster.end("n1")
+    assert code == EXIT_GAVE_UP
+    assert "without an answer: n2; checkpoints are kept; resume with the same" in output
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--checkpoint-every=5",), "its plan (checkpoint_every) is 5"),
+        (("--nproc-per-node=2",), "its world size is 4, and that of the controller's node 2"),
+        (("--node-rank=0", "--rdzv-endpoint=n9:29400"), "'n9' of the endpoint does not resolve"),
+        (("--token-file=/dev/null",), "has a token of 0 characters"),
+        (("--run-dir=/dev/shm/run",), "its run directory is not the one"),
+    ],
+)
+def test_bad_input_is_named_on_its_host_before_a_worker_starts(
+    cluster: Cluster, flags: tuple[str, ...], says: str
+) -> None:
+    cluster.start("2", 1, "--limit", "hello_s=15", n2=flags)
+    code, output = cluster.end("n2")
+    assert code != EXIT_DONE and "n2" in output and says in output
+    code, output = cluster.end("n1")
+    assert code == EXIT_USAGE and "1 of 2 nodes came to the endpoint" in output
+    assert not any((cluster.run_dir / "logs").iterdir())

@@ -1,0 +1,195 @@
+"""The meeting of nodes, over loopback: who takes part, and who is refused by name."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import socket
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outlast.errors import ConfigError, OutlastError
+from outlast.launch.nodes.node_facts import NodeIdentity
+from outlast.launch.nodes.node_meeting import NodeMeeting, NodeSeat, RunPlace, join
+from outlast.transport.node_link import (
+    NodeAccepted,
+    NodeLink,
+    NodeStop,
+    RunOutcome,
+    run_token,
+    users_key,
+)
+
+KEY = users_key("a secret of these tests")
+PLACE = RunPlace("run1", 1, ("127.0.0.1", 7), "127.0.0.1", 8)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run a test in an event loop of its own."""
+
+    @functools.wraps(test)
+    def run(**fixtures: Any) -> None:
+        asyncio.run(test(**fixtures))
+
+    return run
+
+
+class Hall:
+    """A meeting of `nodes` nodes at a free port; its own host is "first"."""
+
+    def __init__(self, folder: Path, nodes: int = 2) -> None:
+        self.folder = folder
+        self.endpoint = ("127.0.0.1", free_port())
+        self.notes: list[str] = []
+        self.meeting = NodeMeeting(self.identity("first", 0), folder, nodes, self.notes.append)
+
+    def identity(
+        self, host: str, node_rank: int = -1, key: bytes = KEY, **facts: str
+    ) -> NodeIdentity:
+        return NodeIdentity(host, node_rank, self.endpoint, key, {"script": "train.py", **facts})
+
+    async def join(
+        self, host: str, node_rank: int = -1, **facts: str
+    ) -> tuple[NodeLink, NodeAccepted]:
+        return await join(self.identity(host, node_rank, **facts), self.folder, 10)
+
+    async def together(
+        self, *joins: Coroutine[Any, Any, tuple[NodeLink, NodeAccepted]]
+    ) -> list[tuple[NodeLink, NodeAccepted]]:
+        """Gather while nodes join; return their places."""
+        joining = [asyncio.create_task(each) for each in joins]
+        self.meeting.accept(await self.meeting.gather(10), PLACE, b"nonce")
+        return [await each for each in joining]
+
+
+@in_a_loop
+async def test_nodes_get_their_ranks_and_the_tokens_agree(tmp_path: Path) -> None:
+    hall = Hall(tmp_path, 4)
+    found = await hall.together(hall.join("c"), hall.join("b", 2), hall.join("a"))
+    places = {name: place for name, (_, place) in zip("cba", found, strict=True)}
+    assert {name: place.node_rank for name, place in places.items()} == {"a": 1, "b": 2, "c": 3}
+    assert places["a"].address == ("127.0.0.1", 7)
+    assert run_token(KEY, places["a"].run_nonce) == run_token(KEY, b"nonce") != KEY
+    outcome = RunOutcome(outcome="done", exit_code=0)
+    await hall.meeting.announce(outcome)
+    assert [await link.receive() for link, _ in found] == [outcome] * 3
+    for link, _ in found:
+        await link.close()
+
+
+@in_a_loop
+async def test_requests_to_stop_arrive_with_their_host(tmp_path: Path) -> None:
+    hall = Hall(tmp_path)
+    ((link, _),) = await hall.together(hall.join("second"))
+    stopped = asyncio.get_running_loop().create_future()
+    hall.meeting.on_stop = stopped.set_result
+    link.send(NodeStop(reason="SIGTERM to the agent"))
+    assert await asyncio.wait_for(stopped, 10) == "SIGTERM to the agent on second"
+    await hall.meeting.refuse_all("over")
+    await link.close()
+
+
+@pytest.mark.parametrize(
+    ("who", "says"),
+    [
+        ({"host": "second", "script": "other.py"}, "its script is other.py, and that of the"),
+        ({"host": "second", "extra": "1"}, "its extra is 1"),
+        ({"host": "first"}, "a node of host first is there already"),
+        ({"host": "second", "node_rank": 0}, "node rank 0 is taken by another host"),
+        ({"host": "second", "node_rank": 2}, "its node rank 2 is not below 2"),
+        ({"host": "second", "key": users_key("another secret")}, "the token is not that of"),
+    ],
+)
+@in_a_loop
+async def test_a_node_that_does_not_fit_is_told_why(
+    tmp_path: Path, who: dict[str, Any], says: str
+) -> None:
+    hall = Hall(tmp_path)
+    gathering = asyncio.create_task(hall.meeting.gather(10))
+    with pytest.raises(ConfigError) as caught:
+        await join(hall.identity(**who), tmp_path, 10)
+    assert says in str(caught.value) and "nothing was started" in str(caught.value)
+    assert any("was refused at the endpoint" in note for note in hall.notes)
+    link, _ = await _late(hall, gathering)
+    await hall.meeting.refuse_all("over")
+    await link.close()
+
+
+async def _late(
+    hall: Hall, gathering: asyncio.Task[list[NodeSeat]]
+) -> tuple[NodeLink, NodeAccepted]:
+    """Let the right node come after the wrong one."""
+    joining = asyncio.create_task(hall.join("second"))
+    hall.meeting.accept(await gathering, PLACE, b"nonce")
+    return await joining
+
+
+@in_a_loop
+async def test_a_run_directory_of_its_own_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    hall = Hall(tmp_path / "shared")
+    gathering = asyncio.create_task(hall.meeting.gather(10))
+    with pytest.raises(OutlastError, match="its run directory is not the one"):
+        await join(hall.identity("second"), tmp_path, 10)
+    gathering.cancel()
+    await hall.meeting.refuse_all("over")
+
+
+@in_a_loop
+async def test_missing_nodes_end_the_meeting_by_name(tmp_path: Path) -> None:
+    hall = Hall(tmp_path, 3)
+    joining = asyncio.create_task(hall.join("second"))
+    with pytest.raises(ConfigError, match=r"2 of 3 nodes came to the endpoint.*first, second"):
+        await hall.meeting.gather(2)
+    with pytest.raises(ConfigError, match="only 2 of 3 nodes came in time"):
+        await joining
+
+
+@in_a_loop
+async def test_strangers_cost_nothing_and_nobody_is_kept_out(tmp_path: Path) -> None:
+    hall = Hall(tmp_path)
+    gathering = asyncio.create_task(hall.meeting.gather(30))
+    strangers = []
+    for _ in range(200):
+        try:
+            strangers.append(await asyncio.open_connection(*hall.endpoint))
+        except OSError:
+            await asyncio.sleep(0)
+    for _, writer in strangers:
+        writer.write(b"GET / HTTP/1.1\r\nHost: endpoint\r\n\r\n")
+    for reader, writer in strangers:
+        with contextlib.suppress(ConnectionError):
+            await reader.read()  # each is closed by the meeting
+        writer.close()
+    link, _ = await _late(hall, gathering)
+    await hall.meeting.refuse_all("over")
+    await link.close()
+
+
+@in_a_loop
+async def test_an_endpoint_of_another_program_is_named(tmp_path: Path) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"SSH-2.0-OpenSSH_9.2p1 Debian-2+deb12u3\r\n")
+        await writer.drain()
+        writer.close()
+
+    hall = Hall(tmp_path)
+    async with await asyncio.start_server(answer, *hall.endpoint):
+        with pytest.raises(ConfigError, match="is another program's"):
+            await hall.join("second")
+
+
+@in_a_loop
+async def test_an_endpoint_that_nobody_opens_is_named(tmp_path: Path) -> None:
+    hall = Hall(tmp_path)
+    with pytest.raises(ConfigError, match=r"gave no answer within 0\.5 s"):
+        await join(hall.identity("second"), tmp_path, 0.5)
