@@ -182,6 +182,48 @@ LATE = {
         def value():
             return counts["late"]
         """,
+    "an attribute that the loop binds on an object": """
+        class State:
+            pass
+        state = State()
+        def change(i):
+            state.best = i
+        def value():
+            return getattr(state, "best", None)
+        """,
+    "an attribute that the loop binds on a namespace": """
+        import types
+        state = types.SimpleNamespace()
+        def change(i):
+            state.best = i
+        def value():
+            return getattr(state, "best", None)
+        """,
+    "an attribute that the loop binds on a protected module": """
+        net = nn.Linear(1, 1)
+        session.protected += [net]
+        def change(i):
+            net.best = i
+        def value():
+            return getattr(net, "best", None)
+        """,
+    "an attribute that the loop binds on a function": """
+        def rate():
+            return 1
+        def change(i):
+            rate.best = i
+        def value():
+            return getattr(rate, "best", None)
+        """,
+    "an attribute with a default in the class": """
+        class State:
+            best = 0
+        state = State()
+        def change(i):
+            state.best = i
+        def value():
+            return state.best
+        """,
     "an attribute behind a property's setter": """
         class Rate:
             def __init__(self):
@@ -218,6 +260,28 @@ def test_values_that_appear_or_change_late_are_carried(way: str) -> None:
     with pytest.raises(DiedError) as died:
         play(LATE[way] + LOOP, Session(die=7))
     assert play(LATE[way] + LOOP, Session(slot=died.value.slot, begin=7)) == alone
+
+
+@pytest.mark.parametrize("head", ["if True:", "def main():"])
+def test_names_that_the_loop_binds_late_are_carried(head: str) -> None:
+    text = f"""
+        def step(i):
+            session.step()
+            return i
+        {head}
+            for i in session.batches(9):
+                value = session.run(step, i)
+                if i > 5:
+                    out.append(kept)
+                if i > 4:
+                    kept = value
+        {"main()" if "main" in head else ""}
+        """
+    alone = play(text, Plain())
+    assert play(text, Session(redo=7)) == alone == [5, 6, 7]
+    with pytest.raises(DiedError) as died:
+        play(text, Session(die=7))
+    assert play(text, Session(slot=died.value.slot, begin=7)) == alone
 
 
 def test_a_list_of_the_scripts_class_that_grows_late_is_refused_by_name() -> None:

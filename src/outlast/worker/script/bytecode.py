@@ -107,6 +107,7 @@ class CodeNames(NamedTuple):
     inner: frozenset[str]  # read: its own variables
     attributes: frozenset[str]  # read
     taken_from: frozenset[str]  # names and attributes whose `get` is called: dicts, queues
+    stored_on: frozenset[tuple[str, str]]  # attributes stored, each with the name of its owner
     mutates: bool  # stores items, or calls a method that changes a container
 
     @property
@@ -119,7 +120,7 @@ def names_of(code: types.CodeType, offsets: frozenset[int] | None = None) -> Cod
     """Return the names of `code` without nested code; `offsets`: of these instructions only."""
     stored_globals, cells, stored = set[str](), set[str](), set[str]()
     outer, inner, attributes, taken_from = set[str](), set[str](), set[str](), set[str]()
-    before: object = ""
+    stored_on, before = set[tuple[str, str]](), ""
     own = {*code.co_varnames, *code.co_cellvars}
     mutates = False
     for each in dis.get_instructions(code):
@@ -132,17 +133,19 @@ def names_of(code: types.CodeType, offsets: frozenset[int] | None = None) -> Cod
             cells.add(name)
         elif kind == "STORE_ATTR":
             stored.add(name)
+            stored_on.add((before, name))
         elif kind in ("STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE"):
             mutates = True
         elif kind in ("LOAD_ATTR", "LOAD_METHOD"):
             attributes.add(name)
             mutates = mutates or name in _MUTATORS or name.endswith("_")
-            if name in ("get", "get_nowait") and isinstance(before, str):
+            if name in ("get", "get_nowait"):
                 taken_from.add(before)
         elif kind in _READS:
             for name in _argument(each):
                 (inner if name in own else outer).add(name)
-        before = each.argval
+        last = _argument(each)[-1:]
+        before = last[0] if last and isinstance(last[0], str) else ""
     return CodeNames(
         frozenset(stored_globals),
         frozenset(cells),
@@ -151,6 +154,7 @@ def names_of(code: types.CodeType, offsets: frozenset[int] | None = None) -> Cod
         frozenset(inner),
         frozenset(attributes),
         frozenset(taken_from),
+        frozenset(stored_on),
         mutates,
     )
 

@@ -26,12 +26,11 @@ from outlast.worker.script.value_paths import (
     CACHED_FUNCTION,
     Path,
     Step,
-    attributes_stored_by,
-    cached_properties,
     functions_of,
     is_own_class,
     is_own_file,
     text,
+    unbound_attributes,
     unwrapped,
 )
 
@@ -154,17 +153,15 @@ class ReachableValues:
             if "__name__" in each.space
             for name in each.names.stored_globals - each.space.keys()
         }
+        stored_on: dict[str, set[str]] = {}
+        for owner, name in frozenset[tuple[str, str]]().union(
+            *(each.names.stored_on for each in self.codes)
+        ):
+            stored_on.setdefault(owner, set()).add(name)
         for path, spot in self.spots.items():
-            kind = type(spot.value)
-            if is_own_class(kind) and isinstance(getattr(spot.value, "__dict__", None), dict):
-                missing = (
-                    n for n in attributes_stored_by(kind) if not hasattr(type(spot.value), n)
-                )
-                found |= {
-                    (*path, ("attr", name))
-                    for name in (*missing, *cached_properties(kind))
-                    if name not in vars(spot.value) and not _is_registered(spot.value, name)
-                }
+            if isinstance(getattr(spot.value, "__dict__", None), dict):
+                names = unbound_attributes(spot.value, stored_on.get(str(path[-1][1]), ()))
+                found |= {(*path, ("attr", name)) for name in names}
         return found
 
     def taken_from(self) -> frozenset[str]:
@@ -372,11 +369,6 @@ class ReachableValues:
                     *module.named_buffers(recurse=False),
                 ]
             )
-
-
-def _is_registered(value: Any, name: str) -> bool:
-    """Return whether a module has a parameter, a buffer or a child of this name."""
-    return isinstance(value, nn.Module) and hasattr(value, name)
 
 
 def _class_values(kind: type) -> Iterator[tuple[tuple[str, Any], Any]]:

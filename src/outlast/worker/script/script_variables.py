@@ -121,7 +121,7 @@ class ScriptVariables(Refusals):
             if key not in self._expected:
                 self._expected.add(key)
                 reach = self._reach_of(key)
-                self._expect(reach)
+                self._expect(reach.late_names())
                 if self._has_listed or not self._loops:
                     self._watch_late(reach)
             return
@@ -178,9 +178,9 @@ class ScriptVariables(Refusals):
                     if self._roots.read(path) is value:
                         yield path, value
 
-    def _expect(self, reach: ReachableValues) -> None:
+    def _expect(self, paths: Iterable[Path]) -> None:
         """Carry names that are still unbound, from when they are bound."""
-        for path in reach.late_names():
+        for path in paths:
             if path not in self.carried:
                 self.carried.expect(path)
 
@@ -325,7 +325,7 @@ class ScriptVariables(Refusals):
         self._check_opaque(reach, "the training loop can take values from")
         if loop.looks == LOOKS_AT_LOOP:
             self._watch.add(reach, loop)
-            self._expect(reach)
+            self._expect(reach.late_names() | loop.late_names())
             self._watch_late(reach)
         is_last = loop in (self._loops or ())[:1] and loop.looks == LOOKS_AT_LOOP
         if is_last and (name := loop.reads_gradients(self._phase_codes())):

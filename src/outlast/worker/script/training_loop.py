@@ -165,6 +165,14 @@ class TrainingLoop:
         """Return the paths of all such names, carriable or not."""
         return [(self.root, ("name", name)) for name in sorted(self._rebound)]
 
+    def late_names(self) -> set[Path]:
+        """Return the paths of such names that are still unbound."""
+        frame = next((f for f in own_frames() if f.f_code is self._code), None)
+        if frame is None or self.is_generator:
+            return set()
+        bound = frame.f_locals
+        return {path for path in self.rebound_paths() if path[-1][1] not in bound}
+
     def changes(self, spots: dict[Path, ValueSpot]) -> list[tuple[Path, ValueSpot, ValueSpot]]:
         """Return (path, old, new) of the values that have changed since the last call."""
         found = [

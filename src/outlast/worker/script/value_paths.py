@@ -30,7 +30,7 @@ from __future__ import annotations
 import ctypes
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -146,6 +146,8 @@ class PathRoots:
     def _names_of_owner(self, path: Path) -> dict[str, Any] | None:
         """Return the namespace of an object or a module; None for other owners."""
         kind, owner = path[-1][0], self.read(path[:-1])
+        if kind == "name" and isinstance(owner, types.FrameType):
+            return owner.f_locals  # `unbind` has no effect: a loop's code does not run again
         is_one = isinstance(owner, types.ModuleType) if kind == "name" else kind == "attr"
         names = getattr(owner, "__dict__", None)
         return names if is_one and isinstance(names, dict) else None
@@ -298,6 +300,20 @@ def attributes_stored_by(kind: type) -> frozenset[str]:
     )
     codes = [each.__code__ for each in functions if isinstance(each, types.FunctionType)]
     return frozenset[str]().union(*(names_of(code).stored_attributes for code in codes))
+
+
+def unbound_attributes(value: Any, stored: Iterable[str]) -> set[str]:
+    """Return the attributes that a value lacks, and that script code may bind: methods of its
+    class, its cached properties, and `stored`, by code that stores them on a variable of its name.
+    """
+    kind, names = type(value), set(stored)
+    if isinstance(value, (types.ModuleType, torch.Tensor)):
+        return set()
+    defaults = {name for name in names if not hasattr(getattr(kind, name, None), "__set__")}
+    if is_own_class(kind):
+        missing = {name for name in attributes_stored_by(kind) if not hasattr(kind, name)}
+        defaults |= missing | set(cached_properties(kind))
+    return {name for name in defaults if name not in vars(value) and not _has(value, name)}
 
 
 def functions_of(member: Any) -> tuple[Any, ...]:
