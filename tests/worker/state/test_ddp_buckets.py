@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import HashStore
 from torch.distributed._composable.replicate import replicate
+from torch.nn.parallel import DistributedDataParallel
 
 from outlast.errors import ProtectError, UnsupportedError
 from outlast.worker.state.ddp_buckets import BucketState, DDPBuckets
@@ -69,7 +71,13 @@ def test_buckets_are_recorded_with_the_vote_and_never_change_again() -> None:
         assert reducers.states()[0].buckets == BACKWARDS
 
 
-@pytest.mark.parametrize("more", [{}, {"static_graph": True}, {"gradient_as_bucket_view": True}])
+CAN_BE_LAZY = "lazy_bucket_allocation" in inspect.signature(DistributedDataParallel).parameters
+LAZY = [{"lazy_bucket_allocation": True}] if CAN_BE_LAZY else []  # from torch 2.15 on
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"static_graph": True}, {"gradient_as_bucket_view": True}, *LAZY]
+)
 def test_a_joiner_takes_the_buckets_of_its_donor(more: dict[str, Any]) -> None:
     model, reducers = made(**more)
     for _ in range(2):  # its own dry steps come in another order than the donor's
@@ -121,6 +129,21 @@ def test_an_attempt_that_an_exception_ended_in_backward_leaves_nothing() -> None
     reducers.restore()
     step(model, reducers)
     assert reducers.states() == [BucketState(sync=True)]  # such a DDP rebuilds nothing
+
+
+@pytest.mark.skipif(
+    not hasattr(DistributedDataParallel, "finalize_backward"), reason="before torch 2.15"
+)
+def test_backwards_that_the_script_ends_stay_so() -> None:
+    """A new reducer would end them itself, and refuse the script's call."""
+    model, reducers = made()
+    model.require_manual_backward_finalization = True
+    model(torch.ones(2, 4)).sum().backward()
+    reducers.restore()
+    model(torch.ones(2, 4)).sum().backward()
+    model.finalize_backward()
+    reducers.settle()
+    assert all(each.grad is not None for each in model.parameters())
 
 
 def test_frozen_parameters_and_hooks_stay() -> None:

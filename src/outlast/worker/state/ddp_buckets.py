@@ -215,6 +215,8 @@ class _Reducer:
                 self._parameters, self._sparse, names, part.static_graph
             )
         part._has_rebuilt_buckets = False  # noqa: SLF001
+        if vars(part).get("_require_manual_backward_finalization"):  # from torch 2.15 on
+            part.require_manual_backward_finalization = True  # of the new reducer
         if part.static_graph:
             part.reducer._set_static_graph()  # noqa: SLF001
             part.logger._set_static_graph()  # noqa: SLF001
