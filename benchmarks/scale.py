@@ -22,9 +22,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness import load, median, table, verdict
+from msgspec.structs import replace
 from scaling.agents import Fleet, Job, Report
 
 from outlast import events
+from outlast.config import Limits
 from outlast.launch import run_directory
 from outlast.launch.controller_shell import ControllerShell
 from outlast.launch.run_display import DisplayRecord
@@ -37,6 +39,7 @@ BAR_WORLD = 16384
 CPU_S_MAX = 1.0
 MB_MAX = 100.0
 IDLE_S = 2.0
+PATIENT = Limits(connect_s=600.0, status_s=600.0)  # one process is two thousand agents
 DEADLINE_S = 900.0
 SPAWNED = multiprocessing.get_context("spawn")
 
@@ -86,6 +89,7 @@ async def play(job: Job, incidents: int, folder: Path) -> dict[str, Any]:
         [f"--run-dir={folder}/run", f"--nproc-per-node={job.world}", f"--spares={job.spares}",
          str(Path(__file__).with_name("plain_job.py"))]
     )  # fmt: skip
+    plan = replace(plan, limits=PATIENT)
     run_dir = run_directory.take(Path(plan.run_dir), plan.script, plan.args, plan.world)
     record = DisplayRecord(EventWriter(run_dir.room("events"), "controller"), Silent())
     token = secrets.token_bytes(32)

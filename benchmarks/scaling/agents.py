@@ -16,7 +16,7 @@ from typing import NamedTuple
 from outlast.events import Fault
 from outlast.transport import messages
 from outlast.transport.channel import FrameDecoder, encode_envelope, pack_frame
-from outlast.transport.rank_spans import pack_ranks
+from outlast.transport.rank_spans import RankSpan
 
 CONNECTING_MAX = 16
 KINDS = ("parameters", "buffers", "optimizers")
@@ -170,7 +170,7 @@ class Node:
     def _publish(self, worker: Worker, generation: int) -> None:
         worker.awaited = 0
         for name, ranks in self.fleet.groups(worker.seat):
-            spans = pack_ranks(ranks)
+            spans = (RankSpan(ranks.start, len(ranks), ranks.step),)
             if name.startswith("id"):
                 worker.awaited += worker.seat != ranks[0]
                 if worker.seat == ranks[0]:
