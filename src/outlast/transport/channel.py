@@ -136,6 +136,7 @@ class Channel:
         self._queued_bytes = 0
         self._pending: deque[memoryview] = deque()  # frames
         self._pending_bytes = 0
+        self._is_full = False  # the kernel takes no more now
         self._loop = asyncio.get_running_loop()
         self._broken = ""  # why nothing can be sent any more; what the peer has sent is still read
         self.closed = False
@@ -231,6 +232,7 @@ class Channel:
                 else:
                     self._pending.popleft()
         except BlockingIOError:
+            self._is_full = True
             self._loop.add_writer(self._sock, self._writable)
             return
         except OSError as error:
@@ -238,8 +240,10 @@ class Channel:
             self._pending.clear()
             self._pending_bytes = 0
             self._loop.call_soon(self._end)  # later: the caller may be at work on another frame
-        with contextlib.suppress(ValueError):
-            self._loop.remove_writer(self._sock)
+        if self._is_full:
+            self._is_full = False
+            with contextlib.suppress(ValueError):
+                self._loop.remove_writer(self._sock)
 
     def _end(self) -> None:
         """Close a connection that cannot be written to, after its peer's last frames."""
