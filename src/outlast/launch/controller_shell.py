@@ -160,8 +160,14 @@ class ControllerShell:
         if self._closed or self.ended.done():
             return
         try:
+            entries: list[bytes] = []  # made durable before the next action of another kind
             for action in apply_all(self._state, batch):
+                if isinstance(action, inputs.AppendJournal):
+                    entries.append(_entry_encoder.encode(action.entry))
+                    continue
+                self._append(entries)
                 self._do(action)
+            self._append(entries)
         except OutlastError as error:
             self._broke(error)
         except Exception as error:  # noqa: BLE001 - raised by the task that awaits `ended`
@@ -170,8 +176,6 @@ class ControllerShell:
     def _do(self, action: inputs.Action) -> None:
         if isinstance(action, inputs.Send):
             self._send(action)
-        elif isinstance(action, inputs.AppendJournal):
-            self._append(action.entry)
         elif isinstance(action, inputs.Emit):
             self._record.emit(action.event)
         elif isinstance(action, inputs.Wake):
@@ -180,7 +184,7 @@ class ControllerShell:
             search(
                 self._origins, self._loop, lambda result: self._found(action, result), action.bars
             )
-        elif not self.ended.done():
+        elif isinstance(action, inputs.EndRun) and not self.ended.done():
             self.ended.set_result(action)
 
     def _found(self, request: inputs.Verify, result: SearchResult) -> None:
@@ -215,9 +219,12 @@ class ControllerShell:
             f" and resume with: outlast run --run-dir {self._journal_dir.parent} ..."
         )
 
-    def _append(self, entry: inputs.JournalEntry) -> None:
+    def _append(self, entries: list[bytes]) -> None:
+        """Make entries durable, and empty the list."""
         try:
-            self._journal.append(_entry_encoder.encode(entry))
+            if entries:
+                self._journal.append_all(entries)
+                entries.clear()
         except OSError as error:
             raise RunDirError(
                 f"the journal in {self._journal_dir} cannot be written ({error.strerror}): no"

@@ -13,7 +13,7 @@ import re
 import stat
 import struct
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -98,14 +98,24 @@ class SegmentWriter:
 
         Raises UsageError for an empty or too large payload, OSError where it cannot be written.
         """
-        if not 0 < len(payload) <= RECORD_BYTES_MAX:
-            raise UsageError(
-                f"a record holds 1 to {RECORD_BYTES_MAX} bytes, not {len(payload)}; not written"
-            )
-        if self._fd < 0 or self._size_bytes >= self.rotate_bytes:
-            self._rotate()
-        self._write(RECORD.pack(len(payload), xxhash.xxh3_64_intdigest(payload)) + payload)
-        if self.durable:
+        self.append_all((payload,))
+
+    def append_all(self, payloads: Iterable[bytes]) -> None:
+        """Append records, with one sync for all of them; raises as `append`, and may then have kept
+        some of the first ones."""
+        for payload in payloads:
+            if not 0 < len(payload) <= RECORD_BYTES_MAX:
+                raise UsageError(
+                    f"a record holds 1 to {RECORD_BYTES_MAX} bytes, not {len(payload)}; not written"
+                )
+            if self._fd < 0 or self._size_bytes >= self.rotate_bytes:
+                self._sync()
+                self._rotate()
+            self._write(RECORD.pack(len(payload), xxhash.xxh3_64_intdigest(payload)) + payload)
+        self._sync()
+
+    def _sync(self) -> None:
+        if self.durable and self._fd >= 0:
             os.fdatasync(self._fd)
 
     def close(self) -> None:
