@@ -34,13 +34,14 @@ class Jobs:
     def __init__(self, hosts: Hosts, slurm: Slurm, folder: Path) -> None:
         self.hosts, self.slurm, self.folder = hosts, slurm, folder
 
-    def submit(self, name: str, *flags: str) -> str:
-        """Submit a run and return the job's number."""
+    def submit(self, name: str, *flags: str, nodes: int = 1, spares: int = 0) -> str:
+        """Submit a run of `WORLD` ranks and return the job's number."""
         (self.folder / name).mkdir()
         command = self.slurm.command(
             *(sys.executable, "-m", "outlast", "slurm", "submit", "--json", f"--name={name}"),
             *(f"--sbatch=--chdir={self.folder / name}", *flags, "--"),
-            *(f"--nproc-per-node={WORLD}", str(JOB), str(self.folder / name / "out"), str(STEPS)),
+            *(f"--nproc-per-node={WORLD // nodes}", f"--nnodes={nodes}:{nodes + spares}"),
+            *("--limit=lease_s=3", str(JOB), str(self.folder / name / "out"), str(STEPS)),
         )
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stderr
@@ -74,7 +75,7 @@ class Jobs:
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
     folder = tmp_path_factory.mktemp("cluster")
-    with Hosts(folder, 2) as hosts, Slurm(hosts, folder / "slurm") as slurm:
+    with Hosts(folder, 3) as hosts, Slurm(hosts, folder / "slurm") as slurm:
         yield Jobs(hosts, slurm, folder)
 
 
@@ -139,12 +140,36 @@ def test_an_error_of_the_script_is_not_requeued(jobs: Jobs) -> None:
     assert (ended["JobState"], ended["Restarts"], ended["ExitCode"]) == ("FAILED", "0", "1:0")
 
 
+def test_an_interrupted_job_of_two_nodes_requeues_itself_and_ends_equal(
+    jobs: Jobs, undisturbed: list[Any]
+) -> None:
+    job = jobs.submit("two", nodes=2)
+    jobs.wait_for_step("two", job, 20)
+    jobs.slurm.run("scancel", "--signal=TERM", job)
+    jobs.resume_now(job)
+    ended = jobs.slurm.wait_for_state(job, "COMPLETED", "FAILED")
+    output = jobs.output("two", job)
+    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), output
+    assert jobs.result("two") == undisturbed
+
+
+def test_a_spare_node_of_the_job_takes_the_ranks_of_a_lost_one(
+    jobs: Jobs, undisturbed: list[Any]
+) -> None:
+    job = jobs.submit("spare", nodes=2, spares=1)
+    jobs.wait_for_step("spare", job, 20)
+    jobs.hosts.power_off("n2")
+    ended = jobs.slurm.wait_for_state(job, "COMPLETED", "FAILED", "PENDING", "NODE_FAIL")
+    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "0"), jobs.output("spare", job)
+    assert jobs.result("spare") == undisturbed
+
+
 def test_a_job_whose_node_loses_power_resumes_on_another(
     jobs: Jobs, undisturbed: list[Any]
 ) -> None:
-    job = jobs.submit("lost", "--sbatch=--nodelist=n2")
+    job = jobs.submit("lost", "--sbatch=--nodelist=n3")
     jobs.wait_for_step("lost", job, 20)
-    jobs.hosts.power_off("n2")
+    jobs.hosts.power_off("n3")
     jobs.slurm.wait_for_state(job, "PENDING", within_s=150)
     jobs.slurm.run("scontrol", "update", f"JobId={job}", "ReqNodeList=n1", "StartTime=now+2")
     ended = jobs.slurm.wait_for_state(job, "COMPLETED", "FAILED")

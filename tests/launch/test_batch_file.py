@@ -10,15 +10,20 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.end_to_end.conftest import wait_for
 
 from outlast.errors import UsageError
 from outlast.launch.batch_file import BatchJob, batch_file
 
 SRUN = f"""#!{sys.executable}
 import json, os, sys
-json.dump(sys.argv[1:], open(os.environ["SHOWN"], "w"))
+path = os.environ["SHOWN"]
+with open(path + "-partial", "w") as file:
+    json.dump(sys.argv[1:], file)
+os.rename(path + "-partial", path)
 sys.exit(int(os.environ.get("CODE", "0")))
 """
+FIRST = "n1"
 LAUNCHER = ("python", "-m", "outlast", "run")
 words = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=12)
 
@@ -26,13 +31,15 @@ words = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",
 def execute(text: str, folder: Path, code: int = 0, **more: str) -> tuple[int, list[str], str]:
     """Return the exit code, what srun was given, and what scontrol was given."""
     (folder / "srun").write_text(SRUN)
-    (folder / "scontrol").write_text(f'#!/bin/bash\necho "$@" > {folder}/asked; exit 1\n')
+    scontrol = f'[ "$1" = show ] && {{ echo {FIRST}; exit; }}; echo "$@" > {folder}/asked; exit 1'
+    (folder / "scontrol").write_text(f"#!/bin/bash\n{scontrol}\n")
     for name in ("srun", "scontrol"):
         (folder / name).chmod(0o755)
     (folder / "asked").write_text("")
     environment = {"PATH": f"{folder}:/usr/bin:/bin", "SHOWN": str(folder / "shown"), **more}
     environment |= {"SLURM_JOB_ID": "7", "CODE": str(code)}
     done = subprocess.run(["bash"], input=text, text=True, env=environment, timeout=60, check=False)
+    wait_for((folder / "shown").exists, "srun, which may be in the background")
     return (
         done.returncode,
         json.loads((folder / "shown").read_text()),
@@ -64,6 +71,23 @@ def test_bash_reads_every_word_as_it_was_given(
     job = BatchJob(name="train", command=(*LAUNCHER, *arguments), own_run_dir=True)
     _, shown, _ = execute(batch_file(job), tmp_path_factory.mktemp("words"))
     assert shown == ["--ntasks=1", *job.command]
+
+
+def test_nodes_meet_at_the_first_one_and_share_a_secret(tmp_path: Path) -> None:
+    (tmp_path / "launch").write_text(SRUN.replace("SHOWN", "LAUNCHED"))
+    (tmp_path / "launch").chmod(0o755)
+    words = ("-m", "outlast", "run", "--nnodes", "2:3", "@COMMAND@", "it's")
+    job = BatchJob(name="train", command=("launch", *words), own_run_dir=False, nodes=3)
+    token = tmp_path / "secret" / "token"
+    more = {"LAUNCHED": str(tmp_path / "launched"), "OUTLAST_TOKEN_FILE": str(token)}
+    code, shown, asked = execute(batch_file(job), tmp_path, 4, **more)
+    launched = json.loads((tmp_path / "launched").read_text())
+    endpoint = ["--rdzv-endpoint", f"{FIRST}:29400"]
+    assert launched == [*words[:3], *endpoint, "--run-dir", "runs/slurm-7", *words[3:]]
+    flags = ["--nodes=2", "--ntasks=2", "--relative=1", "--no-kill"]
+    assert shown == [*flags, "--kill-on-bad-exit=0", "launch", *launched]
+    assert (code, asked) == (4, "requeue 7\n"), "the first node's code"
+    assert len(token.read_text()) == 64 and token.stat().st_mode & 0o077 == 0
 
 
 def test_options_of_sbatch_are_directives() -> None:

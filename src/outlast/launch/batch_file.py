@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from outlast.errors import EXIT_INTERRUPTED, UsageError
+from outlast.launch.nodes.node_flags import PORT
 
 NOTICE_S = 120
 _TIME = re.compile(
@@ -22,22 +23,38 @@ _FILE = """\
 #!/bin/bash
 # `outlast run` as a Slurm job that resumes itself: written by `outlast slurm submit`,
 # yours to read and to change.
-{directives}
+@DIRECTIVES@
 
 # scancel sends SIGTERM to this shell as well: such a job is not requeued.
 cancelled=no
 trap 'cancelled=yes' TERM
 
-srun --ntasks=1 ${{SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"}} \\
-  {command}
+@START@
 code=$?
 
 # The run was interrupted and has saved a checkpoint: the next attempt resumes from it.
-if [ "$code" -eq {interrupted} ] && [ "$cancelled" = no ]; then
+if [ "$code" -eq @INTERRUPTED@ ] && [ "$cancelled" = no ]; then
   scontrol requeue "$SLURM_JOB_ID" && sleep 300 # Slurm ends this shell
 fi
 exit "$code"
 """
+_ONE_NODE = """\
+srun --ntasks=1 ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} \\
+  @COMMAND@"""
+_NODES = """\
+# All nodes share a secret, and meet at the first one, which holds the controller.
+export OUTLAST_TOKEN_FILE=${OUTLAST_TOKEN_FILE:-"runs/slurm-$SLURM_JOB_ID.token"}
+if [ ! -s "$OUTLAST_TOKEN_FILE" ]; then
+  mkdir -p "$(dirname "$OUTLAST_TOKEN_FILE")"
+  (umask 077 && od -An -v -N32 -tx1 /dev/urandom | tr -d ' \\n' > "$OUTLAST_TOKEN_FILE")
+fi
+first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+command=(@COMMAND@)
+
+# A lost node does not end the job. The exit code is that of the first node.
+srun --nodes=@OTHERS@ --ntasks=@OTHERS@ --relative=1 --no-kill --kill-on-bad-exit=0 \\
+  ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} "${command[@]}" &
+"${command[@]}\""""
 
 
 class BatchJob(NamedTuple):
@@ -46,6 +63,8 @@ class BatchJob(NamedTuple):
     name: str
     command: Sequence[str]
     own_run_dir: bool  # the command names a run directory
+    own_endpoint: bool = False  # ... an endpoint
+    nodes: int = 1  # with spare ones
     time_limit: str = ""  # as Slurm reads it; "": the partition's
     notice_s: int = NOTICE_S  # from SIGTERM to the time limit
     options: Sequence[str] = ()
@@ -73,11 +92,21 @@ def batch_file(job: BatchJob) -> str:
     words = [_quoted(word) for word in job.command]
     if not job.own_run_dir:
         words.insert(_RUN_AT, '--run-dir "runs/slurm-$SLURM_JOB_ID"')
-    return _FILE.format(
-        directives="\n".join(f"#SBATCH {each}" for each in _directives(job)),
-        command=" ".join(words),
-        interrupted=EXIT_INTERRUPTED,
+    if job.nodes > 1 and not job.own_endpoint:
+        words.insert(_RUN_AT, f'--rdzv-endpoint "$first:{PORT}"')
+    start = _filled(
+        _NODES if job.nodes > 1 else _ONE_NODE, COMMAND=" ".join(words), OTHERS=str(job.nodes - 1)
     )
+    return _filled(
+        _FILE,
+        DIRECTIVES="\n".join(f"#SBATCH {each}" for each in _directives(job)),
+        START=start,
+        INTERRUPTED=str(EXIT_INTERRUPTED),
+    )
+
+
+def _filled(template: str, **values: str) -> str:
+    return re.sub("@([A-Z]+)@", lambda found: values[found[1]], template)
 
 
 _RUN_AT = 4  # behind `python -m outlast run`
@@ -87,8 +116,9 @@ def _directives(job: BatchJob) -> list[str]:
     time_limit = [f"--time={job.time_limit}"] if job.time_limit else []
     return [
         f"--job-name={job.name}",
-        "--nodes=1",
+        f"--nodes={job.nodes}",
         "--ntasks-per-node=1",
+        *(["--no-kill"] if job.nodes > 1 else []),
         *time_limit,
         f"--signal=TERM@{job.notice_s}",
         "--requeue",

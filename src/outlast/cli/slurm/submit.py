@@ -60,7 +60,10 @@ def submit(
         Print one JSON object.
     """
     given = torchrun_arguments.read_flags(list(command))
-    node_flags.refuse_several(given)
+    own_run_dir, own_endpoint = bool(given.run_dir), bool(given.rdzv_endpoint)
+    given.run_dir = given.run_dir or "runs"  # the batch file names both
+    given.rdzv_endpoint = given.rdzv_endpoint or f"first:{node_flags.PORT}"
+    nodes = node_flags.read(given, "").total
     if not (given.module or given.no_python or Path(given.training_script).is_file()):
         raise UsageError(
             f"cannot find training script {given.training_script}; nothing was submitted; check"
@@ -71,7 +74,9 @@ def submit(
         BatchJob(
             name=name or re.sub(r"[^A-Za-z0-9._+-]", "_", stem).lstrip("._+-")[:64] or "outlast",
             command=(sys.executable, "-m", "outlast", "run", *command),
-            own_run_dir=given.run_dir is not None,
+            own_run_dir=own_run_dir,
+            own_endpoint=own_endpoint,
+            nodes=nodes,
             time_limit=time_limit,
             notice_s=notice,
             options=sbatch,

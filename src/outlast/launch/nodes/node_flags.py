@@ -86,15 +86,6 @@ def read(given: Namespace, token_file: str) -> NodeFlags:
     )
 
 
-def refuse_several(given: Namespace) -> None:
-    """Raise UsageError for the flags of several nodes, for a command that supports one."""
-    if not re.fullmatch(r"1(:1)?", given.nnodes) or given.node_rank not in (0, ANY_RANK):
-        raise UsageError(
-            f"--nnodes {given.nnodes}: this version runs on one node under `outlast slurm submit`;"
-            " nothing was submitted; start `outlast run` on each node by srun instead"
-        )
-
-
 def _endpoint(text: str) -> str:
     if not text:
         raise UsageError(
