@@ -13,7 +13,7 @@ import pytest
 from tests.cluster.hosts import Hosts, missing_requirement
 from tests.end_to_end.conftest import wait_for
 
-from outlast.errors import EXIT_DONE, EXIT_GAVE_UP, EXIT_USAGE, RunDirError
+from outlast.errors import EXIT_DONE, EXIT_GAVE_UP, EXIT_INTERRUPTED, EXIT_USAGE, RunDirError
 from outlast.events import GenerationOpened
 from outlast.telemetry.event_store import read_events
 from outlast.telemetry.run_summary import RunSummary, summarise
@@ -63,9 +63,9 @@ class Cluster:
         wait_for(opened, "the first generation", WITHIN_S)
 
     def end(self, name: str) -> tuple[int, str]:
-        """Return a launcher's exit code and output."""
+        """Return a launcher's exit code and output, without the frame of messages."""
         output, _ = self.launchers[name].communicate(timeout=WITHIN_S)
-        return self.launchers[name].returncode, output
+        return self.launchers[name].returncode, " ".join(output.replace("│", " ").split())
 
     def results(self) -> list[str]:
         """Return the results of all ranks."""
@@ -142,6 +142,30 @@ def test_a_spare_node_takes_the_ranks_of_a_lost_one(
     assert cluster.results() == expected[2]
     (incident,) = cluster.summary().incidents
     assert incident.cause == "agent_lost"
+
+
+def test_a_request_to_stop_ends_all_nodes_and_the_same_command_resumes(
+    cluster: Cluster, expected: dict[int, list[str]]
+) -> None:
+    cluster.start("2", 1, "--checkpoint-every", "10")
+    cluster.wait_for_steps()
+    cluster.hosts.run("n2", "pkill", "-TERM", "-o", "-f", "outlast run")
+    assert [cluster.end(name)[0] for name in ("n1", "n2")] == [EXIT_INTERRUPTED] * 2
+    cluster.start("2", 1, "--checkpoint-every", "10")
+    assert [cluster.end(name)[0] for name in ("n1", "n2")] == [EXIT_DONE, EXIT_DONE]
+    assert cluster.results() == expected[2]
+
+
+def test_a_cable_that_is_out_for_less_than_the_lease_costs_nothing(
+    cluster: Cluster, expected: dict[int, list[str]]
+) -> None:
+    cluster.start("2", 1)
+    cluster.wait_for_steps()
+    cluster.hosts.set_link("n2", up=False)
+    cluster.hosts.run("n2", "sleep", "1")
+    cluster.hosts.set_link("n2", up=True)
+    assert [cluster.end(name)[0] for name in ("n1", "n2")] == [EXIT_DONE, EXIT_DONE]
+    assert cluster.results() == expected[2] and not cluster.summary().incidents
 
 
 def test_a_lost_host_without_a_spare_ends_the_run_by_name(cluster: Cluster) -> None:
