@@ -105,6 +105,7 @@ scripts: $(READY)
 # Hosts share one name space of networks on this machine: one process runs them. Slurm's tests are
 # skipped, visibly, where it is not installed and cannot be.
 cluster-test: $(READY)
+	@mkdir -p runs
 	@command -v slurmctld munged > /dev/null || { \
 	  test "$$(id -u)" = 0 && command -v apt-get > /dev/null && apt-get update -q \
 	    && DEBIAN_FRONTEND=noninteractive apt-get install -y -q slurm-wlm munge iproute2; \
