@@ -119,7 +119,7 @@ def parse(argv: list[str]) -> RunPlan:
         role=given.role,
         max_restarts=given.max_restarts,
         master_addr=given.master_addr,
-        master_port=given.master_port,
+        master_port=given.master_port if node.total == 1 else None,  # else the endpoint's
         log_dir=given.log_dir,
         streams=displayed_streams(given, ranks, world),
         stop_signals=_signals(given.signals_to_handle),

@@ -42,6 +42,13 @@ def test_an_endpoint_without_a_port_has_that_of_torchrun(script: str) -> None:
     assert plan(script, "--rdzv-endpoint", "n1").node.endpoint == "n1:29400"
 
 
+def test_the_endpoint_may_have_torchruns_static_form(script: str) -> None:
+    flags = ("--rdzv-endpoint", "", "--master-addr", "n1", "--node-rank", "1")
+    assert plan(script, *flags).node.endpoint == "n1:29500"
+    found = plan(script, *flags, "--master-port", "7000")
+    assert (found.node.endpoint, found.node.node_rank, found.master_port) == ("n1:7000", 1, None)
+
+
 def test_variables_of_torchrun_count(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PET_NODE_RANK", "0")
     monkeypatch.setenv("OUTLAST_TOKEN_FILE", "secret")

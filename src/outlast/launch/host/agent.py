@@ -372,10 +372,11 @@ class Agent:
 
     async def _lease_out(self) -> None:
         """Kill all workers before the lease ends and the controller assumes them dead."""
-        self._crew.note(
-            f"agent {self._host} received nothing from its controller for"
-            f" {LEASE_USED * self._lease_s:g} s; its workers are killed before the lease ends"
-        )
+        if self._crew.workers:
+            self._crew.note(
+                f"agent {self._host} received nothing from its controller for"
+                f" {LEASE_USED * self._lease_s:g} s; its workers are killed before the lease ends"
+            )
         await self._crew.kill_all("the agent's lease ran out")
         self._incarnation += 1
         self._seq = self._received_seq = 0

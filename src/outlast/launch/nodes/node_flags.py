@@ -13,6 +13,7 @@ from outlast.errors import UsageError
 
 ANY_RANK = -1
 PORT = 29400  # torchrun's, for an endpoint without one
+_MASTER_ADDR, _MASTER_PORT = "127.0.0.1", 29500  # torchrun's defaults
 BACKENDS = ("static", "c10d")
 # Flags that need one host, each with its default value.
 _ONE_HOST: dict[str, object] = {
@@ -24,7 +25,6 @@ _ONE_HOST: dict[str, object] = {
     "check_settings": "",
     "migrate_on": "",
     "log_dir": None,
-    "master_port": None,
     "no_python": False,
 }
 
@@ -80,17 +80,24 @@ def read(given: Namespace, token_file: str) -> NodeFlags:
     return NodeFlags(
         nodes=least,
         spare_nodes=most - least,
-        endpoint=_endpoint(given.rdzv_endpoint),
+        endpoint=_endpoint(given.rdzv_endpoint or _static_endpoint(given)),
         node_rank=given.node_rank,
         token_file=given.token_file or token_file,
     )
 
 
+def _static_endpoint(given: Namespace) -> str:
+    """Return the endpoint of torchrun's static form, or "" without --master-addr."""
+    if given.master_addr == _MASTER_ADDR:
+        return ""
+    return f"{given.master_addr}:{given.master_port or _MASTER_PORT}"
+
+
 def _endpoint(text: str) -> str:
     if not text:
         raise UsageError(
-            "--nnodes above 1 needs --rdzv-endpoint HOST:PORT, an address of the first node; give"
-            " the same one on every node"
+            "--nnodes above 1 needs --rdzv-endpoint HOST:PORT (or --master-addr and --master-port),"
+            " an address of the first node; give the same one on every node"
         )
     name, colon, port = text.rpartition(":")
     name, port = (name, port) if colon else (text, str(PORT))
