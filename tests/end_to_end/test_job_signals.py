@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,19 @@ def start(folder: Path, *flags: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "outlast", "run", "--plain", f"--nproc-per-node={WORLD}"]
     command += [f"--run-dir={folder / 'run'}", *flags, str(JOB), str(folder / "out"), str(STEPS)]
     with (folder / "output").open("ab") as output:
-        return subprocess.Popen(command, stdout=output, stderr=output)
+        process = subprocess.Popen(command, stdout=output, stderr=output)
+    _started.append(process)
+    return process
+
+
+_started: list[subprocess.Popen[bytes]] = []
+
+
+@pytest.fixture(autouse=True)
+def _no_launcher_is_left() -> Iterator[None]:
+    yield
+    while _started:
+        _started.pop().kill()
 
 
 def ended(folder: Path, process: subprocess.Popen[bytes]) -> str:

@@ -14,6 +14,9 @@ import faulthandler, os, signal, subprocess, sys, threading, time
 from outlast import job_signals
 from outlast.job_signals import JobSignals
 
+for number in job_signals.JOB_SIGNALS:  # a shell that runs the tests in the background ignores some
+    if number != signal.SIGINT:
+        signal.signal(number, signal.SIG_DFL)
 is_open = threading.Event()
 is_open.set()
 

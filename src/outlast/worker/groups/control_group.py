@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -18,6 +19,7 @@ from outlast.worker.groups.inner_group import is_transport_error
 from outlast.worker.groups.work_handles import wait_unless_severed
 
 GATHER_BYTES_MAX = 16 << 20
+_RECENT = 4  # works kept after their end
 _BALLOTS = 1 << 44  # the sum of half a million fits into an int64
 
 
@@ -40,6 +42,9 @@ class ControlGroup:
         self._world = world
         self._copy_s = timedelta(seconds=copy_s)
         self._busy = 0
+        # gloo's thread would else release the last reference, and make a thread state of Python for
+        # it. Python before 3.12 cannot be forked in that moment: a loader process hung for ever.
+        self._recent: deque[dist.Work] = deque(maxlen=_RECENT)
 
     @property
     def busy(self) -> bool:
@@ -49,6 +54,7 @@ class ControlGroup:
     def let_go(self) -> None:
         """Drop the references to the inner groups; no operation may follow."""
         self._tree = ControlTree((), {}, 0)
+        self._recent.clear()
 
     def _group(self, level: int) -> dist.ProcessGroup:
         """Return the group of a level; callers must not bind it to a local variable. A stored
@@ -71,6 +77,7 @@ class ControlGroup:
 
     def _wait(self, work: dist.Work) -> None:
         """Wait for `work`, and abandon it once the generation is severed."""
+        self._recent.append(work)
         if not wait_unless_severed(work, self._is_live):
             raise GroupError(
                 f"an operation of generation {self._generation} was cut and gloo did not let go of"
