@@ -19,7 +19,7 @@ ONE = dump(entry(), entry(seq=2, record=1), groups={"0": (0, 1)})
 PLAIN = msgspec.to_builtins(ONE)
 FIRST = PLAIN["entries"][0]
 _RECORDED = """
-import os, sys
+import json, os, sys
 os.environ["TORCH_FR_BUFFER_SIZE"] = "4"
 import torch
 from torch import distributed as dist
@@ -27,6 +27,8 @@ from torch._C._distributed_c10d import _dump_fr_trace, _dump_fr_trace_json
 dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
 for _ in range(6):
     dist.all_reduce(torch.ones(3))
+while not json.loads(_dump_fr_trace_json())["entries"][-1]["retired"]:
+    os.sched_yield()  # gloo's thread notes the end after the call has returned
 open(sys.argv[1] + "/rank_0.json", "wb").write(_dump_fr_trace_json())
 open(sys.argv[1] + "/trace_0", "wb").write(_dump_fr_trace(includeStackTraces=False))
 dist.destroy_process_group()
