@@ -47,6 +47,7 @@ def _in_a_tree(member: Any) -> dict[str, Any]:
         "gathered": gathered,
         "copied": copied.tolist() if copied is not None else None,
         "members": sorted(map(list, groups.members().values())),
+        "has last works": bool(groups._control._recent),
     }
 
 
@@ -54,6 +55,7 @@ def test_ranks_vote_gather_and_copy_in_a_tree(cluster: Any) -> None:
     results = cluster.run(5, _in_a_tree)
     for rank, result in enumerate(results):
         assert result["votes"] == [True, False]
+        assert result["has last works"], "else gloo's thread frees them, beside a fork"
         assert result["gathered"] == [b"*" * each for each in range(5)]
         assert result["copied"] == ([0, 7, 14, 21] if rank in (3, 4) else None)
     assert results[0]["members"] == [[0, 1], [0, 2], [0, 4]]

@@ -108,9 +108,8 @@ class GroupRegistry:
         self, generation: int, timeout_s: float, copies: Sequence[tuple[int, int]] = ()
     ) -> None:
         """Build the control group and the inner groups of all stable groups, in order of creation.
-        `copies`: all (donor, joiner) between which state moves, in the same order everywhere.
-        Raises GroupError and closes the generation if it is
-        severed meanwhile, a peer is lost, or `timeout_s` has passed."""
+        `copies`: (donor, joiner) of all moves of state. Raises GroupError and closes the generation
+        if a peer is lost or `timeout_s` has passed."""
         with self._lock:
             if generation <= max(self._closed_to, self._generation):
                 raise GroupError(f"generation {generation} was closed before it was connected")
@@ -335,11 +334,9 @@ class GroupRegistry:
             if entry is not None:
                 record.capture(entry, outputs)
             return None
-        ended = None
-        if entry is not None and op != "send":
-            ended = partial(record.capture, entry, outputs)
-        generation = self._generation
-        is_live = lambda: self._state == "live" and self._generation == generation  # noqa: E731
+        is_kept = op != "send"
+        ended = partial(record.capture, entry, outputs) if entry is not None and is_kept else None
+        is_live = partial(self._is_live, self._works)  # the next generation has others
         handle = trackable(op, work, on_cpu=on_cpu, ended=ended, is_live=is_live)
         self._works.add(op, handle, on_cpu=on_cpu)
         return handle
@@ -387,6 +384,9 @@ class GroupRegistry:
                 self._state = "closed"
             self._mailbox.close(generation)
             self._refresh()
+
+    def _is_live(self, works: PendingWorks) -> bool:
+        return self._state == "live" and self._works is works
 
     def _refresh(self) -> None:
         self.live = self._state == "live" and self._dry_depth == 0
