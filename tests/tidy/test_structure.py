@@ -33,8 +33,10 @@ from pathlib import Path
 # Tables of members, a tree of control groups, spans of ranks: 3 modules, 600 lines.
 # An FSDP2 iteration that is reset by hand before torch 2.13: 80.
 # Runs of several nodes: placement, flags, meeting, and both kinds of nodes: 9 modules, 1,500 lines.
+# For a controller that may die, state on another host, failure domains, Kubernetes, encrypted links
+# and their tests: up to 34 modules and 7,800 lines; lowered to what they take when they are there.
 CEILINGS = {
-    "modules": 456,
+    "modules": 490,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 1,
@@ -43,7 +45,7 @@ CEILINGS = {
     "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 104700,
+    "lines": 112500,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 0,
 }
