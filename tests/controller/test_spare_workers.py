@@ -211,6 +211,56 @@ def test_a_rank_returns_to_its_node_and_to_another_one_if_that_is_lost() -> None
     assert node_placement.lost_nodes(state) == ["a"]
 
 
+def test_a_rank_with_a_gpu_goes_only_where_its_local_rank_is_free() -> None:
+    turn = nodes(4, 2, spares=2)
+    connect(turn, "a", "b", "c")
+    state = turn.state
+    state.members.fingerprint = dict(SHOWN)
+    hello = messages.WorkerHello(pid=1, fingerprint={"cpu": "AVX2"}, address="")
+    for name in ("near", "beside"):  # warm spares on the node of ranks 0 and 1
+        state.members.add(
+            WorkerRecord(name=name, agent="c", since_ns=1, hello=hello, is_spare=True)
+        )
+    state.members.agents["a"] = replace(state.members.agents["a"], connected=False, lapsed=True)
+    for seat in (2, 3):
+        state.members.remove(state.members.seats[seat])
+    for seat in (2, 3):
+        membership.fill(turn, seat)
+    assert hosts(state) == "ccbb", "node c has no free GPU, though it has spares and room"
+    state.members.remove(state.members.seats[1])
+    assert membership.fill(turn, 1) == "near", "the GPU of local rank 1 is free there"
+
+
+def test_ranks_with_gpus_wait_where_no_node_has_one() -> None:
+    turn = nodes(4, 2)
+    connect(turn, "a", "b", "c")
+    state = turn.state
+    state.members.fingerprint = dict(SHOWN)
+    for lost in ("a", "b"):
+        state.members.agents[lost] = replace(
+            state.members.agents[lost], connected=False, lapsed=True
+        )
+    for seat in (2, 3):
+        state.members.remove(state.members.seats[seat])
+        assert membership.fill(turn, seat) == ""
+    assert state.members.seats[2:] == ["", ""]
+    state.members.fingerprint = {"cpu": "AVX2"}
+    assert membership.fill(turn, 2), "ranks without GPUs share a node that has room"
+
+
+@pytest.mark.parametrize(("gpus", "stops"), [(0, False), (1, True), (2, False), (8, False)])
+def test_a_node_with_fewer_gpus_than_ranks_is_named(gpus: int, stops: bool) -> None:
+    turn = nodes(4, 2)
+    connect(turn, "a", "b", "c")
+    state = turn.state
+    worker = next(iter(state.members.workers.values()))
+    body = messages.WorkerHello(pid=1, fingerprint={}, address="", devices=gpus)
+    membership.on_hello(turn, worker, body)
+    assert (state.mode == "stopping") == stops
+    if stops and (end := state.ending.result) and end.cause:
+        assert "sees 1 GPUs for 2 ranks of a node" in end.cause.detail
+
+
 def test_a_spare_of_the_same_host_takes_the_seat_first() -> None:
     turn = two_hosts(4)
     reconfiguration.gather_members(turn)

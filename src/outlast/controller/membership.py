@@ -16,7 +16,7 @@ from outlast.controller.controller_state import (
 )
 from outlast.controller.lifecycle import run_ending
 from outlast.controller.member_tables import AgentRecord
-from outlast.controller.node_placement import neighbours
+from outlast.controller.node_placement import agent_with_room, has_gpu_for, neighbours
 from outlast.controller.recovery import incident_response
 from outlast.controller.recovery.recovery_ladder import is_accident
 from outlast.transport import messages
@@ -27,15 +27,10 @@ _SETUP = ("starting", "waiting", "setup", "dry")
 
 
 def spawn(turn: ControllerTurn, seat: int) -> str:
-    """Start a worker and return its name; "" if there is no room or no respawn left. It goes to a
-    neighbour's agent below its share of seats, so that ranks are contiguous by host as with
-    torchrun, else to the agent with the most room."""
+    """Start a worker and return its name; "" if there is no room or no respawn left."""
     state = turn.state
     members = state.members
-    near = (members.agents[name] for name in neighbours(state, seat))
-    room = [agent for agent in near if members.room(agent) > 0]
-    agent = min(room, key=lambda one: (-members.room(one), one.name), default=None)
-    agent = agent or turn.roomiest_agent()
+    agent = agent_with_room(turn, seat)
     first_ones = state.world + state.spares
     # Workers of a start of all ranks count against the bound on restarts instead.
     joins = not (state.progress.first and state.mode == "gathering")
@@ -71,7 +66,9 @@ def fill(turn: ControllerTurn, seat: int) -> str:
     Return its name; "" if there is none."""
     state = turn.state
     spares = planned_migration.healthy_first(state, seat, neighbours(state, seat))
-    spares = spares or state.cold_spares()
+    spares = spares or [
+        each for each in state.cold_spares() if has_gpu_for(state, each.agent, seat)
+    ]
     if spares:
         name = turn.change(spares[0].name, seat=seat, since_ns=turn.now_ns).name
     else:
@@ -134,10 +131,12 @@ def on_hello(turn: ControllerTurn, worker: WorkerRecord, body: messages.WorkerHe
     if known is not None and not known.fingerprint.keys() < body.fingerprint.keys():
         return
     worker = turn.change(worker.name, hello=body)
-    if body.devices and turn.state.placement.agents:
+    ranks = turn.state.placement.ranks_per_node
+    if turn.state.placement.agents and 0 < body.devices < ranks:
         detail = (
-            f"{worker.name} has {body.devices} GPUs, which runs of several nodes do not support"
-            " yet; nothing was trained; hide them with CUDA_VISIBLE_DEVICES= or use one node"
+            f"{worker.name} sees {body.devices} GPUs for {ranks} ranks of a node; nothing was"
+            " trained; set --nproc-per-node to the GPUs that all nodes have, or hide the GPUs with"
+            " CUDA_VISIBLE_DEVICES="
         )
         run_ending.stop(turn, "user_error", turn.blame(worker, "mismatch", detail), detail)
         return
@@ -157,7 +156,13 @@ def _overtake(turn: ControllerTurn, spare: WorkerRecord) -> None:
     members = state.members
     for seat in range(state.world):
         slow = state.occupant(seat)
-        if slow is not None and slow.is_spare and slow.hello is None and not slow.killed_ns:
+        if (
+            slow is not None
+            and slow.is_spare
+            and slow.hello is None
+            and not slow.killed_ns
+            and has_gpu_for(state, spare.agent, seat, instead_of=slow.name)
+        ):
             turn.change(slow.name, seat=-1)
             turn.change(spare.name, seat=seat, since_ns=turn.now_ns)
             members.assign(seat, spare.name)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from outlast.controller.controller_state import ControllerState
+from collections.abc import Iterable
+
+from outlast.controller.controller_state import ControllerState, ControllerTurn
+from outlast.controller.member_tables import AgentRecord
 
 RETURN_S = 60.0  # a node that lost its lease may return within this time
 
@@ -15,6 +18,43 @@ def neighbours(state: ControllerState, seat: int) -> set[str]:
     if home and home.connected and members.ranks_of(home.name) < placement.ranks_per_node:
         return {home.name}
     return members.neighbours(seat, placement.ranks_per_node)
+
+
+def agent_with_room(turn: ControllerTurn, seat: int) -> AgentRecord | None:
+    """Return the agent that starts a worker for a rank; None without room. It is a neighbour below
+    its share of ranks, so that ranks are contiguous by host as with torchrun, else the agent with
+    the most room."""
+    state = turn.state
+    agent = _roomiest(state, seat, neighbours(state, seat)) or turn.roomiest_agent()
+    if agent is None or has_gpu_for(state, agent.name, seat):
+        return agent
+    return _roomiest(state, seat, state.members.agents)
+
+
+def _roomiest(state: ControllerState, seat: int, names: Iterable[str]) -> AgentRecord | None:
+    members = state.members
+    room = [
+        agent
+        for agent in map(members.agents.__getitem__, names)
+        if members.room(agent) > 0 and has_gpu_for(state, agent.name, seat)
+    ]
+    return min(room, key=lambda one: (-members.room(one), one.name), default=None)
+
+
+def has_gpu_for(state: ControllerState, agent: str, seat: int, instead_of: str = "") -> bool:
+    """Return whether the GPU of a rank is free on an agent's node: no worker there has a rank with
+    the same local rank, except `instead_of`. A rank without a GPU fits everywhere, and so does
+    every rank of a run that takes any agent, where agents choose the GPU."""
+    members, placement = state.members, state.placement
+    if not placement.agents or seat < 0 or "gpu" not in (members.fingerprint or {}):
+        return True
+    local_rank = seat % placement.ranks_per_node
+    return not any(
+        worker.seat >= 0
+        and worker.seat % placement.ranks_per_node == local_rank
+        and worker.name != instead_of
+        for worker in members.crew(agent)
+    )
 
 
 def lost_nodes(state: ControllerState) -> list[str]:

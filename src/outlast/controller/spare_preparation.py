@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 
 from outlast import events
+from outlast.controller import node_placement
 from outlast.controller.controller_state import ControllerState, ControllerTurn, WorkerRecord
 from outlast.transport import messages
 
@@ -79,6 +80,8 @@ def _choose_stand_in(state: ControllerState) -> int:
 
 def may_take(state: ControllerState, worker: WorkerRecord, seat: int) -> bool:
     """Return whether a warm spare, which may have been asked to prepare, can take this seat."""
+    if not node_placement.has_gpu_for(state, worker.agent, seat):
+        return False
     if not worker.preparing:
         return True
     records, stand_in = state.shared.records, max(worker.stand_in, 0)

@@ -45,18 +45,6 @@ def check_node(plan: RunPlan) -> None:
     config.check_torch()
     check_interface(config.gloo_interface())
     _check_memory(plan.ranks_per_node + plan.spares)
-    _check_devices()
-
-
-def _check_devices() -> None:
-    """Refuse GPUs, which runs of several nodes do not support yet."""
-    visible = config.process_environment().get("CUDA_VISIBLE_DEVICES", "all")
-    if Path("/dev/nvidiactl").exists() and visible.strip() not in ("", "-1"):
-        raise ConfigError(
-            f"{socket.gethostname()} has GPUs, which this version does not support with --nnodes"
-            " above 1; nothing was started; set CUDA_VISIBLE_DEVICES= (empty) on all nodes, or use"
-            " one node"
-        )
 
 
 def check_interface(names: str) -> None:

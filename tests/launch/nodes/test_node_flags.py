@@ -67,7 +67,6 @@ def test_displayed_streams_are_those_of_local_ranks(script: str) -> None:
         (["--nnodes", "2:1"], "--nnodes 2:1"),
         (["--nnodes", "two"], "--nnodes two"),
         (["--node-rank", "2"], "--node-rank 2: this run has the node ranks 0 to 1"),
-        (["--nproc-per-node", "auto"], "--nproc-per-node auto"),
         (["--rdzv-endpoint", ""], "needs --rdzv-endpoint"),
         (["--rdzv-endpoint", "n1:port"], "--rdzv-endpoint n1:port"),
         (["--rdzv-backend", "etcd"], "--rdzv-backend etcd"),

@@ -113,10 +113,6 @@ def _refuse(given: Namespace) -> None:
         )
     if given.standalone:
         raise UsageError("--standalone is for one node; leave it out, or give --nnodes 1")
-    if not re.fullmatch(r"[0-9]{1,9}", given.nproc_per_node):
-        raise UsageError(
-            f"--nproc-per-node {given.nproc_per_node}: runs of several nodes need a number"
-        )
     if not given.run_dir:
         raise UsageError("--nnodes above 1 needs --run-dir DIR, on a file system of all nodes")
     for name, default in _ONE_HOST.items():
