@@ -43,7 +43,7 @@ help:
 	@echo "make scripts kinds of training scripts, undisturbed and with faults, against plain torchrun"
 	@echo "make cluster-test  hosts as network namespaces, and a real Slurm on them; needs root"
 	@echo "make docs    the documentation in docs/_build/html, every code block of it, every example"
-	@echo "make gpu     the tests that need a GPU; docs/gpu-runs.md then says what ran on which versions"
+	@echo "make gpu     tests and benchmark of a GPU; docs/gpu-runs.md then says what ran on which versions"
 	@echo "make conformance  torch's own tests of a backend, on gloo and on ours, and with killed ranks"
 	@echo "             TORCH_SOURCE=DIR: also those in a checkout of PyTorch"
 	@echo "make flaky   the suite TIMES=$(TIMES) times beside LOAD=$(LOAD) busy processes: what failed at least once"
@@ -119,7 +119,8 @@ docs: $(READY)
 	  tests/documentation tests/examples $(PYTEST)
 
 gpu: $(READY)
-	$(BIN)/python -m pytest tests/gpu --record docs/gpu-runs.md $(PYTEST)
+	@failed=0; $(BIN)/python -m pytest tests/gpu --record docs/gpu-runs.md $(PYTEST) || failed=1; \
+	  $(BIN)/python benchmarks/gpu.py --record docs/gpu-runs.md $(BENCH) || failed=1; exit $$failed
 
 conformance: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check expecttest

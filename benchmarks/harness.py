@@ -40,6 +40,17 @@ OUTLAST = (
 FAIR = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
 
 
+class Place(NamedTuple):
+    """Where the ranks of a job compute, and how many there are."""
+
+    device: str = "cpu"
+    ranks: int = WORLD
+
+    def argv(self, launcher: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the launcher's words with this number of ranks, for which the last flag counts."""
+        return (*launcher, f"--nproc-per-node={self.ranks}")
+
+
 class Line(NamedTuple):
     """`rank` had committed `step` at `t_ns` (monotonic)."""
 
@@ -82,7 +93,7 @@ class Job(NamedTuple):
         for line in self.lines:
             if line.step == step and line.t_ns > self.killed_ns:
                 first.setdefault(line.rank, line.t_ns)
-        if len(first) < WORLD or not self.killed_ns:
+        if len(first) < len({line.rank for line in self.lines}) or not self.killed_ns:
             raise SystemExit(f"step {step} did not come back on every rank: see {self.folder}")
         return (max(first.values()) - self.killed_ns) / 1e9
 

@@ -15,9 +15,11 @@ from workload import (
     Ledger,
     Noise,
     add_flags,
+    device_of,
     die_once,
     loss_of,
     parallel_model,
+    wait_for,
 )
 
 import outlast
@@ -30,8 +32,9 @@ args = parser.parse_args()
 torch.set_num_threads(1)
 size = SIZES[args.size]
 session = outlast.init(hot_spares=args.hot_spares)
-ledger, baton = Ledger(args.folder), Baton(args.baton, 1)
-model = parallel_model(args.parallel, size)
+device = device_of(args.device)
+ledger, baton = Ledger(args.folder), Baton(args.baton, 1, session.world_size)
+model = parallel_model(args.parallel, size, device)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 data = Noise(size.context)
 count, rank = (1, 0) if args.parallel == "tp" else (None, None)  # None: those of the group
@@ -42,7 +45,7 @@ session.protect(model=model, optimizer=optimizer, loader=loader)
 
 def train_step(words: torch.Tensor) -> None:
     optimizer.zero_grad()
-    loss = loss_of(model, words)
+    loss = loss_of(model, words.to(device))
     if session.step_index + 1 == args.kill_at:
         die_once(args.folder, session.rank)
     loss.backward()
@@ -50,11 +53,12 @@ def train_step(words: torch.Tensor) -> None:
 
 
 def small_collectives() -> float:
-    one = torch.ones(1)
+    one = torch.ones(1, device=device)
     dist.all_reduce(one)
     begin = time.monotonic()
     for _ in range(args.small):
         dist.all_reduce(one)
+    wait_for(device)
     return (time.monotonic() - begin) / args.small
 
 
@@ -62,6 +66,7 @@ for words in session.batches(loader, until=args.steps):
     if session.step_index % args.block == 0:
         baton.take()
     session.run(train_step, words)
+    wait_for(device)
     ledger.add(session.rank, session.step_index)
     if session.step_index % args.block == 0:
         baton.give(session.rank)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from harness import (
     OUTLAST,
     TORCHRUN,
-    WORLD,
+    Place,
     Spread,
     bootstrap_ratio,
     job,
@@ -49,6 +49,7 @@ VARIANTS = (
     Variant("fsdp", "sharded", 4, bar=1.03),
     Variant("tp", "100ms", 10),
 )
+CPU = Place()
 TURNS_MAX = 255  # what a byte of the baton counts
 SMALL_BAR = 1.1
 IMPORT = """
@@ -67,17 +68,21 @@ class Run(NamedTuple):
     small_s: float
 
 
-def side_by_side(variant: Variant, turns: int, small: int) -> tuple[Run, Run]:
+def side_by_side(variant: Variant, turns: int, small: int, place: Place = CPU) -> tuple[Run, Run]:
     """Run the plain job and Outlast's, taking turns of a few steps on the same machine."""
     with tempfile.NamedTemporaryFile() as baton, ThreadPoolExecutor(2) as pool:
-        baton.write(bytes(2 * WORLD))
+        baton.write(bytes(2 * place.ranks))
         baton.flush()
         flags = (
             *("--steps", turns * variant.block, "--block", variant.block, "--small", small),
             *("--parallel", variant.parallel, "--size", variant.size, "--baton", baton.name),
+            *("--device", place.device),
         )
-        patient = (*OUTLAST, "--limit=hang_floor_s=120")  # it waits for the other's turn
-        plain = pool.submit(measured, TORCHRUN, "plain_job.py", variant, flags)
+        patient = (
+            *place.argv(OUTLAST),
+            "--limit=hang_floor_s=120",
+        )  # it waits for the other's turn
+        plain = pool.submit(measured, place.argv(TORCHRUN), "plain_job.py", variant, flags)
         ours = pool.submit(measured, patient, "outlast_job.py", variant, flags)
         return plain.result(), ours.result()
 

@@ -10,7 +10,7 @@ import argparse
 import sys
 from typing import NamedTuple
 
-from harness import OUTLAST, TORCHRUN, Job, Spread, job, load, median, spread, table, verdict
+from harness import OUTLAST, TORCHRUN, Job, Place, Spread, job, load, median, spread, table, verdict
 
 from outlast import events
 from outlast.telemetry.event_store import read_events
@@ -39,6 +39,7 @@ VARIANTS = {
     "warm spare, FSDP2, copies in memory": Variant(("--spares=1", *COPIES), "fsdp"),
 }
 TORCHRUN_NAME = "torchrun"
+CPU, SIZE = Place(), "400ms"
 
 
 class Recovery(NamedTuple):
@@ -52,20 +53,24 @@ class Recovery(NamedTuple):
     lost: int = 0
 
 
-def torchrun() -> Recovery:
+def torchrun(place: Place = CPU, size: str = SIZE) -> Recovery:
     """Measure a restart of all ranks from a checkpoint, and one copy of the state."""
-    flags = ("--steps", STEPS, "--kill-at", KILL_AT, "--checkpoint-every", CHECKPOINT_EVERY)
-    with job((*TORCHRUN, "--max-restarts=3"), "plain_job.py", *flags) as done:
+    flags = ("--checkpoint-every", CHECKPOINT_EVERY, *_flags(place, size))
+    with job((*place.argv(TORCHRUN), "--max-restarts=3"), "plain_job.py", *flags) as done:
         copy_s = done.figures["copy_s"]
         return Recovery(done.back_s(KILL_AT), done.step_s(), copy_s=copy_s, lost=_lost(done))
 
 
-def outlast(variant: Variant) -> Recovery:
+def outlast(variant: Variant, place: Place = CPU, size: str = SIZE) -> Recovery:
     """Measure the replacement of one rank."""
-    flags = ("--steps", STEPS, "--kill-at", KILL_AT, "--parallel", variant.parallel)
+    flags = ("--parallel", variant.parallel, *_flags(place, size))
     hot = ("--hot-spares",) if variant.hot else ()
-    with job((*OUTLAST, *variant.flags), "outlast_job.py", *flags, *hot) as done:
+    with job((*place.argv(OUTLAST), *variant.flags), "outlast_job.py", *flags, *hot) as done:
         return Recovery(done.back_s(KILL_AT), done.step_s(), _build_s(done), lost=_lost(done))
+
+
+def _flags(place: Place, size: str) -> tuple[object, ...]:
+    return ("--steps", STEPS, "--kill-at", KILL_AT, "--size", size, "--device", place.device)
 
 
 def _build_s(done: Job) -> float:

@@ -43,6 +43,7 @@ SIZES = {
     "100ms": Size(192, 4, 3),
     "10ms": Size(64, 2, 1, 16),
     "1ms": Size(32, 1, 1, 4),
+    "gpu": Size(1024, 8, 8),  # 105 million parameters: 1.3 GB of state
     "sharded": Size(128, 32, 1, 32),  # 33 units of fully_shard: about 100 collectives a step
 }
 PARALLELISMS = ("ddp", "compiled", "fsdp", "hsdp", "tp")
@@ -72,14 +73,29 @@ class Transformer(nn.Module):
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, WORDS, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        stream = self.words(x) + self.places(torch.arange(x.shape[1]))
+        stream = self.words(x) + self.places(torch.arange(x.shape[1], device=x.device))
         return self.head(self.norm(self.blocks(stream)))
 
 
-def parallel_model(kind: str, size: Size) -> nn.Module:
-    """Return the transformer in one way to divide it over four ranks, seeded."""
+def device_of(kind: str) -> torch.device:
+    """Return this rank's device, which is torch's current one from here on. GPUs may be shared."""
+    if kind == "cpu":
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def wait_for(device: torch.device) -> None:
+    """Return when the device has done all that it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def parallel_model(kind: str, size: Size, device: torch.device) -> nn.Module:
+    """Return the transformer in one way to divide it, over four ranks if not by DDP, seeded."""
     torch.manual_seed(0)
-    model = Transformer(size.width, size.layers)
+    model = Transformer(size.width, size.layers).to(device)
     if kind == "ddp":
         return DistributedDataParallel(model)
     if kind == "compiled":
@@ -108,6 +124,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--block", type=int, default=BLOCK, help="steps of one turn")
     parser.add_argument("--parallel", choices=PARALLELISMS, default="ddp")
     parser.add_argument("--size", choices=SIZES, default="400ms")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
 
 
 class Noise(Dataset[Tensor]):
@@ -142,16 +159,17 @@ class Baton:
     """Two jobs take turns of a few steps, so that both meet the same machine: `path` holds one
     byte a rank, the blocks that it has behind it. Without a path nobody waits."""
 
-    def __init__(self, path: Path | None, turn: int) -> None:
+    def __init__(self, path: Path | None, turn: int, ranks: int) -> None:
         self._fd = os.open(path, os.O_RDWR) if path else -1
-        self._mine, self._theirs = turn * WORLD, (1 - turn) * WORLD
+        self._ranks = ranks
+        self._mine, self._theirs = turn * ranks, (1 - turn) * ranks
         self._turn, self._blocks = turn, 0
 
     def take(self) -> None:
         """Wait until every rank of the other job has done its block."""
         deadline_s = time.monotonic() + TURN_S
         while self._fd >= 0:
-            theirs = os.pread(self._fd, WORLD, self._theirs)
+            theirs = os.pread(self._fd, self._ranks, self._theirs)
             if min(theirs) >= self._blocks + self._turn:
                 return
             if time.monotonic() > deadline_s:
