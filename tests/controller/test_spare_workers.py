@@ -211,6 +211,25 @@ def test_a_rank_returns_to_its_node_and_to_another_one_if_that_is_lost() -> None
     assert node_placement.lost_nodes(state) == ["a"]
 
 
+def test_a_rank_of_a_lost_node_goes_to_the_nearest_failure_domain() -> None:
+    """Nodes c and a have ranks; b and d are spare, and d is in the rack of a."""
+    domains = ("row1/rack1", "row1/rack2", "row2/rack3", "row1/rack2")
+    placement = NodePlacement(agents=("c", "a", "b", "d"), ranks_per_node=2, domains=domains)
+    turn = ControllerTurn(state_machine.initial(4, 4, Limits(), placement=placement))
+    reconfiguration.start_over(turn, 0, 0)
+    connect(turn, "a", "b", "c", "d")
+    state = turn.state
+    assert hosts(state) == "ccaa"
+    state.members.agents["a"] = replace(state.members.agents["a"], connected=False, lapsed=True)
+    for seat in (2, 3):
+        state.members.remove(state.members.seats[seat])
+    for seat in (2, 3):  # the first spares that are still starting, then new workers
+        membership.fill(turn, seat)
+    assert hosts(state) == "ccdd"
+    levels = node_placement.nearness(state, 2)
+    assert levels == {"c": 1, "a": 2, "b": 0, "d": 2}
+
+
 def test_a_rank_with_a_gpu_goes_only_where_its_local_rank_is_free() -> None:
     turn = nodes(4, 2, spares=2)
     connect(turn, "a", "b", "c")

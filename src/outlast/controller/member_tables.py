@@ -62,11 +62,13 @@ class NodePlacement(msgspec.Struct, frozen=True, kw_only=True):
     """Nodes of a run and their share of its ranks.
 
     `agents`: the agents in the order of node ranks, spare nodes last; () for a run that takes any
-    agent. Ranks are contiguous by node: rank r belongs to node r // ranks_per_node.
+    agent. Ranks are contiguous by node: rank r belongs to node r // ranks_per_node. `domains`: of
+    the agents' nodes, the largest part first, as in `row2/rack7`; "" is unknown.
     """
 
     agents: tuple[str, ...] = ()
     ranks_per_node: int = 0
+    domains: tuple[str, ...] = ()
 
     def home(self, seat: int) -> str:
         """Return the agent of the node to which a rank belongs; "" without nodes."""

@@ -7,7 +7,7 @@ import math
 from msgspec.structs import replace
 
 from outlast import events
-from outlast.controller import checkpoint_tracking, planned_migration, shared_values
+from outlast.controller import checkpoint_tracking, node_placement, planned_migration, shared_values
 from outlast.controller.controller_state import (
     S_NS,
     ControllerTurn,
@@ -16,7 +16,6 @@ from outlast.controller.controller_state import (
 )
 from outlast.controller.lifecycle import run_ending
 from outlast.controller.member_tables import AgentRecord
-from outlast.controller.node_placement import agent_with_room, has_gpu_for, neighbours
 from outlast.controller.recovery import incident_response
 from outlast.controller.recovery.recovery_ladder import is_accident
 from outlast.transport import messages
@@ -30,7 +29,7 @@ def spawn(turn: ControllerTurn, seat: int) -> str:
     """Start a worker and return its name; "" if there is no room or no respawn left."""
     state = turn.state
     members = state.members
-    agent = agent_with_room(turn, seat)
+    agent = node_placement.agent_with_room(turn, seat)
     first_ones = state.world + state.spares
     # Workers of a start of all ranks count against the bound on restarts instead.
     joins = not (state.progress.first and state.mode == "gathering")
@@ -65,10 +64,8 @@ def fill(turn: ControllerTurn, seat: int) -> str:
     """Fill an empty seat with a warm spare, else the oldest starting spare, else a new worker.
     Return its name; "" if there is none."""
     state = turn.state
-    spares = planned_migration.healthy_first(state, seat, neighbours(state, seat))
-    spares = spares or [
-        each for each in state.cold_spares() if has_gpu_for(state, each.agent, seat)
-    ]
+    spares = planned_migration.healthy_first(state, seat, node_placement.neighbours(state, seat))
+    spares = spares or node_placement.cold_spares(state, seat)
     if spares:
         name = turn.change(spares[0].name, seat=seat, since_ns=turn.now_ns).name
     else:
@@ -161,7 +158,7 @@ def _overtake(turn: ControllerTurn, spare: WorkerRecord) -> None:
             and slow.is_spare
             and slow.hello is None
             and not slow.killed_ns
-            and has_gpu_for(state, spare.agent, seat, instead_of=slow.name)
+            and node_placement.has_gpu_for(state, spare.agent, seat, instead_of=slow.name)
         ):
             turn.change(slow.name, seat=-1)
             turn.change(spare.name, seat=seat, since_ns=turn.now_ns)

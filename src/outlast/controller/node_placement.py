@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from outlast.controller.controller_state import ControllerState, ControllerTurn
+from outlast.controller.controller_state import ControllerState, ControllerTurn, WorkerRecord
 from outlast.controller.member_tables import AgentRecord
 
 RETURN_S = 60.0  # a node that lost its lease may return within this time
@@ -20,25 +20,51 @@ def neighbours(state: ControllerState, seat: int) -> set[str]:
     return members.neighbours(seat, placement.ranks_per_node)
 
 
+def shared_levels(domain: str, other: str) -> int:
+    """Return how many levels two failure domains share, from the largest part on."""
+    same = [one == two != "" for one, two in zip(domain.split("/"), other.split("/"), strict=False)]
+    return (*same, False).index(False)
+
+
+def nearness(state: ControllerState, seat: int) -> dict[str, int]:
+    """Return by agent how many levels of failure domains its node shares with a rank's own node; {}
+    if no domains are known."""
+    placement = state.placement
+    if seat < 0 or not any(placement.domains):
+        return {}
+    home = placement.domains[seat // placement.ranks_per_node]
+    domains = zip(placement.agents, placement.domains, strict=True)
+    return {agent: shared_levels(home, domain) for agent, domain in domains}
+
+
 def agent_with_room(turn: ControllerTurn, seat: int) -> AgentRecord | None:
     """Return the agent that starts a worker for a rank; None without room. It is a neighbour below
-    its share of ranks, so that ranks are contiguous by host as with torchrun, else the agent with
-    the most room."""
+    its share of ranks, so that ranks are contiguous by host as with torchrun, else one whose node
+    shares most levels of failure domains with the rank's own node, else the one with most room."""
     state = turn.state
-    agent = _roomiest(state, seat, neighbours(state, seat)) or turn.roomiest_agent()
-    if agent is None or has_gpu_for(state, agent.name, seat):
+    if agent := _roomiest(state, seat, neighbours(state, seat)):
         return agent
-    return _roomiest(state, seat, state.members.agents)
+    near = nearness(state, seat)
+    agent = None if near else turn.roomiest_agent()
+    if agent is not None and has_gpu_for(state, agent.name, seat):
+        return agent
+    return _roomiest(state, seat, state.members.agents, near)
 
 
-def _roomiest(state: ControllerState, seat: int, names: Iterable[str]) -> AgentRecord | None:
-    members = state.members
+def _roomiest(
+    state: ControllerState, seat: int, names: Iterable[str], near: Mapping[str, int] | None = None
+) -> AgentRecord | None:
+    members, near = state.members, near or {}
     room = [
         agent
         for agent in map(members.agents.__getitem__, names)
         if members.room(agent) > 0 and has_gpu_for(state, agent.name, seat)
     ]
-    return min(room, key=lambda one: (-members.room(one), one.name), default=None)
+    return min(
+        room,
+        key=lambda one: (-near.get(one.name, 0), -members.room(one), one.name),
+        default=None,
+    )
 
 
 def has_gpu_for(state: ControllerState, agent: str, seat: int, instead_of: str = "") -> bool:
@@ -55,6 +81,13 @@ def has_gpu_for(state: ControllerState, agent: str, seat: int, instead_of: str =
         and worker.name != instead_of
         for worker in members.crew(agent)
     )
+
+
+def cold_spares(state: ControllerState, seat: int) -> list[WorkerRecord]:
+    """Return the spares for a rank that are still starting: near ones first, then old ones."""
+    levels = nearness(state, seat)
+    fit = [each for each in state.cold_spares() if has_gpu_for(state, each.agent, seat)]
+    return sorted(fit, key=lambda each: -levels.get(each.agent, 0))
 
 
 def lost_nodes(state: ControllerState) -> list[str]:

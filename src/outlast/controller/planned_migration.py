@@ -7,7 +7,7 @@ from itertools import islice
 
 from msgspec.structs import replace
 
-from outlast.controller import shared_values, spare_preparation
+from outlast.controller import node_placement, shared_values, spare_preparation
 from outlast.controller.controller_state import (
     S_NS,
     ControllerState,
@@ -102,9 +102,9 @@ def healthy_first(
     state: ControllerState, seat: int, near: Collection[str] = ()
 ) -> list[WorkerRecord]:
     """Return the warm spares for a seat: those without findings first, then those of the agents
-    `near`, then hot ones. A start of all ranks cannot use spares that were prepared for a running
-    job, and no seat one that was built for other ranks."""
-    unwell = _unwell(state)
+    `near`, then those of near failure domains, then hot ones. A start of all ranks cannot use
+    spares that were prepared for a running job, and no seat one that was built for other ranks."""
+    unwell, levels = _unwell(state), node_placement.nearness(state, seat)
     is_start = state.mode == "gathering" and state.progress.first
     return sorted(
         (
@@ -112,7 +112,12 @@ def healthy_first(
             for each in state.warm_spares()
             if not (each.preparing and is_start) and spare_preparation.may_take(state, each, seat)
         ),
-        key=lambda worker: (worker.name in unwell, worker.agent not in near, not worker.is_hot),
+        key=lambda worker: (
+            worker.name in unwell,
+            worker.agent not in near,
+            -levels.get(worker.agent, 0),
+            not worker.is_hot,
+        ),
     )
 
 

@@ -35,10 +35,12 @@ _entry_encoder = msgspec.msgpack.Encoder()
 
 
 class NodeListener(NamedTuple):
-    """Address of the controller's listener, and the hosts of a run of several nodes by rank."""
+    """Address of the controller's listener, and the hosts of a run of several nodes by rank, with
+    their failure domains."""
 
     address: str = "127.0.0.1"
     hosts: tuple[str, ...] = ()
+    domains: tuple[str, ...] = ()
 
 
 LOOPBACK = NodeListener()
@@ -87,7 +89,9 @@ class ControllerShell:
             plan.limits,
             policy,
             plan.migrate_on,
-            NodePlacement(agents=nodes.hosts, ranks_per_node=plan.ranks_per_node),
+            NodePlacement(
+                agents=nodes.hosts, ranks_per_node=plan.ranks_per_node, domains=nodes.domains
+            ),
         )
         self._inputs: list[inputs.Input] = []  # of the next turn
         self._closed = False

@@ -40,6 +40,7 @@ class NodeHello(NodeMessage, frozen=True):
     facts: dict[str, str]  # must be equal on all nodes
     directory: str  # content of a file in the run directory, "" without one
     nonce: bytes
+    domain: str = ""  # what fails together with the host, the largest part first
 
 
 class NodeAccepted(NodeMessage, frozen=True):

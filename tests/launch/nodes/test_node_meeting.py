@@ -14,6 +14,7 @@ import pytest
 
 from outlast.errors import ConfigError, OutlastError
 from outlast.launch.nodes.node_facts import NodeIdentity
+from outlast.launch.nodes.node_flags import NodeFlags
 from outlast.launch.nodes.node_meeting import NodeMeeting, NodeSeat, RunPlace, join
 from outlast.transport.node_link import (
     NodeAccepted,
@@ -50,7 +51,9 @@ class Hall:
         self.folder = folder
         self.endpoint = ("127.0.0.1", free_port())
         self.notes: list[str] = []
-        self.meeting = NodeMeeting(self.identity("first", 0), folder, nodes, self.notes.append)
+        self.meeting = NodeMeeting(
+            self.identity("first", 0), folder, NodeFlags(nodes=nodes), self.notes.append
+        )
 
     def identity(
         self, host: str, node_rank: int = -1, key: bytes = KEY, **facts: str

@@ -35,7 +35,11 @@ class ControllerNode:
         lock_fd: int,
     ) -> None:
         self.plan = replace(plan, master_addr=address)
-        self.listener = NodeListener(address, tuple(seat.host for seat in seats))
+        self.listener = NodeListener(
+            address,
+            tuple(seat.host for seat in seats),
+            tuple(seat.hello.domain for seat in seats),
+        )
         self._nonce = secrets.token_bytes(NONCE_BYTES)
         self.token = run_token(key, self._nonce)
         self._meeting, self._seats, self._lock_fd = meeting, seats, lock_fd
@@ -78,7 +82,7 @@ async def gather_nodes(
     lock_fd = run_directory.lock_host(Path(plan.run_dir), socket.gethostname())
     try:
         address = node_facts.choose_interface(identity)
-        meeting = NodeMeeting(identity, run_dir.path, plan.node.total, note)
+        meeting = NodeMeeting(identity, run_dir.path, plan.node, note)
         note(
             f"waiting for {plan.node.total} nodes at {identity.endpoint[0]}:{identity.endpoint[1]}"
             f" for at most {plan.limits.hello_s:g} s"
@@ -87,5 +91,8 @@ async def gather_nodes(
     except BaseException:
         run_directory.unlock(lock_fd)
         raise
-    note(f"all nodes are there: {', '.join(seat.host for seat in seats)}")
+    places = (
+        f"{seat.host} in {seat.hello.domain}" if seat.hello.domain else seat.host for seat in seats
+    )
+    note(f"all nodes are there: {', '.join(places)}")
     return ControllerNode(plan, address, identity.key, meeting, seats, lock_fd)

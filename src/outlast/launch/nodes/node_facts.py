@@ -16,6 +16,7 @@ import msgspec
 
 from outlast import __version__, config
 from outlast.errors import ConfigError
+from outlast.launch.nodes.failure_domains import domain_of
 from outlast.launch.torchrun_arguments import RunPlan
 from outlast.transport.node_link import NodeHello, users_key
 
@@ -34,6 +35,7 @@ class NodeIdentity(NamedTuple):
     endpoint: tuple[str, int]  # IPv4 address and port
     key: bytes
     facts: dict[str, str]
+    domain: str = ""
 
     def hello(self, directory: str) -> NodeHello:
         """Return the first message; `directory`: content of the proof in the run directory."""
@@ -41,6 +43,7 @@ class NodeIdentity(NamedTuple):
             host=self.host,
             node_rank=self.node_rank,
             facts=self.facts,
+            domain=self.domain,
             directory=directory,
             nonce=secrets.token_bytes(NONCE_BYTES),
         )
@@ -55,6 +58,7 @@ def identify(plan: RunPlan) -> NodeIdentity:
         endpoint=resolve(plan.node.endpoint, host),
         key=users_key(_token(plan.node.token_file)),
         facts=_facts(plan),
+        domain=domain_of(host, plan.node.topology),
     )
 
 

@@ -37,6 +37,7 @@ class NodeFlags(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: str = ""  # HOST:PORT of the meeting
     node_rank: int = ANY_RANK
     token_file: str = ""
+    topology: str = ""  # file of failure domains
 
     @property
     def total(self) -> int:
@@ -53,6 +54,13 @@ def add_node_flags(add: Callable[..., object]) -> None:
         metavar="FILE",
         help="File with the secret that all nodes of a run share (default: $OUTLAST_TOKEN_FILE, or"
         " the secret itself in $OUTLAST_TOKEN). Needed with --nnodes above 1.",
+    )
+    add(
+        "--topology",
+        default="",
+        metavar="FILE",
+        help="Failure domains of a run of several nodes: lines of HOST DOMAIN, as in: node7"
+        " row2/rack7 (default: $OUTLAST_DOMAIN of each host, else Slurm's topology).",
     )
 
 
@@ -83,6 +91,7 @@ def read(given: Namespace, token_file: str) -> NodeFlags:
         endpoint=_endpoint(given.rdzv_endpoint or _static_endpoint(given)),
         node_rank=given.node_rank,
         token_file=given.token_file or token_file,
+        topology=given.topology,
     )
 
 

@@ -17,7 +17,9 @@ from typing import NamedTuple
 
 from outlast.atomic_files import replace_file
 from outlast.errors import ConfigError, RunDirError, WireError
+from outlast.launch.nodes.failure_domains import DOMAIN, order_nodes
 from outlast.launch.nodes.node_facts import NodeIdentity
+from outlast.launch.nodes.node_flags import NodeFlags
 from outlast.transport.node_link import (
     AnyNodeMessage,
     ForeignTokenError,
@@ -61,10 +63,11 @@ class NodeMeeting:
         self,
         identity: NodeIdentity,
         run_dir: Path,
-        nodes: int,
+        nodes: NodeFlags,
         note: Callable[[str], None],
     ) -> None:
-        self._identity, self._nodes, self._note = identity, nodes, note
+        self._identity, self._nodes, self._note = identity, nodes.total, note
+        self._with_ranks = nodes.nodes
         self._run_dir = run_dir
         self._proof = secrets.token_hex(16)
         self._seats: dict[str, NodeSeat] = {}
@@ -148,16 +151,12 @@ class NodeMeeting:
         )
 
     def _ordered(self) -> list[NodeSeat]:
-        """Return the nodes by rank: given ranks, then hosts by name at the free ones."""
-        given = {seat.hello.node_rank: seat for seat in self._seats.values()}
+        """Return the nodes by rank."""
+        given = {seat.hello.node_rank: host for host, seat in self._seats.items()}
         given.pop(-1, None)
-        free = iter(
-            sorted(
-                (seat for seat in self._seats.values() if seat.hello.node_rank < 0),
-                key=lambda seat: seat.host,
-            )
-        )
-        return [given[rank] if rank in given else next(free) for rank in range(self._nodes)]
+        domains = {host: seat.hello.domain for host, seat in self._seats.items()}
+        hosts = order_nodes(domains, given, self._with_ranks)
+        return [self._seats[host] for host in hosts]
 
     # --- one connection -------------------------------------------------------------------
 
@@ -210,6 +209,8 @@ class NodeMeeting:
             here, there = ours.get(name, "missing"), hello.facts.get(name, "missing")
             if here != there:
                 return f"its {name} is {there}, and that of the controller's node {here}"
+        if hello.domain and not DOMAIN.fullmatch(hello.domain):
+            return f"its failure domain {hello.domain[:80]!r} is not a path of names"
         if hello.directory != self._proof:
             return "its run directory is not the one of the controller's node"
         if hello.host in self._seats:
