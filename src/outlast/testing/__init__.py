@@ -2,8 +2,8 @@
 
 `run_seed(seed)` plays one seeded schedule of failures against the real controller on a virtual
 clock. It raises SimFailure when a promise is broken. `SimCluster` plays a plan of your own.
-`StoreContract` and `CheckContract` test your own checkpoint stores and node checks; they need
-pytest.
+`StoreContract`, `CheckContract` and `TermStoreContract` test your own checkpoint stores, node
+checks and stores of terms; they need pytest.
 """
 
 from __future__ import annotations
@@ -18,8 +18,13 @@ from outlast.testing.simulated_cluster import SimCluster, SimOutcome, run_seed
 if TYPE_CHECKING:
     from outlast.testing.extension_contracts import CheckContract as CheckContract
     from outlast.testing.extension_contracts import StoreContract as StoreContract
+    from outlast.testing.term_store_contract import TermStoreContract as TermStoreContract
 
-_CONTRACTS = ("CheckContract", "StoreContract")
+_CONTRACTS = {
+    "CheckContract": "extension_contracts",
+    "StoreContract": "extension_contracts",
+    "TermStoreContract": "term_store_contract",
+}
 __all__ = [
     "CheckContract",
     "FaultPlan",
@@ -28,6 +33,7 @@ __all__ = [
     "SimFailure",
     "SimOutcome",
     "StoreContract",
+    "TermStoreContract",
     "draw_plan",
     "run_seed",
 ]
@@ -35,5 +41,5 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _CONTRACTS:
-        return getattr(import_module("outlast.testing.extension_contracts"), name)
+        return getattr(import_module(f"outlast.testing.{_CONTRACTS[name]}"), name)
     raise AttributeError(f"module 'outlast.testing' has no attribute {name!r}")

@@ -1,0 +1,1 @@
+"""Terms of a run's controllers: stores, records, and the right to act."""
