@@ -135,6 +135,12 @@ class JournalEntry(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", 
     """Base of journal entries, which a later term restores."""
 
 
+class TermBegan(JournalEntry, frozen=True):
+    """First entry of a term's segment: how many entries of each lower term it has read."""
+
+    read: dict[int, int] = {}
+
+
 class DecisionMade(JournalEntry, frozen=True):
     """Decision, durable before generation `generation` is announced. `verdict`: commit, redo, or
     start (all ranks start, from a checkpoint if n > 0)."""
@@ -221,7 +227,8 @@ class CopiesBarred(JournalEntry, frozen=True, tag="Barred"):
 
 
 AnyEntry = (
-    DecisionMade
+    TermBegan
+    | DecisionMade
     | Opened
     | SharedValueStored
     | RecordStored
