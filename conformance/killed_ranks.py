@@ -47,7 +47,11 @@ from outlast.worker.groups.rendezvous import Mailbox
 TEST_S = 180.0
 PUBLISHED: Any = messages.Put | messages.Meet
 ANSWERS: Any = messages.RendezvousValue | messages.Met
-LEFT_OUT = {"test_barrier_timeout_full_group"}  # in a run the launcher alone has time limits
+LEFT_OUT = {
+    "test_barrier_timeout_full_group",  # in a run the launcher alone has time limits
+    # torch keeps a work whose wait failed in its registry, on gloo too; the test expects it empty
+    "process_group.test_wait_unregisters_work",
+}
 # Its tests make their groups themselves, which no launcher can replace the members of.
 LEFT_OUT_FILE = suites.FAULT_TOLERANCE.removeprefix("test_c10d_")
 SEVER_S = 5.0  # from a rank's death to the parent's word of it, at most

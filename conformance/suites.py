@@ -49,15 +49,17 @@ def prepare(folder: str, named: str) -> None:
 
 def load(suite: str, backend: str, named: str, source: Path | None) -> Suite:
     """Return a suite whose groups are opened on `backend`, which the tests know as `named`."""
+    if backend != named:
+        _open_in_place(backend, named)
     match suite:
         case "distributed":
-            return _distributed(backend, named)
+            return _distributed(named)
         case "parallel":
             from parallel_tests import ParallelTests
 
-            return _of(_forked(ParallelTests, backend_name=backend))
+            return _of(_forked(ParallelTests, backend_name=named))
         case "source" if source is not None:
-            return _from_source(source, backend)
+            return _from_source(source, named)
     raise SystemExit(f"no suite {suite!r} here; source needs --torch-source DIR")
 
 
@@ -75,17 +77,12 @@ def _forked(tests: Any, **attributes: Any) -> type[unittest.TestCase]:
     return type(tests.__name__, (tests,), {"_spawn_processes": fork, **attributes})
 
 
-def _distributed(backend: str, named: str) -> Suite:
+def _distributed(named: str) -> Suite:
     from torch.testing._internal import common_distributed
     from torch.testing._internal.distributed import distributed_test as own
 
     for feature in ("ddp", "subgroup"):
         common_distributed.DistTestCases.backend_feature[feature].add(named)
-    if backend != named:
-        if named in answered_names():
-            answer(named, partial(open_group, backend=named))
-        else:
-            _translate_names(backend, named)
     bases: Any = (own.TestDistBackend, own.DistributedTest._DistTestBase)
 
     class ForkedRanks(*bases):
@@ -94,6 +91,14 @@ def _distributed(backend: str, named: str) -> Suite:
             self._start_processes(torch.multiprocessing.get_context("fork").Process)
 
     return _of(ForkedRanks)
+
+
+def _open_in_place(backend: str, named: str) -> None:
+    """Open groups on `backend` where the tests ask for `named`."""
+    if named in answered_names():
+        answer(named, partial(open_group, backend=named))
+    else:
+        _translate_names(backend, named)
 
 
 def _translate_names(backend: str, named: str) -> None:
@@ -114,8 +119,8 @@ def _translate_names(backend: str, named: str) -> None:
     c10d._new_process_group_helper = translated
 
 
-def _from_source(source: Path, backend: str) -> Suite:
-    """Return torch's tests of gloo on `backend`. A checkout without some of the files is older."""
+def _from_source(source: Path, named: str) -> Suite:
+    """Return torch's tests of gloo on `named`. A checkout without some of the files is older."""
     folder = source / "test" / "distributed"
     sys.path.insert(0, str(folder))
     found: Suite = {}
@@ -128,7 +133,7 @@ def _from_source(source: Path, backend: str) -> Suite:
                 tests, unittest.TestCase
             ):
                 label = f"{name.removeprefix('test_c10d_')}."
-                found |= _of(_forked(tests, backend_name=backend), label)
+                found |= _of(_forked(tests, backend_name=named), label)
     if not found:
         raise SystemExit(f"{folder} has no tests of gloo that could be executed")
     return found

@@ -93,8 +93,6 @@ def _foreign(member: Any) -> None:
         dist.ProcessGroupGloo(store, member.rank, 2, timedelta(seconds=30))
     with pytest.raises(UnsupportedError, match="monitored_barrier"):
         dist.group.WORLD.monitored_barrier()
-    with pytest.raises(UnsupportedError, match="split_group"):
-        dist.group.WORLD.split_group([0])
     with pytest.raises(UnsupportedError, match="a hook of collectives"):
         dist.group.WORLD.register_pre_hook(print)
     dist.barrier()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -209,3 +210,41 @@ def test_on_a_device_the_end_is_what_the_device_says(
     works.on_device()
     assert works.unfinished() == 0
     assert waits == [1]
+
+
+NUMBERS = ("_get_op_type", "_get_sequence_number", "_get_duration", "source_rank")
+
+
+def _numbers(member: Any, backend: str, store: str) -> list[Any]:
+    """Return what works tell about themselves, and the number of the group's last operation."""
+    member.init(backend, store)
+    tensor, peer = torch.ones(4), 1 - member.rank
+    last = dist.group.WORLD._get_sequence_number_for_group
+    found: list[Any] = [last()]
+
+    def add(work: Any) -> None:
+        work.wait()
+        for name in NUMBERS:
+            try:
+                value: Any = getattr(work, name)
+                found.append(str(value() if callable(value) else value))
+            except (RuntimeError, AttributeError) as error:
+                found.append(type(error).__name__)
+        found.append(last())
+
+    add(dist.all_reduce(tensor, async_op=True))
+    add(dist.isend(tensor, peer) if member.rank else dist.irecv(tensor, peer))
+    add(dist.isend(tensor, peer) if member.rank else dist.irecv(tensor))
+    add(dist.reduce_scatter_single(tensor[:2], tensor, async_op=True))
+    add(dist.gather(tensor, [tensor, tensor] if member.rank else None, 1, async_op=True))
+    dist.barrier()
+    return found
+
+
+def test_numbers_of_works_equal_those_of_plain_gloo(clusters: Any, tmp_path: Path) -> None:
+    plain, *ours = (
+        clusters().run(2, _numbers, backend, str(tmp_path / backend))
+        for backend in ("gloo", "outlast", "seatless")
+    )
+    assert plain[0][0] == 0 and plain[0][-1] == 5
+    assert ours == [plain, plain]

@@ -91,6 +91,20 @@ def test_each_alone_then_all(cluster: Any, tmp_path: Path) -> None:
     assert cluster.run(WORLD, _alone_and_together, tmp_path / "store") == [[1.0, 6.0]] * WORLD
 
 
+def _left_at_once(member: Any, path: Path) -> list[float]:
+    driver = Driver(member, path)
+    found = []
+    for uuid in range(0, 100, 10):
+        driver.meet(uuid, driver.handles(f"all/{uuid}"))
+        driver.meet(uuid + 1 + member.rank, [driver.group.get_reconfigure_handle()])
+        found.append(driver.sum())
+    return found
+
+
+def test_a_generation_that_members_leave_at_once(cluster: Any, tmp_path: Path) -> None:
+    assert cluster.run(WORLD, _left_at_once, tmp_path / "store") == [[1.0] * 10] * WORLD
+
+
 def _killed(member: Any, path: Path) -> list[Any]:
     driver = Driver(member, path)
     handles = driver.handles("all")
@@ -118,6 +132,8 @@ def _misuse(member: Any, path: Path) -> None:
     own = driver.group.get_reconfigure_handle()
     with pytest.raises(GroupError, match="call reconfigure first"):
         driver.sum()
+    with pytest.raises(UnsupportedError, match="split_group of a group with enable_reconfigure"):
+        driver.group.split_group([0])
     with pytest.raises(UsageError, match="0 are of this member"):
         driver.meet(1, ["outlast:0:other"])
     with pytest.raises(UsageError, match="2 are of this member"):

@@ -16,14 +16,14 @@ import uuid
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed import distributed_c10d
 
 from outlast.config import gloo_interface
-from outlast.errors import GroupError, UsageError
+from outlast.errors import GroupError, UnsupportedError, UsageError
 from outlast.worker.groups.closed_answers import RankPlace
 from outlast.worker.groups.device_drivers import has_nccl
 from outlast.worker.groups.group_registry import GroupRegistry
@@ -147,6 +147,7 @@ class SeatlessGroups(GroupRegistry):
             interface=gloo_interface() or None,
         )
         self._store = store
+        self.make_group = SeatlessGroup
         self.record.stop()
 
     def meet(self, store: Store, place: RankPlace, timeout_s: float) -> None:
@@ -165,6 +166,14 @@ class SeatlessGroups(GroupRegistry):
             ]
         )
         self.connect(generation, max(0.001, deadline_s - time.monotonic()))
+
+    def await_all(self, timeout_s: float) -> None:
+        """Wait until all ranks of the generation are connected: a rank that left it earlier would
+        break what others build. Raises GroupError at the time limit."""
+        everybody, deadline_s = range(self.world), time.monotonic() + timeout_s
+        self._meeting.put(self._generation, f"connected/{self.seat}", b"", everybody)
+        for rank in everybody:
+            self._meeting.get(self._generation, f"connected/{rank}", deadline_s)
 
     def follow(self, group: StableGroup) -> None:
         """Connect `group` in every later generation."""
@@ -190,6 +199,39 @@ class SeatlessGroups(GroupRegistry):
         """Drop the connections with the group."""
         self.shutdown()
 
+    @classmethod
+    def open(
+        cls, store: Store, place: RankPlace, timeout_s: float, name: str, backend: str
+    ) -> StableGroup:
+        """Return the connected group of a new registry. Raises GroupError if a rank does not
+        connect within the time."""
+        groups = cls(store, timeout_s)
+        groups.meet(store, place, timeout_s)
+        return groups.adopt(name, tuple(range(place.size)), place.rank, place.size, backend)
+
+    def split(self, number: int, name: str, place: RankPlace, backend: str) -> StableGroup:
+        """Return a group of some ranks, which meet in this registry's store. `number` counts the
+        splits. Raises GroupError if a rank does not connect within the time limit."""
+        store = PrefixStore(f"split/{number}/{name}", self._store)
+        return self.open(store, place, self._timeout_s, name, backend)
+
+
+@opaque_class
+class SeatlessGroup(StableGroup):
+    """A group outside of a run."""
+
+    _splits = 0
+
+    def split_group(self, *args: Any, **kwargs: Any) -> StableGroup | None:
+        """Return the group of some ranks of this one; it has connections of its own."""
+        self._splits += 1  # on all ranks of this group: they split it together
+        return super().split_group(*args, **kwargs)
+
+    def _split(self, name: str, ranks: list[int]) -> StableGroup:
+        groups: Any = self.registry
+        place = RankPlace(ranks.index(self.place.rank), len(ranks))
+        return groups.split(self._splits, name, place, self._backend)
+
 
 @opaque_class
 class ReconfigurableGroup(StableGroup):
@@ -214,6 +256,13 @@ class ReconfigurableGroup(StableGroup):
 
     def getSize(self) -> int:  # noqa: N802 - the same
         return self.place.size
+
+    def split_group(self, *_: Any, **__: Any) -> NoReturn:
+        """Refuse: its ranks are renamed, and have not split it equally often."""
+        raise UnsupportedError(
+            "split_group of a group with enable_reconfigure=True cannot be numbered on members that"
+            " joined later; nothing was sent; use new_group() with the same ranks"
+        )
 
     @property
     def supports_reconfigure(self) -> bool:
@@ -247,6 +296,7 @@ class ReconfigurableGroup(StableGroup):
         self.meeting = meeting_name(self.ranks, 0)
         store = PrefixStore(f"reconfigure/{opts.uuid}", self._store)
         self._seatless.meet(store, self.place, timeout_s)
+        self._seatless.await_all(timeout_s)
         return FinishedWork([])
 
 
@@ -258,12 +308,11 @@ def open_group(options: Any, _: Any = None, *, backend: str = BACKEND) -> Stable
     """Return a connected group for torch's options of a backend. Raises GroupError if a rank
     does not connect within their timeout, ConfigError if gloo cannot listen."""
     list_as_self_recording(backend)
-    rank, size = options.group_rank, options.group_size
     timeout_s = options.timeout.total_seconds()
-    groups = SeatlessGroups(options.store, timeout_s)
     if getattr(options, "enable_reconfigure", False):
+        groups = SeatlessGroups(options.store, timeout_s)
         group = ReconfigurableGroup(groups, options.store, timeout_s, options)
         groups.follow(group)
         return group
-    groups.meet(options.store, RankPlace(rank, size), timeout_s)
-    return groups.adopt(str(options.group_id), tuple(range(size)), rank, size, backend)
+    place = RankPlace(options.group_rank, options.group_size)
+    return SeatlessGroups.open(options.store, place, timeout_s, str(options.group_id), backend)

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 class BackendView:
     """Placeholder for the backend of one device. No operation runs on it."""
 
-    supports_splitting = False
     supports_shrinking = False
     supports_coalescing = False
     supports_time_estimate = False
@@ -38,6 +37,7 @@ class BackendView:
         self._group = group
         self.device = torch.device(device)
         self.supports_coalescing = self.device.type == "cuda"
+        self.supports_splitting = self.device.type == "cpu" and not group.supports_reconfigure
 
     def name(self) -> str:
         """Return the name of the backend."""
@@ -120,7 +120,6 @@ class StableGroup(_ProcessGroup):
         self._name = name
         self._backend = backend
         self._desc = "outlast"
-        self._count = 0
         self.place = closed_answers.RankPlace(rank, len(ranks))
         self.ranks = ranks
         self.inner: InnerGroup | None = None
@@ -140,7 +139,6 @@ class StableGroup(_ProcessGroup):
         groups = self._groups
         self._must_exist(op)
         groups.entering(op, args)
-        self._count += 1
         inner = self.inner
         if inner is None or not groups.live:
             return self._answer(op, (*args, *kwargs.values()))
@@ -311,10 +309,11 @@ class StableGroup(_ProcessGroup):
         return self._backend
 
     def _set_sequence_number_for_group(self) -> None:
-        """Do nothing: operations are counted from creation."""
+        """Do nothing: operations are counted in each generation, from its start."""
 
     def _get_sequence_number_for_group(self) -> int:
-        return self._count
+        inner: Any = self.inner
+        return 0 if inner is None else inner.group._get_sequence_number_for_group()  # noqa: SLF001
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the time limit for this generation; the next one starts with the job's own."""
@@ -331,7 +330,23 @@ class StableGroup(_ProcessGroup):
         """Return the job's store."""
         return self._groups.job_store()
 
-    # --- end of the group ---
+    # --- other groups, and the end of this one ---
+
+    def split_group(
+        self, ranks: list[int], *_: Any, group_name: str | None = None, **__: Any
+    ) -> StableGroup | None:
+        """Return the group of `ranks`, which are ranks of this one, in their order; None where this
+        rank is not among them."""
+        self._must_exist("split_group")
+        if self.place.rank not in ranks:
+            return None
+        return self._split(group_name or f"{self._name}:split:{ranks}", ranks)
+
+    splitGroup = split_group  # noqa: N815 - the name that torch's C++ looks up
+
+    def _split(self, name: str, ranks: list[int]) -> StableGroup:
+        seats, rank = tuple(self.ranks[at] for at in ranks), ranks.index(self.place.rank)
+        return self._groups.adopt(name, seats, rank, len(seats), self._backend)
 
     def abort(self) -> None:
         """End this generation at the script's request: all ranks leave it and the job recovers."""
@@ -347,12 +362,6 @@ class StableGroup(_ProcessGroup):
     def monitored_barrier(self, *_: Any, **__: Any) -> NoReturn:
         """Refuse: not supported."""
         raise _unsupported("monitored_barrier", "use barrier(); a rank that hangs is found anyway")
-
-    def split_group(self, *_: Any, **__: Any) -> NoReturn:
-        """Refuse: not supported."""
-        raise _unsupported("split_group", "use new_group() with the same ranks")
-
-    splitGroup = split_group  # noqa: N815 - the name that torch's C++ looks up
 
     def merge_remote_group(self, *_: Any, **__: Any) -> NoReturn:
         """Refuse: not supported."""

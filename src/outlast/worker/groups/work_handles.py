@@ -60,7 +60,7 @@ class WaitedWork(dist.Work):
 
     def __init__(self, work: dist.Work, ended: Callable[[], None] | None = None) -> None:
         super().__init__()
-        self._work = work
+        self._work: Any = work  # torch's stubs of a release lack what others have
         self._ended = ended
         self._waited = False
         self.waiting = False  # its owner is inside `wait`
@@ -102,6 +102,22 @@ class WaitedWork(dist.Work):
 
     def _source_rank(self) -> int:
         return self._work._source_rank()  # noqa: SLF001 - torch's own name for it
+
+    def _get_op_type(self) -> int:
+        return self._work._get_op_type()  # noqa: SLF001
+
+    def _get_sequence_number(self) -> int:  # of torch 2.14 and newer
+        return self._work._get_sequence_number()  # noqa: SLF001
+
+    def _get_duration(self) -> float:
+        return self._work._get_duration()  # noqa: SLF001
+
+    def get_future_result(self) -> Any:
+        return self._work.get_future_result()
+
+    @property
+    def timeout(self) -> timedelta:
+        return self._work.timeout
 
 
 LOOK_UP = timedelta(seconds=0.25)
