@@ -104,6 +104,11 @@ class NodeLink:
     ) -> None:
         self._reader, self._writer, self._key = reader, writer, key
 
+    @property
+    def address(self) -> str:
+        """Return this host's IPv4 address on the way to the peer."""
+        return str(self._writer.get_extra_info("sockname")[0])
+
     async def receive(self) -> AnyNodeMessage | None:
         """Return the next message, or None at the end of the connection.
 

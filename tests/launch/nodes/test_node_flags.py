@@ -69,6 +69,7 @@ def test_displayed_streams_are_those_of_local_ranks(script: str) -> None:
         (["--node-rank", "2"], "--node-rank 2: this run has the node ranks 0 to 1"),
         (["--rdzv-endpoint", ""], "needs --rdzv-endpoint"),
         (["--rdzv-endpoint", "n1:port"], "--rdzv-endpoint n1:port"),
+        (["--local-addr", "n1"], "--local-addr n1: give an IPv4 address"),
         (["--rdzv-backend", "etcd"], "--rdzv-backend etcd"),
         (["--run-dir", ""], "needs --run-dir"),
         (["--standalone"], "--standalone"),

@@ -15,7 +15,8 @@ import pytest
 from outlast.errors import ConfigError, OutlastError
 from outlast.launch.nodes.node_facts import NodeIdentity
 from outlast.launch.nodes.node_flags import NodeFlags
-from outlast.launch.nodes.node_meeting import NodeMeeting, NodeSeat, RunPlace, join
+from outlast.launch.nodes.node_joining import join
+from outlast.launch.nodes.node_meeting import NodeMeeting, NodeSeat, RunPlace
 from outlast.transport.node_link import (
     NodeAccepted,
     NodeLink,
@@ -63,7 +64,9 @@ class Hall:
     async def join(
         self, host: str, node_rank: int = -1, **facts: str
     ) -> tuple[NodeLink, NodeAccepted]:
-        return await join(self.identity(host, node_rank, **facts), self.folder, 10)
+        return await join(
+            self.identity(host, node_rank, **facts), self.folder, 10, self.notes.append
+        )
 
     async def together(
         self, *joins: Coroutine[Any, Any, tuple[NodeLink, NodeAccepted]]
@@ -119,7 +122,7 @@ async def test_a_node_that_does_not_fit_is_told_why(
     hall = Hall(tmp_path)
     gathering = asyncio.create_task(hall.meeting.gather(10))
     with pytest.raises(ConfigError) as caught:
-        await join(hall.identity(**who), tmp_path, 10)
+        await join(hall.identity(**who), tmp_path, 10, hall.notes.append)
     assert says in str(caught.value) and "nothing was started" in str(caught.value)
     assert any("was refused at the endpoint" in note for note in hall.notes)
     link, _ = await _late(hall, gathering)
@@ -142,7 +145,7 @@ async def test_a_run_directory_of_its_own_is_refused(tmp_path: Path) -> None:
     hall = Hall(tmp_path / "shared")
     gathering = asyncio.create_task(hall.meeting.gather(10))
     with pytest.raises(OutlastError, match="its run directory is not the one"):
-        await join(hall.identity("second"), tmp_path, 10)
+        await join(hall.identity("second"), tmp_path, 10, hall.notes.append)
     gathering.cancel()
     await hall.meeting.refuse_all("over")
 
@@ -195,4 +198,40 @@ async def test_an_endpoint_of_another_program_is_named(tmp_path: Path) -> None:
 async def test_an_endpoint_that_nobody_opens_is_named(tmp_path: Path) -> None:
     hall = Hall(tmp_path)
     with pytest.raises(ConfigError, match=r"gave no answer within 0\.5 s"):
-        await join(hall.identity("second"), tmp_path, 0.5)
+        await join(hall.identity("second"), tmp_path, 0.5, hall.notes.append)
+    assert sum("waiting for the endpoint" in note for note in hall.notes) == 1
+
+
+@in_a_loop
+async def test_a_name_that_never_resolves_is_named(tmp_path: Path) -> None:
+    hall = Hall(tmp_path)
+    hall.endpoint = ("no-such-host.invalid", 29400)
+    hall.meeting = NodeMeeting(
+        hall.identity("first", 0), tmp_path, NodeFlags(nodes=2), hall.notes.append
+    )
+    says = r"'no-such-host.invalid' of the endpoint does not resolve to an IPv4 address .* 0\.5 s"
+    with pytest.raises(ConfigError, match=says):
+        await hall.meeting.gather(0.5)
+    with pytest.raises(ConfigError, match=says):
+        await join(hall.identity("second"), tmp_path, 0.5, hall.notes.append)
+
+
+@in_a_loop
+async def test_nodes_use_the_address_that_they_are_given(tmp_path: Path) -> None:
+    hall = Hall(tmp_path)
+    first = hall.identity("first", 0)._replace(
+        endpoint=("somewhere.invalid", hall.endpoint[1]), local_addr="127.0.0.2"
+    )
+    hall.meeting = NodeMeeting(first, tmp_path, NodeFlags(nodes=2), hall.notes.append)
+    second = hall.identity("second")._replace(
+        endpoint=("127.0.0.2", hall.endpoint[1]), local_addr="127.0.0.3"
+    )
+    joining = asyncio.create_task(join(second, tmp_path, 10, hall.notes.append))
+    hall.meeting.accept(await hall.meeting.gather(10), PLACE, b"nonce")
+    link, _ = await joining
+    assert (hall.meeting.address, link.address) == ("127.0.0.2", "127.0.0.3")
+    await hall.meeting.refuse_all("over")
+    await link.close()
+    lost = first._replace(local_addr="192.0.2.1")
+    with pytest.raises(ConfigError, match="its address is not one of this host"):
+        await NodeMeeting(lost, tmp_path, NodeFlags(nodes=2), hall.notes.append).gather(10)

@@ -18,7 +18,7 @@ from outlast.launch import preflight, run_directory
 from outlast.launch.host.agent import Agent
 from outlast.launch.host.worker_family import become_subreaper
 from outlast.launch.host.worker_pool import WorkerPool
-from outlast.launch.nodes import node_facts, node_meeting
+from outlast.launch.nodes import node_facts, node_joining
 from outlast.launch.run_directory import RunDir
 from outlast.launch.run_display import Console, Display, DisplayRecord
 from outlast.launch.torchrun_arguments import RunPlan
@@ -44,13 +44,22 @@ def serve(plan: RunPlan, show: Callable[[Path], Display]) -> EndRun:
 async def _serve(
     plan: RunPlan, identity: node_facts.NodeIdentity, lock_fd: int, show: Callable[[Path], Display]
 ) -> EndRun:
-    path = Path(plan.run_dir)
-    link, place = await node_meeting.join(identity, path, plan.limits.hello_s)
+    path, clock = Path(plan.run_dir), EventClock()
+    display = show(path)
+
+    def note(text: str) -> None:
+        """Display a note before this node's first event."""
+        display.event(events.Note(t_ns=clock.now_ns(), worker="", seat=-1, text=text))
+
+    try:
+        link, place = await node_joining.join(identity, path, plan.limits.hello_s, note)
+    except BaseException:
+        display.close()
+        raise
     run_dir = run_directory.of_node(path, place.run, place.term, lock_fd)
-    clock = EventClock()
     name = f"agent-{identity.host}-{place.term:06d}"
-    record = DisplayRecord(EventWriter(run_dir.room("events"), name, clock), show(path))
-    node_facts.choose_interface(identity)
+    record = DisplayRecord(EventWriter(run_dir.room("events"), name, clock), display)
+    node_facts.choose_interface(link.address)
     plan = replace(plan, master_addr=place.master_addr, master_port=place.master_port)
     try:
         return await _AgentNode(plan, identity, run_dir, record, clock, link, place).run()

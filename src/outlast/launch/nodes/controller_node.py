@@ -81,13 +81,13 @@ async def gather_nodes(
     identity = node_facts.identify(plan)._replace(node_rank=0)
     lock_fd = run_directory.lock_host(Path(plan.run_dir), socket.gethostname())
     try:
-        address = node_facts.choose_interface(identity)
         meeting = NodeMeeting(identity, run_dir.path, plan.node, note)
         note(
             f"waiting for {plan.node.total} nodes at {identity.endpoint[0]}:{identity.endpoint[1]}"
             f" for at most {plan.limits.hello_s:g} s"
         )
         seats = await meeting.gather(plan.limits.hello_s)
+        node_facts.choose_interface(meeting.address)
     except BaseException:
         run_directory.unlock(lock_fd)
         raise
@@ -95,4 +95,4 @@ async def gather_nodes(
         f"{seat.host} in {seat.hello.domain}" if seat.hello.domain else seat.host for seat in seats
     )
     note(f"all nodes are there: {', '.join(places)}")
-    return ControllerNode(plan, address, identity.key, meeting, seats, lock_fd)
+    return ControllerNode(plan, meeting.address, identity.key, meeting, seats, lock_fd)

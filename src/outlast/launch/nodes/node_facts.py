@@ -8,6 +8,7 @@ import platform
 import secrets
 import socket
 import struct
+import time
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +23,7 @@ from outlast.transport.node_link import NodeHello, users_key
 
 TOKEN_LENGTH_MIN = 16
 NONCE_BYTES = 32
+RESOLVE_S = 0.5
 _SIOCGIFADDR = 0x8915
 # Fields of a plan that may differ between nodes.
 _OWN = ("node", "run_dir", "json", "plain", "streams", "command", "script", "master_addr")
@@ -32,10 +34,11 @@ class NodeIdentity(NamedTuple):
 
     host: str
     node_rank: int  # -1: any
-    endpoint: tuple[str, int]  # IPv4 address and port
+    endpoint: tuple[str, int]  # name or IPv4 address, and port
     key: bytes
     facts: dict[str, str]
     domain: str = ""
+    local_addr: str = ""  # IPv4 address of this host to use; "": that of the route to the endpoint
 
     def hello(self, directory: str) -> NodeHello:
         """Return the first message; `directory`: content of the proof in the run directory."""
@@ -50,31 +53,51 @@ class NodeIdentity(NamedTuple):
 
 
 def identify(plan: RunPlan) -> NodeIdentity:
-    """Return this node's identity. Raises ConfigError for a bad endpoint or token."""
+    """Return this node's identity. Raises ConfigError for a bad token."""
     host = socket.gethostname()
     return NodeIdentity(
         host=host,
         node_rank=plan.node.node_rank,
-        endpoint=resolve(plan.node.endpoint, host),
+        endpoint=_endpoint(plan),
         key=users_key(_token(plan.node.token_file)),
         facts=_facts(plan),
         domain=domain_of(host, plan.node.topology),
+        local_addr=plan.node.local_addr,
     )
 
 
-def resolve(endpoint: str, host: str) -> tuple[str, int]:
-    """Return the IPv4 address and port of HOST:PORT. Raises ConfigError, naming this host."""
-    name, _, port = endpoint.rpartition(":")
+def resolve(endpoint: tuple[str, int], within_s: float) -> str:
+    """Return the endpoint's IPv4 address. A name may appear late: names of pods do.
+
+    Raises ConfigError, naming this host, if the name does not resolve within `within_s`.
+    """
+    deadline_s = time.monotonic() + within_s
+    while True:
+        try:
+            found = socket.getaddrinfo(*endpoint, socket.AF_INET, socket.SOCK_STREAM)
+            return str(found[0][4][0])
+        except OSError as error:
+            if time.monotonic() >= deadline_s:
+                raise unresolved(endpoint, within_s, error) from error
+        time.sleep(RESOLVE_S)  # nothing else runs yet
+
+
+def is_address(name: str) -> bool:
+    """Return whether a name is an IPv4 address, which no resolver is asked for."""
     try:
-        found = socket.getaddrinfo(name, int(port), socket.AF_INET, socket.SOCK_STREAM)
-    except OSError as error:
-        raise ConfigError(
-            f"{host}: the name {name!r} of the endpoint does not resolve to an IPv4 address"
-            f" ({error.strerror}); nothing was started; correct --rdzv-endpoint or this host's"
-            " names"
-        ) from error
-    address, number = found[0][4][:2]
-    return str(address), int(number)
+        socket.inet_aton(name)
+    except OSError:
+        return False
+    return True
+
+
+def unresolved(endpoint: tuple[str, int], within_s: float, error: OSError) -> ConfigError:
+    """Return the error for an endpoint whose name has not resolved."""
+    return ConfigError(
+        f"{socket.gethostname()}: the name {endpoint[0]!r} of the endpoint does not resolve to an"
+        f" IPv4 address ({error.strerror}), tried for {within_s:g} s; nothing was started; correct"
+        " --rdzv-endpoint or this host's names, or wait longer with --limit hello_s=SECONDS"
+    )
 
 
 def holds_controller(plan: RunPlan) -> bool:
@@ -82,7 +105,9 @@ def holds_controller(plan: RunPlan) -> bool:
     the endpoint's address is its own. Raises ConfigError as `resolve` does."""
     if plan.node.node_rank >= 0:
         return plan.node.node_rank == 0
-    address, _ = resolve(plan.node.endpoint, socket.gethostname())
+    address = resolve(_endpoint(plan), plan.limits.hello_s)
+    if plan.node.local_addr:
+        return address == plan.node.local_addr
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         try:
             probe.bind((address, 0))
@@ -91,17 +116,9 @@ def holds_controller(plan: RunPlan) -> bool:
     return True
 
 
-def route_address(endpoint: tuple[str, int]) -> str:
-    """Return this host's address on the route to the endpoint. Raises ConfigError without one."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(endpoint)
-        except OSError as error:
-            raise ConfigError(
-                f"{socket.gethostname()} has no route to the endpoint {endpoint[0]}"
-                f" ({error.strerror}); nothing was started"
-            ) from error
-        return str(probe.getsockname()[0])
+def _endpoint(plan: RunPlan) -> tuple[str, int]:
+    name, _, port = plan.node.endpoint.rpartition(":")
+    return name, int(port)
 
 
 def interface_of(address: str) -> str:
@@ -121,13 +138,11 @@ def interface_of(address: str) -> str:
     )
 
 
-def choose_interface(identity: NodeIdentity) -> str:
-    """Make gloo listen on the route to the endpoint, unless GLOO_SOCKET_IFNAME is set; return this
-    host's address there. Raises ConfigError without one."""
-    address = route_address(identity.endpoint)
+def choose_interface(address: str) -> None:
+    """Make gloo listen on the interface that has this address, unless GLOO_SOCKET_IFNAME is set.
+    Raises ConfigError without one."""
     if not config.gloo_interface():
         config.add_to_environment({"GLOO_SOCKET_IFNAME": interface_of(address)})
-    return address
 
 
 def _token(file: str) -> str:

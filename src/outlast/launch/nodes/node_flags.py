@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from argparse import Namespace
 from collections.abc import Callable
+from ipaddress import IPv4Address
 
 import msgspec
 
@@ -38,6 +39,7 @@ class NodeFlags(msgspec.Struct, frozen=True, kw_only=True):
     node_rank: int = ANY_RANK
     token_file: str = ""
     topology: str = ""  # file of failure domains
+    local_addr: str = ""  # IPv4 address of this host to use; "": that of the route to the endpoint
 
     @property
     def total(self) -> int:
@@ -92,6 +94,7 @@ def read(given: Namespace, token_file: str) -> NodeFlags:
         node_rank=given.node_rank,
         token_file=given.token_file or token_file,
         topology=given.topology,
+        local_addr=_local_addr(given.local_addr or ""),
     )
 
 
@@ -100,6 +103,16 @@ def _static_endpoint(given: Namespace) -> str:
     if given.master_addr == _MASTER_ADDR:
         return ""
     return f"{given.master_addr}:{given.master_port or _MASTER_PORT}"
+
+
+def _local_addr(text: str) -> str:
+    try:
+        return str(IPv4Address(text)) if text else ""
+    except ValueError as error:
+        raise UsageError(
+            f"--local-addr {text}: give an IPv4 address of this host, at which the other nodes"
+            " reach it"
+        ) from error
 
 
 def _endpoint(text: str) -> str:

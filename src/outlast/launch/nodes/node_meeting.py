@@ -8,7 +8,7 @@ at the end of the run they carry its outcome, and requests to stop.
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import errno
 import secrets
 import socket
 from collections.abc import Callable
@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from outlast.atomic_files import replace_file
-from outlast.errors import ConfigError, RunDirError, WireError
+from outlast.errors import ConfigError, WireError
 from outlast.launch.nodes.failure_domains import DOMAIN, order_nodes
-from outlast.launch.nodes.node_facts import NodeIdentity
+from outlast.launch.nodes.node_facts import NodeIdentity, is_address, unresolved
 from outlast.launch.nodes.node_flags import NodeFlags
 from outlast.transport.node_link import (
     AnyNodeMessage,
@@ -31,6 +31,7 @@ from outlast.transport.node_link import (
     RunOutcome,
 )
 
+BACKLOG = 1024
 STRANGERS_MAX = 64  # connections without a Hello
 HELLO_S = 10.0
 RETRY_S = 0.2
@@ -75,7 +76,9 @@ class NodeMeeting:
         self._is_over = False
         self._refused: dict[str, str] = {}
         self._full = asyncio.Event()
-        self._server: asyncio.Server
+        self._server: asyncio.Server | None = None
+        self._unopened: OSError | None = None  # why the endpoint is not open yet
+        self.address = ""  # this host's, at the endpoint
         self._tasks: set[asyncio.Task[None]] = set()
         self.on_stop: Callable[[str], None] = lambda _reason: None
 
@@ -84,28 +87,69 @@ class NodeMeeting:
 
         Raises ConfigError if the endpoint cannot be opened, or nodes are missing after `timeout_s`.
         """
-        host, port = self._identity.endpoint
-        try:
-            replace_file(self._run_dir / PROOF, self._proof.encode())
-            self._server = await asyncio.start_server(self._serve, host, port, backlog=1024)
-        except OSError as error:
-            raise ConfigError(
-                f"the endpoint {host}:{port} cannot be opened ({error.strerror}): another run or"
-                " program has it; nothing was started; choose another port"
-            ) from error
-        own = self._identity.hello(self._proof)
-        self._seats[own.host] = NodeSeat(own.host, None, own)
-        self._check_full()
         try:
             async with asyncio.timeout(timeout_s):
+                self._server = await self._open(timeout_s)
+                own = self._identity.hello(self._proof)
+                self._seats[own.host] = NodeSeat(own.host, None, own)
+                self._check_full()
                 await self._full.wait()
         except TimeoutError:
+            if not self._seats:
+                raise self._error(self._unopened, timeout_s) from None
             missing = self._missing(timeout_s)
             await self.refuse_all(f"only {len(self._seats)} of {self._nodes} nodes came in time")
             raise ConfigError(missing) from None
         finally:
-            self._server.close()
+            if self._server:
+                self._server.close()
         return self._ordered()
+
+    async def _open(self, timeout_s: float) -> asyncio.Server:
+        """Open the endpoint. Its name may appear late, or still have the address of an earlier
+        host: it is resolved anew until it leads here. Raises ConfigError for another failure."""
+        host, port = self._identity.endpoint
+        own = self._identity.local_addr or host
+        try:
+            replace_file(self._run_dir / PROOF, self._proof.encode())
+        except OSError as error:
+            raise self._error(error, timeout_s) from error
+        while True:
+            try:
+                server = await asyncio.start_server(
+                    self._serve,
+                    self._identity.local_addr or host,
+                    port,
+                    family=socket.AF_INET,
+                    backlog=BACKLOG,
+                )
+            except OSError as error:
+                late = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+                if not late or is_address(own):
+                    raise self._error(error, timeout_s) from error
+                if self._unopened is None:
+                    self._note(f"the endpoint's name {own!r} does not lead here yet: {error}")
+                self._unopened = error
+                await asyncio.sleep(RETRY_S)
+            else:
+                self.address = str(server.sockets[0].getsockname()[0])
+                return server
+
+    def _error(self, error: OSError | None, timeout_s: float) -> ConfigError:
+        """Return the error for an endpoint that cannot be opened."""
+        host, port = self._identity.endpoint
+        if isinstance(error, socket.gaierror):
+            return unresolved(self._identity.endpoint, timeout_s, error)
+        reason = error.strerror if error else "no answer of the resolver"
+        why = (
+            "its address is not one of this host"
+            if error and error.errno == errno.EADDRNOTAVAIL
+            else "another run or program has it"
+        )
+        return ConfigError(
+            f"the endpoint {host}:{port} cannot be opened ({reason}): {why}; nothing was started;"
+            " choose another port, or correct --rdzv-endpoint"
+        )
 
     def accept(self, seats: list[NodeSeat], place: RunPlace, run_nonce: bytes) -> None:
         """Let all nodes begin."""
@@ -242,79 +286,3 @@ class NodeMeeting:
     def _check_full(self) -> None:
         if len(self._seats) == self._nodes:
             self._full.set()
-
-
-async def join(
-    identity: NodeIdentity, run_dir: Path, timeout_s: float
-) -> tuple[NodeLink, NodeAccepted]:
-    """Take part in the meeting; return the connection and this node's place in the run.
-
-    Raises ConfigError or RunDirError that names what is wrong on this node; nothing was started.
-    """
-    host, port = identity.endpoint
-    deadline_s = asyncio.get_running_loop().time() + timeout_s
-    try:
-        async with asyncio.timeout_at(deadline_s):
-            link = await _connect(identity)
-            hello = identity.hello(_read_proof(run_dir))
-            answer = await _ask(link, hello)
-    except TimeoutError:
-        raise ConfigError(
-            f"{identity.host}: the endpoint {host}:{port} gave no answer within {timeout_s:g} s:"
-            " the controller's node is not there, or waits for other nodes; nothing was started"
-        ) from None
-    except ForeignTokenError:
-        raise ConfigError(
-            f"{identity.host}: the token is not that of the controller's node at {host}:{port};"
-            " nothing was started; give the same token to all nodes"
-        ) from None
-    except WireError as error:
-        raise ConfigError(
-            f"{identity.host}: the endpoint {host}:{port} is another program's ({error}); nothing"
-            " was started; choose another port"
-        ) from None
-    if isinstance(answer, NodeAccepted) and answer.hello_nonce == hello.nonce:
-        return link, answer
-    await link.close()
-    if isinstance(answer, NodeRefused):
-        kind = RunDirError if "run directory" in answer.reason else ConfigError
-        raise kind(
-            f"{identity.host} was refused by the run at {host}:{port}: {answer.reason}; nothing"
-            " was started on this node"
-        )
-    raise ConfigError(
-        f"{identity.host}: the endpoint {host}:{port} closed the connection: it is another"
-        " program's, or the run has all its nodes, or has ended; nothing was started"
-    )
-
-
-async def _ask(link: NodeLink, hello: NodeHello) -> AnyNodeMessage | None:
-    """Return the answer to a Hello; close the connection if there is none."""
-    link.send(hello)
-    try:
-        return await link.receive()
-    except BaseException:
-        await link.close()
-        raise
-
-
-async def _connect(identity: NodeIdentity) -> NodeLink:
-    """Connect to the endpoint, which may open later."""
-    host, port = identity.endpoint
-    while True:
-        try:
-            reader, writer = await asyncio.open_connection(host, port)
-        except OSError:
-            await asyncio.sleep(RETRY_S)
-            continue
-        sock = writer.get_extra_info("socket")
-        with contextlib.suppress(OSError):
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        return NodeLink(reader, writer, identity.key)
-
-
-def _read_proof(run_dir: Path) -> str:
-    try:
-        return (run_dir / PROOF).read_text(errors="replace")[:64]
-    except OSError:
-        return ""

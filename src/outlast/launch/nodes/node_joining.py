@@ -1,0 +1,116 @@
+"""Way of a node into a run: it connects to the endpoint, and asks the meeting for its place."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from outlast.errors import ConfigError, RunDirError, WireError
+from outlast.launch.nodes.node_facts import NodeIdentity, unresolved
+from outlast.launch.nodes.node_meeting import PROOF, RETRY_S
+from outlast.transport.node_link import (
+    AnyNodeMessage,
+    ForeignTokenError,
+    NodeAccepted,
+    NodeHello,
+    NodeLink,
+    NodeRefused,
+)
+
+CONNECT_S = 5.0  # of one attempt: an address without a host gives no answer
+
+
+async def join(
+    identity: NodeIdentity, run_dir: Path, timeout_s: float, note: Callable[[str], None]
+) -> tuple[NodeLink, NodeAccepted]:
+    """Take part in the meeting; return the connection and this node's place in the run.
+
+    Raises ConfigError or RunDirError that names what is wrong on this node; nothing was started.
+    """
+    host, port = identity.endpoint
+    attempts = _Attempts(identity, note)
+    try:
+        async with asyncio.timeout(timeout_s):
+            link = await attempts.connect()
+            hello = identity.hello(_read_proof(run_dir))
+            answer = await _ask(link, hello)
+    except TimeoutError:
+        if isinstance(attempts.error, socket.gaierror):
+            raise unresolved(identity.endpoint, timeout_s, attempts.error) from None
+        raise ConfigError(
+            f"{identity.host}: the endpoint {host}:{port} gave no answer within {timeout_s:g} s:"
+            " the controller's node is not there, or waits for other nodes; nothing was started"
+        ) from None
+    except ForeignTokenError:
+        raise ConfigError(
+            f"{identity.host}: the token is not that of the controller's node at {host}:{port};"
+            " nothing was started; give the same token to all nodes"
+        ) from None
+    except WireError as error:
+        raise ConfigError(
+            f"{identity.host}: the endpoint {host}:{port} is another program's ({error}); nothing"
+            " was started; choose another port"
+        ) from None
+    if isinstance(answer, NodeAccepted) and answer.hello_nonce == hello.nonce:
+        return link, answer
+    await link.close()
+    if isinstance(answer, NodeRefused):
+        kind = RunDirError if "run directory" in answer.reason else ConfigError
+        raise kind(
+            f"{identity.host} was refused by the run at {host}:{port}: {answer.reason}; nothing"
+            " was started on this node"
+        )
+    raise ConfigError(
+        f"{identity.host}: the endpoint {host}:{port} closed the connection: it is another"
+        " program's, or the run has all its nodes, or has ended; nothing was started"
+    )
+
+
+async def _ask(link: NodeLink, hello: NodeHello) -> AnyNodeMessage | None:
+    """Return the answer to a Hello; close the connection if there is none."""
+    link.send(hello)
+    try:
+        return await link.receive()
+    except BaseException:
+        await link.close()
+        raise
+
+
+class _Attempts:
+    """Attempts to connect to the endpoint, which may open later, as its name may appear later, or
+    change its address: it is resolved anew each time."""
+
+    def __init__(self, identity: NodeIdentity, note: Callable[[str], None]) -> None:
+        self._identity, self._note = identity, note
+        self.error: OSError | None = None  # of the last attempt
+
+    async def connect(self) -> NodeLink:
+        host, port = self._identity.endpoint
+        own = (self._identity.local_addr, 0) if self._identity.local_addr else None
+        while True:
+            try:
+                async with asyncio.timeout(CONNECT_S):
+                    reader, writer = await asyncio.open_connection(
+                        host, port, family=socket.AF_INET, local_addr=own
+                    )
+            except OSError as error:
+                if self.error is None:
+                    reason = str(error) or f"no answer within {CONNECT_S:g} s"
+                    self._note(f"waiting for the endpoint {host}:{port}: {reason}")
+                self.error = error
+                await asyncio.sleep(RETRY_S)
+                continue
+            sock = writer.get_extra_info("socket")
+            with contextlib.suppress(OSError):
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            return NodeLink(reader, writer, self._identity.key)
+
+
+def _read_proof(run_dir: Path) -> str:
+    try:
+        return (run_dir / PROOF).read_text(errors="replace")[:64]
+    except OSError:
+        return ""
