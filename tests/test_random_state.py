@@ -58,3 +58,65 @@ def test_a_made_generator_continues(kind: Any) -> None:
 def test_a_generator_without_state_is_refused() -> None:
     with pytest.raises(UsageError, match=r"'dice' is a random\.SystemRandom"):
         random_state.states({"dice": random.SystemRandom()})
+
+
+def fresh() -> dict[str, Any]:
+    """Read the process's generators by their own functions."""
+    return {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(legacy=False),
+        "torch": torch.get_rng_state(),
+    }
+
+
+# Second normal numbers are kept beside the words of a generator, which then do not change.
+DRAWS: list[Any] = [
+    random.random,
+    lambda: random.gauss(0, 1),
+    lambda: random.seed(3),
+    lambda: random.shuffle([1, 2, 3]),
+    np.random.random,
+    np.random.standard_normal,
+    lambda: np.random.randn(1),
+    lambda: np.random.seed(4),
+    lambda: torch.rand(1),
+    lambda: torch.randn(1),
+    lambda: torch.randn(17),
+    lambda: torch.manual_seed(5),
+    lambda: None,
+]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_states_that_are_kept_are_those_of_the_generators(seed: int) -> None:
+    """Draws, seeds and restored states in random order: the kept state is never another."""
+    dice = random.Random(seed)
+    saved = [fresh()]
+    with random_state.preserved():
+        for _ in range(150):
+            if dice.random() < 0.2:
+                saved.append(fresh())
+            if dice.random() < 0.3:
+                name = dice.choice(["python", "numpy", "torch"])
+                random_state.restore({name: dice.choice(saved)[name]})
+            else:
+                dice.choice(DRAWS)()
+            assert random_state.same(random_state.snapshot(), fresh())
+
+
+def test_an_unmoved_generator_is_not_read_again() -> None:
+    first, second = random_state.snapshot(), random_state.snapshot()
+    assert all(first[name] is second[name] for name in first)
+
+
+@pytest.mark.skipif(not hasattr(np.random, "set_bit_generator"), reason="NumPy 1.24 has it")
+def test_other_bits_of_numpy_are_read_each_time() -> None:
+    own = np.random.get_bit_generator()
+    try:
+        for bits in BITS:
+            np.random.set_bit_generator(bits(3))
+            for _ in range(3):
+                np.random.standard_normal()
+                assert random_state.same(random_state.snapshot(), fresh())
+    finally:
+        np.random.set_bit_generator(own)

@@ -291,3 +291,15 @@ GOLDEN = (
     "000000004e2b66000000000000044062010000000000000078730200000000000000c3a965010000"
     "00000000006903000000000000000000c03f374983a4e9fc4f7e87df68c31e8ae9e4"
 )
+
+
+def test_a_node_that_is_written_already_gives_the_same_bytes() -> None:
+    value = {"a": [1, "x"], "t": torch.arange(5.0), "n": np.arange(3), "e": torch.empty(0)}
+    plain = {"first": torch.ones(2), "inner": value, "last": torch.zeros(1)}
+    placed = plain | {"inner": codec.encode_node(value)}
+    assert codec.encode(placed) == codec.encode(plain)
+    schema, tensors = codec.flatten(placed)
+    assert schema == codec.flatten(plain)[0]
+    assert [codec.raw(each).tobytes() for each in tensors] == [
+        codec.raw(each).tobytes() for each in codec.flatten(plain)[1]
+    ]

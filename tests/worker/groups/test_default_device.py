@@ -149,6 +149,6 @@ def test_a_spare_takes_over_the_generator_of_another_device(
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     captured = protected_state.capture({})
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
-    protected_state.restore(captured, {})
+    protected_state.restore(codec.decode(codec.encode(captured)), {})
     assert torch.equal(devices[1], devices[0])
     assert not torch.equal(devices[1], untouched)

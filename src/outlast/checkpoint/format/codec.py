@@ -31,6 +31,7 @@ from outlast.checkpoint.format.value_encoder import (
     FLOAT,
     INT,
     SIZE,
+    Encoded,
     TensorSpec,
     seal,
     unseal,
@@ -203,7 +204,17 @@ _READERS: dict[bytes, Callable[[NodeReader], Any]] = {
 }
 
 
-__all__ = ["TensorSpec", "decode", "encode", "flatten", "layout", "raw", "unflatten"]
+__all__ = [
+    "Encoded",
+    "TensorSpec",
+    "decode",
+    "encode",
+    "encode_node",
+    "flatten",
+    "layout",
+    "raw",
+    "unflatten",
+]
 
 
 def flatten(value: Any) -> tuple[bytes, list[torch.Tensor]]:
@@ -213,7 +224,15 @@ def flatten(value: Any) -> tuple[bytes, list[torch.Tensor]]:
     """
     writer = value_encoder.NodeWriter()
     writer.value(value)
-    return seal(b"".join(writer.parts)), writer.tensors
+    groups = (each.tensors if isinstance(each, Encoded) else (each,) for each in writer.tensors)
+    return seal(b"".join(writer.parts)), [tensor for group in groups for tensor in group]
+
+
+def encode_node(value: Any) -> Encoded:
+    """Return `value` as a node that takes its place in other values: a value that stays the same is
+    encoded once. Raises CodecError as `flatten` does."""
+    schema, tensors = flatten(value)
+    return Encoded(unseal(schema).tobytes(), tuple(tensors), b"".join(map(raw, tensors)))
 
 
 def unflatten(schema: bytes | memoryview, tensors: Iterable[torch.Tensor]) -> Any:
@@ -269,8 +288,11 @@ def raw(tensor: torch.Tensor) -> memoryview:
 
 def encode(value: Any) -> bytes:
     """Return `value` as one blob. Raises CodecError as `flatten` does."""
-    schema, tensors = flatten(value)
-    body = b"".join((BLOB_MAGIC, SIZE.pack(len(schema)), schema, *map(raw, tensors)))
+    writer = value_encoder.NodeWriter()
+    writer.value(value)
+    schema = seal(b"".join(writer.parts))
+    raws = (each.raw if isinstance(each, Encoded) else raw(each) for each in writer.tensors)
+    body = b"".join((BLOB_MAGIC, SIZE.pack(len(schema)), schema, *raws))
     return body + xxhash.xxh3_128_digest(body)
 
 

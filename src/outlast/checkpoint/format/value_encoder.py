@@ -111,12 +111,20 @@ class _Refused(Exception):  # noqa: N818 - collects the path on its way up, neve
         self.path: list[str] = []
 
 
+class Encoded(NamedTuple):
+    """Node that is written already, to be placed in other values. `raw`: the bytes of `tensors`."""
+
+    body: bytes
+    tensors: tuple[torch.Tensor, ...]
+    raw: bytes
+
+
 class NodeWriter:
     """Writer of one value: `parts` is the body so far, `tensors` its tensors."""
 
     def __init__(self) -> None:
         self.parts: list[bytes] = []
-        self.tensors: list[torch.Tensor] = []
+        self.tensors: list[torch.Tensor | Encoded] = []
         self.inside: set[int] = set()  # ids of the containers that we are in
 
     def value(self, value: Any) -> None:
@@ -309,6 +317,11 @@ def _tensor_head(dtype: torch.dtype, device: str, shape: tuple[int, ...]) -> byt
     return b"T" + _text(name) + _text(device) + _numbers("q", shape)
 
 
+def _encoded(writer: NodeWriter, value: Encoded) -> None:
+    writer.parts.append(value.body)
+    writer.tensors += (value,) if value.tensors else ()
+
+
 def _size(writer: NodeWriter, value: torch.Size) -> None:
     writer.parts.append(b"S" + _numbers("q", value))
 
@@ -370,6 +383,7 @@ _WRITERS: dict[type, Callable[[NodeWriter, Any], None]] = {
     np.ndarray: _ndarray,
     PosixPath: _path,
     PurePosixPath: _path,
+    Encoded: _encoded,
 }
 
 

@@ -45,13 +45,17 @@ from outlast.worker.state.rank_local_state import RankLocalState
 from outlast.worker.state.sharded_modules import FSDPIterations, refuse_unsupported
 from outlast.worker.state.tensor_digests import are_same, local_shards, must_match
 
+_captured: dict[str, tuple[Any, codec.Encoded]] = {}  # by generator: its state, and that encoded
+
 
 def capture(named: Mapping[str, Generator]) -> dict[str, Any]:
-    """Return the state of all generators, as plain data that `codec` can encode."""
-    state = random_state.of_process()
-    if named:
-        state["named"] = random_state.states(named)
-    return state
+    """Return the state of all generators, for `codec` to encode."""
+    states = random_state.of_process()
+    for name, state in states.items():
+        if name not in _captured or _captured[name][0] is not state:
+            _captured[name] = state, codec.encode_node(state)
+    captured: dict[str, Any] = {name: _captured[name][1] for name in states}
+    return captured | {"named": random_state.states(named)} if named else captured
 
 
 def restore(state: Mapping[str, Any], named: Mapping[str, Generator]) -> None:
@@ -160,11 +164,8 @@ class ProtectedState:
     @property
     def scalers(self) -> list[torch.amp.GradScaler]:
         """Return the enabled gradient scalers, which may skip an optimizer's step."""
-        return [
-            o
-            for o in self.schedules.values()
-            if isinstance(o, torch.amp.GradScaler) and o.is_enabled()
-        ]
+        scalers = (o for o in self.schedules.values() if isinstance(o, torch.amp.GradScaler))
+        return [scaler for scaler in scalers if scaler.is_enabled()]
 
     def check_unchanged(self) -> None:
         """Raise ProtectError if a module or an optimizer was changed after `protect`."""
@@ -329,10 +330,9 @@ class ProtectedState:
 
     def content(self) -> ScriptState:
         """Return the state for a checkpoint, under names that do not depend on the wrapping."""
-        modules = self.modules
-        if self.pipeline:
-            modules = self.pipeline.by_stages(modules, self.optimizers)
-        return ScriptState({**modules, **self.optimizers, **self.objects})
+        modules, optimizers = self.modules, self.optimizers
+        modules = self.pipeline.by_stages(modules, optimizers) if self.pipeline else modules
+        return ScriptState({**modules, **optimizers, **self.objects})
 
     def replicated(self) -> dict[str, Any]:
         """Return the state that a joiner needs from a donor: shards by reference, no copies."""
