@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 SEEDS  ?= 20000
+TAKEOVERS ?= 100000
 RUNS   ?= 30
 KILLS  ?= 200
 TIMES  ?= 10
@@ -51,6 +52,7 @@ help:
 	@echo "make format  put the code into its format"
 	@echo "make bench   recovery, overhead, checkpoints, copies, planning  (BENCH='--repeats 3')"
 	@echo "make soak    random fault schedules                   (SEEDS=$(SEEDS) simulated, RUNS=$(RUNS) real)"
+	@echo "             and takeovers of the controller          (TAKEOVERS=$(TAKEOVERS) simulated)"
 	@echo "             and SIGKILLs while saving                (KILLS=$(KILLS))"
 	@echo "make judge   ckpt-chaos, an outside judge of saves that are killed; asks PyPI for it"
 	@echo "make clean   remove the environment, caches and runs"
@@ -137,6 +139,7 @@ bench: $(READY)
 soak: $(READY)
 	$(BIN)/python -m pytest -m long
 	$(BIN)/python -m outlast.testing.soak --seeds $(SEEDS)
+	$(BIN)/python -m outlast.testing.soak --takeovers --seeds $(TAKEOVERS)
 	$(BIN)/python tests/soak/save_kills.py --kills $(KILLS)
 	$(BIN)/python tests/soak/fault_schedules.py --runs $(RUNS)
 

@@ -9,7 +9,14 @@ import pytest
 from tests.controller.controller_driver import ControllerDriver, S
 
 from outlast import events
-from outlast.controller.inputs import AgentLost, Opened, Received, SharedValueStored
+from outlast.controller.inputs import (
+    AgentLost,
+    DecisionMade,
+    Opened,
+    Received,
+    SharedValueStored,
+)
+from outlast.controller.member_tables import NodePlacement
 from outlast.controller.state_machine import handle
 from outlast.transport import messages
 
@@ -199,6 +206,104 @@ def test_a_later_term_waits_for_an_agent_that_may_still_live() -> None:
     later.say("", messages.Renew(), agent="b")
     later.tick(6)
     assert later.state.mode == "gathering"
+
+
+def unsent(desk: ControllerDriver, *seats: str, agent: str) -> DecisionMade:
+    """Return a decision that the old owner has appended and, deposed meanwhile, not sent."""
+    old = desk.decision()
+    return DecisionMade(
+        generation=old.generation + 1, n=0, step=0, verdict="redo", seats=seats,
+        agents=(agent,) * len(seats),
+    )  # fmt: skip
+
+
+def test_a_decision_that_was_never_sent_lets_nobody_forget_the_agents_of_the_open_generation() -> (
+    None
+):
+    desk = running()
+    later = ControllerDriver(world=2, spares=1, term=2, lease_s=10)
+    later.begin(journal=(*desk.journal(), unsent(desk, "w1-8", "w1-9", agent="b")))
+    later.agent("w1-8", "w1-9", agent="b")
+    later.hello("w1-8")
+    assert later.state.mode == "awaiting"  # workers of agent a may commit in generation 1
+    later.agent("w1-0", "w1-1")
+    assert {"w1-0", "w1-1"} <= later.killed() and later.state.mode == "awaiting"
+    later.lose("w1-0")
+    assert later.state.mode == "awaiting"
+    later.lose("w1-1")
+    assert later.state.mode == "closing"
+
+
+def test_a_later_term_waits_for_strays_beyond_the_lease() -> None:
+    desk = running()
+    later = later_term(desk, "w1-0", "w0-7")
+    later.agent("w1-0", "w0-7")
+    assert "w0-7" in later.killed()
+    later.tick(6)
+    later.say("", messages.Renew())
+    later.tick(5)
+    assert later.state.mode == "awaiting"
+    later.lose("w0-7")
+    assert later.state.mode == "closing"
+
+
+def test_a_spare_of_an_earlier_term_takes_the_seat_of_a_rank_lost_with_its_controller() -> None:
+    desk = running()
+    later = ControllerDriver(world=2, spares=1, term=2, lease_s=10).begin(journal=desk.journal())
+    hello = messages.AgentHello(
+        host="h", address="", capacity=9, lease_s=10, workers=("w1-0", "w1-2"), unseated=("w1-2",)
+    )
+    later.say("", hello)
+    later.lose("w1-1", 5, slots=SLOTS)
+    for worker in ("w1-0", "w1-2"):
+        later.hello(worker)
+    later.status("w1-0", 5, "running")
+    assert later.seats() == ("w1-0", "w1-2") and not later.killed()
+
+
+def test_a_later_term_compares_newcomers_with_the_survivors() -> None:
+    desk = running()
+    later = ControllerDriver(world=2, spares=2, term=2, lease_s=10).begin(journal=desk.journal())
+    alive = ("w1-0", "w1-2")
+    later.say(
+        "", messages.AgentHello(
+            host="h", address="", capacity=9, lease_s=10, workers=alive, unseated=("w1-2",)
+        ),
+    )  # fmt: skip
+    later.hello("w1-2", torch="2.12")  # greets before the survivor
+    later.hello("w1-0", torch="2.13")
+    assert later.killed() == {"w1-2"}
+
+
+def test_a_start_after_a_takeover_does_not_wait_for_a_node_that_is_gone() -> None:
+    placement = NodePlacement(agents=("a", "b", "c"), ranks_per_node=1)
+    desk = running()
+    later = ControllerDriver(world=2, spares=1, term=2, lease_s=10)
+    later.state.placement = placement
+    later.begin(journal=desk.journal())
+    for agent in ("b", "c"):
+        later.agent(agent=agent, capacity=1)
+    later.tick(6)
+    for agent in ("b", "c"):
+        later.say("", messages.Renew(), agent=agent)
+    later.tick(5)
+    assert len(later.sent(messages.Spawn, history=True)) == 2
+
+
+def test_a_spawn_that_crosses_a_hello_is_no_lost_worker() -> None:
+    desk = running(lease_s=10)
+    desk.agent("w1-0", "w1-1")  # sent before the spare was there
+    desk.say("", messages.Spawned(worker="w1-2", pid=7))
+    desk.tick(5)
+    desk.say("", messages.Renew())
+    desk.tick(6)
+    assert not desk.emitted(events.WorkerLost, history=True)
+
+
+def test_an_agent_that_came_back_without_a_worker_kills_it_if_its_spawn_arrives_late() -> None:
+    desk = running()
+    desk.agent(incarnation=2, seq=1)
+    assert "w1-2" in desk.killed()
 
 
 # --- the shape of handle --------------------------------------------------------------------

@@ -135,7 +135,9 @@ class ControllerState(parts.StatePart, kw_only=True):
             "a fault belongs to no incident": not self.incident.faults or self.incident.number > 0,
             "a finding that is over is noted": set(self.findings.unmoved)
             <= self.findings.warned.keys(),
-            "a restart is not counted": self.saves.searches == 0 or self.budgets.restarts > 0,
+            "a restart is not counted": (
+                self.saves.searches == 0 or self.budgets.restarts > 0 or self.term.number > 1
+            ),
             "time runs backwards": self.clock.since_ns <= self.clock.now_ns,
         }
         broken += [text for text, holds in checks.items() if not holds]

@@ -160,7 +160,7 @@ def _mode_deadline(turn: ControllerTurn) -> int | None:
         return state.clock.since_ns + _ns(limits.stop_s) if alive else None
     if state.mode == "gathering" and "" in state.members.seats:
         return state.clock.since_ns + _ns(node_placement.room_limit_s(state))
-    if state.mode == "awaiting":
+    if state.mode == "awaiting" and not run_start.has_strays(state):
         return state.clock.since_ns + _ns(limits.lease_s)
     if state.mode == "verifying":
         return state.clock.since_ns + _ns(limits.join_s)
@@ -183,7 +183,7 @@ def wake(turn: ControllerTurn) -> None:
         due_ns = earliest(turn)
     else:
         due_ns = min([clock.wake_ns, *_of_records(turn, touched), *_of_parts(turn)])
-        if state.mode == "gathering":
+        if state.mode in ("gathering", "awaiting"):
             due_ns = min(due_ns, _mode_deadline(turn) or NEVER_NS)
     is_news = due_ns != clock.wake_ns or clock.wake_ns <= turn.now_ns
     clock.wake_at(max(due_ns, turn.now_ns + 1) if is_news else clock.wake_ns, regime)

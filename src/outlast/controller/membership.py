@@ -115,6 +115,8 @@ def on_spawned(turn: ControllerTurn, agent: AgentRecord, body: messages.Spawned)
     """Record that an agent has started a worker."""
     if (worker := turn.state.members.workers.get(body.worker)) is None:
         return
+    if worker.missing_ns:  # a Hello from before its start came later than its Spawn
+        turn.change(worker.name, missing_ns=0)
     name, seat, pid, host = worker.name, worker.seat, body.pid, agent.host
     turn.emit(events.WorkerSpawned(t_ns=turn.now_ns, worker=name, seat=seat, pid=pid, host=host))
 
@@ -128,6 +130,11 @@ def on_hello(turn: ControllerTurn, worker: WorkerRecord, body: messages.WorkerHe
     if known is not None and not known.fingerprint.keys() < body.fingerprint.keys():
         return
     worker = turn.change(worker.name, hello=body)
+    if members.fingerprint is None and worker.member:  # a survivor of an earlier term
+        members.settle_fingerprint(body.fingerprint)
+        for name in tuple(members.unseated):
+            if members.workers[name].hello is not None:
+                refuse_other_bits(turn, members.workers[name])
     ranks = turn.state.placement.ranks_per_node
     if turn.state.placement.agents and 0 < body.devices < ranks:
         detail = (
@@ -173,7 +180,7 @@ def refuse_other_bits(turn: ControllerTurn, worker: WorkerRecord) -> None:
     if not difference:
         return
     text = f"{worker.name} computes differently ({difference}); another one replaces it"
-    turn.note(text, worker=worker.name, seat=worker.seat)
+    turn.note(text, worker.name, worker.seat)
     incident_response.give_up(turn, worker, turn.blame(worker, "mismatch", text), "report")
 
 
@@ -204,33 +211,36 @@ def on_offered(
             turn.change(worker.name, missing_ns=0)
         elif reborn:
             detail = f"the agent of {body.host} reconnected without {worker.name}"
+            # Its Spawn may have met the new incarnation: a stalled controller sends late.
+            turn.tell(envelope.agent, messages.Kill(worker=worker.name, reason=detail))
             on_worker_lost_with_agent(turn, worker, detail)
         elif not worker.missing_ns:
             turn.change(worker.name, missing_ns=turn.now_ns)
     for name in body.workers:
         if name not in members.workers:
-            _meet(turn, envelope.agent, name)
+            _meet(turn, envelope.agent, name, is_spare=name in body.unseated)
     return members.crew(envelope.agent)
 
 
-def _meet(turn: ControllerTurn, agent: str, name: str) -> None:
-    """Handle a worker of an earlier term: it has a seat of the old generation, or is fenced."""
+def _meet(turn: ControllerTurn, agent: str, name: str, *, is_spare: bool) -> None:
+    """Handle a worker of an earlier term: it has a seat of the old generation, was never given
+    one, or is fenced."""
     state = turn.state
     members = state.members
-    if state.mode == "awaiting" and name in members.seats:
-        members.add(
-            WorkerRecord(
-                name=name,
-                agent=agent,
-                since_ns=turn.now_ns,
-                seat=members.seats.index(name),
-                member=state.generation,
-                whole=True,  # its answer to Close says so where it is not
-            )
+    is_member = state.mode == "awaiting" and name in members.seats
+    worker = members.add(
+        WorkerRecord(
+            name=name,
+            agent=agent,
+            since_ns=turn.now_ns,
+            seat=members.seats.index(name) if is_member else -1,
+            is_spare=is_spare,
+            member=state.generation if is_member else 0,
+            whole=is_member,  # its answer to Close says so where it is not
         )
-        return
-    worker = members.add(WorkerRecord(name=name, agent=agent, since_ns=turn.now_ns))
-    turn.kill(name, turn.blame(worker, "requested", "worker has no owner; killing it"))
+    )
+    if not is_member and not (is_spare and state.mode not in ("stopping", "ended")):
+        turn.kill(name, turn.blame(worker, "requested", "worker has no owner; killing it"))
 
 
 def on_renewed(turn: ControllerTurn, agent: AgentRecord, body: messages.Renew) -> None:
@@ -268,11 +278,9 @@ def on_lease_expired(turn: ControllerTurn, agent: AgentRecord) -> None:
 
 
 def on_worker_lost_with_agent(turn: ControllerTurn, worker: WorkerRecord, detail: str) -> None:
-    """Count a worker as lost because its agent is."""
-    fault = turn.blame(worker, "agent_lost", detail)
-    body = messages.WorkerLostReport(
-        worker=worker.name, fault=fault, n=-1, state=""
-    )  # its position is unknown
+    """Count a worker as lost because its agent is; its position is unknown."""
+    lost = turn.blame(worker, "agent_lost", detail)
+    body = messages.WorkerLostReport(worker=worker.name, fault=lost, n=-1, state="")
     on_worker_lost(turn, worker, body, "lease")
 
 
@@ -307,8 +315,7 @@ def on_worker_lost(
     if state.mode in ("clearing", "awaiting"):
         return
     retired = worker.killed_ns and fault.kind in ("transport", "torn", "requested")
-    starting = never_connected or body.state in _SETUP
-    external = is_accident(fault)
+    starting, external = never_connected or body.state in _SETUP, is_accident(fault)
     if progress.first and state.mode == "gathering" and worker.hello is None and external:
         _died_before_its_seat(turn, worker, fault, how)
     elif progress.first and not retired and not external and starting and state.is_new():
@@ -327,9 +334,8 @@ def _spare_lost(turn: ControllerTurn, worker: WorkerRecord, fault: events.Fault)
     last = f"; its last line: {words[-1].strip()}" if words else ""
     why = f"spare {worker.name} is lost ({fault.kind}: {fault.detail}{last})"
     if worker.hello is None:
-        why += (
-            f" before outlast.init(), where a spare has no rank yet: see logs/spare/{worker.name}"
-        )
+        log = f"logs/spare/{worker.name}"
+        why += f" before outlast.init(), where a spare has no rank yet: see {log}"
     if state.mode != "open" or state.ending.drain_ns:
         turn.note(why, worker.name)
         return
@@ -337,12 +343,10 @@ def _spare_lost(turn: ControllerTurn, worker: WorkerRecord, fault: events.Fault)
     keep_spares(turn)
     then = "another is started"
     if state.members.spawned == before:
-        many = state.budgets.spares_failed >= state.limits.attempts_max
-        then = "no other is started " + (
-            f"before the next recovery, since {state.budgets.spares_failed} in a row died early"
-            if many
-            else "now: there is no room, or no respawn is left"
-        )
+        then = "no other is started now: there is no room, or no respawn is left"
+        if (early := state.budgets.spares_failed) >= state.limits.attempts_max:
+            then = "no other is started before the next recovery"
+            then += f", since {early} in a row died early"
     turn.note(f"{why}; {then}", worker.name)
 
 

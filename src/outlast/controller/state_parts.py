@@ -47,7 +47,7 @@ MODES: dict[Mode, ModeRow] = {
     "unborn": ModeRow("no term has begun", "BeginTerm", ("awaiting", "gathering")),
     "awaiting": ModeRow(
         "a later term waits for the agents of the old generation",
-        "all of them have sent Hello, or their leases have expired",
+        "all of them have sent Hello, or one lease has passed; and no stray lives",
         ("closing", "gathering", "stopping"),
     ),
     "gathering": ModeRow(

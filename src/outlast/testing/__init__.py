@@ -1,7 +1,8 @@
 """Public test harness: simulated clusters, contracts for checks and stores.
 
 `run_seed(seed)` plays one seeded schedule of failures against the real controller on a virtual
-clock. It raises SimFailure when a promise is broken. `SimCluster` plays a plan of your own.
+clock, `run_takeover_seed(seed)` one of several hosts whose controllers die, stop or are cut off.
+They raise SimFailure when a promise is broken. `SimCluster` plays a plan of your own.
 `StoreContract`, `CheckContract` and `TermStoreContract` test your own checkpoint stores, node
 checks and stores of terms; they need pytest.
 """
@@ -13,7 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from outlast.testing.fault_plan import FaultPlan, PlannedFault, draw_plan
 from outlast.testing.run_invariants import SimFailure
-from outlast.testing.simulated_cluster import SimCluster, SimOutcome, run_seed
+from outlast.testing.simulated_cluster import (
+    SimCluster,
+    SimOutcome,
+    run_seed,
+    run_takeover_seed,
+)
 
 if TYPE_CHECKING:
     from outlast.testing.extension_contracts import CheckContract as CheckContract
@@ -36,6 +42,7 @@ __all__ = [
     "TermStoreContract",
     "draw_plan",
     "run_seed",
+    "run_takeover_seed",
 ]
 
 

@@ -78,6 +78,7 @@ WAITS = ("setup", "attempt", "answered", "applying", "tail")
 WAIT_S = (3.0, 8.0)  # above the hang floor and below the ceiling of simulated runs
 
 _EARLY = ("spawned", "hello", "seated", "setup", "connect", "meshed", "joined", "opened", "attempt")
+NO_OWNER = "no agent has a lease, and nobody controls the run"
 ATTEMPTS_AMPLE = 1000  # attempts of a plan that must end well
 
 
@@ -117,6 +118,7 @@ class FaultPlan(NamedTuple):
     flips: tuple[
         PlannedFault, ...
     ] = ()  # bits of one rank's state, after a phase; then all are audited
+    takes_over: bool = False  # hosts share a store of terms, and take over from a lost controller
 
     def hosts(self) -> tuple[str, ...]:
         """Return the names of the hosts."""
@@ -195,6 +197,56 @@ def draw_plan(seed: int) -> FaultPlan:
     if plan.agents > 1 and dice.random() < 0.3:  # a rank a node, and perhaps a spare node
         return plan._replace(agents=world + dice.choice((0, 1)))
     return plan
+
+
+# Of the controller, its host, the network, and the store of terms.
+_CONTROL_FAULTS = (
+    *("crash", "crash", "freeze", "freeze", "host", "host", "pair of hosts", "agent", "frost"),
+    *("island", "one", "split", "storeless", "blind", "outage"),
+)
+_OTHER_FAULTS = ("kill", "kill", "pair", "all", "drop", "cut", "save", "unwell")
+
+
+def draw_takeover_plan(seed: int) -> FaultPlan:
+    """Draw the plan of a seed with several hosts, each of which may take the control over."""
+    dice = random.Random(f"takeover {seed}")
+    world = dice.choice((2, 3, 4, 4))
+    hosts = dice.choice((2, 3, 3, 4))
+    timed = [
+        (dice.uniform(2.5, 16.0), dice.choice(_CONTROL_FAULTS))
+        for _ in range(dice.choice((1, 1, 2, 2, 3, 4, 6)))
+    ]
+    timed += [
+        (dice.uniform(2.5, 16.0), dice.choice(_OTHER_FAULTS))
+        for _ in range(dice.choice((0, 0, 1, 1, 2, 3)))
+    ]
+    if dice.random() < 0.3:  # a failure meets the gap
+        timed.append((timed[0][0] + dice.uniform(0.0, 2.0), dice.choice(("kill", "agent", "pair"))))
+    if dice.random() < 0.06:
+        timed.append((dice.uniform(3.0, 14.0), "stop"))
+    phases = dice.randint(8, 24)
+    strikes = tuple(
+        _draw_fault(dice, world, 1, phases, early=False)
+        for _ in range(dice.choice((0, 0, 1, 2, 3)))
+    )
+    return FaultPlan(
+        world=world,
+        spares=dice.choice((0, 1, 1, 2)),
+        agents=hosts,
+        phases=phases,
+        checkpoint_every=dice.choice((0, 1, 2, 3)),
+        strikes=strikes,
+        timed=tuple(timed),
+        bug_at=-1,
+        attempts_max=ATTEMPTS_AMPLE,
+        duplicates=dice.choice((0.0, 0.02)),
+        repeats=dice.random() < 0.7,
+        rot=False,
+        policy=SavePolicy(memory=dice.choice((0, AUTO)), disk=dice.choice((3, AUTO)), stop=False),
+        fails=0.0,
+        shard_sets=dice.choice((1, 1, 1, 2, world)),
+        takes_over=True,
+    )
 
 
 def _killed_early(dice: random.Random, plan: FaultPlan) -> FaultPlan:

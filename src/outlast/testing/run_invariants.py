@@ -14,7 +14,7 @@ from outlast.controller import inputs
 from outlast.controller.controller_state import ControllerState
 from outlast.controller.planned_migration import MOVES_MAX
 from outlast.errors import InvariantError
-from outlast.testing.fault_plan import ATTEMPTS_AMPLE, FaultPlan
+from outlast.testing.fault_plan import ATTEMPTS_AMPLE, NO_OWNER, FaultPlan
 from outlast.transport import messages
 
 _PRIME = 1_000_003
@@ -63,6 +63,11 @@ class RunInvariants:
         self.seated: dict[str, int] = {}  # worker -> its seat
         self.slots_left: dict[int, set[str]] = {}  # seat -> slots that its lost workers have left
         self.wrong: dict[int, int] = {}  # models that a flipped bit led to: the flip's number
+        self.refused = 0  # frames of lower terms that agents refused
+        self._obeyed: dict[str, int] = {}  # agent -> the highest term
+        self._applied: dict[tuple[int, int], set[int]] = {}  # (generation, n) -> ranks
+        self._committed = 0  # the newest phase that all ranks have applied
+        self._applied_in = 0  # the newest generation in which a phase was applied
         self.condemned: set[str] = set()  # workers that an audit found wrong
         self.tell: Callable[[str], str] = lambda text: text
         self._models = [mix(0)]
@@ -136,6 +141,11 @@ class RunInvariants:
                     self.fail(f"generation {entry.generation} was decided after {self.decided}")
                 if entry.verdict == "start":
                     self.slots_left = {}
+                    self._committed = entry.n
+                elif entry.n < self._committed - (entry.copy is not None):
+                    self.fail(f"all ranks committed phase {self._committed}, {entry.n} is decided")
+                elif entry.copy is not None:  # a phase may be taken back, and redone
+                    self._committed = min(self._committed, entry.n)
                 elif entry.n < self.decided_n:
                     self.fail(f"phase {entry.n} was decided after phase {self.decided_n}")
                 self.decided, self.decided_n = entry.generation, entry.n
@@ -169,9 +179,21 @@ class RunInvariants:
         if isinstance(body, messages.Seat) and not body.first:
             self.slots(body)
 
+    def obeys(self, agent: str, term: int) -> None:
+        """Check that an agent obeys no lower term after a higher one."""
+        if term < self._obeyed.get(agent, 0):
+            self.fail(f"{agent} obeyed term {term} after term {self._obeyed[agent]}")
+        self._obeyed[agent] = term
+
     def applies(self, name: str, generation: int, n: int) -> None:
         """Check that a worker may commit phase n in this generation."""
         self.stepped.add(name)
+        if generation < self._applied_in:
+            self.fail(
+                f"{name} committed phase {n} in generation {generation}, and another worker"
+                f" one in {self._applied_in}: two groups commit"
+            )
+        self._applied_in = generation
         if name in self.condemned:
             self.fail(f"{name} committed phase {n} after an audit had found it wrong")
         if generation < self.decided:
@@ -180,12 +202,21 @@ class RunInvariants:
                 " decided already"
             )
 
+    def completes(self, name: str, generation: int, n: int) -> None:
+        """Record that a rank has completed phase n."""
+        ranks = self._applied.setdefault((generation, n), set())
+        ranks.add(self.seated[name])
+        if len(ranks) == self.world:
+            self._committed = max(self._committed, n)
+
 
 def check_ending(plan: FaultPlan, ledger: RunInvariants, end: inputs.EndRun) -> None:
     """Raise SimFailure unless the run is done, or one of its faults explains its end."""
     if end.outcome == "done":
         if end.n != ledger.last:
             ledger.fail(f"done at phase {end.n} of {ledger.last}")
+        return
+    if end.cause is not None and end.cause.detail == NO_OWNER and plan.takes_over:
         return
     if plan.waits or plan.early:
         ledger.fail(

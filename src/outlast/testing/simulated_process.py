@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from outlast.testing.simulated_worker import SimWorker
 
 NS = 1_000_000_000
+_RETRANSMIT_S = 0.2
 
 
 class VirtualClock:
@@ -203,7 +204,7 @@ class SimProcess(ABC):
     def point(self, name: str) -> str:
         """Let a planned fault strike; return the fault that the caller must carry out."""
         self.moved_ns = self.line.now_ns
-        deed = self.cluster.strike(name, self)
+        deed = self.cluster.faults.strike(name, self)
         if deed in ("kill", "exit"):
             code = 0 if deed == "kill" else 1
             kind: FaultKind = "killed" if deed == "kill" else "exited"
@@ -223,6 +224,10 @@ class SimProcess(ABC):
         elif deed == "torn" and self.state == "applying":
             self.tear()
         return deed
+
+    def has_won(self, ballot: Ballot | None) -> bool:
+        """Return whether a vote is won, and the host still has its lease."""
+        return ballot is not None and ballot.complete and self.agent.may_apply()
 
     def say(self, body: messages.WorkerBody) -> None:
         """Send a frame; delay it while the process is stopped."""
@@ -253,7 +258,7 @@ class Ballot:
 
     def __init__(self, n: int) -> None:
         self.n = n
-        self.votes: dict[int, SimWorker] = {}
+        self.votes: dict[int, tuple[SimWorker, int]] = {}  # worker and its token by rank
         self.complete = False
 
 
@@ -290,15 +295,22 @@ class WorkerMesh:
         ballot = self.ballot(worker.n + 1)
         if ballot.complete:
             self.cluster.ledger.fail(f"{worker.name} votes twice on phase {ballot.n}")
-        ballot.votes[worker.seat] = worker
-        if len(ballot.votes) == len(self.seats):
-            ballot.complete = True
-            line = self.cluster.timeline
-            for voter in ballot.votes.values():
-                token = voter.token
-                delay_s = line.between(0.0005, 0.03)
-                line.after(delay_s, lambda voter=voter, token=token: voter.answer(token))
+        ballot.votes[worker.seat] = worker, worker.token
+        self._complete(ballot)
         return ballot
+
+    def _complete(self, ballot: Ballot) -> None:
+        """Answer the voters once all have voted and reach each other."""
+        line = self.cluster.timeline
+        if len(ballot.votes) < len(self.seats):
+            return
+        if not self.cluster.are_connected({v.agent.name for v, _ in ballot.votes.values()}):
+            line.after(_RETRANSMIT_S, lambda: self._complete(ballot))
+            return
+        ballot.complete = True
+        for voter, token in ballot.votes.values():
+            delay_s = line.between(0.0005, 0.03)
+            line.after(delay_s, lambda voter=voter, token=token: voter.answer(token))
 
     def remove(self, worker: SimWorker) -> None:
         """Remove a dead member: its frames may still arrive, its neighbours may notice."""

@@ -58,4 +58,6 @@ class RebuildingProcess(AuditedProcess):
     def write_checkpoint(self, n: int, generation: int) -> None:
         """Write the copy to disk; the save may fail."""
         dies = self.line.dice.random() < self.cluster.plan.fails
+        if not self.cluster.may_commit(self.agent):
+            return  # refused: a newer term exists
         self.say(self.cluster.shelf.save(n, f"g{generation}", fails=dies))

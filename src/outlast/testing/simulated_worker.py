@@ -37,7 +37,7 @@ class SimWorker(RebuildingProcess):
         self.soon(0.3, 1.2, self._say_hello)
 
     def leave(self) -> None:
-        if self.mesh is not None:
+        if self.mesh:
             self.mesh.remove(self)
 
     # --- frames of the controller ---
@@ -59,10 +59,9 @@ class SimWorker(RebuildingProcess):
             case messages.Open():
                 self._open(body)
             case messages.SharedValueMake():
-                value = f"made by {self.name}".encode()
                 self.cluster.makes(self)
                 long_s = 4.0 if self.line.dice.random() < 0.1 else 0.3
-                reply = messages.SharedValueMade(name="id", value=value)
+                reply = messages.SharedValueMade(name="id", value=f"made by {self.name}".encode())
                 self.soon(0.0, long_s, lambda: self.say(reply))
             case messages.SharedValueReply():
                 if not self.is_set_up:
@@ -131,7 +130,7 @@ class SimWorker(RebuildingProcess):
         if self.state == "voting":
             self.token += 1
             self.busy = False
-            if self.ballot and self.ballot.complete and self.line.dice.random() < 0.5:
+            if self.has_won(self.ballot) and self.line.dice.random() < 0.5:
                 self._apply(self.generation if self.opened == self.generation else self.opened)
             else:
                 self.state = "prepared"
@@ -148,8 +147,7 @@ class SimWorker(RebuildingProcess):
             self._report(fault)
 
     def _answer_if_won(self) -> None:
-        if self.owes_status and self.state == "applying":
-            self._report(None)
+        self._report(None) if self.owes_status and self.state == "applying" else None
 
     def _report(self, fault: Fault | None) -> None:
         self.owes_status = False
@@ -165,9 +163,9 @@ class SimWorker(RebuildingProcess):
 
     def peer_gone(self, generation: int) -> None:
         """Notice that a peer's connection was closed."""
+        fault = Fault(kind="transport", detail="connection closed by peer")
         if generation == self.generation:
-            fault = Fault(kind="transport", detail="connection closed by peer")
-            self.call(lambda: self.trouble(fault))
+            self.call(partial(self.trouble, fault))
 
     def tear(self, fault: Fault | None = None) -> None:
         self.token += 1
@@ -185,8 +183,7 @@ class SimWorker(RebuildingProcess):
         self.generation, self.decided_n, self.base = body.generation, body.n, body.copy
         self.point("decided")
         may_apply = self.state in ("prepared", "applying") and body.n == self.n + 1
-        reached = self.n + (self.state == "applying")
-        may_apply = may_apply or (body.copy is not None and body.n == reached - 1)
+        may_apply |= body.copy is not None and body.n == self.n + (self.state == "applying") - 1
         if body.n != self.n and not may_apply:
             self.ledger.fail(f"{self.name} ({self.state} at {self.n}) received Decide({body.n})")
         self.proceed()
@@ -229,8 +226,8 @@ class SimWorker(RebuildingProcess):
         self.mesh = self.cluster.mesh(body)
         self.mesh.arrive(self)
         self.point("connect")
-        key, ranks = str(self.seat), pack_ranks(range(self.ledger.world))
-        self.say(messages.Put(generation=body.generation, key=key, value=b"address", ranks=ranks))
+        ranks, g = pack_ranks(range(self.ledger.world)), body.generation
+        self.say(messages.Put(generation=g, key=str(self.seat), value=b"address", ranks=ranks))
         for member in tuple(self.mesh.members.values()):
             member.call(member.mesh_when_met)
 
@@ -278,9 +275,8 @@ class SimWorker(RebuildingProcess):
         mesh = self.mesh
         assert mesh is not None
         due = sum(joiner == self.seat for _, joiner in mesh.transfers)
-        if len(self.received) < due or "Joined" in self.replies:
-            return
-        if self.busy or not mesh.is_complete():
+        has_all = len(self.received) >= due and mesh.is_complete()
+        if not has_all or self.busy or "Joined" in self.replies:
             return
         self.tell(
             messages.Joined(generation=mesh.generation, sent=self.sent, received=self.received)
@@ -366,8 +362,11 @@ class SimWorker(RebuildingProcess):
 
     def _win(self, token: int) -> None:
         if token == self.token and self.state == "voting":
-            self.busy = False
-            self._apply(self.opened)
+            if self.agent.may_apply():
+                self.busy = False
+                self._apply(self.opened)
+            else:  # it is killed, or the lease is renewed
+                self.soon(0.05, 0.05, partial(self._win, token))
 
     def _apply(self, generation: int) -> None:
         self.state = "applying"
@@ -380,6 +379,7 @@ class SimWorker(RebuildingProcess):
         self.model = self.ledger.after(self.model, self.n + 1)
         self.own = own_step(self.own, self.n + 1)
         self.n += 1
+        self.ledger.completes(self.name, self.opened, self.n)
         self.completed += 1
         self.state = "idle"
         self.work(0.001, 0.05, self._tail)

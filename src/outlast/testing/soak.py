@@ -1,4 +1,7 @@
-"""`python -m outlast.testing.soak --seeds N [--first K]`: many simulated runs."""
+"""`python -m outlast.testing.soak --seeds N [--first K]`: many simulated runs.
+
+A failing seed is played again with fewer faults, as long as it fails.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,35 @@ import sys
 import time
 from collections import Counter
 
+from outlast.testing.fault_plan import FaultPlan, draw_plan, draw_takeover_plan
 from outlast.testing.run_invariants import SimFailure
-from outlast.testing.simulated_cluster import run_seed
+from outlast.testing.simulated_cluster import SimCluster
 
 _EVERY_S = 5.0
+
+
+def play(seed: int, plan: FaultPlan) -> SimFailure | None:
+    """Play one plan; return its failure, or None."""
+    try:
+        SimCluster(seed, plan).run()
+    except SimFailure as failure:
+        return failure
+    return None
+
+
+def shrink(seed: int, plan: FaultPlan, failure: SimFailure) -> tuple[FaultPlan, SimFailure]:
+    """Return a plan without faults that its failure does not need, and how that one fails."""
+    is_smaller = True
+    while is_smaller:
+        is_smaller = False
+        for field in ("timed", "strikes", "flips"):
+            faults = getattr(plan, field)
+            for index in range(len(faults)):
+                fewer = plan._replace(**{field: faults[:index] + faults[index + 1 :]})
+                if (found := play(seed, fewer)) is not None:
+                    plan, failure, is_smaller = fewer, found, True
+                    break
+    return plan, failure
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -18,17 +46,27 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m outlast.testing.soak", description=__doc__)
     parser.add_argument("--seeds", type=int, default=2000, help="how many (default %(default)s)")
     parser.add_argument("--first", type=int, default=0, help="the first one (default %(default)s)")
+    parser.add_argument(
+        "--takeovers",
+        action="store_true",
+        help="several hosts, whose controllers die, stop or are cut off",
+    )
     arguments = parser.parse_args(argv)
+    draw = draw_takeover_plan if arguments.takeovers else draw_plan
     outcomes: Counter[str] = Counter()
     started_s = said_s = time.monotonic()
     turns = struck = 0
     for seed in range(arguments.first, arguments.first + arguments.seeds):
+        plan = draw(seed)
         try:
-            outcome = run_seed(seed)
+            outcome = SimCluster(seed, plan).run()
         except SimFailure as failure:
+            smaller, found = shrink(seed, plan, failure)
+            again = f"--seeds 1 --first {seed}{' --takeovers' * arguments.takeovers}"
             sys.stdout.write(
-                f"{failure}\n\nseed {seed} failed; again with:"
-                f" python -m outlast.testing.soak --seeds 1 --first {seed}\n"
+                f"{found}\n\nseed {seed} failed: {str(failure).splitlines()[0]}\nagain with:"
+                f" python -m outlast.testing.soak {again}\nthe story is of a smaller plan:"
+                f" outlast.testing.SimCluster({seed}, {smaller}).run()\n"
             )
             return 1
         outcomes[outcome.outcome] += 1

@@ -275,6 +275,7 @@ class AgentHello(Body, frozen=True):
     capacity: int  # maximum number of concurrent workers
     lease_s: float
     workers: tuple[str, ...] = ()  # already alive here (after a reconnection)
+    unseated: tuple[str, ...] = ()  # those of them to which no Seat and no Prepare was passed on
 
 
 class Renew(Body, frozen=True):

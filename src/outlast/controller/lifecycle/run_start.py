@@ -5,7 +5,7 @@ from __future__ import annotations
 from outlast import events
 from outlast.controller import checkpoint_tracking, planned_migration, shared_values
 from outlast.controller.audit import audit_protocol as audit
-from outlast.controller.controller_state import ControllerTurn
+from outlast.controller.controller_state import ControllerState, ControllerTurn
 from outlast.controller.inputs import BeginTerm, CheckpointFound, DecisionMade, Opened, RankMigrated
 from outlast.controller.lifecycle import run_ending
 from outlast.controller.recovery import incident_response, reconfiguration, recovery_ladder
@@ -22,14 +22,17 @@ def begin_term(turn: ControllerTurn, event: BeginTerm) -> None:
     audit.restore_audits(turn, event.journal)
     decided: DecisionMade | None = None
     opened = False
+    agents: set[str] = set()  # of the newest opened generation and of later decisions
     for entry in event.journal:
         if isinstance(entry, DecisionMade):
             if entry.verdict == "start":
                 shared_values.clear(turn)
             decided = entry
             opened = False
+            agents.update(entry.agents)
         elif isinstance(entry, Opened):
             opened = decided is not None and entry.generation == decided.generation
+            agents = set(decided.agents) if decided is not None and opened else agents
         elif isinstance(entry, RankMigrated):
             planned_migration.restore_moves(turn, entry)
         else:
@@ -42,7 +45,8 @@ def begin_term(turn: ControllerTurn, event: BeginTerm) -> None:
     state.members.set_seats(decided.seats, dict(decided.slots))
     state.term.old_seats = decided.seats
     state.term.joining = () if opened else decided.joining
-    state.term.fence_wait = tuple(sorted(set(decided.agents)))
+    # A decision that was never sent may lack agents whose workers still run.
+    state.term.fence_wait = tuple(sorted(agents - {""}))
     turn.enter("awaiting")
 
 
@@ -69,12 +73,20 @@ def end_takeover(turn: ControllerTurn) -> None:
 
 
 def decide_when_agents_reported(turn: ControllerTurn) -> None:
-    """Decide once every agent of the old generation has sent its Hello."""
+    """Decide once every agent of the old generation has sent its Hello, and strays are reaped."""
     state = turn.state
+    if has_strays(state):
+        return
     if state.term.fence_wait and all(
         name in state.members.agents for name in state.term.fence_wait
     ):
         decide_without(turn)
+
+
+def has_strays(state: ControllerState) -> bool:
+    """Return whether workers that nobody owns still live: they may have a generation of their
+    own."""
+    return any(worker.killed_ns for worker in state.members.workers.values())
 
 
 def decide_without(turn: ControllerTurn) -> None:

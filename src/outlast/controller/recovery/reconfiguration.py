@@ -37,8 +37,8 @@ def gather_members(turn: ControllerTurn) -> None:
     """Fill the seats, announce the generation, and connect once all stand before phase n+1."""
     state = turn.state
     progress = state.progress
-    if progress.first and state.placement.absent(state.members.agents):
-        return  # no rank starts before all nodes are there
+    if state.generation == 1 and state.placement.absent(state.members.agents):
+        return  # no rank of a new job starts before all nodes are there
     membership.fill_seats(turn)
     if progress.first:
         membership.keep_spares(turn)

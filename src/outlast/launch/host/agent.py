@@ -122,6 +122,7 @@ class Agent:
                 capacity=plan.ranks_per_node + plan.spares,
                 lease_s=self._lease_s,
                 workers=tuple(self._crew.workers),
+                unseated=tuple(w.name for w in self._crew.workers.values() if w.is_unseated),
             )
         )
         for lost in self._lost:  # possibly lost with the last connection
@@ -179,6 +180,8 @@ class Agent:
             )
             frame = msgspec.structs.replace(frame, body=chosen)
         worker.channel.send(frame)
+        if isinstance(body, (messages.Seat, messages.Prepare)):
+            worker.is_unseated = False
         if isinstance(body, messages.Seat):
             self._seat(worker, body.seat)
 

@@ -71,6 +71,7 @@ class WorkerHandle:
     def __init__(self, post: WorkerPost, local_rank: int) -> None:
         self.name = post.name
         self.seat = post.seat
+        self.is_unseated = True  # neither Seat nor Prepare was passed on: any term can seat it
         self.stages: tuple[int, ...] = ()  # of a pipeline, that the worker has reported
         self.local_rank = local_rank
         self.started_ns = time.monotonic_ns()

@@ -1,0 +1,113 @@
+"""Checks of a simulated run that compare the controller with what is true on its hosts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from outlast import events
+from outlast.controller import inputs
+from outlast.controller.controller_state import ControllerState
+from outlast.controller.recovery.recovery_ladder import FROM_A_COPY
+from outlast.transport import messages
+
+if TYPE_CHECKING:
+    from outlast.testing.simulated_cluster import SimCluster
+    from outlast.testing.simulated_controller import SimController
+
+
+class RunChecks:
+    """Compares decisions, messages and events of controllers with the processes that live."""
+
+    def __init__(self, cluster: SimCluster) -> None:
+        self._cluster = cluster
+        self._plan, self._ledger = cluster.plan, cluster.ledger
+
+    def announced(self, controller: SimController, body: messages.AnyBody) -> None:
+        """Check a message that the controller wants to send."""
+        if isinstance(body, messages.Kill):
+            self._kill(controller.state, body)
+        elif isinstance(body, messages.Connect):
+            cluster, seats = self._cluster, tuple(controller.state.members.seats)
+            known = cluster.connecting.setdefault(body.generation, seats)
+            if known != seats and cluster.is_newest(controller):
+                self._ledger.fail(f"generation {body.generation} connects two groups: {seats}")
+
+    def observe(self, controller: SimController, event: events.AnyEvent) -> None:
+        """Check an event of the run."""
+        cluster = self._cluster
+        if not cluster.is_newest(controller):
+            return
+        if isinstance(event, events.Decided) and event.rung in FROM_A_COPY:
+            cluster.restarts += 1
+            self._need(controller.state, event)
+        elif isinstance(event, events.ReplicasCompared):
+            cluster.audits.compared(event, controller.state.audit.origins)
+        elif isinstance(event, events.WorkerLost):
+            for worker in cluster.alive_workers():
+                if worker.name == event.worker and worker.agent.may_apply():
+                    self._ledger.fail(f"{worker.name} was counted as lost while it lives")
+
+    def fence(self, entry: inputs.DecisionMade) -> None:
+        """Check that workers without a seat are dead before the decision (invariant g)."""
+        for worker in self._cluster.alive_workers():
+            acts = worker.seat >= 0 and worker.agent.may_apply()
+            if acts and worker.name not in entry.seats:
+                self._ledger.fail(
+                    f"generation {entry.generation} was decided while {worker.name}, which has no"
+                    f" seat in it, still lives at rank {worker.seat}"
+                )
+
+    def origin(self, state: ControllerState, entry: inputs.DecisionMade) -> None:
+        """Check that no run starts from a checkpoint that is known to be lost."""
+        checkpoint = state.saves.checkpoint if entry.verdict == "start" and entry.n else None
+        is_known = not self._plan.takes_over  # a stopped controller hears late of a lost host
+        if is_known and self._cluster.shelf.is_known_to_lack(
+            checkpoint, self._cluster.timeline.now_s
+        ):
+            self._ledger.fail(f"{checkpoint} does not exist")
+
+    def _kill(self, state: ControllerState, body: messages.Kill) -> None:
+        """Check that a worker that answers at once is not killed for silence."""
+        ends = state.ending.result
+        if "has not answered" not in body.reason or ends or self._news_may_be_lost():
+            return
+        for worker in self._cluster.alive_workers():
+            if worker.name == body.worker and not (worker.struck or worker.hung):
+                self._ledger.fail(f"{worker.name} was killed as silent, though it answers")
+
+    def calm(self) -> None:
+        """Check that waiting scripts lose nothing; a lone waiter is given up once at most."""
+        seats: dict[int, set[int]] = {}
+        for strike in self._plan.strikes:
+            if strike.point == "attempt":
+                seats.setdefault(strike.nth, set()).add(strike.seat)
+        given_up = sum(len(waiting) < self._plan.world for waiting in seats.values())
+        if self._cluster.restarts or self._ledger.decided > 1 + given_up:
+            self._ledger.fail(
+                f"{self._cluster.restarts} restarts and {self._ledger.decided} generations of a run"
+                " in which nothing failed"
+            )
+
+    def _news_may_be_lost(self) -> bool:
+        return (
+            len(self._cluster.controllers) > 1
+            or any(what not in ("kill", "pair", "stop", "save") for _, what in self._plan.timed)
+            or any(strike.deed in ("crash", "drop") for strike in self._plan.strikes)
+        )
+
+    def _need(self, state: ControllerState, event: events.Decided) -> None:
+        """Check that no restart loses steps while a survivor and all own states exist."""
+        if self._news_may_be_lost() or self._plan.flips:
+            return
+        seated = [w for w in self._cluster.alive_workers() if w.seat >= 0]
+        survivors = {w.seat: w for w in seated if w.is_set_up and w.has_state}
+        if not survivors or any(not w.is_set_up for w in seated):
+            return
+        n = max([state.progress.n, *(worker.n for worker in survivors.values())])
+        keys = {f"before:{n}", f"after:{n}"}
+        slots = self._ledger.slots_left
+        lost = set(range(self._plan.world)) - survivors.keys()
+        shards = {worker.shards() for worker in survivors.values()}
+        needed = {b"shards %d" % (seat % self._plan.shard_sets) for seat in lost}
+        if needed <= shards and all(keys & slots.get(seat, set()) for seat in lost):
+            self._ledger.fail(f"a restart without need: {event.reason}")

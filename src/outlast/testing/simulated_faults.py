@@ -1,0 +1,115 @@
+"""Faults that strike a simulated run: at points of workers' lives, and at times."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from outlast import events
+from outlast.controller import inputs
+from outlast.testing.simulated_process import SimProcess
+from outlast.testing.simulated_terms import STORE
+
+if TYPE_CHECKING:
+    from outlast.testing.simulated_agent import SimAgent
+    from outlast.testing.simulated_cluster import SimCluster
+
+
+class FaultInjector:
+    """Carries out the faults of a plan."""
+
+    def __init__(self, cluster: SimCluster) -> None:
+        self._cluster, self._line = cluster, cluster.timeline
+        self._strikes = [
+            [strike, strike.nth] for strike in cluster.plan.strikes + cluster.plan.flips
+        ]
+
+    def strike(self, point: str, worker: SimProcess) -> str:
+        """Return the planned fault of a worker at this point; "" nearly always."""
+        for armed in self._strikes:
+            strike, remaining = armed
+            if strike.point == point and remaining > 0 and strike.seat in (-1, worker.seat):
+                if strike.deed == "wait":  # part of the script: every worker of that phase waits
+                    if strike.nth == worker.n + 1:
+                        self._cluster.note(f"{worker.name} waits at {point}")
+                        return "wait"
+                    continue
+                armed[1] = remaining - 1
+                if remaining == 1:
+                    self._cluster.struck += 1
+                    worker.struck = True
+                    self._cluster.note(f"{strike.deed} {worker.name} at {point}")
+                    if strike.deed == "crash":
+                        self._cluster.crash_in = self._line.dice.randint(0, 4)
+                    elif strike.deed == "drop":
+                        worker.agent.hang_up(self._line.between(0.0, 1.0))
+                    return strike.deed
+        return ""
+
+    def happen(self, what: str) -> None:
+        """Let a fault strike now."""
+        line, controller = self._line, self._cluster.controller
+        self._cluster.struck += 1
+        self._cluster.note(f"happens: {what}")
+        alive = self._cluster.alive_workers()
+        agent = line.dice.choice(list(self._cluster.agents.values()))
+        if what in ("kill", "pair", "all"):
+            count = {"kill": 1, "pair": 2, "all": len(alive)}[what]
+            for worker in line.dice.sample(alive, min(count, len(alive))):
+                worker.die(events.Fault(kind="killed", detail="SIGKILL", signal=9))
+        elif what == "crash" and controller.alive:
+            self._cluster.crash_in = line.dice.randint(0, 12)
+        elif what == "agent":
+            agent.die()
+            line.after(line.between(0.5, 6.0), lambda: setattr(agent, "present", True))
+        elif what == "look":
+            self._cluster.look_costs_a_host = True
+        elif what in ("drop", "cut"):
+            agent.hang_up(line.between(*((0.0, 1.0) if what == "drop" else (2.0, 8.0))))
+        elif what == "unwell":
+            agent.check()
+        elif what in ("stop", "save") and controller.alive:
+            request = inputs.StopRequested if what == "stop" else inputs.SaveRequested
+            controller.feed(request(t_ns=line.now_ns, reason="asked"))
+        elif self._cluster.terms is not None:
+            self._happen_to_control(what, agent)
+
+    def _happen_to_control(self, what: str, agent: SimAgent) -> None:
+        """Let a fault strike the newest controller, its host, or the network."""
+        line, cluster = self._line, self._cluster
+        owner = cluster.controller.host
+        assert owner is not None
+        hosts = list(cluster.agents)
+        until_s = line.now_s + line.between(0.3, 9.0)
+        if what == "freeze":  # between two of its messages
+            cluster.controller.stop_in = line.dice.randint(1, 6)
+        elif what == "host":
+            self._lose(owner)
+        elif what == "pair of hosts":
+            self._lose(owner)
+            self._lose(agent)
+        elif what == "frost":
+            line.dice.choice((agent, owner)).freeze(line.between(0.3, 8.0))
+        elif what in ("storeless", "blind", "outage"):
+            blind = {"storeless": [owner.name], "blind": [agent.name], "outage": hosts}[what]
+            for name in blind:
+                cluster.cut(name, STORE, until_s)
+        elif what in ("island", "one", "split"):
+            others = [name for name in hosts if name != owner.name]
+            away = {
+                "island": others,
+                "one": line.dice.sample(others, 1),
+                "split": line.dice.sample(others, line.dice.randint(1, len(others))),
+            }[what]
+            here = [name for name in hosts if name not in away]
+            for name in away:
+                for other in here if what != "one" else [owner.name]:
+                    cluster.part(name, other, until_s)
+            if what == "split":
+                for name in line.dice.choice((away, here)):
+                    cluster.cut(name, STORE, until_s)
+
+    def _lose(self, agent: SimAgent) -> None:
+        """Let a host lose power; it boots again later."""
+        agent.lose_power()
+        boots_s = self._line.between(0.5, 6.0)
+        self._line.after(boots_s, lambda: setattr(agent, "present", True))
