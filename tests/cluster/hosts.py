@@ -1,11 +1,13 @@
-"""Hosts on one machine: each has its own name, network, processes, IPC and shared memory.
+"""Hosts on one machine: each has its own name, network, processes, clocks, IPC and shared memory.
 
 ```
 host n1 ──eth0 10.78.0.1── port n1 ┐
 host n2 ──eth0 10.78.0.2── port n2 ┴ bridge br0, in a network namespace of its own
 ```
 
-Addresses exist inside the namespaces only. Files are shared, except /dev/shm and /etc/hosts.
+Addresses exist inside the namespaces only. Files are shared, except /dev/shm and /etc/hosts; what
+is mounted later is mounted on one host only. CLOCK_MONOTONIC and CLOCK_BOOTTIME differ by
+`CLOCKS_APART_S` or more, on one host and between hosts.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ import subprocess
 from pathlib import Path
 from types import TracebackType
 
-TOOLS = ("ip", "nsenter", "unshare", "mount", "hostname")
+TOOLS = ("ip", "tc", "bridge", "nsenter", "unshare", "mount", "hostname")
+CLOCKS_APART_S = 100_000
 _NETWORK = "10.78.0"
 _BOOT = (
     'hostname "$1" && mount -t tmpfs tmpfs /dev/shm && mount --bind "$2" /etc/hosts'
@@ -72,7 +75,7 @@ class Hosts:
     def command(self, name: str, *argv: str) -> list[str]:
         """Return the command line that runs `argv` on a host, in this working directory."""
         pid = _child(self._first[name].pid)
-        namespaces = ["-n", "-u", "-p", "-m", "-i", f"--wdns={Path.cwd()}"]
+        namespaces = ["-n", "-u", "-p", "-m", "-i", "-T", f"--wdns={Path.cwd()}"]
         return ["nsenter", "-t", str(pid), *namespaces, "--", *argv]
 
     def run(self, name: str, *argv: str, within_s: float = 30.0) -> str:
@@ -85,6 +88,48 @@ class Hosts:
     def set_link(self, name: str, *, up: bool) -> None:
         """Plug a host's cable in, or pull it out: its processes run on."""
         _ip("-n", self._switch, "link", "set", name, "up" if up else "down")
+
+    def set_silent(self, name: str, *, silent: bool) -> None:
+        """Drop all that a host sends and should receive. Its kernel sees no change of the link."""
+        state = "disabled" if silent else "forwarding"
+        self._on_switch("bridge", "link", "set", "dev", name, "state", state)
+
+    def set_mute(self, name: str, *, mute: bool) -> None:
+        """Drop all that a host sends; it receives as before."""
+        _drop_sent(f"{self._prefix}-{name}", "eth0", mute)
+
+    def set_deaf(self, name: str, *, deaf: bool) -> None:
+        """Drop all that a host should receive; it sends as before."""
+        _drop_sent(self._switch, name, deaf)
+
+    def stop(self, name: str) -> None:
+        """Stop all processes of a host; its kernel still acknowledges what it receives."""
+        self.run(name, "sh", "-c", "kill -STOP -1")
+
+    def resume(self, name: str) -> None:
+        """Let all processes of a host run on."""
+        self.run(name, "sh", "-c", "kill -CONT -1")
+        for pid in Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split():
+            os.kill(int(pid), signal.SIGCONT)  # nsenter stops with the process that it waits for
+
+    def processes(self, name: str) -> list[str]:
+        """Return the command lines of a host's live processes, without the first one's and ps."""
+        found = self.run(name, "ps", "-e", "-o", "pid=,stat=,args=").splitlines()
+        lines = [line.split(maxsplit=2) for line in found]
+        return [
+            " ".join(arguments)
+            for pid, state, *arguments in lines
+            if pid != "1" and state[0] not in "ZX" and arguments[0].split()[0] != "ps"
+        ]
+
+    @property
+    def up(self) -> list[str]:
+        """Return the hosts that have power."""
+        return [name for name in self.names if self._first[name].poll() is None]
+
+    def crash(self, name: str) -> None:
+        """Kill all processes of a host; its kernel lives and closes their connections."""
+        self._kill(name)
 
     def power_off(self, name: str) -> None:
         """End a host as a loss of power does: peers get neither FIN nor RST."""
@@ -101,9 +146,11 @@ class Hosts:
         _ip("-n", network, "addr", "add", f"{self.address(name)}/24", "dev", "eth0")
         _ip("-n", network, "link", "set", "eth0", "up")
         apart = ("--uts", "--ipc", "--pid", "--mount", "--mount-proc", "--fork", "--kill-child")
+        ahead_s = CLOCKS_APART_S * int(name.removeprefix("n"))
+        clocks = ("--time", "--monotonic", str(ahead_s), "--boottime", str(2 * ahead_s))
         first = subprocess.Popen(
             [
-                *("nsenter", f"--net=/run/netns/{network}", "unshare", *apart),
+                *("nsenter", f"--net=/run/netns/{network}", "unshare", *apart, *clocks),
                 *("sh", "-c", _BOOT, "sh", name, str(self._names_file)),
             ],
             stdin=subprocess.DEVNULL,
@@ -115,6 +162,9 @@ class Hosts:
         assert first.stdout is not None
         if first.stdout.readline() != "up\n":
             raise RuntimeError(f"host {name} did not start; see the output above")
+
+    def _on_switch(self, *command: str) -> None:
+        subprocess.run(["ip", "netns", "exec", self._switch, *command], check=True)
 
     def _kill(self, name: str) -> None:
         """Kill a host's first process, and with it all others of its PID namespace."""
@@ -135,6 +185,14 @@ class Hosts:
 
 def _ip(*arguments: str) -> None:
     subprocess.run(["ip", *arguments], check=True)
+
+
+def _drop_sent(network: str, device: str, drop: bool) -> None:
+    """Drop all that a device sends: packets exceed a bucket of one byte."""
+    qdisc = ("tc", "-n", network, "qdisc")
+    bucket = ("tbf", "rate", "8bit", "burst", "1", "limit", "1")
+    words = ("replace", "dev", device, "root", *bucket) if drop else ("del", "dev", device, "root")
+    subprocess.run([*qdisc, *words], check=True)
 
 
 def _child(pid: int) -> int:

@@ -1,5 +1,6 @@
-"""A run of steps of 20 ms, with a loader process: `steady_job OUT STEPS`.
+"""A run of steps of 20 ms, with a loader process: `steady_job OUT STEPS [KIND] [HOLD]`.
 
+KIND is a key of `KINDS`. The loop stands 10 steps before its end until the file HOLD is gone.
 OUT/RANK.json has the number of steps and a digest of results and weights.
 """
 
@@ -13,15 +14,41 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import outlast
 
+WIDE = 1 << 16  # elements, so that a transfer and a save take a while
+
+
+def data_parallel(model: nn.Module) -> nn.Module:
+    """Replicate on all ranks."""
+    return DistributedDataParallel(model)
+
+
+def hybrid_shard(model: nn.Module) -> nn.Module:
+    """Shard on the two ranks of a host, replicate across hosts."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+KINDS = {"ddp": data_parallel, "hsdp": hybrid_shard}
+
 out, steps = Path(sys.argv[1]), int(sys.argv[2])
+kind = sys.argv[3] if len(sys.argv) > 3 else "ddp"
+hold = Path(sys.argv[4]) if len(sys.argv) > 4 else None
 session = outlast.init()
 torch.manual_seed(0)
-model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.1), nn.Linear(16, 1)))
+inner = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.1), nn.Linear(16, 1))
+if hold:
+    inner.add_module("wide", nn.Linear(1, WIDE))
+    inner.add_module("sum", nn.Linear(WIDE, 1))
+model = KINDS[kind](inner)
 torch.manual_seed(session.rank)
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 data = TensorDataset(torch.linspace(-1, 1, 64 * 8).view(64, 8))
@@ -42,9 +69,12 @@ losses: list[float] = []
 for batch in session.batches(loader, until=steps):
     loss = session.run(train_step, batch)
     losses.append(loss)
+    while hold and len(losses) == steps - 10 and hold.exists():
+        threading.Event().wait(0.05)
 
 digest = hashlib.sha256(repr(losses).encode())
 for value in model.state_dict().values():
-    digest.update(value.numpy().tobytes())
+    own = value.to_local() if isinstance(value, DTensor) else value
+    digest.update(own.numpy().tobytes())
 out.mkdir(exist_ok=True)
 (out / f"{session.rank}.json").write_text(json.dumps([len(losses), digest.hexdigest()]))

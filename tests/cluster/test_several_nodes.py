@@ -2,77 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.cluster.cluster import JOB, STEPS, Cluster, on_one_host
 from tests.cluster.hosts import Hosts, missing_requirement
 from tests.end_to_end.conftest import wait_for
 
-from outlast.errors import EXIT_DONE, EXIT_GAVE_UP, EXIT_INTERRUPTED, EXIT_USAGE, RunDirError
-from outlast.events import GenerationOpened
-from outlast.telemetry.event_store import read_events
-from outlast.telemetry.run_summary import RunSummary, summarise
+from outlast.errors import EXIT_DONE, EXIT_GAVE_UP, EXIT_INTERRUPTED, EXIT_USAGE
 
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.process,
     pytest.mark.skipif(bool(missing_requirement()), reason=missing_requirement()),
 ]
-JOB = Path(__file__).with_name("steady_job.py")
-STEPS = 60
-WITHIN_S = 120.0
-
-
-class Cluster:
-    """A run of `JOB` on hosts, with one launcher on each."""
-
-    def __init__(self, folder: Path, hosts: Hosts) -> None:
-        self.folder, self.hosts = folder, hosts
-        self.run_dir = folder / "run"
-        self.launchers: dict[str, subprocess.Popen[str]] = {}
-
-    def start(self, nodes: str, ranks: int, *flags: str, **other: tuple[str, ...]) -> None:
-        """Start the launchers; `other`: flags of one host."""
-        (self.folder / "token").write_text("a secret of these tests")
-        environment = {**os.environ, "OUTLAST_TOKEN_FILE": str(self.folder / "token")}
-        common = ("--nnodes", nodes, "--nproc-per-node", str(ranks), "--run-dir", str(self.run_dir))
-        for name in self.hosts.names:
-            own = (*common, "--rdzv-endpoint=n1:29400", "--plain", *flags, *other.get(name, ()))
-            words = [sys.executable, "-m", "outlast", "run", *own, str(JOB)]
-            self.launchers[name] = subprocess.Popen(
-                self.hosts.command(name, *words, str(self.folder / "out"), str(STEPS)),
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-
-    def wait_for_steps(self) -> None:
-        """Wait until all ranks train."""
-
-        def opened() -> bool:
-            with contextlib.suppress(RunDirError):  # nothing is written yet
-                return any(isinstance(one, GenerationOpened) for one in read_events(self.run_dir))
-            return False
-
-        wait_for(opened, "the first generation", WITHIN_S)
-
-    def end(self, name: str) -> tuple[int, str]:
-        """Return a launcher's exit code and output, without the frame of messages."""
-        output, _ = self.launchers[name].communicate(timeout=WITHIN_S)
-        return self.launchers[name].returncode, " ".join(output.replace("│", " ").split())
-
-    def results(self) -> list[str]:
-        """Return the results of all ranks."""
-        return [path.read_text() for path in sorted((self.folder / "out").iterdir())]
-
-    def summary(self) -> RunSummary:
-        return summarise(self.run_dir)
 
 
 @pytest.fixture
@@ -88,14 +32,9 @@ def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Cluster]
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[str]]:
     """Results of undisturbed runs on one host, by world size."""
-    found = {}
-    for world in (2, 4):
-        folder = tmp_path_factory.mktemp("one")
-        flags = ("--plain", "--nproc-per-node", str(world), "--run-dir", str(folder / "run"))
-        words = [sys.executable, "-m", "outlast", "run", *flags, str(JOB), str(folder / "out")]
-        subprocess.run([*words, str(STEPS)], check=True, capture_output=True, timeout=WITHIN_S)
-        found[world] = [path.read_text() for path in sorted((folder / "out").iterdir())]
-    return found
+    return {
+        world: on_one_host(tmp_path_factory.mktemp("one"), world, str(STEPS)) for world in (2, 4)
+    }
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

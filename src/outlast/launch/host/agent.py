@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
+import signal
 from collections import deque
 from collections.abc import Callable
 
@@ -12,14 +12,13 @@ import msgspec
 from outlast.controller.recovery.recovery_ladder import is_accident
 from outlast.errors import ConfigError
 from outlast.events import Fault
+from outlast.launch.host.agent_lease import AgentLease
 from outlast.launch.host.agent_link import AgentLink
 from outlast.launch.host.check_runner import CheckRunner
 from outlast.launch.host.hang_monitor import HangMonitor, TraceCollection
 from outlast.launch.host.worker_pool import WorkerHandle, WorkerPool, WorkerPost, worker_fault
 from outlast.transport import messages
 
-RENEW_S = 0.5  # maximum period of renewals, whose beats are displayed
-LEASE_USED = 0.75  # workers are killed after this share of the lease, well before it ends
 LOST_KEPT = 64
 LOST_BYTES_MAX = 256 << 20
 REAP_ATTEMPTS_MAX = 6
@@ -43,12 +42,11 @@ class Agent:
         self._link = AgentLink(address, token, self._on_frame, self._on_connected)
         self._on_unmanaged = on_plain
         self._address = address
-        self._lease_s = crew.plan.limits.lease_s
+        self._lease = AgentLease(crew.plan.limits.lease_s)
         self._incarnation = 1
         self._seq = 0
         self._received_seq = 0
-        self._renewals: deque[float] = deque(maxlen=1000)  # send times of unanswered renewals
-        self._lease_from_s = self._answered_s = time.monotonic()
+        self._paused: list[WorkerHandle] = []  # stopped while the lease is in doubt
         self._queued: list[messages.Spawn] = []  # spares, until the first Hello
         self._awaiting: list[messages.Spawn] = []  # until the template can fork them
         self._killed_early: list[WorkerHandle] = []  # before any Hello; one may still come
@@ -85,7 +83,7 @@ class Agent:
     @property
     def silence_s(self) -> float:
         """Return how long the controller has not answered, in seconds."""
-        return time.monotonic() - self._answered_s
+        return self._lease.silence_s
 
     def release_workers(self) -> None:
         """Stop sending; another part of the launcher takes over the workers."""
@@ -112,15 +110,15 @@ class Agent:
         )
 
     def _on_connected(self) -> None:
-        self._renewals.clear()
-        self._renewals.append(time.monotonic())
+        self._lease.reconnected()
+        self._lease.sent()
         plan = self._crew.plan
         self._say(
             messages.AgentHello(
                 host=self._host,
                 address=self._address[0],
                 capacity=plan.ranks_per_node + plan.spares,
-                lease_s=self._lease_s,
+                lease_s=self._lease.lease_s,
                 workers=tuple(self._crew.workers),
                 unseated=tuple(w.name for w in self._crew.workers.values() if w.is_unseated),
             )
@@ -159,8 +157,10 @@ class Agent:
         self._received_seq = frame.seq
         body = frame.body
         if isinstance(body, messages.Renewed):
-            if self._renewals:
-                self._lease_from_s = self._answered_s = self._renewals.popleft()
+            self._lease.answered()
+            if self._paused and not self._lease.in_doubt:
+                # Frames of the same turn may kill some of them.
+                asyncio.get_running_loop().call_soon(self._continue_paused)
         elif isinstance(body, messages.Spawn):
             if body.seat < 0 and not self.said_hello:
                 self._queued.append(body)
@@ -343,27 +343,27 @@ class Agent:
     # --- lease ----------------------------------------------------------------------------
 
     async def _keep_lease(self) -> None:
-        pause_s = min(self._lease_s / 3, RENEW_S)
-        usable_s = LEASE_USED * self._lease_s
-        woken_s = renewed_s = time.monotonic()
+        lease = self._lease
         while True:
-            now_s = time.monotonic()
-            if now_s - woken_s > pause_s + self._lease_s / 3:
-                # This process was stopped or suspended. Renew once before killing the
-                # workers; the controller has one pause to answer.
-                self._lease_from_s = max(self._lease_from_s, now_s - usable_s + pause_s)
-                renewed_s = now_s - pause_s
-            woken_s = now_s
-            if now_s >= self._lease_from_s + usable_s:
+            lease.look()
+            if lease.in_doubt and not self._paused:
+                self._paused = self._crew.stop_running()
+            if lease.is_over:
                 await self._lease_out()
-            elif now_s >= renewed_s + pause_s:
-                renewed_s = now_s
+            elif lease.is_renewal_due:
+                lease.begin_renewal()
                 if self._link.connected and not self._done:
-                    self._renewals.append(now_s)
+                    lease.sent()
                     blocked = self._crew.blocked_interpreters()
                     self._say(messages.Renew(beats=self._beats(), blocked=blocked))
-            due_s = min(renewed_s + pause_s, self._lease_from_s + usable_s)
-            await asyncio.sleep(max(0.001, due_s - time.monotonic()))
+            await asyncio.sleep(max(0.001, lease.rest_s))
+
+    def _continue_paused(self) -> None:
+        """Let the workers run on that have stood still while the lease was in doubt."""
+        paused, self._paused = self._paused, []
+        for worker in paused:
+            if not worker.kill_reason:
+                worker.process.send_signal(signal.SIGCONT)
 
     def _beats(self) -> dict[str, tuple[int, int, str, float]]:
         beats = {}
@@ -375,15 +375,19 @@ class Agent:
 
     async def _lease_out(self) -> None:
         """Kill all workers before the lease ends and the controller assumes them dead."""
+        lease = self._lease
         if self._crew.workers:
-            self._crew.note(
-                f"agent {self._host} received nothing from its controller for"
-                f" {LEASE_USED * self._lease_s:g} s; its workers are killed before the lease ends"
-            )
+            what = f"received nothing from its controller for {lease.usable_s:g} s"
+            then = "its workers are killed before the lease ends"
+            if lease.in_doubt:
+                what = f"was stopped or suspended for {lease.stall_s:.1f} s, beyond its lease"
+                then = "its workers are killed before they run on"
+            self._crew.note(f"agent {self._host} {what}; {then}")
+        self._paused.clear()
         await self._crew.kill_all("the agent's lease ran out")
         self._incarnation += 1
         self._seq = self._received_seq = 0
         self._lost.clear()
-        self._lease_from_s = time.monotonic()
+        lease.begin()
         if self._link.connected:
             self._on_connected()

@@ -265,6 +265,13 @@ class WorkerPool:
         worker.kill_reason = worker.kill_reason or reason
         worker.process.send_signal(signal.SIGKILL)
 
+    def stop_running(self) -> list[WorkerHandle]:
+        """Send SIGSTOP to the main process of each worker that is not stopped; return these."""
+        running = [one for one in self.workers.values() if one.process.state not in "TtZX"]
+        for worker in running:
+            worker.process.send_signal(signal.SIGSTOP)
+        return running
+
     def ask_to_end(self) -> None:
         """Send SIGTERM to every main process, as torchrun does."""
         for worker in self.workers.values():

@@ -1,0 +1,95 @@
+"""Lease under which an agent runs workers, on the clock of its own host."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+RENEW_S = 0.5  # maximum period of renewals, whose beats are displayed
+LEASE_USED = 0.75  # workers are killed after this share of the lease, well before it ends
+UNANSWERED_MAX = 1000
+
+
+def boot_clock_s() -> float:
+    """Return the time of a clock that runs on while the host is suspended."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class AgentLease:
+    """Lease of an agent, counted from the time at which the newest answered renewal was sent.
+
+    If the process was stopped or suspended beyond the end of the lease, the lease is `in_doubt` for
+    one pause, in which the controller may renew it: workers must not run until then.
+    """
+
+    def __init__(self, lease_s: float, clock: Callable[[], float] = boot_clock_s) -> None:
+        self.lease_s = lease_s
+        self.usable_s = LEASE_USED * lease_s
+        self.in_doubt = False
+        self.stall_s = 0.0  # time without running from which the doubt comes
+        self._pause_s = min(lease_s / 3, RENEW_S)
+        self._clock = clock
+        self._unanswered: deque[float] = deque(maxlen=UNANSWERED_MAX)  # times of sending
+        self._from_s = self._answered_s = self._looked_s = self._renewed_s = clock()
+        self._woken_s = 0.0
+
+    @property
+    def silence_s(self) -> float:
+        """Return how long the controller has not answered while this process ran, in seconds."""
+        return self._clock() - self._answered_s
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether the workers must be killed now."""
+        return self._clock() >= self._from_s + self.usable_s
+
+    @property
+    def is_renewal_due(self) -> bool:
+        """Return whether a renewal should be sent."""
+        return self._clock() >= self._renewed_s + self._pause_s
+
+    @property
+    def rest_s(self) -> float:
+        """Return the time until a renewal is due or the lease is over, in seconds."""
+        return min(self._renewed_s + self._pause_s, self._from_s + self.usable_s) - self._clock()
+
+    def look(self) -> None:
+        """Note that this process runs; called at least once a pause."""
+        now_s = self._clock()
+        gap_s, self._looked_s = now_s - self._looked_s, now_s
+        if gap_s <= self._pause_s + self.lease_s / 3:
+            return
+        self._answered_s += gap_s
+        if now_s >= self._from_s + self.usable_s:
+            self.in_doubt = True
+            self.stall_s, self._woken_s = gap_s, now_s
+        self._from_s = max(self._from_s, now_s - self.usable_s + self._pause_s)
+        self._renewed_s = now_s - self._pause_s
+
+    def begin_renewal(self) -> None:
+        """Note that a renewal is due now, whether or not it can be sent."""
+        self._renewed_s = self._clock()
+
+    def sent(self) -> None:
+        """Note that a renewal is being sent."""
+        self._unanswered.append(self._clock())
+
+    def answered(self) -> None:
+        """Extend the lease by the answer to the oldest renewal."""
+        if not self._unanswered:
+            return
+        sent_s = self._unanswered.popleft()
+        self._from_s = max(self._from_s, sent_s)
+        self._answered_s = max(self._answered_s, sent_s)
+        self.in_doubt = self.in_doubt and sent_s < self._woken_s
+
+    def reconnected(self) -> None:
+        """Drop renewals that a former connection has lost."""
+        self._unanswered.clear()
+
+    def begin(self) -> None:
+        """Begin a new lease, without workers."""
+        self._unanswered.clear()
+        self.in_doubt = False
+        self._from_s = self._clock()

@@ -1,0 +1,101 @@
+"""A run on several hosts, with one launcher on each."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.cluster.hosts import Hosts
+from tests.end_to_end.conftest import wait_for
+
+from outlast.errors import RunDirError
+from outlast.events import AnyEvent, GenerationOpened
+from outlast.telemetry.event_store import read_events
+from outlast.telemetry.run_summary import RunSummary, summarise
+
+JOB = Path(__file__).with_name("steady_job.py")
+STEPS = 60
+WITHIN_S = 120.0
+
+
+class Cluster:
+    """A run of a script on hosts, with one launcher on each."""
+
+    def __init__(self, folder: Path, hosts: Hosts) -> None:
+        self.folder, self.hosts = folder, hosts
+        self.run_dir = folder / "run"
+        self.out = folder / "out"
+        self.launchers: dict[str, subprocess.Popen[str]] = {}
+
+    def start(
+        self,
+        nodes: str,
+        ranks: int,
+        *flags: str,
+        job: tuple[str, ...] = (str(STEPS),),
+        script: Path = JOB,
+        **other: tuple[str, ...],
+    ) -> None:
+        """Start the launchers; `job`: arguments of the script, `other`: flags of one host."""
+        (self.folder / "token").write_text("a secret of these tests")
+        environment = {**os.environ, "OUTLAST_TOKEN_FILE": str(self.folder / "token")}
+        common = ("--nnodes", nodes, "--nproc-per-node", str(ranks), "--run-dir", str(self.run_dir))
+        for name in self.hosts.names:
+            own = (*common, "--rdzv-endpoint=n1:29400", "--plain", *flags, *other.get(name, ()))
+            words = [sys.executable, "-m", "outlast", "run", *own, str(script)]
+            self.launchers[name] = subprocess.Popen(
+                self.hosts.command(name, *words, str(self.out), *job),
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+
+    def events(self) -> list[AnyEvent]:
+        """Return the events that have been written so far."""
+        with contextlib.suppress(RunDirError):  # nothing is written yet
+            return read_events(self.run_dir)
+        return []
+
+    def wait_for_event(self, which: Callable[[AnyEvent], bool], what: str, count: int = 1) -> None:
+        """Wait until `count` events of a kind are there."""
+        wait_for(lambda: sum(map(which, self.events())) >= count, what, WITHIN_S)
+
+    def wait_for_steps(self, count: int = 1) -> None:
+        """Wait until all ranks train, in the generation that is opened as number `count`."""
+        self.wait_for_event(
+            lambda one: isinstance(one, GenerationOpened), f"generation {count}", count
+        )
+
+    def end(self, name: str) -> tuple[int, str]:
+        """Return a launcher's exit code and output, without the frame of messages."""
+        output, _ = self.launchers[name].communicate(timeout=WITHIN_S)
+        return self.launchers[name].returncode, " ".join(output.replace("│", " ").split())
+
+    def codes(self) -> dict[str, int]:
+        """Return the exit codes of the launchers on all hosts with power, after their end."""
+        return {name: self.end(name)[0] for name in self.hosts.up}
+
+    def results(self) -> list[str]:
+        """Return the results of all ranks."""
+        return results(self.out)
+
+    def summary(self) -> RunSummary:
+        return summarise(self.run_dir)
+
+
+def on_one_host(folder: Path, world: int, *job: str, script: Path = JOB) -> list[str]:
+    """Return the results of an undisturbed run on one host."""
+    flags = ("--plain", "--nproc-per-node", str(world), "--run-dir", str(folder / "run"))
+    words = [sys.executable, "-m", "outlast", "run", *flags, str(script), str(folder / "out")]
+    subprocess.run([*words, *job], check=True, capture_output=True, timeout=WITHIN_S)
+    return results(folder / "out")
+
+
+def results(out: Path) -> list[str]:
+    """Return the results of all ranks in a directory."""
+    return [path.read_text() for path in sorted(out.iterdir())]
