@@ -17,6 +17,7 @@ from outlast.errors import ConfigError
 
 WORKER_VARIABLE = "OUTLAST_WORKER"
 TOKEN_VARIABLE = "OUTLAST_TOKEN"  # noqa: S105 - the name of a variable
+STATE_VARIABLE = "OUTLAST_NODE_STATE"
 TOP_VARIABLE = "OUTLAST_REPEATS_TOP"  # of spares and workers that join a running job
 TEMPLATE_VARIABLE = "OUTLAST_TEMPLATE"
 NCCL2_VARIABLE = "TORCH_DIST_USE_NCCL2"

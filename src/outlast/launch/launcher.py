@@ -26,6 +26,7 @@ from outlast.launch.host.unmanaged_group import UnmanagedGroup
 from outlast.launch.host.worker_family import become_subreaper
 from outlast.launch.host.worker_pool import WorkerHandle, WorkerPool
 from outlast.launch.nodes.controller_node import ControllerNode, gather_nodes
+from outlast.launch.nodes.node_state import StateFile
 from outlast.launch.run_directory import SAVE_SIGNAL, RunDir
 from outlast.launch.run_display import Console, Display, DisplayRecord
 from outlast.launch.run_journal import bars_of
@@ -181,6 +182,8 @@ class _Launcher:
                         self._controller.earlier, self._crew.host
                     )
                 self._agent = Agent(self._crew, self._controller.address, token, self._take_over)
+                state = StateFile(self._crew.host, self._run_dir.job.run, plan.limits.lease_s)
+                helpers.append(asyncio.create_task(state.keep(lambda: self._agent.silence_s)))
                 end = await self._lead()
                 done = end.outcome == "done"
                 if nodes:

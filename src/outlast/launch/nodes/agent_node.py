@@ -19,6 +19,7 @@ from outlast.launch.host.agent import Agent
 from outlast.launch.host.worker_family import become_subreaper
 from outlast.launch.host.worker_pool import WorkerPool
 from outlast.launch.nodes import node_facts, node_joining
+from outlast.launch.nodes.node_state import StateFile
 from outlast.launch.run_directory import RunDir
 from outlast.launch.run_display import Console, Display, DisplayRecord
 from outlast.launch.torchrun_arguments import RunPlan
@@ -95,6 +96,8 @@ class _AgentNode:
         console = Console(self._crew, self._record.display)
         serving = asyncio.create_task(self._agent.run())
         helpers = [asyncio.create_task(part) for part in (self._listen(), console.run())]
+        state = StateFile(self._host, self._run_dir.job.run, self._crew.plan.limits.lease_s)
+        helpers.append(asyncio.create_task(state.keep(lambda: self._agent.silence_s)))
         self._look()
         try:
             with self._signals():

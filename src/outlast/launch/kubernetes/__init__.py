@@ -1,0 +1,1 @@
+"""Manifests that start `outlast run` in Kubernetes."""
