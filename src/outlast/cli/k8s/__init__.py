@@ -16,7 +16,7 @@ COMMANDS = {
     "alive": ("node_probes:alive", "Test whether the launcher of this container is not stuck."),
     "ready": (
         "node_probes:ready",
-        "Test whether this node takes part in a run, and its lease is in force.",
+        "Test whether this node takes part in a run that answers.",
     ),
     "render": ("render:render", "Print manifests that run `outlast run` on several pods."),
 }

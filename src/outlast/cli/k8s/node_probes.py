@@ -21,7 +21,7 @@ def alive(state_file: Path) -> int:
 
 
 def ready(state_file: Path) -> int:
-    """Test whether this node takes part in a run, and its lease is in force.
+    """Test whether this node takes part in a run that answers.
 
     Parameters
     ----------
