@@ -16,6 +16,7 @@ repeat the test on groups of the next generation. The tests compare their result
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import queue
@@ -47,11 +48,7 @@ from outlast.worker.groups.rendezvous import Mailbox
 TEST_S = 180.0
 PUBLISHED: Any = messages.Put | messages.Meet
 ANSWERS: Any = messages.RendezvousValue | messages.Met
-LEFT_OUT = {
-    "test_barrier_timeout_full_group",  # in a run the launcher alone has time limits
-    # torch keeps a work whose wait failed in its registry, on gloo too; the test expects it empty
-    "process_group.test_wait_unregisters_work",
-}
+LEFT_OUT = {"test_barrier_timeout_full_group"}  # in a run the launcher alone has time limits
 # Its tests make their groups themselves, which no launcher can replace the members of.
 LEFT_OUT_FILE = suites.FAULT_TOLERANCE.removeprefix("test_c10d_")
 SEVER_S = 5.0  # from a rank's death to the parent's word of it, at most
@@ -114,6 +111,10 @@ class Rank:
         while not self._passes(tests, name, generation):
             self.groups.reap()
             del self.groups._stable[1:]  # of the test's first execution: the second makes them anew
+            if "torch.distributed.tensor" in sys.modules:  # DTensor remembers meshes of the first
+                importlib.import_module(
+                    "torch.distributed.tensor.debug"
+                )._clear_sharding_prop_cache()
             self.count = 0
             generation = self.connect()
         self.send("passed", self.count)

@@ -200,7 +200,7 @@ def test_on_a_device_the_end_is_what_the_device_says(
     op: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     works, work, waits = PendingWorks(lambda _: None), _Queued(), []
-    works.add(op, work, on_cpu=False)
+    works.add(op, work, [], on_cpu=False)
     works.on_device()
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: waits.append(1))
     works.prune()
@@ -248,3 +248,36 @@ def test_numbers_of_works_equal_those_of_plain_gloo(clusters: Any, tmp_path: Pat
     )
     assert plain[0][0] == 0 and plain[0][-1] == 5
     assert ours == [plain, plain]
+
+
+def _left_behind(member: Any) -> list[int]:
+    """Start functional collectives that nobody waits for, since the generation is severed."""
+    member.init()
+    dist.barrier()
+    registered, functional = (
+        torch._C._distributed_c10d._get_work_registry_size,
+        torch.ops._c10d_functional,
+    )
+    found = []
+    if member.rank == 0:  # the other rank takes no part
+        outputs = [
+            functional.all_reduce(torch.ones(9), "sum", "0"),
+            functional.all_gather_into_tensor(torch.ones(9), 2, "0"),
+            functional.reduce_scatter_tensor(torch.ones(8), "sum", 2, "0"),
+        ]
+        found.append(registered())
+        del outputs
+    member.say("started")
+    assert member.told.get(timeout=60)
+    member.connect(2)
+    while member.groups.reap():
+        pass
+    return [*found, registered()]
+
+
+def test_torch_keeps_no_works_of_a_severed_generation(cluster: Any) -> None:
+    cluster.fork(2, _left_behind)
+    cluster.expect("started", 2)
+    cluster.sever(1)
+    cluster.tell(True)
+    assert cluster.join() == [[3, 0], [0]]

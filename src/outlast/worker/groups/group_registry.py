@@ -338,7 +338,7 @@ class GroupRegistry:
         ended = partial(record.capture, entry, outputs) if entry is not None and is_kept else None
         is_live = partial(self._is_live, self._works)  # the next generation has others
         handle = trackable(op, work, on_cpu=on_cpu, ended=ended, is_live=is_live)
-        self._works.add(op, handle, on_cpu=on_cpu)
+        self._works.add(op, handle, outputs, on_cpu=on_cpu)
         return handle
 
     def members(self) -> dict[str, tuple[int, ...]]:

@@ -16,7 +16,8 @@ import dataclasses
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -29,6 +30,7 @@ from outlast.worker.groups.inner_group import InnerGroup
 from outlast.worker.groups.work_handles import AnySourceWork, SeverableWork, WaitedWork
 
 PENDING_MAX = 65_536
+_COMPLETED_S = 0.001  # time limit of the wait for a completed work, which returns at once
 # gloo's works of these complete only through their owner's wait, which also raises their errors;
 # a second wait on a receive would block for another message.
 OWNED = frozenset(
@@ -58,6 +60,15 @@ class _Pending(NamedTuple):
     op: str
     work: dist.Work
     on_cpu: bool
+    outputs: Sequence[torch.Tensor]  # none on a GPU: NCCL's works do not keep them that long
+
+    def unregister(self) -> None:
+        """Drop this ended work from torch's registry of functional collectives, which keeps a work
+        and its tensors until somebody waits for its outputs. Nobody does in a severed generation.
+        """
+        for tensor in self.outputs:
+            with suppress(RuntimeError):
+                torch.ops._c10d_functional.wait_tensor(tensor)  # noqa: SLF001 - no public name
 
     @property
     def owned(self) -> bool:
@@ -96,11 +107,13 @@ class PendingWorks:
             errors = self._prune_head()
         self._report(errors)
 
-    def add(self, op: str, work: dist.Work, *, on_cpu: bool) -> None:
+    def add(
+        self, op: str, work: dist.Work, outputs: Sequence[torch.Tensor], *, on_cpu: bool
+    ) -> None:
         """Add a work. Raises PhaseError if PENDING_MAX operations are in flight."""
         with self._lock:
             if len(self._pending) < PENDING_MAX:
-                self._pending.append(_Pending(op, work, on_cpu))
+                self._pending.append(_Pending(op, work, on_cpu, outputs if on_cpu else ()))
                 return
         raise PhaseError(
             f"{PENDING_MAX} collectives of one phase are in flight; wait for the works that"
@@ -146,16 +159,22 @@ class PendingWorks:
         monotonic clock. Return the number of works still running; these were never cut."""
         for pending in list(self._pending):
             left_s = deadline_s - time.monotonic()
-            if left_s <= 0 or pending.work.is_completed():
+            is_completed = pending.work.is_completed()
+            if pending.owned if is_completed else left_s <= 0:
                 continue
             try:
-                pending.work.wait(timedelta(seconds=left_s))
-            except RuntimeError:
+                pending.work.wait(timedelta(seconds=max(left_s, _COMPLETED_S)))
+            except RuntimeError as error:
                 # Cut operations end in an error. Owned works report it only by raising; a
                 # collective that timed out is still counted below.
                 if pending.owned:
                     with self._lock:
                         self._pending = deque(p for p in self._pending if p is not pending)
+                elif not pending.work.is_completed():
+                    continue
+                if not self._on_failure(error):
+                    continue  # outside of a run, who waits for the outputs gets torch's error
+            pending.unregister()
         return sum(not pending.work.is_completed() for pending in list(self._pending))
 
     def _count(self) -> int:
