@@ -41,12 +41,13 @@ class ProcessStat(NamedTuple):
 def read_process_stat(pid: int) -> ProcessStat | None:
     """Return one process, or None if it does not exist."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        with open(f"/proc/{pid}/stat", "rb", buffering=0) as stat:  # noqa: PTH123 - a Path takes as long
+            text = stat.read()
     except OSError:
         return None
-    fields = text[text.rindex(")") + 2 :].split()
-    spent_ticks = sum(int(field) for field in fields[11:15])
-    return ProcessStat(pid, fields[0], int(fields[1]), int(fields[3]), int(fields[19]), spent_ticks)
+    fields = text[text.rindex(b")") + 2 :].split()
+    state, spent_ticks = fields[0].decode(), sum(map(int, fields[11:15]))
+    return ProcessStat(pid, state, int(fields[1]), int(fields[3]), int(fields[19]), spent_ticks)
 
 
 def all_processes() -> dict[int, ProcessStat]:

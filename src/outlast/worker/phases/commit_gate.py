@@ -27,6 +27,7 @@ from outlast.worker.state.protected_modules import ProtectedModules
 from outlast.worker.state.protected_state import ProtectedState
 from outlast.worker.state.tensor_digests import local_shard
 
+_WHOLE_GRADIENTS = (type(None), torch.Tensor)  # no DTensors
 VoteHook = Callable[[Optimizer], None]
 OR_WITH_UNDO = "or run the function by session.run_with_undo, which copies the state first"
 
@@ -115,8 +116,11 @@ def must_have_reduced(protected: ProtectedState) -> None:
     """Check before the vote that no gradient is a partial sum over ranks, as a DTensor may be."""
     if "torch.distributed.tensor" not in sys.modules:
         return
-    for name, parameter in protected.tree.named_parameters():
+    sharded = (p for p in protected.tree.parameters() if type(p.grad) not in _WHOLE_GRADIENTS)
+    for parameter in sharded:
         if any(each.is_partial() for each in getattr(parameter.grad, "placements", ())):
+            named = protected.tree.named_parameters()
+            name = next(name for name, each in named if each is parameter)
             raise PhaseError(
                 f"the gradient of {name} is a partial sum (DTensor's Partial, as SequenceParallel"
                 " leaves it): optimizer.step would sum it over the ranks after the vote; do it"

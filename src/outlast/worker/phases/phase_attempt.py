@@ -18,6 +18,7 @@ import copy
 import dataclasses
 import weakref
 from collections.abc import Iterable, Mapping
+from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -28,6 +29,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from outlast.checkpoint.format import codec
 from outlast.errors import ProtectError
+from outlast.worker.script.value_encoding import PLAIN
 from outlast.worker.state.optimizer_state import hyperparameters, put_in_groups
 from outlast.worker.state.protected_modules import BufferSnapshot
 from outlast.worker.state.protected_state import ProtectedState
@@ -46,7 +48,9 @@ class _Seen(NamedTuple):
     parameter: nn.Parameter
     gradient: weakref.ref[torch.Tensor] | None
     version: int
-    parameter_version: int
+
+
+_VERSION = attrgetter("_version")  # torch's own counter of changes
 
 
 class AttemptGradients:
@@ -58,11 +62,11 @@ class AttemptGradients:
         reducers: Iterable[DistributedDataParallel],
         scalers: Iterable[torch.amp.GradScaler],
     ) -> None:
+        self._parameters = list(parameters)
+        self._versions = [*map(_VERSION, self._parameters)]
         self._before = [
-            _Seen(p, None, 0, p._version)  # noqa: SLF001 - torch's own counter of changes
-            if g is None
-            else _Seen(p, weakref.ref(g), g._version, p._version)  # noqa: SLF001 - as above
-            for p in parameters
+            _Seen(p, None, 0) if g is None else _Seen(p, weakref.ref(g), _VERSION(g))
+            for p in self._parameters
             for g in (p.grad,)
         ]
         self._reducers = reducers
@@ -70,10 +74,11 @@ class AttemptGradients:
 
     def changed_parameter(self) -> nn.Parameter | None:
         """Return a parameter that the attempt has written to, or None."""
-        for before in self._before:
-            if before.parameter._version != before.parameter_version:  # noqa: SLF001 - as above
-                return before.parameter
-        return None
+        versions = [*map(_VERSION, self._parameters)]
+        if versions == self._versions:
+            return None
+        pairs = zip(self._parameters, versions, self._versions, strict=True)
+        return next(parameter for parameter, now, before in pairs if now != before)
 
     def has_leftovers(self) -> bool:
         """Return whether the attempt, without an optimizer's vote, leaves gradients to which the
@@ -97,7 +102,7 @@ class AttemptGradients:
 
     def _differs(self, before: _Seen, now: torch.Tensor) -> bool:
         assert before.gradient is not None
-        if before.gradient() is now and now._version == before.version:  # noqa: SLF001 - as above
+        if before.gradient() is now and _VERSION(now) == before.version:
             return False
         if id(before.parameter) in self._in_buckets():
             return False  # DDP itself moves these to new memory when it rebuilds its buckets
@@ -271,6 +276,8 @@ class UndoCopy:
 
 def deep_copy(value: Any, device: str | None = None) -> Any:
     """Return a deep copy; tensors on `device`, or on their own."""
+    if type(value) in PLAIN:
+        return value
     if isinstance(value, torch.Tensor):
         return value.detach().to(device or value.device, copy=True)
     if isinstance(value, Mapping):

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable, Mapping
+from operator import attrgetter
 
 import torch
 import torch.distributed as dist
@@ -35,6 +36,7 @@ from outlast.worker.state.tensor_digests import (
     word_of,
 )
 
+_TRAINING, _REQUIRES_GRAD = attrgetter("training"), attrgetter("requires_grad")
 _DENSE, _SPARSE = 1, 2  # kinds of gradients
 _HOOKS_MAX = 1 << 30  # for a module that is new
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -113,8 +115,7 @@ class ProtectedModules:
 
     def modes(self) -> bytes:
         """Return `training` of each module, then `requires_grad` of each parameter."""
-        trains = bytes(part.training for _, part in self._parts)
-        return trains + bytes(p.requires_grad for p in self.parameters())
+        return bytes(map(_TRAINING, self.parts)) + bytes(map(_REQUIRES_GRAD, self.parameters()))
 
     def set_modes(self, modes: bytes) -> None:
         """Restore the result of `modes`. No-op if the number of modules or parameters differs."""
@@ -159,8 +160,7 @@ class ProtectedModules:
 
     def parameter_names(self) -> list[tuple[str, ...]]:
         """Return the names of the parameters of each submodule."""
-        # TorchScript's modules have no iterator over the names.
-        return [tuple(part._parameters.keys()) for _, part in self._parts]  # noqa: SLF001 - no copy
+        return [tuple(part._parameters.keys()) for _, part in self._parts]  # noqa: SLF001 - TorchScript's have no iterator
 
     @property
     def named_parts(self) -> list[tuple[str, nn.Module]]:

@@ -99,10 +99,7 @@ class RankLocalState:
 
     def _packed(self, part: str, value: Any) -> bytes:
         """Return the value encoded; encode again only if it has changed."""
-        try:
-            look = msgspec.msgpack.encode(value)
-        except (TypeError, OverflowError):  # for example a tensor or a long integer
-            look = b""
+        look = _packed_plainly(value)
         before, data = self._looks.get(part, (b"", b""))
         if not look or look != before:
             data = codec.encode(value)
@@ -130,19 +127,18 @@ class RankLocalState:
         schedules = protected.schedules.items()
         closed = {name: each for name, each in schedules if not takes_metric(type(each))}
         scheduled = {id(getattr(each, "optimizer", None)) for each in closed.values()}
-        return codec.encode(
-            {
-                "buffers": {key: b for key, b in late.items() if id(b) not in counts},
-                "schedulers": {n: each.state_dict() for n, each in schedules if n not in closed},
-                "groups": {
-                    name: hyperparameters(optimizer)
-                    for name, optimizer in protected.optimizers.items()
-                    if id(optimizer) not in scheduled
-                },
-                "modes": protected.tree.modes(),
-                "fsdp": protected.iterations.settings(),
-            }
-        )
+        state = {
+            "buffers": {key: b for key, b in late.items() if id(b) not in counts},
+            "schedulers": {n: each.state_dict() for n, each in schedules if n not in closed},
+            "groups": {
+                name: hyperparameters(optimizer)
+                for name, optimizer in protected.optimizers.items()
+                if id(optimizer) not in scheduled
+            },
+            "modes": protected.tree.modes(),
+            "fsdp": protected.iterations.settings(),
+        }
+        return _packed_plainly(state) or codec.encode(state)
 
     def _everything(self) -> dict[str, Any]:
         protected = self._protected
@@ -307,6 +303,15 @@ _TOLD = {
     SCHEDULERS: "states of schedulers",
     RATES: "hyperparameters, and so all weights",
 }
+
+
+def _packed_plainly(value: Any) -> bytes:
+    """Return plain values as bytes, more quickly than `codec` and only to compare them; b"" for
+    others (a tensor, a long integer)."""
+    try:
+        return msgspec.msgpack.encode(value)
+    except (TypeError, OverflowError):
+        return b""
 
 
 def part_of(value: Any) -> str:
