@@ -14,6 +14,7 @@ from tests.end_to_end.conftest import wait_for
 
 from outlast.errors import RunDirError
 from outlast.events import AnyEvent, GenerationOpened
+from outlast.telemetry.committed_history import check_run
 from outlast.telemetry.event_store import read_events
 from outlast.telemetry.run_summary import RunSummary, summarise
 
@@ -81,7 +82,8 @@ class Cluster:
         return {name: self.end(name)[0] for name in self.hosts.up}
 
     def results(self) -> list[str]:
-        """Return the results of all ranks."""
+        """Return the results of all ranks, of a run whose history its journal explains."""
+        assert check_run(self.run_dir) == []
         return results(self.out)
 
     def summary(self) -> RunSummary:

@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 
 from outlast import events
+from outlast.errors import EXIT_DONE
+from outlast.telemetry.committed_history import check_run
 from outlast.telemetry.event_store import read_events
 
 JOB = Path(__file__).with_name("jobs") / "training_job.py"
@@ -98,6 +100,8 @@ class Runner:
             text = (self.folder / f"{name}.txt").read_text()
             raise AssertionError(f"still running after {DEADLINE_S} s:\n{text[-6000:]}") from None
         text = (self.folder / f"{name}.txt").read_text()
+        if code == EXIT_DONE:
+            assert check_run(self.folder / name) == []
         return Outcome(code, text, self.folder / name, self.folder / "out", self.world)
 
     def run(self, *flags: str, job: tuple[str, ...] = (), script: Path = JOB) -> Outcome:

@@ -14,6 +14,7 @@ from outlast.controller import inputs
 from outlast.controller.controller_state import ControllerState
 from outlast.controller.planned_migration import MOVES_MAX
 from outlast.errors import InvariantError
+from outlast.telemetry.committed_history import CommittedPhase
 from outlast.testing.fault_plan import ATTEMPTS_AMPLE, NO_OWNER, FaultPlan
 from outlast.transport import messages
 
@@ -63,6 +64,7 @@ class RunInvariants:
         self.seated: dict[str, int] = {}  # worker -> its seat
         self.slots_left: dict[int, set[str]] = {}  # seat -> slots that its lost workers have left
         self.wrong: dict[int, int] = {}  # models that a flipped bit led to: the flip's number
+        self.history: list[CommittedPhase] = []
         self.refused = 0  # frames of lower terms that agents refused
         self._obeyed: dict[str, int] = {}  # agent -> the highest term
         self._applied: dict[tuple[int, int], set[int]] = {}  # (generation, n) -> ranks
@@ -202,8 +204,9 @@ class RunInvariants:
                 " decided already"
             )
 
-    def completes(self, name: str, generation: int, n: int) -> None:
+    def completes(self, name: str, generation: int, n: int, model: int) -> None:
         """Record that a rank has completed phase n."""
+        self.history.append(CommittedPhase(name, self.seated[name], generation, n, (model,)))
         ranks = self._applied.setdefault((generation, n), set())
         ranks.add(self.seated[name])
         if len(ranks) == self.world:

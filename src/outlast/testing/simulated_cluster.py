@@ -15,6 +15,7 @@ from outlast.controller import inputs
 from outlast.controller.controller_state import ControllerState
 from outlast.controller.lifecycle.journal_segments import count_entries, join_segments
 from outlast.controller.state_machine import initial
+from outlast.telemetry.committed_history import check_history
 from outlast.testing.fault_plan import NO_OWNER, FaultPlan, draw_plan, draw_takeover_plan
 from outlast.testing.run_invariants import RunInvariants, check_ending
 from outlast.testing.simulated_agent import SimAgent
@@ -110,6 +111,11 @@ class SimCluster:
             if self.timeline.now_s > VIRTUAL_S_MAX:
                 self.ledger.fail(f"no end after {VIRTUAL_S_MAX} virtual seconds")
         check_ending(self.plan, self.ledger, self.end)
+        history = self.ledger.history
+        if self.plan.flips:  # audits find a wrong state after it was committed
+            history = [phase._replace(content=()) for phase in history]
+        if problems := check_history(self.segments, history):
+            self.ledger.fail(f"workers and journal contradict each other: {problems[0]}")
         if self.plan.waits:
             self.checks.calm()
         return SimOutcome(

@@ -379,7 +379,7 @@ class SimWorker(RebuildingProcess):
         self.model = self.ledger.after(self.model, self.n + 1)
         self.own = own_step(self.own, self.n + 1)
         self.n += 1
-        self.ledger.completes(self.name, self.opened, self.n)
+        self.ledger.completes(self.name, self.opened, self.n, self.model)
         self.completed += 1
         self.state = "idle"
         self.work(0.001, 0.05, self._tail)
