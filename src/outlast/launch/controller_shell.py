@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import sys
 import traceback
@@ -26,9 +27,13 @@ from outlast.launch.torchrun_arguments import RunPlan
 from outlast.telemetry.segment_files import SegmentWriter
 from outlast.transport import messages
 from outlast.transport.channel import Channel
+from outlast.transport.stranger_table import Stranger, StrangerTable
 
-STRANGERS_MAX = 16
+STRANGERS_MAX = 64  # or the number of nodes
 STRANGER_S = 5.0
+BACKLOG = 1024
+ACCEPTS_MAX = 64  # per turn of the loop
+PAUSE_S = 1.0
 BEAT_S = 0.25
 STILL_S = 1.0  # a later beat means that this process stalled, not that peers were silent
 _entry_encoder = msgspec.msgpack.Encoder()
@@ -96,14 +101,18 @@ class ControllerShell:
         self._inputs: list[inputs.Input] = []  # of the next turn
         self._closed = False
         self._peers: dict[str, ControllerPeer] = {}
-        self._strangers: dict[Channel, asyncio.TimerHandle] = {}
+        most = max(STRANGERS_MAX, len(nodes.hosts))
+        self._table = StrangerTable("the controller", most, STRANGER_S, record.note)
+        self._strangers: dict[Channel, Stranger] = {}
         self._seqs: dict[str, int] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._pulse: asyncio.TimerHandle | None = None
         self._ran_ns = 0  # last time at which this launcher ran
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[inputs.EndRun] = self._loop.create_future()
-        self._listener = socket.create_server((nodes.address, 0), backlog=max(64, len(nodes.hosts)))
+        self._listener = socket.create_server(
+            (nodes.address, 0), backlog=max(BACKLOG, len(nodes.hosts))
+        )
         self._listener.setblocking(False)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
 
@@ -113,7 +122,7 @@ class ControllerShell:
 
     def begin(self) -> None:
         """Accept connections and begin the term."""
-        self._loop.add_reader(self._listener, self._accept)
+        self._listen()
         self._beat()
         self._feed(
             inputs.BeginTerm(
@@ -141,7 +150,8 @@ class ControllerShell:
                 timer.cancel()
         self._loop.remove_reader(self._listener)
         self._listener.close()
-        for channel in [*self._strangers, *(peer.channel for peer in self._peers.values())]:
+        self._table.close("the controller ends")
+        for channel in [peer.channel for peer in self._peers.values()]:
             channel.close("the controller ends")
         self._journal.close()
 
@@ -282,13 +292,27 @@ class ControllerShell:
     # --- connections ----------------------------------------------------------------------
 
     def _accept(self) -> None:
-        try:
-            sock, _ = self._listener.accept()
-        except OSError:
-            return  # the peer closed the connection before accept
-        if len(self._strangers) >= STRANGERS_MAX:
-            sock.close()
-            return
+        for _ in range(ACCEPTS_MAX):
+            try:
+                sock, peer = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    self._pause()
+                return  # or the peer closed the connection before accept
+            self._welcome(sock, peer[0])
+
+    def _pause(self) -> None:
+        """Accept nothing for a while: this process has no free descriptor."""
+        self._loop.remove_reader(self._listener)
+        self._loop.call_later(PAUSE_S, self._listen)
+
+    def _listen(self) -> None:
+        if not self._closed:
+            self._loop.add_reader(self._listener, self._accept)
+
+    def _welcome(self, sock: socket.socket, address: str) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         channel = Channel(
             sock,
@@ -297,16 +321,16 @@ class ControllerShell:
             lambda reason: self._on_closed(channel, reason),
             stranger=True,
         )
-        self._strangers[channel] = self._loop.call_later(
-            STRANGER_S, channel.close, f"no message for {STRANGER_S:g} s"
-        )
+        stranger = Stranger(address, channel.close)
+        self._strangers[channel] = stranger
+        self._table.add(stranger)
 
     def _on_frame(self, channel: Channel, frame: messages.MessageEnvelope) -> None:
         if frame.run != self.job.run:
             channel.close(f"it speaks of run {frame.run}, this is {self.job.run}")
             return
         if channel in self._strangers:
-            self._strangers.pop(channel).cancel()
+            self._table.admit(self._strangers.pop(channel))
             old = self._peers.get(frame.agent)
             self._peers[frame.agent] = ControllerPeer(channel, frame.incarnation)
             if old:
@@ -321,11 +345,9 @@ class ControllerShell:
         self._feed(inputs.Received(t_ns=self._now_ns(), envelope=frame))
 
     def _on_closed(self, channel: Channel, reason: str) -> None:
-        timer = self._strangers.pop(channel, None)
-        if timer:
-            timer.cancel()
+        if stranger := self._strangers.pop(channel, None):
             if not self._closed:
-                self._record.note(f"a connection to the controller was refused: {reason}")
+                self._table.refuse(stranger, reason)
             return
         for agent, peer in list(self._peers.items()):
             if peer.channel is channel:

@@ -109,14 +109,14 @@ class NodeLink:
         """Return this host's IPv4 address on the way to the peer."""
         return str(self._writer.get_extra_info("sockname")[0])
 
-    async def receive(self) -> AnyNodeMessage | None:
+    async def receive(self, bytes_max: int = FRAME_BYTES_MAX) -> AnyNodeMessage | None:
         """Return the next message, or None at the end of the connection.
 
         Raises WireError for a frame of another program, ForeignTokenError for one of another token.
         """
         try:
             magic, length, tag = HEADER.unpack(await self._reader.readexactly(HEADER.size))
-            if magic != MAGIC or length > FRAME_BYTES_MAX:
+            if magic != MAGIC or length > bytes_max:
                 raise WireError(f"not a frame of an Outlast node (starts with {magic!r})")
             payload = await self._reader.readexactly(length)
         except (asyncio.IncompleteReadError, OSError):

@@ -34,15 +34,18 @@ async def join(
     attempts = _Attempts(identity, note)
     try:
         async with asyncio.timeout(timeout_s):
-            link = await attempts.connect()
-            hello = identity.hello(_read_proof(run_dir))
-            answer = await _ask(link, hello)
+            while True:
+                link = await attempts.connect()
+                hello = identity.hello(_read_proof(run_dir))
+                if answer := await _ask(link, hello):
+                    break
+                await attempts.closed(link)
     except TimeoutError:
         if isinstance(attempts.error, socket.gaierror):
             raise unresolved(identity.endpoint, timeout_s, attempts.error) from None
         raise ConfigError(
             f"{identity.host}: the endpoint {host}:{port} gave no answer within {timeout_s:g} s:"
-            " the controller's node is not there, or waits for other nodes; nothing was started"
+            f" {attempts.error or 'it waits for other nodes'}; nothing was started"
         ) from None
     except ForeignTokenError:
         raise ConfigError(
@@ -64,8 +67,8 @@ async def join(
             " was started on this node"
         )
     raise ConfigError(
-        f"{identity.host}: the endpoint {host}:{port} closed the connection: it is another"
-        " program's, or the run has all its nodes, or has ended; nothing was started"
+        f"{identity.host}: the answer of the endpoint {host}:{port} is not to this node's request;"
+        " nothing was started"
     )
 
 
@@ -85,9 +88,26 @@ class _Attempts:
 
     def __init__(self, identity: NodeIdentity, note: Callable[[str], None]) -> None:
         self._identity, self._note = identity, note
-        self.error: OSError | None = None  # of the last attempt
+        self._is_noted = False
+        self.error: OSError | None = None  # of the last attempt, if it failed
+
+    async def closed(self, link: NodeLink) -> None:
+        """Wait after a connection that ended without an answer: others crowded it out, the
+        controller's node starts again, or the endpoint is another program's."""
+        await link.close()
+        await self._wait(ConnectionResetError("it closes connections without an answer"))
+
+    async def _wait(self, error: OSError) -> None:
+        if not self._is_noted:
+            self._is_noted = True
+            host, port = self._identity.endpoint
+            reason = str(error) or f"no answer within {CONNECT_S:g} s"
+            self._note(f"waiting for the endpoint {host}:{port}: {reason}")
+        self.error = error
+        await asyncio.sleep(RETRY_S)
 
     async def connect(self) -> NodeLink:
+        """Return a connection to the endpoint."""
         host, port = self._identity.endpoint
         own = (self._identity.local_addr, 0) if self._identity.local_addr else None
         while True:
@@ -97,12 +117,9 @@ class _Attempts:
                         host, port, family=socket.AF_INET, local_addr=own
                     )
             except OSError as error:
-                if self.error is None:
-                    reason = str(error) or f"no answer within {CONNECT_S:g} s"
-                    self._note(f"waiting for the endpoint {host}:{port}: {reason}")
-                self.error = error
-                await asyncio.sleep(RETRY_S)
+                await self._wait(error)
                 continue
+            self.error = None
             sock = writer.get_extra_info("socket")
             with contextlib.suppress(OSError):
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

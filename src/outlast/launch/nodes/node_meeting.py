@@ -30,8 +30,11 @@ from outlast.transport.node_link import (
     NodeStop,
     RunOutcome,
 )
+from outlast.transport.stranger_table import Stranger, StrangerTable
 
 BACKLOG = 1024
+ACCEPTS_MAX = 64  # per turn of the loop
+HELLO_BYTES_MAX = 1 << 18
 STRANGERS_MAX = 64  # connections without a Hello
 HELLO_S = 10.0
 RETRY_S = 0.2
@@ -72,7 +75,7 @@ class NodeMeeting:
         self._run_dir = run_dir
         self._proof = secrets.token_hex(16)
         self._seats: dict[str, NodeSeat] = {}
-        self._strangers = 0
+        self._strangers = StrangerTable("the endpoint", STRANGERS_MAX, HELLO_S, note)
         self._is_over = False
         self._refused: dict[str, str] = {}
         self._full = asyncio.Event()
@@ -116,13 +119,8 @@ class NodeMeeting:
             raise self._error(error, timeout_s) from error
         while True:
             try:
-                server = await asyncio.start_server(
-                    self._serve,
-                    self._identity.local_addr or host,
-                    port,
-                    family=socket.AF_INET,
-                    backlog=BACKLOG,
-                )
+                sock = await self._bind(own, port)
+                server = await asyncio.start_server(self._serve, sock=sock, backlog=ACCEPTS_MAX)
             except OSError as error:
                 late = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
                 if not late or is_address(own):
@@ -132,8 +130,15 @@ class NodeMeeting:
                 self._unopened = error
                 await asyncio.sleep(RETRY_S)
             else:
-                self.address = str(server.sockets[0].getsockname()[0])
+                sock.listen(BACKLOG)  # start_server gave both the same number
+                self.address = str(sock.getsockname()[0])
                 return server
+
+    @staticmethod
+    async def _bind(host: str, port: int) -> socket.socket:
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(host, port, family=socket.AF_INET, type=socket.SOCK_STREAM)
+        return socket.create_server(found[0][4][:2])
 
     def _error(self, error: OSError | None, timeout_s: float) -> ConfigError:
         """Return the error for an endpoint that cannot be opened."""
@@ -179,6 +184,7 @@ class NodeMeeting:
 
     async def _end(self, message: AnyNodeMessage) -> None:
         self._is_over = True
+        self._strangers.close("the meeting is over")
         links = [seat.link for seat in self._seats.values() if seat.link]
         for link in links:
             link.send(message)
@@ -206,43 +212,47 @@ class NodeMeeting:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         link = NodeLink(reader, writer, self._identity.key)
-        if self._strangers >= STRANGERS_MAX or self._full.is_set():
-            writer.transport.abort()
-            return
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
-        self._strangers += 1
-        try:
-            hello, wrong = await self._hello(link)
-        finally:
-            self._strangers -= 1
-        if hello and not wrong:
+        why: list[str] = []
+
+        def close(reason: str) -> None:
+            why.append(reason)
+            writer.transport.abort()
+
+        stranger = Stranger(str(writer.get_extra_info("peername", ("unknown",))[0]), close)
+        self._strangers.add(stranger)
+        hello, wrong = await self._hello(link)
+        if hello is None:
+            self._strangers.refuse(stranger, why[0] if why else wrong)
+            link.send(NodeRefused(reason=wrong))
+            await link.close()
+        elif wrong:
+            self._strangers.admit(stranger)
+            await self._refuse(hello, link, wrong)
+        else:
+            self._strangers.admit(stranger)
             self._seats[hello.host] = NodeSeat(hello.host, link, hello)
             self._check_full()
             await self._listen(hello.host, link)
-        else:
-            await self._refuse(hello, link, wrong)
         self._tasks.discard(task)
 
     async def _hello(self, link: NodeLink) -> tuple[NodeHello | None, str]:
         """Return a node's Hello, and why it does not fit; None for a stranger."""
         try:
-            async with asyncio.timeout(HELLO_S):
-                hello = await link.receive()
+            hello = await link.receive(HELLO_BYTES_MAX)
         except ForeignTokenError:
             return None, "its token is not that of this run"
-        except (WireError, TimeoutError) as error:
-            return None, str(error) or f"no message for {HELLO_S:g} s"
+        except WireError as error:
+            return None, str(error)
         if not isinstance(hello, NodeHello):
-            return None, "its first message is no Hello"
+            return None, "its first message is no Hello" if hello else "it ended without a message"
         return hello, self._difference(hello)
 
-    async def _refuse(self, hello: NodeHello | None, link: NodeLink, why: str) -> None:
-        name = hello.host if hello else "a connection"
-        if hello:
-            self._refused[hello.host] = why
-        self._note(f"{name} was refused at the endpoint: {why}")
+    async def _refuse(self, hello: NodeHello, link: NodeLink, why: str) -> None:
+        self._refused[hello.host] = why
+        self._note(f"{hello.host} was refused at the endpoint: {why}")
         link.send(NodeRefused(reason=why))
         await link.close()
 
@@ -257,6 +267,8 @@ class NodeMeeting:
             return f"its failure domain {hello.domain[:80]!r} is not a path of names"
         if hello.directory != self._proof:
             return "its run directory is not the one of the controller's node"
+        if self._full.is_set():
+            return "the run has all its nodes"
         if hello.host in self._seats:
             return f"a node of host {hello.host} is there already"
         ranks = [seat.hello.node_rank for seat in self._seats.values()]
