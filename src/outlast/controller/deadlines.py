@@ -202,16 +202,21 @@ def earliest(turn: ControllerTurn) -> int:
 def _of_records(turn: ControllerTurn, names: Iterable[str]) -> Iterator[int]:
     """Yield the deadlines of these agents and workers."""
     state = turn.state
+    agents, workers, mode = state.members.agents, state.members.workers, state.mode
+    waits_for_ranks = mode in ("gathering", "closing")
     for name in names:
-        if (agent := state.members.agents.get(name)) is not None and not agent.lapsed:
+        if (agent := agents.get(name)) is not None and not agent.lapsed:
             yield agent.until_ns()
-        if (worker := state.members.workers.get(name)) is None:
+        if (worker := workers.get(name)) is None:
             continue
+        is_due = worker.missing_ns or worker.killed_ns or worker.hello is None
+        if not is_due and not waits_for_ranks:
+            continue  # nearly every rank, nearly always
         if worker.missing_ns:
             yield worker.missing_ns + _ns(state.limits.lease_s)
         elif (at_ns := _worker_deadline(turn, worker)) is not None:
             yield at_ns
-        is_asked = state.mode == "closing" and worker.seat >= 0
+        is_asked = mode == "closing" and worker.seat >= 0
         is_asked = is_asked and worker.member == state.generation
         if is_asked and recovery_decision.is_silent(turn, worker):
             yield state.clock.since_ns + _ns(recovery_decision.answer_limit_s(turn, worker))

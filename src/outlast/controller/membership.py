@@ -115,8 +115,8 @@ def on_spawned(turn: ControllerTurn, agent: AgentRecord, body: messages.Spawned)
     """Record that an agent has started a worker."""
     if (worker := turn.state.members.workers.get(body.worker)) is None:
         return
-    if worker.missing_ns:  # a Hello from before its start came later than its Spawn
-        turn.change(worker.name, missing_ns=0)
+    # A Hello from before its start may have come later than its Spawn.
+    worker = turn.change(worker.name, missing_ns=0) if worker.missing_ns else worker
     name, seat, pid, host = worker.name, worker.seat, body.pid, agent.host
     turn.emit(events.WorkerSpawned(t_ns=turn.now_ns, worker=name, seat=seat, pid=pid, host=host))
 
@@ -252,7 +252,8 @@ def on_renewed(turn: ControllerTurn, agent: AgentRecord, body: messages.Renew) -
         worker = state.members.workers.get(name)
         if worker is None or worker.agent != agent.name:
             continue
-        state.progress.reach(n, step)
+        if (n, step) > state.progress.reached:
+            state.progress.reach(n, step)
         if word == "finished" and not worker.finished:
             turn.change(name, finished=True)  # its own message may have been lost
         if worker.is_blocked != (name in body.blocked):
@@ -271,9 +272,8 @@ def on_lease_expired(turn: ControllerTurn, agent: AgentRecord) -> None:
     """Count the agent's workers as lost: it has killed them by now, or its host has failed."""
     turn.state.members.set_agent(replace(agent, connected=False, lapsed=True))
     checkpoint_tracking.on_host_lost(turn)
+    detail = f"the agent of {agent.host} has not renewed its lease for {agent.lease_ns / S_NS:g} s"
     for worker in turn.state.members.crew(agent.name):
-        seconds = agent.lease_ns / S_NS
-        detail = f"the agent of {agent.host} has not renewed its lease for {seconds:g} s"
         on_worker_lost_with_agent(turn, worker, detail)
 
 

@@ -100,3 +100,18 @@ def test_a_renewal_after_the_stall_ends_the_doubt(lease: AgentLease, clock: Cloc
 def test_the_clock_counts_suspended_time() -> None:
     before_s = time.clock_gettime(time.CLOCK_BOOTTIME)
     assert before_s <= boot_clock_s() <= time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+@pytest.mark.parametrize(
+    ("lease_s", "hosts", "pause_s"),
+    [(10.0, 1, 0.5), (10.0, 512, 0.5), (10.0, 1024, 1.0), (10.0, 4096, 1.25), (1.2, 4096, 0.4)],
+)
+def test_many_hosts_renew_more_rarely(
+    clock: Clock, lease_s: float, hosts: int, pause_s: float
+) -> None:
+    lease = AgentLease(lease_s, clock, hosts)
+    lease.begin_renewal()
+    clock.now_s += 0.99 * pause_s
+    assert not lease.is_renewal_due
+    clock.now_s += 0.02 * pause_s
+    assert lease.is_renewal_due

@@ -42,7 +42,7 @@ class Agent:
         self._link = AgentLink(address, token, self._on_frame, self._on_connected)
         self._on_unmanaged = on_plain
         self._address = address
-        self._lease = AgentLease(crew.plan.limits.lease_s)
+        self._lease = AgentLease(crew.plan.limits.lease_s, hosts=crew.plan.node.nodes)
         self._incarnation = 1
         self._seq = 0
         self._received_seq = 0

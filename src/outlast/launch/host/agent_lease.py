@@ -6,7 +6,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-RENEW_S = 0.5  # maximum period of renewals, whose beats are displayed
+RENEW_S = 0.5  # maximum period of renewals, whose beats are displayed; of up to HOSTS_OFTEN hosts
+HOSTS_OFTEN = 512  # more hosts renew more rarely: a renewal costs the controller 50 us
 LEASE_USED = 0.75  # workers are killed after this share of the lease, well before it ends
 UNANSWERED_MAX = 1000
 
@@ -23,12 +24,15 @@ class AgentLease:
     one pause, in which the controller may renew it: workers must not run until then.
     """
 
-    def __init__(self, lease_s: float, clock: Callable[[], float] = boot_clock_s) -> None:
+    def __init__(
+        self, lease_s: float, clock: Callable[[], float] = boot_clock_s, hosts: int = 1
+    ) -> None:
         self.lease_s = lease_s
         self.usable_s = LEASE_USED * lease_s
         self.in_doubt = False
         self.stall_s = 0.0  # time without running from which the doubt comes
-        self._pause_s = min(lease_s / 3, RENEW_S)
+        often_s = min(lease_s / 3, RENEW_S)
+        self._pause_s = max(often_s, min(lease_s / 8, RENEW_S * hosts / HOSTS_OFTEN))
         self._clock = clock
         self._unanswered: deque[float] = deque(maxlen=UNANSWERED_MAX)  # times of sending
         self._from_s = self._answered_s = self._looked_s = self._renewed_s = clock()
