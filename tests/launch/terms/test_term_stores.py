@@ -134,7 +134,7 @@ def test_an_answer_of_another_program_is_an_error(answer: bytes) -> None:
             self.end_headers()
             self.wfile.write(answer)
 
-        def log_message(self, format: str, *args: object) -> None:
+        def log_message(self, *_args: object) -> None:
             pass
 
     with http.server.HTTPServer(("127.0.0.1", 0), Stranger) as server:
