@@ -15,7 +15,7 @@ from outlast.controller.inputs import EndRun
 from outlast.errors import EXIT_DONE
 from outlast.launch import torchrun_arguments
 from outlast.launch.launcher import launch
-from outlast.launch.nodes import agent_node, node_facts
+from outlast.launch.nodes import node_start
 from outlast.launch.run_display import DetachedDisplay
 from outlast.telemetry.live_view import display
 from outlast.text_formatting import frame_cause
@@ -46,9 +46,11 @@ def run(argv: list[str]) -> int:
     def show(path: Path) -> DetachedDisplay:
         return DetachedDisplay(display(path, plain=plan.plain, lines=lines))
 
-    if plan.node.total > 1 and not node_facts.holds_controller(plan):
-        end = agent_node.serve(plan, show)
-        if framed := frame_cause(end.outcome, end.cause):
+    if plan.node.total > 1:
+        end, leads = node_start.serve(plan, show)
+        if leads:
+            conclude(end, Path(plan.run_dir), as_json=plan.json)
+        elif framed := frame_cause(end.outcome, end.cause):
             echo_error(framed)
         settle()
         return end.exit_code

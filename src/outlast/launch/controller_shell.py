@@ -8,6 +8,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -15,14 +16,17 @@ import msgspec
 from outlast.checkpoint.format.manifests import SavePoint
 from outlast.controller import inputs
 from outlast.controller.audit.audit_records import is_barred
+from outlast.controller.lifecycle.journal_segments import count_entries, join_segments
 from outlast.controller.member_tables import NodePlacement
 from outlast.controller.save_schedule.save_tiers import SavePolicy
 from outlast.controller.state_machine import apply_all, initial
 from outlast.errors import GaveUpError, OutlastError, RunDirError
 from outlast.launch.run_directory import RunDir
 from outlast.launch.run_display import DisplayRecord
-from outlast.launch.run_journal import read_journal
+from outlast.launch.run_journal import read_segments
 from outlast.launch.start_point import CheckpointSearch, SearchResult, search
+from outlast.launch.terms.held_actions import HeldActions
+from outlast.launch.terms.lease_grants import LeaseGrants
 from outlast.launch.torchrun_arguments import RunPlan
 from outlast.telemetry.segment_files import SegmentWriter
 from outlast.transport import messages
@@ -80,7 +84,8 @@ class ControllerShell:
         self._origins = origins
         self._committed = committed  # called for each checkpoint on disk
         self._journal_dir = run_dir.room("journal")
-        self.earlier = read_journal(self._journal_dir, record.note)
+        self._segments = read_segments(self._journal_dir, record.note)
+        self.earlier = join_segments(self._segments)
         self._journal = SegmentWriter(self._journal_dir, f"term{job.term:06d}", durable=True)
         policy = SavePolicy(
             memory=plan.snapshot_every,
@@ -99,6 +104,9 @@ class ControllerShell:
             ),
         )
         self._inputs: list[inputs.Input] = []  # of the next turn
+        self._held: HeldActions | None = None  # with several nodes
+        self._grants: LeaseGrants | None = None
+        self.on_stop: Callable[[str], None] = lambda _reason: None  # at the request of an agent
         self._closed = False
         self._peers: dict[str, ControllerPeer] = {}
         most = max(STRANGERS_MAX, len(nodes.hosts))
@@ -119,6 +127,12 @@ class ControllerShell:
     def is_barred(self, place: SavePoint) -> bool:
         """Return whether an audit has barred this checkpoint; thread-safe."""
         return is_barred(self._state.audit.bars, place.n, place.directory)
+
+    def guard(self, confirm: Callable[[Callable[[], None]], None], lease_s: float) -> None:
+        """Let what cannot be taken back wait for `confirm`, as TermGuard.confirm does."""
+        self._held = HeldActions(confirm, self._do)
+        self._grants = LeaseGrants(lease_s, confirm)
+        self._append([_entry_encoder.encode(inputs.TermBegan(read=count_entries(self._segments)))])
 
     def begin(self) -> None:
         """Accept connections and begin the term."""
@@ -141,6 +155,13 @@ class ControllerShell:
     def save(self, reason: str) -> None:
         """Save a checkpoint at the request of a user or script."""
         self._feed(inputs.SaveRequested(t_ns=self._now_ns(), reason=reason))
+
+    def announce(self, end: inputs.EndRun) -> None:
+        """Send the end of the run to all agents."""
+        cause, code = end.cause.detail if end.cause else "", end.exit_code
+        body = messages.RunOutcome(outcome=end.outcome, exit_code=code, cause=cause)
+        for name in self._peers:
+            self._send(inputs.Send(agent=name, workers=(), body=body))
 
     def close(self) -> None:
         """Close timers, connections and the journal, in any state of the run."""
@@ -180,14 +201,29 @@ class ControllerShell:
                     entries.append(_entry_encoder.encode(action.entry))
                     continue
                 self._append(entries)
-                self._do(action)
+                self._do_or_hold(action)
             self._append(entries)
         except OutlastError as error:
             self._broke(error)
         except Exception as error:  # noqa: BLE001 - raised by the task that awaits `ended`
             self._broke(self._own_fault(error))
 
+    def _do_or_hold(self, action: inputs.Action) -> None:
+        """Do an action; with several nodes, as soon as that is safe."""
+        if self._held is None or self._grants is None:
+            self._do(action)
+        elif isinstance(action, inputs.Send) and isinstance(action.body, messages.Renewed):
+            self._grants.answer(action.agent, partial(self._send, action), self._leased_agents())
+        else:
+            self._held.do(action)
+
+    def _leased_agents(self) -> list[str]:
+        agents = self._state.members.agents if self._state.mode != "awaiting" else {}  # some away
+        return [agent.name for agent in agents.values() if not agent.lapsed]
+
     def _do(self, action: inputs.Action) -> None:
+        if self._closed:
+            return
         if isinstance(action, inputs.Send):
             self._send(action)
         elif isinstance(action, inputs.Emit):
@@ -239,6 +275,8 @@ class ControllerShell:
             if entries:
                 self._journal.append_all(entries)
                 entries.clear()
+                if self._held:
+                    self._held.appended()
         except OSError as error:
             raise RunDirError(
                 f"the journal in {self._journal_dir} cannot be written ({error.strerror}): no"
@@ -338,6 +376,11 @@ class ControllerShell:
         elif isinstance(frame.body, messages.AgentHello):
             self._peers[frame.agent] = ControllerPeer(channel, frame.incarnation)
             self._seqs[frame.agent] = 0  # a new incarnation starts at 0
+        if self._grants:
+            self._grants.received(frame.agent, frame.body)
+        if isinstance(frame.body, messages.StopRequest):
+            self.on_stop(f"{frame.body.reason} on {frame.agent}")
+            return
         if isinstance(frame.body, messages.Renew):
             self._record.display.beats(frame.body.beats)
         elif isinstance(frame.body, messages.Checkpointed) and frame.body.tier == "disk":

@@ -18,14 +18,13 @@ from outlast.controller.inputs import EndRun
 from outlast.errors import EXIT_GAVE_UP, EXIT_INTERRUPTED, OutlastError, RunDirError, StorageError
 from outlast.launch import preflight, run_directory, start_point, torchrun_arguments
 from outlast.launch.checkpoint_upkeep import CheckpointUpkeep
-from outlast.launch.controller_shell import LOOPBACK, ControllerShell
+from outlast.launch.controller_shell import ControllerShell
 from outlast.launch.host.agent import Agent
 from outlast.launch.host.check_runner import remaining_findings
 from outlast.launch.host.hang_monitor import StandstillMonitor
 from outlast.launch.host.unmanaged_group import UnmanagedGroup
 from outlast.launch.host.worker_family import become_subreaper
 from outlast.launch.host.worker_pool import WorkerHandle, WorkerPool
-from outlast.launch.nodes.controller_node import ControllerNode, gather_nodes
 from outlast.launch.nodes.node_state import StateFile
 from outlast.launch.run_directory import SAVE_SIGNAL, RunDir
 from outlast.launch.run_display import Console, Display, DisplayRecord
@@ -85,7 +84,6 @@ class _Launcher:
         self._durable = durable
         self._stops = 0
         self._unmanaged: UnmanagedGroup | None = None
-        self._nodes: ControllerNode | None = None
         self._over: asyncio.Future[EndRun]
         self._took_over: asyncio.Event
         self._controller: ControllerShell
@@ -93,13 +91,7 @@ class _Launcher:
         self._crew: WorkerPool
 
     async def run(self) -> EndRun:
-        """Run the job; RunStarted is always followed by RunEnded, with the cause of the end.
-
-        Raises ConfigError or RunDirError if the nodes of the run do not come together.
-        """
-        if self._plan.node.total > 1:
-            self._nodes = await gather_nodes(self._plan, self._run_dir, self._show)
-            self._plan = self._nodes.plan
+        """Run the job; RunStarted is always followed by RunEnded, with the cause of the end."""
         stores = [target.store for target in self._durable]
         try:
             bars = bars_of(self._run_dir.path)
@@ -113,9 +105,6 @@ class _Launcher:
         except Exception as error:  # noqa: BLE001 - a launcher error ends the run
             end = EndRun(outcome="gave_up", exit_code=EXIT_GAVE_UP, cause=self._own_fault(error))
         finally:
-            if self._nodes:
-                await self._nodes.end(end)
-                self._nodes.release()
             self._record.emit(
                 events.RunEnded(
                     t_ns=self._record.now_ns(),
@@ -136,8 +125,7 @@ class _Launcher:
     async def _play(self, checkpoint: messages.Checkpointed | None) -> EndRun:
         """Run the job; all started processes are dead when this returns or raises."""
         plan, record = self._plan, self._record
-        nodes = self._nodes
-        token = nodes.token if nodes else secrets.token_bytes(32)
+        token = secrets.token_bytes(32)
         become_subreaper()
         loop = asyncio.get_running_loop()
         self._over = loop.create_future()
@@ -160,7 +148,7 @@ class _Launcher:
                 origins = CheckpointSearch(
                     root,
                     self._run_dir.job.run,
-                    () if nodes else self._crew.keepers.addresses(plan.world),
+                    self._crew.keepers.addresses(plan.world),
                     token.hex(),
                     [target.store for target in self._durable],
                 )
@@ -172,22 +160,17 @@ class _Launcher:
                     checkpoint,
                     origins,
                     upkeep.committed,
-                    nodes.listener if nodes else LOOPBACK,
                 )
-                if nodes:
-                    port = self._crew.master_port
-                    nodes.begin(self._run_dir, self._controller.address, port, self._stop_once)
                 if plan.migrate_on:
                     self._crew.unwell = remaining_findings(
                         self._controller.earlier, self._crew.host
                     )
                 self._agent = Agent(self._crew, self._controller.address, token, self._take_over)
                 state = StateFile(self._crew.host, self._run_dir.job.run, plan.limits.lease_s)
-                helpers.append(asyncio.create_task(state.keep(lambda: self._agent.silence_s)))
+                silence = state.keep(lambda: self._agent.lease.silence_s)
+                helpers.append(asyncio.create_task(silence))
                 end = await self._lead()
                 done = end.outcome == "done"
-                if nodes:
-                    await nodes.end(end)
                 return end
             finally:
                 for helper in helpers:
@@ -311,11 +294,6 @@ class _Launcher:
     def _on_request(self, number: signal.Signals) -> None:
         """Drain at the first signal, kill at the second, skip the controller at the third."""
         self._request_stop(f"{number.name} to the launcher")
-
-    def _stop_once(self, reason: str) -> None:
-        """Drain at the request of another node; a scheduler sends its signal to all of them."""
-        if not self._stops:
-            self._request_stop(reason)
 
     def _request_stop(self, reason: str) -> None:
         self._stops += 1

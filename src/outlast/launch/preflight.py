@@ -31,9 +31,6 @@ def check(plan: RunPlan) -> list[DurableTarget]:
     """
     config.check_torch()
     check_interface(config.gloo_interface())
-    if plan.node.total > 1:
-        check_node(plan)
-        return []
     _check_memory(plan.world + plan.spares)
     _check_address(plan.master_addr)
     _check_peer_rate(plan)
@@ -41,7 +38,7 @@ def check(plan: RunPlan) -> list[DurableTarget]:
 
 
 def check_node(plan: RunPlan) -> None:
-    """Check a host that does not hold the controller. Raises ConfigError as `check` does."""
+    """Check a host of a run of several nodes. Raises ConfigError as `check` does."""
     config.check_torch()
     check_interface(config.gloo_interface())
     _check_memory(plan.ranks_per_node + plan.spares)

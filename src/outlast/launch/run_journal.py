@@ -18,29 +18,41 @@ from outlast.checkpoint.stores.folder_store import Folder
 from outlast.checkpoint.upkeep import checkpoint_copy
 from outlast.controller.audit.audit_records import CopyBar
 from outlast.controller.inputs import AnyEntry, CopiesBarred, SharedValueStored
+from outlast.controller.lifecycle.journal_segments import join_segments
 from outlast.errors import CorruptionError, RunDirError, StorageError
 from outlast.launch.run_directory import RunningJob
 from outlast.telemetry.segment_files import SegmentWriter, read_records
 
+ORIGIN = "origin"  # writer of a branch's first segment
 _decoder: msgspec.msgpack.Decoder[AnyEntry] = msgspec.msgpack.Decoder(AnyEntry)
 
 
-def read_journal(directory: Path, damaged: Callable[[str], None]) -> tuple[AnyEntry, ...]:
-    """Return the decisions of earlier terms, oldest first.
+def read_segments(
+    directory: Path, damaged: Callable[[str], None]
+) -> dict[int, tuple[AnyEntry, ...]]:
+    """Return all entries of each term's segment, oldest first; those of another
+    writer, a branch's origin, as term 0.
 
     Damage is passed to `damaged`, including the torn tail of a killed launcher, which was never
     acted on. Raises RunDirError if a whole record is no entry known to this version.
     """
-    entries = []
+    segments: dict[int, list[AnyEntry]] = {}
     for record in read_records(directory, lambda damage: damaged(str(damage))):
+        number = record.writer.removeprefix("term")
+        term = int(number) if number.isdecimal() else 0
         try:
-            entries.append(_decoder.decode(record.payload))
+            segments.setdefault(term, []).append(_decoder.decode(record.payload))
         except msgspec.DecodeError as error:
             raise RunDirError(
                 f"the journal in {directory} holds an entry that cannot be read ({error});"
                 " nothing was changed; resume with the version that wrote it"
             ) from error
-    return tuple(entries)
+    return {term: tuple(entries) for term, entries in segments.items()}
+
+
+def read_journal(directory: Path, damaged: Callable[[str], None]) -> tuple[AnyEntry, ...]:
+    """Return the decisions of earlier terms that count, oldest first; as `read_segments`."""
+    return join_segments(read_segments(directory, damaged))
 
 
 def bars_of(run_dir: Path) -> tuple[CopyBar, ...]:
@@ -73,7 +85,7 @@ def branch(origin: Path, place: SavePoint, target: Path, on_damage: Callable[[st
             for entry in read_journal(origin / "journal", on_damage)
             if isinstance(entry, SharedValueStored)
         ]
-        journal = SegmentWriter(target / "journal", "origin", durable=True)
+        journal = SegmentWriter(target / "journal", ORIGIN, durable=True)
         for entry in shared:
             journal.append(msgspec.msgpack.encode(entry))
         journal.close()

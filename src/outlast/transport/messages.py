@@ -280,8 +280,10 @@ class AgentHello(Body, frozen=True):
 
 class Renew(Body, frozen=True):
     """Renewal of the agent's lease. `beats`: worker -> (n, step, state, loss), from the pages.
-    `blocked`: workers that cannot answer: the process runs, but the interpreter is blocked."""
+    `blocked`: workers that cannot answer: the process runs, but the interpreter is blocked.
+    `answers`: number of Renewed that the agent has received on this connection."""
 
+    answers: int = 0
     beats: dict[str, tuple[int, int, str, float]] = msgspec.field(default_factory=dict)
     blocked: tuple[str, ...] = msgspec.field(name="held", default=())
 
@@ -290,6 +292,20 @@ class Renewed(Body, frozen=True):
     """Confirmation of a renewal; the lease expires after `lease_s` without another renewal."""
 
     lease_s: float
+
+
+class RunOutcome(Body, frozen=True):
+    """End of the run, to all agents. `cause`: one line, "" for a run that is done."""
+
+    outcome: str
+    exit_code: int
+    cause: str = ""
+
+
+class StopRequest(Body, frozen=True):
+    """Request of an agent's user or scheduler to end the run so that it can be resumed."""
+
+    reason: str
 
 
 class Spawn(Body, frozen=True):
@@ -361,7 +377,7 @@ ControllerBody = (
 )  # fmt: skip
 AgentBody = (
     AgentHello | Renew | Renewed | Spawn | Spawned | Kill | WorkerLostReport | Suspect | Trace
-    | NodeChecked
+    | NodeChecked | RunOutcome | StopRequest
 )  # fmt: skip
 AnyBody = WorkerBody | ControllerBody | AgentBody
 

@@ -1,12 +1,11 @@
-"""Connection between a node of a run and its controller's node, for the whole run.
+"""Connection between a node of a run and its first controller's node, before the run.
 
 | sender             | message      | when                                                       |
 |--------------------|--------------|------------------------------------------------------------|
 | node               | NodeHello    | first                                                      |
-| controller's node  | NodeAccepted | all nodes are there and agree; then the agent connects     |
+| controller's node  | NodeAccepted | all nodes are there and agree; then the agent connects, and |
+|                    |              | this connection ends                                       |
 | controller's node  | NodeRefused  | the node does not fit; the connection ends                 |
-| node               | NodeStop     | its user or scheduler ends the run                         |
-| controller's node  | RunOutcome   | the run has ended; the connection ends                     |
 
 A frame is `magic(4) | length(4, big endian) | tag(16) | payload(length)` as in `channel`, with
 another magic; its tag is keyed with the users' token.
@@ -46,7 +45,7 @@ class NodeHello(NodeMessage, frozen=True):
 class NodeAccepted(NodeMessage, frozen=True):
     """Place of a node in the run."""
 
-    node_rank: int
+    hosts: tuple[str, ...]  # of all nodes, by node rank
     run: str
     term: int
     address: tuple[str, int]  # of the controller's listener
@@ -62,21 +61,7 @@ class NodeRefused(NodeMessage, frozen=True):
     reason: str
 
 
-class NodeStop(NodeMessage, frozen=True):
-    """Request to end the run so that it can be resumed."""
-
-    reason: str
-
-
-class RunOutcome(NodeMessage, frozen=True):
-    """End of the run. `cause`: one line, "" for a run that is done."""
-
-    outcome: str
-    exit_code: int
-    cause: str = ""
-
-
-AnyNodeMessage = NodeHello | NodeAccepted | NodeRefused | NodeStop | RunOutcome
+AnyNodeMessage = NodeHello | NodeAccepted | NodeRefused
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[AnyNodeMessage] = msgspec.msgpack.Decoder(AnyNodeMessage)

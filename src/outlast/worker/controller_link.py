@@ -33,6 +33,7 @@ class ControllerLink:
         on_gone: Callable[[str], None],
     ) -> None:
         self._settings = settings
+        self.term = settings.term  # the newest that this worker has met: it obeys no older one
         self._token = bytes.fromhex(settings.token)
         self._on_body, self._on_gone = on_body, on_gone
         self._socket = socket.socket(fileno=os.dup(settings.control_fd))
@@ -53,7 +54,7 @@ class ControllerLink:
             frame = channel.encode_frame(
                 messages.MessageEnvelope(
                     run=self._settings.run,
-                    term=self._settings.term,
+                    term=self.term,
                     agent=self._settings.agent,
                     incarnation=self._settings.incarnation,
                     worker=self._settings.worker,
@@ -87,7 +88,8 @@ class ControllerLink:
         try:
             while data := self._socket.recv(1 << 16):
                 for envelope in decoder.feed(data):
-                    if envelope.run == self._settings.run and envelope.term >= self._settings.term:
+                    if envelope.run == self._settings.run and envelope.term >= self.term:
+                        self.term = envelope.term
                         self._on_body(envelope.body)
         except (OSError, WireError) as error:
             reason = str(error)
@@ -141,6 +143,8 @@ class SharedValueClient:
 
 class StandaloneControl:
     """Stand-in for the controller in a job of one rank, within the process."""
+
+    term = 0
 
     def __init__(self, on_body: Callable[[messages.AnyBody], None]) -> None:
         self._on_body = on_body

@@ -147,7 +147,7 @@ class RunCheckpointer:
             self._flushing.pop(self._copied.place, None)
         self._copied = None
         begin_s = time.monotonic()
-        place = SavePoint(status.step, status.n, f"t{self._settings.term}g{status.generation}")
+        place = SavePoint(status.step, status.n, f"t{status.term}g{status.generation}")
         parent = base = failure = ""
         faults = self._disk_faults(to_disk)
         state = protected.content()

@@ -361,6 +361,7 @@ class WorkerProcess(WorkerPorts):
                 | messages.Open()
                 | messages.Stop()
             ):
+                self.status.term = self.link.term
                 if isinstance(body, messages.Stop) or getattr(body, "ask", "") == "drain":
                     self.signals.answer()
                 self.status.inbox.put(body)

@@ -58,6 +58,7 @@ class WorkerStatus:
         self.generation = 0  # the newest known to this worker
         self.closed = 0  # all generations up to this one have ended
         self.opened = 0
+        self.term = 0  # whose controller opened the newest generation
         self.n = 0
         self.step = 0
         self.state: State = "starting"

@@ -19,9 +19,6 @@ from outlast.launch.nodes.node_joining import join
 from outlast.launch.nodes.node_meeting import NodeMeeting, NodeSeat, RunPlace
 from outlast.transport.node_link import (
     NodeAccepted,
-    NodeLink,
-    NodeStop,
-    RunOutcome,
     run_token,
     users_key,
 )
@@ -61,19 +58,17 @@ class Hall:
     ) -> NodeIdentity:
         return NodeIdentity(host, node_rank, self.endpoint, key, {"script": "train.py", **facts})
 
-    async def join(
-        self, host: str, node_rank: int = -1, **facts: str
-    ) -> tuple[NodeLink, NodeAccepted]:
+    async def join(self, host: str, node_rank: int = -1, **facts: str) -> tuple[str, NodeAccepted]:
         return await join(
             self.identity(host, node_rank, **facts), self.folder, 10, self.notes.append
         )
 
     async def together(
-        self, *joins: Coroutine[Any, Any, tuple[NodeLink, NodeAccepted]]
-    ) -> list[tuple[NodeLink, NodeAccepted]]:
+        self, *joins: Coroutine[Any, Any, tuple[str, NodeAccepted]]
+    ) -> list[tuple[str, NodeAccepted]]:
         """Gather while nodes join; return their places."""
         joining = [asyncio.create_task(each) for each in joins]
-        self.meeting.accept(await self.meeting.gather(10), PLACE, b"nonce")
+        await self.meeting.accept(await self.meeting.gather(10), PLACE, b"nonce")
         return [await each for each in joining]
 
 
@@ -82,26 +77,9 @@ async def test_nodes_get_their_ranks_and_the_tokens_agree(tmp_path: Path) -> Non
     hall = Hall(tmp_path, 4)
     found = await hall.together(hall.join("c"), hall.join("b", 2), hall.join("a"))
     places = {name: place for name, (_, place) in zip("cba", found, strict=True)}
-    assert {name: place.node_rank for name, place in places.items()} == {"a": 1, "b": 2, "c": 3}
+    assert {place.hosts for place in places.values()} == {("first", "a", "b", "c")}
     assert places["a"].address == ("127.0.0.1", 7)
     assert run_token(KEY, places["a"].run_nonce) == run_token(KEY, b"nonce") != KEY
-    outcome = RunOutcome(outcome="done", exit_code=0)
-    await hall.meeting.announce(outcome)
-    assert [await link.receive() for link, _ in found] == [outcome] * 3
-    for link, _ in found:
-        await link.close()
-
-
-@in_a_loop
-async def test_requests_to_stop_arrive_with_their_host(tmp_path: Path) -> None:
-    hall = Hall(tmp_path)
-    ((link, _),) = await hall.together(hall.join("second"))
-    stopped = asyncio.get_running_loop().create_future()
-    hall.meeting.on_stop = stopped.set_result
-    link.send(NodeStop(reason="SIGTERM to the agent"))
-    assert await asyncio.wait_for(stopped, 10) == "SIGTERM to the agent on second"
-    await hall.meeting.refuse_all("over")
-    await link.close()
 
 
 @pytest.mark.parametrize(
@@ -125,17 +103,13 @@ async def test_a_node_that_does_not_fit_is_told_why(
         await join(hall.identity(**who), tmp_path, 10, hall.notes.append)
     assert says in str(caught.value) and "nothing was started" in str(caught.value)
     assert any("refused" in note and "endpoint" in note for note in hall.notes)
-    link, _ = await _late(hall, gathering)
-    await hall.meeting.refuse_all("over")
-    await link.close()
+    await _late(hall, gathering)
 
 
-async def _late(
-    hall: Hall, gathering: asyncio.Task[list[NodeSeat]]
-) -> tuple[NodeLink, NodeAccepted]:
+async def _late(hall: Hall, gathering: asyncio.Task[list[NodeSeat]]) -> tuple[str, NodeAccepted]:
     """Let the right node come after the wrong one."""
     joining = asyncio.create_task(hall.join("second"))
-    hall.meeting.accept(await gathering, PLACE, b"nonce")
+    await hall.meeting.accept(await gathering, PLACE, b"nonce")
     return await joining
 
 
@@ -176,9 +150,7 @@ async def test_strangers_cost_nothing_and_nobody_is_kept_out(tmp_path: Path) -> 
         with contextlib.suppress(ConnectionError):
             await reader.read()  # each is closed by the meeting
         writer.close()
-    link, _ = await _late(hall, gathering)
-    await hall.meeting.refuse_all("over")
-    await link.close()
+    await _late(hall, gathering)
 
 
 @in_a_loop
@@ -227,11 +199,10 @@ async def test_nodes_use_the_address_that_they_are_given(tmp_path: Path) -> None
         endpoint=("127.0.0.2", hall.endpoint[1]), local_addr="127.0.0.3"
     )
     joining = asyncio.create_task(join(second, tmp_path, 10, hall.notes.append))
-    hall.meeting.accept(await hall.meeting.gather(10), PLACE, b"nonce")
-    link, _ = await joining
-    assert (hall.meeting.address, link.address) == ("127.0.0.2", "127.0.0.3")
+    await hall.meeting.accept(await hall.meeting.gather(10), PLACE, b"nonce")
+    address, _ = await joining
+    assert (hall.meeting.address, address) == ("127.0.0.2", "127.0.0.3")
     await hall.meeting.refuse_all("over")
-    await link.close()
     lost = first._replace(local_addr="192.0.2.1")
     with pytest.raises(ConfigError, match="its address is not one of this host"):
         await NodeMeeting(lost, tmp_path, NodeFlags(nodes=2), hall.notes.append).gather(10)

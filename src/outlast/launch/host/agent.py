@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections import deque
 from collections.abc import Callable
 
@@ -15,7 +14,7 @@ from outlast.events import Fault
 from outlast.launch.host.agent_lease import AgentLease
 from outlast.launch.host.agent_link import AgentLink
 from outlast.launch.host.check_runner import CheckRunner
-from outlast.launch.host.hang_monitor import HangMonitor, TraceCollection
+from outlast.launch.host.hang_monitor import HangMonitor, TraceCollection, suspect_progress
 from outlast.launch.host.worker_pool import WorkerHandle, WorkerPool, WorkerPost, worker_fault
 from outlast.transport import messages
 
@@ -42,7 +41,10 @@ class Agent:
         self._link = AgentLink(address, token, self._on_frame, self._on_connected)
         self._on_unmanaged = on_plain
         self._address = address
-        self._lease = AgentLease(crew.plan.limits.lease_s, hosts=crew.plan.node.nodes)
+        self.lease = AgentLease(crew.plan.limits.lease_s, hosts=crew.plan.node.nodes)
+        self.on_outcome: Callable[[messages.RunOutcome], None] = lambda _outcome: None
+        self._stop_reason = ""
+        self._met_term = 0  # the newest term whose controller this agent has connected to
         self._incarnation = 1
         self._seq = 0
         self._received_seq = 0
@@ -54,7 +56,9 @@ class Agent:
         self._tasks: set[asyncio.Task[None]] = set()
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._watch = HangMonitor(crew, self._suspect)
-        self._traces = TraceCollection(crew, self._request_trace)
+        self._traces = TraceCollection(
+            crew, lambda worker, body: worker.channel.send(self._envelope(worker.name, 0, body))
+        )
         self._checks = CheckRunner(crew, self._say)
         self._hello_received = asyncio.Event()  # the script has called `init()`
         if crew.plan.node.total > 1:
@@ -80,10 +84,17 @@ class Agent:
         """Return whether any worker has reached `init()`."""
         return self._hello_received.is_set()
 
-    @property
-    def silence_s(self) -> float:
-        """Return how long the controller has not answered, in seconds."""
-        return self._lease.silence_s
+    def follow(self, term: int, address: tuple[str, int]) -> None:
+        """Leave the present controller for that of a newer term, with all live workers."""
+        run_dir = self._crew.run_dir
+        run_dir.job = msgspec.structs.replace(run_dir.job, term=term)
+        self._address, self._received_seq = address, 0
+        self._link.redirect(address, term)
+
+    def request_stop(self, reason: str) -> None:
+        """Ask the controller, the present one or the next, to end the run."""
+        self._stop_reason = reason
+        self._say(messages.StopRequest(reason=reason))
 
     def release_workers(self) -> None:
         """Stop sending; another part of the launcher takes over the workers."""
@@ -98,10 +109,9 @@ class Agent:
         self._link.send(self._envelope("", self._seq, body))
 
     def _envelope(self, worker: str, seq: int, body: messages.AnyBody) -> messages.MessageEnvelope:
-        job = self._crew.run_dir.job
         return messages.MessageEnvelope(
-            run=job.run,
-            term=job.term,
+            run=self._crew.run_dir.job.run,
+            term=self._crew.run_dir.job.term,
             agent=self._host,
             incarnation=self._incarnation,
             worker=worker,
@@ -110,28 +120,44 @@ class Agent:
         )
 
     def _on_connected(self) -> None:
-        self._lease.reconnected()
-        self._lease.sent()
+        self.lease.reconnected()
+        self.lease.sent()
         plan = self._crew.plan
         self._say(
             messages.AgentHello(
                 host=self._host,
                 address=self._address[0],
                 capacity=plan.ranks_per_node + plan.spares,
-                lease_s=self._lease.lease_s,
+                lease_s=self.lease.lease_s,
                 workers=tuple(self._crew.workers),
                 unseated=tuple(w.name for w in self._crew.workers.values() if w.is_unseated),
             )
         )
         for lost in self._lost:  # possibly lost with the last connection
             self._say(lost)
+        if self._stop_reason:
+            self.request_stop(self._stop_reason)
+        if self._met_term not in (0, term := self._crew.run_dir.job.term):
+            self._repeat_answers()
+        self._met_term = term
         self._checks.report_findings()
+
+    def _repeat_answers(self) -> None:
+        """Send each worker's Hello and newest Status to the controller of a new term: a worker does
+        not answer a second Close of one generation."""
+        for worker in self._crew.workers.values():
+            for frame in (worker.hello, worker.status):
+                if frame is not None and not self._link.holds(worker.name, frame.seq):
+                    self._link.send(self._envelope(worker.name, frame.seq, frame.body))
 
     def _from_worker(self, worker: WorkerHandle, frame: messages.MessageEnvelope) -> None:
         if self._done or frame.run != self._crew.run_dir.job.run:
             return
         if isinstance(frame.body, messages.WorkerHello):
             self._crew.devices = max(self._crew.devices, frame.body.devices)
+            worker.hello = frame
+        elif isinstance(frame.body, messages.Status):
+            worker.status = frame
         if isinstance(frame.body, messages.WorkerHello) and not self.said_hello:
             self._hello_received.set()
             for spawn in self._queued:
@@ -157,10 +183,12 @@ class Agent:
         self._received_seq = frame.seq
         body = frame.body
         if isinstance(body, messages.Renewed):
-            self._lease.answered()
-            if self._paused and not self._lease.in_doubt:
+            self.lease.answered()
+            if self._paused and not self.lease.in_doubt:
                 # Frames of the same turn may kill some of them.
-                asyncio.get_running_loop().call_soon(self._continue_paused)
+                asyncio.get_running_loop().call_soon(self._crew.continue_running, self._paused)
+        elif isinstance(body, messages.RunOutcome):
+            self.on_outcome(body)
         elif isinstance(body, messages.Spawn):
             if body.seat < 0 and not self.said_hello:
                 self._queued.append(body)
@@ -185,29 +213,16 @@ class Agent:
         if isinstance(body, messages.Seat):
             self._seat(worker, body.seat)
 
-    def _request_trace(self, worker: WorkerHandle, body: messages.Trace) -> bool:
-        return worker.channel.send(self._envelope(worker.name, 0, body))
-
     def _suspect(self, suspect: messages.Suspect) -> None:
         """Collect evidence about a suspect before the kill or sever that follows."""
-        task = asyncio.create_task(self._trace(suspect, self._progress(suspect)))
+        task = asyncio.create_task(self._trace(suspect, suspect_progress(self._crew, suspect)))
         self._tasks.add(task)
         task.add_done_callback(self._on_task_done)
 
     async def _trace(self, suspect: messages.Suspect, before: dict[str, object]) -> None:
         evidence = await self._traces.collect(suspect)
-        if self._progress(suspect) == before:  # else it has made progress since
+        if suspect_progress(self._crew, suspect) == before:  # else it has made progress since
             self._say(evidence)
-
-    def _progress(self, suspect: messages.Suspect) -> dict[str, object]:
-        """Return by worker the time of last progress, or whether the worker is stopped."""
-        if suspect.fault.kind == "contract":
-            return {}
-        crew = self._crew.workers.values()
-        of = (one for one in crew if one.reaping is None and suspect.worker in (one.name, ""))
-        if suspect.fault.kind == "stopped":
-            return {one.name: one.process.state in "Tt" for one in of}
-        return {one.name: one.page.read().t_ns for one in of if one.seat >= 0}
 
     # --- workers --------------------------------------------------------------------------
 
@@ -343,7 +358,7 @@ class Agent:
     # --- lease ----------------------------------------------------------------------------
 
     async def _keep_lease(self) -> None:
-        lease = self._lease
+        lease = self.lease
         while True:
             lease.look()
             if lease.in_doubt and not self._paused:
@@ -355,27 +370,16 @@ class Agent:
                 if self._link.connected and not self._done:
                     lease.sent()
                     blocked = self._crew.blocked_interpreters()
-                    self._say(messages.Renew(beats=self._beats(), blocked=blocked))
+                    self._say(
+                        messages.Renew(
+                            answers=lease.answers, beats=self._crew.beats(), blocked=blocked
+                        )
+                    )
             await asyncio.sleep(max(0.001, lease.rest_s))
-
-    def _continue_paused(self) -> None:
-        """Let the workers run on that have stood still while the lease was in doubt."""
-        paused, self._paused = self._paused, []
-        for worker in paused:
-            if not worker.kill_reason:
-                worker.process.send_signal(signal.SIGCONT)
-
-    def _beats(self) -> dict[str, tuple[int, int, str, float]]:
-        beats = {}
-        for name, worker in self._crew.workers.items():
-            if worker.reaping is None:
-                beat = worker.page.read()
-                beats[name] = (beat.n, beat.step, beat.state, beat.loss)
-        return beats
 
     async def _lease_out(self) -> None:
         """Kill all workers before the lease ends and the controller assumes them dead."""
-        lease = self._lease
+        lease = self.lease
         if self._crew.workers:
             what = f"received nothing from its controller for {lease.usable_s:g} s"
             then = "its workers are killed before the lease ends"

@@ -7,6 +7,8 @@ import socket
 from collections import deque
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from outlast.transport import messages
 from outlast.transport.channel import Channel
 
@@ -34,6 +36,7 @@ class AgentLink:
         self._on_frame = on_frame
         self._on_connected = on_connected
         self._channel: Channel | None = None
+        self._dialing: asyncio.Task[socket.socket] | None = None
         self._waiting: deque[messages.MessageEnvelope] = deque(maxlen=WAITING_MAX)
 
     @property
@@ -46,15 +49,33 @@ class AgentLink:
         if self._channel is None or not self._channel.send(envelope):
             self._waiting.append(envelope)
 
+    def holds(self, worker: str, seq: int) -> bool:
+        """Return whether a worker's frame of this number is queued."""
+        return any(one.worker == worker and one.seq == seq for one in self._waiting)
+
+    def redirect(self, address: tuple[str, int], term: int) -> None:
+        """Connect to the controller of a newer term; queued frames become frames of that term."""
+        self._address = address
+        self._waiting = deque((replace(one, term=term) for one in self._waiting), WAITING_MAX)
+        if self._channel is not None:
+            self._channel.close("a newer term began")
+        elif self._dialing is not None:
+            self._dialing.cancel()  # the old address may give no answer for long
+
     async def keep(self) -> None:
         """Connect and reconnect until cancelled; the agent's lease limits the outage."""
         while True:
+            dialing = self._dialing = asyncio.create_task(self._connect())
             try:
-                sock = await asyncio.wait_for(self._connect(), CONNECT_S)
-            except OSError:  # includes TimeoutError
-                await asyncio.sleep(RETRY_S)
-                continue
-            await self._speak(sock)
+                await asyncio.wait({dialing}, timeout=CONNECT_S)
+            finally:
+                dialing.cancel()  # of no effect on one that has ended
+            if dialing.done() and not dialing.cancelled():
+                error = dialing.exception()
+                if error is None:
+                    await self._speak(dialing.result())
+                elif not isinstance(error, OSError):
+                    raise error
             await asyncio.sleep(RETRY_S)
 
     async def _speak(self, sock: socket.socket) -> None:

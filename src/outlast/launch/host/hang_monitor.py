@@ -323,3 +323,14 @@ def _can_answer(worker: WorkerHandle) -> bool:
     if worker.seat < 0 or worker.reaping is not None or worker.kill_reason:
         return False
     return worker.page.read().t_ns > 0 and worker.process.state not in "TtZX"
+
+
+def suspect_progress(crew: WorkerPool, suspect: messages.Suspect) -> dict[str, object]:
+    """Return by worker the time of last progress, or whether the worker is stopped."""
+    if suspect.fault.kind == "contract":
+        return {}
+    alive = (one for one in crew.workers.values() if one.reaping is None)
+    of = (one for one in alive if suspect.worker in (one.name, ""))
+    if suspect.fault.kind == "stopped":
+        return {one.name: one.process.state in "Tt" for one in of}
+    return {one.name: one.page.read().t_ns for one in of if one.seat >= 0}

@@ -76,6 +76,8 @@ class WorkerHandle:
         self.local_rank = local_rank
         self.started_ns = time.monotonic_ns()
         self.kill_reason = ""
+        self.hello: messages.MessageEnvelope | None = None
+        self.status: messages.MessageEnvelope | None = None  # the newest, for a later controller
         self.reaping: asyncio.Task[WorkerOutcome] | None = None
         self.page: Page
         self.process: WorkerFamily
@@ -271,6 +273,19 @@ class WorkerPool:
         for worker in running:
             worker.process.send_signal(signal.SIGSTOP)
         return running
+
+    def continue_running(self, stopped: list[WorkerHandle]) -> None:
+        """Let workers run on that `stop_running` has stopped, and empty the list."""
+        for worker in stopped:
+            if not worker.kill_reason:
+                worker.process.send_signal(signal.SIGCONT)
+        stopped.clear()
+
+    def beats(self) -> dict[str, tuple[int, int, str, float]]:
+        """Return (n, step, state, loss) of each worker that is not being reaped."""
+        running = (worker for worker in self.workers.values() if worker.reaping is None)
+        pages = ((worker.name, worker.page.read()) for worker in running)
+        return {name: (beat.n, beat.step, beat.state, beat.loss) for name, beat in pages}
 
     def ask_to_end(self) -> None:
         """Send SIGTERM to every main process, as torchrun does."""

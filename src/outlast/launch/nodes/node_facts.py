@@ -176,6 +176,7 @@ def _facts(plan: RunPlan) -> dict[str, str]:
         "version of torch": _version("torch"),
         "number of nodes": f"{plan.node.nodes}:{plan.node.nodes + plan.node.spare_nodes}",
         "world size": str(plan.world),
+        "store of terms (--term-store)": plan.node.term_store or "files",
         "script": plan.script,
         "digest of the script": _digest(plan.script),
     }

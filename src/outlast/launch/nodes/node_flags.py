@@ -11,6 +11,7 @@ import msgspec
 
 from outlast.controller import fault_spec
 from outlast.errors import UsageError
+from outlast.launch.terms.term_store import check_address
 
 ANY_RANK = -1
 PORT = 29400  # torchrun's, for an endpoint without one
@@ -38,6 +39,7 @@ class NodeFlags(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: str = ""  # HOST:PORT of the meeting
     node_rank: int = ANY_RANK
     token_file: str = ""
+    term_store: str = ""  # URL of the terms' store; "": the run directory
     topology: str = ""  # file of failure domains
     local_addr: str = ""  # IPv4 address of this host to use; "": that of the route to the endpoint
 
@@ -56,6 +58,14 @@ def add_node_flags(add: Callable[..., object]) -> None:
         metavar="FILE",
         help="File with the secret that all nodes of a run share (default: $OUTLAST_TOKEN_FILE, or"
         " the secret itself in $OUTLAST_TOKEN). Needed with --nnodes above 1.",
+    )
+    add(
+        "--term-store",
+        "--term_store",
+        default="files",
+        metavar="URL",
+        help="Store in which nodes agree on their controller, with --nnodes above 1: files (the run"
+        " directory, default), etcd://HOST:PORT/PREFIX, or s3://, gs://, az://BUCKET/PREFIX.",
     )
     add(
         "--topology",
@@ -93,9 +103,16 @@ def read(given: Namespace, token_file: str) -> NodeFlags:
         endpoint=_endpoint(given.rdzv_endpoint or _static_endpoint(given)),
         node_rank=given.node_rank,
         token_file=given.token_file or token_file,
+        term_store=_term_store(given.term_store),
         topology=given.topology,
         local_addr=_local_addr(given.local_addr or ""),
     )
+
+
+def _term_store(text: str) -> str:
+    address = "" if text == "files" else text
+    check_address(address)
+    return address
 
 
 def _static_endpoint(given: Namespace) -> str:

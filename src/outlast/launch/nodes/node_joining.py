@@ -25,8 +25,8 @@ CONNECT_S = 5.0  # of one attempt: an address without a host gives no answer
 
 async def join(
     identity: NodeIdentity, run_dir: Path, timeout_s: float, note: Callable[[str], None]
-) -> tuple[NodeLink, NodeAccepted]:
-    """Take part in the meeting; return the connection and this node's place in the run.
+) -> tuple[str, NodeAccepted]:
+    """Take part in the meeting; return this host's address and this node's place in the run.
 
     Raises ConfigError or RunDirError that names what is wrong on this node; nothing was started.
     """
@@ -57,9 +57,10 @@ async def join(
             f"{identity.host}: the endpoint {host}:{port} is another program's ({error}); nothing"
             " was started; choose another port"
         ) from None
-    if isinstance(answer, NodeAccepted) and answer.hello_nonce == hello.nonce:
-        return link, answer
+    address = link.address
     await link.close()
+    if isinstance(answer, NodeAccepted) and answer.hello_nonce == hello.nonce:
+        return address, answer
     if isinstance(answer, NodeRefused):
         kind = RunDirError if "run directory" in answer.reason else ConfigError
         raise kind(

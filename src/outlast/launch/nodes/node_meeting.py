@@ -1,8 +1,7 @@
 """Meeting of the nodes of a run at its endpoint, before any worker starts.
 
 Each node names its host and what must be equal on all nodes. The controller's node answers when all
-are there and agree, and names every difference on the node that has it. The connections stay open:
-at the end of the run they carry its outcome, and requests to stop.
+are there and agree, and names every difference on the node that has it. Then the connections end.
 """
 
 from __future__ import annotations
@@ -21,14 +20,11 @@ from outlast.launch.nodes.failure_domains import DOMAIN, order_nodes
 from outlast.launch.nodes.node_facts import NodeIdentity, is_address, unresolved
 from outlast.launch.nodes.node_flags import NodeFlags
 from outlast.transport.node_link import (
-    AnyNodeMessage,
     ForeignTokenError,
     NodeAccepted,
     NodeHello,
     NodeLink,
     NodeRefused,
-    NodeStop,
-    RunOutcome,
 )
 from outlast.transport.stranger_table import Stranger, StrangerTable
 
@@ -83,7 +79,6 @@ class NodeMeeting:
         self._unopened: OSError | None = None  # why the endpoint is not open yet
         self.address = ""  # this host's, at the endpoint
         self._tasks: set[asyncio.Task[None]] = set()
-        self.on_stop: Callable[[str], None] = lambda _reason: None
 
     async def gather(self, timeout_s: float) -> list[NodeSeat]:
         """Return all nodes in the order of their ranks.
@@ -156,14 +151,15 @@ class NodeMeeting:
             " choose another port, or correct --rdzv-endpoint"
         )
 
-    def accept(self, seats: list[NodeSeat], place: RunPlace, run_nonce: bytes) -> None:
-        """Let all nodes begin."""
-        for node_rank, seat in enumerate(seats):
+    async def accept(self, seats: list[NodeSeat], place: RunPlace, run_nonce: bytes) -> None:
+        """Let all nodes begin, and close the connections."""
+        hosts = tuple(seat.host for seat in seats)
+        for seat in seats:
             if seat.link is None:
                 continue
             seat.link.send(
                 NodeAccepted(
-                    node_rank=node_rank,
+                    hosts=hosts,
                     run=place.run,
                     term=place.term,
                     address=place.address,
@@ -173,21 +169,19 @@ class NodeMeeting:
                     run_nonce=run_nonce,
                 )
             )
-
-    async def announce(self, outcome: RunOutcome) -> None:
-        """Send the end of the run to all nodes, and close the connections."""
-        await self._end(outcome)
+        await self._end()
 
     async def refuse_all(self, reason: str) -> None:
         """Send a refusal to all nodes, and close the connections."""
-        await self._end(NodeRefused(reason=reason))
+        for seat in self._seats.values():
+            if seat.link:
+                seat.link.send(NodeRefused(reason=reason))
+        await self._end()
 
-    async def _end(self, message: AnyNodeMessage) -> None:
+    async def _end(self) -> None:
         self._is_over = True
         self._strangers.close("the meeting is over")
         links = [seat.link for seat in self._seats.values() if seat.link]
-        for link in links:
-            link.send(message)
         await asyncio.gather(*(link.close() for link in links))
         for task in self._tasks:
             task.cancel()
@@ -279,17 +273,11 @@ class NodeMeeting:
         return ""
 
     async def _listen(self, host: str, link: NodeLink) -> None:
-        """Serve an accepted node until its connection ends."""
-        while True:
-            try:
-                message = await link.receive()
-            except WireError as error:
-                self._note(f"{host}: {error}")
-                message = None
-            if isinstance(message, NodeStop):
-                self.on_stop(f"{message.reason} on {host}")
-            elif message is None:
-                break
+        """Notice that an accepted node leaves before the run begins."""
+        try:
+            await link.receive()
+        except WireError as error:
+            self._note(f"{host}: {error}")
         await link.close()
         if not self._full.is_set() and not self._is_over:
             self._note(f"{host} left before all nodes were there")

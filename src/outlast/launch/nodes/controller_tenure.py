@@ -1,0 +1,159 @@
+"""One node's time as the controller of a run: the controller, its beat, and care of checkpoints."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import NamedTuple
+
+from outlast import events
+from outlast.checkpoint.format.manifests import SavePoint
+from outlast.checkpoint.stores import catalog
+from outlast.checkpoint.stores.folder_store import Folder
+from outlast.controller.audit.audit_records import is_barred
+from outlast.controller.inputs import EndRun
+from outlast.errors import OutlastError, RunDirError
+from outlast.launch.checkpoint_upkeep import CheckpointUpkeep
+from outlast.launch.controller_shell import ControllerShell, NodeListener
+from outlast.launch.run_directory import RunDir
+from outlast.launch.run_display import DisplayRecord
+from outlast.launch.run_journal import bars_of
+from outlast.launch.start_point import CheckpointSearch
+from outlast.launch.terms.term_guard import TermGuard
+from outlast.launch.terms.term_records import TermLedger, TermRecord
+from outlast.launch.torchrun_arguments import RunPlan
+from outlast.transport import messages
+
+
+class NodeSetting(NamedTuple):
+    """A node of a run: its host and address, all hosts by node rank, token and terms of the run."""
+
+    plan: RunPlan
+    host: str
+    address: str
+    hosts: tuple[str, ...]
+    token: bytes
+    ledger: TermLedger
+
+
+class ControllerTenure:
+    """The controller of the term in `run_dir.job`, which this process has created."""
+
+    def __init__(
+        self,
+        node: NodeSetting,
+        run_dir: RunDir,
+        record: DisplayRecord,
+        checkpoint: messages.Checkpointed | None,
+    ) -> None:
+        plan, job = node.plan, run_dir.job
+        root = run_dir.room("checkpoints")
+        self._plan, self._record, self._run_dir = plan, record, run_dir
+        self._upkeep = CheckpointUpkeep(root, plan.keep, (), record, self._is_barred)
+        self.shell = ControllerShell(
+            plan,
+            run_dir,
+            node.token,
+            record,
+            checkpoint,
+            CheckpointSearch(root, job.run, (), node.token.hex()),
+            self._upkeep.committed,
+            NodeListener(node.address, node.hosts),
+        )
+        self.deposed: asyncio.Future[TermRecord] = asyncio.get_running_loop().create_future()
+        self._guard = TermGuard(
+            node.ledger,
+            job.term,
+            self.shell.address,
+            plan.limits.lease_s,
+            self.deposed.set_result,
+            record.note,
+        )
+        self._beating: asyncio.Task[None]
+
+    def begin(self) -> None:
+        """Begin the term once its first beat is in the store."""
+        self.shell.guard(self._guard.confirm, self._plan.limits.lease_s)
+        self._beating = asyncio.create_task(self._guard.run())
+        self._guard.confirm(self.shell.begin)
+
+    async def end(self, end: EndRun) -> None:
+        """Send the end of the run to all agents, leave it in the store, and close everything."""
+        self.shell.announce(end)
+        self._beating.cancel()
+        cause = end.cause.detail if end.cause else ""
+        try:
+            await self._guard.end(end.outcome, end.exit_code, cause)
+        except OutlastError as error:
+            self._record.note(f"agents that are away do not learn the end of the run: {error}")
+        await self.close(done=end.outcome == "done")
+        self._record.emit(
+            events.RunEnded(
+                t_ns=self._record.now_ns(),
+                outcome=end.outcome,
+                exit_code=end.exit_code,
+                n=end.n,
+                step=end.step,
+                cause=end.cause,
+            )
+        )
+
+    async def close(self, *, done: bool = False) -> None:
+        """Stop to act as controller."""
+        self._beating.cancel()
+        self.shell.close()
+        limits = self._plan.limits
+        never: asyncio.Future[EndRun] = asyncio.get_running_loop().create_future()
+        await self._upkeep.close(limits.save_s if done else limits.stop_s, never, done=done)
+
+    def _is_barred(self, place: SavePoint) -> bool:
+        return self.shell.is_barred(place)
+
+
+def newest_checkpoint(run_dir: RunDir) -> messages.Checkpointed | None:
+    """Return the newest complete checkpoint, unread: a restart verifies it. Writers may be alive.
+
+    Raises RunDirError or StorageError.
+    """
+    bars = bars_of(run_dir.path)
+    root = run_dir.room("checkpoints")
+    found = catalog.newest_checkpoint(
+        Folder(root),
+        lambda _damage: None,
+        job=run_dir.job.run,
+        barred=lambda place: is_barred(bars, place.n, place.directory),
+    )
+    if found is None:
+        return None
+    path = str(root.absolute() / found.place.directory)
+    return messages.Checkpointed(n=found.place.n, step=found.place.step, path=path)
+
+
+async def take_term(
+    ledger: TermLedger, run_dir: RunDir, host: str, claim: str, wait_s: float
+) -> None:
+    """Create the term of a start, after any older one; `wait_s`: a lease.
+
+    Raises RunDirError if the run is alive under another controller, StorageError.
+    """
+    newest = await asyncio.to_thread(ledger.newest, max(0, run_dir.job.term - 2))
+    if newest is not None:
+        before = await asyncio.to_thread(ledger.read_beat, newest.term)
+        end_s = asyncio.get_running_loop().time() + wait_s
+        while not (before and before.outcome) and asyncio.get_running_loop().time() < end_s:
+            await asyncio.sleep(wait_s / 16)
+            now = await asyncio.to_thread(ledger.read_beat, newest.term)
+            if now != before:
+                raise _in_use(run_dir, newest)
+    term = max(run_dir.job.term, newest.term + 1 if newest else 0)
+    record = TermRecord(term=term, run=run_dir.job.run, host=host, claim=claim)
+    if not await asyncio.to_thread(ledger.claim, record):
+        raise _in_use(run_dir, await asyncio.to_thread(ledger.read, term))
+    run_dir.adopt(run_dir.job.run, term)
+
+
+def _in_use(run_dir: RunDir, record: TermRecord | None) -> RunDirError:
+    owner = f"term {record.term} on {record.host}" if record else "another controller"
+    return RunDirError(
+        f"run directory {run_dir.path} is in use by {owner}; nothing was started; wait for its end,"
+        " stop it, or choose another --run-dir"
+    )

@@ -1,0 +1,154 @@
+"""Start of a node of a run of several nodes: the meeting, the first term, and its place."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from outlast import events
+from outlast.errors import OutlastError
+from outlast.launch import preflight, run_directory, start_point, torchrun_arguments
+from outlast.launch.nodes import node_facts, node_joining
+from outlast.launch.nodes.controller_tenure import NodeSetting, take_term
+from outlast.launch.nodes.node_meeting import NONCE_BYTES, NodeMeeting
+from outlast.launch.nodes.run_node import FirstTerm, NodeEnd, RunNode
+from outlast.launch.run_directory import RunDir
+from outlast.launch.run_display import Display, DisplayRecord
+from outlast.launch.run_journal import bars_of
+from outlast.launch.terms.term_records import TermLedger
+from outlast.launch.terms.term_store import open_term_store
+from outlast.launch.torchrun_arguments import RunPlan
+from outlast.telemetry.event_store import EventClock, EventWriter
+from outlast.transport import messages
+from outlast.transport.node_link import run_token
+
+STORE_ANSWER = 0.25  # share of the lease
+SHOW = Callable[[Path], Display]
+
+
+def serve(plan: RunPlan, show: SHOW) -> NodeEnd:
+    """Take part in a run until it ends. Raises ConfigError, RunDirError or StorageError before
+    anything is started. No process is left alive."""
+    path = Path(plan.run_dir)
+    with run_directory.ignore_save_signal(), contextlib.ExitStack() as cleanup:
+        preflight.check_node(plan)
+        identity = node_facts.identify(plan)
+        run_dir: RunDir | None = None
+        if node_facts.holds_controller(plan):
+            run_dir = run_directory.take(path, plan.script, plan.args, plan.world)
+            cleanup.callback(run_dir.release)
+            torchrun_arguments.store_plan(run_dir, plan)
+        lock_fd = run_directory.lock_host(path, identity.host)
+        cleanup.callback(run_directory.unlock, lock_fd)
+        if run_dir is not None:
+            return asyncio.run(_begin(plan, identity._replace(node_rank=0), run_dir, show))
+        return asyncio.run(_take_part(plan, identity, lock_fd, show))
+
+
+def _ledger(plan: RunPlan, run: str) -> TermLedger:
+    answer_s = STORE_ANSWER * plan.limits.lease_s
+    return TermLedger(open_term_store(plan.node.term_store, Path(plan.run_dir), run, answer_s), run)
+
+
+async def _begin(
+    plan: RunPlan, identity: node_facts.NodeIdentity, run_dir: RunDir, show: SHOW
+) -> NodeEnd:
+    """Gather the nodes of a run, take its first term, and lead it."""
+    clock, display = EventClock(), show(run_dir.path)
+
+    def tell(text: str) -> None:
+        display.event(events.Note(t_ns=clock.now_ns(), worker="", seat=-1, text=text))
+
+    meeting = NodeMeeting(identity, run_dir.path, plan.node, tell)
+    tell(
+        f"waiting for {plan.node.total} nodes at {identity.endpoint[0]}:{identity.endpoint[1]}"
+        f" for at most {plan.limits.hello_s:g} s"
+    )
+    try:
+        seats = await meeting.gather(plan.limits.hello_s)
+        address = meeting.address
+        node_facts.choose_interface(address)
+        places = (
+            f"{seat.host} in {seat.hello.domain}" if seat.hello.domain else seat.host
+            for seat in seats
+        )
+        tell(f"all nodes are there: {', '.join(places)}")
+        ledger = _ledger(plan, run_dir.job.run)
+        claim = secrets.token_hex(16)
+        await take_term(ledger, run_dir, identity.host, claim, plan.limits.lease_s)
+        checkpoint, notes = start_point.begin(run_dir, (), tell, bars_of(run_dir.path))
+    except OutlastError as error:
+        await meeting.refuse_all(str(error))
+        display.close()
+        raise
+    nonce = secrets.token_bytes(NONCE_BYTES)
+    hosts = tuple(seat.host for seat in seats)
+    token = run_token(identity.key, nonce)
+    plan = replace(plan, master_addr=address)
+    setting = NodeSetting(plan, identity.host, address, hosts, token, ledger)
+    writer = EventWriter(run_dir.room("events"), f"launcher{run_dir.job.term:06d}", clock)
+    record = DisplayRecord(writer, display)
+    try:
+        _record_start(plan, run_dir, record, checkpoint, notes)
+        node = RunNode(setting, run_dir, record, clock)
+        return await node.lead(FirstTerm(meeting, seats, nonce), checkpoint)
+    finally:
+        record.close()
+
+
+def _record_start(
+    plan: RunPlan,
+    run_dir: RunDir,
+    record: DisplayRecord,
+    checkpoint: messages.Checkpointed | None,
+    notes: list[str],
+) -> None:
+    record.emit(
+        events.RunStarted(
+            t_ns=record.now_ns(),
+            run=run_dir.job.run,
+            term=run_dir.job.term,
+            world=plan.world,
+            spares=plan.spares,
+            script=plan.script,
+            args=plan.args,
+            resumed_n=checkpoint.n if checkpoint else -1,
+            resumed_step=checkpoint.step if checkpoint else -1,
+        )
+    )
+    for text in (*notes, *run_dir.notes):
+        record.note(text)
+
+
+async def _take_part(
+    plan: RunPlan, identity: node_facts.NodeIdentity, lock_fd: int, show: SHOW
+) -> NodeEnd:
+    path, clock = Path(plan.run_dir), EventClock()
+    display = show(path)
+
+    def tell(text: str) -> None:
+        """Display a note before this node's first event."""
+        display.event(events.Note(t_ns=clock.now_ns(), worker="", seat=-1, text=text))
+
+    try:
+        address, place = await node_joining.join(identity, path, plan.limits.hello_s, tell)
+    except BaseException:
+        display.close()
+        raise
+    run_dir = run_directory.of_node(path, place.run, place.term, lock_fd)
+    name = f"agent-{identity.host}-{place.term:06d}"
+    record = DisplayRecord(EventWriter(run_dir.room("events"), name, clock), display)
+    node_facts.choose_interface(address)
+    plan = replace(plan, master_addr=place.master_addr, master_port=place.master_port)
+    token = run_token(identity.key, place.run_nonce)
+    ledger = _ledger(plan, place.run)
+    setting = NodeSetting(plan, identity.host, address, place.hosts, token, ledger)
+    try:
+        return await RunNode(setting, run_dir, record, clock).follow(place.address)
+    finally:
+        record.close()

@@ -1,0 +1,291 @@
+"""Node of a run of several nodes: an agent, and the controller while this node owns the term."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import traceback
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from outlast import events
+from outlast.controller.inputs import EndRun
+from outlast.controller.node_placement import RETURN_S
+from outlast.errors import EXIT_GAVE_UP, EXIT_INTERRUPTED, OutlastError, RunDirError, StorageError
+from outlast.launch import run_directory
+from outlast.launch.host.agent import Agent
+from outlast.launch.host.worker_family import become_subreaper
+from outlast.launch.host.worker_pool import WorkerPool
+from outlast.launch.nodes.controller_tenure import (
+    ControllerTenure,
+    NodeSetting,
+    newest_checkpoint,
+)
+from outlast.launch.nodes.node_meeting import NodeMeeting, NodeSeat, RunPlace
+from outlast.launch.nodes.node_state import StateFile
+from outlast.launch.run_directory import SAVE_SIGNAL, RunDir
+from outlast.launch.run_display import Console, DisplayRecord
+from outlast.launch.terms.term_records import TermRecord
+from outlast.launch.terms.term_watch import TermWatch
+from outlast.launch.timed_faults import TimedFaults
+from outlast.telemetry.event_store import EventClock
+from outlast.transport import messages
+
+GRACE_S = 15.0  # beyond `stop_s`: then this node ends without the controller
+
+
+class NodeEnd(NamedTuple):
+    """End of a run on one node. `leads`: this node was its controller's."""
+
+    end: EndRun
+    leads: bool
+
+
+class FirstTerm(NamedTuple):
+    """The nodes that wait for the beginning of a run."""
+
+    meeting: NodeMeeting
+    seats: list[NodeSeat]
+    nonce: bytes
+
+
+class RunNode:
+    """Parts of a running node."""
+
+    def __init__(
+        self, node: NodeSetting, run_dir: RunDir, record: DisplayRecord, clock: EventClock
+    ) -> None:
+        self._node, self._run_dir, self._record = node, run_dir, record
+        self._plan, self._host = node.plan, node.host
+        self._over: asyncio.Future[EndRun] = asyncio.get_running_loop().create_future()
+        self._stops = 0
+        self._tenure: ControllerTenure | None = None
+        self._leading: asyncio.Task[None] | None = None
+        self._agent: Agent
+        become_subreaper()
+        self._crew = WorkerPool(node.plan, run_dir, node.token, node.host, clock, record.note)
+
+    async def lead(self, first: FirstTerm, checkpoint: messages.Checkpointed | None) -> NodeEnd:
+        """Run as the first controller's node, until the run ends."""
+        tenure = ControllerTenure(self._node, self._run_dir, self._record, checkpoint)
+        job = self._run_dir.job
+        address, port = self._plan.master_addr, self._crew.master_port
+        place = RunPlace(job.run, job.term, tenure.shell.address, address, port)
+        await first.meeting.accept(first.seats, place, first.nonce)
+        self._begin_tenure(tenure)
+        return await self.follow(tenure.shell.address)
+
+    async def follow(self, controller: tuple[str, int]) -> NodeEnd:
+        """Run until the run ends; all started processes are dead when this returns or raises."""
+        self._agent = Agent(self._crew, controller, self._node.token, lambda _worker: None)
+        self._agent.on_outcome = self._on_outcome
+        console = Console(self._crew, self._record.display)
+        serving = [asyncio.create_task(part) for part in (self._agent.run(), self._watch())]
+        state = StateFile(self._host, self._run_dir.job.run, self._plan.limits.lease_s)
+        showing = [
+            asyncio.create_task(part)
+            for part in (console.run(), state.keep(lambda: self._agent.lease.silence_s))
+        ]
+        end = self._interrupted("the node was cancelled")
+        try:
+            with self._signals():
+                await asyncio.wait({*serving, self._over}, return_when=asyncio.FIRST_COMPLETED)
+            end = self._over.result() if self._over.done() else EndRun(outcome="", exit_code=0)
+            for task in serving:
+                if task.done() and not self._over.done():
+                    task.result()  # raises its error
+        except Exception as error:  # noqa: BLE001 - an error of this node ends it
+            end = EndRun(outcome="gave_up", exit_code=EXIT_GAVE_UP, cause=self._own_fault(error))
+        finally:
+            self._agent.release_workers()
+            for task in (*serving, *showing):
+                task.cancel()
+            leads = self._tenure is not None
+            await self._close(end)
+            console.look()
+        return NodeEnd(end, leads)
+
+    async def _close(self, end: EndRun) -> None:
+        if self._leading:
+            self._leading.cancel()
+        if self._tenure:
+            self._tenure.shell.announce(end)
+        await self._crew.close()
+        if self._tenure:
+            TimedFaults(self._crew, self._record).note_missed(plain=False)
+            await self._tenure.end(end)
+
+    # --- terms ----------------------------------------------------------------------------
+
+    def _begin_tenure(self, tenure: ControllerTenure) -> None:
+        self._tenure = tenure
+        tenure.shell.on_stop = self._stop_once
+        tenure.begin()
+        self._leading = asyncio.create_task(self._lead(tenure))
+
+    async def _lead(self, tenure: ControllerTenure) -> None:
+        """Wait until the run ends under this controller, or a newer term exists."""
+        await asyncio.wait(
+            {tenure.shell.ended, tenure.deposed}, return_when=asyncio.FIRST_COMPLETED
+        )
+        if tenure.deposed.done():
+            newer = tenure.deposed.result()
+            self._record.note(
+                f"{self._host} is no longer the controller: term {newer.term} is of {newer.host}"
+            )
+            self._tenure = None
+            await tenure.close()
+            return
+        error = tenure.shell.ended.exception()
+        if isinstance(error, Exception):
+            fault = self._own_fault(error)
+            self._end(EndRun(outcome="gave_up", exit_code=EXIT_GAVE_UP, cause=fault))
+        else:
+            self._end(tenure.shell.ended.result())
+
+    async def _watch(self) -> None:
+        """Follow newer terms, take over where there is no controller, or give up."""
+        job = self._run_dir.job
+        watch = TermWatch(
+            self._node.ledger,
+            TermRecord(term=job.term, run=job.run, host=self._host, claim=""),
+            self._agent.lease,
+            self._node.hosts.index(self._host) / len(self._node.hosts),
+            self._record.note,
+        )
+        limit_s = self._plan.limits.lease_s + RETURN_S
+        while True:
+            try:
+                async with asyncio.timeout(1.0):
+                    news = await watch.news()
+            except TimeoutError:
+                if self._agent.lease.silence_s > limit_s:
+                    self._give_up(f"no controller has answered for {limit_s:g} s")
+                continue
+            if news.beat is None:
+                self._take_over(news.term)
+            elif news.beat.outcome:
+                self._on_outcome(
+                    messages.RunOutcome(
+                        outcome=news.beat.outcome,
+                        exit_code=news.beat.exit_code,
+                        cause=news.beat.cause,
+                    )
+                )
+            else:
+                self._record.note(
+                    f"{self._host} follows {news.host}, the controller of term {news.term}"
+                )
+                self._agent.follow(news.term, news.beat.address)
+
+    def _take_over(self, term: int) -> None:
+        """Act as the controller of a term that this node has created."""
+        self._record.note(
+            f"{self._host} takes over as controller, term {term}: the one before it is silent, and"
+            " its beat stands still"
+        )
+        self._run_dir.adopt(self._run_dir.job.run, term)
+        checkpoint = newest_checkpoint(self._run_dir)
+        tenure = ControllerTenure(self._node, self._run_dir, self._record, checkpoint)
+        self._begin_tenure(tenure)
+        self._agent.follow(term, tenure.shell.address)
+
+    # --- the end --------------------------------------------------------------------------
+
+    def _on_outcome(self, outcome: messages.RunOutcome) -> None:
+        if self._tenure is None:
+            cause = self._fault("requested", outcome.cause) if outcome.cause else None
+            self._end(EndRun(outcome=outcome.outcome, exit_code=outcome.exit_code, cause=cause))
+
+    def _give_up(self, why: str) -> None:
+        detail = (
+            f"{self._host}: {why}; the workers of this node were killed, what was checkpointed is"
+            f" kept; resume with the same command on all nodes (--run-dir {self._run_dir.path})"
+        )
+        self._record.note(detail)
+        fault = self._fault("agent_lost", detail)
+        self._end(EndRun(outcome="gave_up", exit_code=EXIT_GAVE_UP, cause=fault))
+
+    def _fault(self, kind: events.FaultKind, detail: str) -> events.Fault:
+        return events.Fault(kind=kind, detail=detail, host=self._host, t_ns=self._record.now_ns())
+
+    def _own_fault(self, error: Exception) -> events.Fault:
+        """Return the fault for an error of this node or its controller."""
+        while isinstance(error, ExceptionGroup):
+            error = error.exceptions[0]
+        if isinstance(error, OutlastError):
+            is_storage = isinstance(error, RunDirError | StorageError)
+            return self._fault("storage" if is_storage else "internal", str(error))
+        text = (
+            f"the launcher of {self._host} itself failed ({type(error).__name__}: {error}); its"
+            " workers were stopped, what was committed and checkpointed is kept; please report"
+            " this, and resume with the same command on all nodes"
+        )
+        found = "".join(traceback.format_exception(error))
+        return replace(self._fault("internal", text), traceback=found)
+
+    def _end(self, end: EndRun) -> None:
+        if not self._over.done():
+            self._over.set_result(end)
+
+    # --- signals --------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        numbers = [
+            number
+            for number in (signal.Signals[name] for name in self._plan.stop_signals)
+            if signal.getsignal(number) is not signal.SIG_IGN
+        ]
+        for number in numbers:
+            loop.add_signal_handler(number, self._request_stop, f"{number.name} to the launcher")
+        saves = self._tenure is not None and SAVE_SIGNAL not in numbers
+        if saves:
+            loop.add_signal_handler(SAVE_SIGNAL, self._request_save)
+            self._run_dir.tell_saves(True)
+        try:
+            yield
+        finally:
+            if saves:
+                self._run_dir.tell_saves(False)
+                loop.remove_signal_handler(SAVE_SIGNAL)
+                signal.signal(SAVE_SIGNAL, signal.SIG_IGN)  # as it was before the loop
+            for number in numbers:
+                loop.remove_signal_handler(number)
+
+    def _request_save(self) -> None:
+        if self._tenure:
+            self._tenure.shell.save("SIGUSR1 to the launcher")
+        else:
+            self._record.note(run_directory.SAVE_REFUSED)
+
+    def _stop_once(self, reason: str) -> None:
+        """Drain at the request of another node; a scheduler sends its signal to all of them."""
+        if not self._stops:
+            self._request_stop(reason)
+
+    def _request_stop(self, reason: str) -> None:
+        """Drain at the first request; at the second one kill all, or end a node that does not hold
+        the controller; end at the third."""
+        self._stops += 1
+        if self._stops == 1:
+            self._record.note(f"{reason}: stopping; once more to stop at once")
+            loop = asyncio.get_running_loop()
+            loop.call_later(self._plan.limits.stop_s + GRACE_S, self._give_in, reason)
+        if self._stops > 2 or (self._stops == 2 and self._tenure is None):
+            self._give_in(reason)
+        elif self._tenure:
+            self._tenure.shell.stop(reason)
+        else:
+            self._agent.request_stop(reason)
+
+    def _give_in(self, reason: str) -> None:
+        self._end(self._interrupted(reason))
+
+    def _interrupted(self, reason: str) -> EndRun:
+        fault = self._fault("requested", f"{reason} ({self._host})")
+        return EndRun(outcome="interrupted", exit_code=EXIT_INTERRUPTED, cause=fault)

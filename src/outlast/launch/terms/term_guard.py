@@ -1,0 +1,101 @@
+"""Right of a process to act as the controller of its term.
+
+A *round* writes the beat, if it is due, and then looks for the next term. Whatever a controller
+cannot take back waits for a round that began later and found none: what was made durable before the
+round is then read by any later controller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from outlast.errors import OutlastError
+from outlast.launch.terms.term_records import TermBeat, TermLedger, TermRecord
+
+BEATS = 8  # in a lease
+RETRY_S = 0.2
+
+
+class TermGuard:
+    """Beat and reads of one term's owner. `on_deposed` is called once, with the newer term."""
+
+    def __init__(
+        self,
+        ledger: TermLedger,
+        term: int,
+        address: tuple[str, int],
+        lease_s: float,
+        on_deposed: Callable[[TermRecord], None],
+        note: Callable[[str], None],
+    ) -> None:
+        self._ledger, self._term, self._address = ledger, term, address
+        self._period_s = lease_s / BEATS
+        self._on_deposed, self._note = on_deposed, note
+        self._count = 0
+        self._due_s = time.monotonic()
+        self._waiting: list[Callable[[], None]] = []
+        self._wanted = asyncio.Event()
+        self._is_away = False
+
+    def confirm(self, then: Callable[[], None]) -> None:
+        """Call `then` in the event loop after a round that begins from now on."""
+        self._waiting.append(then)
+        self._wanted.set()
+
+    async def run(self) -> None:
+        """Do rounds until a newer term is found, or cancelled; an outage of the store is waited
+        out."""
+        while True:
+            rest_s = max(0.0, self._due_s - time.monotonic())
+            await asyncio.wait(
+                {wanted := asyncio.ensure_future(self._wanted.wait())}, timeout=rest_s
+            )
+            wanted.cancel()
+            self._wanted.clear()
+            waiting, self._waiting = self._waiting, []
+            try:
+                newer = await asyncio.to_thread(self._round)
+            except OutlastError as error:
+                self._waiting = waiting + self._waiting
+                self._note_outage(str(error))
+                await asyncio.sleep(RETRY_S)
+                continue
+            self._note_outage("")
+            if newer is not None:
+                self._on_deposed(newer)
+                return
+            for then in waiting:
+                then()
+
+    async def end(self, outcome: str, exit_code: int, cause: str) -> None:
+        """Leave the end of the run in the store, for agents that are away. Raises OutlastError."""
+        beat = self._next_beat(outcome=outcome, exit_code=exit_code, cause=cause)
+        await asyncio.to_thread(self._ledger.beat, self._term, beat)
+
+    def _round(self) -> TermRecord | None:
+        now_s = time.monotonic()
+        if now_s >= self._due_s:
+            self._ledger.beat(self._term, self._next_beat())
+            self._due_s = now_s + self._period_s
+        return self._ledger.read(self._term + 1)
+
+    def _next_beat(self, outcome: str = "", exit_code: int = 0, cause: str = "") -> TermBeat:
+        self._count += 1
+        return TermBeat(
+            count=self._count,
+            address=self._address,
+            outcome=outcome,
+            exit_code=exit_code,
+            cause=cause,
+        )
+
+    def _note_outage(self, why: str) -> None:
+        if bool(why) != self._is_away:
+            self._is_away = bool(why)
+            self._note(
+                f"the store of terms is out of reach ({why}); training goes on, decisions wait"
+                if why
+                else "the store of terms answers again"
+            )

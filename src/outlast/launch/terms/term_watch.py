@@ -1,0 +1,130 @@
+"""Watch of an agent over the terms of its run, while its controller is silent.
+
+silence ── a quarter of the lease ──► read the newest term and its beat, by this host's clock
+  newer term with a beat ──────────► its controller is to be followed
+  a beat with the end of the run ──► the run is over
+  the beat stands still for a quarter, silence for a half ──► create the next term
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from outlast.errors import OutlastError
+from outlast.launch.terms.term_records import TermBeat, TermLedger, TermRecord
+
+LOOKS = 16  # in a lease
+STILL = 0.25  # share of the lease
+ORDERED = 0.1  # share of the lease in which the agents try, by node rank
+
+
+class WatchedLease(Protocol):
+    """Lease of the agent, as the watch reads it."""
+
+    lease_s: float
+
+    @property
+    def unheard_s(self) -> float:
+        """Return for how long no answer was received."""
+        ...
+
+    @property
+    def may_claim(self) -> bool:
+        """Return whether its agent may create a term."""
+        ...
+
+    def saw_newer_term(self) -> None:
+        """Record that a newer term exists."""
+
+
+class TermNews(NamedTuple):
+    """Newest term. `beat`: its owner's, or None if this process owns it."""
+
+    term: int
+    host: str
+    beat: TermBeat | None
+
+
+class TermWatch:
+    """Watch of one agent. `order`: its node rank as a share of all nodes, from 0 to 1."""
+
+    def __init__(
+        self,
+        ledger: TermLedger,
+        record: TermRecord,
+        lease: WatchedLease,
+        order: float,
+        note: Callable[[str], None],
+    ) -> None:
+        """`record`: the term that the agent is in, with this host and a random claim."""
+        self._ledger, self._record, self._lease = ledger, record, lease
+        self._term = record.term
+        self._order_s = order * ORDERED * lease.lease_s
+        self._note = note
+        self._newest: tuple[int, TermBeat | None] = (-1, None)
+        self._since_s = 0.0  # when that was first seen
+        self._is_away = False
+
+    async def news(self) -> TermNews:
+        """Return the next newer term that has a controller, or this term with the run's end."""
+        lease = self._lease
+        while True:
+            await asyncio.sleep(lease.lease_s / LOOKS)
+            if lease.unheard_s < lease.lease_s / 4:
+                self._newest = (-1, None)
+                continue
+            try:
+                found = await self._look()
+            except OutlastError as error:
+                self._note_outage(str(error))
+            else:
+                self._note_outage("")
+                if found:
+                    self._term = found.term
+                    return found
+
+    async def _look(self) -> TermNews | None:
+        newest = await asyncio.to_thread(self._ledger.newest, self._term)
+        if newest is not None:
+            self._lease.saw_newer_term()
+        term = newest.term if newest else self._term
+        beat = await asyncio.to_thread(self._ledger.read_beat, term)
+        if beat is not None and (newest or beat.outcome):
+            return TermNews(term, newest.host if newest else "", beat)
+        if (term, beat) != self._newest:
+            self._newest, self._since_s = (term, beat), time.monotonic()
+        elif self._may_claim():
+            await asyncio.sleep(self._order_s)
+            return await self._claim(term + 1) if self._may_claim() else None
+        return None
+
+    def _may_claim(self) -> bool:
+        is_still = time.monotonic() - self._since_s >= STILL * self._lease.lease_s
+        return is_still and self._lease.may_claim
+
+    async def _claim(self, term: int) -> TermNews | None:
+        """Create a term; return it if this process owns it and may still act."""
+        record = TermRecord(
+            term=term,
+            run=self._record.run,
+            host=self._record.host,
+            claim=secrets.token_hex(16),
+        )
+        if not await asyncio.to_thread(self._ledger.claim, record):
+            return None
+        if not self._may_claim():  # stopped meanwhile, or answered: leases may have been granted
+            self._note(f"term {term} was created too late by this node, which does not use it")
+            return None
+        return TermNews(term, record.host, None)
+
+    def _note_outage(self, why: str) -> None:
+        if bool(why) != self._is_away:
+            self._is_away = bool(why)
+            if why:
+                self._note(
+                    f"the store of terms cannot be reached while the controller is silent: {why}"
+                )
