@@ -34,10 +34,11 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
 # Hundreds of processes import the same files: they are compiled once, whatever this shell says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test extended scripts cluster-test docs gpu conformance flaky check lint format types bench soak judge clean
+.PHONY: help demo demo-cluster test extended scripts cluster-test docs gpu conformance flaky check lint format types bench soak judge clean
 
 help:
 	@echo "make demo    train a small GPT while it is killed, stopped and broken; compare with its twin"
+	@echo "make demo-cluster  the same on three hosts and a spare (namespaces; needs root): one is unplugged"
 	@echo "make test    lint, format, types, and every test"
 	@echo "             TORCH=2.15.0: what touches torch, on that release in an environment of its own"
 	@echo "make extended  more real runs, which 'make test' has no time for"
@@ -75,6 +76,9 @@ endif
 
 demo: $(READY)
 	$(BIN)/outlast demo
+
+demo-cluster: $(READY)
+	$(BIN)/python -m tests.cluster.demo
 
 check: lint types
 	$(BIN)/python tests/tidy/structure.py

@@ -24,11 +24,12 @@ WITHIN_S = 120.0
 
 
 class Cluster:
-    """A run of a script on hosts, with one launcher on each."""
+    """A run of a script on hosts, with one launcher on each; `disk` holds the run directory."""
 
-    def __init__(self, folder: Path, hosts: Hosts) -> None:
+    def __init__(self, folder: Path, hosts: Hosts, disk: Path | None = None) -> None:
         self.folder, self.hosts = folder, hosts
-        self.run_dir = folder / "run"
+        self.disk = disk or folder
+        self.run_dir = self.disk / "run"
         self.out = folder / "out"
         self.launchers: dict[str, subprocess.Popen[str]] = {}
 
@@ -72,6 +73,10 @@ class Cluster:
             lambda one: isinstance(one, GenerationOpened), f"generation {count}", count
         )
 
+    def generations(self) -> int:
+        """Return how many generations have been opened."""
+        return sum(isinstance(one, GenerationOpened) for one in self.events())
+
     def end(self, name: str) -> tuple[int, str]:
         """Return a launcher's exit code and output, without the frame of messages."""
         output, _ = self.launchers[name].communicate(timeout=WITHIN_S)
@@ -80,6 +85,12 @@ class Cluster:
     def codes(self) -> dict[str, int]:
         """Return the exit codes of the launchers on all hosts with power, after their end."""
         return {name: self.end(name)[0] for name in self.hosts.up}
+
+    def close(self) -> None:
+        """Kill the launchers."""
+        for launcher in self.launchers.values():
+            launcher.kill()
+            launcher.communicate()
 
     def results(self) -> list[str]:
         """Return the results of all ranks, of a run whose history its journal explains."""

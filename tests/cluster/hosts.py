@@ -155,13 +155,14 @@ class Hosts:
             ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
         )
         self._first[name] = first
         assert first.stdout is not None
         if first.stdout.readline() != "up\n":
-            raise RuntimeError(f"host {name} did not start; see the output above")
+            raise RuntimeError(f"host {name} did not start: {first.communicate()[1]}")
 
     def _on_switch(self, *command: str) -> None:
         subprocess.run(["ip", "netns", "exec", self._switch, *command], check=True)
@@ -176,8 +177,7 @@ class Hosts:
     def _remove(self) -> None:
         for name, first in self._first.items():
             self._kill(name)
-            if first.stdout is not None:
-                first.stdout.close()
+            first.communicate()  # closes the pipes
         for network in (*(f"{self._prefix}-{name}" for name in self.names), self._switch):
             if Path("/run/netns", network).exists():
                 _ip("netns", "del", network)

@@ -24,9 +24,7 @@ def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Cluster]
     with Hosts(tmp_path, getattr(request, "param", 2)) as hosts:
         cluster = Cluster(tmp_path, hosts)
         yield cluster
-        for launcher in cluster.launchers.values():
-            launcher.kill()
-            launcher.communicate()
+        cluster.close()
 
 
 @pytest.fixture(scope="module")

@@ -58,8 +58,13 @@ def on_save_failed(turn: ControllerTurn, body: messages.SaveFailed) -> None:
 
 
 def on_checkpointed(turn: ControllerTurn, body: messages.Checkpointed) -> None:
-    """Keep the newest complete copy; for equal phases the one in memory."""
+    """Keep the newest complete copy; for equal phases the one in memory.
+
+    Keepers are reached on their own host only: a run of several nodes has no copies in memory.
+    """
     known = turn.state.saves.checkpoint
+    if body.tier == "memory" and turn.state.placement.agents:
+        return
     if known is None or (body.n, body.tier == "memory") >= (known.n, known.tier == "memory"):
         turn.state.saves.checkpoint = body
 

@@ -8,12 +8,7 @@ from msgspec.structs import replace
 
 from outlast import events
 from outlast.controller import checkpoint_tracking, node_placement, planned_migration, shared_values
-from outlast.controller.controller_state import (
-    S_NS,
-    ControllerTurn,
-    WorkerRecord,
-    differing_facts,
-)
+from outlast.controller.controller_state import S_NS, ControllerTurn, WorkerRecord, differing_facts
 from outlast.controller.lifecycle import run_ending
 from outlast.controller.member_tables import AgentRecord
 from outlast.controller.recovery import incident_response
@@ -76,9 +71,8 @@ def fill(turn: ControllerTurn, seat: int) -> str:
 
 def fill_seats(turn: ControllerTurn) -> None:
     """Fill the empty seats as far as there is room."""
-    seats = turn.state.members.seats
-    for seat in range(seats.index(""), len(seats)) if "" in seats else ():
-        if not seats[seat] and not fill(turn, seat) and turn.state.progress.first:
+    for seat in node_placement.empty_seats(turn.state):
+        if not fill(turn, seat) and turn.state.progress.first:
             return  # any worker fits any seat, and there is none
 
 
@@ -274,12 +268,14 @@ def on_lease_expired(turn: ControllerTurn, agent: AgentRecord) -> None:
     checkpoint_tracking.on_host_lost(turn)
     detail = f"the agent of {agent.host} has not renewed its lease for {agent.lease_ns / S_NS:g} s"
     for worker in turn.state.members.crew(agent.name):
-        on_worker_lost_with_agent(turn, worker, detail)
+        on_worker_lost_with_agent(turn, worker, detail, agent.renewed_ns)
 
 
-def on_worker_lost_with_agent(turn: ControllerTurn, worker: WorkerRecord, detail: str) -> None:
+def on_worker_lost_with_agent(
+    turn: ControllerTurn, worker: WorkerRecord, detail: str, since_ns: int = 0
+) -> None:
     """Count a worker as lost because its agent is; its position is unknown."""
-    lost = turn.blame(worker, "agent_lost", detail)
+    lost = replace(turn.blame(worker, "agent_lost", detail), t_ns=since_ns or turn.now_ns)
     body = messages.WorkerLostReport(worker=worker.name, fault=lost, n=-1, state="")
     on_worker_lost(turn, worker, body, "lease")
 
@@ -334,8 +330,8 @@ def _spare_lost(turn: ControllerTurn, worker: WorkerRecord, fault: events.Fault)
     last = f"; its last line: {words[-1].strip()}" if words else ""
     why = f"spare {worker.name} is lost ({fault.kind}: {fault.detail}{last})"
     if worker.hello is None:
-        log = f"logs/spare/{worker.name}"
-        why += f" before outlast.init(), where a spare has no rank yet: see {log}"
+        why += " before outlast.init(), where a spare has no rank yet: see"
+        why += f" logs/spare/{worker.name}"
     if state.mode != "open" or state.ending.drain_ns:
         turn.note(why, worker.name)
         return

@@ -20,6 +20,19 @@ def neighbours(state: ControllerState, seat: int) -> set[str]:
     return members.neighbours(seat, placement.ranks_per_node)
 
 
+def empty_seats(state: ControllerState) -> list[int]:
+    """Return the empty seats in the order in which they are filled: by rank, and first those whose
+    own node is lost, since spares on other nodes are for them."""
+    members, placement = state.members, state.placement
+    if "" not in members.seats:
+        return []
+    seats = [seat for seat, name in enumerate(members.seats) if not name]
+    if not placement.agents:
+        return seats
+    up = {agent.name for agent in members.agents.values() if agent.connected}
+    return sorted(seats, key=lambda seat: placement.home(seat) in up)
+
+
 def shared_levels(domain: str, other: str) -> int:
     """Return how many levels two failure domains share, from the largest part on."""
     same = [one == two != "" for one, two in zip(domain.split("/"), other.split("/"), strict=False)]
