@@ -38,7 +38,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo "make demo    train a small GPT while it is killed, stopped and broken; compare with its twin"
-	@echo "make demo-cluster  the same on three hosts and a spare (namespaces; needs root): one is unplugged"
+	@echo "make demo-cluster  the same on three hosts and a spare (namespaces; needs root), two of which fail"
 	@echo "make test    lint, format, types, and every test"
 	@echo "             TORCH=2.15.0: what touches torch, on that release in an environment of its own"
 	@echo "make extended  more real runs, which 'make test' has no time for"

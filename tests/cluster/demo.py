@@ -1,4 +1,5 @@
-"""`make demo-cluster`: a small GPT on three hosts and a spare one, of which one is unplugged.
+"""`make demo-cluster`: a small GPT on three hosts and a spare one; the controller's host freezes,
+and another one is unplugged.
 
 The hosts are namespaces of this machine (`hosts.py`). The same training follows on one host,
 undisturbed, and both are compared to the last bit.
@@ -14,7 +15,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread
 from typing import NamedTuple
 
 from tests.cluster.hosts import Hosts, missing_requirement
@@ -33,11 +34,20 @@ class Deed(NamedTuple):
     """What is done to a host when the run has committed a step."""
 
     step: int
+    host: str
     text: str
-    do: Callable[[Hosts], None]
+    do: Callable[[Hosts, str], None]
 
 
-DEEDS = (Deed(25, "the cable of n3 is pulled out", lambda hosts: hosts.set_link("n3", up=False)),)
+DEEDS = (
+    Deed(20, "n1", "the controller's host n1 freezes", Hosts.stop),
+    Deed(
+        40,
+        "n3",
+        "the cable of n3 is pulled out",
+        lambda hosts, name: hosts.set_link(name, up=False),
+    ),
+)
 
 
 def main() -> int:
@@ -81,7 +91,7 @@ def run_command(run_dir: Path, *flags: str) -> list[str]:
 
 
 def train_on(hosts: Hosts, folder: Path, run_dir: Path) -> None:
-    """Train on all hosts while the deeds are done. The output of n1 is shown."""
+    """Train on all hosts while the deeds are done."""
     token = folder / "token"
     token.touch(mode=0o600)
     token.write_text(secrets.token_hex(32))
@@ -89,26 +99,37 @@ def train_on(hosts: Hosts, folder: Path, run_dir: Path) -> None:
         *(f"--nnodes={HOSTS}:{HOSTS + SPARES}", "--nproc-per-node=1", "--rdzv-endpoint=n1:29400"),
         *(f"--token-file={token}", "--checkpoint-every=10", f"--limit=lease_s={LEASE_S:g}"),
     )
-    launchers: list[subprocess.Popen[bytes]] = []
+    launchers: dict[str, subprocess.Popen[str]] = {}
     for name in hosts.names:
-        with (folder / f"{name}.log").open("wb") as log:
-            shown = None if name == hosts.names[0] else log
-            command = hosts.command(name, *run_command(run_dir, *flags))
-            launchers.append(subprocess.Popen(command, stdout=shown, stderr=shown))
+        launchers[name] = subprocess.Popen(
+            hosts.command(name, *run_command(run_dir, *flags)),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        Thread(target=show, args=(name, launchers[name]), daemon=True).start()
+    sound = [name for name in hosts.names if name not in {deed.host for deed in DEEDS}]
     try:
         for deed in DEEDS:
-            wait_for_step(run_dir, deed.step, launchers[0])
+            wait_for_step(run_dir, deed.step, launchers[sound[0]])
             say(f"step {deed.step} is committed: {deed.text}")
-            deed.do(hosts)
-        if launchers[0].wait(WITHIN_S) != EXIT_DONE:
+            deed.do(hosts, deed.host)
+        if {launchers[name].wait(WITHIN_S) for name in sound} != {EXIT_DONE}:
             raise SystemExit(f"the run did not end well; see {folder}")
     finally:
-        for launcher in launchers:
+        for launcher in launchers.values():
             launcher.kill()
             launcher.wait()
 
 
-def wait_for_step(run_dir: Path, step: int, launcher: subprocess.Popen[bytes]) -> None:
+def show(name: str, launcher: subprocess.Popen[str]) -> None:
+    """Print what a host's launcher prints."""
+    assert launcher.stdout is not None
+    for line in launcher.stdout:
+        print(f"{name} | {line}", end="", flush=True)
+
+
+def wait_for_step(run_dir: Path, step: int, launcher: subprocess.Popen[str]) -> None:
     """Wait until a rank has committed a step. Raises SystemExit if the launcher has ended."""
     until_s = time.monotonic() + WITHIN_S
     while launcher.poll() is None and time.monotonic() < until_s:
