@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from hypothesis import given
@@ -29,6 +30,17 @@ def test_the_heartbeat_is_read_as_written(page: Page) -> None:
     assert page.read() == (7, 5, "voting", 31, 1000, 900, 2.5, 0)
     page.beat(8, 5, "idle", 31, 1000, 900, 2.5, -(1 << 62))
     assert page.read() == (8, 5, "idle", 31, 1000, 900, 2.5, -(1 << 62))
+
+
+def test_a_lease_ends_by_the_clock_that_runs_while_a_host_is_suspended(page: Page) -> None:
+    assert page.has_lease()  # of a run on one node: without an end
+    now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    page.put_lease(now_ns + (1 << 40))
+    page.beat(7, 5, "voting", 31, 1000, 900, 2.5)
+    page.put_pace(0, 7, PhasePace(1, 1))
+    assert page.has_lease()
+    page.put_lease(now_ns)
+    assert not page.has_lease()
 
 
 def test_as_many_paces_as_there_is_room_for_are_read_as_written(page: Page) -> None:

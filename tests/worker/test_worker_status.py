@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import pytest
 
+from outlast.errors import GroupError
 from outlast.transport import messages
 from outlast.transport.worker_page import KEYS, WARM_PHASES, Page, State
+from outlast.worker import worker_status
 from outlast.worker.worker_status import WorkerStatus
 
 SMALL = 4096
@@ -109,3 +114,25 @@ def test_only_an_attempt_before_its_vote_is_sure_to_be_refused(
         moment.enter(state)
     moment.close(messages.Close(generation=1, reason="a kill"))
     assert moment.is_refused == (state == "running")
+
+
+def test_a_won_vote_waits_until_the_lease_is_renewed(moment: WorkerStatus, page: Page) -> None:
+    moment.await_lease()  # without an end
+    now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    page.put_lease(now_ns)
+    waiting = threading.Thread(target=moment.await_lease)
+    waiting.start()
+    waiting.join(10 * worker_status.LEASE_LOOK_S)
+    assert waiting.is_alive()
+    page.put_lease(now_ns + (1 << 40))
+    waiting.join(30)
+    assert not waiting.is_alive()
+
+
+def test_a_vote_without_a_lease_is_not_applied(
+    moment: WorkerStatus, page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_status, "LEASE_WAIT_S", 0.02)
+    page.put_lease(1)
+    with pytest.raises(GroupError, match="no lease"):
+        moment.await_lease()

@@ -44,7 +44,9 @@ class RunChecks:
             cluster.audits.compared(event, controller.state.audit.origins)
         elif isinstance(event, events.WorkerLost):
             for worker in cluster.alive_workers():
-                if worker.name == event.worker and worker.agent.may_apply():
+                # One that a late Spawn has started, and whose Kill follows, has no seat.
+                acts = worker.agent.may_apply() and (cluster.terms is None or worker.seat >= 0)
+                if worker.name == event.worker and acts:
                     self._ledger.fail(f"{worker.name} was counted as lost while it lives")
 
     def fence(self, entry: inputs.DecisionMade) -> None:

@@ -16,6 +16,7 @@ All numbers are little endian.
 | 64                          | `qqqq`    | pulse: t_ns of its write, t_ns of the heartbeat that it|
 |                             |           | read, 1 if the main thread waited for other ranks,     |
 |                             |           | t_ns of the end of the last such wait                  |
+| 96                          | `q`       | end of the host's lease, CLOCK_BOOTTIME ns; 0: none    |
 | 128 + 24 i, i < `KEYS`      | `qqq`     | pace of a kind of phase: key, completed, slowest_ns    |
 | 4096 + i (40 + slot bytes), | `qqQQQ`   | slot: kind, n, count, length,                          |
 | i < `SLOTS`                 |           | xxh3_64(kind, n, count, payload), then the payload     |
@@ -28,6 +29,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+import time
 from collections.abc import Mapping
 from typing import Literal, NamedTuple, get_args
 
@@ -39,6 +41,8 @@ from outlast.errors import ConfigError, ProtectError
 _BEAT = struct.Struct("<qqqqqqdq")
 _PULSE = struct.Struct("<qqqq")
 _PULSE_AT = 64
+_LEASE = struct.Struct("<q")
+_LEASE_AT = 96
 _PACE = struct.Struct("<qqq")
 _PACES_AT = 128
 KEYS = 64  # a run has a handful: its step, evaluations, and internal phases
@@ -96,8 +100,8 @@ class PhasePace(NamedTuple):
 
 
 class Page:
-    """One worker's page. Writers: the worker's main thread, and the pulse thread for the pulse.
-    Readers: any process with the descriptor."""
+    """One worker's page. Writers: the worker's main thread, the pulse thread for the pulse, and the
+    agent for the lease. Readers: any process with the descriptor."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -160,6 +164,15 @@ class Page:
         """Return the newest report of the pulse thread."""
         t_ns, beat_ns, is_waiting, released_ns = _PULSE.unpack_from(self._map, _PULSE_AT)
         return Pulse(t_ns, beat_ns, bool(is_waiting), released_ns)
+
+    def put_lease(self, end_ns: int) -> None:
+        """Write the time at which others may have this rank, of CLOCK_BOOTTIME."""
+        _LEASE.pack_into(self._map, _LEASE_AT, end_ns)
+
+    def has_lease(self) -> bool:
+        """Return whether the host's lease has not ended, or has no end."""
+        (end_ns,) = _LEASE.unpack_from(self._map, _LEASE_AT)
+        return not end_ns or time.clock_gettime_ns(time.CLOCK_BOOTTIME) < end_ns
 
     def put_pace(self, index: int, key: int, pace: PhasePace) -> None:
         """Write the pace of the `index`-th kind of phase (below KEYS)."""

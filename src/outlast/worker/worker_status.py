@@ -36,13 +36,15 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
-from outlast.errors import GaveUpError, StepRefused
+from outlast.errors import GaveUpError, GroupError, StepRefused
 from outlast.events import Fault, FaultKind
 from outlast.transport import messages, worker_page
 from outlast.transport.worker_page import KEYS, Page, Pulse, State
 
 RESULT_BYTES_MAX = 4096
 APPLIED_S = 0.25  # time for a won phase to complete before its answer is sent without a result
+LEASE_WAIT_S = 60.0
+LEASE_LOOK_S = 0.01
 _UNDECIDED: tuple[State, ...] = ("voting", "applying")
 
 
@@ -264,6 +266,23 @@ class WorkerStatus:
                 copy=(self.pending_copy if applying else None) or self.copy,
                 redoable=self.is_pending_redoable if applying else self.is_redoable,
             )
+        )
+
+    def await_lease(self) -> None:
+        """Wait while others may have this rank: its agent kills this worker, or renews the lease.
+
+        Raises GroupError if neither happens. A host that stood still wakes all its processes at
+        once, so that a vote may be won before the agent looks at its lease.
+        """
+        if self.page.has_lease():
+            return
+        until_s = time.monotonic() + LEASE_WAIT_S
+        while time.monotonic() < until_s:
+            time.sleep(LEASE_LOOK_S)
+            if self.page.has_lease():
+                return
+        raise GroupError(
+            f"this host has had no lease for {LEASE_WAIT_S:g} s; a vote is not applied"
         )
 
     def _beat(self) -> None:

@@ -6,7 +6,13 @@ import time
 
 import pytest
 
-from outlast.launch.host.agent_lease import LEASE_USED, RENEW_S, AgentLease, boot_clock_s
+from outlast.launch.host.agent_lease import (
+    LEASE_USED,
+    RENEW_S,
+    USED_AT_TAKEOVER,
+    AgentLease,
+    boot_clock_s,
+)
 
 LEASE_S = 10.0
 USABLE_S = LEASE_USED * LEASE_S
@@ -115,3 +121,16 @@ def test_many_hosts_renew_more_rarely(
     assert not lease.is_renewal_due
     clock.now_s += 0.02 * pause_s
     assert lease.is_renewal_due
+
+
+def test_a_vote_is_applied_until_the_lease_that_was_granted_last_ends(
+    lease: AgentLease, clock: Clock
+) -> None:
+    renew(lease)
+    sent_s = clock.now_s
+    clock.now_s += 2.0
+    lease.answered()
+    assert lease.held_ns == int((sent_s + USED_AT_TAKEOVER * LEASE_S) * 1e9)
+    clock.now_s += 3 * LEASE_S  # the host stood still: the doubt extends nothing
+    lease.look()
+    assert lease.in_doubt and lease.held_ns < clock.now_s * 1e9

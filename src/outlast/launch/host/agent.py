@@ -184,6 +184,7 @@ class Agent:
         body = frame.body
         if isinstance(body, messages.Renewed):
             self.lease.answered()
+            self._crew.hold_until(self.lease.held_ns)
             if self._paused and not self.lease.in_doubt:
                 # Frames of the same turn may kill some of them.
                 asyncio.get_running_loop().call_soon(self._crew.continue_running, self._paused)

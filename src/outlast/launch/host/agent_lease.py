@@ -10,7 +10,7 @@ RENEW_S = 0.5  # maximum period of renewals, whose beats are displayed; of up to
 HOSTS_OFTEN = 512  # more hosts renew more rarely: a renewal costs the controller 50 us
 PERIODS = 6  # of renewals in a lease, at least
 LEASE_USED = 0.75  # workers are killed after this share of the lease, well before it ends
-USED_AT_TAKEOVER = 0.95  # time to meet the controller of a newer term
+USED_AT_TAKEOVER = 0.95  # time to meet a newer term's controller; then no vote is applied
 UNANSWERED_MAX = 1000
 
 
@@ -40,6 +40,7 @@ class AgentLease:
         self._is_granted = False  # an answer was received, and not since a stall or an end
         self._received_s = 0.0  # when the newest answer was received
         self.in_doubt = False
+        self.held_ns = 0  # end of the newest lease that a controller has granted
         self.stall_s = 0.0  # time without running from which the doubt comes
         often_s = min(lease_s / PERIODS, RENEW_S)
         self._pause_s = max(often_s, min(lease_s / 8, RENEW_S * hosts / HOSTS_OFTEN))
@@ -111,6 +112,7 @@ class AgentLease:
         self.usable_s = LEASE_USED * self.lease_s
         self._answered_s = max(self._answered_s, sent_s)
         self.in_doubt = self.in_doubt and sent_s < self._woken_s
+        self.held_ns = max(self.held_ns, int((sent_s + USED_AT_TAKEOVER * self.lease_s) * 1e9))
 
     def reconnected(self) -> None:
         """Drop renewals that a former connection has lost."""

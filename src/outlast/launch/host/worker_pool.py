@@ -267,6 +267,13 @@ class WorkerPool:
         worker.kill_reason = worker.kill_reason or reason
         worker.process.send_signal(signal.SIGKILL)
 
+    def hold_until(self, end_ns: int) -> None:
+        """Let workers of several nodes apply no vote after the end of this host's lease."""
+        if self.plan.node.total > 1:
+            for worker in self.workers.values():
+                if worker.reaping is None:
+                    worker.page.put_lease(end_ns)
+
     def stop_running(self) -> list[WorkerHandle]:
         """Send SIGSTOP to the main process of each worker that is not stopped; return these."""
         running = [one for one in self.workers.values() if one.process.state not in "TtZX"]

@@ -256,6 +256,7 @@ class PhaseRunner:
         try:
             self._watch("vote")
             agreed = self._groups.vote(ballot)
+            status.await_lease()
         except (Exception, StepRefused) as error:  # noqa: BLE001 - after any error, the vote may be cast
             self._resolve_lost_vote(error)
         else:
