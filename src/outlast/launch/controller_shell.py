@@ -359,8 +359,7 @@ class ControllerShell:
             lambda reason: self._on_closed(channel, reason),
             stranger=True,
         )
-        stranger = Stranger(address, channel.close)
-        self._strangers[channel] = stranger
+        self._strangers[channel] = stranger = Stranger(address, channel.close)
         self._table.add(stranger)
 
     def _on_frame(self, channel: Channel, frame: messages.MessageEnvelope) -> None:

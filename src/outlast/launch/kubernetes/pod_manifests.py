@@ -39,7 +39,7 @@ _HEADER = """\
 _LWS_SCRIPT = """\
 # Pods of a LeaderWorkerSet start again whenever they end. A run that can be resumed
 # ends the container, which starts again in place. Behind the script's end it stays.
-trap 'kill -TERM "$run"' TERM
+trap 'kill -TERM "$!"' TERM
 @COMMAND@ &
 run=$!
 wait "$run"
@@ -200,8 +200,8 @@ def _node_job(job: PodJob, pod: dict[str, object], *, sized: bool) -> dict[str, 
             {"rules": [{"action": "FailJob", "onExitCodes": error}]},
         ),
         "successPolicy": Commented(
-            "The run is done when its controller's node is.",
-            {"rules": [{"succeededIndexes": "0"}]},
+            "All nodes of a run that is done end with 0: without those that were lost, these.",
+            {"rules": [{"succeededCount": job.nodes}]},
         ),
         "template": {"spec": {"restartPolicy": "Never", **pod}},
     }
@@ -216,7 +216,7 @@ def _set(template: dict[str, object]) -> dict[str, object]:
         ),
         "failurePolicy": Commented(
             "All nodes start again, and the run resumes from its newest checkpoint: after an\n"
-            "eviction (exit code 4), and where the controller's node was lost (3).",
+            "eviction (exit code 4), and after a run that gave up (3).",
             {
                 "maxRestarts": RESTARTS_MAX,
                 "rules": [
