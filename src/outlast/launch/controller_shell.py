@@ -166,9 +166,8 @@ class ControllerShell:
     def close(self) -> None:
         """Close timers, connections and the journal, in any state of the run."""
         self._closed = True  # ignore further inputs
-        for timer in (self._timer, self._pulse):
-            if timer:
-                timer.cancel()
+        for timer in filter(None, (self._timer, self._pulse)):
+            timer.cancel()
         self._loop.remove_reader(self._listener)
         self._listener.close()
         self._table.close("the controller ends")
