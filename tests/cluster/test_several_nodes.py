@@ -11,6 +11,7 @@ from tests.cluster.hosts import Hosts, missing_requirement
 from tests.end_to_end.conftest import wait_for
 
 from outlast.errors import EXIT_DONE, EXIT_GAVE_UP, EXIT_INTERRUPTED, EXIT_USAGE
+from outlast.events import PhaseDone
 
 pytestmark = [
     pytest.mark.cluster,
@@ -59,7 +60,7 @@ def test_a_spare_node_takes_the_ranks_of_a_lost_one(
     cluster: Cluster, deed: str, expected: dict[int, list[str]]
 ) -> None:
     cluster.start("2:3", 1, "--limit", "lease_s=3")
-    cluster.wait_for_steps()
+    cluster.wait_for_event(lambda one: isinstance(one, PhaseDone) and one.step >= 10, "step 10")
     if deed == "power off":
         cluster.hosts.power_off("n2")
     else:
@@ -78,7 +79,8 @@ def test_a_spare_node_takes_the_ranks_of_a_lost_one(
     assert [cluster.end(name)[0] for name in ("n1", "n3")] == [EXIT_DONE, EXIT_DONE]
     assert cluster.results() == expected[2]
     (incident,) = cluster.summary().incidents
-    assert incident.cause == "agent_lost"
+    assert (incident.cause, incident.rung) == ("agent_lost", "replace")
+    assert incident.committed_steps_lost == 0
 
 
 def test_a_request_to_stop_ends_all_nodes_and_the_same_command_resumes(

@@ -29,6 +29,7 @@ WRITERS = {
     "intervals": {"interval_updates"},
     # Every module changes a worker's record, by methods of Members.
     "members": {"member_tables", "membership"},
+    "partners": {"member_tables"},
     "progress": {"state_parts"},
     "reports": {"audit_protocol"},
     "saves": {"checkpoint_tracking"},

@@ -13,7 +13,13 @@ from outlast.config import Limits
 from outlast.controller import state_parts as parts
 from outlast.controller.audit.audit_records import AuditState
 from outlast.controller.inputs import Action, AnyEntry, AppendJournal, Emit, Send
-from outlast.controller.member_tables import AgentRecord, Members, NodePlacement, WorkerRecord
+from outlast.controller.member_tables import (
+    AgentRecord,
+    Members,
+    NodePlacement,
+    PartnerQuery,
+    WorkerRecord,
+)
 from outlast.controller.save_schedule.save_tiers import SavePolicy
 from outlast.controller.state_parts import MODES, Mode
 from outlast.errors import InvariantError
@@ -46,6 +52,7 @@ class ControllerState(parts.StatePart, kw_only=True):
     clock: parts.Clock = msgspec.field(default_factory=parts.Clock)
     inbox: parts.Inbox = msgspec.field(default_factory=parts.Inbox)
     members: Members = msgspec.field(default_factory=Members)
+    partners: PartnerQuery = msgspec.field(default_factory=PartnerQuery)
     progress: parts.Progress = msgspec.field(default_factory=parts.Progress)
     incident: parts.IncidentRecord = msgspec.field(default_factory=parts.IncidentRecord)
     budgets: parts.Budgets = msgspec.field(default_factory=parts.Budgets)

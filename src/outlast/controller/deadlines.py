@@ -11,7 +11,12 @@ from outlast.controller.audit import audit_protocol as audit
 from outlast.controller.controller_state import S_NS, ControllerTurn, WorkerRecord
 from outlast.controller.inputs import Wake
 from outlast.controller.lifecycle import run_ending, run_start
-from outlast.controller.recovery import incident_response, reconfiguration, recovery_decision
+from outlast.controller.recovery import (
+    incident_response,
+    partner_slots,
+    reconfiguration,
+    recovery_decision,
+)
 
 NEVER_NS = 1 << 62
 
@@ -223,7 +228,7 @@ def _of_records(turn: ControllerTurn, names: Iterable[str]) -> Iterator[int]:
 
 
 def _of_parts(turn: ControllerTurn) -> Iterator[int]:
-    """Yield the deadlines of shared values, audits and a drain."""
+    """Yield the deadlines of shared values, audits, partners' answers and a drain."""
     state = turn.state
     for making in state.shared.making.values():
         maker = state.members.workers.get(making.maker)
@@ -231,6 +236,8 @@ def _of_parts(turn: ControllerTurn) -> Iterator[int]:
             yield making.until_ns
     if names_ns := audit.due_ns(turn):
         yield names_ns
+    if state.partners.waiting and partner_slots.due_ns(state) > turn.now_ns:
+        yield partner_slots.due_ns(state)
     if state.ending.drain_ns and state.mode != "stopping":
         yield state.ending.drain_ns
 

@@ -79,6 +79,44 @@ class NodePlacement(msgspec.Struct, frozen=True, kw_only=True):
         return [name for name in self.agents if name not in agents]
 
 
+class PartnerQuery(StatePart, kw_only=True):
+    """Question to all agents for the own state of ranks that were lost with their hosts
+    (partner_slots)."""
+
+    lost: dict[int, None] = msgspec.field(default_factory=dict)  # ranks lost with their hosts
+    place: tuple[int, int, int] = (0, 0, 0)  # generation, n and `since` of the newest question
+    seats: tuple[int, ...] = ()  # in the question
+    waiting: tuple[str, ...] = ()  # agents without an answer
+    asked_ns: int = 0
+    received: dict[tuple[int, str], int] = msgspec.field(
+        default_factory=dict
+    )  # (seat, slot) -> generation
+
+    def note_loss(self, seat: int, cause: events.FaultKind, how: events.FaultKind) -> None:
+        """Record whether the own state of a rank, lost for `cause`, is to come from its partners:
+        it was lost with its host, and no fault has made its state doubtful before."""
+        self.lost.pop(seat, None)
+        if how == "agent_lost" and cause != "unknown":
+            self.lost[seat] = None
+
+    def begin(self, place: tuple[int, int, int], seats: tuple[int, ...], now_ns: int) -> None:
+        """Begin a question."""
+        if place != self.place:
+            self.received = {}
+        self.place, self.seats, self.asked_ns = place, seats, now_ns
+
+    def wait_for(self, agents: Iterable[str]) -> None:
+        """Set the agents that have yet to answer."""
+        self.waiting = tuple(agents)
+
+    def take(self, seat: int, key: str, generation: int) -> bool:
+        """Record a slot; return False if a newer one is known."""
+        if self.received.get((seat, key), -1) > generation:
+            return False
+        self.received[seat, key] = generation
+        return True
+
+
 class Members(StatePart, kw_only=True):
     """Agents, workers, and the seats that workers have (membership).
 

@@ -11,7 +11,7 @@ from outlast.controller import checkpoint_tracking, node_placement, planned_migr
 from outlast.controller.controller_state import S_NS, ControllerTurn, WorkerRecord, differing_facts
 from outlast.controller.lifecycle import run_ending
 from outlast.controller.member_tables import AgentRecord
-from outlast.controller.recovery import incident_response
+from outlast.controller.recovery import incident_response, partner_slots
 from outlast.controller.recovery.recovery_ladder import is_accident
 from outlast.transport import messages
 
@@ -150,8 +150,7 @@ def on_hello(turn: ControllerTurn, worker: WorkerRecord, body: messages.WorkerHe
 
 def _overtake(turn: ControllerTurn, spare: WorkerRecord) -> None:
     """Move a seat from a former spare that still starts to a spare that is warm."""
-    state = turn.state
-    members = state.members
+    state, members = turn.state, turn.state.members
     for seat in range(state.world):
         slow = state.occupant(seat)
         if (
@@ -199,6 +198,7 @@ def on_offered(
         )
     )
     turn.tell(envelope.agent, messages.Renewed(lease_s=state.limits.lease_s))
+    partner_slots.ask_again(turn, envelope.agent)
     alive = set(body.workers)
     for worker in members.crew(envelope.agent):
         if worker.name in alive:
@@ -285,8 +285,7 @@ def on_worker_lost(
 ) -> None:
     """Handle a worker that is dead and reaped with its session; its page slots are kept."""
     state = turn.state
-    members = state.members
-    progress = state.progress
+    members, progress = state.members, state.progress
     members.remove(worker.name)
     state.inbox.forget(worker.name)
     shared_values.pass_on(turn, worker.name)
@@ -302,6 +301,7 @@ def on_worker_lost(
     if worker.seat < 0:
         _spare_lost(turn, worker, fault)
         return
+    state.partners.note_loss(worker.seat, fault.kind, body.fault.kind)
     if fault.kind == "unknown":  # its slots may be incomplete
         members.abandoned_slots[worker.seat] = {}
     else:

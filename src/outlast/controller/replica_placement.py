@@ -77,6 +77,19 @@ def group(spots: Sequence[ReplicaSpot], size: int) -> ReplicaPlacement:
     return ReplicaPlacement(tuple(peers), notes)
 
 
+def partner_sets(hosts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """Return sets of ranks, each on two hosts or more, that hold each other's own state; () on one
+    host. `hosts`: by rank. Sets are pairs where no host has more than half of the ranks, but for
+    one of three in an odd world.
+    """
+    sizes = Counter(hosts)
+    order = {host: index for index, host in enumerate(dict.fromkeys(hosts))}
+    line = sorted(range(len(hosts)), key=lambda rank: (-sizes[hosts[rank]], order[hosts[rank]]))
+    largest = max(sizes.values(), default=0)
+    count = min(len(hosts) // 2, len(hosts) - largest)
+    return tuple(tuple(sorted(line[first::count])) for first in range(count))
+
+
 def _ring(hosts: Sequence[tuple[str, str]], copies: int) -> list[list[int]]:
     """Return peers at equal strides on a ring of ranks in order of domains. A domain of at most one
     stride is used once per rank, and every stride uses each rank once."""

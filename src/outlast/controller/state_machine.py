@@ -40,7 +40,12 @@ from outlast.controller.controller_state import (
 )
 from outlast.controller.lifecycle import run_ending, run_start
 from outlast.controller.member_tables import AgentRecord, NodePlacement
-from outlast.controller.recovery import incident_response, reconfiguration, recovery_decision
+from outlast.controller.recovery import (
+    incident_response,
+    partner_slots,
+    reconfiguration,
+    recovery_decision,
+)
 from outlast.controller.save_schedule import interval_updates
 from outlast.controller.save_schedule.save_tiers import SavePolicy
 from outlast.transport import messages
@@ -210,6 +215,8 @@ def _from_agent(
                     envelope,
                     f"{body.worker or 'a retry'}: not a live worker, or no open generation",
                 )
+        case messages.PartnerSlots():
+            partner_slots.on_answer(turn, agent.name, body)
         case messages.NodeChecked():
             planned_migration.record_findings(turn, agent, body)
         case _:

@@ -1,7 +1,6 @@
 """Modes and parts of the controller's state: each part is written by one module alone.
 
-`docs/protocol.md` shows the modes and transitions as `mode_table` prints them; a test holds both
-equal.
+`docs/protocol.md` shows the modes and transitions; a test holds both equal.
 """
 
 from __future__ import annotations
@@ -83,15 +82,6 @@ MODES: dict[Mode, ModeRow] = {
     "stopping": ModeRow("workers leave or are killed", "every worker is reaped", ("ended",)),
     "ended": ModeRow("the run is over", "", ()),
 }
-
-
-def mode_table() -> str:
-    """Return the modes as a Markdown table."""
-    rows = ["| mode | meaning | ends when | next |", "|---|---|---|---|"]
-    for mode, row in MODES.items():
-        following = ", ".join(f"`{each}`" for each in row.following)
-        rows.append(f"| `{mode}` | {row.meaning} | {row.ends} | {following} |")
-    return "\n".join(rows)
 
 
 CAUSES_MAX = 64  # faults of generations without progress
@@ -191,9 +181,8 @@ class Progress(StatePart, kw_only=True):
     opened: bool = False  # this generation has been open
     transfers: tuple[tuple[int, int], ...] = ()  # (donor, joiner) by rank
     reached: tuple[int, int] = (0, 0)  # the farthest (n, step) reported
-    base: messages.Checkpointed | None = (
-        None  # copy from which shards without a replica are rebuilt
-    )
+    base: messages.Checkpointed | None = None  # copy to rebuild shards without a replica from
+    since: int = 0  # the generation that completed phase n, or the start of all ranks
     rebuilt: tuple[int, ...] = ()  # the ranks that read their shards from it
     joining: tuple[int, ...] = ()  # seats whose workers receive Seat in this generation
     straggler: int = 0  # the seat that was last found to be waited for
@@ -202,6 +191,7 @@ class Progress(StatePart, kw_only=True):
         self, n: int, step: int, verdict: str, base: messages.Checkpointed | None = None
     ) -> None:
         """Begin the next generation before phase n+1; `base`: copy to rebuild lost shards from."""
+        self.since = self.since_of(n) if verdict != "start" else self.generation + 1
         self.generation += 1
         self.n = n
         self.step = step
@@ -210,6 +200,10 @@ class Progress(StatePart, kw_only=True):
         self.rebuilt = ()
         self.first = verdict == "start"
         self.opened = False
+
+    def since_of(self, n: int) -> int:
+        """Return the generation that completed phase n; its members alone know the state then."""
+        return self.generation if n > self.n else self.since
 
     def have_all(self, world: int, has: Callable[[int], bool]) -> bool:
         """Return whether all seats have what is waited for. The search begins at the seat that
@@ -230,7 +224,9 @@ class Progress(StatePart, kw_only=True):
         return self.base is not None and not self.opened
 
     def restore(self, decision: DecisionMade, *, opened: bool) -> None:
-        """Take over the newest generation of an earlier term."""
+        """Take over a generation of an earlier term; the newest one comes last."""
+        is_start = decision.verdict == "start"
+        self.since = decision.generation if is_start else self.since_of(decision.n)
         self.generation = decision.generation
         self.n = decision.n
         self.step = decision.step

@@ -14,6 +14,7 @@ from outlast.testing.simulated_process import SimProcess
 from outlast.testing.simulated_terms import EXTENDED_SHARE, USABLE_SHARE
 from outlast.testing.simulated_worker import SimWorker
 from outlast.transport import messages
+from outlast.transport.partner_memory import PartnerRecord, Stage, newest_slots
 from outlast.transport.worker_page import WARM_PHASES, PhasePace, State, WorkerObservation
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class SimAgent(SimHost):
         self.blocked_s = 0.0  # no connection before this time
         self._seated: set[str] = set()  # a Seat was passed on to them
         self.lost: deque[messages.WorkerLostReport] = deque(maxlen=64)
+        self._last_held: deque[dict[tuple[int, int, Stage, int], PartnerRecord]] = deque(maxlen=8)
         self._seq = 0
         self._up_s = self._down_s = 0.0
         self._renewals: deque[float] = deque()
@@ -236,11 +238,20 @@ class SimAgent(SimHost):
                 self.line.after(
                     self.line.between(0.0, 0.01), lambda: self._kill(body.worker, body.reason)
                 )
+            case messages.PartnerSlotsRequest():
+                self._answer_for_partners(body)
             case _:
                 if isinstance(body, messages.Seat):
                     self._seated.update(workers)
                 for worker in [self.workers[name] for name in workers if name in self.workers]:
                     worker.call(partial(worker.hear, body))
+
+    def _answer_for_partners(self, body: messages.PartnerSlotsRequest) -> None:
+        memories = [*self._last_held, *(worker.held for worker in self.workers.values())]
+        records = [one for each in memories for one in each.values() if one.seat in body.seats]
+        keys = {f"{kind}:{body.n}" for kind in ("before", "after", "result")}
+        slots = newest_slots(records, keys, body.since)
+        self._say(messages.PartnerSlots(n=body.n, since=body.since, slots=slots))
 
     # --- workers ---
 
@@ -261,7 +272,8 @@ class SimAgent(SimHost):
         def reaped() -> None:
             if incarnation != self.incarnation or not self.present:
                 return
-            self.workers.pop(worker.name, None)
+            if (last := self.workers.pop(worker.name, None)) is not None:
+                self._last_held.append(last.held)
             lost = messages.WorkerLostReport(
                 worker=worker.name,
                 fault=fault,
@@ -357,6 +369,7 @@ class SimAgent(SimHost):
         self.incarnation += 1
         self._seq = 0
         self.lost.clear()
+        self._last_held.clear()
         workers, self.workers = self.workers, {}
         for worker in workers.values():
             worker.alive = False

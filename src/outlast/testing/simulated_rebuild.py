@@ -1,11 +1,20 @@
-"""A simulated worker's part in rebuilds of lost shards from keepers' memory."""
+"""A simulated worker's part in what comes from the memory of other hosts.
+
+Lost shards are rebuilt from keepers' memory; partners hold each other's own state.
+"""
 
 from __future__ import annotations
+
+from typing import cast
 
 from outlast.events import Fault
 from outlast.testing.simulated_audits import AuditedProcess
 from outlast.testing.simulated_process import WorkerMesh
 from outlast.transport import messages
+from outlast.transport.partner_memory import PartnerRecord, Stage
+
+_STAGES: dict[str, Stage] = {"before": "before", "after": "voted", "result": "ended"}
+_PHASES = 3
 
 
 class RebuildingProcess(AuditedProcess):
@@ -61,3 +70,70 @@ class RebuildingProcess(AuditedProcess):
         if not self.cluster.may_commit(self.agent):
             return  # refused: a newer term exists
         self.say(self.cluster.shelf.save(n, f"g{generation}", fails=dies))
+
+
+class PartnerProcess(RebuildingProcess):
+    """A rank that sends its slots to its partners, and holds theirs."""
+
+    generation: int
+    opened: int
+    closed: int
+    mesh: WorkerMesh | None
+
+    def begin_partners(self) -> None:
+        """Initialize the memory for partners, which outlives this process."""
+        self.held: dict[tuple[int, int, Stage, int], PartnerRecord] = {}  # as in PartnerMemory
+        self._bank, self._open_bank = 0, 1
+        self._partners: tuple[int, ...] = ()
+        self._carried: set[int] = set()
+        self._number = 0
+
+    def connect_partners(self, body: messages.Connect) -> None:
+        """Begin to hold the partners of a generation that connects."""
+        sets = (seats for seats in body.partners if self.seat in seats)
+        self._partners = tuple(seat for seat in next(sets, ()) if seat != self.seat)
+        self._carried = set()
+        self._bank = 1 - self._open_bank
+        self.held = {key: record for key, record in self.held.items() if key[0] != self._bank}
+
+    def carry(self) -> None:
+        """Send what is kept for this place to the partners, before the generation opens."""
+        keys = {f"{kind}:{self.n}" for kind in _STAGES}
+        slots = {key: slot for key, slot in self.slots.read().items() if key in keys}
+        self._send("carried", self.n, slots)
+        self._carried.add(self.seat)
+
+    def has_carried(self) -> bool:
+        """Return whether this rank and all of its partners have sent their state."""
+        return self._carried >= {self.seat, *self._partners}
+
+    def partners_opened(self) -> None:
+        """Keep this generation's records while the next one connects."""
+        if self._partners:
+            self._open_bank = self._bank
+
+    def write(self, key: str, value: int) -> None:
+        """Write a slot, and send it to the partners of an open generation."""
+        self.slots.put(key, value, lambda: self.point("slot"))
+        kind, n = key.split(":")
+        if self.opened == self.generation > self.closed:
+            self._send(_STAGES[kind], int(n), {key: str(value).encode()})
+
+    def _send(self, stage: Stage, n: int, slots: dict[str, bytes]) -> None:
+        mesh = self.mesh
+        for seat in self._partners if mesh is not None else ():
+            member = mesh.members.get(seat) if mesh is not None else None
+            if member is not None and member.alive and member.mesh is mesh:
+                cast("PartnerProcess", member).hold(self, stage, n, slots)
+
+    def hold(self, sender: PartnerProcess, stage: Stage, n: int, slots: dict[str, bytes]) -> None:
+        """Receive slots of a partner."""
+        self._number += 1
+        record = PartnerRecord(sender.seat, sender.generation, self._number, slots)
+        self.held[self._bank, sender.seat, stage, n % _PHASES] = record
+        if stage == "carried":
+            self._carried.add(sender.seat)
+            self.call(self.receive)
+
+    def receive(self) -> None:
+        """Go on connecting, if nothing else is missing."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from outlast.events import Fault
 from outlast.testing.run_invariants import mix, own_step, own_tail
 from outlast.testing.simulated_process import Ballot, WorkerKilled, WorkerMesh
-from outlast.testing.simulated_rebuild import RebuildingProcess
+from outlast.testing.simulated_rebuild import PartnerProcess
 from outlast.transport import messages
 from outlast.transport.rank_spans import pack_ranks
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from outlast.testing.simulated_agent import SimAgent
 
 
-class SimWorker(RebuildingProcess):
+class SimWorker(PartnerProcess):
     """A rank or a spare: its seat, its state, its answers."""
 
     def __init__(self, agent: SimAgent, name: str) -> None:
@@ -34,6 +34,7 @@ class SimWorker(RebuildingProcess):
         self.ballot: Ballot | None = None
         self.begin_audits()
         self.begin_rebuilds()
+        self.begin_partners()
         self.soon(0.3, 1.2, self._say_hello)
 
     def leave(self) -> None:
@@ -112,10 +113,7 @@ class SimWorker(RebuildingProcess):
 
     def _stand(self) -> None:
         self.state = "idle"
-        self._write(f"before:{self.n}", self.own)
-
-    def _write(self, key: str, value: int) -> None:
-        self.slots.put(key, value, lambda: self.point("slot"))
+        self.write(f"before:{self.n}", self.own)
 
     def _close(self, generation: int) -> None:
         if self.seat < 0:
@@ -224,6 +222,7 @@ class SimWorker(RebuildingProcess):
         self.sent, self.received, self.staged = {}, {}, None
         self.replies.pop("Joined", None)
         self.mesh = self.cluster.mesh(body)
+        self.connect_partners(body)
         self.mesh.arrive(self)
         self.point("connect")
         ranks, g = pack_ranks(range(self.ledger.world)), body.generation
@@ -256,6 +255,7 @@ class SimWorker(RebuildingProcess):
                 receiver.soon(0.001, 0.1, receiver.receive)
         if self.seat in mesh.rebuilt:
             self.rebuild(mesh)
+        self.carry()
         self.receive()
         self._joined_when_moved()
 
@@ -275,12 +275,11 @@ class SimWorker(RebuildingProcess):
         mesh = self.mesh
         assert mesh is not None
         due = sum(joiner == self.seat for _, joiner in mesh.transfers)
-        has_all = len(self.received) >= due and mesh.is_complete()
+        has_all = len(self.received) >= due and mesh.is_complete() and self.has_carried()
         if not has_all or self.busy or "Joined" in self.replies:
             return
-        self.tell(
-            messages.Joined(generation=mesh.generation, sent=self.sent, received=self.received)
-        )
+        body = messages.Joined(generation=mesh.generation, sent=self.sent, received=self.received)
+        self.tell(body)
         self.point("joined")
 
     def _open(self, body: messages.Open) -> None:
@@ -299,6 +298,7 @@ class SimWorker(RebuildingProcess):
         if not self.has_state:
             self.ledger.fail(f"{self.name} runs without having received its state")
         self.opened = body.generation
+        self.partners_opened()
         if body.ask == "drain":
             self.ledger.last = min(self.ledger.last, body.n)
         self.ledger.stands(self.name, self.seat, body.n, self.model, self.own)
@@ -346,8 +346,8 @@ class SimWorker(RebuildingProcess):
             return
         if self.waits():
             return
-        self._write(f"after:{self.n + 1}", own_step(self.own, self.n + 1))
-        self._write(f"result:{self.n + 1}", self.n + 1)
+        self.write(f"after:{self.n + 1}", own_step(self.own, self.n + 1))
+        self.write(f"result:{self.n + 1}", self.n + 1)
         if self.answered >= self.generation:
             return
         self.ledger.stands(self.name, self.seat, self.n, self.model, self.own)
@@ -395,5 +395,5 @@ class SimWorker(RebuildingProcess):
 
     def _tail(self) -> None:
         self.own = own_tail(self.own, self.n)
-        self._write(f"before:{self.n}", self.own)
+        self.write(f"before:{self.n}", self.own)
         self.point("tail")

@@ -11,6 +11,7 @@ import msgspec
 
 from outlast.events import Fault, Warned
 from outlast.transport.message_base import Body
+from outlast.transport.partner_messages import PartnerSlots, PartnerSlotsRequest
 from outlast.transport.rendezvous_messages import Meet, Met, Put, RendezvousValue
 
 
@@ -213,7 +214,8 @@ class Decide(Body, frozen=True):
 
 class Connect(Body, frozen=True):
     """Request to build all groups of this generation, then transfer state: (donor, joiner seat).
-    Seats of `rebuilt` read theirs from `copy`, and whole workers compare their own with it."""
+    Seats of `rebuilt` read theirs from `copy`, and whole workers compare their own with it.
+    Ranks of one of `partners` hold each other's own state; an agent gets the sets of its ranks."""
 
     generation: int
     n: int
@@ -221,6 +223,7 @@ class Connect(Body, frozen=True):
     timeout_s: float
     copy: Checkpointed | None = None
     rebuilt: tuple[int, ...] = ()
+    partners: tuple[tuple[int, ...], ...] = ()
 
 
 class Open(Body, frozen=True):
@@ -377,7 +380,7 @@ ControllerBody = (
 )  # fmt: skip
 AgentBody = (
     AgentHello | Renew | Renewed | Spawn | Spawned | Kill | WorkerLostReport | Suspect | Trace
-    | NodeChecked | RunOutcome | StopRequest
+    | NodeChecked | RunOutcome | StopRequest | PartnerSlotsRequest | PartnerSlots
 )  # fmt: skip
 AnyBody = WorkerBody | ControllerBody | AgentBody
 

@@ -105,7 +105,8 @@ class Page:
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        self.slot_bytes = (os.fstat(fd).st_size - _BEAT_BYTES) // SLOTS - _SLOT.size
+        self.end = os.fstat(fd).st_size  # behind it lies the memory of partners
+        self.slot_bytes = (self.end - _BEAT_BYTES) // SLOTS - _SLOT.size
         self._map = mmap.mmap(fd, 0)
         found = map(self._slot, range(SLOTS))
         self._slots = [slot[:3] if slot else None for slot in found]  # count, kind, n

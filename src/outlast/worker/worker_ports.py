@@ -30,7 +30,7 @@ from outlast.worker.copied_shards import CopiedShards
 from outlast.worker.groups import GroupRegistry, prove_groups, warn_if_untried
 from outlast.worker.injected_faults import InjectedFaults
 from outlast.worker.phases.phase_runner import PhaseRunner
-from outlast.worker.phases.worker_recovery import Ticket, WorkerRecovery
+from outlast.worker.phases.worker_recovery import Ticket, WorkerRecovery, partners_of
 from outlast.worker.script.value_paths import identities
 from outlast.worker.state.audited_state import replica_set
 from outlast.worker.state.protected_state import ProtectedState
@@ -134,8 +134,13 @@ class WorkerPorts:
         """Take over a donor's state."""
         self.protected_state().adopt(state)
 
+    def connect_partners(self, body: messages.Connect) -> None:
+        """Exchange this rank's own state with its partners on other hosts. Raises GroupError."""
+        self.phases.slots.connect_partners(body.generation, partners_of(self.seat, body))
+
     def generation_opened(self) -> None:
         """Restore DDP's buckets, which a new generation has changed."""
+        self.phases.slots.partners.opened()
         if self.phases.protected is not None:
             self.phases.protected.reducers.restore()
 

@@ -255,7 +255,7 @@ class WorkerProcess(WorkerPorts):
         walk = walk_from(slots, n)
         if walk is None:
             raise GaveUpError(f"seat {self.seat} has no state for the place before phase {n + 1}")
-        self.phases.joining.walk = walk
+        self.phases.joining.walk, self.phases.slots.inherited = walk, slots
         self.place.saved_step = walk.slot.saved_step
         self.place.every = walk.slot.every
         self.status.step = 0 if walk.slot.batch else walk.slot.step

@@ -38,10 +38,10 @@ def _in_a_tree(member: Any) -> dict[str, Any]:
     copied = None
     for donor, joiner in ((1, 4), (0, 3)):
         if member.rank == donor:
-            groups.send(state, joiner, 1)
+            groups.controls().send(state, joiner, 1)
         elif member.rank == joiner:
             copied = torch.zeros(4, dtype=torch.int64)
-            groups.recv(copied, donor, 1)
+            groups.controls().recv(copied, donor, 1)
     return {
         "votes": votes,
         "gathered": gathered,

@@ -72,7 +72,7 @@ def _slow_rank(member: Any) -> str:
         return "waited for"
     started_s = time.monotonic()
     with pytest.raises(GroupError, match="copy from seat 0"):
-        member.groups.recv(torch.zeros(4), 0, 7)
+        member.groups.controls().recv(torch.zeros(4), 0, 7)
     member.say("ended")
     return "in time" if time.monotonic() - started_s < 10 else "late"
 
@@ -125,7 +125,7 @@ def _forgotten_copy(member: Any) -> list[int]:
 
 def _copy(member: Any) -> None:
     with pytest.raises(GroupError, match="copy to seat 1"):
-        member.groups.send(torch.ones(30_000_000), 1, 3)
+        member.groups.controls().send(torch.ones(30_000_000), 1, 3)
 
 
 def test_a_copy_that_gloo_holds_is_stuck(cluster: Any) -> None:

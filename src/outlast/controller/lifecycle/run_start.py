@@ -30,6 +30,7 @@ def begin_term(turn: ControllerTurn, event: BeginTerm) -> None:
             decided = entry
             opened = False
             agents.update(entry.agents)
+            state.progress.restore(entry, opened=False)
         elif isinstance(entry, Opened):
             opened = decided is not None and entry.generation == decided.generation
             agents = set(decided.agents) if decided is not None and opened else agents

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from functools import partial
 
 from outlast import events
@@ -16,7 +17,7 @@ from outlast.controller.controller_state import (
 )
 from outlast.controller.inputs import DecisionMade, Opened
 from outlast.controller.lifecycle import run_ending
-from outlast.controller.recovery import incident_response
+from outlast.controller.recovery import incident_response, partner_slots
 from outlast.controller.save_schedule import interval_updates
 from outlast.transport import messages
 
@@ -218,9 +219,12 @@ def _connect(turn: ControllerTurn) -> None:
     state.progress.connect(moves, rebuilt)
     shared_values.end_meetings(turn)
     turn.enter("connecting")
-    turn.send_all(
-        (turn.change(worker.name, joined=None) for worker in members), connect_frame(turn)
-    )
+    partners = partner_slots.partners_of(state)
+    by_agent: dict[str, list[WorkerRecord]] = {}
+    for worker in members:
+        by_agent.setdefault(worker.agent, []).append(turn.change(worker.name, joined=None))
+    for ours in by_agent.values():
+        turn.send_all(ours, connect_frame(turn, partners, ours))
 
 
 def connect_timeout_s(turn: ControllerTurn) -> float:
@@ -231,8 +235,10 @@ def connect_timeout_s(turn: ControllerTurn) -> float:
     return limits.connect_s + (limits.transfer_s if moves_state else 0.0)
 
 
-def connect_frame(turn: ControllerTurn) -> messages.Connect:
-    """Return the message that makes workers connect."""
+def connect_frame(
+    turn: ControllerTurn, partners: Mapping[int, tuple[int, ...]], workers: Iterable[WorkerRecord]
+) -> messages.Connect:
+    """Return the message that makes these workers connect. `partners`: by rank."""
     progress = turn.state.progress
     return messages.Connect(
         generation=progress.generation,
@@ -241,6 +247,9 @@ def connect_frame(turn: ControllerTurn) -> messages.Connect:
         timeout_s=connect_timeout_s(turn),
         copy=progress.base if progress.rebuilt else None,
         rebuilt=progress.rebuilt,
+        partners=tuple(
+            dict.fromkeys(partners[one.seat] for one in workers if one.seat in partners)
+        ),
     )
 
 
@@ -277,6 +286,7 @@ def open_when_joined(turn: ControllerTurn) -> None:
             t_ns=turn.now_ns, incident=incident, generation=state.generation, n=progress.n
         )
     )
+    partner_slots.warn_if_alone(turn)
     incident_response.end_incident(turn)
     state.budgets.record_opened()
     state.members.refill_later()
@@ -333,7 +343,7 @@ def repeat_request(turn: ControllerTurn, worker: WorkerRecord) -> None:
         if seated:
             shared_values.replay_puts(turn, worker)
     elif state.mode == "connecting":
-        turn.send(worker, connect_frame(turn))
+        turn.send(worker, connect_frame(turn, partner_slots.partners_of(state), [worker]))
     elif state.mode == "open":
         turn.send(worker, open_frame(turn))
         if worker.seat == 0:

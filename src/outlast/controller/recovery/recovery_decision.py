@@ -13,6 +13,7 @@ from outlast.controller.controller_state import S_NS, ControllerTurn, WorkerReco
 from outlast.controller.lifecycle import run_ending, run_start
 from outlast.controller.recovery import (
     incident_response,
+    partner_slots,
     reconfiguration,
     recovery_ladder,
     shard_rebuild,
@@ -40,6 +41,8 @@ def decide_when_answered(turn: ControllerTurn) -> None:
     place, no_copy = shard_rebuild.find_place(state, survivors, n, step)
     if place is not None:
         n, step = place.n, place.step
+    if survivors and partner_slots.are_awaited(turn, _stateless(turn, n), n):
+        return
     if _give_up_unfit_joiners(turn, members, survivors, n):
         return
     _release_fenced(turn)
@@ -161,19 +164,24 @@ def _count_attempt(turn: ControllerTurn, survivors: list[WorkerRecord], n: int) 
         state.budgets.count_attempt(recovery_ladder.failure_identity(newest), state.incident.faults)
 
 
-def _recovery_situation(turn: ControllerTurn, survivors: list[WorkerRecord], n: int) -> Situation:
+def _stateless(turn: ControllerTurn, n: int) -> list[int]:
+    """Return the seats without a member of the generation whose own state before phase n+1 is not
+    known."""
     state = turn.state
     keys = reconfiguration.slot_keys(n)[:2]
-    lost: list[int] = []
-    stateless: list[int] = []
+    found: list[int] = []
     for seat in range(state.world):
         worker = state.occupant(seat)
-        if worker is None:
-            lost.append(seat)
         if worker is None or worker.member < state.generation:
             slots = state.members.abandoned_slots.get(seat, {})
             if not any(key in slots for key in keys):
-                stateless.append(seat)
+                found.append(seat)
+    return found
+
+
+def _recovery_situation(turn: ControllerTurn, survivors: list[WorkerRecord], n: int) -> Situation:
+    state = turn.state
+    lost = [seat for seat in range(state.world) if state.occupant(seat) is None]
     checkpoint = state.saves.checkpoint
     attempts = {key: count for key, count in state.budgets.attempts.items() if key}
     commonest = max(attempts, key=lambda key: attempts[key], default="")
@@ -188,7 +196,7 @@ def _recovery_situation(turn: ControllerTurn, survivors: list[WorkerRecord], n: 
         cause=recovery_ladder.root_fault(causes if exhausted and causes else state.budgets.causes),
         lost=tuple(lost),
         planned=tuple(fault.seat for fault in state.incident.faults if fault.worker in moved),
-        stateless=tuple(stateless),
+        stateless=tuple(_stateless(turn, n)),
         unreplicated=shared_values.without_donor(state, [w.seat for w in survivors]),
         donors=0 if state.audit.undecided else len(survivors),
         diverged=state.audit.undecided,

@@ -36,8 +36,7 @@ class Agent:
         token: bytes,
         on_plain: Callable[[WorkerHandle], None],
     ) -> None:
-        self._crew = crew
-        self._host = crew.host
+        self._crew, self._host = crew, crew.host
         self._link = AgentLink(address, token, self._on_frame, self._on_connected)
         self._on_unmanaged = on_plain
         self._address = address
@@ -197,6 +196,8 @@ class Agent:
                 self._spawn(body)
         elif isinstance(body, messages.Kill):
             self._kill(body)
+        elif isinstance(body, messages.PartnerSlotsRequest):
+            self._say(self._crew.partner_pages.answer(body, self._crew.workers.values()))
         for name in frame.to:
             if worker := self._crew.workers.get(name):
                 self._pass_on(worker, frame)

@@ -16,6 +16,7 @@ from outlast import config
 from outlast.controller.replica_placement import ReplicaSpot
 from outlast.events import Fault
 from outlast.launch.host.keeper_pool import KeeperPool, ReplicaPlan
+from outlast.launch.host.partner_pages import PartnerPages
 from outlast.launch.host.worker_environment import (
     ERROR_FILE_NAME,
     ErrorFile,
@@ -102,10 +103,9 @@ class WorkerPool:
     ) -> None:
         self.clock = clock  # shared by all processes of this host
         self.note = note  # writes a note to the run's events
-        self.plan = plan
-        self.run_dir = run_dir
-        self.host = host
+        self.plan, self.run_dir, self.host = plan, run_dir, host
         self.workers: dict[str, WorkerHandle] = {}
+        self.partner_pages = PartnerPages(2 * plan.ranks_per_node if plan.node.total > 1 else 0)
         self.devices = 0  # GPUs visible to a worker; 0 until reported
         self.unwell: set[int] = set()  # local ranks whose device has findings
         self.started: deque[WorkerHandle] = deque(
@@ -320,7 +320,7 @@ class WorkerPool:
             worker.process.stderr_tail(),
             read_error_file(worker.process.log_dir / ERROR_FILE_NAME),
         )
-        worker.page.close()
+        self.partner_pages.keep(worker.page)
         self._reaper.remove(worker.process.pid)
         self.workers.pop(worker.name, None)
         return outcome

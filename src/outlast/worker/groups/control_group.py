@@ -19,7 +19,7 @@ from outlast.worker.groups.inner_group import is_transport_error
 from outlast.worker.groups.work_handles import wait_unless_severed
 
 GATHER_BYTES_MAX = 16 << 20
-_RECENT = 4  # works kept after their end
+_RECENT = 16  # works kept after their end
 _BALLOTS = 1 << 44  # the sum of half a million fits into an int64
 
 
@@ -124,6 +124,21 @@ class ControlGroup:
             for level in reversed(range(self._tree.below)):
                 values = _unpack(self._spread(level, msgspec.msgpack.encode(values)))
         return values
+
+    def share(self, mine: torch.Tensor, outputs: list[torch.Tensor]) -> dist.Work:
+        """Begin an all-gather of the own state among partners."""
+        partners = self._tree.partners
+        if partners is None:
+            raise GroupError("this rank has no partners")
+        with self._doing("an exchange of own state"):
+            work = partners.group.allgather([outputs], [mine], AllgatherOptions())
+        self._recent.append(work)
+        return work
+
+    def await_share(self, work: dist.Work) -> None:
+        """Wait for a work of `share`."""
+        with self._doing("an exchange of own state"):
+            self._wait(work)
 
     def _copies(self, seat: int, operation: str, tensor: torch.Tensor, tag: int) -> None:
         place = 1 - self._tree.pairs[seat].group.rank() if seat in self._tree.pairs else seat

@@ -53,11 +53,13 @@ def control_members(rank: int, world: int) -> dict[str, tuple[int, ...]]:
 
 class ControlTree(NamedTuple):
     """The groups of one rank. `levels`: of its blocks. `pairs`: seat -> group of two for copies;
-    none where one block has all ranks. `below`: how many levels are below the root."""
+    none where one block has all ranks. `below`: how many levels are below the root. `partners`:
+    those with which it exchanges its own state, if it has any."""
 
     levels: tuple[InnerGroup, ...]
     pairs: Mapping[int, InnerGroup]
     below: int
+    partners: InnerGroup | None = None
 
     def with_seat(self, seat: int) -> InnerGroup:
         """Return the group for copies to or from a seat; callers must not bind it, see
@@ -71,6 +73,7 @@ class ControlTree(NamedTuple):
         rank: int,
         world: int,
         copies: Sequence[tuple[int, int]],
+        partners: tuple[int, ...] = (),
     ) -> ControlTree:
         """Build the groups, those for copies in their order, which is the same on all ranks."""
         blocks, has_top = control_blocks(rank, world)
@@ -80,4 +83,6 @@ class ControlTree(NamedTuple):
             if rank in pair:
                 low, high = sorted(pair)
                 pairs[low + high - rank] = build(f"copies {low}-{high}", (low, high))
-        return cls(levels, pairs, len(levels) - has_top)
+        name = "partners " + "-".join(map(str, partners))
+        together = build(name, partners) if partners else None
+        return cls(levels, pairs, len(levels) - has_top, together)

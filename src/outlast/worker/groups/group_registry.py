@@ -105,11 +105,15 @@ class GroupRegistry:
         self._mailbox.deliver(body)
 
     def connect(
-        self, generation: int, timeout_s: float, copies: Sequence[tuple[int, int]] = ()
+        self,
+        generation: int,
+        timeout_s: float,
+        copies: Sequence[tuple[int, int]] = (),
+        partners: tuple[int, ...] = (),
     ) -> None:
         """Build the control group and the inner groups of all stable groups, in order of creation.
-        `copies`: (donor, joiner) of all moves of state. Raises GroupError and closes the generation
-        if a peer is lost or `timeout_s` has passed."""
+        `copies`: (donor, joiner) of all moves of state. `partners`: see ControlTree. Raises
+        GroupError and closes the generation if a peer is lost or `timeout_s` has passed."""
         with self._lock:
             if generation <= max(self._closed_to, self._generation):
                 raise GroupError(f"generation {generation} was closed before it was connected")
@@ -121,7 +125,7 @@ class GroupRegistry:
         try:
             with self._building(timeout_s) as guard:
                 build = partial(self._build, guard=guard)
-                tree = ControlTree.connect(build, self.seat, self.world, copies)
+                tree = ControlTree.connect(build, self.seat, self.world, copies, partners)
                 self._control = ControlGroup(
                     tree, generation, self.world, lambda: self._state == "live", self._copy_s
                 )
@@ -230,21 +234,20 @@ class GroupRegistry:
 
     # --- the control group ---
 
+    def controls(self) -> ControlGroup:
+        """Return the control group of the connected generation. Raises GroupError."""
+        control = self._control
+        if control is None or self._state != "live":
+            raise GroupError(f"the control group of generation {self._generation} is {self._state}")
+        return control
+
     def vote(self, place: str) -> bool:
         """Return whether every rank votes yes on `place`. Raises GroupError when severed."""
-        return self._controls().vote(place)
-
-    def send(self, tensor: torch.Tensor, seat: int, tag: int) -> None:
-        """Send a CPU tensor to `seat`; block until it is sent. Raises GroupError."""
-        self._controls().send(tensor, seat, tag)
-
-    def recv(self, tensor: torch.Tensor, seat: int, tag: int) -> None:
-        """Receive a CPU tensor from `seat`; block until it is received. Raises GroupError."""
-        self._controls().recv(tensor, seat, tag)
+        return self.controls().vote(place)
 
     def gather_bytes(self, value: bytes) -> list[bytes]:
         """Gather small values; return every rank's bytes by seat. Raises GroupError."""
-        return self._controls().gather_bytes(value)
+        return self.controls().gather_bytes(value)
 
     # --- calls of stable groups ---
 
@@ -371,12 +374,6 @@ class GroupRegistry:
         )
         self._inners.append(inner)
         return inner
-
-    def _controls(self) -> ControlGroup:
-        control = self._control
-        if control is None or self._state != "live":
-            raise GroupError(f"the control group of generation {self._generation} is {self._state}")
-        return control
 
     def _close(self, generation: int) -> None:
         with self._lock:

@@ -56,7 +56,8 @@ class PhaseRunner:
         self._recovery = recovery
         self._timeline = timeline
         self._place = place
-        self.slots = ProgressSlots(place, status, self.protected_state, timeline.note_once)
+        protected, note = self.protected_state, timeline.note_once
+        self.slots = ProgressSlots(place, status, groups, protected, note)
         self._watch = watch
         self.script = script
         self._standalone = standalone

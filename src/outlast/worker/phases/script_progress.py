@@ -21,6 +21,8 @@ import msgspec
 
 from outlast.checkpoint.format import codec
 from outlast.errors import CodecError, CorruptionError
+from outlast.worker.groups import GroupRegistry
+from outlast.worker.phases.partner_copies import PartnerCopies
 from outlast.worker.phases.phase_attempt import PhaseAttempt
 from outlast.worker.script import carried_variables
 from outlast.worker.state.ddp_buckets import BucketState
@@ -181,12 +183,13 @@ POSITION_BYTES_NOTED = 1 << 20
 
 
 class ProgressSlots:
-    """Progress slots of one worker."""
+    """Progress slots of one worker, and their copies in the memory of its partners."""
 
     def __init__(
         self,
         place: ScriptProgress,
         status: WorkerStatus,
+        groups: GroupRegistry,
         protected: Callable[[], ProtectedState],
         note_once: Callable[[str, str], None],
     ) -> None:
@@ -195,54 +198,75 @@ class ProgressSlots:
         self._status = status
         self._protected = protected
         self._note_once = note_once
+        self.partners = PartnerCopies(groups, status.page)
+        self.inherited: dict[str, bytes] = {}  # slots of the rank's last worker, or of a checkpoint
         self._before_n = -1
+        self._before = b""  # the newest slot `before`
         self._reported: dict[str, float] = {}  # in the slot of the newest vote
         self.copied: Callable[[], str] = lambda: ""
         self.base = ""  # the copy that the newest slot `before` names
 
-    def write_before(self, own: bytes) -> None:
-        """Write the state at the start of the next phase, once."""
+    def connect_partners(self, generation: int, seats: tuple[int, ...]) -> None:
+        """Exchange the slots of this place with the partners of a generation. Raises GroupError."""
         n = self._status.n
-        if self._before_n == n:
-            return
+        slots = {**self.inherited, **self._page.slots()} if seats else {}
+        keys = (f"before:{n}", f"after:{n}", f"result:{n}")
+        carried = {key: slots[key] for key in keys if key in slots}
+        self.partners.connect(generation, seats, n, carried)
+
+    def write_before(self, own: bytes) -> None:
+        """Write the state at the start of the next phase, once; send it with each attempt."""
+        n = self._status.n
+        if self._before_n != n:
+            self._put_before(n, own)
+        self.partners.start("before", n, {f"before:{n}": self._before})
+
+    def _put_before(self, n: int, own: bytes) -> None:
         self.base = self.copied()
         slot = self._place.slot(n, self._status.step, own, copied=self.base).pack()
         if len(slot) > POSITION_BYTES_NOTED:
             self._note_once(
                 f"this rank's own state and data position take more than 1 MiB ({len(slot)} bytes"
-                f" now, {len(own)} of them state) and are written twice per phase",
+                f" now, {len(own)} of them state) and are written twice per phase, and in runs of"
+                " several nodes sent to another host as often",
                 "position",
             )
         self._page.put("before", n, slot)
-        self._before_n = n
+        self._before_n, self._before = n, slot
 
     def forget_before(self) -> None:
         """Make the next attempt write the slot again, since the state has changed."""
         self._before_n = -1
 
     def write_after(self, attempt: PhaseAttempt, *, aside: bool) -> None:
-        """Write the slot before the vote of phase n+1, unless it waits for the phase's end."""
+        """Write the slot before the vote of phase n+1, unless it waits for the phase's end, and
+        exchange it with the partners. Raises GroupError."""
         protected, n = self._protected(), self._status.n + 1
         if attempt.is_gated:
             protected.local.note_open_state(attempt.key)
         own = protected.own_state(attempt.choices, whole=not attempt.is_gated)
-        if not attempt.waits:
-            self._put_after(attempt, own, aside=aside)
-            return
-        attempt.buffers = codec.encode(protected.buffers.own())
-        self._page.drop("after", n)  # a refused attempt may have left one
+        after: dict[str, bytes] = {}
+        if attempt.waits:
+            attempt.buffers = codec.encode(protected.buffers.own())
+            self._page.drop("after", n)  # a refused attempt may have left one
+        else:
+            after[f"after:{n}"] = self._put_after(attempt, own, aside=aside)
+        self.partners.exchange("voted", n, after)
 
     def write_end(self, attempt: PhaseAttempt, result: bytes | None, *, aside: bool) -> None:
         """Write the result of phase n+1 (None: not encodable) and the slot that waited for the
         phase's end."""
         protected, n = self._protected(), self._status.n + 1
+        ended: dict[str, bytes] = {}
         if result is not None:
+            ended[f"result:{n}"] = result
             self._page.put("result", n, result)
         if attempt.is_gated:
             changed = attempt.waits and attempt.buffers != codec.encode(protected.buffers.own())
             protected.local.completed(attempt.key, has_changed_buffers=changed)
         if attempt.waits:
-            self._put_after(attempt, protected.own_state(attempt.choices), aside=aside)
+            own = protected.own_state(attempt.choices)
+            ended[f"after:{n}"] = self._put_after(attempt, own, aside=aside)
         elif late := [
             name
             for name, value in sorted(attempt.reports.items())
@@ -254,13 +278,16 @@ class ProgressSlots:
                 " optimizer.step()",
                 f"late reports of {attempt.key}",
             )
+        self.partners.start("ended", n, ended)
 
-    def _put_after(self, attempt: PhaseAttempt, own: bytes, *, aside: bool) -> None:
+    def _put_after(self, attempt: PhaseAttempt, own: bytes, *, aside: bool) -> bytes:
         n, step = self._status.n + 1, self._status.step + (attempt.kind == "step")
         self._reported = dict(attempt.reports)
         copied = "" if attempt.kind == "step" else self.copied()
         slot = self._place.slot(n, step, own, reports=attempt.reports, aside=aside, copied=copied)
-        self._page.put("after", n, slot.pack())
+        data = slot.pack()
+        self._page.put("after", n, data)
+        return data
 
 
 SEAT_MAGIC = b"OLP3"  # docs/format.md, "A seat's part", version 3

@@ -33,14 +33,16 @@ def send_state(groups: GroupRegistry, seat: int, state: Any, tick: Callable[[], 
     start = time.monotonic()
     schema, tensors = codec.flatten(state)
     total = sum(t.numel() * t.element_size() for t in tensors)
-    groups.send(torch.tensor([len(schema), total], dtype=torch.int64, device="cpu"), seat, 0)
+    groups.controls().send(
+        torch.tensor([len(schema), total], dtype=torch.int64, device="cpu"), seat, 0
+    )
     head = torch.frombuffer(bytearray(schema), dtype=torch.uint8)
-    groups.send(head, seat, 1)
+    groups.controls().send(head, seat, 1)
     hasher = xxhash.xxh3_128(schema)
     for chunk in _chunks(tensors):
         tick()
         hasher.update(codec.raw(chunk))
-        groups.send(chunk, seat, 2)
+        groups.controls().send(chunk, seat, 2)
     return hasher.hexdigest(), total, time.monotonic() - start
 
 
@@ -48,10 +50,10 @@ def receive_state(groups: GroupRegistry, seat: int, tick: Callable[[], None]) ->
     """Receive a sent state, large tensors on the CPU. Raises GroupError, CorruptionError."""
     start = time.monotonic()
     sizes = torch.zeros(2, dtype=torch.int64, device="cpu")
-    groups.recv(sizes, seat, 0)
+    groups.controls().recv(sizes, seat, 0)
     schema_bytes, total = (int(x) for x in sizes)
     head = torch.zeros(schema_bytes, dtype=torch.uint8, device="cpu")
-    groups.recv(head, seat, 1)
+    groups.controls().recv(head, seat, 1)
     schema = head.numpy().tobytes()
     specs = codec.layout(schema)
     if (expected := sum(spec.size_bytes for spec in specs)) != total:
@@ -63,7 +65,7 @@ def receive_state(groups: GroupRegistry, seat: int, tick: Callable[[], None]) ->
     hasher = xxhash.xxh3_128(schema)
     for chunk, views in _landing(tensors):
         tick()
-        groups.recv(chunk, seat, 2)
+        groups.controls().recv(chunk, seat, 2)
         hasher.update(codec.raw(chunk))
         at = 0
         for view in views:
@@ -115,6 +117,11 @@ def _landing(tensors: list[torch.Tensor]) -> Iterator[tuple[torch.Tensor, list[t
             yield torch.empty(size, dtype=torch.uint8, device="cpu"), views
 
 
+def partners_of(seat: int, body: messages.Connect) -> tuple[int, ...]:
+    """Return the ranks that hold each other's own state with this one; () for none."""
+    return next((ranks for ranks in body.partners if seat in ranks), ())
+
+
 class RecoveryOwner(Protocol):
     """The worker that recovers, as WorkerRecovery uses it."""
 
@@ -144,6 +151,9 @@ class RecoveryOwner(Protocol):
 
     def compare(self, copy: messages.Checkpointed) -> None:
         """Compare this rank's shards with a copy from which another rank's are rebuilt."""
+
+    def connect_partners(self, body: messages.Connect) -> None:
+        """Exchange this rank's own state with its partners on other hosts."""
 
     def generation_opened(self) -> None:
         """Restore what a new generation has disturbed: DDP's buckets."""
@@ -243,7 +253,8 @@ class WorkerRecovery:
         sent: dict[int, Ticket] = {}
         received: dict[int, Ticket] = {}
         try:
-            self._groups.connect(body.generation, body.timeout_s, body.transfers)
+            partners = partners_of(self.seat, body)
+            self._groups.connect(body.generation, body.timeout_s, body.transfers, partners)
             self._compare_rehearsals()
             for donor, joiner in body.transfers:
                 if self.seat == donor:
@@ -262,6 +273,7 @@ class WorkerRecovery:
                 self.staged, received[self.seat] = self._owner.rebuild(body.copy)
             elif body.copy is not None and not status.joining:
                 self._owner.compare(body.copy)
+            self._owner.connect_partners(body)
         except (GroupError, CorruptionError, CodecError) as error:
             kind: FaultKind = "transfer" if isinstance(error, CorruptionError) else "transport"
             if isinstance(error, CodecError):
