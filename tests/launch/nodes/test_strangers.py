@@ -93,9 +93,8 @@ async def test_a_node_gets_in_during_a_flood(tmp_path: Path, source: str) -> Non
         assert rss_bytes() - before_bytes < 16 << 20
         assert "second" in hall.meeting._seats, "it is in before the flood ends"
         third = asyncio.create_task(join(hall.identity("third"), tmp_path, 100, hall.notes.append))
-        hall.meeting.accept(await gathering, PLACE, b"nonce")
-        for link, _ in (await second, await third):
-            await link.close()
+        await hall.meeting.accept(await gathering, PLACE, b"nonce")
+        await asyncio.gather(second, third)
     strangers = hall.meeting._strangers
     assert len(strangers) <= STRANGERS_MAX and strangers.refused >= FLOOD - STRANGERS_MAX
     refusals = [note for note in hall.notes if "refused" in note]
