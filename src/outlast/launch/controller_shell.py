@@ -130,7 +130,7 @@ class ControllerShell:
 
     def guard(self, confirm: Callable[[Callable[[], None]], None], lease_s: float) -> None:
         """Let what cannot be taken back wait for `confirm`, as TermGuard.confirm does."""
-        self._held = HeldActions(confirm, self._do)
+        self._held = HeldActions(confirm, self._do, self.ended)
         self._grants = LeaseGrants(lease_s, confirm)
         self._append([_entry_encoder.encode(inputs.TermBegan(read=count_entries(self._segments)))])
 

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable
 from functools import partial
 
 from outlast.controller import inputs
+from outlast.errors import StorageError
 from outlast.transport import messages
+
+END_S = 600.0  # the longest wait of the end of the run for the store
 
 
 class HeldActions:
     """Queue of actions behind appends to the journal, and behind the end of the run.
 
-    `confirm` calls back after a read of the store that began later and found no newer term.
+    `confirm` calls back after a read of the store that began later and found no newer term. If the
+    end of the run waits for that for END_S, `ended` gets StorageError.
     """
 
     def __init__(
-        self, confirm: Callable[[Callable[[], None]], None], do: Callable[[inputs.Action], None]
+        self,
+        confirm: Callable[[Callable[[], None]], None],
+        do: Callable[[inputs.Action], None],
+        ended: asyncio.Future[inputs.EndRun],
     ) -> None:
-        self._confirm, self._do = confirm, do
+        self._confirm, self._do, self._ended = confirm, do, ended
         self._held: deque[tuple[int, inputs.Action]] = deque()  # with the newest append before it
         self._appended = self._confirmed = 0
 
@@ -33,6 +41,8 @@ class HeldActions:
         is_stop = isinstance(action, inputs.Send) and isinstance(action.body, messages.Stop)
         if is_stop or isinstance(action, inputs.EndRun):
             self.appended()
+        if isinstance(action, inputs.EndRun):
+            asyncio.get_running_loop().call_later(END_S, self._give_up, action.outcome)
         if self._appended > self._confirmed and not isinstance(action, inputs.Wake):
             self._held.append((self._appended, action))
         else:
@@ -42,3 +52,14 @@ class HeldActions:
         self._confirmed = number
         while self._held and self._held[0][0] <= number:
             self._do(self._held.popleft()[1])
+
+    def _give_up(self, outcome: str) -> None:
+        if not self._ended.done():
+            self._ended.set_exception(
+                StorageError(
+                    f"the run has come to its end ({outcome}), but its store of terms has not"
+                    f" answered for {END_S:g} s, so that another node may have taken over; all"
+                    " checkpoints are kept; make the store reachable (has the run directory"
+                    " room?), and resume with the same command on all nodes"
+                )
+            )
