@@ -85,7 +85,7 @@ class Rank:
         }
         self.protected = ProtectedState(named, {})
         self.status = WorkerStatus(Page.create(1 << 16), lambda _: None, lambda _: None)
-        self.status.generation = 1
+        self.status.generation, self.status.term = 1, 1
         self.copies = CopiedShards(self.settings, self.status, lambda: self.protected)
         self.copies.seat = 0
         for _ in range(3):

@@ -278,7 +278,7 @@ class WorkerStatus:
             return
         until_s = time.monotonic() + LEASE_WAIT_S
         while time.monotonic() < until_s:
-            time.sleep(LEASE_LOOK_S)
+            time.sleep(LEASE_LOOK_S)  # the agent writes into shared memory, and wakes nobody
             if self.page.has_lease():
                 return
         raise GroupError(
