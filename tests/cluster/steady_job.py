@@ -1,7 +1,7 @@
 """A run of steps of 20 ms, with a loader process: `steady_job OUT STEPS [KIND] [HOLD]`.
 
 KIND is a key of `KINDS`. The loop stands 10 steps before its end until the file HOLD is gone.
-OUT/RANK.json has the number of steps and a digest of results and weights.
+OUT/RANK.json has the number of steps, a digest of the weights, and the results in hexadecimal.
 """
 
 from __future__ import annotations
@@ -72,9 +72,10 @@ for batch in session.batches(loader, until=steps):
     while hold and len(losses) == steps - 10 and hold.exists():
         threading.Event().wait(0.05)
 
-digest = hashlib.sha256(repr(losses).encode())
+digest = hashlib.sha256()
 for value in model.state_dict().values():
     own = value.to_local() if isinstance(value, DTensor) else value
     digest.update(own.numpy().tobytes())
 out.mkdir(exist_ok=True)
-(out / f"{session.rank}.json").write_text(json.dumps([len(losses), digest.hexdigest()]))
+results = [loss.hex() for loss in losses]
+(out / f"{session.rank}.json").write_text(json.dumps([len(losses), digest.hexdigest(), results]))

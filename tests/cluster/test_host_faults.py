@@ -5,6 +5,7 @@ A row of `FAULTS` breaks a run of n1 and n2 with the spare node n3, and heals it
 
 from __future__ import annotations
 
+import json
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from tests.cluster.cluster import Cluster, on_one_host
 from tests.cluster.hosts import Hosts, missing_requirement
 
 from outlast.errors import EXIT_DONE
-from outlast.events import AnyEvent, CheckpointSaved, Connected, Decided, PhaseDone
+from outlast.events import AnyEvent, CheckpointSaved, Connected, Decided, Note, PhaseDone
 
 pytestmark = [
     pytest.mark.cluster,
@@ -123,6 +124,7 @@ class HostFault(NamedTuple):
     flags: tuple[str, ...] = ("--limit=lease_s=3",)
 
 
+LOST = "the script sees NaN in place of its numbers"
 KILL = "--fault=kill:rank=0,step=15"
 SAVE = "--checkpoint-every=10"
 FAULTS = {
@@ -168,6 +170,24 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     }
 
 
+def must_be_equal(cluster: Cluster, expected: list[str]) -> None:
+    """Compare steps, weights and results. A rank that is lost behind its vote takes the result of
+    that phase with it: NaN, with a note."""
+    pairs = [
+        (json.loads(found), json.loads(wanted))
+        for found, wanted in zip(cluster.results(), expected, strict=True)
+    ]
+    assert [found[:2] for found, _ in pairs] == [wanted[:2] for _, wanted in pairs]
+    differences = [
+        (rank, step, one)
+        for rank, (found, wanted) in enumerate(pairs)
+        for step, (one, other) in enumerate(zip(found[2], wanted[2], strict=True), start=1)
+        if one != other
+    ]
+    notes = [one.text for one in cluster.events() if isinstance(one, Note) and LOST in one.text]
+    assert len(differences) <= len(notes) and all(one == "nan" for _, _, one in differences)
+
+
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_leaves_the_results_of_one_host(
     name: str, cluster: Cluster, expected: dict[str, list[str]]
@@ -180,7 +200,7 @@ def test_a_fault_leaves_the_results_of_one_host(
     fault.strike(cluster)
     hold.unlink()
     assert set(cluster.codes().values()) == {EXIT_DONE}
-    assert cluster.results() == expected[fault.kind]
+    must_be_equal(cluster, expected[fault.kind])
     causes = tuple(one.cause for one in cluster.summary().incidents)
     assert causes == fault.causes or causes == (*fault.causes, "agent_lost") != ("agent_lost",)
     assert {host: cluster.hosts.processes(host) for host in cluster.hosts.up} == {
