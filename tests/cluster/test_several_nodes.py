@@ -11,7 +11,7 @@ from tests.cluster.hosts import Hosts, missing_requirement
 from tests.end_to_end.conftest import wait_for
 
 from outlast.errors import EXIT_DONE, EXIT_GAVE_UP, EXIT_INTERRUPTED, EXIT_USAGE
-from outlast.events import PhaseDone
+from outlast.events import PhaseDone, WorkerSeated, WorkerSpawned
 
 pytestmark = [
     pytest.mark.cluster,
@@ -52,6 +52,24 @@ def test_a_killed_worker_is_replaced_on_its_host(
     assert cluster.results() == expected[2]
     (incident,) = cluster.summary().incidents
     assert (incident.cause, incident.committed_steps_lost) == ("killed", 0)
+
+
+@pytest.mark.parametrize("cluster", [4], indirect=True)
+def test_a_rank_of_a_lost_node_moves_within_its_failure_domain(
+    cluster: Cluster, expected: dict[int, list[str]]
+) -> None:
+    """Spare nodes are n3 and n4, one in each rack."""
+    topology = cluster.folder / "topology"
+    topology.write_text("n1 row/rack1\nn2 row/rack2\nn3 row/rack1\nn4 row/rack2\n")
+    cluster.start("2:4", 1, "--limit", "lease_s=3", "--topology", str(topology))
+    cluster.wait_for_event(lambda one: isinstance(one, PhaseDone) and one.step >= 10, "step 10")
+    cluster.hosts.power_off("n2")
+    assert [cluster.end(name)[0] for name in ("n1", "n3", "n4")] == [EXIT_DONE] * 3
+    assert cluster.results() == expected[2]
+    found = cluster.events()
+    host_of = {one.worker: one.host for one in found if isinstance(one, WorkerSpawned)}
+    seated = [one for one in found if isinstance(one, WorkerSeated) and one.generation > 1]
+    assert [(one.seat, host_of[one.worker]) for one in seated] == [(1, "n4")]
 
 
 @pytest.mark.parametrize("cluster", [3], indirect=True)

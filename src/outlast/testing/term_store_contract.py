@@ -67,7 +67,7 @@ class TermStoreContract:
         assert store.get("beat-000001") == store.get("term-000001") == value
 
     def test_one_of_many_callers_creates(self, store: TermStore) -> None:
-        """Of concurrent callers one gets True, and all read its value."""
+        """Check that one of concurrent callers creates a term, and that all read its value."""
         for term in range(10):
             name = f"term-{term:06d}"
             start = threading.Barrier(CALLERS)

@@ -46,6 +46,7 @@ class NodeAccepted(NodeMessage, frozen=True):
     """Place of a node in the run."""
 
     hosts: tuple[str, ...]  # of all nodes, by node rank
+    domains: tuple[str, ...]  # failure domains of these hosts, "" where unknown
     run: str
     term: int
     address: tuple[str, int]  # of the controller's listener

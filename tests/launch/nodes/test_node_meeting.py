@@ -114,6 +114,16 @@ async def _late(hall: Hall, gathering: asyncio.Task[list[NodeSeat]]) -> tuple[st
 
 
 @in_a_loop
+async def test_every_node_learns_the_failure_domains_of_all(tmp_path: Path) -> None:
+    """Any of them may hold the controller later."""
+    hall = Hall(tmp_path, 2)
+    identity = hall.identity("a")._replace(domain="row/rack2")
+    joining = join(identity, tmp_path, 10, hall.notes.append)
+    ((_, place),) = await hall.together(joining)
+    assert dict(zip(place.hosts, place.domains, strict=True)) == {"first": "", "a": "row/rack2"}
+
+
+@in_a_loop
 async def test_a_run_directory_of_its_own_is_refused(tmp_path: Path) -> None:
     (tmp_path / "shared").mkdir()
     hall = Hall(tmp_path / "shared")

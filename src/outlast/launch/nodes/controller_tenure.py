@@ -25,12 +25,14 @@ from outlast.transport import messages
 
 
 class NodeSetting(NamedTuple):
-    """A node of a run: its host and address, all hosts by node rank, token and terms of the run."""
+    """A node of a run: its host and address, all hosts by node rank with their failure domains,
+    token and terms of the run."""
 
     plan: RunPlan
     host: str
     address: str
     hosts: tuple[str, ...]
+    domains: tuple[str, ...]
     token: bytes
     ledger: TermLedger
 
@@ -57,7 +59,7 @@ class ControllerTenure:
             checkpoint,
             CheckpointSearch(root, job.run, (), node.token.hex()),
             self._upkeep.committed,
-            NodeListener(node.address, node.hosts),
+            NodeListener(node.address, node.hosts, node.domains),
         )
         self.deposed: asyncio.Future[TermRecord] = asyncio.get_running_loop().create_future()
         self._guard = TermGuard(

@@ -154,12 +154,14 @@ class NodeMeeting:
     async def accept(self, seats: list[NodeSeat], place: RunPlace, run_nonce: bytes) -> None:
         """Let all nodes begin, and close the connections."""
         hosts = tuple(seat.host for seat in seats)
+        domains = tuple(seat.hello.domain for seat in seats)
         for seat in seats:
             if seat.link is None:
                 continue
             seat.link.send(
                 NodeAccepted(
                     hosts=hosts,
+                    domains=domains,
                     run=place.run,
                     term=place.term,
                     address=place.address,

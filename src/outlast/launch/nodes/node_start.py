@@ -90,7 +90,8 @@ async def _begin(
     hosts = tuple(seat.host for seat in seats)
     token = run_token(identity.key, nonce)
     plan = replace(plan, master_addr=address)
-    setting = NodeSetting(plan, identity.host, address, hosts, token, ledger)
+    domains = tuple(seat.hello.domain for seat in seats)
+    setting = NodeSetting(plan, identity.host, address, hosts, domains, token, ledger)
     writer = EventWriter(run_dir.room("events"), f"launcher{run_dir.job.term:06d}", clock)
     record = DisplayRecord(writer, display)
     try:
@@ -147,7 +148,7 @@ async def _take_part(
     plan = replace(plan, master_addr=place.master_addr, master_port=place.master_port)
     token = run_token(identity.key, place.run_nonce)
     ledger = _ledger(plan, place.run)
-    setting = NodeSetting(plan, identity.host, address, place.hosts, token, ledger)
+    setting = NodeSetting(plan, identity.host, address, place.hosts, place.domains, token, ledger)
     try:
         return await RunNode(setting, run_dir, record, clock).follow(place.address)
     finally:
