@@ -98,23 +98,14 @@ class _Launcher:
         except RunDirError:
             bars = ()  # the controller reads the same journal and reports the error
         checkpoint, notes = start_point.begin(self._run_dir, stores, self._show, bars)
-        self._begin(checkpoint, notes)
+        self._record.run_started(self._plan, self._run_dir, checkpoint, notes)
         end = self._interrupted("the launcher was cancelled")
         try:
             end = await self._play(checkpoint)
         except Exception as error:  # noqa: BLE001 - a launcher error ends the run
             end = EndRun(outcome="gave_up", exit_code=EXIT_GAVE_UP, cause=self._own_fault(error))
         finally:
-            self._record.emit(
-                events.RunEnded(
-                    t_ns=self._record.now_ns(),
-                    outcome=end.outcome,
-                    exit_code=end.exit_code,
-                    n=end.n,
-                    step=end.step,
-                    cause=end.cause,
-                )
-            )
+            self._record.run_ended(end)
         return end
 
     def _show(self, text: str) -> None:
@@ -226,25 +217,6 @@ class _Launcher:
         if serving.done() and not self._controller.ended.done():
             serving.result()  # raises the agent's error
         return self._controller.ended.result()
-
-    def _begin(self, checkpoint: messages.Checkpointed | None, notes: list[str]) -> None:
-        """Emit RunStarted, a launcher's first event, and the notes."""
-        job, plan = self._run_dir.job, self._plan
-        self._record.emit(
-            events.RunStarted(
-                t_ns=self._record.now_ns(),
-                run=job.run,
-                term=job.term,
-                world=plan.world,
-                spares=plan.spares,
-                script=plan.script,
-                args=plan.args,
-                resumed_n=checkpoint.n if checkpoint else -1,
-                resumed_step=checkpoint.step if checkpoint else -1,
-            )
-        )
-        for note in (*notes, *self._run_dir.notes):
-            self._record.note(note)
 
     def _take_over(self, exited: WorkerHandle | None = None) -> None:
         if self._unmanaged is None:

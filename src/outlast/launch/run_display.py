@@ -13,9 +13,13 @@ from pathlib import Path
 from typing import Protocol
 
 from outlast import events
+from outlast.controller.inputs import EndRun
 from outlast.launch.host.worker_pool import WorkerHandle, WorkerPool
+from outlast.launch.run_directory import RunDir
+from outlast.launch.torchrun_arguments import RunPlan
 from outlast.telemetry.event_store import EventWriter
 from outlast.telemetry.run_board import Beats
+from outlast.transport.messages import Checkpointed
 
 BACKLOG_MAX = 10_000  # queued events, beats and lines
 CLOSE_S = 5.0  # timeout to show the queue at the end of the run
@@ -119,6 +123,39 @@ class DisplayRecord:
     def note(self, text: str) -> None:
         """Emit a note for the run's owner."""
         self.emit(events.Note(t_ns=self.now_ns(), worker="", seat=-1, text=text))
+
+    def run_started(
+        self, plan: RunPlan, run_dir: RunDir, checkpoint: Checkpointed | None, notes: list[str]
+    ) -> None:
+        """Emit RunStarted, a launcher's first event, and the notes."""
+        self.emit(
+            events.RunStarted(
+                t_ns=self.now_ns(),
+                run=run_dir.job.run,
+                term=run_dir.job.term,
+                world=plan.world,
+                spares=plan.spares,
+                script=plan.script,
+                args=plan.args,
+                resumed_n=checkpoint.n if checkpoint else -1,
+                resumed_step=checkpoint.step if checkpoint else -1,
+            )
+        )
+        for text in (*notes, *run_dir.notes):
+            self.note(text)
+
+    def run_ended(self, end: EndRun) -> None:
+        """Emit RunEnded, a launcher's last event."""
+        self.emit(
+            events.RunEnded(
+                t_ns=self.now_ns(),
+                outcome=end.outcome,
+                exit_code=end.exit_code,
+                n=end.n,
+                step=end.step,
+                cause=end.cause,
+            )
+        )
 
     def close(self) -> None:
         """Close the event file and the display."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import NamedTuple
 
-from outlast import events
 from outlast.checkpoint.format.manifests import SavePoint
 from outlast.checkpoint.stores import catalog
 from outlast.checkpoint.stores.folder_store import Folder
@@ -88,16 +87,7 @@ class ControllerTenure:
         except OutlastError as error:
             self._record.note(f"agents that are away do not learn the end of the run: {error}")
         await self.close(done=end.outcome == "done")
-        self._record.emit(
-            events.RunEnded(
-                t_ns=self._record.now_ns(),
-                outcome=end.outcome,
-                exit_code=end.exit_code,
-                n=end.n,
-                step=end.step,
-                cause=end.cause,
-            )
-        )
+        self._record.run_ended(end)
 
     async def close(self, *, done: bool = False) -> None:
         """Stop to act as controller."""

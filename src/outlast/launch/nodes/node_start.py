@@ -24,7 +24,6 @@ from outlast.launch.terms.term_records import TermLedger
 from outlast.launch.terms.term_store import open_term_store
 from outlast.launch.torchrun_arguments import RunPlan
 from outlast.telemetry.event_store import EventClock, EventWriter
-from outlast.transport import messages
 from outlast.transport.node_link import run_token
 
 STORE_ANSWER = 0.25  # share of the lease
@@ -95,35 +94,11 @@ async def _begin(
     writer = EventWriter(run_dir.room("events"), f"launcher{run_dir.job.term:06d}", clock)
     record = DisplayRecord(writer, display)
     try:
-        _record_start(plan, run_dir, record, checkpoint, notes)
+        record.run_started(plan, run_dir, checkpoint, notes)
         node = RunNode(setting, run_dir, record, clock)
         return await node.lead(FirstTerm(meeting, seats, nonce), checkpoint)
     finally:
         record.close()
-
-
-def _record_start(
-    plan: RunPlan,
-    run_dir: RunDir,
-    record: DisplayRecord,
-    checkpoint: messages.Checkpointed | None,
-    notes: list[str],
-) -> None:
-    record.emit(
-        events.RunStarted(
-            t_ns=record.now_ns(),
-            run=run_dir.job.run,
-            term=run_dir.job.term,
-            world=plan.world,
-            spares=plan.spares,
-            script=plan.script,
-            args=plan.args,
-            resumed_n=checkpoint.n if checkpoint else -1,
-            resumed_step=checkpoint.step if checkpoint else -1,
-        )
-    )
-    for text in (*notes, *run_dir.notes):
-        record.note(text)
 
 
 async def _take_part(
