@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -62,12 +64,17 @@ def test_the_fingerprint_is_the_same(request: pytest.FixtureRequest) -> None:
     assert fingerprint(CPU) == before
 
 
-def test_a_precision_set_the_new_way_is_a_fact_and_no_error(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    before = fingerprint(CPU)
-    monkeypatch.setattr(torch.backends, "fp32_precision", "tf32")
-    assert fingerprint(CPU)["tf32"] != before["tf32"]
+def test_a_precision_set_the_new_way_is_a_fact_and_no_error() -> None:
+    script = (  # in its own process: what an earlier test set for a backend would outrank it
+        "import torch; from outlast.worker.compute_environment import settings_of;"
+        "cpu = torch.device('cpu'); print(settings_of(cpu)['tf32']);"
+        "torch.backends.fp32_precision = 'tf32'; print(settings_of(cpu)['tf32'])"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=60
+    )
+    before, after = shown.stdout.splitlines()
+    assert before != after
 
 
 def test_a_loaders_seed_is_drawn_as_ever(request: pytest.FixtureRequest) -> None:

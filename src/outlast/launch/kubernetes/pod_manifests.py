@@ -39,7 +39,11 @@ _HEADER = """\
 _LWS_SCRIPT = """\
 # Pods of a LeaderWorkerSet start again whenever they end. A run that can be resumed
 # ends the container, which starts again in place. Behind the script's end it stays.
-trap 'kill -TERM "$!"' TERM
+stop() { # ends the run; behind its end, this script
+  asked=yes
+  [ -z "$ended" ] && kill -TERM "$!" 2> /dev/null || exit "${code:-143}"
+}
+trap stop TERM
 @COMMAND@ &
 run=$!
 wait "$run"
@@ -48,11 +52,12 @@ while kill -0 "$run" 2> /dev/null; do # a signal ends `wait` early
   wait "$run"
   code=$?
 done
+ended=yes
 case "$code" in
   0 | 1) echo "outlast run has ended with exit code $code; delete this LeaderWorkerSet" ;;
   *) exit "$code" ;;
 esac
-trap 'exit "$code"' TERM
+[ -n "$asked" ] && exit "$code"
 sleep infinity &
 wait
 """
