@@ -59,6 +59,7 @@ class TermGuard:
                 newer = await asyncio.to_thread(self._round)
             except OutlastError as error:
                 self._waiting = waiting + self._waiting
+                self._wanted.set()  # not only when the next beat is due
                 self._note_outage(str(error))
                 await asyncio.sleep(RETRY_S)
                 continue

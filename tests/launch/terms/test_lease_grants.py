@@ -1,0 +1,92 @@
+"""Answers to renewals: at once while all agents are in touch, else after a read of the store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from outlast.launch.terms import lease_grants
+from outlast.launch.terms.lease_grants import IN_TOUCH, LeaseGrants
+from outlast.transport import messages
+
+LEASE_S = 10.0
+AGENTS: tuple[str, ...] = ("a", "b")
+HELLO = messages.AgentHello(host="h", address="h", capacity=1, lease_s=LEASE_S)
+
+
+class Desk:
+    """Grants under a clock of the test, answers that were sent, reads that are still to come."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = 100.0
+        monkeypatch.setattr(lease_grants.time, "monotonic", lambda: self.now_s)
+        self.reads: list[Callable[[], None]] = []
+        self.sent: list[str] = []
+        self.answers = dict.fromkeys(AGENTS, 0)
+        self.grants = LeaseGrants(LEASE_S, self.reads.append)
+
+    def ask(self, agent: str) -> None:
+        """Renew, and confirm all answers that the agent has got."""
+        body = messages.Renew(answers=self.answers[agent])
+        self.grants.received(agent, body)
+        self.grants.answer(agent, lambda: self._send(agent), AGENTS)
+
+    def _send(self, agent: str) -> None:
+        self.answers[agent] += 1
+        self.sent.append(agent)
+
+    def read(self) -> None:
+        """Let the store answer."""
+        reads, self.reads[:] = list(self.reads), []
+        for then in reads:
+            then()
+
+    def touch_all(self) -> None:
+        for _ in range(2):
+            for agent in AGENTS:
+                self.ask(agent)
+            self.read()
+            self.now_s += 0.5
+
+
+@pytest.fixture
+def desk(monkeypatch: pytest.MonkeyPatch) -> Desk:
+    return Desk(monkeypatch)
+
+
+def test_an_answer_waits_for_the_store_until_all_agents_are_in_touch(desk: Desk) -> None:
+    desk.ask("a")
+    assert not desk.sent
+    desk.read()
+    assert desk.sent == ["a"]
+    desk.touch_all()
+    desk.sent.clear()
+    desk.ask("a")
+    assert desk.sent == ["a"] and not desk.reads, "no read"
+
+
+def test_one_silent_agent_makes_all_answers_wait(desk: Desk) -> None:
+    desk.touch_all()
+    desk.now_s += IN_TOUCH * LEASE_S
+    desk.sent.clear()
+    desk.ask("a")
+    assert not desk.sent and len(desk.reads) == 1, "agent b may have created a term"
+
+
+def test_an_answer_that_nobody_confirmed_proves_no_touch(desk: Desk) -> None:
+    desk.touch_all()
+    desk.now_s += IN_TOUCH * LEASE_S
+    desk.answers["b"] = 0  # its renewals arrive, the answers to it do not
+    desk.ask("b")
+    desk.read()
+    desk.sent.clear()
+    desk.ask("a")
+    assert not desk.sent
+
+
+def test_a_new_connection_gets_no_answer_to_an_earlier_request(desk: Desk) -> None:
+    desk.ask("a")
+    desk.grants.received("a", HELLO)
+    desk.read()
+    assert not desk.sent

@@ -1,0 +1,125 @@
+"""Rounds of a term's owner: whom they let act, a newer term, a store that is away."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from outlast.checkpoint.stores.folder_store import Folder
+from outlast.errors import StorageError
+from outlast.launch.terms.term_guard import TermGuard
+from outlast.launch.terms.term_records import TermLedger, TermRecord
+from outlast.launch.terms.term_store import CheckpointStoreTerms
+
+ADDRESS = ("127.0.0.1", 29400)
+
+
+class GatedStore(CheckpointStoreTerms):
+    """Terms in a directory whose reads wait for `open`, and fail while `is_away`."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(Folder(root), "terms")
+        self.open = threading.Event()
+        self.reading = threading.Event()
+        self.is_away = False
+
+    def get(self, name: str) -> bytes | None:
+        self.reading.set()
+        assert self.open.wait(20)
+        if self.is_away:
+            raise StorageError("the store is away")
+        return super().get(name)
+
+
+class Owner:
+    """The owner of term 1, and what its guard told it."""
+
+    def __init__(self, root: Path) -> None:
+        self.store = GatedStore(root)
+        self.ledger = TermLedger(self.store, "a-run")
+        assert self.ledger.claim(_record(1))
+        self.newer: list[TermRecord] = []
+        self.notes: list[str] = []
+        self.guard = TermGuard(self.ledger, 1, ADDRESS, 60.0, self.newer.append, self.notes.append)
+
+
+def _record(term: int) -> TermRecord:
+    return TermRecord(term=term, run="a-run", host="h", claim=f"claim {term}")
+
+
+def _with_guard(owner: Owner, body: Callable[[asyncio.Task[None]], Awaitable[None]]) -> None:
+    async def act() -> None:
+        rounds = asyncio.create_task(owner.guard.run())
+        try:
+            await asyncio.wait_for(body(rounds), 20)
+        finally:
+            owner.store.open.set()
+            rounds.cancel()
+
+    asyncio.run(act())
+
+
+def test_only_a_round_that_begins_later_lets_an_action_happen(tmp_path: Path) -> None:
+    owner = Owner(tmp_path)
+
+    async def body(_rounds: asyncio.Task[None]) -> None:
+        done: list[str] = []
+        second = asyncio.Event()
+        owner.guard.confirm(lambda: done.append("first"))
+        assert await asyncio.to_thread(owner.store.reading.wait, 20)
+        owner.guard.confirm(second.set)
+        owner.store.reading.clear()
+        owner.store.open.set()
+        assert await asyncio.to_thread(owner.store.reading.wait, 20), "a second round"
+        await second.wait()
+        assert done == ["first"]
+
+    _with_guard(owner, body)
+    beat = owner.ledger.read_beat(1)
+    assert beat is not None and beat.address == ADDRESS and beat.count == 1, "none was due again"
+
+
+def test_an_owner_that_reads_a_newer_term_does_nothing_more(tmp_path: Path) -> None:
+    owner = Owner(tmp_path)
+    done: list[str] = []
+
+    async def body(rounds: asyncio.Task[None]) -> None:
+        owner.guard.confirm(lambda: done.append("late"))
+        assert await asyncio.to_thread(owner.store.reading.wait, 20)
+        assert TermLedger(GatedStore(tmp_path), "a-run").claim(_record(2))
+        owner.store.open.set()
+        await rounds
+
+    _with_guard(owner, body)
+    assert [one.term for one in owner.newer] == [2] and not done
+
+
+def test_an_outage_of_the_store_is_waited_out_and_noted_once(tmp_path: Path) -> None:
+    owner = Owner(tmp_path)
+    owner.store.is_away = True
+    owner.store.open.set()
+
+    async def body(_rounds: asyncio.Task[None]) -> None:
+        confirmed = asyncio.Event()
+        owner.guard.confirm(confirmed.set)
+        for _ in range(2):
+            owner.store.reading.clear()
+            assert await asyncio.to_thread(owner.store.reading.wait, 20)
+        assert not confirmed.is_set()
+        owner.store.is_away = False
+        await confirmed.wait()
+
+    _with_guard(owner, body)
+    away, back = owner.notes
+    assert "out of reach (the store is away)" in away and "answers again" in back
+    assert not owner.newer
+
+
+def test_the_end_of_the_run_stays_in_the_store(tmp_path: Path) -> None:
+    owner = Owner(tmp_path)
+    owner.store.open.set()
+    asyncio.run(owner.guard.end("done", 0, ""))
+    beat = owner.ledger.read_beat(1)
+    assert beat is not None and (beat.outcome, beat.exit_code) == ("done", 0)
