@@ -63,7 +63,10 @@ class StrangerTable:
             self._report()
 
     def close(self, reason: str) -> None:
-        """Close all connections, and stop counting."""
+        """Note what was refused since the last note, close all connections, and stop counting."""
+        if self._noting:
+            self._noting.cancel()
+            self._report()
         for stranger in list(self._timers):
             self.admit(stranger)
             stranger.close(reason)

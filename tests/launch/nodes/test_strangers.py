@@ -174,6 +174,7 @@ async def test_the_address_with_most_connections_loses_its_oldest_first() -> Non
     assert len(notes) == 1 and "it sent nothing, and others wait (3 at most)" in notes[0]
     table.close("over")
     assert len(table) == 0
+    assert len(notes) == 2 and "it sent nothing, and others wait (3 at most)" in notes[1]
 
 
 @pytest.mark.extended
