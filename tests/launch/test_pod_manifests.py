@@ -139,6 +139,7 @@ def _start(script: str, folder: Path, code: str) -> subprocess.Popen[str]:
     (folder / "outlast").write_text(LAUNCHER)
     (folder / "outlast").chmod(0o755)
     environment = {"PATH": f"{folder}:/usr/bin:/bin", "CODE": code, "LWS_LEADER_ADDRESS": "first"}
+    environment |= {"asked": "yes", "ended": "yes", "code": "5"}  # names of the script's variables
     return subprocess.Popen(
         ["sh", "-c", script], cwd=folder, env=environment, stdout=subprocess.PIPE, text=True
     )

@@ -14,27 +14,29 @@ from outlast.launch.terms.term_records import TermLedger, TermRecord
 from outlast.launch.terms.term_store import CheckpointStoreTerms
 
 ADDRESS = ("127.0.0.1", 29400)
+MANY = 1000
+LEASE_S = 600.0  # beats are further apart than a test may take
 
 
 class GatedStore(CheckpointStoreTerms):
-    """Terms in a directory whose reads wait for `open`, and fail while `is_away`."""
+    """Terms in a directory. Each read takes one of `permits`, and fails while `is_away`."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(Folder(root), "terms")
-        self.open = threading.Event()
+        self.permits = threading.Semaphore(0)
         self.reading = threading.Event()
         self.is_away = False
 
     def get(self, name: str) -> bytes | None:
         self.reading.set()
-        assert self.open.wait(20)
+        assert self.permits.acquire(timeout=20)
         if self.is_away:
             raise StorageError("the store is away")
         return super().get(name)
 
 
 class Owner:
-    """The owner of term 1, and what its guard told it."""
+    """Owner of term 1, with what its guard has reported."""
 
     def __init__(self, root: Path) -> None:
         self.store = GatedStore(root)
@@ -42,7 +44,9 @@ class Owner:
         assert self.ledger.claim(_record(1))
         self.newer: list[TermRecord] = []
         self.notes: list[str] = []
-        self.guard = TermGuard(self.ledger, 1, ADDRESS, 60.0, self.newer.append, self.notes.append)
+        self.guard = TermGuard(
+            self.ledger, 1, ADDRESS, LEASE_S, self.newer.append, self.notes.append
+        )
 
 
 def _record(term: int) -> TermRecord:
@@ -55,7 +59,7 @@ def _with_guard(owner: Owner, body: Callable[[asyncio.Task[None]], Awaitable[Non
         try:
             await asyncio.wait_for(body(rounds), 20)
         finally:
-            owner.store.open.set()
+            owner.store.permits.release(MANY)
             rounds.cancel()
 
     asyncio.run(act())
@@ -71,10 +75,11 @@ def test_only_a_round_that_begins_later_lets_an_action_happen(tmp_path: Path) ->
         assert await asyncio.to_thread(owner.store.reading.wait, 20)
         owner.guard.confirm(second.set)
         owner.store.reading.clear()
-        owner.store.open.set()
+        owner.store.permits.release()
         assert await asyncio.to_thread(owner.store.reading.wait, 20), "a second round"
+        assert done == ["first"] and not second.is_set(), "it came during the first round"
+        owner.store.permits.release()
         await second.wait()
-        assert done == ["first"]
 
     _with_guard(owner, body)
     beat = owner.ledger.read_beat(1)
@@ -89,7 +94,7 @@ def test_an_owner_that_reads_a_newer_term_does_nothing_more(tmp_path: Path) -> N
         owner.guard.confirm(lambda: done.append("late"))
         assert await asyncio.to_thread(owner.store.reading.wait, 20)
         assert TermLedger(GatedStore(tmp_path), "a-run").claim(_record(2))
-        owner.store.open.set()
+        owner.store.permits.release(MANY)
         await rounds
 
     _with_guard(owner, body)
@@ -99,7 +104,7 @@ def test_an_owner_that_reads_a_newer_term_does_nothing_more(tmp_path: Path) -> N
 def test_an_outage_of_the_store_is_waited_out_and_noted_once(tmp_path: Path) -> None:
     owner = Owner(tmp_path)
     owner.store.is_away = True
-    owner.store.open.set()
+    owner.store.permits.release(MANY)
 
     async def body(_rounds: asyncio.Task[None]) -> None:
         confirmed = asyncio.Event()
@@ -119,7 +124,7 @@ def test_an_outage_of_the_store_is_waited_out_and_noted_once(tmp_path: Path) -> 
 
 def test_the_end_of_the_run_stays_in_the_store(tmp_path: Path) -> None:
     owner = Owner(tmp_path)
-    owner.store.open.set()
+    owner.store.permits.release(MANY)
     asyncio.run(owner.guard.end("done", 0, ""))
     beat = owner.ledger.read_beat(1)
     assert beat is not None and (beat.outcome, beat.exit_code) == ("done", 0)

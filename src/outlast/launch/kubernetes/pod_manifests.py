@@ -39,9 +39,10 @@ _HEADER = """\
 _LWS_SCRIPT = """\
 # Pods of a LeaderWorkerSet start again whenever they end. A run that can be resumed
 # ends the container, which starts again in place. Behind the script's end it stays.
+asked= ended= code=143 # not the environment's
 stop() { # ends the run; behind its end, this script
   asked=yes
-  [ -z "$ended" ] && kill -TERM "$!" 2> /dev/null || exit "${code:-143}"
+  [ -z "$ended" ] && kill -TERM "$!" 2> /dev/null || exit "$code"
 }
 trap stop TERM
 @COMMAND@ &
