@@ -6,9 +6,12 @@ import errno
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from outlast.controller.fault_spec import FaultSpec, parse
 from outlast.worker.injected_faults import InjectedError, InjectedFaults
+from outlast.worker.state.protected_state import ProtectedState
 from outlast.worker.worker_events import WorkerEvents
 
 
@@ -31,6 +34,9 @@ class Place:
         return self.step, self.step
 
     def is_real(self) -> bool:
+        return True
+
+    def is_in_phase(self) -> bool:
         return True
 
     def cut_connections(self) -> None:
@@ -93,3 +99,13 @@ def test_a_flip_comes_once_after_the_commit(tmp_path: Path) -> None:
     for where in ("forward", "backward", "apply", "done", "committed", "committed"):
         place.faults.reach(where)
     assert place.flipped == ["model.0.*"]
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+def test_parts_of_a_container_that_is_never_called_are_struck(tmp_path: Path, phase: str) -> None:
+    place = Place(tmp_path, parse(f"raise:step=1,phase={phase}"))
+    inner = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Sequential(nn.Linear(2, 2))})
+    container = nn.ModuleList([inner])
+    place.faults.watch_state(ProtectedState({"layers": container}, {}), lambda: True)
+    with pytest.raises(InjectedError):
+        inner["b"](torch.ones(1, 2)).sum().backward()

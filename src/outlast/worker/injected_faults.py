@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -92,7 +92,8 @@ class InjectedFaults:
         if not self._specs:
             return
         for module in protected.modules.values():
-            self.watch_model(module, is_step)
+            for part in _parts_with_forward(module):
+                self.watch_model(part, is_step)
 
         def applied(*_: object) -> None:
             if self._target.is_in_phase():
@@ -175,3 +176,12 @@ class InjectedFaults:
             time.sleep(seconds)  # house rule: in a child that does nothing else
             os.kill(pid, signal.SIGCONT)
             os._exit(0)
+
+
+def _parts_with_forward(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the module, or of a container without `forward` the outermost parts that have one."""
+    if type(module).forward is not nn.Module.forward:
+        yield module
+        return
+    for part in module.children():
+        yield from _parts_with_forward(part)
