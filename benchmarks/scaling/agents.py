@@ -13,15 +13,17 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import NamedTuple
 
+from outlast.config import Limits
 from outlast.events import Fault
+from outlast.launch.host.agent_lease import renewal_period_s
 from outlast.transport import messages
 from outlast.transport.channel import FrameDecoder, encode_envelope, pack_frame
 from outlast.transport.rank_spans import RankSpan
 
 CONNECTING_MAX = 16
 KINDS = ("parameters", "buffers", "optimizers")
-RENEW_S = 0.5
-LEASE_S = 60.0  # the machine is one, and slower than two thousand
+LEASE_S = 60.0  # the machine is one, and slower than two thousand; they renew for the usual lease
+RENEWING_SHARE = 50  # of the agents that renew in one turn
 ADDRESS = b"a" * 154  # of a gloo device, as torch 2.13 publishes it
 ID = b"i" * 128  # of an NCCL communicator
 FAN_OUT = 32  # of the control tree
@@ -275,7 +277,9 @@ class Fleet:
     def serve(self) -> None:
         """Connect, answer, renew; strike when told."""
         self._selector.register(self._line, selectors.EVENT_READ, None)
-        renew_s = time.monotonic() + RENEW_S
+        hosts = len(self._names)
+        period_s = renewal_period_s(Limits().lease_s, hosts) / RENEWING_SHARE
+        renew_s = time.monotonic() + period_s
         turn = 0
         while True:
             self._connect()
@@ -285,10 +289,10 @@ class Fleet:
                 elif not self._obey():
                     return
             now_s = time.monotonic()
-            if now_s >= renew_s:  # a tenth of the agents each time
-                renew_s = now_s + RENEW_S / 10
-                turn = (turn + 1) % 10
-                for node in self._nodes[turn::10]:
+            if now_s >= renew_s:
+                renew_s = now_s + period_s
+                turn = (turn + 1) % RENEWING_SHARE
+                for node in self._nodes[turn::RENEWING_SHARE]:
                     node.renew()
 
     def _connect(self) -> None:

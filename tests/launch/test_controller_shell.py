@@ -11,6 +11,7 @@ import pytest
 
 from outlast import events
 from outlast.errors import GaveUpError, RunDirError
+from outlast.launch import agent_listener
 from outlast.launch import controller_shell as controllers
 from outlast.launch.controller_shell import ControllerShell
 from outlast.launch.host.worker_pool import WorkerPool
@@ -124,7 +125,7 @@ def test_another_run_is_refused(stage: Stage) -> None:
     assert "another" in notes(stage)
 
 
-@pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n" * 2, b"OLW2" + b"\0" * 200])
+@pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n" * 2, b"OLW3" + b"\0" * 200])
 def test_noise_is_refused(stage: Stage, data: bytes) -> None:
     async def act(caller: Caller, _controller: ControllerShell) -> None:
         caller.sock.sendall(data)
@@ -148,7 +149,7 @@ def test_a_stranger_cannot_fill_the_memory(stage: Stage) -> None:
 
 
 def test_the_silent_are_not_waited_for(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(controllers, "STRANGER_S", 0.1)
+    monkeypatch.setattr(agent_listener, "STRANGER_S", 0.1)
 
     async def act(caller: Caller, _controller: ControllerShell) -> None:
         assert await caller.turned_away()
@@ -157,9 +158,10 @@ def test_the_silent_are_not_waited_for(stage: Stage, monkeypatch: pytest.MonkeyP
     assert "no message" in notes(stage)
 
 
-def test_a_journal_of_another_version_is_not_guessed_at(stage: Stage) -> None:
+@pytest.mark.parametrize("entry", [b"\x93\x01\x02\x03", b"\x81\xa4type\xa7PutKept"])
+def test_a_journal_of_another_version_is_not_guessed_at(stage: Stage, entry: bytes) -> None:
     writer = SegmentWriter(stage.root / "journal", "term000001", durable=True)
-    writer.append(b"\x93\x01\x02\x03")
+    writer.append(entry)
     writer.close()
     with pytest.raises(RunDirError, match="cannot be read"):
         read_journal(stage.root / "journal", pytest.fail)

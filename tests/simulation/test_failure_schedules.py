@@ -13,12 +13,12 @@ from outlast.controller import (
     membership,
     planned_migration,
     shared_values,
-    state_machine,
 )
 from outlast.controller.audit import audit_protocol
 from outlast.controller.audit.audit_records import AuditVerdict
 from outlast.controller.lifecycle import run_start
 from outlast.controller.recovery import reconfiguration, recovery_decision
+from outlast.controller.state_parts import Inbox
 from outlast.testing import SimCluster, SimFailure, run_seed
 
 pytestmark = pytest.mark.sim
@@ -77,7 +77,7 @@ BREAKAGES = {
     "decisions are not durable": (reconfiguration, "journal", lambda turn: None),
     "digests are not compared": (reconfiguration, "_arrived", lambda *arguments: True),
     "a broken connection is a death": (membership, "on_agent_lost", membership.on_lease_expired),
-    "repeated frames count": (state_machine, "_in_order", lambda *arguments: True),
+    "repeated frames count": (Inbox, "take", lambda *arguments: True),
     "any checkpoint is trusted": (run_start, "on_checkpoint_found", _trusting),
     "copies outlive their hosts": (
         checkpoint_tracking,

@@ -101,9 +101,9 @@ def test_envelopes_of_one_turn_are_one_frame() -> None:
     assert list(channel.FrameDecoder(TOKEN).feed(stream)) == sent
 
 
-def test_an_envelope_that_leaves_its_frame_is_refused() -> None:
+def test_a_frame_that_ends_inside_an_envelope_is_refused() -> None:
     cut = channel.encode_envelope(envelope(BODIES[0]))[:-1]
-    with pytest.raises(WireError, match="leaves its frame"):
+    with pytest.raises(WireError, match="cannot be read"):
         list(channel.FrameDecoder(TOKEN).feed(channel.pack_frame([cut], TOKEN)))
 
 

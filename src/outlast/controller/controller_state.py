@@ -77,10 +77,11 @@ class ControllerState(parts.StatePart, kw_only=True):
 
     def generation_members(self) -> Iterator[WorkerRecord]:
         """Return seated workers to which this generation was announced, even if given up."""
+        generation = self.generation
         return (
             worker
             for worker in self.members.workers.values()
-            if worker.seat >= 0 and worker.member == self.generation
+            if worker.seat >= 0 and worker.member == generation
         )
 
     def occupant(self, seat: int) -> WorkerRecord | None:

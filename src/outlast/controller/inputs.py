@@ -186,13 +186,6 @@ class ShardsHeld(JournalEntry, frozen=True):
     shards: bytes
 
 
-class PutStored(JournalEntry, frozen=True, tag="PutKept"):
-    """A rendezvous value of generation 0, for the job's life."""
-
-    key: str
-    value: bytes
-
-
 class FindingKey(NamedTuple):
     """Identity of a finding: check, symptom and device. A repeated finding has the same one."""
 
@@ -233,7 +226,6 @@ AnyEntry = (
     | SharedValueStored
     | RecordStored
     | ShardsHeld
-    | PutStored
     | RankMigrated
     | AuditAgreedEntry
     | CopiesBarred

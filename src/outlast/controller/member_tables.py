@@ -117,6 +117,9 @@ class PartnerQuery(StatePart, kw_only=True):
         return True
 
 
+_ANSWERS = frozenset({"status", "ready", "joined", "finished", "is_hot", "fits", "calls"})
+
+
 class Members(StatePart, kw_only=True):
     """Agents, workers, and the seats that workers have (membership).
 
@@ -150,7 +153,8 @@ class Members(StatePart, kw_only=True):
     def change(self, name: str, **changes: Any) -> WorkerRecord:
         """Replace fields of one worker's record."""
         worker = self.workers[name] = replace(self.workers[name], **changes)
-        self.touched[name] = None
+        if not changes.keys() <= _ANSWERS:  # these end deadlines, and begin none
+            self.touched[name] = None
         if "seat" in changes:
             self.unseated.pop(name, None)
             if worker.seat < 0:

@@ -19,7 +19,6 @@ from outlast.controller.controller_state import (
 )
 from outlast.controller.inputs import (
     JournalEntry,
-    PutStored,
     RecordStored,
     Send,
     ShardsHeld,
@@ -30,9 +29,8 @@ from outlast.controller.recovery import incident_response
 from outlast.controller.state_parts import SharedValueInProgress
 from outlast.transport import messages
 from outlast.transport.rank_spans import RankSpan, unpack_ranks
-from outlast.transport.rendezvous_messages import gathered, received
+from outlast.transport.rendezvous_messages import PART_BYTES, gathered, received
 
-PUTS_MAX = 4096  # values of generation 0 that are kept for later workers
 SHARED_MAX = 4096
 
 
@@ -46,8 +44,6 @@ def restore(turn: ControllerTurn, entry: JournalEntry) -> None:
             shared.records[entry.seat] = entry.record
         case ShardsHeld():
             shared.holdings[entry.seat] = entry.shards
-        case PutStored():
-            shared.puts[entry.key] = entry.value
         case _:
             pass
 
@@ -56,7 +52,6 @@ def clear(turn: ControllerTurn) -> None:
     """Drop the values that belong to processes, since all ranks start again."""
     turn.state.shared.records = {}
     turn.state.shared.holdings = {}
-    turn.state.shared.puts = {}
 
 
 def excuse(turn: ControllerTurn, gap_ns: int) -> None:
@@ -67,18 +62,9 @@ def excuse(turn: ControllerTurn, gap_ns: int) -> None:
 
 
 def put(turn: ControllerTurn, sender: WorkerRecord, body: messages.Put) -> None:
-    """Forward a rendezvous value to those of its ranks that are members, once to each agent; keep
-    those of generation 0 for the job's life."""
+    """Forward a rendezvous value to those of its ranks that are members, once to each agent."""
     state = turn.state
-    ranks = body.ranks
-    if body.generation == 0:
-        if body.key not in state.shared.puts and len(state.shared.puts) >= PUTS_MAX:
-            turn.note(f"more than {PUTS_MAX} values for the job's life; {body.key!r} is not kept")
-            return
-        state.shared.puts[body.key] = body.value
-        turn.journal(PutStored(key=body.key, value=body.value))
-        ranks = (RankSpan(0, state.world, 1),)
-    places = (place for here in _places(state, ranks).values() for place in here)
+    places = (place for here in _places(state, body.ranks).values() for place in here)
     members = (state.members.workers[state.members.seats[rank]] for rank in places)
     turn.send_all((each for each in members if each.name != sender.name), received(body))
 
@@ -87,13 +73,19 @@ def meet(turn: ControllerTurn, sender: WorkerRecord, body: messages.Meet) -> Non
     """Keep what a rank has for its group; pass everything on once all ranks of it are here."""
     state = turn.state
     shared = state.shared
-    if (body.name, sender.seat) not in shared.meets:
-        shared.waiting[body.name] = shared.waiting.get(body.name, 0) + 1
-    shared.meets[body.name, sender.seat] = body
-    if shared.waiting[body.name] < sum(span.size for span in body.ranks):
+    key, name = (body.name, sender.seat), body.name
+    if key not in shared.meets:
+        size = sum([span.size for span in body.ranks]) if name not in shared.missing else 0
+        shared.missing[name] = (shared.missing.get(name, 0) or size) - 1
+    shared.meets[key] = body
+    if shared.missing[name]:
         return
-    del shared.waiting[body.name]
-    meets = [shared.meets.pop((body.name, rank)) for rank in unpack_ranks(body.ranks)]
+    del shared.missing[name]
+    meets = [shared.meets.pop((name, rank)) for rank in unpack_ranks(body.ranks)]
+    if len({len(each.parts) for each in meets} | {PART_BYTES * len(meets)}) > 1:
+        detail = f"the ranks of group {name} have numbers for another count of ranks than its own"
+        incident_response.give_up(turn, sender, turn.blame(sender, "mismatch", detail), "report")
+        return
     for agent, places in _places(state, body.ranks).items():
         names = tuple(state.members.seats[rank] for rank in places)
         turn.actions.append(Send(agent=agent, workers=names, body=gathered(meets, places)))
@@ -102,25 +94,20 @@ def meet(turn: ControllerTurn, sender: WorkerRecord, body: messages.Meet) -> Non
 def end_meetings(turn: ControllerTurn) -> None:
     """Forget the groups that an earlier generation has not connected."""
     turn.state.shared.meets = {}
-    turn.state.shared.waiting = {}
+    turn.state.shared.missing = {}
 
 
 def _places(state: ControllerState, ranks: Sequence[RankSpan]) -> dict[str, dict[int, int]]:
     """Return the members of a group, and their places in it, by agent."""
     found: dict[str, dict[int, int]] = {}
+    workers, seats, generation = state.members.workers, state.members.seats, state.generation
     for place, rank in enumerate(unpack_ranks(ranks)):
-        worker = state.occupant(rank) if 0 <= rank < state.world else None
-        if worker is None or worker.member != state.generation:
+        worker = workers.get(seats[rank]) if 0 <= rank < state.world else None
+        if worker is None or worker.member != generation:
             continue
         if not worker.killed_ns:
             found.setdefault(worker.agent, {})[rank] = place
     return found
-
-
-def replay_puts(turn: ControllerTurn, worker: WorkerRecord) -> None:
-    """Send the job's own rendezvous values (generation 0) to a worker."""
-    for key, value in turn.state.shared.puts.items():
-        turn.send(worker, messages.RendezvousValue(generation=0, key=key, value=value))
 
 
 def request_shared_value(turn: ControllerTurn, sender: WorkerRecord, name: str) -> None:

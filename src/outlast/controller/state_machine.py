@@ -19,7 +19,8 @@ deadlines                   deadlines, and the time of the next wake-up
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from outlast.config import Limits
 from outlast.controller import (
@@ -48,6 +49,7 @@ from outlast.controller.recovery import (
 )
 from outlast.controller.save_schedule import interval_updates
 from outlast.controller.save_schedule.save_tiers import SavePolicy
+from outlast.controller.state_parts import MODES, Mode
 from outlast.transport import messages
 
 
@@ -93,9 +95,20 @@ def apply_all(state: ControllerState, batch: Sequence[inputs.Input]) -> list[inp
     """
     turn = ControllerTurn(state)
     runs = state.mode not in ("unborn", "ended")
+    clock, greeted = state.clock, None
     for event in batch:
-        state.clock.advance(event.t_ns)
-        _take(turn, event)
+        clock.advance(event.t_ns)
+        if isinstance(event, inputs.Received) and event.envelope.worker:
+            envelope = event.envelope
+            sender = (envelope.agent, envelope.term, envelope.incarnation)
+            if clock.mode in ("unborn", "ended"):
+                continue
+            if greeted == sender or _is_accepted(turn, envelope):
+                greeted = sender
+                _from_worker(turn, envelope)
+        else:
+            greeted = None
+            _take(turn, event)
     if runs:
         deadlines.expire(turn)
     _advance(turn)
@@ -147,29 +160,19 @@ def _advance(turn: ControllerTurn) -> None:
 
 
 def _received(turn: ControllerTurn, envelope: messages.MessageEnvelope) -> None:
-    """Drop late, repeated and unaddressed frames; handle the others."""
+    """Handle an agent's own message, unless it is late or repeated."""
     state = turn.state
+    body = envelope.body
+    if not _is_accepted(turn, envelope):
+        return
     agent = state.members.agents.get(envelope.agent)
-    greeting = isinstance(envelope.body, messages.AgentHello)
-    if envelope.term < state.term.number:
-        turn.drop(envelope, f"of term {envelope.term}, now {state.term.number}")
-    elif agent is not None and envelope.incarnation < agent.incarnation:
-        turn.drop(envelope, f"of incarnation {envelope.incarnation}, now {agent.incarnation}")
-    elif not greeting and (agent is None or envelope.incarnation > agent.incarnation):
-        turn.drop(envelope, "its agent has not sent Hello")
-    elif not _in_order(turn, envelope, agent):
+    sender = f"agent {envelope.agent}"
+    if agent is None or envelope.incarnation > agent.incarnation:
+        state.inbox.forget(sender)
+    if not state.inbox.take(sender, envelope.seq):
         turn.drop(envelope, f"number {envelope.seq} is not newer than the last")
-    elif envelope.worker:
-        worker = state.members.workers.get(envelope.worker)
-        if worker is None or worker.agent != envelope.agent:
-            turn.drop(envelope, "its worker no longer belongs to this run")
-        elif worker.killed_ns:
-            turn.drop(envelope, "its worker was given up")
-        else:
-            _from_worker(turn, envelope, worker)
-    elif greeting:
-        assert isinstance(envelope.body, messages.AgentHello)
-        for worker in membership.on_offered(turn, envelope, envelope.body):
+    elif isinstance(body, messages.AgentHello):
+        for worker in membership.on_offered(turn, envelope, body):
             reconfiguration.repeat_request(turn, worker)
     elif agent is not None and agent.lapsed:
         turn.drop(envelope, "its agent's lease has expired")
@@ -177,13 +180,22 @@ def _received(turn: ControllerTurn, envelope: messages.MessageEnvelope) -> None:
         _from_agent(turn, envelope, agent)
 
 
-def _in_order(
-    turn: ControllerTurn, envelope: messages.MessageEnvelope, agent: AgentRecord | None
-) -> bool:
-    sender = envelope.worker or f"agent {envelope.agent}"
-    if agent is None or envelope.incarnation > agent.incarnation:
-        turn.state.inbox.forget(sender)
-    return turn.state.inbox.take(sender, envelope.seq)
+def _is_accepted(turn: ControllerTurn, envelope: messages.MessageEnvelope) -> bool:
+    """Return whether a message is of this term and of its agent's newest incarnation, and drop one
+    that is not."""
+    state = turn.state
+    agent = state.members.agents.get(envelope.agent)
+    if envelope.term < state.term.number:
+        turn.drop(envelope, f"of term {envelope.term}, now {state.term.number}")
+    elif agent is not None and envelope.incarnation < agent.incarnation:
+        turn.drop(envelope, f"of incarnation {envelope.incarnation}, now {agent.incarnation}")
+    elif (agent is None or envelope.incarnation > agent.incarnation) and not isinstance(
+        envelope.body, messages.AgentHello
+    ):
+        turn.drop(envelope, "its agent has not sent Hello")
+    else:
+        return True
+    return False
 
 
 def _from_agent(
@@ -223,67 +235,101 @@ def _from_agent(
             turn.drop(envelope, "an agent does not send this message")
 
 
-def _from_worker(
+class WorkerRule(NamedTuple):
+    """Handling of one kind of message from workers. `needs_seat`: the sender must have a seat in
+    the present generation. `of_generation`: the message must name that generation. `modes`: others
+    drop it."""
+
+    handle: Callable[[ControllerTurn, WorkerRecord, Any], None]
+    needs_seat: bool = True
+    of_generation: bool = False
+    modes: frozenset[Mode] = frozenset(MODES)
+
+
+def _checkpointed(turn: ControllerTurn, _worker: WorkerRecord, body: messages.Checkpointed) -> None:
+    if audit.record_copy(turn, body):
+        checkpoint_tracking.on_checkpointed(turn, body)
+    interval_updates.record_save(turn, body)
+
+
+def _finished(turn: ControllerTurn, worker: WorkerRecord, body: messages.Finished) -> None:
+    turn.state.progress.reach(body.n, body.step)
+    turn.change(worker.name, finished=True)
+
+
+def _joined(turn: ControllerTurn, worker: WorkerRecord, body: messages.Joined) -> None:
+    turn.change(worker.name, joined=body)
+
+
+_NOT_CLOSING = frozenset(MODES) - {"closing"}
+_OPEN: frozenset[Mode] = frozenset({"open"})
+
+WORKER_RULES: dict[type[messages.AnyBody], WorkerRule] = {
+    messages.WorkerHello: WorkerRule(membership.on_hello, needs_seat=False),
+    messages.SharedValueRequest: WorkerRule(
+        lambda turn, worker, body: shared_values.request_shared_value(turn, worker, body.name),
+        needs_seat=False,
+    ),
+    messages.SharedValueMade: WorkerRule(
+        lambda turn, _worker, body: shared_values.shared_value_ready(turn, body), needs_seat=False
+    ),
+    messages.Checkpointed: WorkerRule(_checkpointed, needs_seat=False),
+    messages.SaveFailed: WorkerRule(
+        lambda turn, _worker, body: checkpoint_tracking.on_save_failed(turn, body),
+        needs_seat=False,
+    ),
+    messages.Status: WorkerRule(incident_response.on_answer, of_generation=True),
+    messages.StateProtected: WorkerRule(shared_values.protected),
+    messages.Recorded: WorkerRule(shared_values.record),
+    messages.Finished: WorkerRule(_finished),
+    messages.Meet: WorkerRule(shared_values.meet, of_generation=True, modes=_NOT_CLOSING),
+    messages.Put: WorkerRule(shared_values.put, of_generation=True, modes=_NOT_CLOSING),
+    messages.WorkerReady: WorkerRule(
+        reconfiguration.ready, of_generation=True, modes=frozenset({"gathering"})
+    ),
+    messages.Joined: WorkerRule(_joined, of_generation=True, modes=frozenset({"connecting"})),
+    messages.Audited: WorkerRule(audit.on_report, of_generation=True, modes=_OPEN),
+    messages.AuditNamed: WorkerRule(audit.on_named, of_generation=True, modes=_OPEN),
+}
+
+
+def _from_worker(turn: ControllerTurn, envelope: messages.MessageEnvelope) -> None:
+    """Handle a worker's message that its agent has passed on, unless it is late or repeated."""
+    state = turn.state
+    worker = state.members.workers.get(envelope.worker)
+    if not state.inbox.take(envelope.worker, envelope.seq):
+        turn.drop(envelope, f"number {envelope.seq} is not newer than the last")
+    elif worker is None or worker.agent != envelope.agent:
+        turn.drop(envelope, "its worker no longer belongs to this run")
+    elif worker.killed_ns:
+        turn.drop(envelope, "its worker was given up")
+    else:
+        _apply_rule(turn, envelope, worker)
+
+
+def _apply_rule(
     turn: ControllerTurn, envelope: messages.MessageEnvelope, worker: WorkerRecord
 ) -> None:
-    state = turn.state
-    progress = state.progress
-    body = envelope.body
-    match body:
-        case messages.WorkerHello():
-            membership.on_hello(turn, worker, body)
-        case messages.SharedValueRequest():
-            shared_values.request_shared_value(turn, worker, body.name)
-        case messages.SharedValueMade():
-            shared_values.shared_value_ready(turn, body)
-        case messages.Checkpointed():
-            if audit.record_copy(turn, body):
-                checkpoint_tracking.on_checkpointed(turn, body)
-            interval_updates.record_save(turn, body)
-        case messages.SaveFailed():
-            checkpoint_tracking.on_save_failed(turn, body)
-        case messages.WorkerReady(generation=0):
-            turn.change(worker.name, is_hot=True, fits=body.fits)
-        case _ if worker.member != state.generation or worker.seat < 0:
-            turn.drop(envelope, "its worker has no seat in this generation")
-        case messages.Put(generation=0):
-            shared_values.put(turn, worker, body)
-        case messages.Status(state="torn" | "broken"):
-            incident_response.on_answer(turn, worker, body)
-        case (
-            messages.Meet()
-            | messages.Status()
-            | messages.WorkerReady()
-            | messages.Joined()
-            | messages.Put()
-        ) if body.generation != state.generation:
-            turn.drop(envelope, f"of generation {body.generation}, now {state.generation}")
-        case messages.Status():
-            incident_response.on_answer(turn, worker, body)
-        case messages.Audited() | messages.AuditNamed() if (
-            body.generation != state.generation or state.mode != "open"
-        ):
-            turn.drop(envelope, f"an audit of generation {body.generation}, out of turn")
-        case messages.Audited():
-            audit.on_report(turn, worker, body)
-        case messages.AuditNamed():
-            audit.on_named(turn, worker, body)
-        case messages.StateProtected():
-            shared_values.protected(turn, worker, body)
-        case messages.Recorded():
-            shared_values.record(turn, worker, body)
-        case messages.Finished():
-            progress.reach(body.n, body.step)
-            turn.change(worker.name, finished=True)
-        case _ if state.mode == "closing":
-            turn.drop(envelope, f"generation {state.generation} is closed")
-        case messages.Meet():
-            shared_values.meet(turn, worker, body)
-        case messages.Put():
-            shared_values.put(turn, worker, body)
-        case messages.WorkerReady() if state.mode == "gathering":
-            reconfiguration.ready(turn, worker, body)
-        case messages.Joined() if state.mode == "connecting":
-            turn.change(worker.name, joined=body)
-        case _:
-            turn.drop(envelope, f"out of turn ({state.mode})")
+    body: Any = envelope.body
+    rule = WORKER_RULES.get(type(body))
+    generation, mode = turn.state.progress.generation, turn.state.clock.mode
+    if rule is None:
+        turn.drop(envelope, "a worker does not send this message")
+    elif not rule.needs_seat:
+        rule.handle(turn, worker, body)
+    elif isinstance(body, messages.WorkerReady) and body.generation == 0:
+        turn.change(worker.name, is_hot=True, fits=body.fits)
+    elif worker.member != generation or worker.seat < 0:
+        turn.drop(envelope, "its worker has no seat in this generation")
+    elif (
+        rule.of_generation
+        and body.generation != generation
+        and not incident_response.ends_its_worker(body)
+    ):
+        turn.drop(envelope, f"of generation {body.generation}, now {generation}")
+    elif mode in rule.modes:
+        rule.handle(turn, worker, body)
+    elif mode == "closing":
+        turn.drop(envelope, f"generation {generation} is closed")
+    else:
+        turn.drop(envelope, f"out of turn ({mode})")

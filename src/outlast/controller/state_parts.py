@@ -370,9 +370,8 @@ class SharedValues(StatePart, kw_only=True):
 
     stored: dict[str, bytes] = {}  # shared values, by name: the first one stays
     making: dict[str, SharedValueInProgress] = {}
-    puts: dict[str, bytes] = {}  # rendezvous values of generation 0
     meets: dict[tuple[str, int], messages.Meet] = {}  # of groups that wait, by name and rank
-    waiting: dict[str, int] = {}  # group -> how many of its ranks are here
+    missing: dict[str, int] = {}  # group -> how many of its ranks are not here
     records: dict[int, bytes] = {}  # seat -> results of its set-up collectives
     # stages of a pipeline, () without one -> the first seat that reported them, and its report
     schemas: dict[tuple[int, ...], tuple[int, messages.StateProtected]] = {}
@@ -383,6 +382,7 @@ class AuditReports(StatePart, kw_only=True):
     """Digests that ranks have reported in rounds of audits (audit_protocol)."""
 
     digests: dict[tuple[int, int], ReplicaDigests] = {}  # by phase and rank
+    counts: dict[int, int] = {}  # phase -> how many ranks have reported
 
 
 class Ending(StatePart, kw_only=True):

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import errno
-import socket
 import sys
 import traceback
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 import msgspec
 
@@ -21,6 +18,7 @@ from outlast.controller.member_tables import NodePlacement
 from outlast.controller.save_schedule.save_tiers import SavePolicy
 from outlast.controller.state_machine import apply_all, initial
 from outlast.errors import GaveUpError, OutlastError, RunDirError
+from outlast.launch.agent_listener import LOOPBACK, AgentListener, NodeListener
 from outlast.launch.run_directory import RunDir
 from outlast.launch.run_display import DisplayRecord
 from outlast.launch.run_journal import read_segments
@@ -30,36 +28,10 @@ from outlast.launch.terms.lease_grants import LeaseGrants
 from outlast.launch.torchrun_arguments import RunPlan
 from outlast.telemetry.segment_files import SegmentWriter
 from outlast.transport import messages
-from outlast.transport.channel import Channel
-from outlast.transport.stranger_table import Stranger, StrangerTable
 
-STRANGERS_MAX = 64  # or the number of nodes
-STRANGER_S = 5.0
-BACKLOG = 1024
-ACCEPTS_MAX = 64  # per turn of the loop
-PAUSE_S = 1.0
 BEAT_S = 0.25
 STILL_S = 1.0  # a later beat means that this process stalled, not that peers were silent
 _entry_encoder = msgspec.msgpack.Encoder()
-
-
-class NodeListener(NamedTuple):
-    """Address of the controller's listener, and the hosts of a run of several nodes by rank, with
-    their failure domains."""
-
-    address: str = "127.0.0.1"
-    hosts: tuple[str, ...] = ()
-    domains: tuple[str, ...] = ()
-
-
-LOOPBACK = NodeListener()
-
-
-class ControllerPeer(NamedTuple):
-    """Current connection of an agent."""
-
-    channel: Channel
-    incarnation: int
 
 
 class ControllerShell:
@@ -78,7 +50,6 @@ class ControllerShell:
     ) -> None:
         job = run_dir.job
         self.job = job
-        self._token = token
         self._record = record
         self._checkpoint = checkpoint
         self._origins = origins
@@ -108,21 +79,13 @@ class ControllerShell:
         self._grants: LeaseGrants | None = None
         self.on_stop: Callable[[str], None] = lambda _reason: None  # at the request of an agent
         self._closed = False
-        self._peers: dict[str, ControllerPeer] = {}
-        most = max(STRANGERS_MAX, len(nodes.hosts))
-        self._table = StrangerTable("the controller", most, STRANGER_S, record.note)
-        self._strangers: dict[Channel, Stranger] = {}
-        self._seqs: dict[str, int] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._pulse: asyncio.TimerHandle | None = None
         self._ran_ns = 0  # last time at which this launcher ran
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[inputs.EndRun] = self._loop.create_future()
-        self._listener = socket.create_server(
-            (nodes.address, 0), backlog=max(BACKLOG, len(nodes.hosts))
-        )
-        self._listener.setblocking(False)
-        self.address: tuple[str, int] = self._listener.getsockname()[:2]
+        self._agents = AgentListener(job, nodes, token, self)
+        self.address = self._agents.address
 
     def is_barred(self, place: SavePoint) -> bool:
         """Return whether an audit has barred this checkpoint; thread-safe."""
@@ -136,7 +99,7 @@ class ControllerShell:
 
     def begin(self) -> None:
         """Accept connections and begin the term."""
-        self._listen()
+        self._agents.listen()
         self._beat()
         self._feed(
             inputs.BeginTerm(
@@ -160,19 +123,15 @@ class ControllerShell:
         """Send the end of the run to all agents."""
         cause, code = end.cause.detail if end.cause else "", end.exit_code
         body = messages.RunOutcome(outcome=end.outcome, exit_code=code, cause=cause)
-        for name in self._peers:
-            self._send(inputs.Send(agent=name, workers=(), body=body))
+        for name in self._agents.agents:
+            self._agents.send(inputs.Send(agent=name, workers=(), body=body))
 
     def close(self) -> None:
         """Close timers, connections and the journal, in any state of the run."""
         self._closed = True  # ignore further inputs
         for timer in filter(None, (self._timer, self._pulse)):
             timer.cancel()
-        self._loop.remove_reader(self._listener)
-        self._listener.close()
-        self._table.close("the controller ends")
-        for channel in [peer.channel for peer in self._peers.values()]:
-            channel.close("the controller ends")
+        self._agents.close()
         self._journal.close()
 
     # --- turns ----------------------------------------------------------------------------
@@ -212,7 +171,9 @@ class ControllerShell:
         if self._held is None or self._grants is None:
             self._do(action)
         elif isinstance(action, inputs.Send) and isinstance(action.body, messages.Renewed):
-            self._grants.answer(action.agent, partial(self._send, action), self._leased_agents())
+            self._grants.answer(
+                action.agent, partial(self._agents.send, action), self._leased_agents()
+            )
         else:
             self._held.do(action)
 
@@ -224,7 +185,7 @@ class ControllerShell:
         if self._closed:
             return
         if isinstance(action, inputs.Send):
-            self._send(action)
+            self._agents.send(action)
         elif isinstance(action, inputs.Emit):
             self._record.emit(action.event)
         elif isinstance(action, inputs.Wake):
@@ -283,23 +244,6 @@ class ControllerShell:
                 " kept; make room and start again with the same --run-dir"
             ) from error
 
-    def _send(self, action: inputs.Send) -> None:
-        peer = self._peers.get(action.agent)
-        if peer is None:
-            return  # the agent is disconnected: the controller waits for its lease to end
-        seq = self._seqs[action.agent] = self._seqs.get(action.agent, 0) + 1
-        peer.channel.send(
-            messages.MessageEnvelope(
-                run=self.job.run,
-                term=self.job.term,
-                agent=action.agent,
-                incarnation=peer.incarnation,
-                to=action.workers,
-                seq=seq,
-                body=action.body,
-            )
-        )
-
     # --- time -----------------------------------------------------------------------------
 
     def _arm(self, due_ns: int) -> None:
@@ -326,73 +270,27 @@ class ControllerShell:
             self._record.note(f"launcher stalled for {gap_ns / 1e9:.1f} s; deadlines extended")
             self._feed(inputs.LauncherStalled(t_ns=now_ns, gap_ns=gap_ns))
 
-    # --- connections ----------------------------------------------------------------------
+    # --- agents ---------------------------------------------------------------------------
 
-    def _accept(self) -> None:
-        for _ in range(ACCEPTS_MAX):
-            try:
-                sock, peer = self._listener.accept()
-            except BlockingIOError:
+    def on_frame(self, frame: messages.MessageEnvelope) -> None:
+        """Handle an authentic frame of this run."""
+        if frame.worker:
+            if isinstance(frame.body, messages.Checkpointed) and frame.body.tier == "disk":
+                self._committed()
+        else:
+            if self._grants:
+                self._grants.received(frame.agent, frame.body)
+            if isinstance(frame.body, messages.StopRequest):
+                self.on_stop(f"{frame.body.reason} on {frame.agent}")
                 return
-            except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE):
-                    self._pause()
-                return  # or the peer closed the connection before accept
-            self._welcome(sock, peer[0])
-
-    def _pause(self) -> None:
-        """Accept nothing for a while: this process has no free descriptor."""
-        self._loop.remove_reader(self._listener)
-        self._loop.call_later(PAUSE_S, self._listen)
-
-    def _listen(self) -> None:
-        if not self._closed:
-            self._loop.add_reader(self._listener, self._accept)
-
-    def _welcome(self, sock: socket.socket, address: str) -> None:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        channel = Channel(
-            sock,
-            self._token,
-            lambda frame: self._on_frame(channel, frame),
-            lambda reason: self._on_closed(channel, reason),
-            stranger=True,
-        )
-        self._strangers[channel] = stranger = Stranger(address, channel.close)
-        self._table.add(stranger)
-
-    def _on_frame(self, channel: Channel, frame: messages.MessageEnvelope) -> None:
-        if frame.run != self.job.run:
-            channel.close(f"it speaks of run {frame.run}, this is {self.job.run}")
-            return
-        if channel in self._strangers:
-            self._table.admit(self._strangers.pop(channel))
-            old = self._peers.get(frame.agent)
-            self._peers[frame.agent] = ControllerPeer(channel, frame.incarnation)
-            if old:
-                old.channel.close(f"agent {frame.agent} came back on another connection")
-        elif isinstance(frame.body, messages.AgentHello):
-            self._peers[frame.agent] = ControllerPeer(channel, frame.incarnation)
-            self._seqs[frame.agent] = 0  # a new incarnation starts at 0
-        if self._grants:
-            self._grants.received(frame.agent, frame.body)
-        if isinstance(frame.body, messages.StopRequest):
-            self.on_stop(f"{frame.body.reason} on {frame.agent}")
-            return
-        if isinstance(frame.body, messages.Renew):
-            self._record.display.beats(frame.body.beats)
-        elif isinstance(frame.body, messages.Checkpointed) and frame.body.tier == "disk":
-            self._committed()
+            if isinstance(frame.body, messages.Renew):
+                self._record.display.beats(frame.body.beats)
         self._feed(inputs.Received(t_ns=self._now_ns(), envelope=frame))
 
-    def _on_closed(self, channel: Channel, reason: str) -> None:
-        if stranger := self._strangers.pop(channel, None):
-            if not self._closed:
-                self._table.refuse(stranger, reason)
-            return
-        for agent, peer in list(self._peers.items()):
-            if peer.channel is channel:
-                del self._peers[agent]
-                self._feed(
-                    inputs.AgentLost(t_ns=self._now_ns(), agent=agent, incarnation=peer.incarnation)
-                )
+    def on_agent_lost(self, agent: str, incarnation: int) -> None:
+        """Handle the end of an agent's connection."""
+        self._feed(inputs.AgentLost(t_ns=self._now_ns(), agent=agent, incarnation=incarnation))
+
+    def note(self, text: str) -> None:
+        """Note refused connections."""
+        self._record.note(text)

@@ -1,9 +1,8 @@
 """Authenticated frames on a byte stream, and an event loop channel for them.
 
-A frame is `magic(4) | length(4, big endian) | tag(16) | payload(length)`. The payload is one
-`MessageEnvelope` or more as msgpack, each behind its length; the tag is the payload's blake2b hash
-keyed with the run's token. Both ends of an agent's TCP connection and of a worker's socket pair use
-this module.
+A frame is `magic(4) | length(4, big endian) | tag(16) | payload(length)`. The payload is an array
+of `MessageEnvelope` as msgpack; the tag is the payload's blake2b hash keyed with the run's token.
+Both ends of an agent's TCP connection and of a worker's socket pair use this module.
 
 A channel sends what is queued in one turn of its event loop as one frame: 16 ranks of a host that
 answer together cost one frame, and so do a controller's messages to them.
@@ -18,7 +17,7 @@ import hmac
 import socket
 import struct
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -26,13 +25,16 @@ from outlast.errors import WireError
 from outlast.transport import messages
 from outlast.transport.messages import MessageEnvelope
 
-MAGIC = b"OLW2"
+MAGIC = b"OLW3"
 HEADER = struct.Struct(">4sI16s")
-_LENGTH = struct.Struct(">I")
+_ARRAY = struct.Struct(">BI")  # head of an array in msgpack: a tag, and how many follow
+_ARRAY_TAG = 0xDD
 FRAME_BYTES_MAX = 128 << 20
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[MessageEnvelope] = msgspec.msgpack.Decoder(MessageEnvelope)
+_decoder: msgspec.msgpack.Decoder[list[MessageEnvelope]] = msgspec.msgpack.Decoder(
+    list[MessageEnvelope]
+)
 
 
 def _tag(token: bytes, payload: bytes) -> bytes:
@@ -42,17 +44,17 @@ def _tag(token: bytes, payload: bytes) -> bytes:
 def encode_envelope(envelope: MessageEnvelope) -> bytes:
     """Return the envelope as part of a frame; raises WireError above FRAME_BYTES_MAX."""
     data = _encoder.encode(envelope)
-    if len(data) + _LENGTH.size > FRAME_BYTES_MAX:
+    if len(data) + _ARRAY.size > FRAME_BYTES_MAX:
         raise WireError(
             f"message {type(envelope.body).__name__} of {len(data)} bytes is above the limit of"
             f" {FRAME_BYTES_MAX}: the state that one rank keeps outside the process is too large"
         )
-    return _LENGTH.pack(len(data)) + data
+    return data
 
 
-def pack_frame(envelopes: Iterable[bytes], token: bytes) -> bytes:
-    """Return encoded envelopes as one frame. Their total must not exceed FRAME_BYTES_MAX."""
-    payload = b"".join(envelopes)
+def pack_frame(envelopes: Sequence[bytes], token: bytes) -> bytes:
+    """Return encoded envelopes as one frame. It must not exceed FRAME_BYTES_MAX."""
+    payload = b"".join((_ARRAY.pack(_ARRAY_TAG, len(envelopes)), *envelopes))
     return HEADER.pack(MAGIC, len(payload), _tag(token, payload)) + payload
 
 
@@ -61,18 +63,12 @@ def encode_frame(envelope: MessageEnvelope, token: bytes) -> bytes:
     return pack_frame((encode_envelope(envelope),), token)
 
 
-def _decode(payload: bytes) -> Iterator[MessageEnvelope]:
-    """Yield the envelopes of an authentic frame; raises WireError."""
-    view, at = memoryview(payload), 0
-    while at < len(view):
-        try:
-            (length,) = _LENGTH.unpack_from(view, at)
-            at += _LENGTH.size + length
-            if at > len(view):
-                raise WireError(f"an envelope of {length} bytes leaves its frame")
-            yield _decoder.decode(view[at - length : at])
-        except (msgspec.DecodeError, struct.error) as error:
-            raise WireError(f"a frame cannot be read: {error}") from error
+def _decode(payload: bytes) -> list[MessageEnvelope]:
+    """Return the envelopes of an authentic frame; raises WireError."""
+    try:
+        return _decoder.decode(payload)
+    except msgspec.DecodeError as error:
+        raise WireError(f"a frame cannot be read: {error}") from error
 
 
 class FrameDecoder:
@@ -151,7 +147,7 @@ class Channel:
         if self._pending_bytes + self._queued_bytes + len(data) > PENDING_BYTES_MAX:
             self.close(f"the peer left {self._pending_bytes} bytes unread")
             return False
-        if self._queued_bytes + len(data) > FRAME_BYTES_MAX:
+        if self._queued_bytes + len(data) + _ARRAY.size > FRAME_BYTES_MAX:
             self._flush()
         if not self._queued:
             self._loop.call_soon(self._flush)
@@ -173,7 +169,7 @@ class Channel:
 
     def read_rest(self) -> None:
         """Read the remaining data of a dead peer."""
-        while not self.closed and self._read_once():
+        while not self.closed and self._read_once() > 0:
             pass
 
     def close(self, reason: str = "closed here") -> None:
@@ -191,36 +187,36 @@ class Channel:
 
     def _readable(self) -> None:
         for _ in range(_READS_MAX):
-            if self.closed or not self._read_once():
+            if self.closed or self._read_once() < _READ_BYTES:
                 return
 
-    def _read_once(self) -> bool:
-        """Read once; return False if there is no data or the channel is closed."""
+    def _read_once(self) -> int:
+        """Return how many bytes were read: 0 if there are none now or the channel is closed."""
         try:
             data = self._sock.recv(_READ_BYTES)
         except BlockingIOError:
-            return False
+            return 0
         except OSError as error:
             self.close(f"the connection broke: {error.strerror}")
-            return False
+            return 0
         if not data:
             self.close("the peer closed the connection")
-            return False
+            return 0
         if self._stranger:
             self._stranger_bytes += len(data)
             if self._stranger_bytes > STRANGER_BYTES_MAX:
                 self.close(f"no authentic frame within {STRANGER_BYTES_MAX} bytes")
-                return False
+                return 0
         try:
             for envelope in self._decoder.feed(data):
                 self._stranger = False
                 self._on_frame(envelope)
                 if self.closed:
-                    return False
+                    return 0
         except WireError as error:
             self.close(str(error))
-            return False
-        return True
+            return 0
+        return len(data)
 
     def _writable(self) -> None:
         try:

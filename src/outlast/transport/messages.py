@@ -385,7 +385,7 @@ AgentBody = (
 AnyBody = WorkerBody | ControllerBody | AgentBody
 
 
-class MessageEnvelope(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class MessageEnvelope(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """Message with its origin and addressee. A receiver drops messages of another run, an older
     term, or an agent's earlier incarnation, and reports them in the events."""
 

@@ -21,7 +21,7 @@ PART_BYTES = 8
 
 class Put(Body, frozen=True):
     """Request to publish a rendezvous value to `ranks`, from the rank whose gloo listener is
-    `address`. Generation 0: to all ranks, for the life of the job."""
+    `address`."""
 
     generation: int
     key: str
@@ -73,13 +73,14 @@ def gathered(meets: Iterable[Meet], places: Mapping[int, int]) -> Met:
     """Return what ranks receive once all ranks of their group have sent Meet. `places`: rank -> its
     place in the group."""
     all_of = tuple(meets)
-    spots = [(rank, slice(PART_BYTES * at, PART_BYTES * (at + 1))) for rank, at in places.items()]
+    # Row by sender, column by receiver: a rank's numbers are a column.
+    table = memoryview(b"".join([meet.parts for meet in all_of])).cast("Q")
     return Met(
         generation=all_of[0].generation,
         name=all_of[0].name,
-        values=tuple(meet.value for meet in all_of),
-        addresses=tuple(meet.address for meet in all_of),
-        parts={rank: b"".join([meet.parts[spot] for meet in all_of]) for rank, spot in spots},
+        values=tuple([meet.value for meet in all_of]),
+        addresses=tuple([meet.address for meet in all_of]),
+        parts={rank: table[place :: len(all_of)].tobytes() for rank, place in places.items()},
     )
 
 

@@ -49,10 +49,11 @@ def on_report(turn: ControllerTurn, worker: WorkerRecord, body: messages.Audited
             generation=body.generation, n=body.n, step=body.step, part=body.part, parts=body.parts
         )
         _forget(turn, body.n)
-    digests = turn.state.reports.digests
-    is_first = (body.n, worker.seat) not in digests
-    digests[body.n, worker.seat] = ReplicaDigests(body.replica_set, body.kinds)
-    _keep(turn, replace(one, reported=one.reported + is_first))
+        _keep(turn, one)
+    reports = turn.state.reports
+    if (body.n, worker.seat) not in reports.digests:
+        reports.counts[body.n] = reports.counts.get(body.n, 0) + 1
+    reports.digests[body.n, worker.seat] = ReplicaDigests(body.replica_set, body.kinds)
     _judge(turn, body.n)
 
 
@@ -76,7 +77,7 @@ def record_copy(turn: ControllerTurn, copy: messages.Checkpointed) -> bool:
 def begin_again(turn: ControllerTurn, n: int, step: int) -> None:
     """Void agreements beyond phase n, since all ranks start before phase n+1."""
     turn.state.audit = turn.state.audit.begun_again(n, step)
-    turn.state.reports.digests = {}
+    _forget_all(turn)
 
 
 def record_transfers(turn: ControllerTurn) -> None:
@@ -90,7 +91,7 @@ def conclude(turn: ControllerTurn) -> None:
         return
     _act_on_requested(turn)
     turn.state.audit = replace(turn.state.audit, rounds={})
-    turn.state.reports.digests = {}
+    _forget_all(turn)
 
 
 def expire(turn: ControllerTurn) -> None:
@@ -146,8 +147,14 @@ def _digests(turn: ControllerTurn, n: int) -> dict[int, ReplicaDigests]:
 
 
 def _forget(turn: ControllerTurn, n: int) -> None:
-    digests = turn.state.reports.digests
-    turn.state.reports.digests = {key: each for key, each in digests.items() if key[0] != n}
+    reports = turn.state.reports
+    if reports.counts.pop(n, 0):
+        reports.digests = {key: each for key, each in reports.digests.items() if key[0] != n}
+
+
+def _forget_all(turn: ControllerTurn) -> None:
+    turn.state.reports.digests = {}
+    turn.state.reports.counts = {}
 
 
 def _drop(turn: ControllerTurn, audit_round: AuditRound) -> None:
@@ -158,9 +165,9 @@ def _drop(turn: ControllerTurn, audit_round: AuditRound) -> None:
 
 def _judge(turn: ControllerTurn, n: int) -> None:
     state = turn.state
-    one = state.audit.rounds[n]
-    if one.reported < state.world:
+    if state.reports.counts.get(n, 0) < state.world:
         return
+    one = state.audit.rounds[n]
     verdict = judge(_digests(turn, n), one.names, state.audit.origins)
     if verdict.outcome != "ask":
         _act(turn, one, verdict)

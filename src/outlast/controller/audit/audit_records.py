@@ -101,9 +101,16 @@ def _classes(
 ) -> list[list[int]]:
     """Return the classes of ranks with equal digests, the class with most votes first."""
     by_digest: dict[tuple[tuple[str, bytes], ...], list[int]] = {}
+    before: dict[str, bytes] | None = None  # of the last rank: nearly always those of the next
+    equal: list[int] = []
     for rank in ranks:
-        by_digest.setdefault(tuple(sorted(holdings[rank].kinds.items())), []).append(rank)
+        kinds = holdings[rank].kinds
+        if kinds != before:
+            before, equal = kinds, by_digest.setdefault(tuple(sorted(kinds.items())), [])
+        equal.append(rank)
     classes = list(by_digest.values())
+    if len(classes) == 1:
+        return classes
     votes = _votes(classes, origins)
     order = sorted(range(len(classes)), key=lambda at: (-votes[at], classes[at][0]))
     return [classes[at] for at in order]
@@ -182,7 +189,6 @@ class AuditRound(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     part: int
     parts: int
-    reported: int = 0  # ranks whose digests AuditReports has
     names: dict[int, dict[str, dict[str, bytes]]] = {}
     names_requested: tuple[
         int, ...

@@ -84,11 +84,16 @@ def close(turn: ControllerTurn, reason: str) -> None:
     )
 
 
+def ends_its_worker(body: messages.AnyBody) -> bool:
+    """Return whether a worker reports, of whatever generation, that it cannot go on."""
+    return isinstance(body, messages.Status) and body.state in ("torn", "broken")
+
+
 def on_answer(turn: ControllerTurn, worker: WorkerRecord, body: messages.Status) -> None:
     """Handle a worker's Status: its answer to Close, or the first report of a failure."""
     state = turn.state
     known = worker.status
-    if body.state in ("torn", "broken"):
+    if ends_its_worker(body):
         _must_be_replaced(turn, worker, body)
         return
     if known is not None and known.generation == body.generation:

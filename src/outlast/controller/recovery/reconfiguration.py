@@ -55,8 +55,8 @@ def gather_members(turn: ControllerTurn) -> None:
 
 
 def _is_ready(state: ControllerState, seat: int) -> bool:
-    worker = state.occupant(seat)
-    return worker is not None and worker.ready == state.generation and not worker.killed_ns
+    worker = state.members.workers.get(state.members.seats[seat])
+    return worker is not None and worker.ready == state.progress.generation and not worker.killed_ns
 
 
 def _may_be_seated(state: ControllerState, seat: int) -> bool:
@@ -164,7 +164,6 @@ def _seat(turn: ControllerTurn, worker: WorkerRecord) -> None:
         worker.name, member=generation, seated=generation, since_ns=turn.now_ns, joined=None
     )
     turn.send(worker, seat_frame(turn, worker))
-    shared_values.replay_puts(turn, worker)
     turn.emit(
         events.WorkerSeated(
             t_ns=turn.now_ns, worker=worker.name, seat=worker.seat, generation=generation
@@ -222,7 +221,9 @@ def _connect(turn: ControllerTurn) -> None:
     partners = partner_slots.partners_of(state)
     by_agent: dict[str, list[WorkerRecord]] = {}
     for worker in members:
-        by_agent.setdefault(worker.agent, []).append(turn.change(worker.name, joined=None))
+        if worker.joined is not None:
+            worker = turn.change(worker.name, joined=None)
+        by_agent.setdefault(worker.agent, []).append(worker)
     for ours in by_agent.values():
         turn.send_all(ours, connect_frame(turn, partners, ours))
 
@@ -254,7 +255,7 @@ def connect_frame(
 
 
 def _has_joined(state: ControllerState, seat: int) -> bool:
-    worker = state.occupant(seat)
+    worker = state.members.workers.get(state.members.seats[seat])
     return worker is not None and worker.joined is not None
 
 
@@ -340,8 +341,6 @@ def repeat_request(turn: ControllerTurn, worker: WorkerRecord) -> None:
     elif state.mode == "gathering":
         seated = worker.seated == state.generation
         turn.send(worker, seat_frame(turn, worker) if seated else decide_frame(turn))
-        if seated:
-            shared_values.replay_puts(turn, worker)
     elif state.mode == "connecting":
         turn.send(worker, connect_frame(turn, partner_slots.partners_of(state), [worker]))
     elif state.mode == "open":

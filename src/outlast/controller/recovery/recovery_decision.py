@@ -68,17 +68,20 @@ def decide_when_answered(turn: ControllerTurn) -> None:
 
 def _has_answered(turn: ControllerTurn, seat: int) -> bool:
     """Return whether the seat has no member of the generation, or one that has answered."""
-    worker = turn.state.occupant(seat)
-    if worker is None or worker.member != turn.state.generation:
+    members = turn.state.members
+    worker = members.workers.get(members.seats[seat])
+    if worker is None or worker.member != turn.state.progress.generation:
         return True
     return not (worker.killed_ns or is_silent(turn, worker))
 
 
 def is_silent(turn: ControllerTurn, worker: WorkerRecord) -> bool:
     """Return whether a live worker has yet to answer Close, or to send its address in Hello."""
-    generation = turn.state.generation
-    answered = worker.status is not None and worker.status.generation == generation
-    return not worker.killed_ns and not (answered and worker.hello is not None)
+    if worker.killed_ns:
+        return False
+    status = worker.status
+    has_answered = status is not None and status.generation == turn.state.progress.generation
+    return not has_answered or worker.hello is None
 
 
 def _answer(worker: WorkerRecord) -> str:

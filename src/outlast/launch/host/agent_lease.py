@@ -14,6 +14,12 @@ USED_AT_TAKEOVER = 0.95  # time to meet a newer term's controller; then no vote 
 UNANSWERED_MAX = 1000
 
 
+def renewal_period_s(lease_s: float, hosts: int) -> float:
+    """Return the time between two renewals of an agent, in seconds."""
+    often_s = min(lease_s / PERIODS, RENEW_S)
+    return max(often_s, min(lease_s / 8, RENEW_S * hosts / HOSTS_OFTEN))
+
+
 def boot_clock_s() -> float:
     """Return the time of a clock that runs on while the host is suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -42,8 +48,7 @@ class AgentLease:
         self.in_doubt = False
         self.held_ns = 0  # end of the newest lease that a controller has granted
         self.stall_s = 0.0  # time without running from which the doubt comes
-        often_s = min(lease_s / PERIODS, RENEW_S)
-        self._pause_s = max(often_s, min(lease_s / 8, RENEW_S * hosts / HOSTS_OFTEN))
+        self._pause_s = renewal_period_s(lease_s, hosts)
         self._clock = clock
         self._unanswered: deque[float] = deque(maxlen=UNANSWERED_MAX)  # times of sending
         self._from_s = self._answered_s = self._looked_s = self._renewed_s = clock()

@@ -11,8 +11,9 @@ from outlast.checkpoint.stores.folder_store import Folder
 from outlast.controller.audit.audit_records import is_barred
 from outlast.controller.inputs import EndRun
 from outlast.errors import OutlastError, RunDirError
+from outlast.launch.agent_listener import NodeListener
 from outlast.launch.checkpoint_upkeep import CheckpointUpkeep
-from outlast.launch.controller_shell import ControllerShell, NodeListener
+from outlast.launch.controller_shell import ControllerShell
 from outlast.launch.run_directory import RunDir
 from outlast.launch.run_display import DisplayRecord
 from outlast.launch.run_journal import bars_of
