@@ -87,7 +87,9 @@ class Cluster:
         return {name: self.end(name)[0] for name in self.hosts.up}
 
     def close(self) -> None:
-        """Kill the launchers."""
+        """Kill the launchers, and with all processes of their hosts those that have their pipes."""
+        for name in self.hosts.up:
+            self.hosts.crash(name)
         for launcher in self.launchers.values():
             launcher.kill()
             launcher.communicate()
