@@ -65,7 +65,14 @@ class Cluster:
 
     def wait_for_event(self, which: Callable[[AnyEvent], bool], what: str, count: int = 1) -> None:
         """Wait until `count` events of a kind are there."""
-        wait_for(lambda: sum(map(which, self.events())) >= count, what, WITHIN_S)
+
+        def is_there() -> bool:
+            ended = [one for one in self.launchers.values() if one.poll() is not None]
+            found = sum(map(which, self.events())) >= count
+            assert found or len(ended) < len(self.launchers), f"{what}: the run ended before"
+            return found
+
+        wait_for(is_there, what, WITHIN_S)
 
     def wait_for_steps(self, count: int = 1) -> None:
         """Wait until all ranks train, in the generation that is opened as number `count`."""

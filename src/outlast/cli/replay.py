@@ -41,6 +41,7 @@ from outlast.errors import (
 from outlast.events import CheckpointFailed, LoopBegun
 from outlast.launch import torchrun_arguments
 from outlast.launch.launcher import launch
+from outlast.launch.nodes.node_flags import NodeFlags
 from outlast.launch.run_display import DetachedDisplay
 from outlast.launch.run_journal import branch
 from outlast.launch.torchrun_arguments import PlanFile, RunPlan
@@ -74,6 +75,8 @@ class Start(NamedTuple):
         return msgspec.structs.replace(
             original,
             spares=0,
+            node=_on_one_host(original.node),
+            master_addr="127.0.0.1",
             faults=(),
             checkpoint_every=0,
             snapshot_every=0,
@@ -85,6 +88,11 @@ class Start(NamedTuple):
             on_save_failure="stop",
             streams=dict.fromkeys(range(original.world), 0),
         )
+
+
+def _on_one_host(node: NodeFlags) -> NodeFlags:
+    """Return the nodes of a run for one host that has all their ranks."""
+    return NodeFlags(nodes=node.nodes, on_one_host=node.nodes > 1)
 
 
 @contextlib.contextmanager
@@ -118,15 +126,14 @@ def room_for(start: Start, size_bytes: int) -> Iterator[tuple[ReplayRuns, Note]]
                 above.rmdir()
 
 
-def _plan(run_dir: Path) -> PlanFile:
-    """Return the plan of a run on one node. Raises UsageError for several."""
-    planned = torchrun_arguments.read_plan(run_dir)
-    if planned.plan.node.total > 1:
+def _refuse_gpus(run_dir: Path, plan: RunPlan, origin: Checkpoint) -> None:
+    """Raise UsageError for ranks of several nodes with GPUs: those of one host have the same local
+    rank, and so the same GPU."""
+    if plan.node.is_several and "gpu" in origin.commit.origin:
         raise UsageError(
-            f"{run_dir} is a run of {planned.plan.node.nodes} nodes, and this version replays runs"
-            " of one node; nothing was started"
+            f"{run_dir} is a run of {plan.node.nodes} nodes with GPUs, and a replay runs on one"
+            " host; nothing was started; replay it on CPUs, or a run of one node"
         )
-    return planned
 
 
 def run_once(start: Start, target: Path, *, plain: bool, keep: Note, note: Note) -> None:
@@ -200,7 +207,7 @@ def replay(
     began = time.monotonic()
     console = Printer(stderr=json)
     run_dir = run_dir.absolute()
-    plan = _plan(run_dir)
+    plan = torchrun_arguments.read_plan(run_dir)
     origin = open_target(str(run_dir)).open(step)
     notes = _notes(run_dir, plan, origin, edited=edited)
     start = Start(run_dir, origin.place, _until(run_dir, origin.place, steps), plan)
@@ -287,6 +294,7 @@ def _notes(
 ) -> list[str]:
     """Return notes on the conditions of the replay. Raises UsageError where they differ from the
     run's."""
+    _refuse_gpus(run_dir, plan.plan, origin)
     if not Path(plan.cwd).is_dir():
         raise UsageError(
             f"the run was started in {plan.cwd}, which no longer exists; nothing was"

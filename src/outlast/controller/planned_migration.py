@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from itertools import islice
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -26,6 +27,7 @@ WINDOW_S = 3600.0
 WARNED_MAX = 1024  # bound on known findings
 MOVED_FOR: dict[MigrateOn, tuple[str, ...]] = {"": (), "now": ("now",), "drain": ("now", "drain")}
 _STEPPING = ("idle", "running", "voting", "applying")  # states of a page
+_OF_RANKS = ("gpu-", "nvlink", "pcie", "nccl-timeout", "oom")  # symptoms of no node as a whole
 _WORST_FIRST = ("now", "drain", "unknown", "warn")
 
 
@@ -70,27 +72,42 @@ def record_check(state: ControllerState, agent: AgentRecord, body: messages.Rene
         state.findings.calm.pop(agent.name, None)
 
 
+class _Move(NamedTuple):
+    """A finding, and the ranks that are to leave: that of its device, or all of its node."""
+
+    key: FindingKey
+    finding: Warned
+    workers: tuple[WorkerRecord, ...]
+
+    @property
+    def names(self) -> set[str]:
+        return {worker.name for worker in self.workers}
+
+
 def move_when_possible(turn: ControllerTurn) -> None:
-    """Give up together all workers with a failing device that warm spares can replace. The recovery
-    is that of a failure: close, decide, seat, transfer."""
+    """Give up together all workers that warm spares can replace and whose device, or node, fails.
+    The recovery is that of a failure: close, decide, seat, transfer."""
     state = turn.state
     if not state.migrate_on or state.mode != "open" or state.ending.drain_ns:
         return
-    chosen: dict[str, FindingKey] = {}
-    for key, one, worker in _wished(state):
-        if worker.name in chosen:
+    chosen: list[_Move] = []
+    for move in _wished(state):
+        taken = {name for other in chosen for name in other.names}
+        if move.names <= taken:
             continue
-        if why_not := _why_not(state, worker, chosen, turn.now_ns):
-            _say_unmoved(turn, key, one, worker, why_not)
+        if why_not := _why_not(state, move, chosen, turn.now_ns):
+            _say_unmoved(turn, move, why_not)
         else:
-            chosen[worker.name] = key
-    for name, key in chosen.items():
-        one = state.findings.warned[key]
-        state.findings.moves[key] = (name, turn.now_ns)
-        turn.journal(RankMigrated(worker=name, finding=key, t_ns=turn.now_ns))
-        worker = state.members.workers[name]
-        fault = turn.blame(worker, "requested", f"{one.finding}: {one.detail}")
-        incident_response.give_up(turn, worker, fault, "check")
+            others = tuple(each for each in move.workers if each.name not in taken)
+            chosen.append(move._replace(workers=others))
+    if chosen:
+        state.findings.leaving = tuple(each.name for move in chosen for each in move.workers)
+    for key, one, workers in chosen:
+        state.findings.moves[key] = (workers[0].name, turn.now_ns)
+        turn.journal(RankMigrated(worker=workers[0].name, finding=key, t_ns=turn.now_ns))
+        for worker in workers:
+            fault = turn.blame(worker, "requested", f"{one.finding}: {one.detail}")
+            incident_response.give_up(turn, worker, fault, "check")
 
 
 def restore_moves(turn: ControllerTurn, entry: RankMigrated) -> None:
@@ -130,8 +147,8 @@ def count_fitting(state: ControllerState, seats: Iterable[int]) -> int:
     return len(taken)
 
 
-def _wished(state: ControllerState) -> list[tuple[FindingKey, Warned, WorkerRecord]]:
-    """Return findings that require a move not made yet, with the worker; the worst first."""
+def _wished(state: ControllerState) -> list[_Move]:
+    """Return the moves that findings require and that were not made yet; the worst first."""
     if any(worker.finished for worker in state.generation_members()):
         return []  # the run is about to end
     if any(
@@ -141,53 +158,68 @@ def _wished(state: ControllerState) -> list[tuple[FindingKey, Warned, WorkerReco
         return []
     wished = []
     for key, one in state.findings.warned.items():
-        worker = state.members.workers.get(one.worker)
-        # If the worker of a recorded move still lives, the launcher died before the move.
-        done = key in state.findings.moves and state.findings.moves[key][0] != one.worker
-        if done or one.severity not in MOVED_FOR[state.migrate_on]:
+        if one.severity not in MOVED_FOR[state.migrate_on]:
             continue
-        if worker is not None and worker.seat >= 0 and worker.whole and not worker.killed_ns:
-            wished.append((key, one, worker))
-    return sorted(wished, key=lambda wish: _badness(wish[1]))
+        move = _Move(key, one, _concerned(state, one))
+        # If the worker of a recorded move still lives, the launcher died before the move.
+        done = key in state.findings.moves and state.findings.moves[key][0] not in move.names
+        if not done and move.workers:
+            wished.append(move)
+    return sorted(wished, key=lambda move: _badness(move.finding))
 
 
-def _why_not(
-    state: ControllerState, worker: WorkerRecord, chosen: dict[str, FindingKey], now_ns: int
-) -> str:
+def _concerned(state: ControllerState, one: Warned) -> tuple[WorkerRecord, ...]:
+    """Return the ranks that a finding concerns, by seat: that of its device; in a run of several
+    nodes all of the node, if its symptom is that of a node. () if one of them cannot leave now."""
+    members = state.members
+    workers = [members.workers[one.worker]] if one.worker in members.workers else []
+    if not one.worker and state.placement.agents and not one.symptom.startswith(_OF_RANKS):
+        workers = [each for each in members.crew(one.host) if each.seat >= 0]
+    if any(worker.seat < 0 or not worker.whole or worker.killed_ns for worker in workers):
+        return ()
+    return tuple(sorted(workers, key=lambda worker: worker.seat))
+
+
+def _why_not(state: ControllerState, move: _Move, chosen: list[_Move], now_ns: int) -> str:
     recent = {
         name for name, t_ns in state.findings.moves.values() if now_ns - t_ns < WINDOW_S * S_NS
     }
-    well = [
-        spare for spare in healthy_first(state, worker.seat) if spare.name not in _unwell(state)
-    ]
+    recent |= {other.workers[0].name for other in chosen}
+    leaving = {name for other in (*chosen, move) for name in other.names}
+    unwell = _unwell(state)
+    well = min(
+        sum(spare.name not in unwell for spare in healthy_first(state, worker.seat))
+        for worker in move.workers
+    )
     whole = [
         each.seat
         for each in state.generation_members()
-        if each.whole and not each.killed_ns and each.name not in {*chosen, worker.name}
+        if each.whole and not each.killed_ns and each.name not in leaving
     ]
-    if len((recent | set(chosen)) - {worker.name}) >= MOVES_MAX:
+    if len(recent - {move.workers[0].name}) >= MOVES_MAX:
         return f"{MOVES_MAX} moves were made within the last hour"
-    if len(chosen) >= len(well):
+    if len(leaving) > well:
         return "no warm spare is on a healthy device"
-    if not shared_values.donors_of(state, worker.seat, whole):
+    if not all(shared_values.donors_of(state, worker.seat, whole) for worker in move.workers):
         return "no other rank holds the state"
     return ""
 
 
-def _say_unmoved(
-    turn: ControllerTurn, key: FindingKey, one: Warned, worker: WorkerRecord, why: str
-) -> None:
-    if key in turn.state.findings.unmoved:
+def _say_unmoved(turn: ControllerTurn, move: _Move, why: str) -> None:
+    if move.key in turn.state.findings.unmoved:
         return
-    turn.state.findings.unmoved = (*turn.state.findings.unmoved, key)
-    turn.note(f"{one.finding}: the rank is not moved yet, since {why}", worker.name, worker.seat)
+    turn.state.findings.unmoved = (*turn.state.findings.unmoved, move.key)
+    first, what = move.workers[0], "the rank is" if len(move.workers) == 1 else "the ranks are"
+    turn.note(f"{move.finding.finding}: {what} not moved yet, since {why}", first.name, first.seat)
 
 
 def _unwell(state: ControllerState) -> set[str]:
-    """Return workers with a finding of severity now or drain."""
-    return {
-        one.worker for one in state.findings.warned.values() if one.severity in MOVED_FOR["drain"]
-    }
+    """Return workers with a finding of severity now or drain; in a run of several nodes also the
+    spares of a node with one, since a rank has the same local rank and GPU on each node."""
+    found = [one for one in state.findings.warned.values() if one.severity in MOVED_FOR["drain"]]
+    hosts = {one.host for one in found} if state.placement.agents else set[str]()
+    spares = {name for name in state.members.unseated if state.members.workers[name].agent in hosts}
+    return spares | {one.worker for one in found}
 
 
 def _key(one: Warned) -> FindingKey:

@@ -354,6 +354,7 @@ class Findings(StatePart, kw_only=True):
     warned: dict[FindingKey, events.Warned] = {}  # open findings of node checks
     calm: dict[str, int] = {}  # agent -> the generation in which its ranks were last seen to step
     moves: dict[FindingKey, tuple[str, int]] = {}  # of all terms: the given-up worker, and the time
+    leaving: tuple[str, ...] = ()  # all workers that the newest moves have given up
     unmoved: tuple[FindingKey, ...] = ()  # findings that are noted as moving no rank
 
 

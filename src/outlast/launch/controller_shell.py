@@ -71,7 +71,7 @@ class ControllerShell:
             policy,
             plan.migrate_on,
             NodePlacement(
-                agents=nodes.hosts, ranks_per_node=plan.ranks_per_node, domains=nodes.domains
+                agents=nodes.hosts, ranks_per_node=plan.ranks_per_host, domains=nodes.domains
             ),
         )
         self._inputs: list[inputs.Input] = []  # of the next turn

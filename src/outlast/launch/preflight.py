@@ -37,11 +37,12 @@ def check(plan: RunPlan) -> list[DurableTarget]:
     return _targets(plan.durable, Path(plan.run_dir))
 
 
-def check_node(plan: RunPlan) -> None:
-    """Check a host of a run of several nodes. Raises ConfigError as `check` does."""
+def check_node(plan: RunPlan) -> list[DurableTarget]:
+    """Check a host of a run of several nodes; return and raise as `check` does."""
     config.check_torch()
     check_interface(config.gloo_interface())
     _check_memory(plan.ranks_per_node + plan.spares)
+    return _targets(plan.durable, Path(plan.run_dir))
 
 
 def check_interface(names: str) -> None:

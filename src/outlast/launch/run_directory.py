@@ -241,18 +241,18 @@ def take(
 
 
 def place_logs(run_dir: RunDir, elsewhere: str | None) -> None:
-    """Move logs/ to `elsewhere` (torchrun's --log-dir) and leave a symbolic link.
-
-    Raises RunDirError if that cannot be written.
-    """
+    """Move logs/ to `elsewhere` (torchrun's --log-dir) and leave a symbolic link. Each host of
+    several makes the directory there, which may be its own. Raises RunDirError on failure."""
     logs = run_dir.path / "logs"
-    if elsewhere is None or logs.is_symlink():
+    if elsewhere is None:
         return
     target = Path(elsewhere).absolute() / f"{run_dir.path.name}_{run_dir.job.run}"
     try:
-        target.mkdir(parents=True, exist_ok=True)
-        logs.rmdir()  # fails, as intended, if an earlier term has logs here
-        logs.symlink_to(target)
+        has_link = logs.is_symlink()  # of an earlier term, or of the controller's node
+        (logs.readlink() if has_link else target).mkdir(parents=True, exist_ok=True)
+        if not has_link:
+            logs.rmdir()  # fails, as intended, if an earlier term has logs here
+            logs.symlink_to(target)
     except OSError as error:
         raise RunDirError(
             f"--log-dir {elsewhere}: cannot keep this run's logs there ({error.strerror});"

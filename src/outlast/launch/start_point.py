@@ -246,16 +246,31 @@ def begin(
         raise _nothing_whole(there, notes)
     notes += [f"durable storage: {error}" for error in there.silent]
     if brought and there.newest[0].job != run_dir.job.run:
-        job = there.newest[0].job
-        attempts = [
-            place for store in there.answering for place in catalog.checkpoint_places(store)
-        ]
-        run_dir.adopt(job, max(map(_term_after, attempts)))
-        notes.append(
-            f"this directory was empty, and durable storage was not: job {job} goes on here, at"
-            f" step {brought.step}"
-        )
+        notes.append(f"{_adopt(run_dir, there)}, at step {brought.step}")
     return brought or found, notes
+
+
+def adopt_job(run_dir: RunDir, durable: Sequence[Store]) -> list[str]:
+    """Let a fresh directory continue the job of durable storage, before it takes a term of it.
+
+    Return notes. `begin` copies the checkpoint. Raises as `begin` does, if nothing is found and a
+    store does not answer.
+    """
+    notes: list[str] = []
+    there = _ask(durable, notes)
+    rooms = [run_dir.room("checkpoints"), run_dir.room("journal")]
+    if any(any(room.iterdir()) for room in rooms):
+        return []
+    if there.silent and not there.newest:
+        raise _nothing_whole(there, notes)
+    return [_adopt(run_dir, there)] if there.newest else []
+
+
+def _adopt(run_dir: RunDir, there: _There) -> str:
+    job = there.newest[0].job
+    attempts = [place for store in there.answering for place in catalog.checkpoint_places(store)]
+    run_dir.adopt(job, max(map(_term_after, attempts)))
+    return f"this directory was empty, and durable storage was not: job {job} goes on here"
 
 
 def _ask(durable: Sequence[Store], notes: list[str]) -> _There:

@@ -1,4 +1,8 @@
-"""Timed faults (`--fault ...,after=SECONDS`) that the launcher injects into any script."""
+"""Timed faults (`--fault ...,after=SECONDS`) that the launcher injects into any script.
+
+In a run of several nodes each host injects those of its own ranks; one without a rank strikes on
+the host that is first.
+"""
 
 from __future__ import annotations
 
@@ -49,6 +53,8 @@ class TimedFaults:
     def _strike(self, spec: FaultSpec, worker: WorkerHandle) -> None:
         try:
             (self._markers / spec.marker(0)).touch(exist_ok=False)
+        except FileExistsError:
+            return  # another host of the run was first
         except OSError as error:
             self._record.note(f"--fault {spec.text} is left out, it cannot be noted: {error}")
             return

@@ -91,6 +91,11 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
         """Return the number of ranks of each node that has ranks at the start."""
         return self.world // self.node.nodes
 
+    @property
+    def ranks_per_host(self) -> int:
+        """Return the number of ranks that each host starts with."""
+        return self.world if self.node.on_one_host else self.ranks_per_node
+
 
 def parse(argv: list[str]) -> RunPlan:
     """Read the command line (and torchrun's PET_* variables).
@@ -106,10 +111,11 @@ def parse(argv: list[str]) -> RunPlan:
             flag = name.replace("_", "-")
             raise UsageError(f"--{flag} must not be negative, not {getattr(given, name)}")
     script = given.training_script
+    spares = given.spares + node.spare_nodes * ranks
     copies, parity = outlast_flags.copies(given.copies, world)
     return RunPlan(
         world=world,
-        spares=given.spares + node.spare_nodes * ranks,
+        spares=spares,
         node=node,
         run_dir=given.run_dir or _fresh_run_dir(script),
         script=f"-m {script}" if given.module else _absolute(script),
@@ -136,7 +142,7 @@ def parse(argv: list[str]) -> RunPlan:
         check_settings=given.check_settings,
         migrate_on=given.migrate_on,
         audit_every=given.audit_every,
-        faults=_faults(given, world),
+        faults=_faults(given, world, spares),
         fault_seed=given.fault_seed,
         limits=outlast_flags.limits(given),
         template=not given.no_template,
@@ -308,11 +314,11 @@ def _signals(text: str) -> tuple[str, ...]:
     return names
 
 
-def _faults(given: Namespace, world: int) -> tuple[str, ...]:
+def _faults(given: Namespace, world: int, spares: int) -> tuple[str, ...]:
     """Return the text of every fault, with random= faults expanded."""
     found: list[str] = []
     for text in given.fault:
-        specs = fault_spec.expand(fault_spec.parse(text), world, given.spares, given.fault_seed)
+        specs = fault_spec.expand(fault_spec.parse(text), world, spares, given.fault_seed)
         found += [spec.text for spec in specs]
     if twice := [text for text in dict.fromkeys(found) if found.count(text) > 1]:
         raise ConfigError(

@@ -254,7 +254,7 @@ def _warn(damage: SegmentDamage) -> None:
 
 
 Life = Literal[
-    "running",  # a process on this host holds the run directory
+    "running",  # a process on this host holds the run directory, or this host's part of it
     "died",  # no process holds it
     "unknown",  # the run was on another host, or this host has no list of locks
 ]
@@ -266,18 +266,26 @@ def life_of(run_dir: Path, events: Iterable[AnyEvent] = (), *, locks: Path = LOC
 
     `events`: the run's, which name its hosts. A run that has ended would count as "died".
     """
+    own, host = [run_dir / "lock"], socket.gethostname()
+    parts = {path.parent.name: path for path in run_dir.glob("hosts/*/lock")}  # of several nodes
+    own += [parts[host]] if host in parts else []
     try:
-        lock = (run_dir / "lock").stat()
-        words = (run_dir / "lock").read_text(errors="replace").split()
         lines = locks.read_text().splitlines()
+        if any(_is_locked(path, lines) for path in own):
+            return "running"
     except OSError:
         return "unknown"
-    device = f"{os.major(lock.st_dev):02x}:{os.minor(lock.st_dev):02x}"
-    if any(_is_held(line, device, lock.st_ino, words[:1]) for line in lines):
-        return "running"
     spawned = [event.host for event in events if isinstance(event, WorkerSpawned)]
-    elsewhere = bool(spawned) and spawned[-1] != socket.gethostname()
+    elsewhere = {*spawned[-1:], *parts} - {host}
     return "unknown" if elsewhere else "died"
+
+
+def _is_locked(path: Path, lines: list[str]) -> bool:
+    """Return whether the list of locks has one of this file. Raises OSError."""
+    lock = path.stat()
+    words = path.read_text(errors="replace").split()
+    device = f"{os.major(lock.st_dev):02x}:{os.minor(lock.st_dev):02x}"
+    return any(_is_held(line, device, lock.st_ino, words[:1]) for line in lines)
 
 
 def _is_held(line: str, device: str, inode: int, holder: list[str]) -> bool:

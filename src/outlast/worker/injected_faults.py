@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from outlast import events
+from outlast.config import WorkerSettings
 from outlast.controller.fault_spec import FaultSpec, Where
 from outlast.worker.groups.work_handles import opaque
 from outlast.worker.state.protected_state import ProtectedState
@@ -48,6 +49,11 @@ class FaultTarget(Protocol):
 
     def flip_bit(self, pattern: str) -> None:
         """Flip one bit of the first replicated tensor whose name matches."""
+
+
+def spare_number(settings: WorkerSettings) -> int:
+    """Return the number of a spare worker among all of the run; a term starts its ranks first."""
+    return int(settings.worker.rpartition("-")[2]) - settings.world
 
 
 class InjectedFaults:

@@ -39,7 +39,7 @@ from outlast.worker.groups import (
 )
 from outlast.worker.groups import SetupRecord as GroupRecord
 from outlast.worker.groups.rendezvous import Mailbox
-from outlast.worker.injected_faults import InjectedFaults
+from outlast.worker.injected_faults import InjectedFaults, spare_number
 from outlast.worker.phases.phase_attempt import deep_copy
 from outlast.worker.phases.phase_runner import PhaseRunner
 from outlast.worker.phases.script_progress import Intervals, ScriptProgress, walk_from
@@ -161,7 +161,7 @@ class WorkerProcess(WorkerPorts):
             self.pulse.start()
             importlib.import_module(_SAVES)  # while the controller decides
         if self._settings and self._settings.seat < 0:
-            self.faults.warm(self.local_rank - self._settings.world)
+            self.faults.warm(spare_number(self._settings))
 
     def _sit(self, body: messages.Seat) -> None:
         self._note_seat(body)

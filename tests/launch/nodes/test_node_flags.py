@@ -75,10 +75,6 @@ def test_displayed_streams_are_those_of_local_ranks(script: str) -> None:
         (["--standalone"], "--standalone"),
         (["--copies", "2"], "--copies is not supported with --nnodes above 1"),
         (["--snapshot-every", "5"], "--snapshot-every is not supported"),
-        (["--check-every", "5min"], "--check-every is not supported"),
-        (["--durable", "/far"], "--durable is not supported"),
-        (["--log-dir", "logs"], "--log-dir is not supported"),
-        (["--fault", "kill:rank=1,after=3"], "after= and spare="),
     ],
 )
 def test_what_needs_one_host_is_refused_by_name(script: str, flags: list[str], says: str) -> None:

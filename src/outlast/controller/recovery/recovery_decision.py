@@ -194,7 +194,7 @@ def _recovery_situation(turn: ControllerTurn, survivors: list[WorkerRecord], n: 
         if recovery_ladder.failure_identity((fault,)) == commonest
     )
     exhausted = attempts.get(commonest, 0) >= state.limits.attempts_max
-    moved = {name for name, _ in state.findings.moves.values()}
+    moved = {name for name, _ in state.findings.moves.values()} | {*state.findings.leaving}
     return Situation(
         cause=recovery_ladder.root_fault(causes if exhausted and causes else state.budgets.causes),
         lost=tuple(lost),

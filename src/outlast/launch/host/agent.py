@@ -40,7 +40,7 @@ class Agent:
         self._link = AgentLink(address, token, self._on_frame, self._on_connected)
         self._on_unmanaged = on_plain
         self._address = address
-        self.lease = AgentLease(crew.plan.limits.lease_s, hosts=crew.plan.node.nodes)
+        self.lease = AgentLease(crew.plan.limits.lease_s, hosts=crew.plan.node.total)
         self.on_outcome: Callable[[messages.RunOutcome], None] = lambda _outcome: None
         self._stop_reason = ""
         self._met_term = 0  # the newest term whose controller this agent has connected to
@@ -126,7 +126,7 @@ class Agent:
             messages.AgentHello(
                 host=self._host,
                 address=self._address[0],
-                capacity=plan.ranks_per_node + plan.spares,
+                capacity=plan.ranks_per_host + plan.spares,
                 lease_s=self.lease.lease_s,
                 workers=tuple(self._crew.workers),
                 unseated=tuple(w.name for w in self._crew.workers.values() if w.is_unseated),

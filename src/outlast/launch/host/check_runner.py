@@ -205,6 +205,8 @@ class CheckRunner:
         self._every_s = crew.plan.check_every_s
         self._newest: CheckedFindings | None = None
         state = crew.run_dir.path.absolute() / "health"
+        if crew.plan.node.total > 1:
+            state /= crew.host  # the state directory belongs to one node
         self._process = CheckProcess(
             command(crew.plan.check_settings, state), state, deadline_s, crew.leaders
         )

@@ -44,7 +44,7 @@ def worker_environment(
     if settings.seat < 0 or settings.joins:
         environment[config.TOP_VARIABLE] = "1"
     if settings.seat < 0:
-        several = _SEAT_VARIABLES_OF_NODES if plan.node.total > 1 else ()
+        several = _SEAT_VARIABLES_OF_NODES if plan.node.is_several else ()
         for name in (*_SEAT_VARIABLES, *several):
             environment.pop(name)
     return environment

@@ -146,7 +146,7 @@ class WorkerPool:
         Raises OSError or ConfigError on failure.
         """
         worker = WorkerHandle(post, self._free_local_rank(post.seat))
-        if self.plan.node.total > 1 and post.seat >= 0:
+        if self.plan.node.is_several and post.seat >= 0:
             worker.local_rank = post.seat % self.plan.ranks_per_node
         page = Page.create()
         ours, theirs = socket.socketpair()
@@ -238,7 +238,7 @@ class WorkerPool:
         A spare started without its own GPU gets the first free GPU below the world size, preferably
         without findings.
         """
-        if self.plan.node.total > 1:
+        if self.plan.node.is_several:
             worker.local_rank = seat % self.plan.ranks_per_node
         elif worker.local_rank >= max(self.devices, self.plan.world) or self.devices == 0:
             taken = {other.local_rank for other in self.workers.values() if other is not worker}

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from outlast.checkpoint.format.manifests import SavePoint
 from outlast.checkpoint.stores import catalog
 from outlast.checkpoint.stores.folder_store import Folder
+from outlast.checkpoint.upkeep.durable_targets import DurableTarget
 from outlast.controller.audit.audit_records import is_barred
 from outlast.controller.inputs import EndRun
 from outlast.errors import OutlastError, RunDirError
@@ -26,7 +27,7 @@ from outlast.transport import messages
 
 class NodeSetting(NamedTuple):
     """A node of a run: its host and address, all hosts by node rank with their failure domains,
-    token and terms of the run."""
+    token and terms of the run, and durable storage."""
 
     plan: RunPlan
     host: str
@@ -35,6 +36,7 @@ class NodeSetting(NamedTuple):
     domains: tuple[str, ...]
     token: bytes
     ledger: TermLedger
+    durable: tuple[DurableTarget, ...] = ()
 
 
 class ControllerTenure:
@@ -50,14 +52,16 @@ class ControllerTenure:
         plan, job = node.plan, run_dir.job
         root = run_dir.room("checkpoints")
         self._plan, self._record, self._run_dir = plan, record, run_dir
-        self._upkeep = CheckpointUpkeep(root, plan.keep, (), record, self._is_barred)
+        self._upkeep = CheckpointUpkeep(root, plan.keep, node.durable, record, self._is_barred)
         self.shell = ControllerShell(
             plan,
             run_dir,
             node.token,
             record,
             checkpoint,
-            CheckpointSearch(root, job.run, (), node.token.hex()),
+            CheckpointSearch(
+                root, job.run, (), node.token.hex(), [target.store for target in node.durable]
+            ),
             self._upkeep.committed,
             NodeListener(node.address, node.hosts, node.domains),
         )

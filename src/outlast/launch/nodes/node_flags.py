@@ -9,7 +9,6 @@ from ipaddress import IPv4Address
 
 import msgspec
 
-from outlast.controller import fault_spec
 from outlast.errors import UsageError
 from outlast.launch.terms.term_store import check_address
 
@@ -22,12 +21,6 @@ _ONE_HOST: dict[str, object] = {
     "copies": "1",
     "snapshot_every": 0,
     "peer_rate": None,
-    "durable": [],
-    "check_every": 0.0,
-    "check_settings": "",
-    "migrate_on": "",
-    "log_dir": None,
-    "no_python": False,
 }
 
 
@@ -42,11 +35,17 @@ class NodeFlags(msgspec.Struct, frozen=True, kw_only=True):
     term_store: str = ""  # URL of the terms' store; "": the run directory
     topology: str = ""  # file of failure domains
     local_addr: str = ""  # IPv4 address of this host to use; "": that of the route to the endpoint
+    on_one_host: bool = False  # a replay: one host has the ranks of all nodes
 
     @property
     def total(self) -> int:
         """Return the number of nodes that meet."""
-        return self.nodes + self.spare_nodes
+        return 1 if self.on_one_host else self.nodes + self.spare_nodes
+
+    @property
+    def is_several(self) -> bool:
+        """Return whether ranks have local ranks of several nodes, wherever they are."""
+        return self.total > 1 or self.nodes > 1
 
 
 def add_node_flags(add: Callable[..., object]) -> None:
@@ -159,11 +158,4 @@ def _refuse(given: Namespace) -> None:
             raise UsageError(
                 f"--{name.replace('_', '-')} is not supported with --nnodes above 1 by this"
                 " version; nothing was started; leave it out, or use one node"
-            )
-    for text in given.fault:
-        spec = fault_spec.parse(text)
-        if spec.after_s or spec.spare >= 0:
-            raise UsageError(
-                f"--fault {text!r}: after= and spare= are not supported with --nnodes above 1 by"
-                " this version; give rank= and step="
             )

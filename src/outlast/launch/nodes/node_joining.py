@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from outlast.errors import ConfigError, RunDirError, WireError
@@ -24,9 +24,14 @@ CONNECT_S = 5.0  # of one attempt: an address without a host gives no answer
 
 
 async def join(
-    identity: NodeIdentity, run_dir: Path, timeout_s: float, note: Callable[[str], None]
+    identity: NodeIdentity,
+    run_dir: Path,
+    timeout_s: float,
+    note: Callable[[str], None],
+    folders: Sequence[Path] = (),
 ) -> tuple[str, NodeAccepted]:
     """Take part in the meeting; return this host's address and this node's place in the run.
+    `folders`: see NodeMeeting.
 
     Raises ConfigError or RunDirError that names what is wrong on this node; nothing was started.
     """
@@ -37,6 +42,7 @@ async def join(
             while True:
                 link = await attempts.connect()
                 hello = identity.hello(_read_proof(run_dir))
+                _check_shared(identity.host, hello.directory, folders)
                 if answer := await _ask(link, hello):
                     break
                 await attempts.closed(link)
@@ -127,8 +133,20 @@ class _Attempts:
             return NodeLink(reader, writer, self._identity.key)
 
 
-def _read_proof(run_dir: Path) -> str:
+def _read_proof(directory: Path) -> str:
     try:
-        return (run_dir / PROOF).read_text(errors="replace")[:64]
+        return (directory / PROOF).read_text(errors="replace")[:64]
     except OSError:
         return ""
+
+
+def _check_shared(host: str, proof: str, others: Sequence[Path]) -> None:
+    """Raise ConfigError for a directory of durable storage that is not the one of the controller's
+    node. Without the `proof` of the run directory, that node refuses this one."""
+    for directory in others:
+        if proof and _read_proof(directory) != proof:
+            raise ConfigError(
+                f"{host}: --durable {directory} is not the directory of the controller's node, but"
+                " one of this host alone; nothing was started on this node; name a directory that"
+                " all nodes share, or a bucket"
+            )

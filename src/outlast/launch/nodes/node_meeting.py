@@ -7,10 +7,11 @@ are there and agree, and names every difference on the node that has it. Then th
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,7 +35,7 @@ HELLO_BYTES_MAX = 1 << 18
 STRANGERS_MAX = 64  # connections without a Hello
 HELLO_S = 10.0
 RETRY_S = 0.2
-PROOF = "meeting"  # file of the run directory: shows that all nodes have the same one
+PROOF = "meeting"  # file of each shared directory: shows that all nodes have the same one
 NONCE_BYTES = 32
 
 
@@ -57,7 +58,8 @@ class RunPlace(NamedTuple):
 
 
 class NodeMeeting:
-    """Meeting on the controller's node; `note` receives refusals as text."""
+    """Meeting on the controller's node; `note` receives refusals as text. `folders`: directories of
+    durable storage, which all nodes must share as they share the run directory."""
 
     def __init__(
         self,
@@ -65,10 +67,11 @@ class NodeMeeting:
         run_dir: Path,
         nodes: NodeFlags,
         note: Callable[[str], None],
+        folders: Sequence[Path] = (),
     ) -> None:
         self._identity, self._nodes, self._note = identity, nodes.total, note
         self._with_ranks = nodes.nodes
-        self._run_dir = run_dir
+        self._run_dir, self._folders = run_dir, folders
         self._proof = secrets.token_hex(16)
         self._seats: dict[str, NodeSeat] = {}
         self._strangers = StrangerTable("the endpoint", STRANGERS_MAX, HELLO_S, note)
@@ -109,7 +112,8 @@ class NodeMeeting:
         host, port = self._identity.endpoint
         own = self._identity.local_addr or host
         try:
-            replace_file(self._run_dir / PROOF, self._proof.encode())
+            for directory in (self._run_dir, *self._folders):
+                replace_file(directory / PROOF, self._proof.encode())
         except OSError as error:
             raise self._error(error, timeout_s) from error
         while True:
@@ -182,6 +186,9 @@ class NodeMeeting:
 
     async def _end(self) -> None:
         self._is_over = True
+        for directory in self._folders:
+            with contextlib.suppress(OSError):
+                (directory / PROOF).unlink(missing_ok=True)
         self._strangers.close("the meeting is over")
         links = [seat.link for seat in self._seats.values() if seat.link]
         await asyncio.gather(*(link.close() for link in links))

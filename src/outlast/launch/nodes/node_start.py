@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from outlast import events
+from outlast.checkpoint.stores.folder_store import Folder
+from outlast.checkpoint.upkeep.durable_targets import DurableTarget
 from outlast.errors import OutlastError
 from outlast.launch import preflight, run_directory, start_point, torchrun_arguments
 from outlast.launch.nodes import node_facts, node_joining
@@ -35,18 +37,20 @@ def serve(plan: RunPlan, show: SHOW) -> NodeEnd:
     anything is started. No process is left alive."""
     path = Path(plan.run_dir)
     with run_directory.ignore_save_signal(), contextlib.ExitStack() as cleanup:
-        preflight.check_node(plan)
+        durable = tuple(preflight.check_node(plan))
         identity = node_facts.identify(plan)
         run_dir: RunDir | None = None
         if node_facts.holds_controller(plan):
             run_dir = run_directory.take(path, plan.script, plan.args, plan.world)
             cleanup.callback(run_dir.release)
+            run_directory.place_logs(run_dir, plan.log_dir)
             torchrun_arguments.store_plan(run_dir, plan)
         lock_fd = run_directory.lock_host(path, identity.host)
         cleanup.callback(run_directory.unlock, lock_fd)
         if run_dir is not None:
-            return asyncio.run(_begin(plan, identity._replace(node_rank=0), run_dir, show))
-        return asyncio.run(_take_part(plan, identity, lock_fd, show))
+            identity = identity._replace(node_rank=0)
+            return asyncio.run(_begin(plan, identity, run_dir, show, durable))
+        return asyncio.run(_take_part(plan, identity, lock_fd, show, durable))
 
 
 def _ledger(plan: RunPlan, run: str) -> TermLedger:
@@ -54,8 +58,17 @@ def _ledger(plan: RunPlan, run: str) -> TermLedger:
     return TermLedger(open_term_store(plan.node.term_store, Path(plan.run_dir), run, answer_s), run)
 
 
+def _folders(durable: Iterable[DurableTarget]) -> list[Path]:
+    """Return the directories of durable storage. A bucket is the same one for all nodes."""
+    return [target.store.root for target in durable if isinstance(target.store, Folder)]
+
+
 async def _begin(
-    plan: RunPlan, identity: node_facts.NodeIdentity, run_dir: RunDir, show: SHOW
+    plan: RunPlan,
+    identity: node_facts.NodeIdentity,
+    run_dir: RunDir,
+    show: SHOW,
+    durable: tuple[DurableTarget, ...],
 ) -> NodeEnd:
     """Gather the nodes of a run, take its first term, and lead it."""
     clock, display = EventClock(), show(run_dir.path)
@@ -63,7 +76,8 @@ async def _begin(
     def tell(text: str) -> None:
         display.event(events.Note(t_ns=clock.now_ns(), worker="", seat=-1, text=text))
 
-    meeting = NodeMeeting(identity, run_dir.path, plan.node, tell)
+    stores = [target.store for target in durable]
+    meeting = NodeMeeting(identity, run_dir.path, plan.node, tell, _folders(durable))
     tell(
         f"waiting for {plan.node.total} nodes at {identity.endpoint[0]}:{identity.endpoint[1]}"
         f" for at most {plan.limits.hello_s:g} s"
@@ -77,10 +91,11 @@ async def _begin(
             for seat in seats
         )
         tell(f"all nodes are there: {', '.join(places)}")
+        notes = start_point.adopt_job(run_dir, stores)
         ledger = _ledger(plan, run_dir.job.run)
         claim = secrets.token_hex(16)
         await take_term(ledger, run_dir, identity.host, claim, plan.limits.lease_s)
-        checkpoint, notes = start_point.begin(run_dir, (), tell, bars_of(run_dir.path))
+        checkpoint, more = start_point.begin(run_dir, stores, tell, bars_of(run_dir.path))
     except OutlastError as error:
         await meeting.refuse_all(str(error))
         display.close()
@@ -90,11 +105,11 @@ async def _begin(
     token = run_token(identity.key, nonce)
     plan = replace(plan, master_addr=address)
     domains = tuple(seat.hello.domain for seat in seats)
-    setting = NodeSetting(plan, identity.host, address, hosts, domains, token, ledger)
+    setting = NodeSetting(plan, identity.host, address, hosts, domains, token, ledger, durable)
     writer = EventWriter(run_dir.room("events"), f"launcher{run_dir.job.term:06d}", clock)
     record = DisplayRecord(writer, display)
     try:
-        record.run_started(plan, run_dir, checkpoint, notes)
+        record.run_started(plan, run_dir, checkpoint, notes + more)
         node = RunNode(setting, run_dir, record, clock)
         return await node.lead(FirstTerm(meeting, seats, nonce), checkpoint)
     finally:
@@ -102,7 +117,11 @@ async def _begin(
 
 
 async def _take_part(
-    plan: RunPlan, identity: node_facts.NodeIdentity, lock_fd: int, show: SHOW
+    plan: RunPlan,
+    identity: node_facts.NodeIdentity,
+    lock_fd: int,
+    show: SHOW,
+    durable: tuple[DurableTarget, ...],
 ) -> NodeEnd:
     path, clock = Path(plan.run_dir), EventClock()
     display = show(path)
@@ -112,18 +131,23 @@ async def _take_part(
         display.event(events.Note(t_ns=clock.now_ns(), worker="", seat=-1, text=text))
 
     try:
-        address, place = await node_joining.join(identity, path, plan.limits.hello_s, tell)
+        address, place = await node_joining.join(
+            identity, path, plan.limits.hello_s, tell, _folders(durable)
+        )
     except BaseException:
         display.close()
         raise
     run_dir = run_directory.of_node(path, place.run, place.term, lock_fd)
+    run_directory.place_logs(run_dir, plan.log_dir)
     name = f"agent-{identity.host}-{place.term:06d}"
     record = DisplayRecord(EventWriter(run_dir.room("events"), name, clock), display)
     node_facts.choose_interface(address)
     plan = replace(plan, master_addr=place.master_addr, master_port=place.master_port)
     token = run_token(identity.key, place.run_nonce)
     ledger = _ledger(plan, place.run)
-    setting = NodeSetting(plan, identity.host, address, place.hosts, place.domains, token, ledger)
+    setting = NodeSetting(
+        plan, identity.host, address, place.hosts, place.domains, token, ledger, durable
+    )
     try:
         return await RunNode(setting, run_dir, record, clock).follow(place.address)
     finally:

@@ -85,10 +85,9 @@ class RunNode:
         console = Console(self._crew, self._record.display)
         serving = [asyncio.create_task(part) for part in (self._agent.run(), self._watch())]
         state = StateFile(self._host, self._run_dir.job.run, self._plan.limits.lease_s)
-        showing = [
-            asyncio.create_task(part)
-            for part in (console.run(), state.keep(lambda: self._agent.lease.silence_s))
-        ]
+        faults = TimedFaults(self._crew, self._record)
+        silence = state.keep(lambda: self._agent.lease.silence_s)
+        showing = [asyncio.create_task(part) for part in (console.run(), silence, faults.run())]
         end = self._interrupted("the node was cancelled")
         try:
             with self._signals():
