@@ -27,6 +27,7 @@ FaultKind = Literal[
     "storage",  # a disk is full or a file cannot be written
     "internal",  # the launcher or its controller failed itself
     "agent_lost",  # a host's agent stopped responding and its lease expired
+    "controller_lost",  # the controller fell silent while a generation needed it
     "requested",  # requested: by a signal, a drain, a planned move
     "save",  # an immediate checkpoint was requested; no fault
 ]

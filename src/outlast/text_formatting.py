@@ -20,6 +20,7 @@ _TEXT = {
     "storage": "could not write to its disk",
     "internal": "hit an internal error of Outlast",
     "agent_lost": "was on a host whose agent stopped responding",
+    "controller_lost": "lost its controller, and another node took over",
     "requested": "was requested to end",
     "save": "was requested to save",
 }

@@ -53,11 +53,21 @@ class ControllerDriver:
             self.actions = before + self.actions
         return self.actions
 
-    def begin(self, journal: tuple[Any, ...] = (), checkpoint: Any = None) -> ControllerDriver:
+    def begin(
+        self,
+        journal: tuple[Any, ...] = (),
+        checkpoint: Any = None,
+        succession: inputs.Succession | None = None,
+    ) -> ControllerDriver:
         """Begin the term with this journal and checkpoint."""
         self.feed(
             inputs.BeginTerm(
-                t_ns=self.now_ns, run="r", term=self.term, journal=journal, checkpoint=checkpoint
+                t_ns=self.now_ns,
+                run="r",
+                term=self.term,
+                journal=journal,
+                checkpoint=checkpoint,
+                succession=succession,
             )
         )
         return self
@@ -79,7 +89,14 @@ class ControllerDriver:
         body = messages.AgentHello(
             host="h", address="", capacity=capacity, lease_s=10, workers=workers
         )
-        return self.say("", body, **envelope)
+        self.say("", body, **envelope)
+        return self.report(**envelope) if self.term > 1 else self.actions
+
+    def report(self, **envelope: Any) -> list[inputs.Action]:
+        """End what the agent has to repeat to a later term, and keep the actions so far."""
+        before = self.actions
+        self.actions = before + self.say("", messages.Renew(), **envelope)
+        return self.actions
 
     def tick(self, seconds: float) -> list[inputs.Action]:
         """Advance the clock by `seconds` and wake the controller."""

@@ -255,6 +255,7 @@ def test_a_spare_of_an_earlier_term_takes_the_seat_of_a_rank_lost_with_its_contr
     )
     later.say("", hello)
     later.lose("w1-1", 5, slots=SLOTS)
+    later.report()
     for worker in ("w1-0", "w1-2"):
         later.hello(worker)
     later.status("w1-0", 5, "running")
@@ -272,6 +273,7 @@ def test_a_later_term_compares_newcomers_with_the_survivors() -> None:
     )  # fmt: skip
     later.hello("w1-2", torch="2.12")  # greets before the survivor
     later.hello("w1-0", torch="2.13")
+    later.report()
     assert later.killed() == {"w1-2"}
 
 

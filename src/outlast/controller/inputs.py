@@ -11,6 +11,14 @@ from outlast.controller.audit.audit_records import CopyBar
 from outlast.transport import messages
 
 
+class Succession(NamedTuple):
+    """Takeover: hosts of the new and of the former controller, and when that one last answered."""
+
+    host: str
+    before: str
+    silent_ns: int
+
+
 class BeginTerm(msgspec.Struct, frozen=True, kw_only=True):
     """Start of the controller. `journal`: entries of earlier terms of this job, oldest first."""
 
@@ -19,6 +27,7 @@ class BeginTerm(msgspec.Struct, frozen=True, kw_only=True):
     term: int
     journal: tuple[JournalEntry, ...] = ()
     checkpoint: messages.Checkpointed | None = None  # the newest complete one, if any
+    succession: Succession | None = None  # of a takeover; None: the job is started
 
 
 class Received(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -136,9 +145,11 @@ class JournalEntry(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", 
 
 
 class TermBegan(JournalEntry, frozen=True):
-    """First entry of a term's segment: how many entries of each lower term it has read."""
+    """First entry of a term's segment: how many entries of each lower term it has read.
+    `takes_over`: from a controller that may have failed; else the job was started again."""
 
     read: dict[int, int] = {}
+    takes_over: bool = False
 
 
 class DecisionMade(JournalEntry, frozen=True):
@@ -163,6 +174,21 @@ class Opened(JournalEntry, frozen=True):
     generation: int
     n: int
     transfers: tuple[tuple[int, int], ...] = ()
+
+
+class DrainRequested(JournalEntry, frozen=True):
+    """The run drains at a request: a term that takes over goes on with that."""
+
+    reason: str
+
+
+class EndDecided(JournalEntry, frozen=True):
+    """The run ends with this outcome: a term that takes over ends it."""
+
+    outcome: str
+    n: int
+    step: int
+    cause: events.Fault | None = None
 
 
 class SharedValueStored(JournalEntry, frozen=True, tag="SharedKept"):
@@ -223,6 +249,8 @@ AnyEntry = (
     TermBegan
     | DecisionMade
     | Opened
+    | DrainRequested
+    | EndDecided
     | SharedValueStored
     | RecordStored
     | ShardsHeld

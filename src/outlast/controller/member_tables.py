@@ -24,6 +24,7 @@ class AgentRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     renewed_ns: int
     connected: bool = True  # frames reach it
     lapsed: bool = False  # its lease expired: it has no workers
+    has_reported: bool = False  # it has renewed since its Hello, behind all that it had to repeat
 
     def until_ns(self) -> int:
         """Return the time at which its workers count as lost unless it renews its lease."""

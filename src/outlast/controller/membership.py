@@ -240,7 +240,7 @@ def _meet(turn: ControllerTurn, agent: str, name: str, *, is_spare: bool) -> Non
 def on_renewed(turn: ControllerTurn, agent: AgentRecord, body: messages.Renew) -> None:
     """Renew an agent's lease."""
     state = turn.state
-    state.members.set_agent(replace(agent, renewed_ns=turn.now_ns))
+    state.members.set_agent(replace(agent, renewed_ns=turn.now_ns, has_reported=True))
     turn.tell(agent.name, messages.Renewed(lease_s=state.limits.lease_s))
     for name, (n, step, word, _) in body.beats.items():
         worker = state.members.workers.get(name)
@@ -309,6 +309,7 @@ def on_worker_lost(
     progress.reach(body.n, body.step)
     never_connected = state.mode in ("gathering", "connecting")
     if state.mode in ("clearing", "awaiting"):
+        incident_response.record_fault(turn, fault, how)  # if the term waits for agents
         return
     retired = worker.killed_ns and fault.kind in ("transport", "torn", "requested")
     starting, external = never_connected or body.state in _SETUP, is_accident(fault)

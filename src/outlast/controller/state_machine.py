@@ -214,7 +214,7 @@ def _from_agent(
             if worker is not None and worker.agent == agent.name:
                 spare_preparation.worker_lost(turn, worker, body.fault)
                 membership.on_worker_lost(turn, worker, body)
-            elif not run_start.adopt_abandoned_slots(turn, body):
+            elif not run_start.adopt_abandoned_slots(turn, agent, body):
                 turn.drop(envelope, f"{body.worker} no longer belongs to this run")
         case messages.Suspect():
             worker = state.members.workers.get(body.worker)

@@ -15,7 +15,7 @@ import msgspec
 
 from outlast import events
 from outlast.controller.audit.audit_records import ReplicaDigests
-from outlast.controller.inputs import DecisionMade, EndRun, FindingKey
+from outlast.controller.inputs import DecisionMade, EndDecided, EndRun, FindingKey, Succession
 from outlast.controller.save_schedule.save_intervals import Schedule
 from outlast.controller.save_schedule.save_tiers import RunMeasurements
 from outlast.transport import messages
@@ -46,8 +46,8 @@ MODES: dict[Mode, ModeRow] = {
     "unborn": ModeRow("no term has begun", "BeginTerm", ("awaiting", "gathering")),
     "awaiting": ModeRow(
         "a later term waits for the agents of the old generation",
-        "all of them have sent Hello, or one lease has passed; and no stray lives",
-        ("closing", "gathering", "stopping"),
+        "all of them have reported, or one lease has passed; and no stray lives",
+        ("open", "closing", "gathering", "stopping"),
     ),
     "gathering": ModeRow(
         "seats are filled; workers send Hello and Ready",
@@ -258,6 +258,7 @@ class IncidentRecord(StatePart, kw_only=True):
     count: int = 0  # numbers given so far
     faults: tuple[events.Fault, ...] = ()  # of the open incident
     newest: tuple[events.Fault, ...] = ()  # of this generation
+    early: tuple[tuple[str, events.Fault], ...] = ()  # of a term that cannot act yet, with `how`
 
 
 class Budgets(StatePart, kw_only=True):
@@ -324,8 +325,12 @@ class Term(StatePart, kw_only=True):
     """The controller's term, and what it takes over from the one before (run_start)."""
 
     number: int = 0
+    succession: Succession | None = None  # of a takeover
+    is_open: bool = False  # the earlier term's generation was opened, and no end requested
+    end: EndDecided | None = None  # of the run, as an earlier term has decided it
     fence_wait: tuple[str, ...] = ()  # agents of the old generation that have to report first
     old_seats: tuple[str, ...] = ()  # worker by seat when the earlier term ended
+    old_agents: tuple[str, ...] = ()  # agent by seat then
     joining: tuple[int, ...] = ()  # seats that held no state when the earlier term ended
 
 

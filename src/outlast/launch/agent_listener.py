@@ -22,11 +22,15 @@ PAUSE_S = 1.0
 
 class NodeListener(NamedTuple):
     """Address of the controller's listener, and the hosts of a run of several nodes by rank, with
-    their failure domains."""
+    their failure domains. `host`: this one. `before`: the host of the controller from which this
+    one takes over, which has not answered for `silent_s`."""
 
     address: str = "127.0.0.1"
     hosts: tuple[str, ...] = ()
     domains: tuple[str, ...] = ()
+    host: str = ""
+    before: str = ""
+    silent_s: float = 0.0
 
 
 LOOPBACK = NodeListener()

@@ -22,6 +22,7 @@ from outlast.launch.agent_listener import LOOPBACK, AgentListener, NodeListener
 from outlast.launch.run_directory import RunDir
 from outlast.launch.run_display import DisplayRecord
 from outlast.launch.run_journal import read_segments
+from outlast.launch.stall_watch import StallWatch
 from outlast.launch.start_point import CheckpointSearch, SearchResult, search
 from outlast.launch.terms.held_actions import HeldActions
 from outlast.launch.terms.lease_grants import LeaseGrants
@@ -29,8 +30,6 @@ from outlast.launch.torchrun_arguments import RunPlan
 from outlast.telemetry.segment_files import SegmentWriter
 from outlast.transport import messages
 
-BEAT_S = 0.25
-STILL_S = 1.0  # a later beat means that this process stalled, not that peers were silent
 _entry_encoder = msgspec.msgpack.Encoder()
 
 
@@ -49,7 +48,7 @@ class ControllerShell:
         nodes: NodeListener = LOOPBACK,
     ) -> None:
         job = run_dir.job
-        self.job = job
+        self.job, self._nodes = job, nodes
         self._record = record
         self._checkpoint = checkpoint
         self._origins = origins
@@ -80,9 +79,8 @@ class ControllerShell:
         self.on_stop: Callable[[str], None] = lambda _reason: None  # at the request of an agent
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None
-        self._pulse: asyncio.TimerHandle | None = None
-        self._ran_ns = 0  # last time at which this launcher ran
         self._loop = asyncio.get_running_loop()
+        self._stalls = StallWatch(self._loop, record.now_ns, self._stalled)
         self.ended: asyncio.Future[inputs.EndRun] = self._loop.create_future()
         self._agents = AgentListener(job, nodes, token, self)
         self.address = self._agents.address
@@ -95,19 +93,25 @@ class ControllerShell:
         """Let what cannot be taken back wait for `confirm`, as TermGuard.confirm does."""
         self._held = HeldActions(confirm, self._do, self.ended)
         self._grants = LeaseGrants(lease_s, confirm)
-        self._append([_entry_encoder.encode(inputs.TermBegan(read=count_entries(self._segments)))])
+        read, takes_over = count_entries(self._segments), bool(self._nodes.before)
+        self._append([inputs.TermBegan(read=read, takes_over=takes_over)])
 
     def begin(self) -> None:
         """Accept connections and begin the term."""
         self._agents.listen()
-        self._beat()
+        self._stalls.begin()
+        now_ns, nodes, change = self._now_ns(), self._nodes, None
+        if nodes.before:
+            silent_ns = now_ns - int(nodes.silent_s * 1e9)
+            change = inputs.Succession(nodes.host, nodes.before, silent_ns)
         self._feed(
             inputs.BeginTerm(
-                t_ns=self._now_ns(),
+                t_ns=now_ns,
                 run=self.job.run,
                 term=self.job.term,
                 journal=self.earlier,
                 checkpoint=self._checkpoint,
+                succession=change,
             )
         )
 
@@ -129,8 +133,9 @@ class ControllerShell:
     def close(self) -> None:
         """Close timers, connections and the journal, in any state of the run."""
         self._closed = True  # ignore further inputs
-        for timer in filter(None, (self._timer, self._pulse)):
-            timer.cancel()
+        self._stalls.close()
+        if self._timer:
+            self._timer.cancel()
         self._agents.close()
         self._journal.close()
 
@@ -145,7 +150,7 @@ class ControllerShell:
     def _now_ns(self) -> int:
         """Return the time of the next turn: its first input's."""
         if not self._inputs:
-            self._look_up()
+            self._stalls.look()
         return self._inputs[0].t_ns if self._inputs else self._record.now_ns()
 
     def _turn(self) -> None:
@@ -153,10 +158,10 @@ class ControllerShell:
         if self._closed or self.ended.done():
             return
         try:
-            entries: list[bytes] = []  # made durable before the next action of another kind
+            entries: list[inputs.JournalEntry] = []  # durable before the next other action
             for action in apply_all(self._state, batch):
                 if isinstance(action, inputs.AppendJournal):
-                    entries.append(_entry_encoder.encode(action.entry))
+                    entries.append(action.entry)
                     continue
                 self._append(entries)
                 self._do_or_hold(action)
@@ -229,15 +234,17 @@ class ControllerShell:
             f" and resume with: outlast run --run-dir {self._journal_dir.parent} ..."
         )
 
-    def _append(self, entries: list[bytes]) -> None:
+    def _append(self, entries: list[inputs.JournalEntry]) -> None:
         """Make entries durable, and empty the list."""
         try:
             if entries:
-                self._journal.append_all(entries)
+                self._journal.append_all(map(_entry_encoder.encode, entries))
                 entries.clear()
                 if self._held:
                     self._held.appended()
         except OSError as error:
+            if all(isinstance(entry, inputs.EndDecided) for entry in entries):
+                return entries.clear()  # the run ends also where that cannot be written
             raise RunDirError(
                 f"the journal in {self._journal_dir} cannot be written ({error.strerror}): no"
                 " decision can be made durable, so none is taken; everything decided before is"
@@ -253,22 +260,13 @@ class ControllerShell:
         self._timer = self._loop.call_later(delay_s, self._tick)
 
     def _tick(self) -> None:
-        self._look_up()
+        self._stalls.look()
         self._feed(inputs.Tick(t_ns=self._record.now_ns()))  # not before the time it was set for
 
-    def _beat(self) -> None:
-        """Run periodically, to distinguish a stall of this process from missing frames."""
-        self._look_up()
-        self._pulse = self._loop.call_later(BEAT_S, self._beat)
-
-    def _look_up(self) -> None:
+    def _stalled(self, now_ns: int, gap_ns: int) -> None:
         """Report a stall of this launcher to the controller, before any other input."""
-        now_ns = self._record.now_ns()
-        gap_ns = now_ns - self._ran_ns if self._ran_ns else 0
-        self._ran_ns = now_ns
-        if gap_ns > (BEAT_S + STILL_S) * 1e9:
-            self._record.note(f"launcher stalled for {gap_ns / 1e9:.1f} s; deadlines extended")
-            self._feed(inputs.LauncherStalled(t_ns=now_ns, gap_ns=gap_ns))
+        self._record.note(f"launcher stalled for {gap_ns / 1e9:.1f} s; deadlines extended")
+        self._feed(inputs.LauncherStalled(t_ns=now_ns, gap_ns=gap_ns))
 
     # --- agents ---------------------------------------------------------------------------
 

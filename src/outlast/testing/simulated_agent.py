@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections import deque
 from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, cast
 
 from outlast.controller import hang_detection
+from outlast.controller.lifecycle.run_start import REPEATED_REPORTS
 from outlast.events import Fault, Warned
 from outlast.testing.simulated_host import SimHost
 from outlast.testing.simulated_process import SimProcess
@@ -71,6 +73,8 @@ class SimAgent(SimHost):
         self._seated: set[str] = set()  # a Seat was passed on to them
         self.lost: deque[messages.WorkerLostReport] = deque(maxlen=64)
         self._last_held: deque[dict[tuple[int, int, Stage, int], PartnerRecord]] = deque(maxlen=8)
+        self._reports: dict[str, dict[type[object], tuple[int, messages.AnyBody]]] = {}
+        self._met_term = 0
         self._seq = 0
         self._up_s = self._down_s = 0.0
         self._renewals: deque[float] = deque()
@@ -121,9 +125,17 @@ class SimAgent(SimHost):
         )
         for lost in self.lost:
             self._say(lost)
+        is_new, self._met_term = controller.term != self._met_term, controller.term
         for worker in self.workers.values():
-            if worker.hello is not None:
+            if is_new:
+                for seq, body in sorted(
+                    self._reports.get(worker.name, {}).values(), key=itemgetter(0)
+                ):
+                    self._send(worker.name, seq, body)
+            elif worker.hello is not None:
                 worker.say(worker.hello)
+        if is_new:
+            self._renew()  # ends the report
 
     def hang_up(self, for_s: float) -> None:
         """Break the connection; the controller notices it later."""
@@ -155,7 +167,9 @@ class SimAgent(SimHost):
         self._send("", self._seq, body)
 
     def relay(self, worker: SimProcess, seq: int, body: messages.AnyBody) -> None:
-        """Forward a worker's frame to the controller."""
+        """Forward a worker's frame to the controller; keep what a later one receives again."""
+        if isinstance(body, REPEATED_REPORTS):
+            self._reports.setdefault(worker.name, {})[type(body)] = seq, body
         self._send(worker.name, seq, body)
 
     def _send(self, worker: str, seq: int, body: messages.AnyBody) -> None:
@@ -272,6 +286,7 @@ class SimAgent(SimHost):
         def reaped() -> None:
             if incarnation != self.incarnation or not self.present:
                 return
+            self._reports.pop(worker.name, None)
             if (last := self.workers.pop(worker.name, None)) is not None:
                 self._last_held.append(last.held)
             lost = messages.WorkerLostReport(
@@ -344,12 +359,15 @@ class SimAgent(SimHost):
         self.line.after(pause_s, lambda: self.call(self._keep_lease))
         if not self.present:
             return
+        self._renew()
+        if (self.workers or self.cluster.terms is not None) and not self.has_lease():
+            self.end_processes()  # before others rely on their end
+
+    def _renew(self) -> None:
         if self.connected:
             self._renewals.append(self.line.now_s)
             beats = {w.name: (w.n, w.n, w.state, 0.0) for w in self.workers.values()}
             self._say(messages.Renew(beats=beats))
-        if (self.workers or self.cluster.terms is not None) and not self.has_lease():
-            self.end_processes()  # before others rely on their end
 
     def end_processes(self) -> None:
         """End the workers of this host; its agent goes on."""
@@ -370,6 +388,7 @@ class SimAgent(SimHost):
         self._seq = 0
         self.lost.clear()
         self._last_held.clear()
+        self._reports.clear()
         workers, self.workers = self.workers, {}
         for worker in workers.values():
             worker.alive = False

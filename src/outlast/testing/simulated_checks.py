@@ -8,6 +8,7 @@ from outlast import events
 from outlast.controller import inputs
 from outlast.controller.controller_state import ControllerState
 from outlast.controller.recovery.recovery_ladder import FROM_A_COPY
+from outlast.testing.simulated_process import NS
 from outlast.transport import messages
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ class RunChecks:
             self._need(controller.state, event)
         elif isinstance(event, events.ReplicasCompared):
             cluster.audits.compared(event, controller.state.audit.origins)
+        elif isinstance(event, events.Noticed) and event.fault.kind == "controller_lost":
+            self._took_over(controller.state, event)
         elif isinstance(event, events.WorkerLost):
             for worker in cluster.alive_workers():
                 # One that a late Spawn has started, and whose Kill follows, has no seat.
@@ -67,6 +70,16 @@ class RunChecks:
             checkpoint, self._cluster.timeline.now_s
         ):
             self._ledger.fail(f"{checkpoint} does not exist")
+
+    def _took_over(self, state: ControllerState, event: events.Noticed) -> None:
+        """Check that a takeover which meets no failure closes no generation that trains."""
+        generation = event.generation
+        workers = [w for w in self._cluster.alive_workers() if w.seat >= 0]
+        trains = all(w.opened == generation > w.closed and w.is_set_up for w in workers)
+        waited_s = (state.clock.now_ns - state.clock.since_ns) / NS
+        in_time = waited_s < 0.9 * self._cluster.limits.lease_s
+        if len(workers) == self._plan.world and trains and in_time and not state.ending.drain_ns:
+            self._ledger.fail(f"generation {generation} was closed by a takeover alone")
 
     def _kill(self, state: ControllerState, body: messages.Kill) -> None:
         """Check that a worker that answers at once is not killed for silence."""

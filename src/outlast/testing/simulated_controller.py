@@ -54,10 +54,13 @@ class SimController:
         """Begin the term with the entries of earlier ones, of which it has `read` so many."""
         self.cluster.segments[self.term] = self.segment
         if self.cluster.terms is not None:
-            self._append(inputs.TermBegan(read=read))
+            self._append(inputs.TermBegan(read=read, takes_over=self.term > 1))
         checkpoint = self.cluster.newest_checkpoint(journal)
         if self.cluster.terms is not None:
             self._beat()
+        change = None
+        if self.host is not None and self.term > 1:
+            change = inputs.Succession(self.host.name, "another host", self.line.now_ns)
         self.feed(
             inputs.BeginTerm(
                 t_ns=self.line.now_ns,
@@ -65,6 +68,7 @@ class SimController:
                 term=self.term,
                 journal=journal,
                 checkpoint=checkpoint,
+                succession=change,
             )
         )
 

@@ -6,7 +6,7 @@ from functools import partial
 
 from outlast import events
 from outlast.controller.controller_state import S_NS, ControllerState, ControllerTurn
-from outlast.controller.inputs import EndRun
+from outlast.controller.inputs import DrainRequested, EndDecided, EndRun
 from outlast.controller.recovery import incident_response
 from outlast.controller.recovery.recovery_ladder import is_user_error
 from outlast.errors import EXIT_DONE, EXIT_GAVE_UP, EXIT_INTERRUPTED, EXIT_USER_ERROR
@@ -27,6 +27,9 @@ def stop(turn: ControllerTurn, outcome: str, cause: events.Fault | None, reason:
     if state.mode in ("stopping", "ended"):
         return
     state.ending.result = EndRun(outcome=outcome, exit_code=_EXIT_CODES[outcome], cause=cause)
+    if state.placement.agents:  # another node may have to end it
+        n, step = _reached(state)
+        turn.journal(EndDecided(outcome=outcome, n=n, step=step, cause=cause))
     turn.enter("stopping")
     workers = tuple(state.members.workers.values())
     for worker in workers:
@@ -38,6 +41,11 @@ def stop(turn: ControllerTurn, outcome: str, cause: events.Fault | None, reason:
     )
     if outcome != "done":
         kill_all(turn, reason)
+
+
+def _reached(state: ControllerState) -> tuple[int, int]:
+    """Return the phases and steps that the run is known to have completed."""
+    return max(state.progress.reached, (state.progress.n, state.progress.step))
 
 
 def fail(turn: ControllerTurn, cause: events.Fault) -> None:
@@ -64,12 +72,18 @@ def on_stop_requested(turn: ControllerTurn, reason: str) -> None:
     ):
         interrupt(turn, reason)
     else:
-        ending.drain_reason = reason
-        ending.drain_ns = turn.now_ns + int(state.limits.stop_s * S_NS)
+        turn.journal(DrainRequested(reason=reason))
+        restore_drain(turn, reason)
         # All ranks must stop at one place: close the generation and make the next one drain.
         if state.mode == "open":
             fault = events.Fault(kind="requested", detail=reason, t_ns=turn.now_ns)
             incident_response.record_fault(turn, fault, "report")
+
+
+def restore_drain(turn: ControllerTurn, reason: str) -> None:
+    """Drain for this reason; the time limit begins now."""
+    turn.state.ending.drain_reason = reason
+    turn.state.ending.drain_ns = turn.now_ns + int(turn.state.limits.stop_s * S_NS)
 
 
 def excuse(turn: ControllerTurn, gap_ns: int) -> None:
@@ -123,10 +137,9 @@ def end_when_empty(turn: ControllerTurn) -> None:
 def end_now(turn: ControllerTurn) -> None:
     """End the run at once, with its outcome."""
     state = turn.state
-    progress = state.progress
     end = state.ending.result
     assert end is not None
-    n, step = max(progress.reached, (progress.n, progress.step))
+    n, step = _reached(state)
     turn.enter("ended")
     turn.actions.append(
         EndRun(outcome=end.outcome, exit_code=end.exit_code, cause=end.cause, n=n, step=step)

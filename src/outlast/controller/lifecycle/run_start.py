@@ -2,27 +2,50 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from outlast import events
 from outlast.controller import checkpoint_tracking, planned_migration, shared_values
 from outlast.controller.audit import audit_protocol as audit
-from outlast.controller.controller_state import ControllerState, ControllerTurn
-from outlast.controller.inputs import BeginTerm, CheckpointFound, DecisionMade, Opened, RankMigrated
+from outlast.controller.controller_state import S_NS, ControllerState, ControllerTurn
+from outlast.controller.inputs import (
+    BeginTerm,
+    CheckpointFound,
+    DecisionMade,
+    DrainRequested,
+    EndDecided,
+    Opened,
+    RankMigrated,
+    TermBegan,
+)
 from outlast.controller.lifecycle import run_ending
+from outlast.controller.member_tables import AgentRecord
 from outlast.controller.recovery import incident_response, reconfiguration, recovery_ladder
 from outlast.controller.save_schedule import interval_updates
 from outlast.transport import messages
+
+# Newest reports of workers that an agent sends again to the controller of a new term.
+REPEATED_REPORTS = (
+    messages.WorkerHello,
+    messages.Status,
+    messages.StateProtected,
+    messages.Recorded,
+    messages.Finished,
+)
 
 
 def begin_term(turn: ControllerTurn, event: BeginTerm) -> None:
     """Restore what earlier terms made durable, and wait for workers that may be alive."""
     state = turn.state
     state.term.number = event.term
+    state.term.succession = event.succession
     checkpoint_tracking.set_checkpoint(turn, event.checkpoint)
     interval_updates.begin_measurements(turn)
     audit.restore_audits(turn, event.journal)
     decided: DecisionMade | None = None
     opened = False
     agents: set[str] = set()  # of the newest opened generation and of later decisions
+    drain = ""
     for entry in event.journal:
         if isinstance(entry, DecisionMade):
             if entry.verdict == "start":
@@ -36,16 +59,29 @@ def begin_term(turn: ControllerTurn, event: BeginTerm) -> None:
             agents = set(decided.agents) if decided is not None and opened else agents
         elif isinstance(entry, RankMigrated):
             planned_migration.restore_moves(turn, entry)
+        elif isinstance(entry, DrainRequested):
+            drain = entry.reason
+        elif isinstance(entry, EndDecided):
+            state.term.end = entry
+        elif isinstance(entry, TermBegan) and not entry.takes_over:
+            drain, state.term.end = "", None
         else:
             shared_values.restore(turn, entry)
+    if event.succession is None:  # the job was started again: what ended is over
+        drain, state.term.end = "", None
     if decided is None:
         _start(turn)
         return
+    if drain:
+        run_ending.restore_drain(turn, drain)
     state.progress.restore(decided, opened=opened)
     incident_response.restore_count(turn, decided.incident)
     state.members.set_seats(decided.seats, dict(decided.slots))
-    state.term.old_seats = decided.seats
+    state.term.old_seats, state.term.old_agents = decided.seats, decided.agents
     state.term.joining = () if opened else decided.joining
+    state.term.is_open = opened and not drain and state.term.end is None
+    if "" in decided.agents and not opened:  # any node may have filled that seat since
+        agents.update(state.placement.agents)
     # A decision that was never sent may lack agents whose workers still run.
     state.term.fence_wait = tuple(sorted(agents - {""}))
     turn.enter("awaiting")
@@ -57,14 +93,19 @@ def _start(turn: ControllerTurn) -> None:
     reconfiguration.start_over(turn, n, step)
 
 
-def adopt_abandoned_slots(turn: ControllerTurn, body: messages.WorkerLostReport) -> bool:
-    """Keep the slots of a worker that died while no controller ran. Return False if it had no
-    seat."""
+def adopt_abandoned_slots(
+    turn: ControllerTurn, agent: AgentRecord, body: messages.WorkerLostReport
+) -> bool:
+    """Keep the slots of a worker that died while no controller ran, and the cause. Return False if
+    it had no seat."""
     state = turn.state
     if state.mode not in ("awaiting", "closing") or body.worker not in state.term.old_seats:
         return False
     seat = state.term.old_seats.index(body.worker)
     state.members.keep_slots(seat, body.slots)
+    fault = replace(body.fault, worker=body.worker, seat=seat, host=body.fault.host or agent.host)
+    if state.mode == "awaiting":
+        incident_response.note_early_loss(turn, fault)
     return True
 
 
@@ -74,13 +115,15 @@ def end_takeover(turn: ControllerTurn) -> None:
 
 
 def decide_when_agents_reported(turn: ControllerTurn) -> None:
-    """Decide once every agent of the old generation has sent its Hello, and strays are reaped."""
+    """Adopt the open generation, or decide, once every agent of the old generation has reported,
+    and strays are reaped."""
     state = turn.state
-    if has_strays(state):
+    agents = [state.members.agents.get(name) for name in state.term.fence_wait]
+    if has_strays(state) or not agents or not all(one and one.has_reported for one in agents):
         return
-    if state.term.fence_wait and all(
-        name in state.members.agents for name in state.term.fence_wait
-    ):
+    if _is_unharmed(state):
+        _adopt_generation(turn)
+    else:
         decide_without(turn)
 
 
@@ -90,33 +133,111 @@ def has_strays(state: ControllerState) -> bool:
     return any(worker.killed_ns for worker in state.members.workers.values())
 
 
+def _is_unharmed(state: ControllerState) -> bool:
+    """Return whether the old generation is open for all ranks, as far as this term can know.
+
+    No worker of it is lost, none has left it (a Close of the former controller may have reached
+    some), and set-up is over: what ranks exchange in it may have been lost with the former
+    controller. A report that comes later is the failure that it is in any open generation.
+    """
+    progress = state.progress
+    is_set_up = (
+        not progress.first
+        or progress.reached[0] > progress.n  # all ranks have voted
+        or len(state.shared.records) == state.world
+    )
+    workers = (state.members.workers.get(name) for name in state.members.seats)
+    return (
+        state.term.is_open
+        and is_set_up
+        and not state.incident.early
+        and all(
+            one is not None
+            and one.hello is not None
+            and not one.missing_ns
+            and (one.status is None or one.status.generation != state.generation)
+            for one in workers
+        )
+    )
+
+
+def _adopt_generation(turn: ControllerTurn) -> None:
+    """Go on with the open generation of the former controller: no rank has to stop."""
+    state = turn.state
+    text = _took_over(state)
+    end_takeover(turn)
+    turn.enter("open")
+    members = [state.members.workers[name] for name in state.members.seats]
+    turn.send_all(members, reconfiguration.open_frame(turn))  # the former term's may be lost
+    state.members.refill_later()
+    interval_updates.send_intervals(turn, again=True)
+    turn.note(
+        f"{text}; all {state.world} ranks train on in generation"
+        f" {state.generation}, and have not waited for it"
+    )
+
+
+def _took_over(state: ControllerState) -> str:
+    """Return who is the controller now, and from when on there was none."""
+    number, change = state.term.number, state.term.succession
+    if change is None:
+        return f"the controller came back as term {number}"
+    silent_s = max(0, state.clock.since_ns - change.silent_ns) / S_NS
+    return (
+        f"{change.host} is the controller, term {number}, after {silent_s:.1f} s without an answer"
+        f" of the one on {change.before}"
+    )
+
+
+def _host_of(state: ControllerState, seat: int) -> str:
+    """Return the host of a rank's agent in the earlier term, or its own node's."""
+    agent = state.term.old_agents[seat] if seat < len(state.term.old_agents) else ""
+    return state.members.agents[agent].host if agent in state.members.agents else agent
+
+
 def decide_without(turn: ControllerTurn) -> None:
     """Decide without the workers that have not reported: their agents' leases of the old term have
     expired."""
     state = turn.state
-    members = state.members
+    members, term = state.members, state.term
+    if term.end is not None:
+        state.progress.reach(term.end.n, term.end.step)
+        run_ending.stop(turn, term.end.outcome, term.end.cause, "the run has ended")
+        return
     alive = [worker for worker in members.workers.values() if worker.seat >= 0]
+    if not alive and state.ending.drain_ns:
+        run_ending.interrupt(turn, state.ending.drain_reason)
+        return
     if not alive:
         _start(turn)
         return
+    text = _took_over(state)
     turn.enter("closing")
-    text = f"the controller came back as term {state.term.number}"
-    fault = events.Fault(kind="transport", detail=text, t_ns=turn.now_ns)
-    incident_response.begin_incident(turn, fault)
+    explained = {fault.seat for _, fault in state.incident.early}
+    lost: list[tuple[str, events.Fault]] = []
     for seat, name in enumerate(members.seats):
         worker = members.workers.get(name)
         if worker is None:
-            lost = events.Fault(
+            host = _host_of(state, seat)
+            detail = f"{name or 'no worker'} at rank {seat} did not survive the controller; {text}"
+            fault = events.Fault(
                 kind="agent_lost",
-                detail=f"{name or 'no worker'} at rank {seat} did not survive the controller",
+                detail=detail,
                 worker=name,
                 seat=seat,
-                t_ns=turn.now_ns,
+                host=host,
+                t_ns=term.succession.silent_ns if term.succession else turn.now_ns,
             )
-            incident_response.add_cause(turn, lost)
+            if seat not in explained:
+                lost.append(("lease", fault))
+                state.partners.note_loss(seat, fault.kind, fault.kind)
             members.assign(seat, "")
-        elif seat in state.term.joining:
+        elif seat in term.joining:
             turn.change(name, whole=False)
+    if not lost and not explained:
+        detail = f"{text}; generation {state.generation} could not go on without it"
+        lost = [("report", events.Fault(kind="controller_lost", detail=detail, t_ns=turn.now_ns))]
+    incident_response.begin_incident(turn, lost)
     incident_response.close(turn, text)
 
 

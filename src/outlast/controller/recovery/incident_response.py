@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from msgspec.structs import replace
 
 from outlast import events
@@ -14,6 +16,8 @@ _FAULTS_MAX = 64
 def record_fault(turn: ControllerTurn, fault: events.Fault, how: str) -> None:
     """Add a fault to the open incident, or begin one; close the generation if it is alive."""
     state = turn.state
+    if state.mode == "awaiting":
+        state.incident.early = (*state.incident.early, (how, fault))[-_FAULTS_MAX:]
     if state.mode not in ("gathering", "connecting", "open", "closing"):
         return
     incident = state.incident
@@ -42,18 +46,23 @@ def restore_count(turn: ControllerTurn, count: int) -> None:
     turn.state.incident.count = count
 
 
-def begin_incident(turn: ControllerTurn, fault: events.Fault) -> None:
-    """Begin the incident of a term that takes over from another; `fault` is no attempt's."""
+def begin_incident(turn: ControllerTurn, faults: Iterable[tuple[str, events.Fault]]) -> None:
+    """Begin the incident of a term that takes over from another, with what was found early and with
+    `faults`, which are no attempt's. Each has the way in which it was noticed."""
     incident = turn.state.incident
     incident.count += 1
     incident.number = incident.count
-    incident.faults = (fault,)
-    _emit_noticed(turn, fault, "report")
+    noticed = (*incident.early, *faults)
+    incident.early = ()
+    incident.faults = tuple(fault for _, fault in noticed)
+    for how, fault in noticed:
+        _emit_noticed(turn, fault, how)
 
 
-def add_cause(turn: ControllerTurn, fault: events.Fault) -> None:
-    """Add a fault that explains the open incident."""
-    turn.state.incident.faults = (*turn.state.incident.faults, fault)
+def note_early_loss(turn: ControllerTurn, fault: events.Fault) -> None:
+    """Record once why a worker was lost while no controller could act."""
+    if all(known.worker != fault.worker for _, known in turn.state.incident.early):
+        record_fault(turn, fault, "pidfd")
 
 
 def take_newest(turn: ControllerTurn) -> tuple[events.Fault, ...]:

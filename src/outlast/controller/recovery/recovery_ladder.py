@@ -199,7 +199,8 @@ _CRASHES = (4, 6, 7, 8, 11)
 
 _TELLING = (
     "contract", "mismatch", "diverged", "unknown", "torn", "storage", "hung", "stopped", "killed",
-    "exited", "raised", "agent_lost", "transfer", "transport", "unsettled", "requested", "save",
+    "exited", "raised", "agent_lost", "transfer", "controller_lost", "transport", "unsettled",
+    "requested", "save",
 )  # fmt: skip
 
 
@@ -241,7 +242,7 @@ def is_accident(fault: Fault) -> bool:
     host."""
     if fault.kind == "killed":
         return fault.signal not in _CRASHES
-    return fault.kind in ("agent_lost", "stopped")
+    return fault.kind in ("agent_lost", "controller_lost", "stopped")
 
 
 def is_user_error(cause: Fault | None) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from outlast.controller.lifecycle.run_start import REPEATED_REPORTS
 from outlast.controller.recovery.recovery_ladder import is_accident
 from outlast.errors import ConfigError
 from outlast.events import Fault
@@ -138,25 +139,25 @@ class Agent:
             self.request_stop(self._stop_reason)
         if self._met_term not in (0, term := self._crew.run_dir.job.term):
             self._repeat_answers()
+            self._renew()  # ends the report
         self._met_term = term
         self._checks.report_findings()
 
     def _repeat_answers(self) -> None:
-        """Send each worker's Hello and newest Status to the controller of a new term: a worker does
-        not answer a second Close of one generation."""
+        """Send each worker's newest reports to the controller of a new term: the former one may not
+        have made them durable. A worker does not answer a second Close."""
         for worker in self._crew.workers.values():
-            for frame in (worker.hello, worker.status):
-                if frame is not None and not self._link.holds(worker.name, frame.seq):
+            for frame in sorted(worker.reports.values(), key=lambda one: one.seq):
+                if not self._link.holds(worker.name, frame.seq):
                     self._link.send(self._envelope(worker.name, frame.seq, frame.body))
 
     def _from_worker(self, worker: WorkerHandle, frame: messages.MessageEnvelope) -> None:
         if self._done or frame.run != self._crew.run_dir.job.run:
             return
+        if isinstance(frame.body, REPEATED_REPORTS):
+            worker.reports[type(frame.body)] = frame
         if isinstance(frame.body, messages.WorkerHello):
             self._crew.devices = max(self._crew.devices, frame.body.devices)
-            worker.hello = frame
-        elif isinstance(frame.body, messages.Status):
-            worker.status = frame
         if isinstance(frame.body, messages.WorkerHello) and not self.said_hello:
             self._hello_received.set()
             for spawn in self._queued:
@@ -368,16 +369,15 @@ class Agent:
             if lease.is_over:
                 await self._lease_out()
             elif lease.is_renewal_due:
-                lease.begin_renewal()
-                if self._link.connected and not self._done:
-                    lease.sent()
-                    blocked = self._crew.blocked_interpreters()
-                    self._say(
-                        messages.Renew(
-                            answers=lease.answers, beats=self._crew.beats(), blocked=blocked
-                        )
-                    )
+                self._renew()
             await asyncio.sleep(max(0.001, lease.rest_s))
+
+    def _renew(self) -> None:
+        self.lease.begin_renewal()
+        if self._link.connected and not self._done:
+            self.lease.sent()
+            beats, blocked = self._crew.beats(), self._crew.blocked_interpreters()
+            self._say(messages.Renew(answers=self.lease.answers, beats=beats, blocked=blocked))
 
     async def _lease_out(self) -> None:
         """Kill all workers before the lease ends and the controller assumes them dead."""

@@ -77,8 +77,8 @@ class WorkerHandle:
         self.local_rank = local_rank
         self.started_ns = time.monotonic_ns()
         self.kill_reason = ""
-        self.hello: messages.MessageEnvelope | None = None
-        self.status: messages.MessageEnvelope | None = None  # the newest, for a later controller
+        # The newest of each kind that a later controller has to receive again.
+        self.reports: dict[type[messages.AnyBody], messages.MessageEnvelope] = {}
         self.reaping: asyncio.Task[WorkerOutcome] | None = None
         self.page: Page
         self.process: WorkerFamily

@@ -40,7 +40,8 @@ class NodeSetting(NamedTuple):
 
 
 class ControllerTenure:
-    """The controller of the term in `run_dir.job`, which this process has created."""
+    """The controller of the term in `run_dir.job`, which this process has created. `before`: the
+    host of the controller from which it takes over, which has not answered for `silent_s`."""
 
     def __init__(
         self,
@@ -48,6 +49,8 @@ class ControllerTenure:
         run_dir: RunDir,
         record: DisplayRecord,
         checkpoint: messages.Checkpointed | None,
+        before: str = "",
+        silent_s: float = 0.0,
     ) -> None:
         plan, job = node.plan, run_dir.job
         root = run_dir.room("checkpoints")
@@ -63,7 +66,7 @@ class ControllerTenure:
                 root, job.run, (), node.token.hex(), [target.store for target in node.durable]
             ),
             self._upkeep.committed,
-            NodeListener(node.address, node.hosts, node.domains),
+            NodeListener(node.address, node.hosts, node.domains, node.host, before, silent_s),
         )
         self.deposed: asyncio.Future[TermRecord] = asyncio.get_running_loop().create_future()
         self._guard = TermGuard(

@@ -29,7 +29,7 @@ from outlast.launch.nodes.node_state import StateFile
 from outlast.launch.run_directory import SAVE_SIGNAL, RunDir
 from outlast.launch.run_display import Console, DisplayRecord
 from outlast.launch.terms.term_records import TermRecord
-from outlast.launch.terms.term_watch import TermWatch
+from outlast.launch.terms.term_watch import TermNews, TermWatch
 from outlast.launch.timed_faults import TimedFaults
 from outlast.telemetry.event_store import EventClock
 from outlast.transport import messages
@@ -165,7 +165,7 @@ class RunNode:
                     self._give_up(f"no controller has answered for {limit_s:g} s")
                 continue
             if news.beat is None:
-                self._take_over(news.term)
+                self._take_over(news)
             elif news.beat.outcome:
                 self._on_outcome(
                     messages.RunOutcome(
@@ -180,17 +180,20 @@ class RunNode:
                 )
                 self._agent.follow(news.term, news.beat.address)
 
-    def _take_over(self, term: int) -> None:
+    def _take_over(self, news: TermNews) -> None:
         """Act as the controller of a term that this node has created."""
+        silent_s = self._agent.lease.unheard_s
         self._record.note(
-            f"{self._host} takes over as controller, term {term}: the one before it is silent, and"
-            " its beat stands still"
+            f"{self._host} takes over as controller, term {news.term}: the one on {news.before} has"
+            f" not answered for {silent_s:.1f} s, and its beat stands still"
         )
-        self._run_dir.adopt(self._run_dir.job.run, term)
+        self._run_dir.adopt(self._run_dir.job.run, news.term)
         checkpoint = newest_checkpoint(self._run_dir)
-        tenure = ControllerTenure(self._node, self._run_dir, self._record, checkpoint)
+        tenure = ControllerTenure(
+            self._node, self._run_dir, self._record, checkpoint, news.before, silent_s
+        )
         self._begin_tenure(tenure)
-        self._agent.follow(term, tenure.shell.address)
+        self._agent.follow(news.term, tenure.shell.address)
 
     # --- the end --------------------------------------------------------------------------
 

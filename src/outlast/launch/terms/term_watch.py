@@ -42,11 +42,13 @@ class WatchedLease(Protocol):
 
 
 class TermNews(NamedTuple):
-    """Newest term. `beat`: its owner's, or None if this process owns it."""
+    """Newest term. `beat`: its owner's, or None if this process owns it, and takes it over from the
+    owner on host `before`."""
 
     term: int
     host: str
     beat: TermBeat | None
+    before: str = ""
 
 
 class TermWatch:
@@ -102,6 +104,14 @@ class TermWatch:
             return await self._claim(term + 1) if self._may_claim() else None
         return None
 
+    async def _host_of(self, term: int) -> str:
+        """Return the host of a term's owner, for people; "" if the store does not tell."""
+        try:
+            record = await asyncio.to_thread(self._ledger.read, term)
+        except OutlastError:
+            return ""
+        return record.host if record else ""
+
     def _may_claim(self) -> bool:
         is_still = time.monotonic() - self._since_s >= STILL * self._lease.lease_s
         return is_still and self._lease.may_claim
@@ -116,10 +126,11 @@ class TermWatch:
         )
         if not await asyncio.to_thread(self._ledger.claim, record):
             return None
+        before = await self._host_of(term - 1) or "another host"
         if not self._may_claim():  # stopped meanwhile, or answered: leases may have been granted
             self._note(f"term {term} was created too late by this node, which does not use it")
             return None
-        return TermNews(term, record.host, None)
+        return TermNews(term, record.host, None, before)
 
     def _note_outage(self, why: str) -> None:
         if bool(why) != self._is_away:
