@@ -57,6 +57,12 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return 2 * self.hang_ceiling_s
 
     @property
+    def hang_report_s(self) -> float:
+        """Time without progress after which a rank's processor time is sampled, and, with several
+        nodes, its host reports it to the controller; also the period of such reports."""
+        return self.hang_floor_s / 4
+
+    @property
     def ready_s(self) -> float:
         """Deadline from Decide until a survivor's Ready, wherever its script is."""
         return max(self.join_s, self.hang_ceiling_s)

@@ -54,14 +54,14 @@ def test_the_one_that_the_others_wait_for_is_blamed() -> None:
     assert verdict.retry is None
 
 
-def test_an_agent_that_sees_some_ranks_judges_no_rank_in_a_collective() -> None:
-    apart = [look(0, 100), look(1, 99, collectives=16)]
-    together = [look(seat, 100) for seat in (0, 1)]
-    out = [look(0, 100), look(1, 99, waits=False)]
-    for looks, suspects in ((apart, 0), (together, 0), (out, 1)):
-        verdict = watch(WorkerHistory(), looks, 300 * S, LIMITS, sees_all=False)[1]
-        assert (len(verdict.suspects), verdict.retry) == (suspects, None)
-        assert judge(300, *looks) != HangVerdict()
+def test_an_agent_of_several_judges_stopped_processes_and_the_controller_the_rest() -> None:
+    behind = [look(0, 100), look(1, 99, collectives=16)]
+    stopped = [look(0, 100), look(1, 100, letter="T")]
+    for looks, by_agent, by_controller in ((behind, 0, 1), (stopped, 1, 0)):
+        memory = watch(WorkerHistory(), looks, 120 * S, LIMITS)[0]
+        for parts, suspects in (("stopped", by_agent), ("progress", by_controller)):
+            verdict = watch(memory, looks, 140 * S, LIMITS, parts=parts)[1]
+            assert (len(verdict.suspects), verdict.retry) == (suspects, None)
 
 
 def skipped(*seats: int, world: int = 3, moved_s: float = 100) -> list[WorkerObservation]:

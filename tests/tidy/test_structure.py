@@ -34,9 +34,9 @@ from pathlib import Path
 # An FSDP2 iteration that is reset by hand before torch 2.13: 80.
 # Runs of several nodes: placement, flags, meeting, and both kinds of nodes: 9 modules, 1,500 lines.
 # For a controller that may die, state on another host, failure domains, Kubernetes, encrypted links
-# and their tests: up to 34 modules and 7,800 lines; lowered to what they take when they are there.
+# their tests, hangs and drains of nodes: up to 44 modules and 10,800 lines; lowered to what they take when they are there.
 CEILINGS = {
-    "modules": 490,
+    "modules": 500,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 1,
@@ -45,7 +45,7 @@ CEILINGS = {
     "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 112500,
+    "lines": 115500,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 0,
 }

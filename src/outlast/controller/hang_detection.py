@@ -32,6 +32,7 @@ When a rank that others waited for is no longer judged, their floor starts again
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -50,7 +51,8 @@ from outlast.transport import worker_page
 from outlast.transport.worker_page import WorkerObservation, is_judged, is_out
 
 _S_NS = 1_000_000_000
-_PACED = ("running", "voting")
+Parts = Literal["all", "stopped", "progress"]
+_PACED = ("running", *worker_page.VOTE)
 _LEFT_NS = 1 * _S_NS  # pages are not read atomically: a contradiction must last this long
 _NEW_PATIENCE = 3  # factor on the timeout of a process that has not run this kind of phase itself
 _NEW_FLOORS = 6  # its limit in floors, unless the other ranks' timeout is longer
@@ -126,20 +128,19 @@ def watch(
     limits: Limits,
     *,
     unix_ns: int = 0,
-    sees_all: bool = True,
+    parts: Parts = "all",
 ) -> tuple[WorkerHistory, HangVerdict]:
-    """Judge one observation of all workers. `unix_ns`: the Unix time of `now_ns`. `sees_all`: False
-    where other hosts have ranks too, for which a rank in a collective may wait unjudged."""
+    """Judge one observation of all workers. `unix_ns`: the Unix time of `now_ns`. `parts`: of a run
+    of several nodes, each agent judges "stopped" processes, and the controller, which has the
+    observations of all hosts, judges "progress"."""
     looks = tuple(looks)
     seated = [worker for worker in looks if is_judged(worker)]
     memory = _remember(memory, looks, seated, now_ns)
-    faults = _stopped(memory, looks, now_ns, limits)
-    faults = faults or _left_collectives(looks, now_ns)
-    if not faults:
+    faults = _stopped(memory, looks, now_ns, limits) if parts != "progress" else []
+    if not faults and parts != "stopped":
+        faults = _left_collectives(looks, now_ns)
+    if not faults and parts != "stopped":
         faults, retry = _stuck(memory, looks, seated, now_ns, limits)
-        if not sees_all:
-            outside = {worker.worker for worker in seated if is_out(worker)}
-            faults, retry = [fault for fault in faults if fault.worker in outside], None
         if retry is not None:
             if (moves := _moves(seated)) == memory.retried:
                 return memory, HangVerdict()
@@ -238,7 +239,7 @@ def _left_collectives(looks: tuple[WorkerObservation, ...], now_ns: int) -> list
         worker
         for worker in looks
         if worker.seat >= 0
-        and (worker.state in ("running", "voting") or (worker.state == "dry" and worker.n == 0))
+        and (worker.state in _PACED or (worker.state == "dry" and worker.n == 0))
         and now_ns - worker.t_ns > _LEFT_NS
     ]
     faults = []
@@ -320,11 +321,11 @@ def _progressed(seated: list[WorkerObservation]) -> list[WorkerObservation]:
     """Return ranks in the vote, at most half, that skipped the collective in which all others wait.
 
     A rank that hangs behind a collective of a subgroup looks alike: this is no proof of a hang."""
-    progressed = [worker for worker in seated if worker.state == "voting"]
+    progressed = [worker for worker in seated if worker.state in worker_page.VOTE]
     comparable = {worker.stages for worker in progressed}
     running = [worker for worker in seated if worker.state == "running"]
     places = {place_of(worker) for worker in running if worker.stages in comparable}
-    others = [worker for worker in seated if worker.state not in ("voting", "running")]
+    others = [worker for worker in seated if worker.state not in _PACED]
     if not progressed or others or len(places) != 1 or 2 * len(progressed) > len(seated):
         return []
     n, _, collectives = places.pop()

@@ -13,9 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outlast.transport.worker_page import WorkerObservation
+from outlast.transport.worker_page import VOTE, WorkerObservation
 
-_PARTS: dict[str, int] = {"running": 1, "checkpoint": 1, "dry": 1, "voting": 2, "applying": 3}
+_PARTS: dict[str, int] = {
+    "running": 1,
+    "checkpoint": 1,
+    "dry": 1,
+    "sharing": 2,
+    "voting": 2,
+    "applying": 3,
+}
 
 
 def order_of(worker: WorkerObservation) -> tuple[int, int]:
@@ -72,7 +79,7 @@ def where_of(worker: WorkerObservation) -> str:
     """Return text for the place of a rank."""
     if worker.state == "idle":
         return f"the script's own code before phase {worker.n + 1}"
-    if worker.state == "voting":
+    if worker.state in VOTE:
         return f"the vote of phase {worker.n + 1}"
     if worker.state in ("starting", "setup"):
         return f"state {worker.state} before phase {worker.n + 1}"

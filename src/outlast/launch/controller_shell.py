@@ -19,6 +19,7 @@ from outlast.controller.save_schedule.save_tiers import SavePolicy
 from outlast.controller.state_machine import apply_all, initial
 from outlast.errors import GaveUpError, OutlastError, RunDirError
 from outlast.launch.agent_listener import LOOPBACK, AgentListener, NodeListener
+from outlast.launch.nodes.run_hang_watch import RunHangWatch
 from outlast.launch.run_directory import RunDir
 from outlast.launch.run_display import DisplayRecord
 from outlast.launch.run_journal import read_segments
@@ -84,6 +85,12 @@ class ControllerShell:
         self.ended: asyncio.Future[inputs.EndRun] = self._loop.create_future()
         self._agents = AgentListener(job, nodes, token, self)
         self.address = self._agents.address
+        self._hangs = RunHangWatch(
+            plan.limits,
+            lambda: self._state,
+            lambda agent, body: self._agents.send(inputs.Send(agent=agent, workers=(), body=body)),
+            record.now_ns,
+        )
 
     def is_barred(self, place: SavePoint) -> bool:
         """Return whether an audit has barred this checkpoint; thread-safe."""
@@ -280,6 +287,9 @@ class ControllerShell:
                 self._grants.received(frame.agent, frame.body)
             if isinstance(frame.body, messages.StopRequest):
                 self.on_stop(f"{frame.body.reason} on {frame.agent}")
+                return
+            if isinstance(frame.body, messages.RanksObserved):
+                self._hangs.observed(frame.agent, frame.body)
                 return
             if isinstance(frame.body, messages.Renew):
                 self._record.display.beats(frame.body.beats)

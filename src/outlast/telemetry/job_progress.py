@@ -67,7 +67,7 @@ class CommittedProgress:
 
 
 REMEMBERED = 16  # phases; a fault is at most one phase before or after the last common one
-_DOING = {"voting": "in the vote of", "applying": "while applying"}
+_DOING = {"sharing": "in the vote of", "voting": "in the vote of", "applying": "while applying"}
 _OURS = {
     "eval": "in the evaluation",
     "checkpoint": "while the checkpoint was written,",

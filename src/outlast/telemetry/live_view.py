@@ -40,6 +40,7 @@ INCIDENTS_MAX = 5
 NOTES_MAX = 3
 _STATE_STYLE = {
     "running": "green",
+    "sharing": "green",
     "voting": "green",
     "applying": "green",
     "idle": "green",

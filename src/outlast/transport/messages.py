@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 
 from outlast.events import Fault, Warned
+from outlast.transport.hang_messages import HangFound, RanksObserved, Suspect, Trace, Traced
 from outlast.transport.message_base import Body
 from outlast.transport.partner_messages import PartnerSlots, PartnerSlotsRequest
 from outlast.transport.rendezvous_messages import Meet, Met, Put, RendezvousValue
@@ -161,13 +162,6 @@ class AuditNamed(Body, frozen=True):
     generation: int
     n: int
     names: dict[str, dict[str, bytes]]
-
-
-class Traced(Body, frozen=True):
-    """Answer to the Trace of `folder`, for the agent; `error`: why the file was not written."""
-
-    folder: str
-    error: str = ""
 
 
 class Seat(Body, frozen=True):
@@ -345,22 +339,6 @@ class WorkerLostReport(Body, frozen=True, tag="Lost"):
     step: int = 0
 
 
-class Trace(Body, frozen=True):
-    """Request to a worker to dump its flight recorder to `traces/FOLDER/rank_SEAT@HOST.json` of the
-    run directory, unless `until_ns` (CLOCK_MONOTONIC) has passed."""
-
-    folder: str
-    host: str
-    until_ns: int
-
-
-class Suspect(Body, frozen=True):
-    """Report of a hung or stopped worker, which the controller will order to be killed."""
-
-    worker: str
-    fault: Fault
-
-
 class NodeChecked(Body, frozen=True, tag="Checked"):
     """Unhealthy findings of the agent's newest node check, all of them, with the device's worker.
     `completed`: checks that ran to completion; their earlier findings are resolved if missing."""
@@ -381,6 +359,7 @@ ControllerBody = (
 AgentBody = (
     AgentHello | Renew | Renewed | Spawn | Spawned | Kill | WorkerLostReport | Suspect | Trace
     | NodeChecked | RunOutcome | StopRequest | PartnerSlotsRequest | PartnerSlots
+    | RanksObserved | HangFound
 )  # fmt: skip
 AnyBody = WorkerBody | ControllerBody | AgentBody
 

@@ -58,6 +58,7 @@ State = Literal[
     "setup",  # between init() and the first phase
     "idle",  # between phases: the script's own code
     "running",  # inside an attempt
+    "sharing",  # exchanges its own state with partners on other hosts, before its vote
     "voting",  # voted yes, waiting for the answer
     "applying",  # the vote is won, the phase is being completed
     "healing",  # waiting for a decision, connecting, moving state
@@ -271,6 +272,7 @@ def updated_pace(pace: PhasePace, took_ns: int) -> PhasePace:
 
 
 # A recovering rank waits for others; the controller has its own deadlines for it.
+VOTE: tuple[State, ...] = ("sharing", "voting")  # behind all of an attempt's own work
 _NEVER = ("waiting", "finished", "healing")
 
 
@@ -299,4 +301,4 @@ def is_judged(look: WorkerObservation) -> bool:
 
 def is_out(look: WorkerObservation) -> bool:
     """Return whether the rank was last observed outside any collective."""
-    return look.state != "voting" and not look.waits
+    return look.state not in VOTE and not look.waits

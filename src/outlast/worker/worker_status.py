@@ -211,7 +211,7 @@ class WorkerStatus:
         """Return whether the present attempt cannot be completed: the script does not go on behind
         it before another generation is open."""
         with self._lock:
-            return not self.is_open and self.state == "running"
+            return not self.is_open and self.state in ("running", "sharing")
 
     def close(self, body: messages.Close) -> None:
         """Close a generation: answer now, or once the outcome of the vote is known."""
@@ -243,7 +243,7 @@ class WorkerStatus:
     def _reported_state(self) -> str:
         if (self.state == "setup" or self.is_before_setup) and self.opened:
             return "broken"  # set-up collectives were cut: the script cannot be put back there
-        if self.state in ("running", "checkpoint", "dry"):
+        if self.state in ("running", "sharing", "checkpoint", "dry"):
             return "broken" if self.rehearsing else "running"
         if self.joining:
             return "joining"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 
 import msgspec
 
@@ -15,7 +15,8 @@ from outlast.events import Fault
 from outlast.launch.host.agent_lease import AgentLease
 from outlast.launch.host.agent_link import AgentLink
 from outlast.launch.host.check_runner import CheckRunner
-from outlast.launch.host.hang_monitor import HangMonitor, TraceCollection, suspect_progress
+from outlast.launch.host.hang_evidence import SuspectReporter, TraceCollection
+from outlast.launch.host.hang_monitor import HangMonitor
 from outlast.launch.host.worker_pool import WorkerHandle, WorkerPool, WorkerPost, worker_fault
 from outlast.transport import messages
 
@@ -55,10 +56,11 @@ class Agent:
         self._lost: deque[messages.WorkerLostReport] = deque(maxlen=LOST_KEPT)
         self._tasks: set[asyncio.Task[None]] = set()
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._watch = HangMonitor(crew, self._suspect)
+        self._watch = HangMonitor(crew, self._suspect, self._say)
         self._traces = TraceCollection(
             crew, lambda worker, body: worker.channel.send(self._envelope(worker.name, 0, body))
         )
+        self._suspects = SuspectReporter(crew, self._traces, self._say)
         self._checks = CheckRunner(crew, self._say)
         self._hello_received = asyncio.Event()  # the script has called `init()`
         if crew.plan.node.total > 1:
@@ -197,6 +199,8 @@ class Agent:
                 self._spawn(body)
         elif isinstance(body, messages.Kill):
             self._kill(body)
+        elif isinstance(body, messages.HangFound):
+            self._start(self._suspects.confirm(body))
         elif isinstance(body, messages.PartnerSlotsRequest):
             self._say(self._crew.partner_pages.answer(body, self._crew.workers.values()))
         for name in frame.to:
@@ -218,14 +222,12 @@ class Agent:
 
     def _suspect(self, suspect: messages.Suspect) -> None:
         """Collect evidence about a suspect before the kill or sever that follows."""
-        task = asyncio.create_task(self._trace(suspect, suspect_progress(self._crew, suspect)))
+        self._start(self._suspects.report(suspect))
+
+    def _start(self, part: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(part)
         self._tasks.add(task)
         task.add_done_callback(self._on_task_done)
-
-    async def _trace(self, suspect: messages.Suspect, before: dict[str, object]) -> None:
-        evidence = await self._traces.collect(suspect)
-        if suspect_progress(self._crew, suspect) == before:  # else it has made progress since
-            self._say(evidence)
 
     # --- workers --------------------------------------------------------------------------
 
@@ -293,9 +295,7 @@ class Agent:
         if not self.said_hello and not worker.kill_reason and not self._done:
             self._exited_before_hello(worker)
             return
-        task = asyncio.create_task(self._report_lost(worker, self._crew.clock.now_ns()))
-        self._tasks.add(task)
-        task.add_done_callback(self._on_task_done)
+        self._start(self._report_lost(worker, self._crew.clock.now_ns()))
 
     def _exited_before_hello(self, worker: WorkerHandle) -> None:
         """Hand over workers that ended before any Hello: the script does not call `init()`.

@@ -1,4 +1,4 @@
-"""Detection of hung ranks, and collection of their flight recorder dumps."""
+"""Detection of hung ranks from the pages and processes of one host."""
 
 from __future__ import annotations
 
@@ -6,14 +6,10 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Collection
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
-
 from outlast.controller import hang_detection
-from outlast.events import RECORDED, Fault
 from outlast.launch.host import reaper
 from outlast.launch.host.worker_pool import WorkerHandle, WorkerPool
 from outlast.transport import messages
@@ -92,20 +88,29 @@ PERIOD_S = (0.02, 0.25)
 FLOOR_PART = 20
 WINDOW_S = (0.1, 1.0)  # shorter ones measure the kernel's clock ticks
 WINDOW_PART = 10
-_STILL_PART = 4  # processor time is sampled only after 1/4 of the floor without a beat
 
 
 class HangMonitor:
     """Hang detection from worker pages, read every 1/20 of the hang floor (20 to 250 ms).
-    Processor time of workers without a beat: every 1/10 of the floor (0.1 to 1 s)."""
+    Processor time of workers without a beat: every 1/10 of the floor (0.1 to 1 s).
 
-    def __init__(self, crew: WorkerPool, say: Callable[[messages.Suspect], None]) -> None:
+    With several nodes it judges stopped processes only. While a rank makes no progress it passes
+    its observations to `report`, every 1/4 of the floor: the controller has those of all hosts.
+    """
+
+    def __init__(
+        self,
+        crew: WorkerPool,
+        suspect: Callable[[messages.Suspect], None],
+        report: Callable[[messages.RanksObserved], None],
+    ) -> None:
         self._crew = crew
-        self._say = say
+        self._suspect, self._report = suspect, report
+        self._reported_ns = 0  # 0: all ranks make progress, as far as the controller knows
         self._limits = crew.plan.limits
         floor_s = self._limits.hang_floor_s
         self._period_s = _between(PERIOD_S, floor_s / FLOOR_PART)
-        self._still_ns = int(1e9 * floor_s / _STILL_PART)
+        self._still_ns = int(1e9 * self._limits.hang_report_s)
         self._effort = ProcessorTime(_between(WINDOW_S, floor_s / WINDOW_PART))
         self._memory = hang_detection.WorkerHistory()
         self._looked_ns = self._awake_ns = time.monotonic_ns()
@@ -137,12 +142,23 @@ class HangMonitor:
             now_ns,
             self._limits,
             unix_ns=self._crew.clock.now_ns(),
-            sees_all=self._crew.plan.node.total == 1,
+            parts="all" if self._crew.plan.node.total == 1 else "stopped",
         )
         for fault in verdict.suspects:
-            self._say(messages.Suspect(worker=fault.worker, fault=fault))
+            self._suspect(messages.Suspect(worker=fault.worker, fault=fault))
         if verdict.retry:
-            self._say(messages.Suspect(worker="", fault=verdict.retry))
+            self._suspect(messages.Suspect(worker="", fault=verdict.retry))
+        if self._crew.plan.node.total > 1:
+            self._report_ranks(tuple(look for look in looks if look.seat >= 0), now_ns)
+
+    def _report_ranks(self, ranks: tuple[WorkerObservation, ...], now_ns: int) -> None:
+        if not any(now_ns - look.t_ns > self._still_ns for look in ranks):
+            if self._reported_ns:
+                self._report(messages.RanksObserved(now_ns=now_ns))
+            self._reported_ns = 0
+        elif now_ns - self._reported_ns >= self._still_ns:
+            self._report(messages.RanksObserved(now_ns=now_ns, ranks=ranks))
+            self._reported_ns = now_ns
 
     def _look_at(self, worker: WorkerHandle) -> WorkerObservation:
         beat, pulse = worker.page.read(), worker.page.pulse()
@@ -249,88 +265,3 @@ def _log_size_bytes(worker: WorkerHandle) -> int:
         except OSError:
             continue
     return total
-
-
-TRACES_FOLDER = "traces"
-TRACE_TIMEOUT_S = 1.0  # a worker whose interpreter lock is held cannot answer
-TRACE_COLLECTIONS_MAX = 32  # per launcher, so that a run with many hangs does not fill the disk
-
-
-class TraceCollection:
-    """Collection of flight recorder dumps from this host's workers, within `TRACE_TIMEOUT_S`."""
-
-    def __init__(
-        self, crew: WorkerPool, ask: Callable[[WorkerHandle, messages.Trace], bool]
-    ) -> None:
-        """Create the collection; `ask` sends a request and returns whether it was sent."""
-        self._crew, self._ask = crew, ask
-        self._folder = ""  # of the current collection, or of the last one
-        self._remaining = TRACE_COLLECTIONS_MAX
-        self._waiting: set[str] = set()
-        self._written = 0
-        self._answered = asyncio.Event()
-        self._under_way: asyncio.Task[str] | None = None
-
-    async def collect(self, suspect: messages.Suspect) -> messages.Suspect:
-        """Return the suspect with the dump folder in its detail, if any dump was written."""
-        if self._under_way is None or self._under_way.done():
-            self._under_way = asyncio.create_task(self._collect())
-        found = await asyncio.shield(self._under_way)
-        if not found:
-            return suspect
-        detail = f"{suspect.fault.detail}; {found}"
-        fault: Fault = msgspec.structs.replace(suspect.fault, detail=detail)
-        return msgspec.structs.replace(suspect, fault=fault)
-
-    def answered(self, worker: str, body: messages.Traced) -> None:
-        """Handle a worker's answer: dump written, or an error."""
-        if body.folder == self._folder and worker in self._waiting:
-            self._waiting.discard(worker)
-            self._written += not body.error
-            if body.error:
-                self._crew.note(f"the flight recorder of {worker} was not written: {body.error}")
-        if not self._waiting:
-            self._answered.set()
-
-    async def _collect(self) -> str:
-        able = [worker for worker in self._crew.workers.values() if _can_answer(worker)]
-        if not able or not self._remaining:
-            return ""
-        self._remaining -= 1
-        moment = datetime.fromtimestamp(self._crew.clock.now_ns() / 1e9, tz=UTC)
-        self._folder = f"{moment:%Y-%m-%dT%H-%M-%S}.{moment.microsecond // 1000:03d}Z"
-        self._answered.clear()
-        until_ns = time.monotonic_ns() + int(TRACE_TIMEOUT_S * 1e9)
-        trace = messages.Trace(folder=self._folder, host=self._crew.host, until_ns=until_ns)
-        self._waiting = {worker.name for worker in able if self._ask(worker, trace)}
-        self._written = 0
-        if not self._waiting:
-            return ""
-        try:
-            async with asyncio.timeout(TRACE_TIMEOUT_S):
-                await self._answered.wait()
-        except TimeoutError:
-            pass  # workers that cannot answer
-        self._waiting.clear()
-        if not self._written:
-            return ""
-        path = self._crew.run_dir.path / TRACES_FOLDER / self._folder
-        return f"{RECORDED} {self._written} rank(s): {path}"
-
-
-def _can_answer(worker: WorkerHandle) -> bool:
-    """Return whether a worker has a seat, has reached `init()`, is alive, and is not stopped."""
-    if worker.seat < 0 or worker.reaping is not None or worker.kill_reason:
-        return False
-    return worker.page.read().t_ns > 0 and worker.process.state not in "TtZX"
-
-
-def suspect_progress(crew: WorkerPool, suspect: messages.Suspect) -> dict[str, object]:
-    """Return by worker the time of last progress, or whether the worker is stopped."""
-    if suspect.fault.kind == "contract":
-        return {}
-    alive = (one for one in crew.workers.values() if one.reaping is None)
-    of = (one for one in alive if suspect.worker in (one.name, ""))
-    if suspect.fault.kind == "stopped":
-        return {one.name: one.process.state in "Tt" for one in of}
-    return {one.name: one.page.read().t_ns for one in of if one.seat >= 0}

@@ -53,6 +53,10 @@ class PartnerCopies:
         self._capacity = FIRST_BYTES
         self._pending: list[_Sent] = []
 
+    def __bool__(self) -> bool:
+        """Return whether this rank has partners in this generation."""
+        return bool(self._seats)
+
     def connect(self, generation: int, seats: tuple[int, ...], n: int, carried: Slots) -> None:
         """Exchange the slots before phase n+1 with the partners of a generation, if there are any.
 

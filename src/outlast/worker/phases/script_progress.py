@@ -251,7 +251,9 @@ class ProgressSlots:
             self._page.drop("after", n)  # a refused attempt may have left one
         else:
             after[f"after:{n}"] = self._put_after(attempt, own, aside=aside)
-        self.partners.exchange("voted", n, after)
+        if self.partners:
+            self._status.enter("sharing")
+            self.partners.exchange("voted", n, after)
 
     def write_end(self, attempt: PhaseAttempt, result: bytes | None, *, aside: bool) -> None:
         """Write the result of phase n+1 (None: not encodable) and the slot that waited for the
