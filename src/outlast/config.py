@@ -49,17 +49,13 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def operation_s(self) -> float:
-        """Deadline of one collective, far above the hang monitor's.
-
-        A collective waits for the slowest rank. The hang monitor limits that wait; this deadline is
-        for the case that there is none.
-        """
+        """Deadline of one collective, far above the hang monitor's, for the case that there is no
+        monitor."""
         return 2 * self.hang_ceiling_s
 
     @property
     def hang_report_s(self) -> float:
-        """Time without progress after which a rank's processor time is sampled, and, with several
-        nodes, its host reports it to the controller; also the period of such reports."""
+        """Time without progress until a host samples and reports a rank, and the period of that."""
         return self.hang_floor_s / 4
 
     @property

@@ -34,7 +34,8 @@ from pathlib import Path
 # An FSDP2 iteration that is reset by hand before torch 2.13: 80.
 # Runs of several nodes: placement, flags, meeting, and both kinds of nodes: 9 modules, 1,500 lines.
 # For a controller that may die, state on another host, failure domains, Kubernetes, encrypted links
-# their tests, hangs and drains of nodes: up to 44 modules and 10,800 lines; lowered to what they take when they are there.
+# their tests, hangs and drains of nodes: up to 44 modules and 10,800 lines; lowered to what they
+# take when they are there.
 CEILINGS = {
     "modules": 500,
     "folders of more than 16 modules": 0,

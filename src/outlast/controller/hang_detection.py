@@ -170,8 +170,7 @@ def _remember(
     seated: list[WorkerObservation],
     now_ns: int,
 ) -> WorkerHistory:
-    """Return the history after these observations, without ended workers and retries of a
-    finished phase."""
+    """Return the history after these observations, without ended workers or finished phases."""
     stopped = {
         worker.worker: memory.stopped.get(worker.worker, now_ns)
         for worker in looks
@@ -191,7 +190,7 @@ def _remember(
     return replace(
         memory,
         stopped=stopped,
-        blamed_ns={name: t_ns for name, t_ns in memory.blamed_ns.items() if name in names},
+        blamed_ns={name: memory.blamed_ns[name] for name in memory.blamed_ns.keys() & names},
         retries=0 if over else memory.retries,
         out=out,
         stood=(n, stood_ns),
