@@ -205,9 +205,9 @@ def users_token(environment: Mapping[str, str] = os.environ) -> str:
     return environment.get(TOKEN_VARIABLE, "").strip()
 
 
-def token_file_default(environment: Mapping[str, str] = os.environ) -> str:
-    """Return OUTLAST_TOKEN_FILE, or ""."""
-    return environment.get("OUTLAST_TOKEN_FILE", "")
+def file_default(name: str, environment: Mapping[str, str] = os.environ) -> str:
+    """Return OUTLAST_NAME, the default of a flag for a file, or ""."""
+    return environment.get(f"OUTLAST_{name}", "")
 
 
 def has_node_rank(environment: Mapping[str, str] = os.environ) -> bool:

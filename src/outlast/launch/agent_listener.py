@@ -11,7 +11,9 @@ from outlast.controller import inputs
 from outlast.launch.run_directory import RunningJob
 from outlast.transport import messages
 from outlast.transport.channel import Channel
+from outlast.transport.socket_stream import SocketStream
 from outlast.transport.stranger_table import Stranger, StrangerTable
+from outlast.transport.tls import PeerTls, reason_of
 
 STRANGERS_MAX = 64  # or the number of nodes
 STRANGER_S = 5.0
@@ -31,6 +33,7 @@ class NodeListener(NamedTuple):
     host: str = ""
     before: str = ""
     silent_s: float = 0.0
+    tls: PeerTls | None = None
 
 
 LOOPBACK = NodeListener()
@@ -63,6 +66,8 @@ class AgentListener:
         self, job: RunningJob, nodes: NodeListener, token: bytes, observer: AgentObserver
     ) -> None:
         self._job, self._token, self._observer = job, token, observer
+        self._tls = nodes.tls
+        self._handshakes: set[asyncio.Task[None]] = set()
         self._peers: dict[str, AgentPeer] = {}
         self._seqs: dict[str, int] = {}
         most = max(STRANGERS_MAX, len(nodes.hosts))
@@ -92,6 +97,8 @@ class AgentListener:
         self._loop.remove_reader(self._socket)
         self._socket.close()
         self._table.close("the controller ends")
+        for handshake in self._handshakes:
+            handshake.cancel()
         for channel in [peer.channel for peer in self._peers.values()]:
             channel.close("the controller ends")
 
@@ -134,6 +141,37 @@ class AgentListener:
 
     def _welcome(self, sock: socket.socket, address: str) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self._tls is None:
+            self._open(sock, address)
+            return
+        task = asyncio.create_task(self._secure(SocketStream(sock), address, self._tls))
+        self._handshakes.add(task)
+        task.add_done_callback(self._handshakes.discard)
+
+    async def _secure(self, stream: SocketStream, address: str, tls: PeerTls) -> None:
+        """Shake hands with a stranger."""
+        why: list[str] = []
+
+        def close(reason: str) -> None:
+            why.append(reason)
+            stream.abort()
+
+        stranger = Stranger(address, close)
+        self._table.add(stranger)
+        try:
+            sock = await stream.secure(tls.node.server, is_server=True)
+        except OSError as error:
+            await stream.linger()  # the peer reads why
+            if not self._closed:
+                self._table.refuse(stranger, why[0] if why else reason_of(error))
+        except BaseException:
+            stream.abort()
+            raise
+        else:
+            self._table.admit(stranger)
+            self._open(sock, address)
+
+    def _open(self, sock: socket.socket, address: str) -> None:
         channel = Channel(
             sock,
             self._token,

@@ -103,7 +103,11 @@ def parse(argv: list[str]) -> RunPlan:
     Raises UsageError or ConfigError with a one-line remedy; `--help` exits.
     """
     given = read_flags(argv)
-    node = node_flags.read(given, config.token_file_default())
+    node = node_flags.read(
+        given,
+        config.file_default("TOKEN_FILE"),
+        tuple(config.file_default(f"TLS_{name}") for name in ("CERT", "KEY", "CA")),
+    )
     ranks = _world(given.nproc_per_node)
     world = node.nodes * ranks
     for name in ("spares", "max_restarts"):

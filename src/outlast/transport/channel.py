@@ -15,6 +15,7 @@ import contextlib
 import hashlib
 import hmac
 import socket
+import ssl
 import struct
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,7 @@ import msgspec
 from outlast.errors import WireError
 from outlast.transport import messages
 from outlast.transport.messages import MessageEnvelope
+from outlast.transport.tls import reason_of
 
 MAGIC = b"OLW3"
 HEADER = struct.Struct(">4sI16s")
@@ -98,10 +100,15 @@ class FrameDecoder:
             yield from _decode(payload)
 
 
+_LATER = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _READ_BYTES = 256 << 10
 _READS_MAX = 16  # per turn of the loop: one sender must not starve the others
 PENDING_BYTES_MAX = 512 << 20
 STRANGER_BYTES_MAX = 64 << 10
+
+
+def _reason(error: OSError) -> str:
+    return reason_of(error) if isinstance(error, ssl.SSLError) else str(error.strerror)
 
 
 class Channel:
@@ -186,18 +193,19 @@ class Channel:
         self._on_closed(reason)
 
     def _readable(self) -> None:
+        least = 1 if isinstance(self._sock, ssl.SSLSocket) else _READ_BYTES
         for _ in range(_READS_MAX):
-            if self.closed or self._read_once() < _READ_BYTES:
+            if self.closed or self._read_once() < least:
                 return
 
     def _read_once(self) -> int:
         """Return how many bytes were read: 0 if there are none now or the channel is closed."""
         try:
             data = self._sock.recv(_READ_BYTES)
-        except BlockingIOError:
+        except _LATER:
             return 0
         except OSError as error:
-            self.close(f"the connection broke: {error.strerror}")
+            self.close(f"the connection broke: {_reason(error)}")
             return 0
         if not data:
             self.close("the peer closed the connection")
@@ -227,12 +235,12 @@ class Channel:
                     self._pending[0] = self._pending[0][sent:]
                 else:
                     self._pending.popleft()
-        except BlockingIOError:
+        except _LATER:
             self._is_full = True
             self._loop.add_writer(self._sock, self._writable)
             return
         except OSError as error:
-            self._broken = f"the connection broke: {error.strerror}"
+            self._broken = f"the connection broke: {_reason(error)}"
             self._pending.clear()
             self._pending_bytes = 0
             self._loop.call_soon(self._end)  # later: the caller may be at work on another frame

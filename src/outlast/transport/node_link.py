@@ -1,28 +1,33 @@
 """Connection between a node of a run and its first controller's node, before the run.
 
-| sender             | message      | when                                                       |
-|--------------------|--------------|------------------------------------------------------------|
-| node               | NodeHello    | first                                                      |
-| controller's node  | NodeAccepted | all nodes are there and agree; then the agent connects, and |
-|                    |              | this connection ends                                       |
-| controller's node  | NodeRefused  | the node does not fit; the connection ends                 |
+| sender             | message       | when                                                      |
+|--------------------|---------------|-----------------------------------------------------------|
+| node               | NodeHello     | first                                                     |
+| controller's node  | NodeChallenge | then: a random number for this connection                 |
+| node               | NodeReply     | with that number, so that a recorded Hello is of no use   |
+| controller's node  | NodeAccepted  | all nodes are there and agree; then the agent connects,   |
+|                    |               | and this connection ends                                  |
+| controller's node  | NodeRefused   | the node does not fit; the connection ends                |
 
-A frame is `magic(4) | length(4, big endian) | tag(16) | payload(length)` as in `channel`, with
-another magic; its tag is keyed with the users' token.
+With TLS, all of it is inside TLS, but for the refusal of a node that does not use it. A frame is
+`magic(4) | length(4, big endian) | tag(16) | payload(length)` as in `channel`, with another magic;
+its tag is keyed with the users' token.
 """
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import hmac
+import ssl
 import struct
 
 import msgspec
 
 from outlast.errors import WireError
+from outlast.transport.socket_stream import SocketStream
+from outlast.transport.tls import reason_of
 
-MAGIC = b"OLN1"
+MAGIC = b"OLN2"
 HEADER = struct.Struct(">4sI16s")
 FRAME_BYTES_MAX = 1 << 20
 
@@ -40,6 +45,18 @@ class NodeHello(NodeMessage, frozen=True):
     directory: str  # content of a file in the run directory, "" without one
     nonce: bytes
     domain: str = ""  # what fails together with the host, the largest part first
+
+
+class NodeChallenge(NodeMessage, frozen=True):
+    """Question of the controller's node, to see that the Hello was sent on this connection."""
+
+    nonce: bytes
+
+
+class NodeReply(NodeMessage, frozen=True):
+    """Answer to NodeChallenge, with its number."""
+
+    nonce: bytes
 
 
 class NodeAccepted(NodeMessage, frozen=True):
@@ -62,7 +79,7 @@ class NodeRefused(NodeMessage, frozen=True):
     reason: str
 
 
-AnyNodeMessage = NodeHello | NodeAccepted | NodeRefused
+AnyNodeMessage = NodeHello | NodeChallenge | NodeReply | NodeAccepted | NodeRefused
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[AnyNodeMessage] = msgspec.msgpack.Decoder(AnyNodeMessage)
@@ -82,30 +99,31 @@ def run_token(key: bytes, run_nonce: bytes) -> bytes:
     return hashlib.blake2b(run_nonce, key=key, digest_size=32).digest()
 
 
+class TlsError(WireError):
+    """A connection ended for a reason of TLS."""
+
+
 class NodeLink:
     """One end of a connection between nodes."""
 
-    def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: bytes
-    ) -> None:
-        self._reader, self._writer, self._key = reader, writer, key
-
-    @property
-    def address(self) -> str:
-        """Return this host's IPv4 address on the way to the peer."""
-        return str(self._writer.get_extra_info("sockname")[0])
+    def __init__(self, stream: SocketStream, key: bytes) -> None:
+        self._stream, self._key = stream, key
+        self.address = str(stream.socket.getsockname()[0])  # of this host, on the way to the peer
 
     async def receive(self, bytes_max: int = FRAME_BYTES_MAX) -> AnyNodeMessage | None:
         """Return the next message, or None at the end of the connection.
 
-        Raises WireError for a frame of another program, ForeignTokenError for one of another token.
+        Raises WireError for a frame of another program, ForeignTokenError for one of another token,
+        TlsError where TLS has ended the connection.
         """
         try:
-            magic, length, tag = HEADER.unpack(await self._reader.readexactly(HEADER.size))
+            magic, length, tag = HEADER.unpack(await self._stream.read_exactly(HEADER.size))
             if magic != MAGIC or length > bytes_max:
                 raise WireError(f"not a frame of an Outlast node (starts with {magic!r})")
-            payload = await self._reader.readexactly(length)
-        except (asyncio.IncompleteReadError, OSError):
+            payload = await self._stream.read_exactly(length)
+        except ssl.SSLError as error:
+            raise TlsError(reason_of(error)) from error
+        except (EOFError, OSError):
             return None
         if not hmac.compare_digest(tag, _tag(self._key, payload)):
             raise ForeignTokenError("a frame is keyed with another token")
@@ -117,16 +135,12 @@ class NodeLink:
     def send(self, message: AnyNodeMessage) -> None:
         """Send a message, or drop it if the connection has ended."""
         payload = _encoder.encode(message)
-        self._writer.write(HEADER.pack(MAGIC, len(payload), _tag(self._key, payload)) + payload)
+        head = HEADER.pack(MAGIC, len(payload), _tag(self._key, payload))
+        self._stream.write(head + payload)
 
     async def close(self, within_s: float = 5.0) -> None:
         """Send what is queued, for at most `within_s`, and close the connection."""
-        try:
-            async with asyncio.timeout(within_s):
-                self._writer.close()
-                await self._writer.wait_closed()
-        except OSError:  # includes TimeoutError
-            self._writer.transport.abort()
+        await self._stream.close(within_s)
 
 
 def _tag(key: bytes, payload: bytes) -> bytes:

@@ -216,3 +216,38 @@ async def test_nodes_use_the_address_that_they_are_given(tmp_path: Path) -> None
     lost = first._replace(local_addr="192.0.2.1")
     with pytest.raises(ConfigError, match="its address is not one of this host"):
         await NodeMeeting(lost, tmp_path, NodeFlags(nodes=2), hall.notes.append).gather(10)
+
+
+@in_a_loop
+async def test_what_a_node_has_sent_is_of_no_use_to_who_sends_it_again(tmp_path: Path) -> None:
+    hall = Hall(tmp_path, 3)
+    gathering = asyncio.create_task(hall.meeting.gather(20))
+    record = bytearray()
+
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        to_reader, to_writer = await asyncio.open_connection(*hall.endpoint)
+
+        async def copy(
+            source: asyncio.StreamReader, target: asyncio.StreamWriter, keep: bytearray
+        ) -> None:
+            while data := await source.read(1 << 16):
+                keep += data
+                target.write(data)
+            target.close()
+
+        await asyncio.gather(copy(reader, to_writer, record), copy(to_reader, writer, bytearray()))
+
+    async with await asyncio.start_server(forward, "127.0.0.1", 0) as proxy:
+        identity = hall.identity("second")._replace(endpoint=proxy.sockets[0].getsockname()[:2])
+        second = asyncio.create_task(join(identity, tmp_path, 20, hall.notes.append))
+        async with asyncio.timeout(10):
+            while "second" not in hall.meeting._seats:  # noqa: ASYNC110 - ends in a few turns
+                await asyncio.sleep(0)
+            reader, writer = await asyncio.open_connection(*hall.endpoint)
+            writer.write(record)
+            await reader.read()
+            writer.close()
+        assert "its Hello is not of this connection" in hall.notes[-1]
+        third = asyncio.create_task(hall.join("third"))
+        await hall.meeting.accept(await gathering, PLACE, b"nonce")
+        await asyncio.gather(second, third)

@@ -16,8 +16,8 @@ import pytest
 from tests.end_to_end.conftest import wait_for
 from tests.launch.nodes.test_node_meeting import PLACE, Hall, in_a_loop
 
+from outlast.launch.nodes.endpoint_listener import HELLO_BYTES_MAX, STRANGERS_MAX
 from outlast.launch.nodes.node_joining import join
-from outlast.launch.nodes.node_meeting import HELLO_BYTES_MAX, STRANGERS_MAX
 from outlast.transport import node_link, stranger_table
 
 FLOOD = 10_000
@@ -95,7 +95,7 @@ async def test_a_node_gets_in_during_a_flood(tmp_path: Path, source: str) -> Non
         third = asyncio.create_task(join(hall.identity("third"), tmp_path, 100, hall.notes.append))
         await hall.meeting.accept(await gathering, PLACE, b"nonce")
         await asyncio.gather(second, third)
-    strangers = hall.meeting._strangers
+    strangers = hall.meeting.listener.strangers
     assert len(strangers) <= STRANGERS_MAX and strangers.refused >= FLOOD - STRANGERS_MAX
     refusals = [note for note in hall.notes if "refused" in note]
     assert 1 <= len(refusals) < 60, "a note each NOTE_S, not each connection"
@@ -112,7 +112,7 @@ async def hall_opens(hall: Hall) -> None:
 async def test_whatever_a_stranger_sends_is_refused_and_counted(
     tmp_path: Path, sent: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outlast.launch.nodes.node_meeting.HELLO_S", 0.3)
+    monkeypatch.setattr("outlast.launch.nodes.endpoint_listener.HELLO_S", 0.3)
     hall = Hall(tmp_path)
     gathering = asyncio.create_task(hall.meeting.gather(100))
     await hall_opens(hall)
@@ -121,7 +121,7 @@ async def test_whatever_a_stranger_sends_is_refused_and_counted(
     with contextlib.suppress(ConnectionError):
         await asyncio.wait_for(reader.read(), 10)
     writer.close()
-    assert (hall.meeting._strangers.refused, len(hall.meeting._strangers)) == (1, 0)
+    assert (hall.meeting.listener.strangers.refused, len(hall.meeting.listener.strangers)) == (1, 0)
     assert [note for note in hall.notes if "a connection to the endpoint was refused" in note]
     gathering.cancel()
     await hall.meeting.refuse_all("over")
@@ -131,7 +131,7 @@ async def test_whatever_a_stranger_sends_is_refused_and_counted(
 async def test_a_frame_that_comes_byte_by_byte_ends_with_its_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outlast.launch.nodes.node_meeting.HELLO_S", 0.5)
+    monkeypatch.setattr("outlast.launch.nodes.endpoint_listener.HELLO_S", 0.5)
     hall = Hall(tmp_path)
     gathering = asyncio.create_task(hall.meeting.gather(100))
     await hall_opens(hall)
@@ -149,7 +149,7 @@ async def test_a_frame_that_comes_byte_by_byte_ends_with_its_time(
     head = struct.pack(">4sI16s", node_link.MAGIC, HELLO_BYTES_MAX, b"t" * 16)
     sock.sendall(head)
     await asyncio.wait_for(asyncio.to_thread(drip), 20)
-    assert hall.meeting._strangers.refused == 1
+    assert hall.meeting.listener.strangers.refused == 1
     gathering.cancel()
     await hall.meeting.refuse_all("over")
 

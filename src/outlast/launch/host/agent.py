@@ -19,6 +19,7 @@ from outlast.launch.host.hang_evidence import SuspectReporter, TraceCollection
 from outlast.launch.host.hang_monitor import HangMonitor
 from outlast.launch.host.worker_pool import WorkerHandle, WorkerPool, WorkerPost, worker_fault
 from outlast.transport import messages
+from outlast.transport.tls import PeerTls
 
 LOST_KEPT = 64
 LOST_BYTES_MAX = 256 << 20
@@ -28,8 +29,7 @@ REAP_PAUSE_S = 1.0
 
 class Agent:
     """Agent of one host. `on_plain` is called for workers that exit before any worker has reached
-    `init()`, instead of reporting them: the script is not managed by Outlast.
-    """
+    `init()`, instead of reporting them: the script is not managed by Outlast."""
 
     def __init__(
         self,
@@ -37,9 +37,10 @@ class Agent:
         address: tuple[str, int],
         token: bytes,
         on_plain: Callable[[WorkerHandle], None],
+        tls: PeerTls | None = None,
     ) -> None:
         self._crew, self._host = crew, crew.host
-        self._link = AgentLink(address, token, self._on_frame, self._on_connected)
+        self._link = AgentLink(address, token, self._on_frame, self._on_connected, tls, crew.note)
         self._on_unmanaged = on_plain
         self._address = address
         self.lease = AgentLease(crew.plan.limits.lease_s, hosts=crew.plan.node.total)
@@ -301,8 +302,7 @@ class Agent:
         """Hand over workers that ended before any Hello: the script does not call `init()`.
 
         Exception: an external kill, if the script contains "outlast": other workers are expected to
-        send Hello.
-        """
+        send Hello."""
         number = worker.process.killed_by
         is_killed = bool(number) and is_accident(Fault(kind="killed", detail="", signal=number))
         early = [*self._killed_early, worker]

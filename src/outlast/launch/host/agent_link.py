@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections import deque
 from collections.abc import Callable
 
@@ -11,6 +12,8 @@ from msgspec.structs import replace
 
 from outlast.transport import messages
 from outlast.transport.channel import Channel
+from outlast.transport.socket_stream import SocketStream
+from outlast.transport.tls import PeerTls, reason_of
 
 CONNECT_S = 2.0
 RETRY_S = 0.1
@@ -22,6 +25,7 @@ class AgentLink:
 
     `on_connected` is called on each new connection, before queued frames are sent. Frames that the
     kernel accepted before a connection broke may be lost; `on_connected` must resend the state.
+    `note` gets the reason for which TLS fails, once.
     """
 
     def __init__(
@@ -30,11 +34,15 @@ class AgentLink:
         token: bytes,
         on_frame: Callable[[messages.MessageEnvelope], None],
         on_connected: Callable[[], None],
+        tls: PeerTls | None = None,
+        note: Callable[[str], None] = lambda _text: None,
     ) -> None:
         self._address = address
         self._token = token
         self._on_frame = on_frame
         self._on_connected = on_connected
+        self._tls, self._note = tls, note
+        self._refusal = ""  # the newest that was noted
         self._channel: Channel | None = None
         self._dialing: asyncio.Task[socket.socket] | None = None
         self._waiting: deque[messages.MessageEnvelope] = deque(maxlen=WAITING_MAX)
@@ -76,7 +84,15 @@ class AgentLink:
                     await self._speak(dialing.result())
                 elif not isinstance(error, OSError):
                     raise error
+                elif isinstance(error, ssl.SSLError):
+                    self._refused(reason_of(error))
             await asyncio.sleep(RETRY_S)
+
+    def _refused(self, reason: str) -> None:
+        if reason != self._refusal:
+            self._refusal = reason
+            host, port = self._address
+            self._note(f"no connection to the controller at {host}:{port} by TLS: {reason}")
 
     async def _speak(self, sock: socket.socket) -> None:
         """Serve one connection until it breaks."""
@@ -102,4 +118,15 @@ class AgentLink:
         except BaseException:
             sock.close()
             raise
-        return sock
+        return sock if self._tls is None else await self._secure(sock, self._tls)
+
+    @staticmethod
+    async def _secure(sock: socket.socket, tls: PeerTls) -> socket.socket:
+        stream = SocketStream(sock)
+        try:
+            secure = await stream.secure(tls.node.client, is_server=False)
+            tls.check(secure)
+        except BaseException:
+            stream.abort()
+            raise
+        return secure

@@ -23,6 +23,7 @@ from outlast.launch.terms.term_guard import TermGuard
 from outlast.launch.terms.term_records import TermLedger, TermRecord
 from outlast.launch.torchrun_arguments import RunPlan
 from outlast.transport import messages
+from outlast.transport.tls import PeerTls
 
 
 class NodeSetting(NamedTuple):
@@ -37,6 +38,7 @@ class NodeSetting(NamedTuple):
     token: bytes
     ledger: TermLedger
     durable: tuple[DurableTarget, ...] = ()
+    tls: PeerTls | None = None
 
 
 class ControllerTenure:
@@ -66,7 +68,9 @@ class ControllerTenure:
                 root, job.run, (), node.token.hex(), [target.store for target in node.durable]
             ),
             self._upkeep.committed,
-            NodeListener(node.address, node.hosts, node.domains, node.host, before, silent_s),
+            NodeListener(
+                node.address, node.hosts, node.domains, node.host, before, silent_s, node.tls
+            ),
         )
         self.deposed: asyncio.Future[TermRecord] = asyncio.get_running_loop().create_future()
         self._guard = TermGuard(

@@ -7,6 +7,7 @@ import hashlib
 import platform
 import secrets
 import socket
+import ssl
 import struct
 import time
 from importlib import metadata
@@ -20,6 +21,7 @@ from outlast.errors import ConfigError
 from outlast.launch.nodes.failure_domains import domain_of
 from outlast.launch.torchrun_arguments import RunPlan
 from outlast.transport.node_link import NodeHello, users_key
+from outlast.transport.tls import NodeTls, PeerTls, TlsFiles, check_name
 
 TOKEN_LENGTH_MIN = 16
 NONCE_BYTES = 32
@@ -39,6 +41,16 @@ class NodeIdentity(NamedTuple):
     facts: dict[str, str]
     domain: str = ""
     local_addr: str = ""  # IPv4 address of this host to use; "": that of the route to the endpoint
+    tls: NodeTls | None = None  # with TLS
+
+    @property
+    def endpoint_tls(self) -> PeerTls | None:
+        """Return what the endpoint's certificate is checked with."""
+        return PeerTls(self.tls, (self.endpoint[0],)) if self.tls else None
+
+    def peer_tls(self, hosts: tuple[str, ...]) -> PeerTls | None:
+        """Return what the certificate of a node of the run is checked with."""
+        return PeerTls(self.tls, (self.endpoint[0], *hosts)) if self.tls else None
 
     def hello(self, directory: str) -> NodeHello:
         """Return the first message; `directory`: content of the proof in the run directory."""
@@ -53,7 +65,7 @@ class NodeIdentity(NamedTuple):
 
 
 def identify(plan: RunPlan) -> NodeIdentity:
-    """Return this node's identity. Raises ConfigError for a bad token."""
+    """Return this node's identity. Raises ConfigError for a bad token or certificate."""
     host = socket.gethostname()
     return NodeIdentity(
         host=host,
@@ -63,7 +75,23 @@ def identify(plan: RunPlan) -> NodeIdentity:
         facts=_facts(plan),
         domain=domain_of(host, plan.node.topology),
         local_addr=plan.node.local_addr,
+        tls=_tls(plan, host),
     )
+
+
+def _tls(plan: RunPlan, host: str) -> NodeTls | None:
+    """Return this node's certificates, or None without TLS. Raises ConfigError for those that other
+    nodes would refuse."""
+    node, (name, _) = plan.node, _endpoint(plan)
+    if not node.tls_cert:
+        return None
+    try:
+        tls = NodeTls(TlsFiles(node.tls_cert, node.tls_key, node.tls_ca))
+        check_name(tls.own_names(), (name,) if node.node_rank == 0 else (name, host))
+    except (ConfigError, ssl.CertificateError) as error:
+        reason = f"{node.tls_cert}: {error}" if isinstance(error, ssl.CertificateError) else error
+        raise ConfigError(f"{host}: {reason}; nothing was started") from error
+    return tls
 
 
 def resolve(endpoint: tuple[str, int], within_s: float) -> str:

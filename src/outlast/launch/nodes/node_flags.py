@@ -34,6 +34,9 @@ class NodeFlags(msgspec.Struct, frozen=True, kw_only=True):
     token_file: str = ""
     term_store: str = ""  # URL of the terms' store; "": the run directory
     topology: str = ""  # file of failure domains
+    tls_cert: str = ""  # PEM files; "": no TLS
+    tls_key: str = ""
+    tls_ca: str = ""
     local_addr: str = ""  # IPv4 address of this host to use; "": that of the route to the endpoint
     on_one_host: bool = False  # a replay: one host has the ranks of all nodes
 
@@ -66,6 +69,15 @@ def add_node_flags(add: Callable[..., object]) -> None:
         help="Store in which nodes agree on their controller, with --nnodes above 1: files (the run"
         " directory, default), etcd://HOST:PORT/PREFIX, or s3://, gs://, az://BUCKET/PREFIX.",
     )
+    for name, what in (("cert", "certificate"), ("key", "key"), ("ca", "certificate authority")):
+        add(
+            f"--tls-{name}",
+            f"--tls_{name}",
+            default="",
+            metavar="FILE",
+            help=f"PEM file with the {what} for TLS between the nodes, with --nnodes above 1"
+            f" (default: $OUTLAST_TLS_{name.upper()}; without all three: no TLS).",
+        )
     add(
         "--topology",
         default="",
@@ -75,8 +87,8 @@ def add_node_flags(add: Callable[..., object]) -> None:
     )
 
 
-def read(given: Namespace, token_file: str) -> NodeFlags:
-    """Return the node flags; `token_file`: the default of --token-file.
+def read(given: Namespace, token_file: str, tls_files: tuple[str, ...] = ("", "", "")) -> NodeFlags:
+    """Return the node flags; `token_file` and `tls_files` are the defaults of their flags.
 
     Raises UsageError for flags that do not fit together, or that need one host.
     """
@@ -90,12 +102,15 @@ def read(given: Namespace, token_file: str) -> NodeFlags:
     if most == 1:
         if given.node_rank not in (0, ANY_RANK):
             raise UsageError(f"--node-rank {given.node_rank}: there is one node, and its rank is 0")
+        if given.tls_cert or given.tls_key or given.tls_ca:
+            raise UsageError("--tls-cert, --tls-key and --tls-ca are for --nnodes above 1")
         return NodeFlags()
     _refuse(given)
     if not -1 <= given.node_rank < most:
         raise UsageError(
             f"--node-rank {given.node_rank}: this run has the node ranks 0 to {most - 1}"
         )
+    tls_cert, tls_key, tls_ca = _tls(given, tls_files)
     return NodeFlags(
         nodes=least,
         spare_nodes=most - least,
@@ -104,8 +119,24 @@ def read(given: Namespace, token_file: str) -> NodeFlags:
         token_file=given.token_file or token_file,
         term_store=_term_store(given.term_store),
         topology=given.topology,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        tls_ca=tls_ca,
         local_addr=_local_addr(given.local_addr or ""),
     )
+
+
+def _tls(given: Namespace, defaults: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the files of TLS: all three, or none."""
+    flags = (given.tls_cert, given.tls_key, given.tls_ca)
+    found = tuple(one or default for one, default in zip(flags, defaults, strict=True))
+    if any(found) and not all(found):
+        names = ("--tls-cert", "--tls-key", "--tls-ca")
+        missing = [name for name, file in zip(names, found, strict=True) if not file]
+        raise UsageError(
+            f"TLS needs all of --tls-cert, --tls-key and --tls-ca; missing: {', '.join(missing)}"
+        )
+    return found
 
 
 def _term_store(text: str) -> str:

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
+import ssl
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from outlast.errors import ConfigError, RunDirError, WireError
+from outlast.launch.nodes.endpoint_listener import RETRY_S
 from outlast.launch.nodes.node_facts import NodeIdentity, unresolved
-from outlast.launch.nodes.node_meeting import PROOF, RETRY_S
+from outlast.launch.nodes.node_meeting import PROOF
 from outlast.transport.node_link import (
     AnyNodeMessage,
     ForeignTokenError,
     NodeAccepted,
+    NodeChallenge,
     NodeHello,
     NodeLink,
     NodeRefused,
+    NodeReply,
+    TlsError,
 )
+from outlast.transport.socket_stream import SocketStream
+from outlast.transport.tls import reason_of
 
 CONNECT_S = 5.0  # of one attempt: an address without a host gives no answer
 
@@ -53,6 +59,12 @@ async def join(
             f"{identity.host}: the endpoint {host}:{port} gave no answer within {timeout_s:g} s:"
             f" {attempts.error or 'it waits for other nodes'}; nothing was started"
         ) from None
+    except TlsError as error:
+        raise ConfigError(
+            f"{identity.host}: no connection to the endpoint {host}:{port} by TLS: {error}; nothing"
+            " was started; give all nodes certificates of one authority (--tls-cert, --tls-key,"
+            " --tls-ca), or none"
+        ) from None
     except ForeignTokenError:
         raise ConfigError(
             f"{identity.host}: the token is not that of the controller's node at {host}:{port};"
@@ -83,7 +95,11 @@ async def _ask(link: NodeLink, hello: NodeHello) -> AnyNodeMessage | None:
     """Return the answer to a Hello; close the connection if there is none."""
     link.send(hello)
     try:
-        return await link.receive()
+        answer = await link.receive()
+        if isinstance(answer, NodeChallenge):
+            link.send(NodeReply(nonce=answer.nonce))
+            answer = await link.receive()
+        return answer
     except BaseException:
         await link.close()
         raise
@@ -115,22 +131,37 @@ class _Attempts:
 
     async def connect(self) -> NodeLink:
         """Return a connection to the endpoint."""
-        host, port = self._identity.endpoint
-        own = (self._identity.local_addr, 0) if self._identity.local_addr else None
         while True:
             try:
                 async with asyncio.timeout(CONNECT_S):
-                    reader, writer = await asyncio.open_connection(
-                        host, port, family=socket.AF_INET, local_addr=own
-                    )
+                    stream = await self._connect()
+            except ssl.SSLError as error:  # a certificate or a program that does not fit
+                raise TlsError(reason_of(error)) from error
             except OSError as error:
                 await self._wait(error)
                 continue
             self.error = None
-            sock = writer.get_extra_info("socket")
-            with contextlib.suppress(OSError):
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            return NodeLink(reader, writer, self._identity.key)
+            return NodeLink(stream, self._identity.key)
+
+    async def _connect(self) -> SocketStream:
+        """Return a connection, by TLS if the run uses it. Raises OSError, also ssl.SSLError."""
+        loop, local = asyncio.get_running_loop(), self._identity.local_addr
+        found = await loop.getaddrinfo(
+            *self._identity.endpoint, family=socket.AF_INET, type=socket.SOCK_STREAM
+        )
+        stream = SocketStream(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+        try:
+            sock = stream.socket
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            if local:
+                sock.bind((local, 0))
+            await loop.sock_connect(sock, found[0][4])
+            if tls := self._identity.endpoint_tls:
+                tls.check(await stream.secure(tls.node.client, is_server=False))
+        except BaseException:
+            stream.abort()
+            raise
+        return stream
 
 
 def _read_proof(directory: Path) -> str:

@@ -8,35 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import secrets
-import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from outlast.atomic_files import replace_file
 from outlast.errors import ConfigError, WireError
+from outlast.launch.nodes.endpoint_listener import EndpointListener
 from outlast.launch.nodes.failure_domains import DOMAIN, order_nodes
-from outlast.launch.nodes.node_facts import NodeIdentity, is_address, unresolved
+from outlast.launch.nodes.node_facts import NodeIdentity
 from outlast.launch.nodes.node_flags import NodeFlags
 from outlast.transport.node_link import (
-    ForeignTokenError,
     NodeAccepted,
     NodeHello,
     NodeLink,
     NodeRefused,
 )
-from outlast.transport.stranger_table import Stranger, StrangerTable
 
-BACKLOG = 1024
-ACCEPTS_MAX = 64  # per turn of the loop
-HELLO_BYTES_MAX = 1 << 18
-STRANGERS_MAX = 64  # connections without a Hello
-HELLO_S = 10.0
-RETRY_S = 0.2
 PROOF = "meeting"  # file of each shared directory: shows that all nodes have the same one
-NONCE_BYTES = 32
 
 
 class NodeSeat(NamedTuple):
@@ -74,14 +64,15 @@ class NodeMeeting:
         self._run_dir, self._folders = run_dir, folders
         self._proof = secrets.token_hex(16)
         self._seats: dict[str, NodeSeat] = {}
-        self._strangers = StrangerTable("the endpoint", STRANGERS_MAX, HELLO_S, note)
+        self.listener = EndpointListener(identity, note, self._meet)
         self._is_over = False
         self._refused: dict[str, str] = {}
         self._full = asyncio.Event()
-        self._server: asyncio.Server | None = None
-        self._unopened: OSError | None = None  # why the endpoint is not open yet
-        self.address = ""  # this host's, at the endpoint
-        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def address(self) -> str:
+        """Return this host's address at the endpoint; "" until it is open."""
+        return self.listener.address
 
     async def gather(self, timeout_s: float) -> list[NodeSeat]:
         """Return all nodes in the order of their ranks.
@@ -90,70 +81,28 @@ class NodeMeeting:
         """
         try:
             async with asyncio.timeout(timeout_s):
-                self._server = await self._open(timeout_s)
+                await self._open(timeout_s)
                 own = self._identity.hello(self._proof)
                 self._seats[own.host] = NodeSeat(own.host, None, own)
                 self._check_full()
                 await self._full.wait()
         except TimeoutError:
             if not self._seats:
-                raise self._error(self._unopened, timeout_s) from None
+                raise self.listener.error(None, timeout_s) from None
             missing = self._missing(timeout_s)
             await self.refuse_all(f"only {len(self._seats)} of {self._nodes} nodes came in time")
             raise ConfigError(missing) from None
         finally:
-            if self._server:
-                self._server.close()
+            self.listener.stop_listening()
         return self._ordered()
 
-    async def _open(self, timeout_s: float) -> asyncio.Server:
-        """Open the endpoint. Its name may appear late, or still have the address of an earlier
-        host: it is resolved anew until it leads here. Raises ConfigError for another failure."""
-        host, port = self._identity.endpoint
-        own = self._identity.local_addr or host
+    async def _open(self, timeout_s: float) -> None:
         try:
             for directory in (self._run_dir, *self._folders):
                 replace_file(directory / PROOF, self._proof.encode())
         except OSError as error:
-            raise self._error(error, timeout_s) from error
-        while True:
-            try:
-                sock = await self._bind(own, port)
-                server = await asyncio.start_server(self._serve, sock=sock, backlog=ACCEPTS_MAX)
-            except OSError as error:
-                late = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
-                if not late or is_address(own):
-                    raise self._error(error, timeout_s) from error
-                if self._unopened is None:
-                    self._note(f"the endpoint's name {own!r} does not lead here yet: {error}")
-                self._unopened = error
-                await asyncio.sleep(RETRY_S)
-            else:
-                sock.listen(BACKLOG)  # start_server gave both the same number
-                self.address = str(sock.getsockname()[0])
-                return server
-
-    @staticmethod
-    async def _bind(host: str, port: int) -> socket.socket:
-        loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(host, port, family=socket.AF_INET, type=socket.SOCK_STREAM)
-        return socket.create_server(found[0][4][:2])
-
-    def _error(self, error: OSError | None, timeout_s: float) -> ConfigError:
-        """Return the error for an endpoint that cannot be opened."""
-        host, port = self._identity.endpoint
-        if isinstance(error, socket.gaierror):
-            return unresolved(self._identity.endpoint, timeout_s, error)
-        reason = error.strerror if error else "no answer of the resolver"
-        why = (
-            "its address is not one of this host"
-            if error and error.errno == errno.EADDRNOTAVAIL
-            else "another run or program has it"
-        )
-        return ConfigError(
-            f"the endpoint {host}:{port} cannot be opened ({reason}): {why}; nothing was started;"
-            " choose another port, or correct --rdzv-endpoint"
-        )
+            raise self.listener.error(error, timeout_s) from error
+        await self.listener.open(timeout_s)
 
     async def accept(self, seats: list[NodeSeat], place: RunPlace, run_nonce: bytes) -> None:
         """Let all nodes begin, and close the connections."""
@@ -189,11 +138,9 @@ class NodeMeeting:
         for directory in self._folders:
             with contextlib.suppress(OSError):
                 (directory / PROOF).unlink(missing_ok=True)
-        self._strangers.close("the meeting is over")
         links = [seat.link for seat in self._seats.values() if seat.link]
         await asyncio.gather(*(link.close() for link in links))
-        for task in self._tasks:
-            task.cancel()
+        self.listener.close()
 
     def _missing(self, timeout_s: float) -> str:
         refused = "".join(f"; {host} was refused: {why}" for host, why in self._refused.items())
@@ -213,51 +160,16 @@ class NodeMeeting:
 
     # --- one connection -------------------------------------------------------------------
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        link = NodeLink(reader, writer, self._identity.key)
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        why: list[str] = []
-
-        def close(reason: str) -> None:
-            why.append(reason)
-            writer.transport.abort()
-
-        stranger = Stranger(str(writer.get_extra_info("peername", ("unknown",))[0]), close)
-        self._strangers.add(stranger)
-        hello, wrong = await self._hello(link)
-        if hello is None:
-            self._strangers.refuse(stranger, why[0] if why else wrong)
+    async def _meet(self, hello: NodeHello, link: NodeLink) -> None:
+        """Serve a node's connection until it ends."""
+        if wrong := self._difference(hello):
+            self._refused[hello.host] = wrong
+            self._note(f"{hello.host} was refused at the endpoint: {wrong}")
             link.send(NodeRefused(reason=wrong))
-            await link.close()
-        elif wrong:
-            self._strangers.admit(stranger)
-            await self._refuse(hello, link, wrong)
-        else:
-            self._strangers.admit(stranger)
-            self._seats[hello.host] = NodeSeat(hello.host, link, hello)
-            self._check_full()
-            await self._listen(hello.host, link)
-        self._tasks.discard(task)
-
-    async def _hello(self, link: NodeLink) -> tuple[NodeHello | None, str]:
-        """Return a node's Hello, and why it does not fit; None for a stranger."""
-        try:
-            hello = await link.receive(HELLO_BYTES_MAX)
-        except ForeignTokenError:
-            return None, "its token is not that of this run"
-        except WireError as error:
-            return None, str(error)
-        if not isinstance(hello, NodeHello):
-            return None, "its first message is no Hello" if hello else "it ended without a message"
-        return hello, self._difference(hello)
-
-    async def _refuse(self, hello: NodeHello, link: NodeLink, why: str) -> None:
-        self._refused[hello.host] = why
-        self._note(f"{hello.host} was refused at the endpoint: {why}")
-        link.send(NodeRefused(reason=why))
-        await link.close()
+            return
+        self._seats[hello.host] = NodeSeat(hello.host, link, hello)
+        self._check_full()
+        await self._listen(hello.host, link)
 
     def _difference(self, hello: NodeHello) -> str:
         """Return why a node does not fit; "" if it does."""
@@ -287,7 +199,6 @@ class NodeMeeting:
             await link.receive()
         except WireError as error:
             self._note(f"{host}: {error}")
-        await link.close()
         if not self._full.is_set() and not self._is_over:
             self._note(f"{host} left before all nodes were there")
             del self._seats[host]

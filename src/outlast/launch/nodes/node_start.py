@@ -17,7 +17,8 @@ from outlast.errors import OutlastError
 from outlast.launch import preflight, run_directory, start_point, torchrun_arguments
 from outlast.launch.nodes import node_facts, node_joining
 from outlast.launch.nodes.controller_tenure import NodeSetting, take_term
-from outlast.launch.nodes.node_meeting import NONCE_BYTES, NodeMeeting
+from outlast.launch.nodes.endpoint_listener import NONCE_BYTES
+from outlast.launch.nodes.node_meeting import NodeMeeting
 from outlast.launch.nodes.run_node import FirstTerm, NodeEnd, RunNode
 from outlast.launch.run_directory import RunDir
 from outlast.launch.run_display import Display, DisplayRecord
@@ -105,7 +106,17 @@ async def _begin(
     token = run_token(identity.key, nonce)
     plan = replace(plan, master_addr=address)
     domains = tuple(seat.hello.domain for seat in seats)
-    setting = NodeSetting(plan, identity.host, address, hosts, domains, token, ledger, durable)
+    setting = NodeSetting(
+        plan,
+        identity.host,
+        address,
+        hosts,
+        domains,
+        token,
+        ledger,
+        durable=durable,
+        tls=identity.peer_tls(hosts),
+    )
     writer = EventWriter(run_dir.room("events"), f"launcher{run_dir.job.term:06d}", clock)
     record = DisplayRecord(writer, display)
     try:
@@ -146,7 +157,15 @@ async def _take_part(
     token = run_token(identity.key, place.run_nonce)
     ledger = _ledger(plan, place.run)
     setting = NodeSetting(
-        plan, identity.host, address, place.hosts, place.domains, token, ledger, durable
+        plan,
+        identity.host,
+        address,
+        place.hosts,
+        place.domains,
+        token,
+        ledger,
+        durable=durable,
+        tls=identity.peer_tls(place.hosts),
     )
     try:
         return await RunNode(setting, run_dir, record, clock).follow(place.address)

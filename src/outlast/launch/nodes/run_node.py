@@ -80,7 +80,9 @@ class RunNode:
 
     async def follow(self, controller: tuple[str, int]) -> NodeEnd:
         """Run until the run ends; all started processes are dead when this returns or raises."""
-        self._agent = Agent(self._crew, controller, self._node.token, lambda _worker: None)
+        self._agent = Agent(
+            self._crew, controller, self._node.token, lambda _worker: None, self._node.tls
+        )
         self._agent.on_outcome = self._on_outcome
         console = Console(self._crew, self._record.display)
         serving = [asyncio.create_task(part) for part in (self._agent.run(), self._watch())]

@@ -1,0 +1,62 @@
+"""Runs by TLS on several hosts, each with a certificate of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.cluster.cluster import STEPS, Cluster, on_one_host
+from tests.cluster.hosts import Hosts, missing_requirement
+from tests.launch.nodes.certificates import Authority
+
+from outlast.errors import EXIT_DONE
+from outlast.events import PhaseDone
+from outlast.transport.tls import TlsFiles
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.process,
+    pytest.mark.skipif(bool(missing_requirement()), reason=missing_requirement()),
+]
+
+
+def flags(files: TlsFiles) -> tuple[str, ...]:
+    names = ("--tls-cert", "--tls-key", "--tls-ca")
+    return tuple(word for pair in zip(names, files, strict=True) for word in pair)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with Hosts(tmp_path, 3) as hosts:
+        cluster = Cluster(tmp_path, hosts)
+        yield cluster
+        cluster.close()
+
+
+def test_a_takeover_by_tls_ends_equal(cluster: Cluster, tmp_path: Path) -> None:
+    """Two ranks on n1 and n2, a spare node, and the controller's host loses power."""
+    expected = on_one_host(tmp_path / "one", 2, str(STEPS))
+    authority = Authority(tmp_path / "ca")
+    own = {name: flags(authority.issue(name, f"DNS:{name}")) for name in cluster.hosts.names}
+    cluster.start("2:3", 1, "--limit", "lease_s=4", "--node-rank=-1", **own)
+    cluster.wait_for_event(lambda one: isinstance(one, PhaseDone) and one.step >= 10, "step 10")
+    cluster.hosts.power_off("n1")
+    assert cluster.codes() == {"n2": EXIT_DONE, "n3": EXIT_DONE}
+    assert cluster.results() == expected
+
+
+def test_nodes_without_tls_and_of_another_authority_are_refused_by_name(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    good, other = Authority(tmp_path / "ca"), Authority(tmp_path / "other")
+    mixed = other.issue("n3", "DNS:n3")._replace(authority=good.certificate)
+    cluster.start(
+        "3", 1, "--limit", "hello_s=25", n1=flags(good.issue("n1", "DNS:n1")), n3=flags(mixed)
+    )
+    code, output = cluster.end("n2")
+    assert code != EXIT_DONE and "this run uses TLS, and this node does not" in output
+    code, output = cluster.end("n3")
+    assert code != EXIT_DONE and "n3: the certificate" in output and "nothing was" in output
+    code, output = cluster.end("n1")
+    assert code != EXIT_DONE and "1 of 3 nodes came to the endpoint" in output
