@@ -6,6 +6,9 @@ ranks, and heals it where it can. The results are those of one undisturbed host.
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -13,10 +16,18 @@ from typing import NamedTuple
 import pytest
 from tests.cluster.cluster import Cluster, on_one_host
 from tests.cluster.hosts import Hosts, missing_requirement
-from tests.cluster.test_host_faults import in_save, in_step, must_be_equal
+from tests.cluster.takeover_strikes import (
+    kill_launcher,
+    move_control_to_a_spare_node,
+    owner_of,
+    power_off,
+    stop_launcher,
+    wake_launcher,
+)
+from tests.cluster.test_host_faults import SHORT_S, in_save, in_step, must_be_equal, pause
 
 from outlast.errors import EXIT_DONE
-from outlast.events import AnyEvent, Note
+from outlast.events import AnyEvent, WorkerSpawned
 from outlast.launch.terms.term_records import TermLedger
 from outlast.launch.terms.term_store import open_term_store
 
@@ -28,36 +39,33 @@ pytestmark = [
 STEPS = "80"
 LEASE = "--limit=lease_s=3"
 SAVE = "--checkpoint-every=10"
-LAUNCHER = ("-o", "-f", "outlast run")
 
 
-def owner_of(cluster: Cluster, term: int) -> str:
-    """Return the host that owns a term; wait until it exists."""
-    text = f"takes over as controller, term {term}"
-    cluster.wait_for_event(lambda one: isinstance(one, Note) and text in one.text, text)
-    notes = [one.text for one in cluster.events() if isinstance(one, Note) and text in one.text]
-    assert len(notes) == 1
-    return notes[0].split()[0]
-
-
-def power_off(*names: str) -> Callable[[Cluster], None]:
+def off(*names: str) -> Callable[[Cluster], None]:
     def strike(cluster: Cluster) -> None:
         for name in names:
-            cluster.hosts.power_off(name)
+            power_off(cluster, name)
 
     return strike
 
 
-def kill_launcher(cluster: Cluster) -> None:
-    cluster.hosts.run("n1", "pkill", "-KILL", *LAUNCHER)
+def kill_first(cluster: Cluster) -> None:
+    kill_launcher(cluster, "n1")
 
 
 def freeze_launcher(cluster: Cluster) -> None:
-    """Stop the launcher alone; its workers run on. It wakes when its ranks are elsewhere."""
+    """Stop the launcher until its ranks are elsewhere."""
     before = cluster.generations()
-    cluster.hosts.run("n1", "pkill", "-STOP", *LAUNCHER)
+    stop_launcher(cluster, "n1")
     cluster.wait_for_steps(before + 1)
-    cluster.hosts.run("n1", "pkill", "-CONT", *LAUNCHER)
+    wake_launcher(cluster, "n1")
+
+
+def blink(cluster: Cluster) -> None:
+    """Stop the launcher until another one has taken over, but not beyond its lease."""
+    stop_launcher(cluster, "n1")
+    owner_of(cluster, 2)
+    wake_launcher(cluster, "n1")
 
 
 def cut_off(cluster: Cluster) -> None:
@@ -67,17 +75,35 @@ def cut_off(cluster: Cluster) -> None:
     cluster.hosts.set_silent("n1", silent=False)
 
 
+def while_the_store_is_away(cluster: Cluster) -> None:
+    """The store answers again before the leases of the others end."""
+    cluster.hosts.run("n4", "pkill", "-STOP", "-x", "etcd")
+    power_off(cluster, "n1")
+    pause(SHORT_S)
+    cluster.hosts.run("n4", "pkill", "-CONT", "-x", "etcd")
+
+
 def twice(cluster: Cluster) -> None:
     before = cluster.generations()
-    cluster.hosts.power_off("n1")
+    power_off(cluster, "n1")
     owner = owner_of(cluster, 2)
     cluster.wait_for_steps(before + 1)
-    cluster.hosts.power_off(owner)
+    power_off(cluster, owner)
+
+
+def without_ranks(cluster: Cluster) -> None:
+    """Cut the power of a controller on a node without ranks; the next one saves on request."""
+    power_off(cluster, move_control_to_a_spare_node(cluster))
+    owner = owner_of(cluster, 3)
+    words = (sys.executable, "-m", "outlast", "ckpt", "now", str(cluster.run_dir))
+    cluster.hosts.run(owner, *words, within_s=60.0)
 
 
 def with_a_worker(cluster: Cluster) -> None:
-    cluster.hosts.power_off("n1")
-    cluster.hosts.run("n2", "pkill", "-KILL", "-n", "-f", "steady_job.py")
+    spawned = [one for one in cluster.events() if isinstance(one, WorkerSpawned)]
+    (pid,) = [one.pid for one in spawned if one.host == "n2"]
+    power_off(cluster, "n1")
+    cluster.hosts.run("n2", "kill", "-KILL", str(pid))
 
 
 class Takeover(NamedTuple):
@@ -94,20 +120,28 @@ class Takeover(NamedTuple):
     flags: tuple[str, ...] = (LEASE,)
     terms: int = 2
     causes: frozenset[str] = frozenset({"agent_lost"})
+    etcd: bool = False  # terms are in etcd on n4; else in the run directory, which all reach
 
 
 TAKEOVERS = {
-    "power off": Takeover(power_off("n1")),
-    "killed launcher": Takeover(kill_launcher),
+    "power off": Takeover(off("n1")),
+    "killed launcher": Takeover(kill_first),
+    "frozen within its lease": Takeover(blink, causes=frozenset()),
+    "power off of a node without ranks": Takeover(
+        without_ranks, flags=("--limit=lease_s=4",), terms=3, causes=frozenset({"save"})
+    ),
     "frozen launcher": Takeover(freeze_launcher),
-    "cut off": Takeover(cut_off),
+    "cut off": Takeover(cut_off, etcd=True),
+    "power off while the store is away": Takeover(
+        while_the_store_is_away, flags=("--limit=lease_s=4",), etcd=True
+    ),
     "two in a row": Takeover(twice, terms=3),
     "with a worker of another host": Takeover(
         with_a_worker, nodes=3, causes=frozenset({"agent_lost", "killed"})
     ),
-    "with another host": Takeover(power_off("n1", "n2"), nodes=3, flags=(LEASE, "--spares=1")),
-    "in a save": Takeover(power_off("n1"), in_save, flags=(LEASE, SAVE)),
-    "hsdp, power off": Takeover(power_off("n1"), kind="hsdp", ranks=2),
+    "with another host": Takeover(off("n1", "n2"), nodes=3, flags=(LEASE, "--spares=1")),
+    "in a save": Takeover(off("n1"), in_save, flags=(LEASE, SAVE)),
+    "hsdp, power off": Takeover(off("n1"), kind="hsdp", ranks=2),
     "hsdp, frozen launcher": Takeover(freeze_launcher, kind="hsdp", ranks=2),
 }
 
@@ -118,6 +152,25 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         cluster = Cluster(tmp_path, hosts)
         yield cluster
         cluster.close()
+
+
+@pytest.fixture
+def etcd(cluster: Cluster) -> Iterator[Callable[[], str]]:
+    """Start etcd on n4, and return the flag that puts the terms there."""
+    servers: list[subprocess.Popen[bytes]] = []
+
+    def start() -> str:
+        url = f"http://{cluster.hosts.address('n4')}:2379"
+        words = ("etcd", "--data-dir", str(cluster.folder / "etcd"), "--log-level", "error")
+        urls = ("--listen-client-urls", url, "--advertise-client-urls", url)
+        peers = ("--listen-peer-urls", "http://127.0.0.1:2380")
+        servers.append(subprocess.Popen(cluster.hosts.command("n4", *words, *urls, *peers)))
+        return f"--term-store=etcd://{url.removeprefix('http://')}/outlast"
+
+    yield start
+    for server in servers:
+        server.kill()
+        server.wait()
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +188,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], l
 
 
 def owners(cluster: Cluster) -> list[str]:
-    """Return the owner of each term in the run directory."""
+    """Return the owners of terms in the run directory."""
     run = str(cluster.summary().run)
     ledger = TermLedger(open_term_store("", cluster.run_dir, run, 5.0), run)
     found: list[str] = []
@@ -146,25 +199,30 @@ def owners(cluster: Cluster) -> list[str]:
 
 @pytest.mark.parametrize("name", TAKEOVERS)
 def test_another_node_takes_over(
-    name: str, cluster: Cluster, expected: Callable[[str, int], list[str]]
+    name: str,
+    cluster: Cluster,
+    etcd: Callable[[], str],
+    expected: Callable[[str, int], list[str]],
 ) -> None:
     row = TAKEOVERS[name]
+    if row.etcd and shutil.which("etcd") is None:
+        pytest.skip("etcd is not installed (apt-get install etcd-server)")
+    store = (etcd(),) if row.etcd else ()
     hold = cluster.folder / "hold"
     hold.touch()
-    cluster.start(f"{row.nodes}:4", row.ranks, *row.flags, job=(STEPS, row.kind, str(hold)))
+    cluster.start(f"{row.nodes}:4", row.ranks, *row.flags, *store, job=(STEPS, row.kind, str(hold)))
     cluster.wait_for_event(row.when, row.when.__name__)
     row.strike(cluster)
     for term in range(2, row.terms + 1):
         owner_of(cluster, term)
     hold.unlink()
     ends = {host: cluster.end(host) for host in cluster.hosts.up}
-    alive = [host for host in ends if host != "n1" or row.strike is not kill_launcher]
+    alive = [host for host in ends if host != "n1" or row.strike is not kill_first]
     assert {ends[host][0] for host in alive} == {EXIT_DONE}, ends
     must_be_equal(cluster, expected(row.kind, row.nodes * row.ranks))
-    assert len(owners(cluster)) == row.terms
+    assert len(owners(cluster)) == (0 if row.etcd else row.terms)
     incidents = cluster.summary().incidents
     assert sum(one.committed_steps_lost for one in incidents) == 0
-    assert {one.cause for one in incidents} <= row.causes and incidents
-    assert {host: cluster.hosts.processes(host) for host in cluster.hosts.up} == {
-        host: [] for host in cluster.hosts.up
-    }
+    assert {one.cause for one in incidents} <= row.causes and len(incidents) >= bool(row.causes)
+    processes = {host: cluster.hosts.processes(host) for host in cluster.hosts.up}
+    assert not any("etcd" not in each for found in processes.values() for each in found)

@@ -94,10 +94,17 @@ def _adopt(meet: Any) -> Any:
     return lambda turn, agent, name, *, is_spare: meet(turn, agent, name, is_spare=True)
 
 
+def _is_there(state: Any) -> bool:
+    members = state.members
+    return all(name in members.workers for name in members.seats) and state.term.end is None
+
+
 BREAKAGES: dict[str, tuple[Any, str, Any]] = {
     "a decision is sent before a read": (SimController, "_is_checked", _always),
     "renewals never wait": (SimController, "_is_in_touch", _always),
     "a new term waits for nobody": (run_start, "decide_when_agents_reported", _decide_at_once),
+    "a takeover adopts what was never open": (run_start, "_is_unharmed", _is_there),
+    "a takeover closes what is unharmed": (run_start, "_is_unharmed", _never),
     "every stranger is a spare": (membership, "_meet", _adopt(membership._meet)),
     "a lease has no end": (SimAgent, "has_lease", _always),
     "a woken worker applies": (SimAgent, "may_apply", _always),

@@ -330,7 +330,7 @@ def _spare_lost(turn: ControllerTurn, worker: WorkerRecord, fault: events.Fault)
     words = fault.traceback.strip().splitlines()
     last = f"; its last line: {words[-1].strip()}" if words else ""
     why = f"spare {worker.name} is lost ({fault.kind}: {fault.detail}{last})"
-    if worker.hello is None:
+    if worker.hello is None and fault.kind != "requested":
         why += " before outlast.init(), where a spare has no rank yet: see"
         why += f" logs/spare/{worker.name}"
     if state.mode != "open" or state.ending.drain_ns:

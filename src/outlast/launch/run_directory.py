@@ -89,7 +89,7 @@ class RunDir:
         If this write fails, `outlast ckpt now` cannot send requests; nothing else is affected.
         """
         with contextlib.suppress(OSError):
-            os.pwrite(self.lock_fd, _lock_words(saves), 0)
+            os.pwrite(self.lock_fd, lock_words(saves), 0)
 
     def adopt(self, run: str, term: int) -> None:
         """Continue the job `run` of another directory, in `term` or the current term if later.
@@ -285,10 +285,10 @@ def _lock(path: Path, lock_fd: int, wait_s: float) -> None:
             )
         time.sleep(_POLL_S)  # flock has no timeout
     os.ftruncate(lock_fd, 0)
-    os.pwrite(lock_fd, _lock_words(saves=False), 0)
+    os.pwrite(lock_fd, lock_words(saves=False), 0)
 
 
-def _lock_words(saves: bool) -> bytes:
+def lock_words(saves: bool) -> bytes:
     """Return the lock's content; its fixed length makes updates atomic for readers."""
     us = read_process_stat(os.getpid())
     word = _SAVES if saves else ""

@@ -15,10 +15,10 @@ from outlast import events
 from outlast.controller.inputs import EndRun
 from outlast.controller.node_placement import RETURN_S
 from outlast.errors import EXIT_GAVE_UP, EXIT_INTERRUPTED, OutlastError, RunDirError, StorageError
-from outlast.launch import run_directory
 from outlast.launch.host.agent import Agent
 from outlast.launch.host.worker_family import become_subreaper
 from outlast.launch.host.worker_pool import WorkerPool
+from outlast.launch.nodes.controller_lock import ControllerLock
 from outlast.launch.nodes.controller_tenure import (
     ControllerTenure,
     NodeSetting,
@@ -64,6 +64,9 @@ class RunNode:
         self._stops = 0
         self._tenure: ControllerTenure | None = None
         self._leading: asyncio.Task[None] | None = None
+        self._saves = False  # SIGUSR1 requests a checkpoint where the controller is
+        self._lock: ControllerLock | None = None  # after a takeover
+        self._locking: asyncio.Task[None] | None = None
         self._agent: Agent
         become_subreaper()
         self._crew = WorkerPool(node.plan, run_dir, node.token, node.host, clock, record.note)
@@ -118,6 +121,14 @@ class RunNode:
         if self._tenure:
             TimedFaults(self._crew, self._record).note_missed(plain=False)
             await self._tenure.end(end)
+        self._release_lock()
+
+    def _release_lock(self) -> None:
+        if self._locking:
+            self._locking.cancel()
+        if self._lock:
+            self._lock.release()
+        self._lock = None
 
     # --- terms ----------------------------------------------------------------------------
 
@@ -138,6 +149,7 @@ class RunNode:
                 f"{self._host} is no longer the controller: term {newer.term} is of {newer.host}"
             )
             self._tenure = None
+            self._release_lock()
             await tenure.close()
             return
         error = tenure.shell.ended.exception()
@@ -158,29 +170,32 @@ class RunNode:
             self._record.note,
         )
         limit_s = self._plan.limits.lease_s + RETURN_S
-        while True:
-            try:
-                async with asyncio.timeout(1.0):
-                    news = await watch.news()
-            except TimeoutError:
-                if self._agent.lease.silence_s > limit_s:
+        try:
+            while True:
+                if news := await watch.wait(1.0):
+                    self._hear(news)
+                elif self._agent.lease.silence_s > limit_s:
                     self._give_up(f"no controller has answered for {limit_s:g} s")
-                continue
-            if news.beat is None:
-                self._take_over(news)
-            elif news.beat.outcome:
-                self._on_outcome(
-                    messages.RunOutcome(
-                        outcome=news.beat.outcome,
-                        exit_code=news.beat.exit_code,
-                        cause=news.beat.cause,
-                    )
+        finally:
+            watch.close()
+
+    def _hear(self, news: TermNews) -> None:
+        """Take over, follow, or end."""
+        if news.beat is None:
+            self._take_over(news)
+        elif news.beat.outcome:
+            self._on_outcome(
+                messages.RunOutcome(
+                    outcome=news.beat.outcome,
+                    exit_code=news.beat.exit_code,
+                    cause=news.beat.cause,
                 )
-            else:
-                self._record.note(
-                    f"{self._host} follows {news.host}, the controller of term {news.term}"
-                )
-                self._agent.follow(news.term, news.beat.address)
+            )
+        else:
+            self._record.note(
+                f"{self._host} follows {news.host}, the controller of term {news.term}"
+            )
+            self._agent.follow(news.term, news.beat.address)
 
     def _take_over(self, news: TermNews) -> None:
         """Act as the controller of a term that this node has created."""
@@ -195,6 +210,9 @@ class RunNode:
             self._node, self._run_dir, self._record, checkpoint, news.before, silent_s
         )
         self._begin_tenure(tenure)
+        self._lock = ControllerLock(self._run_dir.path)
+        self._lock.show(saves=self._saves)
+        self._locking = asyncio.create_task(self._lock.keep())
         self._agent.follow(news.term, tenure.shell.address)
 
     # --- the end --------------------------------------------------------------------------
@@ -247,25 +265,28 @@ class RunNode:
         ]
         for number in numbers:
             loop.add_signal_handler(number, self._request_stop, f"{number.name} to the launcher")
-        saves = self._tenure is not None and SAVE_SIGNAL not in numbers
+        saves = self._saves = SAVE_SIGNAL not in numbers
+        first = self._tenure
         if saves:
             loop.add_signal_handler(SAVE_SIGNAL, self._request_save)
+        if saves and first:
             self._run_dir.tell_saves(True)
         try:
             yield
         finally:
-            if saves:
+            if saves and first and first is self._tenure:
                 self._run_dir.tell_saves(False)
+            if self._lock:
+                self._lock.show(saves=False)
+            if saves:
                 loop.remove_signal_handler(SAVE_SIGNAL)
                 signal.signal(SAVE_SIGNAL, signal.SIG_IGN)  # as it was before the loop
             for number in numbers:
                 loop.remove_signal_handler(number)
 
     def _request_save(self) -> None:
-        if self._tenure:
+        if self._tenure:  # a scheduler may signal all nodes: the others ignore it
             self._tenure.shell.save("SIGUSR1 to the launcher")
-        else:
-            self._record.note(run_directory.SAVE_REFUSED)
 
     def _stop_once(self, reason: str) -> None:
         """Drain at the request of another node; a scheduler sends its signal to all of them."""

@@ -70,8 +70,24 @@ class TermWatch:
         self._newest: tuple[int, TermBeat | None] = (-1, None)
         self._since_s = 0.0  # when that was first seen
         self._is_away = False
+        self._search: asyncio.Task[TermNews] | None = None
 
-    async def news(self) -> TermNews:
+    async def wait(self, timeout_s: float) -> TermNews | None:
+        """Return the next news, or None after `timeout_s`. The search goes on meanwhile: cut off,
+        it could create a term that nobody uses."""
+        self._search = self._search or asyncio.create_task(self._news())
+        await asyncio.wait({self._search}, timeout=timeout_s)
+        if not self._search.done():
+            return None
+        found, self._search = self._search.result(), None
+        return found
+
+    def close(self) -> None:
+        """End the search."""
+        if self._search:
+            self._search.cancel()
+
+    async def _news(self) -> TermNews:
         """Return the next newer term that has a controller, or this term with the run's end."""
         lease = self._lease
         while True:
@@ -124,9 +140,9 @@ class TermWatch:
             host=self._record.host,
             claim=secrets.token_hex(16),
         )
+        before = await self._host_of(term - 1) or "another host"
         if not await asyncio.to_thread(self._ledger.claim, record):
             return None
-        before = await self._host_of(term - 1) or "another host"
         if not self._may_claim():  # stopped meanwhile, or answered: leases may have been granted
             self._note(f"term {term} was created too late by this node, which does not use it")
             return None
