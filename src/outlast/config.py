@@ -151,9 +151,9 @@ def local_rank(environment: Mapping[str, str] = os.environ) -> int:
     return int(environment.get("LOCAL_RANK", "0"))
 
 
-def slurm_script(environment: Mapping[str, str] = os.environ) -> str:
-    """Return the Slurm script that this process runs in (prolog, epilog, ...), or ""."""
-    return environment.get("SLURM_SCRIPT_CONTEXT", "").partition("_")[0]
+def slurm_variable(name: str, environment: Mapping[str, str] = os.environ) -> str:
+    """Return SLURM_NAME, as Slurm sets it for a job or a script of its own, or ""."""
+    return environment.get(f"SLURM_{name}", "")
 
 
 def visible_devices(environment: Mapping[str, str] = os.environ) -> tuple[str, ...] | None:

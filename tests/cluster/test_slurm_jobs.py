@@ -16,7 +16,8 @@ from tests.cluster.slurm import Slurm, missing_requirement
 from tests.end_to_end.conftest import wait_for
 
 from outlast.errors import RunDirError
-from outlast.events import PhaseDone
+from outlast.events import Decided, PhaseDone, Warned, WorkerSeated, WorkerSpawned
+from outlast.launch.nodes.slurm_drains import LOOK_S
 from outlast.telemetry.event_store import read_events
 
 pytestmark = [
@@ -34,14 +35,16 @@ class Jobs:
     def __init__(self, hosts: Hosts, slurm: Slurm, folder: Path) -> None:
         self.hosts, self.slurm, self.folder = hosts, slurm, folder
 
-    def submit(self, name: str, *flags: str, nodes: int = 1, spares: int = 0) -> str:
+    def submit(
+        self, name: str, *flags: str, nodes: int = 1, spares: int = 0, job: tuple[str, ...] = ()
+    ) -> str:
         """Submit a run of `WORLD` ranks and return the job's number."""
         (self.folder / name).mkdir()
         command = self.slurm.command(
             *(sys.executable, "-m", "outlast", "slurm", "submit", "--json", f"--name={name}"),
             *(f"--sbatch=--chdir={self.folder / name}", *flags, "--"),
             *(f"--nproc-per-node={WORLD // nodes}", f"--nnodes={nodes}:{nodes + spares}"),
-            *("--limit=lease_s=3", str(JOB), str(self.folder / name / "out"), str(STEPS)),
+            *("--limit=lease_s=3", str(JOB), str(self.folder / name / "out"), str(STEPS), *job),
         )
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stderr
@@ -151,6 +154,34 @@ def test_an_interrupted_job_of_two_nodes_requeues_itself_and_ends_equal(
     output = jobs.output("two", job)
     assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), output
     assert jobs.result("two") == undisturbed
+
+
+def test_ranks_leave_a_node_that_is_set_to_drain(jobs: Jobs) -> None:
+    """Slurm lets a draining node run its jobs to their end; the run moves to its spare node."""
+    calm = jobs.submit("calm", job=("ddp", str(jobs.folder / "none")))
+    jobs.slurm.wait_for_state(calm, "COMPLETED")
+    (hold := jobs.folder / "hold").touch()
+    job = jobs.submit("drained", nodes=2, spares=1, job=("ddp", str(hold)))
+    run_dir = jobs.folder / "drained" / "runs" / f"slurm-{job}"
+    jobs.wait_for_step("drained", job, 20)
+    jobs.slurm.run("scontrol", "update", "NodeName=n2", "State=DRAIN", "Reason=a bad fan")
+
+    def decides() -> bool:
+        return any(isinstance(one, Decided) for one in read_events(run_dir))
+
+    wait_for(decides, "the move from n2", 3 * LOOK_S)
+    hold.unlink()
+    ended = jobs.slurm.wait_for_state(job, "COMPLETED", "FAILED", "PENDING", "NODE_FAIL")
+    output = jobs.output("drained", job)
+    jobs.slurm.run("scontrol", "update", "NodeName=n2", "State=RESUME")
+    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "0"), output
+    found = read_events(run_dir)
+    drains = [one for one in found if isinstance(one, Warned) and one.check == "slurm"]
+    assert drains[0].host == "n2" and "a bad fan" in drains[0].detail
+    host_of = {one.worker: one.host for one in found if isinstance(one, WorkerSpawned)}
+    seated = [one for one in found if isinstance(one, WorkerSeated) and one.generation > 1]
+    assert {host_of[one.worker] for one in seated} == {"n3"}, output
+    assert jobs.result("drained") == jobs.result("calm")
 
 
 def test_a_spare_node_of_the_job_takes_the_ranks_of_a_lost_one(

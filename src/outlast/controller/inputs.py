@@ -59,6 +59,14 @@ class SaveRequested(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
+class SchedulerChecked(msgspec.Struct, frozen=True, kw_only=True):
+    """Findings of the scheduler about hosts of the run, all of them: nodes that are to drain."""
+
+    t_ns: int
+    check: str
+    found: tuple[events.Warned, ...]
+
+
 class Tick(msgspec.Struct, frozen=True, kw_only=True):
     """Expiry of the timer that Wake set."""
 
@@ -87,6 +95,7 @@ Input = (
     | AgentLost
     | StopRequested
     | SaveRequested
+    | SchedulerChecked
     | Tick
     | LauncherStalled
     | CheckpointFound

@@ -16,7 +16,7 @@ from outlast.controller.controller_state import (
     MigrateOn,
     WorkerRecord,
 )
-from outlast.controller.inputs import FindingKey, RankMigrated
+from outlast.controller.inputs import FindingKey, RankMigrated, SchedulerChecked
 from outlast.controller.member_tables import AgentRecord
 from outlast.controller.recovery import incident_response
 from outlast.events import Warned
@@ -26,6 +26,7 @@ MOVES_MAX = 3  # per window: a check that always fires must not use all spares
 WINDOW_S = 3600.0
 WARNED_MAX = 1024  # bound on known findings
 MOVED_FOR: dict[MigrateOn, tuple[str, ...]] = {"": (), "now": ("now",), "drain": ("now", "drain")}
+SCHEDULER = "slurm"  # check whose findings are requests of an operator
 _STEPPING = ("idle", "running", "voting", "applying")  # states of a page
 _OF_RANKS = ("gpu-", "nvlink", "pcie", "nccl-timeout", "oom")  # symptoms of no node as a whole
 _WORST_FIRST = ("now", "drain", "unknown", "warn")
@@ -56,10 +57,25 @@ def record_findings(turn: ControllerTurn, agent: AgentRecord, body: messages.Nod
             turn.emit(replace(one, t_ns=turn.now_ns, severity="healthy", detail="no longer found"))
 
 
+def record_scheduler(turn: ControllerTurn, event: SchedulerChecked) -> None:
+    """Replace the scheduler's findings of all hosts. It asks for the move of a node's ranks."""
+    for agent in tuple(turn.state.members.agents.values()):
+        names = (agent.host, agent.host.partition(".")[0])  # Slurm may know the short one
+        found = tuple(one for one in event.found if one.host in names)
+        body = messages.NodeChecked(found=found, completed=(event.check,))
+        record_findings(turn, agent, body)
+
+
+def _asks_for_move(state: ControllerState, one: Warned) -> bool:
+    """Return whether ranks leave for a finding: as --migrate-on has it, or the scheduler."""
+    return one.severity in MOVED_FOR[state.migrate_on] or one.check == SCHEDULER
+
+
 def record_check(state: ControllerState, agent: AgentRecord, body: messages.Renew) -> None:
     """Note whether all of this agent's ranks have completed a phase of this generation and make
     steps of one kind. Ranks that are cut in their set-up or in a rehearsal cannot be put back."""
-    if not state.migrate_on or not state.findings.warned:
+    found = state.findings.warned.values()
+    if not found or not (state.migrate_on or any(one.check == SCHEDULER for one in found)):
         return
     seated = [
         body.beats.get(each.name) for each in state.generation_members() if each.agent == agent.name
@@ -88,7 +104,7 @@ def move_when_possible(turn: ControllerTurn) -> None:
     """Give up together all workers that warm spares can replace and whose device, or node, fails.
     The recovery is that of a failure: close, decide, seat, transfer."""
     state = turn.state
-    if not state.migrate_on or state.mode != "open" or state.ending.drain_ns:
+    if not state.findings.warned or state.mode != "open" or state.ending.drain_ns:
         return
     chosen: list[_Move] = []
     for move in _wished(state):
@@ -158,7 +174,7 @@ def _wished(state: ControllerState) -> list[_Move]:
         return []
     wished = []
     for key, one in state.findings.warned.items():
-        if one.severity not in MOVED_FOR[state.migrate_on]:
+        if not _asks_for_move(state, one):
             continue
         move = _Move(key, one, _concerned(state, one))
         # If the worker of a recorded move still lives, the launcher died before the move.

@@ -130,6 +130,8 @@ def _take(turn: ControllerTurn, event: inputs.Input) -> None:
             run_ending.on_stop_requested(turn, event.reason)
         elif isinstance(event, inputs.SaveRequested):
             checkpoint_tracking.request_save(turn, event.reason)
+        elif isinstance(event, inputs.SchedulerChecked):
+            planned_migration.record_scheduler(turn, event)
         elif isinstance(event, inputs.LauncherStalled):
             deadlines.extend_deadlines(turn, event.gap_ns)
         elif isinstance(event, inputs.CheckpointFound):

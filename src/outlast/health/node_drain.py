@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from outlast.config import child_environment, slurm_script
+from outlast.config import child_environment, slurm_variable
 from outlast.errors import OutlastError, StorageError
 from outlast.health.check_contract import Check, Probe, Sample
 from outlast.health.check_settings import DrainSettings
@@ -237,7 +237,7 @@ def drain_node(report: NodeReport, settings: DrainSettings) -> DrainOutcome:
     worst = [one for one in report.findings if one.severity in COSTS]
     if not worst:
         return DrainOutcome(False, "no finding that costs a job")
-    if script := slurm_script():
+    if script := slurm_variable("SCRIPT_CONTEXT").partition("_")[0]:
         return DrainOutcome(
             False, f"Slurm forbids scontrol in a {script}: its exit code drains the node"
         )

@@ -10,6 +10,7 @@ from functools import partial
 
 import msgspec
 
+from outlast import events
 from outlast.checkpoint.format.manifests import SavePoint
 from outlast.controller import inputs
 from outlast.controller.audit.audit_records import is_barred
@@ -19,6 +20,7 @@ from outlast.controller.save_schedule.save_tiers import SavePolicy
 from outlast.controller.state_machine import apply_all, initial
 from outlast.errors import GaveUpError, OutlastError, RunDirError
 from outlast.launch.agent_listener import LOOPBACK, AgentListener, NodeListener
+from outlast.launch.nodes import slurm_drains
 from outlast.launch.nodes.run_hang_watch import RunHangWatch
 from outlast.launch.run_directory import RunDir
 from outlast.launch.run_display import DisplayRecord
@@ -79,6 +81,7 @@ class ControllerShell:
         self._grants: LeaseGrants | None = None
         self.on_stop: Callable[[str], None] = lambda _reason: None  # at the request of an agent
         self._closed = False
+        self._drains: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._stalls = StallWatch(self._loop, record.now_ns, self._stalled)
@@ -106,6 +109,7 @@ class ControllerShell:
     def begin(self) -> None:
         """Accept connections and begin the term."""
         self._agents.listen()
+        self._drains = asyncio.create_task(slurm_drains.watch(self._on_drains, self.note))
         self._stalls.begin()
         now_ns, nodes, change = self._now_ns(), self._nodes, None
         if nodes.before:
@@ -140,6 +144,8 @@ class ControllerShell:
     def close(self) -> None:
         """Close timers, connections and the journal, in any state of the run."""
         self._closed = True  # ignore further inputs
+        if self._drains:
+            self._drains.cancel()
         self._stalls.close()
         if self._timer:
             self._timer.cancel()
@@ -294,6 +300,10 @@ class ControllerShell:
             if isinstance(frame.body, messages.Renew):
                 self._record.display.beats(frame.body.beats)
         self._feed(inputs.Received(t_ns=self._now_ns(), envelope=frame))
+
+    def _on_drains(self, found: tuple[events.Warned, ...]) -> None:
+        check = slurm_drains.CHECK
+        self._feed(inputs.SchedulerChecked(t_ns=self._now_ns(), check=check, found=found))
 
     def on_agent_lost(self, agent: str, incarnation: int) -> None:
         """Handle the end of an agent's connection."""
