@@ -49,8 +49,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def operation_s(self) -> float:
-        """Deadline of one collective, far above the hang monitor's, for the case that there is no
-        monitor."""
+        """Deadline of one collective, far above the hang monitor's, for a run without one."""
         return 2 * self.hang_ceiling_s
 
     @property
@@ -98,6 +97,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     audit_every: int  # committed steps between audits of a part of the state; 0: after recoveries
     until_step: int  # after it a checkpoint, and the script ends; 0: no limit
     keepers: str  # where the keepers of the seats listen: this, and the seat's number
+    shares_keepers: bool = False  # keepers of all hosts are reached by their doors
     on_unrepeatable: Literal["stop", "warn"] = "stop"
     faults: tuple[str, ...]  # as controller/fault_spec.py reads them
     fault_seed: int

@@ -33,7 +33,6 @@ def test_manifests_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["--nnodes=3:2", "a.py"], "--nnodes 3:2"),
         (["--nnodes=1", "a.py"], "--nnodes 1"),
-        (["--nnodes=2", "--copies=2", "a.py"], "--copies is not supported with --nnodes"),
         (["--nnodes=2", "--rdzv-endpoint=n1", "a.py"], "--rdzv-endpoint is set by the manifests"),
         (["--nnodes=2", "--node-rank=1", "a.py"], "--node-rank is set by the manifests"),
         (["--nnodes=2", "--token-file=t", "a.py"], "--token-file is set by the manifests"),

@@ -40,7 +40,6 @@ def test_the_file_is_printed(script: str, capsys: pytest.CaptureFixture[str]) ->
         (["--nproc-per-node=2", "missing.py"], "cannot find training script missing.py"),
         (["--nprocs=2", "train me.py"], "unrecognized arguments: --nprocs=2"),
         (["--nnodes=3:2", "train me.py"], "--nnodes 3:2: give the number of nodes"),
-        (["--nnodes=2", "--copies=2", "train me.py"], "--copies is not supported with --nnodes"),
         ([], "no training script was given"),
         (["train me.py"], "sbatch is not installed here; nothing was submitted"),
     ],

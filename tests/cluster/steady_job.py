@@ -37,7 +37,13 @@ def hybrid_shard(model: nn.Module) -> nn.Module:
     return model
 
 
-KINDS = {"ddp": data_parallel, "hsdp": hybrid_shard}
+def full_shard(model: nn.Module) -> nn.Module:
+    """Shard on all ranks: no rank has a replica."""
+    fully_shard(model)
+    return model
+
+
+KINDS = {"ddp": data_parallel, "hsdp": hybrid_shard, "fsdp": full_shard}
 
 out, steps = Path(sys.argv[1]), int(sys.argv[2])
 kind = sys.argv[3] if len(sys.argv) > 3 else "ddp"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 from outlast import events
-from outlast.controller.controller_state import ControllerTurn
+from outlast.controller.controller_state import ControllerTurn, WorkerRecord
 from outlast.controller.inputs import Verify
 from outlast.controller.lifecycle import run_ending
 from outlast.controller.recovery import incident_response
@@ -60,13 +61,23 @@ def on_save_failed(turn: ControllerTurn, body: messages.SaveFailed) -> None:
 def on_checkpointed(turn: ControllerTurn, body: messages.Checkpointed) -> None:
     """Keep the newest complete copy; for equal phases the one in memory.
 
-    Keepers are reached on their own host only: a run of several nodes has no copies in memory.
+    In a run of several nodes keepers are reached on their own host only, unless they have doors.
     """
-    known = turn.state.saves.checkpoint
-    if body.tier == "memory" and turn.state.placement.agents:
+    known, placement = turn.state.saves.checkpoint, turn.state.placement
+    if body.tier == "memory" and placement.agents and not placement.shares_keepers:
         return
     if known is None or (body.n, body.tier == "memory") >= (known.n, known.tier == "memory"):
         turn.state.saves.checkpoint = body
+
+
+def learn_copies(turn: ControllerTurn, workers: Iterable[WorkerRecord], n: int) -> None:
+    """Take up copies in memory, up to phase n, that survivors on several hosts report: a later term
+    has not received rank 0's reports of them."""
+    if turn.state.placement.shares_keepers:
+        for worker in workers:
+            copy = worker.status.copy if worker.status else None
+            if copy is not None and copy.n <= n:
+                on_checkpointed(turn, copy)
 
 
 def set_checkpoint(turn: ControllerTurn, checkpoint: messages.Checkpointed | None) -> None:

@@ -70,6 +70,7 @@ class NodePlacement(msgspec.Struct, frozen=True, kw_only=True):
     agents: tuple[str, ...] = ()
     ranks_per_node: int = 0
     domains: tuple[str, ...] = ()
+    shares_keepers: bool = False  # copies in memory are reached from other hosts
 
     def home(self, seat: int) -> str:
         """Return the agent of the node to which a rank belongs; "" without nodes."""

@@ -73,7 +73,10 @@ class ControllerShell:
             policy,
             plan.migrate_on,
             NodePlacement(
-                agents=nodes.hosts, ranks_per_node=plan.ranks_per_host, domains=nodes.domains
+                agents=nodes.hosts,
+                ranks_per_node=plan.ranks_per_host,
+                domains=nodes.domains,
+                shares_keepers=plan.keeps_copies,
             ),
         )
         self._inputs: list[inputs.Input] = []  # of the next turn

@@ -42,6 +42,7 @@ def check_node(plan: RunPlan) -> list[DurableTarget]:
     config.check_torch()
     check_interface(config.gloo_interface())
     _check_memory(plan.ranks_per_node + plan.spares)
+    _check_peer_rate(plan)
     return _targets(plan.durable, Path(plan.run_dir))
 
 

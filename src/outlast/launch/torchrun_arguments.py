@@ -92,6 +92,11 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
         return self.world // self.node.nodes
 
     @property
+    def keeps_copies(self) -> bool:
+        """Return whether copies in memory were asked for, beside those of checkpoints."""
+        return self.copies > 1 or self.parity > 0 or self.snapshot_every != 0
+
+    @property
     def ranks_per_host(self) -> int:
         """Return the number of ranks that each host starts with."""
         return self.world if self.node.on_one_host else self.ranks_per_node

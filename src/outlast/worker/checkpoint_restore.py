@@ -11,7 +11,7 @@ from outlast.checkpoint.format.manifests import SavePoint
 from outlast.checkpoint.load.checkpoint_reader import CheckpointReader
 from outlast.checkpoint.load.state_fitting import SavedState, StateFitting
 from outlast.checkpoint.load.tensor_fill import fill_tensors
-from outlast.checkpoint.replicas.memory_copies import MemoryCopies
+from outlast.checkpoint.replicas.memory_copies import KEEPER_DOORS, MemoryCopies, door_of
 from outlast.checkpoint.stores.catalog import open_checkpoint
 from outlast.checkpoint.stores.folder_store import Folder
 from outlast.config import WorkerSettings
@@ -39,9 +39,8 @@ class RunRestorer:
         """Open the checkpoint; `beside_trainers`: other ranks run, and their keepers serve them."""
         self._copies: MemoryCopies | None = None
         if origin.tier == "memory":
-            addresses = [keeper_address(settings, each) for each in range(settings.world)]
             self._copies = MemoryCopies.reach(
-                addresses,
+                _keepers(settings),
                 settings.token,
                 f"rank {seat}, starting",
                 beside_trainers=beside_trainers,
@@ -90,6 +89,14 @@ class RunRestorer:
         """Release the copies in memory."""
         if self._copies:
             self._copies.close()
+
+
+def _keepers(settings: WorkerSettings) -> list[str]:
+    """Return the addresses of the keepers of all ranks."""
+    folder = Path(settings.run_dir) / KEEPER_DOORS
+    if settings.shares_keepers:
+        return [door_of(folder, rank) for rank in range(settings.world)]
+    return [keeper_address(settings, rank) for rank in range(settings.world)]
 
 
 def keeper_address(settings: WorkerSettings, seat: int) -> str:

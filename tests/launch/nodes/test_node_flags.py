@@ -73,8 +73,6 @@ def test_displayed_streams_are_those_of_local_ranks(script: str) -> None:
         (["--rdzv-backend", "etcd"], "--rdzv-backend etcd"),
         (["--run-dir", ""], "needs --run-dir"),
         (["--standalone"], "--standalone"),
-        (["--copies", "2"], "--copies is not supported with --nnodes above 1"),
-        (["--snapshot-every", "5"], "--snapshot-every is not supported"),
     ],
 )
 def test_what_needs_one_host_is_refused_by_name(script: str, flags: list[str], says: str) -> None:

@@ -16,17 +16,17 @@ from collections.abc import Callable
 
 import msgspec
 
-from outlast.checkpoint.format.manifests import Manifest, digest_of
+from outlast.checkpoint.format.manifests import Manifest
 from outlast.checkpoint.keeper import keeper_frames
 from outlast.checkpoint.keeper.arena import Arena
 from outlast.checkpoint.keeper.copy_readers import CopyReaders, accept_own, open_listener
 from outlast.checkpoint.keeper.keeper_frames import (
-    HeldVersion,
     KeeperSetup,
     KeeperStream,
     Outcome,
     ReceivedFrame,
 )
+from outlast.checkpoint.keeper.memory_listing import KeptVersion, MemoryListing
 from outlast.checkpoint.keeper.writer_threads import CommitThread, PartWriter, SaveWork
 from outlast.checkpoint.replicas.group_parity import HeldParities
 from outlast.checkpoint.replicas.replica_receiver import ReplicaReceiver
@@ -49,18 +49,6 @@ class _TrainerLink(msgspec.Struct, eq=False):
     since: float = 0.0
 
 
-class _KeptVersion(msgspec.Struct, eq=False):
-    """The version in an arena.
-
-    `stamp`: the arena's stamp while that version is in it; `full`: the manifest with chunks, once
-    its write has succeeded.
-    """
-
-    manifest: Manifest
-    stamp: int
-    full: Manifest | None = None
-
-
 class KeeperProcess:
     """The keeper's main loop, over sockets.
 
@@ -79,7 +67,7 @@ class KeeperProcess:
         self._pending_ends: Counter[KeeperStream] = Counter()  # orders without a final outcome yet
         self._arenas: dict[int, Arena] = {}
         self._attach_errors: dict[int, str] = {}
-        self._versions: dict[int, _KeptVersion] = {}
+        self._versions: dict[int, KeptVersion] = {}
         self._trainer: _TrainerLink | None = None
         self._detached: list[KeeperStream] = []
         self._finishing = False
@@ -91,7 +79,9 @@ class KeeperProcess:
             setup.peers, setup.token, setup.rank, setup.group, setup.peers_bytes_per_s
         )
         self._parities = HeldParities(setup.rank, setup.group) if setup.group else None
-        self._receiver = ReplicaReceiver(setup.token, self._parities)
+        self._listing = MemoryListing(self._arenas, self._versions, self._parities, self._wake_fd)
+        self._receiver = ReplicaReceiver(setup.token, self._parities, self._listing.ask)
+        self._listing.receiver = self._receiver
         self._peer_listener = socket.socket(fileno=setup.door_fd) if setup.door_fd >= 0 else None
         self._watch(self._wake_fd, self._clear_wake_up)
         if self._peer_listener:
@@ -261,7 +251,7 @@ class KeeperProcess:
         order = frame.order
         manifest = order.manifest
         shard = memoryview(b"")
-        kept = _KeptVersion(manifest, frame.stamp)
+        kept = KeptVersion(manifest, frame.stamp)
 
         def report(outcome: Outcome) -> None:
             ended = outcome.kind in ("committed", "failed")
@@ -298,26 +288,7 @@ class KeeperProcess:
         )
 
     def _send_contents(self, stream: KeeperStream) -> None:
-        versions: list[HeldVersion] = []
-        for number, version in self._versions.items():
-            arena = self._arenas[number]
-            if arena.stamp == version.stamp and not version.full:
-                version.full = _with_digests(version.manifest, arena)
-            if arena.stamp == version.stamp and version.full:  # else it is being overwritten
-                versions.append(HeldVersion(manifest=version.full, arena=number))
-        parities: list[keeper_frames.VersionParity] = []
-        with contextlib.ExitStack() as locks:
-            locks.enter_context(self._receiver.change)
-            copies = self._receiver.copies
-            arenas = self._arenas | {copy.number: copy.arena for copy in copies}
-            versions += [
-                HeldVersion(manifest=c.manifest, arena=c.number) for c in copies if c.manifest
-            ]
-            if self._parities:
-                locks.enter_context(self._parities.change)
-                for parity, arena in self._parities.complete:
-                    parities.append(parity)
-                    arenas[parity.arena] = arena
+        with self._listing.entries() as (versions, parities, arenas):
             sizes = [(number, arena.size_bytes) for number, arena in arenas.items()]
             stream.send(
                 keeper_frames.KeeperContents(versions=versions, parities=parities, arenas=sizes),
@@ -341,18 +312,10 @@ class KeeperProcess:
     def _clear_wake_up(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake_fd)
+        self._listing.answer()
 
     def _watch(self, what: int | socket.socket, call: Callable[[], None]) -> None:
         self._selector.register(what, selectors.EVENT_READ, call)
-
-
-def _with_digests(manifest: Manifest, arena: Arena) -> Manifest:
-    shard = arena.view[: manifest.size_bytes]
-    chunks = tuple(
-        digest_of(shard[at : at + manifest.chunk_bytes])
-        for at in range(0, manifest.size_bytes, manifest.chunk_bytes)
-    )
-    return msgspec.structs.replace(manifest, chunks=chunks)
 
 
 def main(arguments: list[str]) -> int:

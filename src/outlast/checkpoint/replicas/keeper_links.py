@@ -12,10 +12,12 @@ import secrets
 import socket
 import struct
 import time
+from pathlib import Path
 
 import msgspec
 
 from outlast.checkpoint.format.manifests import SavePoint
+from outlast.checkpoint.keeper.keeper_frames import HeldVersion, VersionParity
 from outlast.checkpoint.stores.chunk_reader import RateLimiter
 from outlast.errors import WireError
 
@@ -27,6 +29,8 @@ SLICE_BYTES = 1 << 20  # digested and passed on while it is in the processor's c
 FRAME_BYTES_MAX = 256 << 20
 _HELLO_FRAME_BYTES_MAX = 1 << 10  # before the other end is authenticated
 _NONCE_BYTES = 32
+DOOR = "door:"  # before the path of a file with HOST:PORT, of a keeper that may move
+_ADDRESS_LENGTH_MAX = 300
 _LENGTH = struct.Struct("<I")
 
 
@@ -89,7 +93,27 @@ class Kept(LinkFrame, frozen=True, kw_only=True):
     error: str = ""
 
 
-LinkMessage = Shown | Offer | Join | Ready | Sealed | Kept
+class ListRequest(LinkFrame, frozen=True, kw_only=True):
+    """Request for the contents of the keeper's memory (remote_copies)."""
+
+
+class ListAnswer(LinkFrame, frozen=True, kw_only=True):
+    """Contents of the keeper's memory. `arenas`: (number, size_bytes) of each."""
+
+    versions: list[HeldVersion]
+    parities: list[VersionParity]
+    arenas: list[tuple[int, int]]
+
+
+class ReadRequest(LinkFrame, frozen=True, kw_only=True):
+    """Request for bytes of an arena, which follow without a frame."""
+
+    arena: int
+    at: int
+    size_bytes: int
+
+
+LinkMessage = Shown | Offer | Join | Ready | Sealed | Kept | ListRequest | ListAnswer | ReadRequest
 _decoder = msgspec.msgpack.Decoder(LinkMessage)
 
 
@@ -113,10 +137,15 @@ class KeeperLink:
     def open(
         cls, address: str, token: str, due: float, pace: RateLimiter | None = None
     ) -> KeeperLink:
-        """Connect to the keeper at HOST:PORT; both ends prove that they have the token."""
-        host, _, port = address.rpartition(":")
+        """Connect to the keeper at HOST:PORT, or to the one that the file of `door:FILE` names.
+
+        Both ends prove that they have the token.
+        """
+        host, _, port = _current(address).rpartition(":")
         until = min(due, time.monotonic() + HELLO_S)
         left_s = max(0.001, until - time.monotonic())
+        if not port.isdecimal():
+            raise WireError(f"{address} names no keeper")
         link = cls(socket.create_connection((host.strip("[]"), int(port)), left_s), until, pace)
         try:
             link._authenticate_to(token)
@@ -222,6 +251,14 @@ class KeeperLink:
         if not isinstance(frame, Shown):
             raise WireError(f"{type(frame).__name__} before the proof of the token")
         return frame
+
+
+def _current(address: str) -> str:
+    """Return HOST:PORT of an address. Raises OSError if its file cannot be read."""
+    if not address.startswith(DOOR):
+        return address
+    with Path(address.removeprefix(DOOR)).open(errors="replace") as file:
+        return file.read(_ADDRESS_LENGTH_MAX).strip()
 
 
 def _proof(token: str, role: bytes, first: bytes, second: bytes) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
@@ -25,12 +26,21 @@ from outlast.checkpoint.keeper.arena import Unmapped
 from outlast.checkpoint.keeper.copy_readers import SUFFIX
 from outlast.checkpoint.keeper.keeper_client import KeeperClient
 from outlast.checkpoint.replicas.group_parity import HeldParity, HeldPart, rebuild_part
+from outlast.checkpoint.replicas.keeper_links import DOOR
+from outlast.checkpoint.replicas.remote_copies import RemoteKeeper, RemoteMemory
 from outlast.checkpoint.stores.store_interfaces import MemoryFile
 from outlast.errors import CorruptionError, StorageError
 
+OpenMemory = Unmapped | RemoteMemory
+KEEPER_DOORS = "keepers"  # folder of a run directory, with a file for each rank
 REACH_S = 5.0  # for one keeper
 _DIGEST_BYTES_PER_S = 0.5e9  # at least; versions that were never written are digested on request
 _THREADS = 32
+
+
+def door_of(folder: Path, rank: int) -> str:
+    """Return the address of a rank's keeper on any host of a run."""
+    return f"{DOOR}{folder / str(rank)}"
 
 
 class MemoryCopies:
@@ -47,7 +57,7 @@ class MemoryCopies:
         self,
         parts: Iterable[HeldPart],
         parities: Iterable[HeldParity] = (),
-        memories: Iterable[Unmapped] = (),
+        memories: Iterable[OpenMemory] = (),
     ) -> None:
         self._memories = list(memories)
         self._records: dict[str, dict[str, bytes]] = {}
@@ -82,7 +92,7 @@ class MemoryCopies:
         *,
         beside_trainers: bool = False,
     ) -> MemoryCopies:
-        """Return the contents of the keepers at `addresses`.
+        """Return the contents of the keepers at `addresses`: on this host, or behind doors.
 
         An unreachable keeper is left out; for one that accepts the connection and does not answer,
         `on_silent` gets the error, from any thread. `beside_trainers`: keepers
@@ -90,6 +100,8 @@ class MemoryCopies:
         """
 
         def read_contents(address: str) -> _KeeperContents:
+            if address.startswith(DOOR):
+                return _KeeperContents.of_remote(address, token)
             address += SUFFIX if beside_trainers else ""
             return _KeeperContents.of(address, token, name, on_silent)
 
@@ -162,7 +174,29 @@ class _KeeperContents:
 
     parts: list[HeldPart] = field(default_factory=list[HeldPart])
     parities: list[HeldParity] = field(default_factory=list[HeldParity])
-    memories: dict[int, Unmapped] = field(default_factory=dict[int, Unmapped])
+    memories: dict[int, OpenMemory] = field(default_factory=dict[int, OpenMemory])
+
+    @classmethod
+    def of_remote(cls, address: str, token: str) -> _KeeperContents:
+        """Return the contents of a keeper behind a door; empty if it cannot be reached."""
+        contents, keeper = cls(), RemoteKeeper(address, token)
+        try:
+            listed = keeper.contents()
+        except StorageError:
+            return contents
+        contents.memories = {number: RemoteMemory(keeper, number) for number, _ in listed.arenas}
+        memories = contents.memories
+        contents.parts = [
+            HeldPart(each.manifest, memories[each.arena])
+            for each in listed.versions
+            if each.arena in memories
+        ]
+        contents.parities = [
+            HeldParity(each, memories[each.arena])
+            for each in listed.parities
+            if each.arena in memories
+        ]
+        return contents
 
     @classmethod
     def of(

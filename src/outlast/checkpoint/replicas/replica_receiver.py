@@ -11,7 +11,7 @@ import itertools
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -27,14 +27,17 @@ from outlast.checkpoint.replicas.keeper_links import (
     Join,
     KeeperLink,
     Kept,
+    ListRequest,
     Offer,
+    ReadRequest,
     Ready,
     Sealed,
 )
+from outlast.checkpoint.replicas.remote_copies import ListedMemory, serve_reader
 from outlast.checkpoint.replicas.replica_sender import BYTES_PER_S_MIN, LANES
 from outlast.errors import CorruptionError, StorageError, WireError
 
-CONNECTIONS_MAX = 64
+CONNECTIONS_MAX = 512  # of senders, and of readers on other hosts
 SENDERS_MAX = 15  # with two arenas each, and a trainer's own, they fit a frame's descriptors
 _CHUNK_BYTES_MAX = 1 << 30
 
@@ -98,9 +101,16 @@ class ReplicaReceiver:
     Numbers of its arenas are below zero.
     """
 
-    def __init__(self, token: str, parities: HeldParities | None = None) -> None:
+    def __init__(
+        self,
+        token: str,
+        parities: HeldParities | None = None,
+        contents: Callable[[], ListedMemory] | None = None,
+    ) -> None:
+        """`contents`: returns all memory of the keeper, for readers; from any thread."""
         self._token = token
         self._parities = parities
+        self._contents = contents
         self.change = threading.Condition(threading.RLock())  # held while `copies` are read
         self._copies: dict[int, list[ReplicaCopy]] = {}  # by rank of the sender, at most two each
         self._transfers: dict[str, _Transfer] = {}
@@ -149,6 +159,8 @@ class ReplicaReceiver:
                 transfer.joined.add(frame.lane)
                 transfer.links.append(link)
             self._receive_lane(transfer, link, frame.lane)
+        elif isinstance(frame, ListRequest | ReadRequest) and self._contents:
+            serve_reader(link, frame, self._contents)
         else:
             raise WireError(f"{type(frame).__name__} as the first frame")
 

@@ -7,7 +7,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from outlast import events
-from outlast.controller import membership, planned_migration, shared_values
+from outlast.controller import checkpoint_tracking, membership, planned_migration, shared_values
 from outlast.controller.audit import audit_protocol as audit
 from outlast.controller.controller_state import S_NS, ControllerTurn, WorkerRecord
 from outlast.controller.lifecycle import run_ending, run_start
@@ -47,6 +47,7 @@ def decide_when_answered(turn: ControllerTurn) -> None:
         return
     _release_fenced(turn)
     _count_attempt(turn, survivors, n)
+    checkpoint_tracking.learn_copies(turn, survivors, n)
     situation = _recovery_situation(turn, survivors, n)
     if place is not None:
         situation = replace(situation, copy_step=place.copy.step)

@@ -11,16 +11,40 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
 
+from outlast.atomic_files import replace_file
 from outlast.checkpoint.keeper.copy_readers import open_listener
 from outlast.checkpoint.keeper.keeper_frames import KeeperSetup, PeerKeeper
 from outlast.checkpoint.keeper.keeper_launch import ServedKeeper, address_of, open_door
+from outlast.checkpoint.replicas.memory_copies import KEEPER_DOORS, door_of
 from outlast.controller.replica_placement import ReplicaSpot, group, place
 from outlast.errors import StorageError
+from outlast.launch.torchrun_arguments import RunPlan
 
 STARTS_MAX = 10  # consecutive starts of one seat's keeper that each lasted less than YOUNG_S
 YOUNG_S = 600.0
 REAP_S = 5.0
+
+
+class KeeperSite(NamedTuple):
+    """This host's address, and the nodes of a run of several: host and failure domain by rank."""
+
+    address: str = ""
+    nodes: tuple[tuple[str, str], ...] = ()
+
+
+ONE_HOST = KeeperSite()
+
+
+class KeeperDoors(NamedTuple):
+    """Doors of keepers on several hosts. A rank's keeper writes its own into a file of `folder`, as
+    HOST:PORT, whenever the rank takes its seat: other keepers and readers find it on any host.
+    `address`: this host's."""
+
+    folder: Path
+    address: str
 
 
 @dataclass(frozen=True)
@@ -39,6 +63,22 @@ class ReplicaPlan:
     parity: int = 0
     rate_bytes_per_s: int | None = None
     saves: bool = True
+    doors: KeeperDoors | None = None
+
+    @classmethod
+    def of(cls, plan: RunPlan, run_dir: Path, host: str, site: KeeperSite) -> ReplicaPlan:
+        """Return the plan of a run: places of ranks are those of its start."""
+        nodes, share = site.nodes or ((host, ""),), plan.ranks_per_host
+        return cls(
+            [ReplicaSpot(*nodes[rank // share]) for rank in range(plan.world)],
+            plan.copies,
+            plan.parity,
+            plan.peer_rate_bytes_per_s,
+            saves=bool(plan.checkpoint_every or plan.snapshot_every),
+            doors=KeeperDoors(run_dir / KEEPER_DOORS, site.address)
+            if plan.node.total > 1 and plan.keeps_copies
+            else None,
+        )
 
 
 class KeeperPool:
@@ -57,7 +97,7 @@ class KeeperPool:
         note: Callable[[str], None],
         replicas: ReplicaPlan,
     ) -> None:
-        spots = replicas.spots
+        self._spots = spots = replicas.spots
         rate_bytes_per_s = replicas.rate_bytes_per_s
         self._prefix = prefix
         self._token = token
@@ -78,7 +118,9 @@ class KeeperPool:
             self._placement = group(spots, replicas.parity)
         else:
             self._placement = place(spots, replicas.copies)
-        if self._parity or replicas.copies > 1:
+        self._far = replicas.doors
+        self._own_doors: dict[int, socket.socket] = {}  # with several hosts: of ranks on this one
+        if not self._far and (self._parity or replicas.copies > 1):
             self._open_doors(len(spots))
 
     def _open_doors(self, world: int) -> None:
@@ -90,18 +132,49 @@ class KeeperPool:
             self._note(str(error))
             self._close_doors()
             return
+        self.note_placement()
+
+    def note_placement(self) -> None:
+        """Note the losses that copies do not survive."""
         for text in self._placement.notes:
             self._note(text)
 
     def _close_doors(self) -> None:
         while self._doors:
             self._doors.pop().close()
+        while self._own_doors:
+            self._own_doors.popitem()[1].close()
 
     def _peers(self, seat: int) -> tuple[PeerKeeper, ...]:
         return tuple(
-            PeerKeeper(name=f"the keeper of rank {peer}", address=address_of(self._doors[peer]))
+            PeerKeeper(
+                name=f"the keeper of rank {peer}",
+                address=door_of(self._far.folder, peer)
+                if self._far
+                else address_of(self._doors[peer]),
+            )
             for peer in self._placement.peers[seat]
         )
+
+    def _publish(self, seat: int) -> None:
+        """Let other hosts find the keeper of a rank here, from now on; note a failure."""
+        if self._far is None:
+            return
+        try:
+            if seat not in self._own_doors:
+                self._own_doors[seat] = open_door(self._far.address)
+            place = address_of(self._own_doors[seat]).encode()
+            self._far.folder.mkdir(exist_ok=True)
+            replace_file(self._far.folder / str(seat), place, durable=False)
+        except (OSError, StorageError) as error:
+            self._note(f"copies of rank {seat} cannot be found by other hosts: {error}")
+        spots = self._spots
+        for peer in self._placement.peers[seat]:
+            if peer in self._own_doors and spots[peer].host != spots[seat].host:
+                self._note(
+                    f"rank {seat} has moved to the host of rank {peer}, whose keeper holds its"
+                    " copies: the loss of this host takes both"
+                )
 
     def _group(self, seat: int) -> tuple[int, ...]:
         return tuple(sorted((seat, *self._placement.peers[seat]))) if self._parity else ()
@@ -112,6 +185,7 @@ class KeeperPool:
 
     def start(self, seat: int) -> None:
         """Start the seat's keeper, or listen for it, if it has none; note a failure."""
+        self._publish(seat)
         if self._is_eager:
             self._start(seat)
         elif seat not in self._listeners:
@@ -146,7 +220,7 @@ class KeeperPool:
                 f"rank {seat}",
                 self._setup(seat),
                 (self._lock_fd,),
-                self._doors[seat] if self._doors else None,
+                self._own_doors.get(seat) or (self._doors[seat] if self._doors else None),
                 self._listeners.get(seat),
             )
         except (StorageError, OSError) as error:
@@ -161,10 +235,10 @@ class KeeperPool:
     def _setup(self, seat: int) -> KeeperSetup:
         return KeeperSetup(
             token=self._token,
-            peers=self._peers(seat) if self._doors else (),
+            peers=self._peers(seat) if self._doors or self._far else (),
             peers_bytes_per_s=self._rate_bytes_per_s,
             rank=seat,
-            group=self._group(seat) if self._doors else (),
+            group=self._group(seat) if self._doors or self._far else (),
         )
 
     def _died(self, seat: int) -> None:

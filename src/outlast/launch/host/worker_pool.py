@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from outlast import config
-from outlast.controller.replica_placement import ReplicaSpot
 from outlast.events import Fault
-from outlast.launch.host.keeper_pool import KeeperPool, ReplicaPlan
+from outlast.launch.host.keeper_pool import ONE_HOST, KeeperPool, KeeperSite, ReplicaPlan
 from outlast.launch.host.partner_pages import PartnerPages
 from outlast.launch.host.worker_environment import (
     ERROR_FILE_NAME,
@@ -100,6 +99,7 @@ class WorkerPool:
         host: str,
         clock: EventClock,
         note: Callable[[str], None],
+        site: KeeperSite = ONE_HOST,
     ) -> None:
         self.clock = clock  # shared by all processes of this host
         self.note = note  # writes a note to the run's events
@@ -124,13 +124,7 @@ class WorkerPool:
             run_dir.lock_fd,
             self.leaders,
             note,
-            ReplicaPlan(
-                [ReplicaSpot(host)] * plan.world,
-                plan.copies,
-                plan.parity,
-                plan.peer_rate_bytes_per_s,
-                saves=bool(plan.checkpoint_every or plan.snapshot_every),
-            ),
+            ReplicaPlan.of(plan, run_dir.path.absolute(), host, site),
         )
 
     def names_outlast(self) -> bool:
@@ -211,6 +205,7 @@ class WorkerPool:
             audit_every=self.plan.audit_every,
             until_step=self.plan.until_step,
             keepers=self._keepers_prefix,
+            shares_keepers=self.plan.node.total > 1 and self.plan.keeps_copies,
             on_unrepeatable=self.plan.on_unrepeatable,
             faults=self.plan.faults,
             fault_seed=self.plan.fault_seed,

@@ -6,6 +6,7 @@ import asyncio
 from typing import NamedTuple
 
 from outlast.checkpoint.format.manifests import SavePoint
+from outlast.checkpoint.replicas.memory_copies import KEEPER_DOORS, door_of
 from outlast.checkpoint.stores import catalog
 from outlast.checkpoint.stores.folder_store import Folder
 from outlast.checkpoint.upkeep.durable_targets import DurableTarget
@@ -15,6 +16,7 @@ from outlast.errors import OutlastError, RunDirError
 from outlast.launch.agent_listener import NodeListener
 from outlast.launch.checkpoint_upkeep import CheckpointUpkeep
 from outlast.launch.controller_shell import ControllerShell
+from outlast.launch.host.keeper_pool import KeeperSite
 from outlast.launch.run_directory import RunDir
 from outlast.launch.run_display import DisplayRecord
 from outlast.launch.run_journal import bars_of
@@ -39,6 +41,18 @@ class NodeSetting(NamedTuple):
     ledger: TermLedger
     durable: tuple[DurableTarget, ...] = ()
     tls: PeerTls | None = None
+
+    @property
+    def site(self) -> KeeperSite:
+        """Return the places of keepers."""
+        nodes = tuple(zip(self.hosts, self.domains, strict=True))
+        return KeeperSite(self.address, nodes)
+
+    def keepers(self, run_dir: RunDir) -> list[str]:
+        """Return the addresses of all ranks' keepers, if their copies are shared."""
+        folder = run_dir.path.absolute() / KEEPER_DOORS
+        ranks = range(self.plan.world if self.plan.keeps_copies else 0)
+        return [door_of(folder, rank) for rank in ranks]
 
 
 class ControllerTenure:
@@ -65,7 +79,11 @@ class ControllerTenure:
             record,
             checkpoint,
             CheckpointSearch(
-                root, job.run, (), node.token.hex(), [target.store for target in node.durable]
+                root,
+                job.run,
+                node.keepers(run_dir),
+                node.token.hex(),
+                [target.store for target in node.durable],
             ),
             self._upkeep.committed,
             NodeListener(

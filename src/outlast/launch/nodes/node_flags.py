@@ -16,12 +16,6 @@ ANY_RANK = -1
 PORT = 29400  # torchrun's, for an endpoint without one
 _MASTER_ADDR, _MASTER_PORT = "127.0.0.1", 29500  # torchrun's defaults
 BACKENDS = ("static", "c10d")
-# Flags that need one host, each with its default value.
-_ONE_HOST: dict[str, object] = {
-    "copies": "1",
-    "snapshot_every": 0,
-    "peer_rate": None,
-}
 
 
 class NodeFlags(msgspec.Struct, frozen=True, kw_only=True):
@@ -184,9 +178,3 @@ def _refuse(given: Namespace) -> None:
         raise UsageError("--standalone is for one node; leave it out, or give --nnodes 1")
     if not given.run_dir:
         raise UsageError("--nnodes above 1 needs --run-dir DIR, on a file system of all nodes")
-    for name, default in _ONE_HOST.items():
-        if getattr(given, name) != default:
-            raise UsageError(
-                f"--{name.replace('_', '-')} is not supported with --nnodes above 1 by this"
-                " version; nothing was started; leave it out, or use one node"
-            )

@@ -69,7 +69,9 @@ class RunNode:
         self._locking: asyncio.Task[None] | None = None
         self._agent: Agent
         become_subreaper()
-        self._crew = WorkerPool(node.plan, run_dir, node.token, node.host, clock, record.note)
+        self._crew = WorkerPool(
+            node.plan, run_dir, node.token, node.host, clock, record.note, node.site
+        )
 
     async def lead(self, first: FirstTerm, checkpoint: messages.Checkpointed | None) -> NodeEnd:
         """Run as the first controller's node, until the run ends."""
@@ -77,6 +79,7 @@ class RunNode:
         job = self._run_dir.job
         address, port = self._plan.master_addr, self._crew.master_port
         place = RunPlace(job.run, job.term, tenure.shell.address, address, port)
+        self._crew.keepers.note_placement()
         await first.meeting.accept(first.seats, place, first.nonce)
         self._begin_tenure(tenure)
         return await self.follow(tenure.shell.address)
