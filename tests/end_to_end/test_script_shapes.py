@@ -42,3 +42,29 @@ def test_phases_in_odd_places(runner: Runner, tmp_path_factory: pytest.TempPathF
     assert len(want["history"]) == 13
     assert {(outcome.out / place).exists() for place in places} == {True}
     assert {i["rung"] for i in outcome.summary["incidents"]} <= {"replace", "respawn"}
+
+
+UNCOUNTED = """
+import torch
+import outlast
+session = outlast.init()
+torch.manual_seed(0)
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+session.protect(model=model, optimizer=optimizer)
+def train_step():
+    optimizer.zero_grad()
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+for _ in range(3):
+    session.run(train_step)
+"""
+
+
+def test_steps_outside_of_batches_are_noted(runner: Runner, tmp_path: Path) -> None:
+    script = tmp_path / "uncounted.py"
+    script.write_text(UNCOUNTED)
+    outcome = runner.run(script=script)
+    assert outcome.code == 0, outcome.output
+    notes = [e.text for e in outcome.events if isinstance(e, events.Note)]
+    assert any("are not counted" in text for text in notes), notes

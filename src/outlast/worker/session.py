@@ -118,7 +118,8 @@ class Session:
 
     @property
     def step_index(self) -> int:
-        """Number of committed steps; inside a step's phase, of the steps before it."""
+        """Number of committed steps; inside a step's phase, of the steps before it. A step is the
+        first phase behind a batch of `batches`."""
         return self._worker.status.step
 
     def protect(self, **named: Any) -> None:

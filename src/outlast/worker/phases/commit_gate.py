@@ -324,3 +324,17 @@ class LeftoverGradients:
                     "read gradients in the phase that computes them, and clear them there",
                 )
                 return
+
+
+def note_uncounted_step(
+    attempt: PhaseAttempt, steps: int, note_once: Callable[[str, str], None]
+) -> None:
+    """Note an optimizer's step that counts as none of the run's, before its first one."""
+    if attempt.kind == "eval" and not steps:
+        note_once(
+            f"optimizer steps in {attempt.key} are not counted, since no batch was drawn from"
+            " session.batches before it: session.step_index stays 0, and checkpoints and faults of"
+            " a step do not occur; loop over session.batches(loader, ...), or without a loader over"
+            " session.batches(None, until=STEPS)",
+            "uncounted steps",
+        )

@@ -189,6 +189,7 @@ class PhaseRunner:
             commit_gate.prepare_vote(attempt, self.protected_state())
             self._rehearse(attempt)
             self._vote(attempt, gated=True)
+            commit_gate.note_uncounted_step(attempt, self._status.step, self._timeline.note_once)
 
     def _vote_at_end(self, attempt: PhaseAttempt) -> None:
         """Vote at the end of a phase in which no optimizer has stepped."""
