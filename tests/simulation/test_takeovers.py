@@ -17,19 +17,18 @@ from outlast.testing.simulated_controller import SimController
 pytestmark = pytest.mark.sim
 _BATCH = 100
 _SUITE = 1_500
-_EXTENDED = 10_000
+_EXTENDED = 10_000  # in shares of .ci/run, which one by the commit
 
 
 @pytest.mark.parametrize(
     "first",
     [
         pytest.param(first, marks=[pytest.mark.extended] if first >= _SUITE else [])
-        for first in [*range(0, _SUITE, _BATCH), *range(_SUITE, _EXTENDED, 10 * _BATCH)]
+        for first in range(0, _EXTENDED, _BATCH)
     ],
 )
 def test_every_invariant_holds_across_takeovers(first: int) -> None:
-    count = _BATCH if first < _SUITE else min(10 * _BATCH, _EXTENDED - first)
-    for seed in range(first, first + count):
+    for seed in range(first, first + _BATCH):
         run_takeover_seed(seed)
 
 

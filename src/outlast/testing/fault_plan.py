@@ -204,6 +204,7 @@ _CONTROL_FAULTS = (
     *("crash", "crash", "freeze", "freeze", "host", "host", "pair of hosts", "agent", "frost"),
     *("island", "one", "split", "storeless", "blind", "outage"),
 )
+DRAINS = ("drain", "drain all")  # of nodes, by the scheduler; the next one takes them back
 _OTHER_FAULTS = ("kill", "kill", "pair", "all", "drop", "cut", "save", "unwell")
 
 
@@ -229,7 +230,7 @@ def draw_takeover_plan(seed: int) -> FaultPlan:
         _draw_fault(dice, world, 1, phases, early=False)
         for _ in range(dice.choice((0, 0, 1, 2, 3)))
     )
-    return FaultPlan(
+    plan = FaultPlan(
         world=world,
         spares=dice.choice((0, 1, 1, 2)),
         agents=hosts,
@@ -246,6 +247,25 @@ def draw_takeover_plan(seed: int) -> FaultPlan:
         fails=0.0,
         shard_sets=dice.choice((1, 1, 1, 2, world)),
         takes_over=True,
+    )
+    if dice.random() < 0.2:  # drawn last, so that older seeds keep their plans
+        plan = plan._replace(timed=(*plan.timed, *_draw_drains(dice)))
+    return plan
+
+
+def draw_drain_plan(seed: int) -> FaultPlan:
+    """Draw the plan of a seed in which nothing happens but drains of the scheduler."""
+    dice = random.Random(f"drain {seed}")
+    plan = draw_takeover_plan(seed)
+    return plan._replace(
+        strikes=(), timed=_draw_drains(dice), spares=dice.choice((0, 1, 2, 4)), agents=4, phases=24
+    )
+
+
+def _draw_drains(dice: random.Random) -> tuple[tuple[float, str], ...]:
+    kinds = ("drain", "drain", "drain", *DRAINS)
+    return tuple(
+        (dice.uniform(2.5, 12.0), dice.choice(kinds)) for _ in range(dice.choice((1, 1, 2, 3)))
     )
 
 

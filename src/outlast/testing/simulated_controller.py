@@ -16,7 +16,9 @@ import msgspec
 
 from outlast.controller import deadlines, inputs
 from outlast.controller.controller_state import ControllerTurn
+from outlast.controller.planned_migration import SCHEDULER
 from outlast.controller.state_machine import handle
+from outlast.testing.fault_plan import DRAINS
 from outlast.testing.simulated_process import NS
 from outlast.testing.simulated_terms import BEAT_SHARE, IN_TOUCH_SHARE
 from outlast.transport import messages
@@ -29,6 +31,7 @@ TURNS_MAX = 40_000
 _PURITY_EVERY = 61
 _STALL_S = 1.25
 _READ_AGAIN_S = 0.2
+_ASK_S = 0.7  # between two questions to the scheduler
 
 
 class SimController:
@@ -71,6 +74,15 @@ class SimController:
                 succession=change,
             )
         )
+        if any(what in DRAINS for _, what in self.cluster.plan.timed):
+            self._ask_scheduler()
+
+    def _ask_scheduler(self) -> None:
+        if not self.alive:
+            return
+        now_ns, found = self.line.now_ns, self.cluster.faults.drains()
+        self.feed(inputs.SchedulerChecked(t_ns=now_ns, check=SCHEDULER, found=found))
+        self.line.after(_ASK_S, lambda: self.call(self._ask_scheduler))
 
     # --- the process ---
 

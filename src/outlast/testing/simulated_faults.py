@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from outlast import events
 from outlast.controller import inputs
+from outlast.controller.planned_migration import SCHEDULER
+from outlast.testing.fault_plan import DRAINS
 from outlast.testing.simulated_process import SimProcess
 from outlast.testing.simulated_terms import STORE
 
@@ -19,6 +21,7 @@ class FaultInjector:
 
     def __init__(self, cluster: SimCluster) -> None:
         self._cluster, self._line = cluster, cluster.timeline
+        self._drains: dict[str, events.Warned] = {}  # by host, as the scheduler has them
         self._strikes = [
             [strike, strike.nth] for strike in cluster.plan.strikes + cluster.plan.flips
         ]
@@ -45,6 +48,28 @@ class FaultInjector:
                     return strike.deed
         return ""
 
+    def drains(self) -> tuple[events.Warned, ...]:
+        """Return what the scheduler says of draining nodes."""
+        return tuple(self._drains.values())
+
+    def _drain(self, hosts: list[str]) -> None:
+        """Drain hosts, or take their drains back if all have one."""
+        is_back = self._drains.keys() >= set(hosts)
+        for host in hosts:
+            if is_back:
+                del self._drains[host]
+            elif host not in self._drains:
+                self._drains[host] = events.Warned(
+                    t_ns=self._line.now_ns,
+                    host=host,
+                    check=SCHEDULER,
+                    symptom="node-drain",
+                    severity="drain",
+                    code=f"root@{self._line.now_s:.3f}",
+                    device="",
+                    detail="simulated",
+                )
+
     def happen(self, what: str) -> None:
         """Let a fault strike now."""
         line, controller = self._line, self._cluster.controller
@@ -67,6 +92,8 @@ class FaultInjector:
             agent.hang_up(line.between(*((0.0, 1.0) if what == "drop" else (2.0, 8.0))))
         elif what == "unwell":
             agent.check()
+        elif what in DRAINS:
+            self._drain(list(self._cluster.agents) if what == "drain all" else [agent.name])
         elif what in ("stop", "save") and controller.alive:
             request = inputs.StopRequested if what == "stop" else inputs.SaveRequested
             controller.feed(request(t_ns=line.now_ns, reason="asked"))

@@ -31,6 +31,19 @@ def test_draining_nodes_are_named_with_reason_and_author() -> None:
     assert slurm_drains.draining_nodes("State=UNDRAIN\nNodeName=n4 State=POWERED_DOWN") == ()
 
 
+def test_fields_in_free_text_count_for_nothing() -> None:
+    """Slurm 22.05 shows the second line of a reason behind its author, and a comment last."""
+    plain = " Reason=a bad fan [root@2026-11-28T01:13:56]"
+    (drain,) = slurm_drains.draining_nodes(
+        f"NodeName=n2 State=IDLE+DRAIN{plain} Comment=c State=DOWN"
+    )
+    assert drain.host == "n2" and drain.detail.endswith("a bad fan [root@2026-11-28T01:13:56]")
+    odd = f"{plain}        NodeName=n1 NodeHostName=n1 State=IDLE Reason=x [me@2026-11-28T09:00:00]"
+    (drain,) = slurm_drains.draining_nodes(f"NodeName=n2 State=IDLE+DRAIN{odd}")
+    assert (drain.host, drain.code) == ("n2", "root@2026-11-28T01:13:56")
+    assert not slurm_drains.draining_nodes(f"NodeName=n1 State=IDLE{plain} State=IDLE+DRAIN")
+
+
 def watch_once(
     folder: Path, script: str, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[list[tuple[Warned, ...]], list[str]]:

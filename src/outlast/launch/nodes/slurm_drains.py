@@ -19,6 +19,8 @@ SYMPTOM = "node-drain"
 LOOK_S = 30.0
 PAUSE_MAX_S = 600.0  # after failures in a row
 ANSWER_S = 10.0
+REASON_MAX = 500  # characters
+_REASON = re.compile(r" Reason=(.*?)(?: \[(\S+@\d{4}-\d\d-\d\dT[\d:]+)\]|$)")
 _FIELD = re.compile(r"(\S+?)=(.*?)(?= \S+=|$)")
 
 
@@ -44,13 +46,15 @@ async def watch(tell: Callable[[tuple[Warned, ...]], None], note: Callable[[str]
 def draining_nodes(answer: str) -> tuple[Warned, ...]:
     """Return a finding for each node that `scontrol --oneliner show node` shows as set to drain."""
     found: list[Warned] = []
-    for line in answer.splitlines():
-        fields = dict(_FIELD.findall(line.strip()))
+    for line in answer.split("\n"):
+        # The reason and what follows it are free text, which may look like fields.
+        fields = dict(_FIELD.findall(line.strip().partition(" Reason=")[0]))
         if "DRAIN" not in re.split(r"[+*~#!%$@^-]", fields.get("State", "").upper()):
             continue
         name, state = fields.get("NodeName", ""), fields["State"]
-        reason = fields.get("Reason", "no reason given")
-        who = re.search(r"\[(\S+@\S+)\]$", reason)
+        match = _REASON.search(line)
+        reason, who = match.groups("") if match else ("no reason given", "")
+        reason = "".join(each if each.isprintable() else " " for each in reason[:REASON_MAX])
         found.append(
             Warned(
                 t_ns=0,
@@ -58,9 +62,9 @@ def draining_nodes(answer: str) -> tuple[Warned, ...]:
                 check=CHECK,
                 symptom=SYMPTOM,
                 severity="drain",
-                code=who[1] if who else "",
+                code=who,
                 device="",
-                detail=f"Slurm drains {name} (State={state}): {reason}",
+                detail=f"Slurm drains {name} (State={state}): {reason}{f' [{who}]' if who else ''}",
             )
         )
     return tuple(found)
