@@ -32,6 +32,7 @@ class Cluster:
         self.run_dir = self.disk / "run"
         self.out = folder / "out"
         self.launchers: dict[str, subprocess.Popen[str]] = {}
+        self._words: dict[str, tuple[str, ...]] = {}  # command line of each host's launcher
 
     def start(
         self,
@@ -42,20 +43,30 @@ class Cluster:
         script: Path = JOB,
         **other: tuple[str, ...],
     ) -> None:
-        """Start the launchers; `job`: arguments of the script, `other`: flags of one host."""
+        """Start the launchers, on the hosts that have power; `job`: arguments of the script,
+        `other`: flags of one host."""
         (self.folder / "token").write_text("a secret of these tests")
-        environment = {**os.environ, "OUTLAST_TOKEN_FILE": str(self.folder / "token")}
         common = ("--nnodes", nodes, "--nproc-per-node", str(ranks), "--run-dir", str(self.run_dir))
         for name in self.hosts.names:
             own = (*common, "--rdzv-endpoint=n1:29400", "--plain", *flags, *other.get(name, ()))
-            words = [sys.executable, "-m", "outlast", "run", *own, str(script)]
-            self.launchers[name] = subprocess.Popen(
-                self.hosts.command(name, *words, str(self.out), *job),
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
+            run = (sys.executable, "-m", "outlast", "run", *own)
+            self._words[name] = (*run, str(script), str(self.out), *job)
+        for name in self.hosts.up:
+            self.start_again(name)
+
+    def start_again(self, name: str, *flags: str) -> None:
+        """Start the same command on a host, with some flags more."""
+        if name in self.launchers:
+            self.launchers[name].kill()
+            self.launchers[name].communicate()
+        at = self._words[name].index("--plain")
+        self.launchers[name] = subprocess.Popen(
+            self.hosts.command(name, *self._words[name][:at], *flags, *self._words[name][at:]),
+            env={**os.environ, "OUTLAST_TOKEN_FILE": str(self.folder / "token")},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
 
     def events(self) -> list[AnyEvent]:
         """Return the events that have been written so far."""
@@ -91,7 +102,7 @@ class Cluster:
 
     def codes(self) -> dict[str, int]:
         """Return the exit codes of the launchers on all hosts with power, after their end."""
-        return {name: self.end(name)[0] for name in self.hosts.up}
+        return {name: self.end(name)[0] for name in self.hosts.up if name in self.launchers}
 
     def close(self) -> None:
         """Kill the launchers, and with all processes of their hosts those that have their pipes."""

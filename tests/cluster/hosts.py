@@ -136,6 +136,13 @@ class Hosts:
         self.set_link(name, up=False)
         self._kill(name)
 
+    def boot(self, name: str) -> None:
+        """Start a host that has lost its power or crashed: no process and no memory is left."""
+        _ip("-n", self._switch, "link", "del", name)
+        _ip("netns", "del", f"{self._prefix}-{name}")
+        self._first[name].communicate()  # closes the pipes
+        self._boot(name)
+
     def _boot(self, name: str) -> None:
         network = f"{self._prefix}-{name}"
         _ip("netns", "add", network)

@@ -332,3 +332,51 @@ def test_a_spare_without_a_device_is_unfit_by_all_that_it_shows() -> None:
         desk.hello(worker, **SHOWN)
     desk.hello("w1-2", cpu="AVX512")
     assert "cpu: AVX512 against AVX2" in notes(desk)
+
+
+def hello(desk: ControllerDriver, agent: str, incarnation: int = 1, **body: Any) -> None:
+    own = messages.AgentHello(host=agent, address="", capacity=2, lease_s=10, **body)
+    desk.say("", own, agent=agent, incarnation=incarnation, seq=1)
+
+
+def test_a_node_that_comes_back_gets_a_spare_although_another_host_has_one() -> None:
+    """Nodes a and b have a rank each, c is spare."""
+    desk = ControllerDriver(world=2, spares=1, lease_s=10)
+    desk.state.placement = NodePlacement(agents=("a", "b", "c"), ranks_per_node=1)
+    desk.begin()
+    for agent in ("a", "b", "c"):
+        hello(desk, agent)
+    state = desk.state
+    assert [state.members.workers[name].agent for name in state.members.seats] == ["a", "b"]
+    state.members.agents["b"] = replace(state.members.agents["b"], connected=False, lapsed=True)
+    spare = next(iter(state.members.unseated))
+    moved = state.members.seats[1]
+    state.members.remove(moved)
+    state.members.change(spare, seat=1)
+    state.members.assign(1, spare)
+    turn = ControllerTurn(state)
+    membership.keep_spares(turn)
+    (makeshift,) = state.members.unseated
+    assert state.members.workers[makeshift].agent in ("a", "c")
+    assert node_placement.spares_missing(state) == 0
+    hello(desk, "b", incarnation=2)
+    assert desk.state.members.refill_due
+    membership.keep_spares(ControllerTurn(desk.state))
+    unseated = {desk.state.members.workers[name].agent for name in desk.state.members.unseated}
+    assert "b" in unseated and len(unseated) == 2
+    assert node_placement.spares_missing(desk.state) == 0
+
+
+def test_a_node_that_came_later_is_the_last_of_the_placement() -> None:
+    desk = ControllerDriver(world=2, spares=1, lease_s=10)
+    desk.state.placement = NodePlacement(
+        agents=("a", "b"), ranks_per_node=1, domains=("rack1", "rack2")
+    )
+    desk.begin()
+    for agent in ("a", "b"):
+        hello(desk, agent)
+    hello(desk, "d", domain="rack2")
+    placement = desk.state.placement
+    assert placement.agents == ("a", "b", "d") and placement.domains[2] == "rack2"
+    assert [placement.home(seat) for seat in (0, 1)] == ["a", "b"]
+    assert node_placement.nearness(desk.state, 1)["d"] == 1

@@ -76,6 +76,13 @@ class NodePlacement(msgspec.Struct, frozen=True, kw_only=True):
         """Return the agent of the node to which a rank belongs; "" without nodes."""
         return self.agents[seat // self.ranks_per_node] if self.agents and seat >= 0 else ""
 
+    def with_node(self, agent: str, domain: str) -> NodePlacement:
+        """Return the placement with a node that came later, as a spare one."""
+        if not self.agents or agent in self.agents:
+            return self
+        domains = (*self.domains, domain) if self.domains else ()
+        return replace(self, agents=(*self.agents, agent), domains=domains)
+
     def absent(self, agents: Collection[str]) -> list[str]:
         """Return the agents of the placement that are not among `agents`."""
         return [name for name in self.agents if name not in agents]

@@ -79,12 +79,9 @@ def fill_seats(turn: ControllerTurn) -> None:
 def keep_spares(turn: ControllerTurn) -> None:
     """Spawn spares up to the configured number, unless they repeatedly die early."""
     state = turn.state
-    members = state.members
-    have = sum(1 for name in members.unseated if not members.workers[name].killed_ns)
-    while have < state.spares and state.budgets.spares_failed < state.limits.attempts_max:
-        if not spawn(turn, -1):
+    for _ in range(node_placement.spares_missing(state)):
+        if state.budgets.spares_failed >= state.limits.attempts_max or not spawn(turn, -1):
             return
-        have += 1
 
 
 def refill_spares(turn: ControllerTurn, body: messages.Renew) -> None:
@@ -187,6 +184,9 @@ def on_offered(
     reborn = known is not None and known.incarnation < envelope.incarnation
     if reborn:
         checkpoint_tracking.on_host_lost(turn)
+    if state.placement.agents and (known is None or reborn):
+        state.placement = state.placement.with_node(envelope.agent, body.domain)
+        members.refill_later()  # its room is for spares
     members.set_agent(
         AgentRecord(
             name=envelope.agent,

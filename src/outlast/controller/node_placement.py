@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from outlast.controller.controller_state import ControllerState, ControllerTurn, WorkerRecord
@@ -80,6 +81,33 @@ def _roomiest(
     )
 
 
+def spares_missing(state: ControllerState) -> int:
+    """Return how many spares are to be started: up to the configured number, and up to it on nodes
+    with fewer ranks than their share, as far as these have places: a node that has come back is a
+    better place for a rank than one that has its ranks."""
+    members, share = state.members, state.placement.ranks_per_node
+    spares = Counter(
+        one.agent for one in map(members.workers.get, members.unseated) if one and not one.killed_ns
+    )
+    missing = state.spares - spares.total()
+    if not state.placement.agents:
+        return missing
+    places = {
+        agent.name: share - members.ranks_of(agent.name)
+        for agent in members.agents.values()
+        if agent.connected and not agent.lapsed
+    }
+    placed = sum(min(spares[name], max(0, free)) for name, free in places.items())
+    empty = sum(max(0, free - spares[name]) for name, free in places.items())
+    return max(missing, min(state.spares - placed, empty))
+
+
+def is_full(state: ControllerState, agent: str) -> bool:
+    """Return whether a node has its share of ranks: another rank there would lose its own host."""
+    share = state.placement.ranks_per_node
+    return bool(state.placement.agents) and state.members.ranks_of(agent) >= share
+
+
 def has_gpu_for(state: ControllerState, agent: str, seat: int, instead_of: str = "") -> bool:
     """Return whether the GPU of a rank is free on an agent's node: no worker there has a rank with
     the same local rank, except `instead_of`. A rank without a GPU fits everywhere, and so does
@@ -97,10 +125,11 @@ def has_gpu_for(state: ControllerState, agent: str, seat: int, instead_of: str =
 
 
 def cold_spares(state: ControllerState, seat: int) -> list[WorkerRecord]:
-    """Return the spares for a rank that are still starting: near ones first, then old ones."""
+    """Return the spares for a rank that are still starting: those of nodes below their share first,
+    then near ones, then old ones."""
     levels = nearness(state, seat)
     fit = [each for each in state.cold_spares() if has_gpu_for(state, each.agent, seat)]
-    return sorted(fit, key=lambda each: -levels.get(each.agent, 0))
+    return sorted(fit, key=lambda each: (is_full(state, each.agent), -levels.get(each.agent, 0)))
 
 
 def lost_nodes(state: ControllerState) -> list[str]:

@@ -135,8 +135,9 @@ def healthy_first(
     state: ControllerState, seat: int, near: Collection[str] = ()
 ) -> list[WorkerRecord]:
     """Return the warm spares for a seat: those without findings first, then those of the agents
-    `near`, then those of near failure domains, then hot ones. A start of all ranks cannot use
-    spares that were prepared for a running job, and no seat one that was built for other ranks."""
+    `near`, of nodes below their share of ranks, and of near failure domains, then hot ones. A start
+    of all ranks cannot use spares that were prepared for a running job, and no seat one that was
+    built for other ranks."""
     unwell, levels = _unwell(state), node_placement.nearness(state, seat)
     is_start = state.mode == "gathering" and state.progress.first
     return sorted(
@@ -148,6 +149,7 @@ def healthy_first(
         key=lambda worker: (
             worker.name in unwell,
             worker.agent not in near,
+            node_placement.is_full(state, worker.agent),
             -levels.get(worker.agent, 0),
             not worker.is_hot,
         ),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import NamedTuple
 
 import msgspec
 
@@ -15,7 +16,7 @@ from outlast.checkpoint.format.manifests import SavePoint
 from outlast.controller import inputs
 from outlast.controller.audit.audit_records import is_barred
 from outlast.controller.lifecycle.journal_segments import count_entries, join_segments
-from outlast.controller.member_tables import NodePlacement
+from outlast.controller.member_tables import AgentRecord, NodePlacement
 from outlast.controller.save_schedule.save_tiers import SavePolicy
 from outlast.controller.state_machine import apply_all, initial
 from outlast.errors import GaveUpError, OutlastError, RunDirError
@@ -34,6 +35,13 @@ from outlast.telemetry.segment_files import SegmentWriter
 from outlast.transport import messages
 
 _entry_encoder = msgspec.msgpack.Encoder()
+
+
+class RunningNodes(NamedTuple):
+    """Nodes of a running run. `agents`: None while a later term still waits for them."""
+
+    placement: NodePlacement
+    agents: Mapping[str, AgentRecord] | None
 
 
 class ControllerShell:
@@ -197,6 +205,12 @@ class ControllerShell:
             )
         else:
             self._held.do(action)
+
+    def nodes(self) -> RunningNodes:
+        """Return the nodes of the run, and the agents that have come in this term."""
+        is_taking_over = self._state.mode == "awaiting"
+        agents = None if is_taking_over else self._state.members.agents
+        return RunningNodes(self._state.placement, agents)
 
     def _leased_agents(self) -> list[str]:
         agents = self._state.members.agents if self._state.mode != "awaiting" else {}  # some away

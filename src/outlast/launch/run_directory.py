@@ -59,6 +59,7 @@ class RunDir:
         self.path = path
         self.job = job
         self.lock_fd = lock_fd
+        self.lock_fds: tuple[int, ...] = (lock_fd,)  # locks that the reaper keeps
         self.notes = notes  # notes for the owner about resuming
 
     @property

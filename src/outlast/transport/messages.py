@@ -10,9 +10,17 @@ from typing import Literal
 import msgspec
 
 from outlast.events import Fault, Warned
+from outlast.transport.agent_messages import (
+    AgentHello,
+    PartnerSlots,
+    PartnerSlotsRequest,
+    Renew,
+    Renewed,
+    RunOutcome,
+    StopRequest,
+)
 from outlast.transport.hang_messages import HangFound, RanksObserved, Suspect, Trace, Traced
 from outlast.transport.message_base import Body
-from outlast.transport.partner_messages import PartnerSlots, PartnerSlotsRequest
 from outlast.transport.rendezvous_messages import Meet, Met, Put, RendezvousValue
 
 
@@ -261,47 +269,6 @@ class Stop(Body, frozen=True):
     """Request to end now. `ok`: the run is done."""
 
     ok: bool
-    reason: str
-
-
-class AgentHello(Body, frozen=True):
-    """Registration of an agent. `lease_s`: it kills its workers if it cannot renew in time."""
-
-    host: str
-    address: str
-    capacity: int  # maximum number of concurrent workers
-    lease_s: float
-    workers: tuple[str, ...] = ()  # already alive here (after a reconnection)
-    unseated: tuple[str, ...] = ()  # those of them to which no Seat and no Prepare was passed on
-
-
-class Renew(Body, frozen=True):
-    """Renewal of the agent's lease. `beats`: worker -> (n, step, state, loss), from the pages.
-    `blocked`: workers that cannot answer: the process runs, but the interpreter is blocked.
-    `answers`: number of Renewed that the agent has received on this connection."""
-
-    answers: int = 0
-    beats: dict[str, tuple[int, int, str, float]] = msgspec.field(default_factory=dict)
-    blocked: tuple[str, ...] = msgspec.field(name="held", default=())
-
-
-class Renewed(Body, frozen=True):
-    """Confirmation of a renewal; the lease expires after `lease_s` without another renewal."""
-
-    lease_s: float
-
-
-class RunOutcome(Body, frozen=True):
-    """End of the run, to all agents. `cause`: one line, "" for a run that is done."""
-
-    outcome: str
-    exit_code: int
-    cause: str = ""
-
-
-class StopRequest(Body, frozen=True):
-    """Request of an agent's user or scheduler to end the run so that it can be resumed."""
-
     reason: str
 
 

@@ -1,4 +1,4 @@
-"""Connection between a node of a run and its first controller's node, before the run.
+"""Connection between a node and the controller's node of a run, before the node takes part in it.
 
 | sender             | message       | when                                                      |
 |--------------------|---------------|-----------------------------------------------------------|
@@ -71,6 +71,7 @@ class NodeAccepted(NodeMessage, frozen=True):
     master_port: int
     hello_nonce: bytes  # of the node's Hello
     run_nonce: bytes  # from which the run's token is made
+    incarnation: int = 1  # of the node's agent: above 1 where the host had one in this term
 
 
 class NodeRefused(NodeMessage, frozen=True):

@@ -24,7 +24,7 @@ async def killed(times: int, lock_fd: int) -> list[str]:
     pids: set[int] = set()
     prefix = f"@outlast-test-{secrets.token_hex(8)}-"
     held = KeeperPool(
-        prefix, secrets.token_hex(16), lock_fd, pids, notes.put_nowait,
+        prefix, secrets.token_hex(16), (lock_fd,), pids, notes.put_nowait,
         ReplicaPlan([ReplicaSpot("here")]),
     )  # fmt: skip
     held.start(0)
@@ -74,7 +74,7 @@ def test_a_keeper_starts_at_its_first_connection_where_no_save_is_scheduled(
         pids: set[int] = set()
         prefix, token = f"@outlast-test-{secrets.token_hex(8)}-", secrets.token_hex(16)
         plan = ReplicaPlan([ReplicaSpot("here")], saves=False)
-        pool = KeeperPool(prefix, token, lock_fd, pids, notes.put_nowait, plan)
+        pool = KeeperPool(prefix, token, (lock_fd,), pids, notes.put_nowait, plan)
         async with asyncio.timeout(60):
             for _ in range(2):  # of the rank, and of its successor
                 pool.start(0)

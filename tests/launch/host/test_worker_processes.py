@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from outlast.launch.host import worker_family
+from outlast.launch.host.lost_workers import worker_fault
 from outlast.launch.host.reaper import all_processes, read_process_stat
 from outlast.launch.host.worker_family import become_subreaper
 from outlast.launch.host.worker_pool import (
@@ -21,7 +22,6 @@ from outlast.launch.host.worker_pool import (
     WorkerOutcome,
     WorkerPool,
     WorkerPost,
-    worker_fault,
 )
 from outlast.launch.run_display import DisplayRecord
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Coroutine
 
 import msgspec
@@ -13,16 +12,14 @@ from outlast.controller.recovery.recovery_ladder import is_accident
 from outlast.errors import ConfigError
 from outlast.events import Fault
 from outlast.launch.host.agent_lease import AgentLease
-from outlast.launch.host.agent_link import AgentLink
+from outlast.launch.host.agent_link import AT_START, AgentEntry, AgentLink
 from outlast.launch.host.check_runner import CheckRunner
 from outlast.launch.host.hang_evidence import SuspectReporter, TraceCollection
 from outlast.launch.host.hang_monitor import HangMonitor
-from outlast.launch.host.worker_pool import WorkerHandle, WorkerPool, WorkerPost, worker_fault
+from outlast.launch.host.lost_workers import LostReports, lost_report, never_started
+from outlast.launch.host.worker_pool import WorkerHandle, WorkerPool, WorkerPost
 from outlast.transport import messages
-from outlast.transport.tls import PeerTls
 
-LOST_KEPT = 64
-LOST_BYTES_MAX = 256 << 20
 REAP_ATTEMPTS_MAX = 6
 REAP_PAUSE_S = 1.0
 
@@ -37,24 +34,27 @@ class Agent:
         address: tuple[str, int],
         token: bytes,
         on_plain: Callable[[WorkerHandle], None],
-        tls: PeerTls | None = None,
+        entry: AgentEntry = AT_START,
     ) -> None:
         self._crew, self._host = crew, crew.host
-        self._link = AgentLink(address, token, self._on_frame, self._on_connected, tls, crew.note)
+        self._link = AgentLink(
+            address, token, self._on_frame, self._on_connected, entry.tls, crew.note
+        )
         self._on_unmanaged = on_plain
         self._address = address
         self.lease = AgentLease(crew.plan.limits.lease_s, hosts=crew.plan.node.total)
         self.on_outcome: Callable[[messages.RunOutcome], None] = lambda _outcome: None
         self._stop_reason = ""
         self._met_term = 0  # the newest term whose controller this agent has connected to
-        self._incarnation = 1
+        self._incarnation, self._domain = entry.incarnation, entry.domain
+        self._is_returning = False  # its lease has ended, and no controller has answered since
         self._seq = 0
         self._received_seq = 0
         self._paused: list[WorkerHandle] = []  # stopped while the lease is in doubt
         self._queued: list[messages.Spawn] = []  # spares, until the first Hello
         self._awaiting: list[messages.Spawn] = []  # until the template can fork them
         self._killed_early: list[WorkerHandle] = []  # before any Hello; one may still come
-        self._lost: deque[messages.WorkerLostReport] = deque(maxlen=LOST_KEPT)
+        self._lost = LostReports()
         self._tasks: set[asyncio.Task[None]] = set()
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._watch = HangMonitor(crew, self._suspect, self._say)
@@ -134,6 +134,7 @@ class Agent:
                 lease_s=self.lease.lease_s,
                 workers=tuple(self._crew.workers),
                 unseated=tuple(w.name for w in self._crew.workers.values() if w.is_unseated),
+                domain=self._domain,
             )
         )
         for lost in self._lost:  # possibly lost with the last connection
@@ -187,6 +188,9 @@ class Agent:
         body = frame.body
         if isinstance(body, messages.Renewed):
             self.lease.answered()
+            if self._is_returning:
+                self._is_returning = False
+                self._crew.note(f"agent {self._host} is back in the run, without workers")
             self._crew.hold_until(self.lease.held_ns)
             if self._paused and not self.lease.in_doubt:
                 # Frames of the same turn may kill some of them.
@@ -258,9 +262,7 @@ class Agent:
                 host=self._host,
                 t_ns=self._crew.clock.now_ns(),
             )
-            self._say_lost(
-                messages.WorkerLostReport(worker=body.worker, fault=fault, n=-1, state="starting")
-            )
+            self._say_lost(never_started(body.worker, fault))
             return
         worker.on_frame = self._from_worker
         worker.on_exit = self._exited
@@ -285,10 +287,8 @@ class Agent:
             return
         self._queued = [spawn for spawn in self._queued if spawn.worker != body.worker]
         self._awaiting = [spawn for spawn in self._awaiting if spawn.worker != body.worker]
-        known = [lost for lost in self._lost if lost.worker == body.worker]
         fault = Fault(kind="requested", detail=f"never started: {body.reason}", worker=body.worker)
-        report = messages.WorkerLostReport(worker=body.worker, fault=fault, n=-1, state="starting")
-        self._say_lost(known[0] if known else report)
+        self._say_lost(self._lost.find(body.worker) or never_started(body.worker, fault))
 
     def _exited(self, worker: WorkerHandle) -> None:
         if not self.said_hello and not worker.kill_reason and not self._done:
@@ -330,23 +330,10 @@ class Agent:
                 await asyncio.sleep(REAP_PAUSE_S)
         else:
             return  # not dead, so not reported as lost; the controller's deadline ends the run
-        fault = worker_fault(worker, outcome, self._host, t_ns)
-        beat = outcome.beat
-        self._say_lost(
-            messages.WorkerLostReport(
-                worker=worker.name,
-                fault=fault,
-                n=beat.n if beat else -1,
-                step=beat.step if beat else 0,
-                state=beat.state if beat else "",
-                slots=outcome.slots,
-            )
-        )
+        self._say_lost(lost_report(worker, outcome, self._host, t_ns))
 
     def _say_lost(self, lost: messages.WorkerLostReport) -> None:
-        self._lost.append(lost)
-        while sum(sum(map(len, kept.slots.values())) for kept in self._lost) > LOST_BYTES_MAX:
-            self._lost.popleft()
+        self._lost.add(lost)
         self._say(lost)
 
     async def _watch_on(self) -> None:
@@ -389,6 +376,7 @@ class Agent:
                 what = f"was stopped or suspended for {lease.stall_s:.1f} s, beyond its lease"
                 then = "its workers are killed before they run on"
             self._crew.note(f"agent {self._host} {what}; {then}")
+            self._is_returning = True
         self._paused.clear()
         await self._crew.kill_all("the agent's lease ran out")
         self._incarnation += 1

@@ -7,6 +7,7 @@ import socket
 import ssl
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -18,6 +19,18 @@ from outlast.transport.tls import PeerTls, reason_of
 CONNECT_S = 2.0
 RETRY_S = 0.1
 WAITING_MAX = 10_000
+
+
+class AgentEntry(NamedTuple):
+    """Entry of an agent into a run: its first incarnation, the failure domain of its node, and what
+    it checks the controller with."""
+
+    incarnation: int = 1
+    domain: str = ""
+    tls: PeerTls | None = None
+
+
+AT_START = AgentEntry()
 
 
 class AgentLink:

@@ -92,7 +92,7 @@ class KeeperPool:
         self,
         prefix: str,
         token: str,
-        lock_fd: int,
+        lock_fds: tuple[int, ...],
         leaders: set[int],
         note: Callable[[str], None],
         replicas: ReplicaPlan,
@@ -101,7 +101,7 @@ class KeeperPool:
         rate_bytes_per_s = replicas.rate_bytes_per_s
         self._prefix = prefix
         self._token = token
-        self._lock_fd = lock_fd
+        self._lock_fds = lock_fds
         self._leaders = leaders
         self._note = note
         self._served: dict[int, ServedKeeper] = {}
@@ -219,7 +219,7 @@ class KeeperPool:
                 f"{self._prefix}{seat}",
                 f"rank {seat}",
                 self._setup(seat),
-                (self._lock_fd,),
+                self._lock_fds,
                 self._own_doors.get(seat) or (self._doors[seat] if self._doors else None),
                 self._listeners.get(seat),
             )

@@ -16,8 +16,9 @@ from msgspec import structs
 from outlast import events
 from outlast.controller.inputs import EndRun
 from outlast.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USER_ERROR, ConfigError
+from outlast.launch.host.lost_workers import worker_fault
 from outlast.launch.host.worker_environment import free_port
-from outlast.launch.host.worker_pool import WorkerHandle, WorkerPool, WorkerPost, worker_fault
+from outlast.launch.host.worker_pool import WorkerHandle, WorkerPool, WorkerPost
 from outlast.launch.run_display import DisplayRecord
 from outlast.transport import messages
 from outlast.transport.connection_errors import is_connection_failure

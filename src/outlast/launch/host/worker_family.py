@@ -261,9 +261,9 @@ class ReaperHandle:
     """
 
     def __init__(
-        self, mark: str, lock_fd: int, leaders: set[int], note: Callable[[str], None]
+        self, mark: str, lock_fds: tuple[int, ...], leaders: set[int], note: Callable[[str], None]
     ) -> None:
-        self._mark, self._lock_fd, self._leaders, self._note = mark, lock_fd, leaders, note
+        self._mark, self._lock_fds, self._leaders, self._note = mark, lock_fds, leaders, note
         self._sessions: set[int] = set()
         self._replacements = REAPERS_MAX
         self._loop = asyncio.get_running_loop()
@@ -297,7 +297,7 @@ class ReaperHandle:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            pass_fds=(self._lock_fd,),
+            pass_fds=self._lock_fds,
             start_new_session=True,
             bufsize=0,
         )

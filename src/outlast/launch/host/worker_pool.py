@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from outlast import config
-from outlast.events import Fault
 from outlast.launch.host.keeper_pool import ONE_HOST, KeeperPool, KeeperSite, ReplicaPlan
 from outlast.launch.host.partner_pages import PartnerPages
 from outlast.launch.host.worker_environment import (
@@ -27,7 +26,6 @@ from outlast.launch.host.worker_family import (
     ProcessIdentity,
     ReaperHandle,
     WorkerFamily,
-    signal_name,
     spawn,
 )
 from outlast.launch.host.worker_template import WorkerTemplate
@@ -115,13 +113,13 @@ class WorkerPool:
         self._mark = worker_mark(token)
         self.master_port = plan.master_port or free_port(plan.master_addr)
         self.leaders: set[int] = set()  # pids reaped by their owners
-        self._reaper = ReaperHandle(f"{self._mark}:", run_dir.lock_fd, self.leaders, note)
+        self._reaper = ReaperHandle(f"{self._mark}:", run_dir.lock_fds, self.leaders, note)
         self.template = WorkerTemplate(plan, run_dir, self._mark, self.leaders, self._reaper, note)
         self._keepers_prefix = f"@outlast-{self._mark}-"
         self.keepers = KeeperPool(
             self._keepers_prefix,
             token.hex(),
-            run_dir.lock_fd,
+            run_dir.lock_fds,
             self.leaders,
             note,
             ReplicaPlan.of(plan, run_dir.path.absolute(), host, site),
@@ -355,40 +353,3 @@ class WorkerPool:
 def worker_mark(token: bytes) -> str:
     """Return the family mark of a run's processes, derived from the token without revealing it."""
     return hashlib.blake2b(token, digest_size=8).hexdigest()
-
-
-def worker_fault(worker: WorkerHandle, outcome: WorkerOutcome, host: str, t_ns: int) -> Fault:
-    """Return the fault for a worker's exit code, page and logs.
-
-    An exception recorded in the error file (torch's ``@record``) takes precedence over the end of
-    stderr. A worker that had not called ``outlast.init()`` has no step.
-    """
-    code, beat = outcome.exit_code, outcome.beat
-    if worker.kill_reason:
-        kind, detail = "requested", f"killed by its agent: {worker.kill_reason}"
-    elif code < 0:
-        kind, detail = "killed", f"killed by {signal_name(-code)}"
-    else:
-        kind, detail = "exited", f"ended by itself with exit code {code}"
-    has_session = beat is not None and beat.state != "starting"
-    return Fault(
-        kind=kind,
-        detail=detail,
-        worker=worker.name,
-        seat=worker.seat,
-        host=host,
-        n=beat.n if beat else -1,
-        step=beat.step + 1 if beat and has_session and worker.seat >= 0 else -1,
-        state=beat.state if beat else "",
-        signal=max(0, -code),
-        exit_code=max(0, code),
-        traceback=_traceback(outcome) if code > 0 else "",
-        t_ns=t_ns,
-    )
-
-
-def _traceback(outcome: WorkerOutcome) -> str:
-    recorded = outcome.error_file
-    if recorded is None:
-        return outcome.stderr_tail
-    return recorded.traceback or recorded.message

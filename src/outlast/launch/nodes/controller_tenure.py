@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
+from collections.abc import Iterable
+from pathlib import Path
 from typing import NamedTuple
 
 from outlast.checkpoint.format.manifests import SavePoint
@@ -17,6 +20,10 @@ from outlast.launch.agent_listener import NodeListener
 from outlast.launch.checkpoint_upkeep import CheckpointUpkeep
 from outlast.launch.controller_shell import ControllerShell
 from outlast.launch.host.keeper_pool import KeeperSite
+from outlast.launch.nodes.node_facts import NodeIdentity
+from outlast.launch.nodes.node_joining import LiveRun
+from outlast.launch.nodes.node_meeting import RunPlace
+from outlast.launch.nodes.running_meeting import RunningMeeting
 from outlast.launch.run_directory import RunDir
 from outlast.launch.run_display import DisplayRecord
 from outlast.launch.run_journal import bars_of
@@ -29,30 +36,52 @@ from outlast.transport.tls import PeerTls
 
 
 class NodeSetting(NamedTuple):
-    """A node of a run: its host and address, all hosts by node rank with their failure domains,
-    token and terms of the run, and durable storage."""
+    """A node of a run: its identity and address, all hosts by node rank with their failure domains,
+    the run's token, the random number of which it was made, the run's terms, and durable storage.
+    """
 
     plan: RunPlan
-    host: str
+    identity: NodeIdentity
     address: str
     hosts: tuple[str, ...]
     domains: tuple[str, ...]
     token: bytes
+    nonce: bytes
     ledger: TermLedger
     durable: tuple[DurableTarget, ...] = ()
     tls: PeerTls | None = None
+    incarnation: int = 1
+
+    @property
+    def host(self) -> str:
+        """Return the name of this host."""
+        return self.identity.host
 
     @property
     def site(self) -> KeeperSite:
-        """Return the places of keepers."""
+        """Return the places of keepers: on the hosts of the start."""
         nodes = tuple(zip(self.hosts, self.domains, strict=True))
-        return KeeperSite(self.address, nodes)
+        return KeeperSite(self.address, nodes[: self.plan.node.total])
+
+    @property
+    def fixed_hosts(self) -> str:
+        """Return why no host can join that was not there at the start; "" if one can."""
+        if self.tls:
+            return "with TLS, the nodes know the certificates of these hosts only"
+        if self.plan.keeps_copies:
+            return "copies in memory (--copies, --snapshot-every) are placed on these hosts"
+        return ""
 
     def keepers(self, run_dir: RunDir) -> list[str]:
         """Return the addresses of all ranks' keepers, if their copies are shared."""
         folder = run_dir.path.absolute() / KEEPER_DOORS
         ranks = range(self.plan.world if self.plan.keeps_copies else 0)
         return [door_of(folder, rank) for rank in ranks]
+
+
+def folders_of(durable: Iterable[DurableTarget]) -> list[Path]:
+    """Return the directories of durable storage. A bucket is the same one for all nodes."""
+    return [target.store.root for target in durable if isinstance(target.store, Folder)]
 
 
 class ControllerTenure:
@@ -70,7 +99,7 @@ class ControllerTenure:
     ) -> None:
         plan, job = node.plan, run_dir.job
         root = run_dir.room("checkpoints")
-        self._plan, self._record, self._run_dir = plan, record, run_dir
+        self._plan, self._record, self._node = plan, record, node
         self._upkeep = CheckpointUpkeep(root, plan.keep, node.durable, record, self._is_barred)
         self.shell = ControllerShell(
             plan,
@@ -90,6 +119,14 @@ class ControllerTenure:
                 node.address, node.hosts, node.domains, node.host, before, silent_s, node.tls
             ),
         )
+        self._meeting = RunningMeeting(
+            node.identity,
+            (run_dir.path, *folders_of(node.durable)),
+            node.address,
+            self.shell.nodes,
+            record.note,
+            node.fixed_hosts,
+        )
         self.deposed: asyncio.Future[TermRecord] = asyncio.get_running_loop().create_future()
         self._guard = TermGuard(
             node.ledger,
@@ -98,34 +135,46 @@ class ControllerTenure:
             plan.limits.lease_s,
             self.deposed.set_result,
             record.note,
+            self._meeting.address,
         )
-        self._beating: asyncio.Task[None]
+        self._serving: list[asyncio.Task[None]] = []
 
     def begin(self) -> None:
         """Begin the term once its first beat is in the store."""
         self.shell.guard(self._guard.confirm, self._plan.limits.lease_s)
-        self._beating = asyncio.create_task(self._guard.run())
+        job, plan = self.shell.job, self._plan
+        place = RunPlace(
+            job.run, job.term, self.shell.address, plan.master_addr, plan.master_port or 0
+        )
+        meeting = self._meeting.serve(place, self._node.nonce, plan.node.total, plan.limits.lease_s)
+        self._serving = [asyncio.create_task(part) for part in (self._guard.run(), meeting)]
         self._guard.confirm(self.shell.begin)
 
     async def end(self, end: EndRun) -> None:
         """Send the end of the run to all agents, leave it in the store, and close everything."""
         self.shell.announce(end)
-        self._beating.cancel()
+        self._stop_serving()
         cause = end.cause.detail if end.cause else ""
         try:
             await self._guard.end(end.outcome, end.exit_code, cause)
         except OutlastError as error:
             self._record.note(f"agents that are away do not learn the end of the run: {error}")
+        self._meeting.remove_proofs()
         await self.close(done=end.outcome == "done")
         self._record.run_ended(end)
 
     async def close(self, *, done: bool = False) -> None:
         """Stop to act as controller."""
-        self._beating.cancel()
+        self._stop_serving()
         self.shell.close()
         limits = self._plan.limits
         never: asyncio.Future[EndRun] = asyncio.get_running_loop().create_future()
         await self._upkeep.close(limits.save_s if done else limits.stop_s, never, done=done)
+
+    def _stop_serving(self) -> None:
+        for task in self._serving:
+            task.cancel()
+        self._meeting.close()
 
     def _is_barred(self, place: SavePoint) -> bool:
         return self.shell.is_barred(place)
@@ -151,23 +200,25 @@ def newest_checkpoint(run_dir: RunDir) -> messages.Checkpointed | None:
 
 
 async def take_term(
-    ledger: TermLedger, run_dir: RunDir, host: str, claim: str, wait_s: float
+    ledger: TermLedger, run_dir: RunDir, host: str, live: LiveRun, wait_s: float
 ) -> None:
-    """Create the term of a start, after any older one; `wait_s`: a lease.
+    """Create the term of a start, after any older one; `wait_s`: a lease. `live`: a watch of the
+    older term before.
 
     Raises RunDirError if the run is alive under another controller, StorageError.
     """
     newest = await asyncio.to_thread(ledger.newest, max(0, run_dir.job.term - 2))
     if newest is not None:
         before = await asyncio.to_thread(ledger.read_beat, newest.term)
-        end_s = asyncio.get_running_loop().time() + wait_s
+        is_dead = live.has_stood_still(newest.term, before)
+        end_s = asyncio.get_running_loop().time() + (0.0 if is_dead else wait_s)
         while not (before and before.outcome) and asyncio.get_running_loop().time() < end_s:
             await asyncio.sleep(wait_s / 16)
             now = await asyncio.to_thread(ledger.read_beat, newest.term)
             if now != before:
                 raise _in_use(run_dir, newest)
     term = max(run_dir.job.term, newest.term + 1 if newest else 0)
-    record = TermRecord(term=term, run=run_dir.job.run, host=host, claim=claim)
+    record = TermRecord(term=term, run=run_dir.job.run, host=host, claim=secrets.token_hex(16))
     if not await asyncio.to_thread(ledger.claim, record):
         raise _in_use(run_dir, await asyncio.to_thread(ledger.read, term))
     run_dir.adopt(run_dir.job.run, term)

@@ -48,9 +48,10 @@ class EndpointListener:
         identity: NodeIdentity,
         note: Callable[[str], None],
         on_node: Callable[[NodeHello, NodeLink], Awaitable[None]],
+        place: str = "the endpoint",
     ) -> None:
         self._identity, self._note, self._on_node = identity, note, on_node
-        self.strangers = StrangerTable("the endpoint", STRANGERS_MAX, HELLO_S, note)
+        self.strangers = StrangerTable(place, STRANGERS_MAX, HELLO_S, note)
         self._unopened: OSError | None = None  # why the endpoint is not open yet
         self._socket: socket.socket | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -75,8 +76,15 @@ class EndpointListener:
                 await asyncio.sleep(RETRY_S)
             else:
                 self.address = str(self._socket.getsockname()[0])
-                self._listen()
+                self.listen()
                 return
+
+    def bind(self, address: str) -> tuple[str, int]:
+        """Take a free port of one of this host's addresses, for `listen`; return both."""
+        self._socket = socket.create_server((address, 0), backlog=BACKLOG)
+        self._socket.setblocking(False)
+        self.address, port = self._socket.getsockname()[:2]
+        return self.address, port
 
     @staticmethod
     async def _bind(host: str, port: int) -> socket.socket:
@@ -118,7 +126,8 @@ class EndpointListener:
 
     # --- one connection -------------------------------------------------------------------
 
-    def _listen(self) -> None:
+    def listen(self) -> None:
+        """Accept connections."""
         if self._socket is not None:
             self._loop.add_reader(self._socket, self._accept, self._socket)
 
@@ -131,7 +140,7 @@ class EndpointListener:
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE):  # no free descriptor
                     self._loop.remove_reader(listener)
-                    self._loop.call_later(PAUSE_S, self._listen)
+                    self._loop.call_later(PAUSE_S, self.listen)
                 return  # or the peer closed the connection before accept
             task = asyncio.create_task(self._serve(SocketStream(sock), str(peer[0])))
             self._tasks.add(task)

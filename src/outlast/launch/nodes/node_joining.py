@@ -1,17 +1,29 @@
-"""Way of a node into a run: it connects to the endpoint, and asks the meeting for its place."""
+"""Way of a node into a run: it connects to the endpoint, and asks the meeting for its place.
+
+While nobody answers there, the node looks for a controller that leads the run already: the run has
+begun, and this node comes back into it, or comes in place of a lost one.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 import ssl
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from outlast.errors import ConfigError, RunDirError, WireError
+import msgspec
+
+from outlast.errors import ConfigError, OutlastError, RunDirError, WireError
 from outlast.launch.nodes.endpoint_listener import RETRY_S
 from outlast.launch.nodes.node_facts import NodeIdentity, unresolved
 from outlast.launch.nodes.node_meeting import PROOF
+from outlast.launch.run_directory import RunningJob
+from outlast.launch.terms.term_records import TermBeat, TermLedger
+from outlast.launch.terms.term_store import open_term_store
+from outlast.launch.torchrun_arguments import RunPlan
 from outlast.transport.node_link import (
     AnyNodeMessage,
     ForeignTokenError,
@@ -27,6 +39,85 @@ from outlast.transport.socket_stream import SocketStream
 from outlast.transport.tls import reason_of
 
 CONNECT_S = 5.0  # of one attempt: an address without a host gives no answer
+STORE_ANSWER = 0.25  # share of the lease
+LOOKS = 16  # in a lease
+
+
+class NewestBeat(NamedTuple):
+    """Newest term, its owner's host, and its beat."""
+
+    term: int
+    host: str
+    beat: TermBeat | None
+
+
+def open_ledger(plan: RunPlan, run: str) -> TermLedger:
+    """Return the terms of a run. Raises ConfigError, StorageError."""
+    answer_s = STORE_ANSWER * plan.limits.lease_s
+    return TermLedger(open_term_store(plan.node.term_store, Path(plan.run_dir), run, answer_s), run)
+
+
+class LiveRun:
+    """Watch of the newest term of the run in the plan's run directory."""
+
+    def __init__(self, plan: RunPlan) -> None:
+        self._plan = plan
+        self._newest: NewestBeat | None = None
+        self._changed_s = 0.0  # when the newest beat was seen to change; 0: never
+        self._since_s = 0.0  # when it was first seen
+
+    async def look(self) -> tuple[str, int] | None:
+        """Return where the controller lets nodes in; None without one that was alive within the
+        last lease."""
+        try:
+            found = await asyncio.to_thread(self._read)
+        except (OSError, OutlastError, msgspec.DecodeError):
+            found = self._newest  # out of reach: as it was
+        if found != self._newest:
+            self._changed_s = time.monotonic() if self._newest else 0.0
+            self._since_s = time.monotonic()
+            self._newest = found
+        beat = found.beat if found else None
+        if beat is None or beat.outcome or not self._changed_s:
+            return None
+        is_fresh = time.monotonic() - self._changed_s < self._plan.limits.lease_s
+        return beat.meeting if is_fresh else None
+
+    async def await_beat(self) -> bool:
+        """Return whether a controller is alive, after a watch of one lease at most."""
+        lease_s = self._plan.limits.lease_s
+        while await self.look() is None:
+            beat = self._newest.beat if self._newest else None
+            if self._newest is None or (beat and beat.outcome) or self.is_still:
+                return False
+            await asyncio.sleep(lease_s / LOOKS)
+        return True
+
+    @property
+    def is_still(self) -> bool:
+        """Return whether the newest beat has stood still for a lease."""
+        return time.monotonic() - self._since_s >= self._plan.limits.lease_s
+
+    def has_stood_still(self, term: int, beat: TermBeat | None) -> bool:
+        """Return whether this beat was the newest one, unchanged for a lease."""
+        newest = self._newest
+        return newest is not None and (newest.term, newest.beat) == (term, beat) and self.is_still
+
+    @property
+    def host(self) -> str:
+        """Return the host of the newest term's owner; "" if none is known."""
+        return self._newest.host if self._newest else ""
+
+    def _read(self) -> NewestBeat | None:
+        path = Path(self._plan.run_dir) / "run.json"
+        if not path.exists():
+            return None
+        job = msgspec.json.decode(path.read_bytes(), type=RunningJob)
+        ledger = open_ledger(self._plan, job.run)
+        newest = ledger.newest(max(0, job.term - 2))
+        if newest is None:
+            return None
+        return NewestBeat(newest.term, newest.host, ledger.read_beat(newest.term))
 
 
 async def join(
@@ -35,20 +126,26 @@ async def join(
     timeout_s: float,
     note: Callable[[str], None],
     folders: Sequence[Path] = (),
+    live: LiveRun | None = None,
 ) -> tuple[str, NodeAccepted]:
     """Take part in the meeting; return this host's address and this node's place in the run.
     `folders`: see NodeMeeting.
 
-    Raises ConfigError or RunDirError that names what is wrong on this node; nothing was started.
+    `live`: where to look for a run that has begun. Raises ConfigError or RunDirError that names
+    what is wrong on this node; nothing was started.
     """
     host, port = identity.endpoint
-    attempts = _Attempts(identity, note)
+    attempts = _Attempts(identity, note, live)
     try:
         async with asyncio.timeout(timeout_s):
             while True:
                 link = await attempts.connect()
                 hello = identity.hello(_read_proof(run_dir))
-                _check_shared(identity.host, hello.directory, folders)
+                try:
+                    _check_shared(identity.host, hello.directory, folders)
+                except OutlastError:
+                    await link.close()
+                    raise
                 if answer := await _ask(link, hello):
                     break
                 await attempts.closed(link)
@@ -57,7 +154,8 @@ async def join(
             raise unresolved(identity.endpoint, timeout_s, attempts.error) from None
         raise ConfigError(
             f"{identity.host}: the endpoint {host}:{port} gave no answer within {timeout_s:g} s:"
-            f" {attempts.error or 'it waits for other nodes'}; nothing was started"
+            f" {attempts.error or 'it waits for other nodes'}; no other node leads a run in"
+            f" {run_dir}; nothing was started"
         ) from None
     except TlsError as error:
         raise ConfigError(
@@ -109,9 +207,12 @@ class _Attempts:
     """Attempts to connect to the endpoint, which may open later, as its name may appear later, or
     change its address: it is resolved anew each time."""
 
-    def __init__(self, identity: NodeIdentity, note: Callable[[str], None]) -> None:
-        self._identity, self._note = identity, note
+    def __init__(
+        self, identity: NodeIdentity, note: Callable[[str], None], live: LiveRun | None
+    ) -> None:
+        self._identity, self._note, self._live = identity, note, live
         self._is_noted = False
+        self._running: tuple[str, int] | None = None  # meeting of a run that has begun
         self.error: OSError | None = None  # of the last attempt, if it failed
 
     async def closed(self, link: NodeLink) -> None:
@@ -128,9 +229,10 @@ class _Attempts:
             self._note(f"waiting for the endpoint {host}:{port}: {reason}")
         self.error = error
         await asyncio.sleep(RETRY_S)
+        self._running = await self._live.look() if self._live else None
 
     async def connect(self) -> NodeLink:
-        """Return a connection to the endpoint."""
+        """Return a connection to the endpoint, or to the controller of a run that has begun."""
         while True:
             try:
                 async with asyncio.timeout(CONNECT_S):
@@ -146,9 +248,8 @@ class _Attempts:
     async def _connect(self) -> SocketStream:
         """Return a connection, by TLS if the run uses it. Raises OSError, also ssl.SSLError."""
         loop, local = asyncio.get_running_loop(), self._identity.local_addr
-        found = await loop.getaddrinfo(
-            *self._identity.endpoint, family=socket.AF_INET, type=socket.SOCK_STREAM
-        )
+        host, port = self._running or self._identity.endpoint
+        found = await loop.getaddrinfo(host, port, family=socket.AF_INET, type=socket.SOCK_STREAM)
         stream = SocketStream(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
         try:
             sock = stream.socket
@@ -156,7 +257,8 @@ class _Attempts:
             if local:
                 sock.bind((local, 0))
             await loop.sock_connect(sock, found[0][4])
-            if tls := self._identity.endpoint_tls:
+            leader = (self._live.host,) if self._running and self._live else ()
+            if tls := self._identity.peer_tls(leader):
                 tls.check(await stream.secure(tls.node.client, is_server=False))
         except BaseException:
             stream.abort()

@@ -47,6 +47,20 @@ class RunPlace(NamedTuple):
     master_port: int
 
 
+def difference(identity: NodeIdentity, proof: str, hello: NodeHello) -> str:
+    """Return how a node differs from the controller's; "" if not. `proof`: content of PROOF."""
+    ours = identity.facts
+    for name in [*ours, *hello.facts]:
+        here, there = ours.get(name, "missing"), hello.facts.get(name, "missing")
+        if here != there:
+            return f"its {name} is {there}, and that of the controller's node {here}"
+    if hello.domain and not DOMAIN.fullmatch(hello.domain):
+        return f"its failure domain {hello.domain[:80]!r} is not a path of names"
+    if hello.directory != proof:
+        return "its run directory is not the one of the controller's node"
+    return ""
+
+
 class NodeMeeting:
     """Meeting on the controller's node; `note` receives refusals as text. `folders`: directories of
     durable storage, which all nodes must share as they share the run directory."""
@@ -173,15 +187,8 @@ class NodeMeeting:
 
     def _difference(self, hello: NodeHello) -> str:
         """Return why a node does not fit; "" if it does."""
-        ours = self._identity.facts
-        for name in [*ours, *hello.facts]:
-            here, there = ours.get(name, "missing"), hello.facts.get(name, "missing")
-            if here != there:
-                return f"its {name} is {there}, and that of the controller's node {here}"
-        if hello.domain and not DOMAIN.fullmatch(hello.domain):
-            return f"its failure domain {hello.domain[:80]!r} is not a path of names"
-        if hello.directory != self._proof:
-            return "its run directory is not the one of the controller's node"
+        if wrong := difference(self._identity, self._proof, hello):
+            return wrong
         if self._full.is_set():
             return "the run has all its nodes"
         if hello.host in self._seats:

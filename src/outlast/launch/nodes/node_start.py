@@ -5,32 +5,39 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from outlast import events
-from outlast.checkpoint.stores.folder_store import Folder
 from outlast.checkpoint.upkeep.durable_targets import DurableTarget
 from outlast.errors import OutlastError
 from outlast.launch import preflight, run_directory, start_point, torchrun_arguments
 from outlast.launch.nodes import node_facts, node_joining
-from outlast.launch.nodes.controller_tenure import NodeSetting, take_term
+from outlast.launch.nodes.controller_tenure import NodeSetting, folders_of, take_term
 from outlast.launch.nodes.endpoint_listener import NONCE_BYTES
+from outlast.launch.nodes.node_joining import LiveRun, open_ledger
 from outlast.launch.nodes.node_meeting import NodeMeeting
 from outlast.launch.nodes.run_node import FirstTerm, NodeEnd, RunNode
 from outlast.launch.run_directory import RunDir
 from outlast.launch.run_display import Display, DisplayRecord
 from outlast.launch.run_journal import bars_of
-from outlast.launch.terms.term_records import TermLedger
-from outlast.launch.terms.term_store import open_term_store
 from outlast.launch.torchrun_arguments import RunPlan
 from outlast.telemetry.event_store import EventClock, EventWriter
 from outlast.transport.node_link import run_token
 
-STORE_ANSWER = 0.25  # share of the lease
 SHOW = Callable[[Path], Display]
+
+
+class NodeEntry(NamedTuple):
+    """Start of a node. `live`: watch of earlier terms of the run."""
+
+    plan: RunPlan
+    identity: node_facts.NodeIdentity
+    durable: tuple[DurableTarget, ...]
+    live: LiveRun
 
 
 def serve(plan: RunPlan, show: SHOW) -> NodeEnd:
@@ -41,7 +48,8 @@ def serve(plan: RunPlan, show: SHOW) -> NodeEnd:
         durable = tuple(preflight.check_node(plan))
         identity = node_facts.identify(plan)
         run_dir: RunDir | None = None
-        if node_facts.holds_controller(plan):
+        live = LiveRun(plan)
+        if node_facts.holds_controller(plan) and not asyncio.run(live.await_beat()):
             run_dir = run_directory.take(path, plan.script, plan.args, plan.world)
             cleanup.callback(run_dir.release)
             run_directory.place_logs(run_dir, plan.log_dir)
@@ -49,36 +57,23 @@ def serve(plan: RunPlan, show: SHOW) -> NodeEnd:
         lock_fd = run_directory.lock_host(path, identity.host)
         cleanup.callback(run_directory.unlock, lock_fd)
         if run_dir is not None:
+            run_dir.lock_fds += (lock_fd,)
             identity = identity._replace(node_rank=0)
-            return asyncio.run(_begin(plan, identity, run_dir, show, durable))
-        return asyncio.run(_take_part(plan, identity, lock_fd, show, durable))
+            entry = NodeEntry(plan, identity, durable, live)
+            return asyncio.run(_begin(entry, run_dir, show))
+        return asyncio.run(_take_part(NodeEntry(plan, identity, durable, live), lock_fd, show))
 
 
-def _ledger(plan: RunPlan, run: str) -> TermLedger:
-    answer_s = STORE_ANSWER * plan.limits.lease_s
-    return TermLedger(open_term_store(plan.node.term_store, Path(plan.run_dir), run, answer_s), run)
-
-
-def _folders(durable: Iterable[DurableTarget]) -> list[Path]:
-    """Return the directories of durable storage. A bucket is the same one for all nodes."""
-    return [target.store.root for target in durable if isinstance(target.store, Folder)]
-
-
-async def _begin(
-    plan: RunPlan,
-    identity: node_facts.NodeIdentity,
-    run_dir: RunDir,
-    show: SHOW,
-    durable: tuple[DurableTarget, ...],
-) -> NodeEnd:
+async def _begin(entry: NodeEntry, run_dir: RunDir, show: SHOW) -> NodeEnd:
     """Gather the nodes of a run, take its first term, and lead it."""
+    plan, identity, durable, live = entry
     clock, display = EventClock(), show(run_dir.path)
 
     def tell(text: str) -> None:
         display.event(events.Note(t_ns=clock.now_ns(), worker="", seat=-1, text=text))
 
     stores = [target.store for target in durable]
-    meeting = NodeMeeting(identity, run_dir.path, plan.node, tell, _folders(durable))
+    meeting = NodeMeeting(identity, run_dir.path, plan.node, tell, folders_of(durable))
     tell(
         f"waiting for {plan.node.total} nodes at {identity.endpoint[0]}:{identity.endpoint[1]}"
         f" for at most {plan.limits.hello_s:g} s"
@@ -93,9 +88,8 @@ async def _begin(
         )
         tell(f"all nodes are there: {', '.join(places)}")
         notes = start_point.adopt_job(run_dir, stores)
-        ledger = _ledger(plan, run_dir.job.run)
-        claim = secrets.token_hex(16)
-        await take_term(ledger, run_dir, identity.host, claim, plan.limits.lease_s)
+        ledger = open_ledger(plan, run_dir.job.run)
+        await take_term(ledger, run_dir, identity.host, live, plan.limits.lease_s)
         checkpoint, more = start_point.begin(run_dir, stores, tell, bars_of(run_dir.path))
     except OutlastError as error:
         await meeting.refuse_all(str(error))
@@ -108,11 +102,12 @@ async def _begin(
     domains = tuple(seat.hello.domain for seat in seats)
     setting = NodeSetting(
         plan,
-        identity.host,
+        identity,
         address,
         hosts,
         domains,
         token,
+        nonce,
         ledger,
         durable=durable,
         tls=identity.peer_tls(hosts),
@@ -122,18 +117,14 @@ async def _begin(
     try:
         record.run_started(plan, run_dir, checkpoint, notes + more)
         node = RunNode(setting, run_dir, record, clock)
-        return await node.lead(FirstTerm(meeting, seats, nonce), checkpoint)
+        return await node.lead(FirstTerm(meeting, seats), checkpoint)
     finally:
         record.close()
 
 
-async def _take_part(
-    plan: RunPlan,
-    identity: node_facts.NodeIdentity,
-    lock_fd: int,
-    show: SHOW,
-    durable: tuple[DurableTarget, ...],
-) -> NodeEnd:
+async def _take_part(entry: NodeEntry, lock_fd: int, show: SHOW) -> NodeEnd:
+    """Take part in a run that another node leads, from its start or later."""
+    plan, identity, durable, live = entry
     path, clock = Path(plan.run_dir), EventClock()
     display = show(path)
 
@@ -143,7 +134,7 @@ async def _take_part(
 
     try:
         address, place = await node_joining.join(
-            identity, path, plan.limits.hello_s, tell, _folders(durable)
+            identity, path, plan.limits.hello_s, tell, folders_of(durable), live
         )
     except BaseException:
         display.close()
@@ -155,17 +146,19 @@ async def _take_part(
     node_facts.choose_interface(address)
     plan = replace(plan, master_addr=place.master_addr, master_port=place.master_port)
     token = run_token(identity.key, place.run_nonce)
-    ledger = _ledger(plan, place.run)
+    ledger = open_ledger(plan, place.run)
     setting = NodeSetting(
         plan,
-        identity.host,
+        identity,
         address,
         place.hosts,
         place.domains,
         token,
+        place.run_nonce,
         ledger,
         durable=durable,
         tls=identity.peer_tls(place.hosts),
+        incarnation=place.incarnation,
     )
     try:
         return await RunNode(setting, run_dir, record, clock).follow(place.address)

@@ -16,6 +16,7 @@ from outlast.controller.inputs import EndRun
 from outlast.controller.node_placement import RETURN_S
 from outlast.errors import EXIT_GAVE_UP, EXIT_INTERRUPTED, OutlastError, RunDirError, StorageError
 from outlast.launch.host.agent import Agent
+from outlast.launch.host.agent_link import AgentEntry
 from outlast.launch.host.worker_family import become_subreaper
 from outlast.launch.host.worker_pool import WorkerPool
 from outlast.launch.nodes.controller_lock import ControllerLock
@@ -49,7 +50,6 @@ class FirstTerm(NamedTuple):
 
     meeting: NodeMeeting
     seats: list[NodeSeat]
-    nonce: bytes
 
 
 class RunNode:
@@ -58,7 +58,7 @@ class RunNode:
     def __init__(
         self, node: NodeSetting, run_dir: RunDir, record: DisplayRecord, clock: EventClock
     ) -> None:
-        self._node, self._run_dir, self._record = node, run_dir, record
+        self._run_dir, self._record = run_dir, record
         self._plan, self._host = node.plan, node.host
         self._over: asyncio.Future[EndRun] = asyncio.get_running_loop().create_future()
         self._stops = 0
@@ -72,6 +72,7 @@ class RunNode:
         self._crew = WorkerPool(
             node.plan, run_dir, node.token, node.host, clock, record.note, node.site
         )
+        self._node = node._replace(plan=replace(node.plan, master_port=self._crew.master_port))
 
     async def lead(self, first: FirstTerm, checkpoint: messages.Checkpointed | None) -> NodeEnd:
         """Run as the first controller's node, until the run ends."""
@@ -80,15 +81,15 @@ class RunNode:
         address, port = self._plan.master_addr, self._crew.master_port
         place = RunPlace(job.run, job.term, tenure.shell.address, address, port)
         self._crew.keepers.note_placement()
-        await first.meeting.accept(first.seats, place, first.nonce)
+        await first.meeting.accept(first.seats, place, self._node.nonce)
         self._begin_tenure(tenure)
         return await self.follow(tenure.shell.address)
 
     async def follow(self, controller: tuple[str, int]) -> NodeEnd:
         """Run until the run ends; all started processes are dead when this returns or raises."""
-        self._agent = Agent(
-            self._crew, controller, self._node.token, lambda _worker: None, self._node.tls
-        )
+        node = self._node
+        entry = AgentEntry(node.incarnation, node.identity.domain, node.tls)
+        self._agent = Agent(self._crew, controller, node.token, lambda _worker: None, entry)
         self._agent.on_outcome = self._on_outcome
         console = Console(self._crew, self._record.display)
         serving = [asyncio.create_task(part) for part in (self._agent.run(), self._watch())]

@@ -29,8 +29,10 @@ class TermGuard:
         lease_s: float,
         on_deposed: Callable[[TermRecord], None],
         note: Callable[[str], None],
+        meeting: tuple[str, int] | None = None,
     ) -> None:
-        self._ledger, self._term, self._address = ledger, term, address
+        self._ledger, self._term = ledger, term
+        self._address, self._meeting = address, meeting
         self._period_s = lease_s / BEATS
         self._on_deposed, self._note = on_deposed, note
         self._count = 0
@@ -87,6 +89,7 @@ class TermGuard:
         return TermBeat(
             count=self._count,
             address=self._address,
+            meeting=self._meeting,
             outcome=outcome,
             exit_code=exit_code,
             cause=cause,

@@ -26,11 +26,12 @@ class TermRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TermBeat(msgspec.Struct, frozen=True, kw_only=True):
-    """Sign of life of a term's owner. `address`: of its listener. `outcome`, `exit_code`, `cause`:
-    the end of the run."""
+    """Sign of life of a term's owner. `address`: of its listener; `meeting`: where it lets nodes
+    into the run. `outcome`, `exit_code`, `cause`: the end of the run."""
 
     count: int
     address: tuple[str, int]
+    meeting: tuple[str, int] | None = None
     outcome: str = ""
     exit_code: int = 0
     cause: str = ""
