@@ -2,7 +2,7 @@
 
 ```
 host n1 ──eth0 10.78.0.1── port n1 ┐
-host n2 ──eth0 10.78.0.2── port n2 ┴ bridge br0, in a network namespace of its own
+host n2 ──eth0 10.78.0.2── port n2 ┴ bridge br0 10.78.0.254, in a network namespace of its own
 ```
 
 Addresses exist inside the namespaces only. Files are shared, except /dev/shm and /etc/hosts; what
@@ -41,7 +41,8 @@ class Hosts:
 
     def __init__(self, folder: Path, count: int) -> None:
         self._prefix = f"outlast{os.getpid()}"
-        self._switch = f"{self._prefix}-switch"
+        self.switch = f"{self._prefix}-switch"  # network namespace
+        self.switch_address = f"{_NETWORK}.254"
         self._names_file = folder / "hosts"
         self._first: dict[str, subprocess.Popen[str]] = {}
         self.names = [f"n{number}" for number in range(1, count + 1)]
@@ -50,9 +51,11 @@ class Hosts:
         lines = [f"{self.address(name)} {name}" for name in self.names]
         self._names_file.write_text("\n".join(["127.0.0.1 localhost", *lines, ""]))
         try:
-            _ip("netns", "add", self._switch)
-            _ip("-n", self._switch, "link", "add", "br0", "type", "bridge")
-            _ip("-n", self._switch, "link", "set", "br0", "up")
+            _ip("netns", "add", self.switch)
+            _ip("-n", self.switch, "link", "add", "br0", "type", "bridge")
+            _ip("-n", self.switch, "addr", "add", f"{self.switch_address}/24", "dev", "br0")
+            _ip("-n", self.switch, "link", "set", "br0", "up")
+            _ip("-n", self.switch, "link", "set", "lo", "up")
             for name in self.names:
                 self._boot(name)
         except BaseException:
@@ -85,14 +88,19 @@ class Hosts:
             command, check=True, capture_output=True, text=True, timeout=within_s
         ).stdout
 
+    def on_switch(self, *argv: str) -> list[str]:
+        """Return the command line that runs `argv` in the switch's network."""
+        return ["ip", "netns", "exec", self.switch, *argv]
+
     def set_link(self, name: str, *, up: bool) -> None:
         """Plug a host's cable in, or pull it out: its processes run on."""
-        _ip("-n", self._switch, "link", "set", name, "up" if up else "down")
+        _ip("-n", self.switch, "link", "set", name, "up" if up else "down")
 
     def set_silent(self, name: str, *, silent: bool) -> None:
         """Drop all that a host sends and should receive. Its kernel sees no change of the link."""
         state = "disabled" if silent else "forwarding"
-        self._on_switch("bridge", "link", "set", "dev", name, "state", state)
+        words = self.on_switch("bridge", "link", "set", "dev", name, "state", state)
+        subprocess.run(words, check=True)
 
     def set_mute(self, name: str, *, mute: bool) -> None:
         """Drop all that a host sends; it receives as before."""
@@ -100,7 +108,7 @@ class Hosts:
 
     def set_deaf(self, name: str, *, deaf: bool) -> None:
         """Drop all that a host should receive; it sends as before."""
-        _drop_sent(self._switch, name, deaf)
+        _drop_sent(self.switch, name, deaf)
 
     def stop(self, name: str) -> None:
         """Stop all processes of a host; its kernel still acknowledges what it receives."""
@@ -138,7 +146,7 @@ class Hosts:
 
     def boot(self, name: str) -> None:
         """Start a host that has lost its power or crashed: no process and no memory is left."""
-        _ip("-n", self._switch, "link", "del", name)
+        _ip("-n", self.switch, "link", "del", name)
         _ip("netns", "del", f"{self._prefix}-{name}")
         self._first[name].communicate()  # closes the pipes
         self._boot(name)
@@ -148,8 +156,8 @@ class Hosts:
         _ip("netns", "add", network)
         _ip("-n", network, "link", "set", "lo", "up")
         ends = ("eth0", "netns", network, "type", "veth", "peer", "name", name)
-        _ip("link", "add", *ends, "netns", self._switch)
-        _ip("-n", self._switch, "link", "set", name, "master", "br0", "up")
+        _ip("link", "add", *ends, "netns", self.switch)
+        _ip("-n", self.switch, "link", "set", name, "master", "br0", "up")
         _ip("-n", network, "addr", "add", f"{self.address(name)}/24", "dev", "eth0")
         _ip("-n", network, "link", "set", "eth0", "up")
         apart = ("--uts", "--ipc", "--pid", "--mount", "--mount-proc", "--fork", "--kill-child")
@@ -171,9 +179,6 @@ class Hosts:
         if first.stdout.readline() != "up\n":
             raise RuntimeError(f"host {name} did not start: {first.communicate()[1]}")
 
-    def _on_switch(self, *command: str) -> None:
-        subprocess.run(["ip", "netns", "exec", self._switch, *command], check=True)
-
     def _kill(self, name: str) -> None:
         """Kill a host's first process, and with it all others of its PID namespace."""
         first = self._first[name]
@@ -185,7 +190,7 @@ class Hosts:
         for name, first in self._first.items():
             self._kill(name)
             first.communicate()  # closes the pipes
-        for network in (*(f"{self._prefix}-{name}" for name in self.names), self._switch):
+        for network in (*(f"{self._prefix}-{name}" for name in self.names), self.switch):
             if Path("/run/netns", network).exists():
                 _ip("netns", "del", network)
 

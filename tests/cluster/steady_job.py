@@ -1,6 +1,7 @@
-"""A run of steps of 20 ms, with a loader process: `steady_job OUT STEPS [KIND] [HOLD]`.
+"""A run of steps of 20 ms, with a loader process: `steady_job OUT STEPS [KIND] [HOLD] [PACE]`.
 
-KIND is a key of `KINDS`. The loop stands 10 steps before its end until the file HOLD is gone.
+KIND is a key of `KINDS`. The loop stands 10 steps before its end until the file HOLD is gone; a
+step takes PACE seconds until then.
 OUT/RANK.json has the number of steps, a digest of the weights, and the results in hexadecimal.
 """
 
@@ -48,6 +49,7 @@ KINDS = {"ddp": data_parallel, "hsdp": hybrid_shard, "fsdp": full_shard}
 out, steps = Path(sys.argv[1]), int(sys.argv[2])
 kind = sys.argv[3] if len(sys.argv) > 3 else "ddp"
 hold = Path(sys.argv[4]) if len(sys.argv) > 4 else None
+pace_s = float(sys.argv[5]) if len(sys.argv) > 5 else 0.02
 session = outlast.init()
 torch.manual_seed(0)
 inner = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.1), nn.Linear(16, 1))
@@ -66,7 +68,7 @@ def train_step(batch: list[torch.Tensor]) -> float:
     optimizer.zero_grad()
     loss = (model(batch[0]) ** 2).mean()
     loss.backward()
-    threading.Event().wait(0.02)
+    threading.Event().wait(pace_s if hold and hold.exists() else 0.02)
     optimizer.step()
     return loss.item()
 

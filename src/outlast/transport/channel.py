@@ -5,7 +5,8 @@ of `MessageEnvelope` as msgpack; the tag is the payload's blake2b hash keyed wit
 Both ends of an agent's TCP connection and of a worker's socket pair use this module.
 
 A channel sends what is queued in one turn of its event loop as one frame: 16 ranks of a host that
-answer together cost one frame, and so do a controller's messages to them.
+answer together cost one frame, and so do a controller's messages to them. The first message has a
+frame of its own: a listener takes no large frame from a stranger.
 """
 
 from __future__ import annotations
@@ -137,6 +138,7 @@ class Channel:
         self._stranger_bytes = 0
         self._queued: list[bytes] = []  # encoded envelopes of this turn of the loop
         self._queued_bytes = 0
+        self._is_first = True  # nothing was sent yet
         self._pending: deque[memoryview] = deque()  # frames
         self._pending_bytes = 0
         self._is_full = False  # the kernel takes no more now
@@ -160,6 +162,9 @@ class Channel:
             self._loop.call_soon(self._flush)
         self._queued.append(data)
         self._queued_bytes += len(data)
+        if self._is_first:
+            self._is_first = False
+            self._flush()
         return True
 
     def _flush(self) -> None:
@@ -210,11 +215,7 @@ class Channel:
         if not data:
             self.close("the peer closed the connection")
             return 0
-        if self._stranger:
-            self._stranger_bytes += len(data)
-            if self._stranger_bytes > STRANGER_BYTES_MAX:
-                self.close(f"no authentic frame within {STRANGER_BYTES_MAX} bytes")
-                return 0
+        self._stranger_bytes += len(data) if self._stranger else 0
         try:
             for envelope in self._decoder.feed(data):
                 self._stranger = False
@@ -223,6 +224,9 @@ class Channel:
                     return 0
         except WireError as error:
             self.close(str(error))
+            return 0
+        if self._stranger and self._stranger_bytes > STRANGER_BYTES_MAX:
+            self.close(f"no authentic frame within {STRANGER_BYTES_MAX} bytes")
             return 0
         return len(data)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from outlast import events
 from outlast.controller import inputs
 from outlast.errors import StorageError
 from outlast.launch.terms import held_actions
@@ -47,6 +48,23 @@ def test_actions_behind_an_append_wait_for_a_later_read_and_keep_their_order() -
         assert desk.done == [first, second, third]
         desk.held.do(first)
         assert desk.done[-1] is first, "nothing is held any more"
+
+    asyncio.run(act())
+
+
+def test_a_loss_and_what_follows_it_wait_for_a_later_read() -> None:
+    """A controller that is cut off takes all other nodes for lost."""
+
+    async def act() -> None:
+        desk = Desk()
+        fault = events.Fault(kind="agent_lost", detail="no renewal for 2 s")
+        lost = events.WorkerLost(t_ns=1, worker="w0", seat=0, fault=fault)
+        desk.held.do(inputs.Emit(event=events.WorkerWarm(t_ns=1, worker="w0")))
+        desk.held.do(inputs.Emit(event=lost))
+        desk.held.do(order("w1"))
+        assert [type(one) for one in desk.done] == [inputs.Emit]
+        desk.waiting.pop()()
+        assert desk.done[1:] == [inputs.Emit(event=lost), order("w1")]
 
     asyncio.run(act())
 

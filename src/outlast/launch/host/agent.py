@@ -288,7 +288,8 @@ class Agent:
         self._queued = [spawn for spawn in self._queued if spawn.worker != body.worker]
         self._awaiting = [spawn for spawn in self._awaiting if spawn.worker != body.worker]
         fault = Fault(kind="requested", detail=f"never started: {body.reason}", worker=body.worker)
-        self._say_lost(self._lost.find(body.worker) or never_started(body.worker, fault))
+        # Not repeated: for the controller of a newer term it would be false.
+        self._say(self._lost.find(body.worker) or never_started(body.worker, fault))
 
     def _exited(self, worker: WorkerHandle) -> None:
         if not self.said_hello and not worker.kill_reason and not self._done:

@@ -7,15 +7,18 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
+from outlast import events
 from outlast.controller import inputs
 from outlast.errors import StorageError
 from outlast.transport import messages
 
 END_S = 600.0  # the longest wait of the end of the run for the store
+# What an overtaken controller would tell of nodes that it alone has lost, and all that follows.
+_INCIDENT = (events.WorkerLost, events.Noticed, events.Decided)
 
 
 class HeldActions:
-    """Queue of actions behind appends to the journal, and behind the end of the run.
+    """Queue of actions behind appends to the journal, losses and decisions, and the run's end.
 
     `confirm` calls back after a read of the store that began later and found no newer term. If the
     end of the run waits for that for END_S, `ended` gets StorageError.
@@ -39,7 +42,8 @@ class HeldActions:
     def do(self, action: inputs.Action) -> None:
         """Do an action, or hold it; actions keep their order."""
         is_stop = isinstance(action, inputs.Send) and isinstance(action.body, messages.Stop)
-        if is_stop or isinstance(action, inputs.EndRun):
+        is_incident = isinstance(action, inputs.Emit) and isinstance(action.event, _INCIDENT)
+        if is_stop or is_incident or isinstance(action, inputs.EndRun):
             self.appended()
         if isinstance(action, inputs.EndRun):
             asyncio.get_running_loop().call_later(END_S, self._give_up, action.outcome)
