@@ -14,6 +14,7 @@ import pytest
 from outlast.checkpoint.stores.folder_store import Folder
 from outlast.errors import RunDirError
 from outlast.launch.nodes.controller_tenure import take_term
+from outlast.launch.nodes.node_joining import LiveRun
 from outlast.launch.terms.term_records import TermBeat, TermLedger, TermRecord
 from outlast.launch.terms.term_store import CheckpointStoreTerms
 from outlast.launch.terms.term_watch import TermNews, TermWatch
@@ -176,7 +177,8 @@ def directory(term: int) -> Any:
 
 
 def take(ledger: TermLedger, run_dir: Any) -> None:
-    asyncio.run(take_term(ledger, run_dir, "b", "claim", LEASE_S))
+    plan: Any = SimpleNamespace(run_dir=run_dir.path, limits=SimpleNamespace(lease_s=LEASE_S))
+    asyncio.run(take_term(ledger, run_dir, "b", LiveRun(plan), LEASE_S))
 
 
 def test_a_start_takes_the_term_after_one_that_has_ended(ledger: TermLedger) -> None:
