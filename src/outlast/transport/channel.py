@@ -106,10 +106,20 @@ _READ_BYTES = 256 << 10
 _READS_MAX = 16  # per turn of the loop: one sender must not starve the others
 PENDING_BYTES_MAX = 512 << 20
 STRANGER_BYTES_MAX = 64 << 10
+SILENCE_S = 3
 
 
 def _reason(error: OSError) -> str:
     return reason_of(error) if isinstance(error, ssl.SSLError) else str(error.strerror)
+
+
+def _end_when_unreachable(sock: socket.socket) -> None:
+    """Let a connection end when the peer's kernel acknowledges nothing for SILENCE_S. TCP repeats
+    after ever longer pauses: a new connection is through first when a cut network heals."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_S * 1000)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):
+        sock.setsockopt(socket.IPPROTO_TCP, option, 1)
 
 
 class Channel:
@@ -129,6 +139,8 @@ class Channel:
         stranger: bool = False,
     ) -> None:
         sock.setblocking(False)
+        if sock.family != socket.AF_UNIX:
+            _end_when_unreachable(sock)
         self._sock = sock
         self._token = token
         self._decoder = FrameDecoder(token)
