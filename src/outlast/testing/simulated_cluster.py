@@ -297,6 +297,8 @@ class SimCluster:
     def makes(self, worker: SimProcess) -> None:
         """Check that a shared value is not made twice while its maker lives."""
         maker = self.maker
+        if not worker.agent.may_apply():  # lost: its host has woken, and its frames are dropped
+            return
         makes = maker and maker.alive and maker.agent.may_apply() and len(self.controllers) == 1
         if maker and makes and maker is not worker:
             self.ledger.fail(f"{worker.name} makes a shared value that {maker.name} is making")
