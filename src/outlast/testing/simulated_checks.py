@@ -84,7 +84,8 @@ class RunChecks:
     def _kill(self, state: ControllerState, body: messages.Kill) -> None:
         """Check that a worker that answers at once is not killed for silence."""
         ends = state.ending.result
-        if "has not answered" not in body.reason or ends or self._news_may_be_lost():
+        own_reason = body.reason.partition("(")[0]  # behind it are faults of others
+        if "has not answered" not in own_reason or ends or self._news_may_be_lost():
             return
         for worker in self._cluster.alive_workers():
             if worker.name == body.worker and not (worker.struck or worker.hung):

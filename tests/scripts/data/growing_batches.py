@@ -1,5 +1,5 @@
 """Batches that grow: two phases train on what the loop has drawn, as many as a variable says."""
-# places: vote, done, between
+# places: backward, vote, done, between
 
 import torch
 from digests import write_digests
