@@ -114,8 +114,8 @@ SLOW = ("a term forgets what is out of use", "no place is excused", "attempts ar
 def test_a_broken_controller_is_found_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     room, function, broken = BREAKAGES[name]
     monkeypatch.setattr(room, function, broken)
+    first = FIRST_SEEDS.get(name, 0)
     with pytest.raises((SimFailure, AssertionError, LookupError)):
-        first = FIRST_SEEDS.get(name, 0)
         _play(range(first, first + 800))
 
 
