@@ -44,7 +44,7 @@ help:
 	@echo "make extended  more real runs, which 'make test' has no time for"
 	@echo "make scripts kinds of training scripts, undisturbed and with faults, against plain torchrun"
 	@echo "make cluster-test  hosts as network namespaces, and a real Slurm on them; needs root"
-	@echo "make cluster-scripts  scripts of the catalogue on hosts that lose power; needs root"
+	@echo "make cluster-scripts  scripts of the catalogue on hosts that lose power, and long races; needs root"
 	@echo "make docs    the documentation in docs/_build/html, every code block of it, every example"
 	@echo "make gpu     tests and benchmark of a GPU; docs/gpu-runs.md then says what ran on which versions"
 	@echo "make conformance  torch's own tests of a backend, on gloo and on ours, and with killed ranks"
@@ -104,7 +104,7 @@ test: $(READY)
 endif
 
 extended: $(READY)
-	$(BIN)/python -m pytest --numprocesses=2 --dist=worksteal -m 'extended and not long' $(PYTEST)
+	$(BIN)/python -m pytest --numprocesses=2 --dist=worksteal -m 'extended and not long and not cluster' $(PYTEST)
 
 scripts: $(READY)
 	$(BIN)/python -m pytest --numprocesses=2 --dist=worksteal -m 'not long' tests/scripts $(PYTEST)
@@ -117,10 +117,10 @@ cluster-test: $(READY)
 	  test "$$(id -u)" = 0 && command -v apt-get > /dev/null && apt-get update -q \
 	    && DEBIAN_FRONTEND=noninteractive apt-get install -y -q slurm-wlm munge iproute2; \
 	} > runs/slurm-packages.log 2>&1 || echo "NOT INSTALLED: Slurm; see runs/slurm-packages.log"
-	$(BIN)/python -m pytest -m 'cluster and not catalogue' tests/cluster $(PYTEST)
+	$(BIN)/python -m pytest -m 'cluster and not catalogue and not extended' tests/cluster $(PYTEST)
 
 cluster-scripts: $(READY)
-	$(BIN)/python -m pytest -m 'cluster and catalogue' tests/cluster $(PYTEST)
+	$(BIN)/python -m pytest -m 'cluster and (catalogue or extended)' tests/cluster $(PYTEST)
 
 # Sphinx turns warnings into errors. Then each code block and each example is executed.
 docs: $(READY)
