@@ -109,14 +109,14 @@ extended: $(READY)
 scripts: $(READY)
 	$(BIN)/python -m pytest --numprocesses=2 --dist=worksteal -m 'not long' tests/scripts $(PYTEST)
 
-# Hosts share one name space of networks on this machine: one process runs them. Slurm's tests are
-# skipped, visibly, where it is not installed and cannot be.
+# Hosts share one name space of networks on this machine: one process runs them. Tests of Slurm
+# and etcd are skipped, visibly, where these are not installed and cannot be.
 cluster-test: $(READY)
 	@mkdir -p runs
-	@command -v slurmctld munged > /dev/null || { \
+	@{ command -v slurmctld && command -v munged && command -v etcd; } > /dev/null || { \
 	  test "$$(id -u)" = 0 && command -v apt-get > /dev/null && apt-get update -q \
-	    && DEBIAN_FRONTEND=noninteractive apt-get install -y -q slurm-wlm munge iproute2; \
-	} > runs/slurm-packages.log 2>&1 || echo "NOT INSTALLED: Slurm; see runs/slurm-packages.log"
+	    && DEBIAN_FRONTEND=noninteractive apt-get install -y -q slurm-wlm munge iproute2 etcd-server; \
+	} > runs/slurm-packages.log 2>&1 || echo "NOT INSTALLED: Slurm, etcd; see runs/slurm-packages.log"
 	$(BIN)/python -m pytest -m 'cluster and not catalogue and not extended' tests/cluster $(PYTEST)
 
 cluster-scripts: $(READY)
