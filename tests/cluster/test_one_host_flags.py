@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tests.cluster.cluster import JOB, Cluster, on_one_host
 from tests.cluster.hosts import missing_requirement
+from tests.cluster.test_host_faults import must_be_equal
 from tests.cluster.test_several_nodes import cluster
 
 from outlast.errors import EXIT_DONE
@@ -41,7 +42,7 @@ def start(cluster: Cluster, nodes: str, *flags: str, script: Path = JOB) -> Path
 
 def must_end_as_one_host(cluster: Cluster, expected: list[str]) -> None:
     assert set(cluster.codes().values()) == {EXIT_DONE}
-    assert cluster.results() == expected
+    must_be_equal(cluster, expected)
 
 
 def test_each_host_has_its_own_logs_of_any_program(cluster: Cluster, expected: list[str]) -> None:

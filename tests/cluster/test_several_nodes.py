@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tests.cluster.cluster import JOB, STEPS, Cluster, on_one_host
 from tests.cluster.hosts import Hosts, missing_requirement
+from tests.cluster.test_host_faults import must_be_equal
 from tests.end_to_end.conftest import wait_for
 
 from outlast.errors import EXIT_DONE, EXIT_GAVE_UP, EXIT_INTERRUPTED, EXIT_USAGE
@@ -65,7 +66,7 @@ def test_a_rank_of_a_lost_node_moves_within_its_failure_domain(
     cluster.wait_for_event(lambda one: isinstance(one, PhaseDone) and one.step >= 10, "step 10")
     cluster.hosts.power_off("n2")
     assert [cluster.end(name)[0] for name in ("n1", "n3", "n4")] == [EXIT_DONE] * 3
-    assert cluster.results() == expected[2]
+    must_be_equal(cluster, expected[2])
     found = cluster.events()
     host_of = {one.worker: one.host for one in found if isinstance(one, WorkerSpawned)}
     seated = [one for one in found if isinstance(one, WorkerSeated) and one.generation > 1]
@@ -95,7 +96,7 @@ def test_a_spare_node_takes_the_ranks_of_a_lost_one(
             "the end of all workers of n2",
         )
     assert [cluster.end(name)[0] for name in ("n1", "n3")] == [EXIT_DONE, EXIT_DONE]
-    assert cluster.results() == expected[2]
+    must_be_equal(cluster, expected[2])
     (incident,) = cluster.summary().incidents
     assert (incident.cause, incident.rung) == ("agent_lost", "replace")
     assert incident.committed_steps_lost == 0

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tests.cluster.cluster import STEPS, Cluster, on_one_host
 from tests.cluster.hosts import Hosts, missing_requirement
+from tests.cluster.test_host_faults import must_be_equal
 from tests.launch.nodes.certificates import Authority
 
 from outlast.errors import EXIT_DONE
@@ -43,7 +44,7 @@ def test_a_takeover_by_tls_ends_equal(cluster: Cluster, tmp_path: Path) -> None:
     cluster.wait_for_event(lambda one: isinstance(one, PhaseDone) and one.step >= 10, "step 10")
     cluster.hosts.power_off("n1")
     assert cluster.codes() == {"n2": EXIT_DONE, "n3": EXIT_DONE}
-    assert cluster.results() == expected
+    must_be_equal(cluster, expected)
 
 
 def test_nodes_without_tls_and_of_another_authority_are_refused_by_name(
