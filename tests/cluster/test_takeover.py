@@ -27,7 +27,7 @@ from tests.cluster.takeover_strikes import (
 from tests.cluster.test_host_faults import SHORT_S, in_save, in_step, must_be_equal, pause
 
 from outlast.errors import EXIT_DONE
-from outlast.events import AnyEvent, WorkerSpawned
+from outlast.events import AnyEvent, Noticed, WorkerSpawned
 from outlast.launch.terms.term_records import TermLedger
 from outlast.launch.terms.term_store import open_term_store
 
@@ -96,7 +96,12 @@ def without_ranks(cluster: Cluster) -> None:
     power_off(cluster, move_control_to_a_spare_node(cluster))
     owner = owner_of(cluster, 3)
     words = (sys.executable, "-m", "outlast", "ckpt", "now", str(cluster.run_dir))
-    cluster.hosts.run(owner, *words, within_s=60.0)
+    with subprocess.Popen(cluster.hosts.command(owner, *words)) as saving:
+        cluster.wait_for_event(
+            lambda one: isinstance(one, Noticed) and one.fault.kind == "save", "the request"
+        )
+        (cluster.folder / "hold").unlink()  # ranks that are there already save behind it
+        assert saving.wait(60.0) == EXIT_DONE
 
 
 def with_a_worker(cluster: Cluster) -> None:
@@ -215,7 +220,7 @@ def test_another_node_takes_over(
     row.strike(cluster)
     for term in range(2, row.terms + 1):
         owner_of(cluster, term)
-    hold.unlink()
+    hold.unlink(missing_ok=True)
     ends = {host: cluster.end(host) for host in cluster.hosts.up}
     alive = [host for host in ends if host != "n1" or row.strike is not kill_first]
     assert {ends[host][0] for host in alive} == {EXIT_DONE}, ends

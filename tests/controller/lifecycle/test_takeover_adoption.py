@@ -8,7 +8,13 @@ import pytest
 from tests.controller.controller_driver import ControllerDriver, S
 
 from outlast import events
-from outlast.controller.inputs import EndDecided, Succession, TermBegan
+from outlast.controller.inputs import (
+    EndDecided,
+    SaveRequested,
+    StopRequested,
+    Succession,
+    TermBegan,
+)
 from outlast.controller.member_tables import NodePlacement
 from outlast.transport import messages
 
@@ -57,6 +63,23 @@ def test_an_open_generation_without_a_failure_goes_on() -> None:
     )
     later.lose("w1-1", 8)
     assert later.state.mode == "closing" and causes(later) == [("killed", "w1-1")]
+
+
+@pytest.mark.parametrize(
+    ("request_of", "kind", "asked"),
+    [(SaveRequested, "save", "save"), (StopRequested, "requested", "drain")],
+)
+def test_a_request_that_comes_before_the_adoption_is_carried_out(
+    request_of: type[SaveRequested | StopRequested], kind: str, asked: str
+) -> None:
+    later = successor(trained())
+    later.feed(request_of(t_ns=later.now_ns, reason="SIGUSR1"))
+    report(later, *RANKS, n=7)
+    assert later.state.mode == "closing" and causes(later) == [(kind, "")]
+    for worker in RANKS:
+        later.status(worker, 7, "idle")
+    later.heal(7)
+    assert [body.ask for _, body in later.sent(messages.Open, history=True)][-2:] == [asked] * 2
 
 
 def test_a_committed_phase_proves_that_set_up_is_over() -> None:

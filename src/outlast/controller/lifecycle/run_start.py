@@ -167,14 +167,30 @@ def _adopt_generation(turn: ControllerTurn) -> None:
     text = _took_over(state)
     end_takeover(turn)
     turn.enter("open")
-    members = [state.members.workers[name] for name in state.members.seats]
-    turn.send_all(members, reconfiguration.open_frame(turn))  # the former term's may be lost
+    if not _close_for_requests(turn):
+        members = [state.members.workers[name] for name in state.members.seats]
+        turn.send_all(members, reconfiguration.open_frame(turn))  # the former term's may be lost
     state.members.refill_later()
     interval_updates.send_intervals(turn, again=True)
     turn.note(
         f"{text}; all {state.world} ranks train on in generation"
         f" {state.generation}, and have not waited for it"
     )
+
+
+def _close_for_requests(turn: ControllerTurn) -> bool:
+    """Close an adopted generation for a drain or a save that was requested before the adoption;
+    return whether there was one. The next generation carries it out."""
+    ending = turn.state.ending
+    if ending.drain_ns:
+        fault = events.Fault(kind="requested", detail=ending.drain_reason, t_ns=turn.now_ns)
+    elif turn.state.saves.is_requested:
+        detail = "a checkpoint was requested while the controller changed"
+        fault = events.Fault(kind="save", detail=detail, t_ns=turn.now_ns)
+    else:
+        return False
+    incident_response.record_fault(turn, fault, "report")
+    return True
 
 
 def _took_over(state: ControllerState) -> str:
