@@ -27,6 +27,7 @@ WORLD, STEPS = 2, 150
 def start(folder: Path, *flags: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "outlast", "run", "--plain", f"--nproc-per-node={WORLD}"]
     command += [f"--run-dir={folder / 'run'}", *flags, str(JOB), str(folder / "out"), str(STEPS)]
+    command += ["ddp", str(folder / "hold")]
     with (folder / "output").open("ab") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output)
     _started.append(process)
@@ -129,10 +130,16 @@ def test_a_run_whose_processes_all_get_a_save_signal_saves_and_goes_on(
 def test_a_signal_to_one_worker_ends_it_after_a_while(
     tmp_path: Path, undisturbed: list[Any]
 ) -> None:
+    (tmp_path / "hold").touch()  # the job must not end before the worker
     process = start(tmp_path, "--limit=hang_floor_s=60")
     wait_for_step(tmp_path, 2)
     spawned = [event for event in story(tmp_path) if isinstance(event, events.WorkerSpawned)]
     os.kill(spawned[0].pid, signal.SIGTERM)
+    wait_for(
+        lambda: any(isinstance(event, events.WorkerLost) for event in story(tmp_path)),
+        "the worker's end",
+    )
+    (tmp_path / "hold").unlink()
     text = ended(tmp_path, process)
     assert text.startswith("0 ") and "was killed by SIGTERM" in text, text
     assert results(tmp_path) == undisturbed

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from outlast.worker.phases.catch_up import LostResult, is_evidence, placeholder
+from outlast.worker.phases.catch_up import LostResult, has_nan_gradients, is_evidence, placeholder
 
 
 class Used(Exception):  # noqa: N818 - stands for the end of this process
@@ -66,3 +66,13 @@ def test_flags_and_counts_that_agree_are_no_evidence() -> None:
         assert not is_evidence(value)
     for value in (0.5, [0, {"loss": 0.5}], torch.ones(2), np.ones(2), 1j, np.float32(1)):
         assert is_evidence(value)
+
+
+def test_gradients_that_a_lost_result_made_nan_are_found() -> None:
+    first, second = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    optimizer = torch.optim.SGD([{"params": [first]}, {"params": [second]}], lr=0.1)
+    assert not has_nan_gradients(optimizer)
+    second.grad = torch.tensor([math.inf, 1.0])
+    assert not has_nan_gradients(optimizer)
+    second.grad[1] = math.nan
+    assert has_nan_gradients(optimizer)

@@ -25,6 +25,7 @@ from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import torch
+from torch.optim import Optimizer
 
 from outlast.checkpoint.format import codec
 from outlast.errors import GroupError
@@ -37,6 +38,7 @@ from outlast.worker.phases.worker_recovery import WorkerRecovery
 from outlast.worker.script.script_variables import ScriptVariables
 from outlast.worker.state import protected_state
 from outlast.worker.state.protected_state import ProtectedState
+from outlast.worker.state.tensor_digests import local_shard
 from outlast.worker.worker_events import WorkerEvents
 from outlast.worker.worker_status import WorkerStatus
 
@@ -114,6 +116,17 @@ def is_evidence(value: Any) -> bool:
     if isinstance(value, np.ndarray):
         return value.size > 0 and value.dtype.kind in "fc"
     return isinstance(value, (float, complex, np.inexact))
+
+
+def has_nan_gradients(optimizer: Optimizer) -> bool:
+    """Return whether a gradient of this rank's parameters, or of its shards of them, has a NaN."""
+    found = [
+        torch.isnan(local_shard(parameter.grad)).any()
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if parameter.grad is not None
+    ]
+    return any(bool(one) for one in found)
 
 
 REHEARSALS = 2
@@ -275,6 +288,7 @@ class CatchUp:
                 self._run_dry(call, key) if value is None else value, self._use_of(key)
             )
             self.result_lost = True
+            self._owner.protected_state().local.lost_key = key
             self._timeline.note(
                 f"the result of {key} from before this worker took over the rank was lost with the"
                 " previous worker; the script sees NaN in place of its numbers"
@@ -290,6 +304,13 @@ class CatchUp:
             self.restore_walked()
             self._timeline.metrics(self._status.step, walk.slot.reports)
         return (value,)
+
+    def must_not_train_on_lost(self, optimizer: Optimizer) -> None:
+        """Do not return if the script got NaN in place of a lost result, and the gradients of an
+        optimizer that is about to step are NaN: the job rolls back instead."""
+        key = self._owner.protected_state().local.lost_key
+        if key and has_nan_gradients(optimizer):
+            self._use_of(key)()
 
     def _use_of(self, key: str) -> Callable[[], NoReturn]:
         """Return the function that is called when the script uses a lost result of `key`."""

@@ -185,6 +185,7 @@ class PhaseRunner:
         if not attempt.dry:
             self._leftovers.must_not_be_used(attempt.key, optimizer)
             self.protected_state().iterations.must_be_sharded(optimizer)
+            self.joining.must_not_train_on_lost(optimizer)
         if not (self.gate.is_undoable or attempt.vote_ns):
             commit_gate.prepare_vote(attempt, self.protected_state())
             self._rehearse(attempt)

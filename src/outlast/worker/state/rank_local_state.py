@@ -74,6 +74,7 @@ class RankLocalState:
         self.differing: set[str] = set()
         self.compared: set[str] = set()
         self.kept: frozenset[str] = frozenset()
+        self.lost_key = ""  # of a phase in place of whose lost result the script got NaN
         self._completed: set[str] = set()  # functions since the last comparison
         self._open: set[str] = set()  # functions that change open state after their votes
         self._open_look = b""  # open state at the last vote
@@ -95,6 +96,7 @@ class RankLocalState:
             "compared": sorted(self.compared),
             "open": sorted(self._open),
             "whole": whole,
+            "lost": self.lost_key,
         }
 
     def _packed(self, part: str, value: Any) -> bytes:
@@ -159,6 +161,7 @@ class RankLocalState:
         self.differing.update(saved["differing"])
         self.compared.update(saved["compared"])
         self._open.update(saved.get("open", ()))
+        self.lost_key = self.lost_key or saved.get("lost", "")
         if not (saved["whole"] and (keep or self.differing)):
             return
         values = {part: codec.decode(data) for part, data in saved["parts"].items()}
