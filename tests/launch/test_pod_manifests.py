@@ -107,11 +107,16 @@ def test_pods_get_what_the_run_needs_and_no_secret(kind: str) -> None:
     assert "automountServiceAccountToken: false\n" in text
 
 
-def test_as_many_pods_may_be_lost_as_there_are_spare_nodes() -> None:
+def test_pods_come_back_alone_and_as_many_may_stay_away_as_there_are_spare_nodes() -> None:
     (found,) = read(JOB)
     job = found["spec"]["replicatedJobs"][0]["template"]["spec"]
     assert (job["parallelism"], job["completions"], job["maxFailedIndexes"]) == (3, 3, 1)
     assert job["template"]["spec"]["restartPolicy"] == "Never"
+    assert job["backoffLimitPerIndex"] > 0
+    # Kubernetes doubles its wait of 10 s; the others wait for a pod for 600 s (`hello_s`)
+    assert 10 * 2 ** (job["backoffLimitPerIndex"] - 1) < 600
+    (rule,) = job["podFailurePolicy"]["rules"]
+    assert (rule["action"], rule["onExitCodes"]["values"]) == ("FailJob", [1])
 
 
 @given(st.lists(words, max_size=4), st.sampled_from(["jobset", "trainjob"]))

@@ -19,7 +19,8 @@ from outlast.launch.nodes.node_flags import PORT
 KINDS = ("jobset", "trainjob", "leaderworkerset")
 RUNS = "/runs"  # where the claim is mounted
 STATE_FILE = "/tmp/outlast-node.json"  # noqa: S108 - of a container of its own
-RESTARTS_MAX = 10
+RETURNS_MAX = 6  # of one pod: Kubernetes waits 10 s before the first, 320 s before the last
+RESTARTS_MAX = 3  # of all pods
 REAP_S = 15.0  # to end what is left behind the limit stop_s and the launcher's own grace
 LABEL_MAX = 63
 
@@ -195,9 +196,10 @@ def _node_job(job: PodJob, pod: dict[str, object], *, sized: bool) -> dict[str, 
         **(size if sized else {}),
         "completionMode": "Indexed",
         "backoffLimitPerIndex": Commented(
-            "A lost pod does not come back before the whole set starts again: its ranks move to\n"
-            "a spare node. With more lost pods than spare nodes the set starts again.",
-            0,
+            "A pod that ends comes back: it joins the run, or meets the others if all have ended\n"
+            "(an eviction, exit code 4; a run that gave up, 3). If more pods than there are spare\n"
+            "nodes have come back this often, the whole set starts again.",
+            RETURNS_MAX,
         ),
         "maxFailedIndexes": job.spare_nodes,
         "podReplacementPolicy": "Failed",
@@ -221,8 +223,8 @@ def _set(template: dict[str, object]) -> dict[str, object]:
             {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
         ),
         "failurePolicy": Commented(
-            "All nodes start again, and the run resumes from its newest checkpoint: after an\n"
-            "eviction (exit code 4), and after a run that gave up (3).",
+            "All pods start again, and the run resumes from its newest checkpoint: after too many\n"
+            "returns of single pods.",
             {
                 "maxRestarts": RESTARTS_MAX,
                 "rules": [
@@ -307,7 +309,7 @@ def _leader_worker_set(job: PodJob) -> list[dict[str, object]]:
                 "leaderWorkerTemplate": {
                     "size": job.total,
                     "restartPolicy": Commented(
-                        "A lost pod comes back alone, and waits for the next start of the run.",
+                        "A lost pod comes back alone, and joins the run.",
                         "None",
                     ),
                     "workerTemplate": {"spec": pod},
