@@ -6,9 +6,12 @@ import math
 import os
 import re
 import signal
+import subprocess
+import sys
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from itertools import count
 from multiprocessing import active_children
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -210,6 +213,41 @@ def test_a_killed_worker_process_is_reported() -> None:
         run_distribution(
             scenario_of(SAID), "drop", 90_000, executor=pool, in_flight=2, on_rows=kill
         )
+
+
+KILLED = """
+import os, signal, sys, threading
+from concurrent.futures import BrokenExecutor
+from outlast.process_pool import ProcessPool
+
+def kill_in_write(main):
+    while sys._current_frames()[main].f_code.co_name not in ("_send", "write_bytes"):
+        pass
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def large(is_last):
+    if is_last:
+        threading.Thread(target=kill_in_write, args=[threading.get_ident()]).start()
+    return bytes(100_000_000)
+
+if __name__ == "__main__":
+    with ProcessPool(1) as pool:
+        assert len(pool.submit(large, False).result(30)) == 100_000_000
+        try:
+            pool.submit(large, True).result(30)
+        except BrokenExecutor:
+            sys.exit(9)
+"""
+
+
+@pytest.mark.process
+def test_a_worker_killed_in_the_write_of_a_large_result_ends_the_wait(tmp_path: Path) -> None:
+    """In a process of its own: a pool that reads for ever also keeps its parent from exiting."""
+    script = tmp_path / "killed.py"
+    script.write_text(KILLED)
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    ended = subprocess.run([sys.executable, str(script)], env=environment, timeout=60, check=False)
+    assert ended.returncode == 9 and list(tmp_path.iterdir()) == [script]
 
 
 def test_another_outlast_is_refused() -> None:
