@@ -69,6 +69,14 @@ def test_a_phase_taken_back_by_a_rebuild_is_none_that_was_lost() -> None:
     assert check_history({1: journal}, [*done(1, 1, 2, 3, 4), *done(2, 4)]) == []
 
 
+def test_a_lost_rank_may_be_one_phase_ahead_of_those_that_take_one_back() -> None:
+    journal = [*FIRST, decided(2, 3, copy=True), *opened(2, 3)]
+    assert check_history({1: journal}, [*done(1, 1, 2, 3, 4), done(1, 5)[0], *done(2, 4)]) == []
+    beyond = [*done(1, 1, 2, 3, 4, 5), done(1, 6)[0], *done(2, 4)]
+    found = check_history({1: journal}, beyond)
+    assert only(found) == "phase 6 was committed in generation 1, and 3 was decided next"
+
+
 def test_no_phase_is_committed_twice_with_another_content() -> None:
     history = [*done(1, 1, 2, 3), done(1, 4)[0], *done(2, 4, content="other")]
     assert "('other',), another rank as (4,)" in check_history({1: REDONE}, history)[0]

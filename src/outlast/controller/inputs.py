@@ -178,11 +178,13 @@ class DecisionMade(JournalEntry, frozen=True):
 
 
 class Opened(JournalEntry, frozen=True):
-    """Phases may run. `transfers`: (donor, joiner) by rank, whose state has arrived."""
+    """Phases may run. `transfers`: (donor, joiner) by rank, whose state has arrived. `joined`:
+    (rank, worker, agent) of those that have taken seats since the decision."""
 
     generation: int
     n: int
     transfers: tuple[tuple[int, int], ...] = ()
+    joined: tuple[tuple[int, str, str], ...] = ()
 
 
 class DrainRequested(JournalEntry, frozen=True):

@@ -143,8 +143,10 @@ def _check_span(
             problems.append(f"{_text(phase)}, which stands before {span.decision.n + 1}")
     if span.end < 0 or span.end_verdict == "start":
         return problems
+    # A lost rank alone may have completed one phase more than the survivors, who go back by one.
+    farthest = span.end + 1 + span.takes_back
     for n, seats in sorted(ranks.items()):
-        if n > span.end + 1:
+        if n > farthest:
             problems.append(
                 f"phase {n} was committed in generation {span.decision.generation},"
                 f" and {span.end} was decided next"

@@ -161,6 +161,46 @@ def test_a_decision_that_was_not_opened_is_not_adopted() -> None:
     assert later.state.mode == "closing"
 
 
+def overtaken() -> ControllerDriver:
+    """Return a controller that has decided for a spare which still starts, before which another
+    one was there."""
+    desk = ControllerDriver(world=2, spares=2).begin()
+    desk.agent()
+    for worker in RANKS:
+        desk.hello(worker)
+    desk.heal(0)
+    for seat, worker in enumerate(RANKS):
+        desk.say(worker, messages.Recorded(seat=seat, record=b"set-up"))
+    desk.lose("w1-1", 5, slots={"before:5": b"b5"})
+    desk.status("w1-0", 5, "running")
+    desk.hello("w1-3")
+    assert desk.decision().seats == ("w1-0", "w1-2") and desk.seats() == ("w1-0", "w1-3")
+    return desk
+
+
+def test_a_generation_is_adopted_with_the_workers_that_took_seats_after_its_decision() -> None:
+    desk = overtaken()
+    desk.heal(5)
+    assert desk.state.mode == "open"
+    later = successor(desk)
+    report(later, "w1-0", "w1-3", n=7)
+    assert later.state.mode == "open" and later.seats() == ("w1-0", "w1-3")
+    assert not later.killed()
+
+
+def test_nodes_that_may_have_filled_a_seat_are_waited_for() -> None:
+    """A decision does not name who took its seats before the generation opened."""
+    later = ControllerDriver(world=2, spares=2, term=2, lease_s=10)
+    later.state.placement = NodePlacement(agents=("a", "b"), ranks_per_node=1)
+    later.begin(journal=overtaken().journal(), succession=Succession("h2", "h1", later.now_ns))
+    report(later, "w1-0", n=5)
+    assert later.state.mode == "awaiting" and later.state.term.fence_wait == ("a", "b")
+    later.tick(6)
+    later.report()
+    later.tick(5)
+    assert later.state.mode == "closing"
+
+
 def test_a_drain_goes_on_under_the_next_controller() -> None:
     desk = trained()
     desk.stop()

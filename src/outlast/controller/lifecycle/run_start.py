@@ -56,7 +56,9 @@ def begin_term(turn: ControllerTurn, event: BeginTerm) -> None:
             state.progress.restore(entry, opened=False)
         elif isinstance(entry, Opened):
             opened = decided is not None and entry.generation == decided.generation
-            agents = set(decided.agents) if decided is not None and opened else agents
+            if decided is not None and opened:
+                decided = _with_joined(decided, entry)
+                agents = set(decided.agents)
         elif isinstance(entry, RankMigrated):
             planned_migration.restore_moves(turn, entry)
         elif isinstance(entry, DrainRequested):
@@ -80,11 +82,19 @@ def begin_term(turn: ControllerTurn, event: BeginTerm) -> None:
     state.term.old_seats, state.term.old_agents = decided.seats, decided.agents
     state.term.joining = () if opened else decided.joining
     state.term.is_open = opened and not drain and state.term.end is None
-    if "" in decided.agents and not opened:  # any node may have filled that seat since
+    if decided.joining and not opened:  # any node may have taken these seats since
         agents.update(state.placement.agents)
     # A decision that was never sent may lack agents whose workers still run.
     state.term.fence_wait = tuple(sorted(agents - {""}))
     turn.enter("awaiting")
+
+
+def _with_joined(decided: DecisionMade, opened: Opened) -> DecisionMade:
+    """Return a decision with the workers that have taken seats between it and the opening."""
+    seats, agents = list(decided.seats), list(decided.agents)
+    for seat, worker, agent in opened.joined:
+        seats[seat], agents[seat] = worker, agent
+    return replace(decided, seats=tuple(seats), agents=tuple(agents))
 
 
 def _start(turn: ControllerTurn) -> None:

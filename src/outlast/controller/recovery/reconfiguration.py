@@ -277,7 +277,17 @@ def open_when_joined(turn: ControllerTurn) -> None:
         text = f"rank {seat} read {size_bytes} B from keepers' memory in {seconds:.2f} s"
         turn.note(text, seat=seat, level="info")
     audit.record_transfers(turn)
-    turn.journal(Opened(generation=state.generation, n=progress.n, transfers=progress.transfers))
+    turn.journal(
+        Opened(
+            generation=state.generation,
+            n=progress.n,
+            transfers=progress.transfers,
+            joined=tuple(
+                (seat, members[seat].name, members[seat].agent)
+                for seat in (() if progress.first else progress.joining)
+            ),
+        )
+    )
     progress.open()
     turn.enter("open")
     opened = [turn.change(name, whole=True, since_ns=turn.now_ns) for name in state.members.seats]
