@@ -137,6 +137,7 @@ TAKEOVERS = {
     ),
     "frozen launcher": Takeover(freeze_launcher),
     "cut off": Takeover(cut_off, etcd=True),
+    "cut off, but not from the store": Takeover(cut_off),
     "power off while the store is away": Takeover(
         while_the_store_is_away, flags=("--limit=lease_s=4",), etcd=True
     ),

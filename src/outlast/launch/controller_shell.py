@@ -113,9 +113,13 @@ class ControllerShell:
     def guard(self, confirm: Callable[[Callable[[], None]], None], lease_s: float) -> None:
         """Let what cannot be taken back wait for `confirm`, as TermGuard.confirm does."""
         self._held = HeldActions(confirm, self._do, self.ended)
-        self._grants = LeaseGrants(lease_s, confirm)
+        self._grants = LeaseGrants(self._nodes.host, lease_s, confirm)
         read, takes_over = count_entries(self._segments), bool(self._nodes.before)
         self._append([inputs.TermBegan(read=read, takes_over=takes_over)])
+
+    def is_alone(self) -> bool:
+        """Return whether this controller hears none of its other nodes."""
+        return self._grants is not None and self._grants.is_alone(self._leased_agents())
 
     def begin(self) -> None:
         """Accept connections and begin the term."""

@@ -51,7 +51,9 @@ async def own(root: Path, ledger: TermLedger, term: int) -> None:
     with (root / f"taken-{term}").open("x") as file:
         file.write(str(length(root / f"segment-{term - 1}")))
     deposed: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-    guard = TermGuard(ledger, term, ("127.0.0.1", 1), LEASE_S, deposed.set_result, print)
+    guard = TermGuard(
+        ledger, term, ("127.0.0.1", 1), LEASE_S, deposed.set_result, print, lambda: False
+    )
     rounds = asyncio.create_task(guard.run())
     while not deposed.done():
         append(root / f"segment-{term}")

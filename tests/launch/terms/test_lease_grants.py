@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from outlast.launch.terms import lease_grants
-from outlast.launch.terms.lease_grants import IN_TOUCH, LeaseGrants
+from outlast.launch.terms.lease_grants import ALONE, IN_TOUCH, LeaseGrants
 from outlast.transport import messages
 
 LEASE_S = 10.0
@@ -24,7 +24,7 @@ class Desk:
         self.reads: list[Callable[[], None]] = []
         self.sent: list[str] = []
         self.answers = dict.fromkeys(AGENTS, 0)
-        self.grants = LeaseGrants(LEASE_S, self.reads.append)
+        self.grants = LeaseGrants("own", LEASE_S, self.reads.append)
 
     def ask(self, agent: str) -> None:
         """Renew, and confirm all answers that the agent has got."""
@@ -90,3 +90,16 @@ def test_a_new_connection_gets_no_answer_to_an_earlier_request(desk: Desk) -> No
     desk.grants.received("a", HELLO)
     desk.read()
     assert not desk.sent
+
+
+def test_a_controller_that_hears_none_of_two_others_is_alone(desk: Desk) -> None:
+    everybody = ("own", *AGENTS)
+    desk.touch_all()
+    assert not desk.grants.is_alone(everybody)
+    desk.now_s += ALONE * LEASE_S
+    desk.grants.received("own", messages.Renew())
+    assert desk.grants.is_alone(everybody)
+    assert not desk.grants.is_alone(("own", "b")), "which of two is cut off cannot be known"
+    assert not desk.grants.is_alone(("own",)), "the leases of the others are over"
+    desk.grants.received("b", messages.Renew())
+    assert not desk.grants.is_alone(everybody)

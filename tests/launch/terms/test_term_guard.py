@@ -38,14 +38,21 @@ class GatedStore(CheckpointStoreTerms):
 class Owner:
     """Owner of term 1, with what its guard has reported."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, lease_s: float = LEASE_S) -> None:
+        self.is_alone = False
         self.store = GatedStore(root)
         self.ledger = TermLedger(self.store, "a-run")
         assert self.ledger.claim(_record(1))
         self.newer: list[TermRecord] = []
         self.notes: list[str] = []
         self.guard = TermGuard(
-            self.ledger, 1, ADDRESS, LEASE_S, self.newer.append, self.notes.append
+            self.ledger,
+            1,
+            ADDRESS,
+            lease_s,
+            self.newer.append,
+            self.notes.append,
+            lambda: self.is_alone,
         )
 
 
@@ -128,3 +135,32 @@ def test_the_end_of_the_run_stays_in_the_store(tmp_path: Path) -> None:
     asyncio.run(owner.guard.end("done", 0, ""))
     beat = owner.ledger.read_beat(1)
     assert beat is not None and (beat.outcome, beat.exit_code) == ("done", 0)
+
+
+def test_the_beat_of_an_owner_that_is_alone_stands_still_until_it_is_not(tmp_path: Path) -> None:
+    owner = Owner(tmp_path, lease_s=0.01)
+    owner.store.permits.release(MANY)
+
+    def count() -> int:
+        beat = TermLedger(CheckpointStoreTerms(Folder(tmp_path), "terms"), "a-run").read_beat(1)
+        return beat.count if beat else 0
+
+    async def rounds(number: int) -> None:
+        for _ in range(number):
+            one = asyncio.Event()
+            owner.guard.confirm(one.set)
+            await one.wait()
+
+    async def body(_rounds: asyncio.Task[None]) -> None:
+        await rounds(2)
+        owner.is_alone = True
+        await rounds(2)
+        before = count()
+        await rounds(20)
+        assert count() == before > 0
+        owner.is_alone = False
+        while count() == before:
+            await rounds(1)
+
+    _with_guard(owner, body)
+    assert ["stands still" in note for note in owner.notes] == [True, False]

@@ -135,6 +135,7 @@ class ControllerTenure:
             plan.limits.lease_s,
             self.deposed.set_result,
             record.note,
+            self.shell.is_alone,
             self._meeting.address,
         )
         self._serving: list[asyncio.Task[None]] = []

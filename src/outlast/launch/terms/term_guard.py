@@ -2,7 +2,8 @@
 
 A *round* writes the beat, if it is due, and then looks for the next term. Whatever a controller
 cannot take back waits for a round that began later and found none: what was made durable before the
-round is then read by any later controller.
+round is then read by any later controller. While the controller hears none of its other nodes, its
+beat stands still, so that one of them may create the next term.
 """
 
 from __future__ import annotations
@@ -29,17 +30,18 @@ class TermGuard:
         lease_s: float,
         on_deposed: Callable[[TermRecord], None],
         note: Callable[[str], None],
+        is_alone: Callable[[], bool],
         meeting: tuple[str, int] | None = None,
     ) -> None:
         self._ledger, self._term = ledger, term
         self._address, self._meeting = address, meeting
         self._period_s = lease_s / BEATS
-        self._on_deposed, self._note = on_deposed, note
+        self._on_deposed, self._note, self._is_alone = on_deposed, note, is_alone
         self._count = 0
         self._due_s = time.monotonic()
         self._waiting: list[Callable[[], None]] = []
         self._wanted = asyncio.Event()
-        self._is_away = False
+        self._is_away = self._was_alone = False
 
     def confirm(self, then: Callable[[], None]) -> None:
         """Call `then` in the event loop after a round that begins from now on."""
@@ -58,7 +60,7 @@ class TermGuard:
             self._wanted.clear()
             waiting, self._waiting = self._waiting, []
             try:
-                newer = await asyncio.to_thread(self._round)
+                newer = await asyncio.to_thread(self._round, self._may_beat())
             except OutlastError as error:
                 self._waiting = waiting + self._waiting
                 self._wanted.set()  # not only when the next beat is due
@@ -77,10 +79,22 @@ class TermGuard:
         beat = self._next_beat(outcome=outcome, exit_code=exit_code, cause=cause)
         await asyncio.to_thread(self._ledger.beat, self._term, beat)
 
-    def _round(self) -> TermRecord | None:
+    def _may_beat(self) -> bool:
+        if self._was_alone != (is_alone := self._is_alone()):
+            self._was_alone = is_alone
+            self._note(
+                "this controller hears none of its other nodes: its beat stands still, so that one"
+                " of them can take over"
+                if is_alone
+                else "this controller's beat goes on"
+            )
+        return not is_alone
+
+    def _round(self, may_beat: bool) -> TermRecord | None:
         now_s = time.monotonic()
         if now_s >= self._due_s:
-            self._ledger.beat(self._term, self._next_beat())
+            if may_beat:
+                self._ledger.beat(self._term, self._next_beat())
             self._due_s = now_s + self._period_s
         return self._ledger.read(self._term + 1)
 
