@@ -170,6 +170,14 @@ class Members(StatePart, kw_only=True):
                 self.unseated[name] = None
         return worker
 
+    def announce(self, names: Iterable[str], now_ns: int, **changes: Any) -> list[WorkerRecord]:
+        """Replace fields of many workers' records, to which a request is sent now."""
+        workers, touched = self.workers, self.touched
+        for name in (all_of := tuple(names)):
+            workers[name] = replace(workers[name], since_ns=now_ns, **changes)
+            touched[name] = None
+        return [workers[name] for name in all_of]
+
     def remove(self, name: str) -> None:
         """Remove a worker's record, and empty its seat."""
         worker = self.workers.pop(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -179,6 +180,7 @@ class ControllerShell:
         """Return the time of the next turn: its first input's."""
         if not self._inputs:
             self._stalls.look()
+            self._excuse_held()
         return self._inputs[0].t_ns if self._inputs else self._record.now_ns()
 
     def _turn(self) -> None:
@@ -227,6 +229,9 @@ class ControllerShell:
             self._agents.send(action)
         elif isinstance(action, inputs.Emit):
             self._record.emit(action.event)
+            if isinstance(action.event, events.GenerationOpened):
+                # The records of all ranks stay: full collections in an incident pass over them.
+                gc.freeze()
         elif isinstance(action, inputs.Wake):
             self._arm(action.t_ns)
         elif isinstance(action, inputs.Verify):
@@ -294,8 +299,14 @@ class ControllerShell:
         self._timer = self._loop.call_later(delay_s, self._tick)
 
     def _tick(self) -> None:
-        self._stalls.look()
+        self._now_ns()  # what extends deadlines comes first
         self._feed(inputs.Tick(t_ns=self._record.now_ns()))  # not before the time it was set for
+
+    def _excuse_held(self) -> None:
+        """Extend all deadlines while orders wait for the store: nobody has received them."""
+        gap_ns = int(self._held.excuse_s() * 1e9) if self._held else 0
+        if gap_ns:
+            self._feed(inputs.LauncherStalled(t_ns=self._record.now_ns(), gap_ns=gap_ns))
 
     def _stalled(self, now_ns: int, gap_ns: int) -> None:
         """Report a stall of this launcher to the controller, before any other input."""

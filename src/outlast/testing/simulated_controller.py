@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 TURNS_MAX = 40_000
 _PURITY_EVERY = 61
 _STALL_S = 1.25
+EXCUSED_S = 1.0  # as in launch/terms/held_actions.py
 _READ_AGAIN_S = 0.2
 _ASK_S = 0.7  # between two questions to the scheduler
 
@@ -52,6 +53,7 @@ class SimController:
         self._renewals: list[tuple[float, inputs.Send]] = []
         self._durable_s = self._read_s = -1.0
         self._is_reading = False
+        self._excused_s = 0.0
 
     def begin(self, read: dict[int, int], journal: tuple[inputs.AnyEntry, ...]) -> None:
         """Begin the term with the entries of earlier ones, of which it has `read` so many."""
@@ -150,6 +152,8 @@ class SimController:
         if self._stopped_s >= 0:
             self._inputs.append(event)
             return
+        if (gap_s := self._waited_s()) and not isinstance(event, inputs.LauncherStalled):
+            self.feed(inputs.LauncherStalled(t_ns=self.line.now_ns, gap_ns=int(gap_s * NS)))
         cluster.turns += 1
         if cluster.turns > TURNS_MAX:
             self.ledger.fail(f"no end after {TURNS_MAX} turns of the controller")
@@ -178,6 +182,14 @@ class SimController:
             self._execute(action)
         if crash_after >= 0 and cluster.end is None:
             self.cluster.crash(self)
+
+    def _waited_s(self) -> float:
+        """Return for how long orders have waited for the store; 0 for less than EXCUSED_S."""
+        since_s = max(self._unsent[0][0], self._excused_s) if self._unsent else self.line.now_s
+        if self.line.now_s - since_s < EXCUSED_S:
+            return 0.0
+        self._excused_s = self.line.now_s
+        return self.line.now_s - since_s
 
     def _sleeps_too_long(self) -> bool:
         if self.state.mode == "ended":

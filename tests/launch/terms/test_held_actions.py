@@ -52,6 +52,29 @@ def test_actions_behind_an_append_wait_for_a_later_read_and_keep_their_order() -
     asyncio.run(act())
 
 
+def test_a_long_wait_of_an_order_extends_deadlines_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def act() -> None:
+        desk = Desk()
+        now_s = [100.0]
+        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now_s[0])
+        desk.held.do(order("w1"))
+        now_s[0] += 60.0
+        assert desk.held.excuse_s() == 0.0, "nothing has waited"
+        desk.held.appended()
+        desk.held.do(order("w2"))
+        now_s[0] += 0.5
+        assert desk.held.excuse_s() == 0.0, "a read takes a while"
+        now_s[0] += 3.0
+        assert desk.held.excuse_s() == 3.5
+        now_s[0] += 2.0
+        assert desk.held.excuse_s() == 2.0
+        desk.waiting.pop()()
+        now_s[0] += 9.0
+        assert desk.held.excuse_s() == 0.0
+
+    asyncio.run(act())
+
+
 def test_a_loss_and_what_follows_it_wait_for_a_later_read() -> None:
     """A controller that is cut off takes all other nodes for lost."""
 

@@ -290,7 +290,7 @@ def open_when_joined(turn: ControllerTurn) -> None:
     )
     progress.open()
     turn.enter("open")
-    opened = [turn.change(name, whole=True, since_ns=turn.now_ns) for name in state.members.seats]
+    opened = state.members.announce(state.members.seats, turn.now_ns, whole=True)
     turn.send_all(opened, open_frame(turn))
     turn.emit(
         events.GenerationOpened(

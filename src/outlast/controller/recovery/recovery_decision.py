@@ -243,13 +243,9 @@ def _continue_with_survivors(
     turn.enter("gathering")
     informed = {worker.seat for worker in announced}
     progress.seat_later(seat for seat in range(state.world) if seat not in informed)
-    turn.send_all(
-        [
-            turn.change(worker.name, member=state.generation, since_ns=turn.now_ns, joined=None)
-            for worker in announced
-        ],
-        reconfiguration.decide_frame(turn),
-    )
+    names = [worker.name for worker in announced]
+    survivors = members.announce(names, turn.now_ns, member=state.generation, joined=None)
+    turn.send_all(survivors, reconfiguration.decide_frame(turn))
 
 
 def _slots_at(

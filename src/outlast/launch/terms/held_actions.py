@@ -12,6 +12,7 @@ from outlast.controller import inputs
 from outlast.errors import StorageError
 from outlast.transport import messages
 
+EXCUSED_S = 1.0  # a wait for the store that extends the deadlines of who has not been asked
 END_S = 600.0  # the longest wait of the end of the run for the store
 # What an overtaken controller would tell of nodes that it alone has lost, and all that follows.
 _INCIDENT = (events.WorkerLost, events.Noticed, events.Decided)
@@ -31,7 +32,10 @@ class HeldActions:
         ended: asyncio.Future[inputs.EndRun],
     ) -> None:
         self._confirm, self._do, self._ended = confirm, do, ended
-        self._held: deque[tuple[int, inputs.Action]] = deque()  # with the newest append before it
+        self._loop = asyncio.get_running_loop()
+        # With the newest append before each, and when it began to wait.
+        self._held: deque[tuple[int, float, inputs.Action]] = deque()
+        self._excused_s = 0.0
         self._appended = self._confirmed = 0
 
     def appended(self) -> None:
@@ -46,16 +50,25 @@ class HeldActions:
         if is_stop or is_incident or isinstance(action, inputs.EndRun):
             self.appended()
         if isinstance(action, inputs.EndRun):
-            asyncio.get_running_loop().call_later(END_S, self._give_up, action.outcome)
+            self._loop.call_later(END_S, self._give_up, action.outcome)
         if self._appended > self._confirmed and not isinstance(action, inputs.Wake):
-            self._held.append((self._appended, action))
+            self._held.append((self._appended, self._loop.time(), action))
         else:
             self._do(action)
 
     def _release(self, number: int) -> None:
         self._confirmed = number
         while self._held and self._held[0][0] <= number:
-            self._do(self._held.popleft()[1])
+            self._do(self._held.popleft()[-1])
+
+    def excuse_s(self) -> float:
+        """Return for how long orders have waited since the last call, above EXCUSED_S; else 0."""
+        now_s = self._loop.time()
+        since_s = max(self._held[0][1], self._excused_s) if self._held else now_s
+        if now_s - since_s < EXCUSED_S:
+            return 0.0
+        self._excused_s = now_s
+        return now_s - since_s
 
     def _give_up(self, outcome: str) -> None:
         if not self._ended.done():
