@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from outlast.errors import ConfigError
+
+SET_MAX = 16  # ranks that hold each other's own state, for the sake of domains
 
 
 class ReplicaSpot(NamedTuple):
@@ -77,17 +79,63 @@ def group(spots: Sequence[ReplicaSpot], size: int) -> ReplicaPlacement:
     return ReplicaPlacement(tuple(peers), notes)
 
 
-def partner_sets(hosts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """Return sets of ranks, each on two hosts or more, that hold each other's own state; () on one
-    host. `hosts`: by rank. Sets are pairs where no host has more than half of the ranks, but for
-    one of three in an odd world.
+class PartnerSets(NamedTuple):
+    """Ranks that hold each other's own state. `note`: the loss that takes a rank with all copies,
+    though domains are known; "" if there is none."""
+
+    sets: tuple[tuple[int, ...], ...]
+    note: str
+
+
+def partner_sets(hosts: Sequence[str], domains: Mapping[str, str]) -> PartnerSets:
+    """Return sets of ranks, each on two hosts or more; none on one host.
+
+    `hosts`: by rank; `domains`: paths of their failure domains, the largest part first, {} if they
+    are unknown. Each set is in two domains of the largest level that has two: in pairs, where none
+    of these has more than half of the ranks (but for one set of three in an odd world), else in
+    sets of up to SET_MAX that share the ranks of the other domains.
     """
-    sizes = Counter(hosts)
-    order = {host: index for index, host in enumerate(dict.fromkeys(hosts))}
-    line = sorted(range(len(hosts)), key=lambda rank: (-sizes[hosts[rank]], order[hosts[rank]]))
-    largest = max(sizes.values(), default=0)
-    count = min(len(hosts) // 2, len(hosts) - largest)
-    return tuple(tuple(sorted(line[first::count])) for first in range(count))
+    world, counts = len(hosts), Counter(hosts)
+    levels = max((domain.count("/") + 1 for domain in domains.values() if domain), default=0)
+    paths = {host: (*_levels(domains.get(host, ""), levels), host) for host in counts}
+    sizes: Counter[tuple[str, ...]] = Counter()
+    for host, path in paths.items():
+        for depth in range(1, levels + 2):
+            sizes[path[:depth]] += counts[host]
+    order = {prefix: index for index, prefix in enumerate(sizes)}
+    keys = {
+        host: [(-sizes[path[:depth]], order[path[:depth]]) for depth in range(1, levels + 2)]
+        for host, path in paths.items()
+    }
+    line = sorted(range(world), key=lambda rank: keys[hosts[rank]])
+    note = ""
+    for depth in range(1, levels + 2):
+        name, most = max(
+            ((prefix, size) for prefix, size in sizes.items() if len(prefix) == depth),
+            key=lambda each: each[1],
+            default=((), world),
+        )
+        number = min(world // 2, world - most)
+        if number and (depth > levels or -(-world // number) <= SET_MAX):
+            sets = tuple(tuple(sorted(line[first::number])) for first in range(number))
+            return PartnerSets(sets, note)
+        if depth <= levels and (number or depth == levels):
+            note = note or _partner_note("/".join(name), world, most)
+    return PartnerSets((), "")
+
+
+def _levels(domain: str, levels: int) -> list[str]:
+    """Return the names of a domain from the largest part on; those that are missing are ""."""
+    names = domain.split("/") if domain else []
+    return [*names, *[""] * (levels - len(names))]
+
+
+def _partner_note(name: str, world: int, most: int) -> str:
+    return (
+        f"{most} of {world} ranks are in the failure domain {name.rstrip('/') or 'without a name'}:"
+        " some of them have their own state on hosts of this domain alone; if it fails as a whole,"
+        " all ranks go back to the newest checkpoint"
+    )
 
 
 def _ring(hosts: Sequence[tuple[str, str]], copies: int) -> list[list[int]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outlast.controller.controller_state import S_NS, ControllerState, ControllerTurn
-from outlast.controller.replica_placement import partner_sets
+from outlast.controller.replica_placement import PartnerSets, partner_sets
 from outlast.transport import messages
 
 
@@ -18,14 +18,26 @@ def partners_of(state: ControllerState) -> dict[int, tuple[int, ...]]:
     """Return by rank the partners that hold each other's own state; {} on one host."""
     if not state.placement.agents:
         return {}
+    return {seat: seats for seats in _sets(state).sets for seat in seats}
+
+
+def _sets(state: ControllerState) -> PartnerSets:
+    placement = state.placement
     hosts = [state.members.workers[name].agent for name in state.members.seats]
-    return {seat: seats for seats in partner_sets(hosts) for seat in seats}
+    known = zip(placement.agents, placement.domains, strict=True) if any(placement.domains) else ()
+    return partner_sets(hosts, dict(known))
 
 
-def warn_if_alone(turn: ControllerTurn) -> None:
-    """Warn when a generation opens in which one host has all ranks of a run of several nodes."""
+def warn_of_losses(turn: ControllerTurn) -> None:
+    """Warn when a generation opens in which one host, or one failure domain, has all copies of
+    a rank's own state."""
     state = turn.state
-    if state.placement.agents and state.world > 1 and not partners_of(state):
+    if not state.placement.agents or state.world == 1:
+        return
+    sets, note = _sets(state)
+    if note:
+        turn.note(note)
+    if not sets:
         host = state.members.agents[state.members.workers[state.members.seats[0]].agent].host
         turn.note(
             f"all ranks are on {host}: no other host has their own state (random generators, data"

@@ -297,7 +297,7 @@ def open_when_joined(turn: ControllerTurn) -> None:
             t_ns=turn.now_ns, incident=incident, generation=state.generation, n=progress.n
         )
     )
-    partner_slots.warn_if_alone(turn)
+    partner_slots.warn_of_losses(turn)
     incident_response.end_incident(turn)
     state.budgets.record_opened()
     state.members.refill_later()
