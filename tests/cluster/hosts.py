@@ -19,7 +19,7 @@ import subprocess
 from pathlib import Path
 from types import TracebackType
 
-TOOLS = ("ip", "tc", "bridge", "nsenter", "unshare", "mount", "hostname")
+TOOLS = ("ip", "tc", "nft", "bridge", "nsenter", "unshare", "mount", "hostname")
 CLOCKS_APART_S = 100_000
 _NETWORK = "10.78.0"
 _BOOT = (
@@ -109,6 +109,29 @@ class Hosts:
     def set_deaf(self, name: str, *, deaf: bool) -> None:
         """Drop all that a host should receive; it sends as before."""
         _drop_sent(self.switch, name, deaf)
+
+    def set_cut(
+        self, name: str, other: str, *, cut: bool, one_way: bool = False, spared: str = ""
+    ) -> None:
+        """Drop all that two hosts send each other; with `one_way`, what `name` sends to `other`.
+        `spared`: TCP ports of `other`, as "1, 2", whose connections stay."""
+        ends = [(name, other, "dport")] + [(other, name, "sport")] * (not one_way)
+        for source, target, port in ends:
+            table = f"from_{source}"
+            if not cut:
+                self._in_network(target, "nft", "delete", "table", "ip", table)
+                continue
+            kept = f"tcp {port} != {{ {spared} }} " if spared else ""
+            words = (
+                f"add table ip {table}",
+                f"add chain ip {table} input {{ type filter hook input priority 0; }}",
+                f"add rule ip {table} input ip saddr {self.address(source)} {kept}drop",
+            )
+            self._in_network(target, "nft", "; ".join(words))
+
+    def _in_network(self, name: str, *argv: str) -> None:
+        words = ["ip", "netns", "exec", f"{self._prefix}-{name}", *argv]
+        subprocess.run(words, check=True)
 
     def stop(self, name: str) -> None:
         """Stop all processes of a host; its kernel still acknowledges what it receives."""

@@ -22,6 +22,7 @@ WRITERS = {
     "audit": {"audit_protocol"},
     "budgets": {"state_parts"},
     "clock": {"state_parts"},
+    "cuts": {"member_tables"},
     "ending": {"run_ending"},
     "findings": {"planned_migration"},
     "inbox": {"state_parts"},

@@ -16,6 +16,7 @@ from outlast.controller.inputs import Action, AnyEntry, AppendJournal, Emit, Sen
 from outlast.controller.member_tables import (
     AgentRecord,
     Members,
+    NetworkCuts,
     NodePlacement,
     PartnerQuery,
     WorkerRecord,
@@ -53,6 +54,7 @@ class ControllerState(parts.StatePart, kw_only=True):
     inbox: parts.Inbox = msgspec.field(default_factory=parts.Inbox)
     members: Members = msgspec.field(default_factory=Members)
     partners: PartnerQuery = msgspec.field(default_factory=PartnerQuery)
+    cuts: NetworkCuts = msgspec.field(default_factory=NetworkCuts)
     progress: parts.Progress = msgspec.field(default_factory=parts.Progress)
     incident: parts.IncidentRecord = msgspec.field(default_factory=parts.IncidentRecord)
     budgets: parts.Budgets = msgspec.field(default_factory=parts.Budgets)

@@ -126,6 +126,59 @@ class PartnerQuery(StatePart, kw_only=True):
         return True
 
 
+CUT_S = 600.0  # a cut that was not found again within this time counts as healed
+
+
+class NetworkCuts(StatePart, kw_only=True):
+    """Pairs of hosts that do not reach each other, although both reach the controller
+    (network_cuts)."""
+
+    pairs: dict[tuple[str, str], tuple[int, int]] = msgspec.field(
+        default_factory=dict
+    )  # agents -> generation and time of the newest report
+    since_ns: int = 0  # first report since the newest completed phase; 0: none
+    tries: int = 0  # generations with reports since then
+    counted: int = 0  # the newest of them
+    confirmed: tuple[int, tuple[tuple[str, str], ...]] = (
+        0,
+        (),
+    )  # a generation, and pairs that have answered its Close
+
+    def report(self, pair: tuple[str, str], generation: int, now_ns: int) -> None:
+        """Record that a generation has found two hosts that do not reach each other."""
+        self.pairs[pair] = generation, now_ns
+        self.since_ns = self.since_ns or now_ns
+        self.tries += generation > self.counted
+        self.counted = max(generation, self.counted)
+
+    def confirm(self, generation: int, pairs: Iterable[tuple[str, str]]) -> None:
+        """Record the pairs of which both hosts have answered Close: neither is lost."""
+        self.confirmed = generation, tuple(pairs)
+
+    def end(self, generation: int, healed: Iterable[tuple[str, str]]) -> None:
+        """Begin to count anew, since a phase is complete, and forget cuts that have healed."""
+        for pair in tuple(healed):
+            if self.pairs.get(pair, (generation, 0))[0] < generation:
+                del self.pairs[pair]
+        is_new = any(found == generation for found, _ in self.pairs.values())
+        self.since_ns = max((t_ns for _, t_ns in self.pairs.values()), default=0) * is_new
+        self.tries = int(is_new)
+
+    def forget(self, agent: str) -> None:
+        """Forget the cuts of a host whose agent was started again."""
+        self.pairs = {pair: found for pair, found in self.pairs.items() if agent not in pair}
+
+    def others(self, agent: str, now_ns: int) -> set[str]:
+        """Return the agents whose hosts this agent's host does not reach."""
+        return {
+            other
+            for pair, (_, t_ns) in self.pairs.items()
+            if agent in pair and now_ns - t_ns < CUT_S * 1e9
+            for other in pair
+            if other != agent
+        }
+
+
 _ANSWERS = frozenset({"status", "ready", "joined", "finished", "is_hot", "fits", "calls"})
 
 

@@ -183,6 +183,7 @@ def on_offered(
     known = members.agents.get(envelope.agent)
     reborn = known is not None and known.incarnation < envelope.incarnation
     if reborn:
+        state.cuts.forget(envelope.agent)
         checkpoint_tracking.on_host_lost(turn)
     if state.placement.agents and (known is None or reborn):
         state.placement = state.placement.with_node(envelope.agent, body.domain)

@@ -59,7 +59,7 @@ def agent_with_room(turn: ControllerTurn, seat: int) -> AgentRecord | None:
     if agent := _roomiest(state, seat, neighbours(state, seat)):
         return agent
     near = nearness(state, seat)
-    agent = None if near else turn.roomiest_agent()
+    agent = None if near or state.cuts.pairs else turn.roomiest_agent()
     if agent is not None and has_gpu_for(state, agent.name, seat):
         return agent
     return _roomiest(state, seat, state.members.agents, near)
@@ -72,13 +72,21 @@ def _roomiest(
     room = [
         agent
         for agent in map(members.agents.__getitem__, names)
-        if members.room(agent) > 0 and has_gpu_for(state, agent.name, seat)
+        if members.room(agent) > 0
+        and has_gpu_for(state, agent.name, seat)
+        and not is_cut_off(state, agent.name)
     ]
     return min(
         room,
         key=lambda one: (-near.get(one.name, 0), -members.room(one), one.name),
         default=None,
     )
+
+
+def is_cut_off(state: ControllerState, agent: str) -> bool:
+    """Return whether an agent's host does not reach a host that has ranks: none may move to it."""
+    others = state.cuts.others(agent, state.clock.now_ns) if state.cuts.pairs else ()
+    return any(state.members.ranks_of(other) for other in others)
 
 
 def spares_missing(state: ControllerState) -> int:
@@ -128,7 +136,11 @@ def cold_spares(state: ControllerState, seat: int) -> list[WorkerRecord]:
     """Return the spares for a rank that are still starting: those of nodes below their share first,
     then near ones, then old ones."""
     levels = nearness(state, seat)
-    fit = [each for each in state.cold_spares() if has_gpu_for(state, each.agent, seat)]
+    fit = [
+        each
+        for each in state.cold_spares()
+        if has_gpu_for(state, each.agent, seat) and not is_cut_off(state, each.agent)
+    ]
     return sorted(fit, key=lambda each: (is_full(state, each.agent), -levels.get(each.agent, 0)))
 
 

@@ -144,7 +144,9 @@ def healthy_first(
         (
             each
             for each in state.warm_spares()
-            if not (each.preparing and is_start) and spare_preparation.may_take(state, each, seat)
+            if not (each.preparing and is_start)
+            and spare_preparation.may_take(state, each, seat)
+            and not node_placement.is_cut_off(state, each.agent)
         ),
         key=lambda worker: (
             worker.name in unwell,

@@ -113,10 +113,10 @@ def _reason(error: OSError) -> str:
     return reason_of(error) if isinstance(error, ssl.SSLError) else str(error.strerror)
 
 
-def _end_when_unreachable(sock: socket.socket) -> None:
-    """Let a connection end when the peer's kernel acknowledges nothing for SILENCE_S. TCP repeats
+def end_when_unreachable(sock: socket.socket, silence_s: int = SILENCE_S) -> None:
+    """Let a connection end when the peer's kernel acknowledges nothing for `silence_s`. TCP repeats
     after ever longer pauses: a new connection is through first when a cut network heals."""
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_S * 1000)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, silence_s * 1000)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):
         sock.setsockopt(socket.IPPROTO_TCP, option, 1)
@@ -140,7 +140,7 @@ class Channel:
     ) -> None:
         sock.setblocking(False)
         if sock.family != socket.AF_UNIX:
-            _end_when_unreachable(sock)
+            end_when_unreachable(sock)
         self._sock = sock
         self._token = token
         self._decoder = FrameDecoder(token)

@@ -32,6 +32,7 @@ _NCCL = re.compile(
     r"ncclRemoteError|ncclSystemError|ncclInternalError|NCCL communicator was aborted"
     r"|NCCL watchdog|ncclCommAbort|Watchdog caught collective operation timeout"
 )
+_SILENT = re.compile(r"\[([0-9a-fA-F.:]+)\]:\d+: (?:Connection timed out|No route to host)")
 ENDING_LINES = 5  # last lines of a log: warnings at exit may follow the exception
 _STORE = re.compile(
     r"(?:^|\.|: )(?:DistNetworkError|DistStoreError): "
@@ -42,6 +43,17 @@ _STORE = re.compile(
 def is_gloo_failure(text: str) -> bool:
     """Return whether gloo wrote ``text`` about a connection that broke or timed out."""
     return bool(_GLOO.search(text))
+
+
+def silent_hosts(text: str) -> set[str]:
+    """Return the addresses of hosts that acknowledged nothing in time, as gloo names them in
+    ``text``."""
+    return set(_SILENT.findall(text))
+
+
+def host_of(address: str) -> str:
+    """Return the host of "host:port", without brackets."""
+    return address.rpartition(":")[0].strip("[]")
 
 
 def is_nccl_failure(text: str) -> bool:

@@ -67,6 +67,7 @@ class Status(Body, frozen=True):
 
     `result`: phase n's return value on this rank, if small; equal ones replace a lost worker's.
     `copy`: newest in memory. `redoable`: phase n can be taken back; `copy` is the state before it.
+    `unreachable`: addresses of hosts that have not answered this worker in time.
     """
 
     generation: int
@@ -78,6 +79,7 @@ class Status(Body, frozen=True):
     shared: bool = False  # the result is equal on all ranks by construction (internal phases)
     copy: Checkpointed | None = None
     redoable: bool = False
+    unreachable: tuple[str, ...] = ()
 
 
 class WorkerReady(Body, frozen=True, tag="Ready"):

@@ -33,12 +33,13 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Literal
 
 from outlast.errors import GaveUpError, GroupError, StepRefused
 from outlast.events import Fault, FaultKind
 from outlast.transport import messages, worker_page
+from outlast.transport.connection_errors import host_of, silent_hosts
 from outlast.transport.worker_page import KEYS, Page, Pulse, State
 
 RESULT_BYTES_MAX = 4096
@@ -55,6 +56,8 @@ class WorkerStatus:
         self, page: Page, send: Callable[[messages.WorkerBody], None], sever: Callable[[int], None]
     ) -> None:
         self.page, self._send, self._sever = page, send, sever
+        # of a generation: listeners of peers that did not answer when groups were connected
+        self.unreachable: Callable[[int], Collection[str]] = lambda _: ()
         self._lock = threading.RLock()
         self.inbox: queue.Queue[messages.ControllerBody] = queue.Queue(maxsize=1024)
         self.generation = 0  # the newest known to this worker
@@ -253,6 +256,8 @@ class WorkerStatus:
         self._is_answer_due = False
         self._answered = self.generation
         news = fault if self.generation > self.closed or state in ("torn", "broken") else None
+        silent = silent_hosts(fault.detail) if fault else set[str]()
+        peers = self.unreachable(self.generation)
         applying = state == "applying"  # the phase's result is not known yet
         self._send(
             messages.Status(
@@ -265,6 +270,7 @@ class WorkerStatus:
                 shared=self.shared and not applying,
                 copy=(self.pending_copy if applying else None) or self.copy,
                 redoable=self.is_pending_redoable if applying else self.is_redoable,
+                unreachable=tuple(sorted(silent.union(map(host_of, peers)))),
             )
         )
 

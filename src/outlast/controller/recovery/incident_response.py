@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from outlast import events
 from outlast.controller.controller_state import ControllerTurn, WorkerRecord
+from outlast.controller.recovery import network_cuts
 from outlast.transport import messages
 
 _FAULTS_MAX = 64
@@ -115,7 +116,8 @@ def on_answer(turn: ControllerTurn, worker: WorkerRecord, body: messages.Status)
         return
     worker = turn.change(worker.name, status=body)
     state.progress.reach(body.n, body.step)
-    fault = _complete(turn, worker, body.fault) if body.fault else None
+    found = network_cuts.learn(turn, worker, body)
+    fault = _complete(turn, worker, found) if found else None
     if fault is None and state.mode != "closing":
         fault = turn.blame(worker, "transport", f"rank {worker.seat} left the generation")
     if fault is not None:

@@ -7,12 +7,19 @@ from functools import partial
 from msgspec.structs import replace
 
 from outlast import events
-from outlast.controller import checkpoint_tracking, membership, planned_migration, shared_values
+from outlast.controller import (
+    checkpoint_tracking,
+    membership,
+    node_placement,
+    planned_migration,
+    shared_values,
+)
 from outlast.controller.audit import audit_protocol as audit
 from outlast.controller.controller_state import S_NS, ControllerTurn, WorkerRecord
 from outlast.controller.lifecycle import run_ending, run_start
 from outlast.controller.recovery import (
     incident_response,
+    network_cuts,
     partner_slots,
     reconfiguration,
     recovery_ladder,
@@ -41,6 +48,11 @@ def decide_when_answered(turn: ControllerTurn) -> None:
     place, no_copy = shard_rebuild.find_place(state, survivors, n, step)
     if place is not None:
         n, step = place.n, place.step
+    is_complete = state.progress.opened and n > state.progress.n
+    if leaving := network_cuts.ranks_to_move(turn, is_complete=is_complete):
+        for name, fault in leaving.items():
+            incident_response.give_up(turn, state.members.workers[name], fault, "peer")
+        return
     if survivors and partner_slots.are_awaited(turn, _stateless(turn, n), n):
         return
     if _give_up_unfit_joiners(turn, members, survivors, n):
@@ -165,7 +177,9 @@ def _count_attempt(turn: ControllerTurn, survivors: list[WorkerRecord], n: int) 
     if state.progress.opened and n > state.progress.n:
         state.budgets.end_attempts(state.incident.faults)
     else:
-        state.budgets.count_attempt(recovery_ladder.failure_identity(newest), state.incident.faults)
+        is_cut = bool(network_cuts.describe(state))  # bounded by time
+        identity = "" if is_cut else recovery_ladder.failure_identity(newest)
+        state.budgets.count_attempt(identity, state.incident.faults)
 
 
 def _stateless(turn: ControllerTurn, n: int) -> list[int]:
@@ -194,18 +208,24 @@ def _recovery_situation(turn: ControllerTurn, survivors: list[WorkerRecord], n: 
         for fault in state.budgets.causes
         if recovery_ladder.failure_identity((fault,)) == commonest
     )
+    cut = network_cuts.describe(state)
     exhausted = attempts.get(commonest, 0) >= state.limits.attempts_max
     moved = {name for name, _ in state.findings.moves.values()} | {*state.findings.leaving}
+    cause = recovery_ladder.root_fault(causes if exhausted and causes else state.budgets.causes)
+    if cut and cause is not None and cause.kind == "transport":
+        cause = replace(cause, detail=cut)
     return Situation(
-        cause=recovery_ladder.root_fault(causes if exhausted and causes else state.budgets.causes),
+        cause=cause,
         lost=tuple(lost),
         planned=tuple(fault.seat for fault in state.incident.faults if fault.worker in moved),
         stateless=tuple(_stateless(turn, n)),
+        cut=cut,
+        is_cut_for_good=network_cuts.is_final(state),
         unreplicated=shared_values.without_donor(state, [w.seat for w in survivors]),
         donors=0 if state.audit.undecided else len(survivors),
         diverged=state.audit.undecided,
         spares=planned_migration.count_fitting(state, lost),
-        cold=len(state.cold_spares()),
+        cold=len(node_placement.cold_spares(state, -1)),
         respawns=state.respawns_left(),
         attempts=attempts.get(commonest, 0),
         attempts_all=sum(attempts.values()),

@@ -26,6 +26,8 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     planned: tuple[int, ...] = ()  # seats that were given up to be moved
     stateless: tuple[int, ...] = ()  # those among them whose own state is lost
     unreplicated: tuple[int, ...] = ()  # seats whose shards no survivor holds
+    cut: str = ""  # hosts that do not reach each other
+    is_cut_for_good: bool = False  # it has not healed in time
     copy_step: int = -1  # of the copy in memory from which those shards can be rebuilt; -1: none
     no_copy: str = ""  # why there is none
     donors: int = 0  # survivors that hold their part of the state
@@ -64,6 +66,12 @@ def choose(situation: Situation) -> RecoveryChoice:
 def _give_up(situation: Situation, _: str) -> tuple[str, bool]:
     if situation.cause is not None and situation.cause.kind == "contract":
         return f"{situation.cause.detail}: a retry would fail the same way", True
+    if situation.is_cut_for_good:
+        return (
+            f"{situation.cut}, and no other hosts have spares or room for the ranks of one of them;"
+            " repair the network, and resume with the same command",
+            True,
+        )
     if situation.attempts >= situation.attempts_max:
         return (
             f"{situation.attempts} generations ended in the same fault, and no phase was completed"

@@ -151,8 +151,8 @@ class GroupRegistry:
                 self._mailbox.close(generation)  # not connected yet: connect() refuses it
                 return
         self._close(generation)
-        if (guard := self._guard) is not None:
-            guard.stir()
+        if self._guard is not None:
+            self._guard.stir()
         self.cut()
         for inner in list(self._inners):
             inner.abort()
@@ -179,6 +179,11 @@ class GroupRegistry:
                 return 0
             works, control = self._works, self._control
         return works.stuck() + (control is not None and control.busy)
+
+    def unreachable(self, generation: int) -> frozenset[str]:
+        """Return peers' listeners that did not answer when groups were connected. Thread-safe."""
+        guard = self._guard if generation == self._generation else None
+        return guard.unreachable if guard else frozenset()
 
     def is_waiting(self) -> bool:
         """Return whether an operation of the connected generation needs other ranks to end.
@@ -354,12 +359,10 @@ class GroupRegistry:
 
     @contextmanager
     def _building(self, timeout_s: float) -> Iterator[BuildGuard]:
-        with BuildGuard(self._device, time.monotonic() + timeout_s) as guard:
-            self._guard = guard
-            try:
-                yield guard
-            finally:
-                self._guard = None
+        box, generation, deadline_s = self._mailbox, self._generation, time.monotonic() + timeout_s
+        with BuildGuard(self._device, deadline_s, box, generation) as self._guard:
+            yield self._guard
+        self._device.watch(box.listeners(generation))
 
     def _build(self, name: str, ranks: tuple[int, ...], guard: BuildGuard) -> InnerGroup:
         inner = InnerGroup(

@@ -330,14 +330,19 @@ def _foreign(key: str) -> UnsupportedError:
 
 
 _GRACE_S = 0.05  # connections in progress complete within this time
+SEARCH_S = 3.0  # of a peer that does not connect; also the pause before and between searches
 
 
 class BuildGuard:
-    """Context that bounds the building of groups; `deadline_s` is on the monotonic clock."""
+    """Context that bounds the building of groups; `deadline_s` is on the monotonic clock. It ends
+    at once when a peer's host turns out to be out of reach: `unreachable` has its listeners."""
 
-    def __init__(self, device: GlooDevice, deadline_s: float) -> None:
+    def __init__(
+        self, device: GlooDevice, deadline_s: float, mailbox: Mailbox, generation: int
+    ) -> None:
         self.deadline_s = deadline_s
-        self._device = device
+        self.unreachable: frozenset[str] = frozenset()
+        self._device, self._mailbox, self._generation = device, mailbox, generation
         self._stirred = threading.Event()
         self._done = threading.Event()
         self._current: tuple[JoinStore, int, int] | None = None
@@ -347,10 +352,13 @@ class BuildGuard:
         self._thread.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         self._done.set()
         self._stirred.set()
         self._thread.join()
+        if self.unreachable and (error is None or isinstance(error, GroupError)):
+            names = ", ".join(sorted(self.unreachable))
+            raise GroupError(f"no answer from {names} within {SEARCH_S:g} s") from error
 
     def building(self, store: JoinStore, rank: int, size: int) -> None:
         """Set the group that is being built."""
@@ -362,9 +370,18 @@ class BuildGuard:
         self._stirred.set()
 
     def _watch(self) -> None:
-        self._stirred.wait(max(0.0, self.deadline_s - time.monotonic()))
+        while not self._stirred.wait(min(SEARCH_S, max(0.0, self.deadline_s - time.monotonic()))):
+            if time.monotonic() >= self.deadline_s:
+                break
+            peers = self._mailbox.listeners(self._generation)
+            found = self._device.unreachable(peers, SEARCH_S, self._stirred.is_set)
+            self.unreachable = frozenset(found)
+            if found:
+                self._mailbox.close(self._generation)
+                break
         freed: JoinStore | None = None
         while not self._done.wait(_GRACE_S):
+            self._device.end_attempts(self._mailbox.listeners(self._generation))
             current = self._current
             if current is not None and current[0] is not freed:
                 freed = current[0]

@@ -181,6 +181,7 @@ class WorkerRecovery:
         self, status: WorkerStatus, groups: GroupRegistry, limits: Limits, owner: RecoveryOwner
     ) -> None:
         self._status, self._groups, self._owner = status, groups, owner
+        status.unreachable = groups.unreachable
         # The controller has deadlines for each part; this one only bounds the wait for a controller
         # whose loss the agent has not noticed.
         self.patience_s = 2 * (limits.ready_s + limits.status_s + limits.transfer_s)
