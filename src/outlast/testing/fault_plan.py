@@ -118,6 +118,7 @@ class FaultPlan(NamedTuple):
     flips: tuple[
         PlannedFault, ...
     ] = ()  # bits of one rank's state, after a phase; then all are audited
+    links_end: bool = False  # ranks notice that two hosts do not reach each other
     takes_over: bool = False  # hosts share a store of terms, and take over from a lost controller
 
     def hosts(self) -> tuple[str, ...]:

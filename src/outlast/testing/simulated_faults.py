@@ -90,6 +90,10 @@ class FaultInjector:
             self._cluster.look_costs_a_host = True
         elif what in ("drop", "cut"):
             agent.hang_up(line.between(*((0.0, 1.0) if what == "drop" else (2.0, 8.0))))
+        elif what == "link":  # both hosts reach the controller
+            one, other = line.dice.sample(list(self._cluster.agents), 2)
+            lasts_s = line.dice.choice((line.between(0.5, 9.0), 1000.0))
+            self._cluster.cut(one, other, line.now_s + lasts_s)
         elif what == "unwell":
             agent.check()
         elif what in DRAINS:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 NS = 1_000_000_000
 _RETRANSMIT_S = 0.2
+_SILENCE_S = 2.0
+NO_ANSWER = "no answer of another host"
 
 
 class VirtualClock:
@@ -273,6 +275,7 @@ class WorkerMesh:
         self.rebuilt = plan.rebuilt
         self.copy = plan.copy
         self.members: dict[int, SimWorker] = {}
+        self._cut_s = -1.0  # since when it is known that two hosts do not reach each other
         self.states: dict[tuple[int, int], int] = {}
         self._ballots: dict[int, Ballot] = {}
 
@@ -285,6 +288,35 @@ class WorkerMesh:
     def is_complete(self) -> bool:
         """Return whether all members are connected."""
         return len(self.members) == len(self.seats)
+
+    def lets_connect(self, worker: SimWorker) -> bool:
+        """Return whether all members are there and reach each other. A worker whose host does not
+        reach one of them looks again, and gives up after a time."""
+        if not (self.cluster.plan.links_end and self.is_complete()) or self._is_connected():
+            return self.is_complete()
+        worker.soon(_RETRANSMIT_S, _RETRANSMIT_S, worker.mesh_when_met)
+        self._end_when_silent(worker)
+        return False
+
+    def unreached(self, host: str) -> tuple[str, ...]:
+        """Return the hosts of members that a host does not reach."""
+        hosts = {member.agent.name for member in self.members.values()}
+        return tuple(sorted(one for one in hosts if not self.cluster.reaches(host, one)))
+
+    def _is_connected(self) -> bool:
+        members = self.members.values()
+        if self.cluster.are_connected({member.agent.name for member in members}):
+            self._cut_s = -1.0
+        elif self._cut_s < 0:
+            self._cut_s = self.cluster.timeline.now_s
+        return self._cut_s < 0
+
+    def _end_when_silent(self, worker: SimWorker) -> None:
+        """End the generation on a worker that has had no answer of another host for long."""
+        is_late = self.cluster.timeline.now_s - self._cut_s > _SILENCE_S
+        if self.cluster.plan.links_end and is_late and self.unreached(worker.agent.name):
+            fault = Fault(kind="transport", detail=NO_ANSWER)
+            worker.call(lambda: worker.trouble(fault))
 
     def ballot(self, n: int) -> Ballot:
         """Return the ballot of phase n, created on first use."""
@@ -304,8 +336,11 @@ class WorkerMesh:
         line = self.cluster.timeline
         if len(ballot.votes) < len(self.seats):
             return
-        if not self.cluster.are_connected({v.agent.name for v, _ in ballot.votes.values()}):
+        if not self._is_connected():
             line.after(_RETRANSMIT_S, lambda: self._complete(ballot))
+            for voter, token in tuple(ballot.votes.values()):
+                if voter.token == token:
+                    self._end_when_silent(voter)
             return
         ballot.complete = True
         for voter, token in ballot.votes.values():

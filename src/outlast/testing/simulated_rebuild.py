@@ -9,7 +9,7 @@ from typing import cast
 
 from outlast.events import Fault
 from outlast.testing.simulated_audits import AuditedProcess
-from outlast.testing.simulated_process import WorkerMesh
+from outlast.testing.simulated_process import NO_ANSWER, WorkerMesh
 from outlast.transport import messages
 from outlast.transport.partner_memory import PartnerRecord, Stage
 
@@ -22,6 +22,7 @@ class RebuildingProcess(AuditedProcess):
 
     own: int
     is_set_up: bool
+    mesh: WorkerMesh | None
 
     def begin_rebuilds(self) -> None:
         """Initialize the state of rebuilds."""
@@ -31,6 +32,7 @@ class RebuildingProcess(AuditedProcess):
     def status_at(self, n: int, word: str, fault: Fault | None) -> messages.Status:
         """Return the answer to Close, with the newest copy in memory."""
         copy = self.cluster.shelf.in_memory()
+        is_cut = fault is not None and fault.detail == NO_ANSWER
         return messages.Status(
             generation=self.generation,
             n=n,
@@ -39,6 +41,7 @@ class RebuildingProcess(AuditedProcess):
             fault=fault,
             copy=copy,
             redoable=word != "finished" and copy is not None and copy.n == n - 1,
+            unreachable=self.mesh.unreached(self.agent.name) if is_cut and self.mesh else (),
         )
 
     def take_back(self) -> None:
@@ -78,7 +81,6 @@ class PartnerProcess(RebuildingProcess):
     generation: int
     opened: int
     closed: int
-    mesh: WorkerMesh | None
 
     def begin_partners(self) -> None:
         """Initialize the memory for partners, which outlives this process."""

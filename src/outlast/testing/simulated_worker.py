@@ -81,7 +81,7 @@ class SimWorker(PartnerProcess):
     def _say_hello(self) -> None:
         self.point("spawned")
         self.state = "waiting"
-        self.hello = messages.WorkerHello(pid=1, fingerprint={}, address=self.name)
+        self.hello = messages.WorkerHello(pid=1, fingerprint={}, address=f"{self.agent.name}:1")
         self.say(self.hello)
         self.point("hello")
 
@@ -236,7 +236,7 @@ class SimWorker(PartnerProcess):
         if mesh is None or mesh.generation != self.generation or self.generation <= self.closed:
             return
         met = len(self.gots.get(mesh.generation, ())) >= self.ledger.world - 1
-        if not (met and mesh.is_complete()) or "Joined" in self.replies or self.busy:
+        if "Joined" in self.replies or self.busy or not (met and mesh.lets_connect(self)):
             return
         self.point("meshed")
         self.work(0.005, 0.03, self._move_state)
