@@ -46,6 +46,7 @@ MOVES = {
     "one way": CutRow("3:4", ("n2", "n3"), one_way=True),
     "other way": CutRow("3:4", ("n3", "n2"), one_way=True),
     "in a shard group": CutRow("4:5", ("n3", "n4"), kind="hsdp"),
+    "between replicas, of the controller's host": CutRow("2:3", ("n2", "n1"), kind="hsdp", ranks=2),
 }
 HEALS = {
     "1 s": CutRow("3", ("n2", "n3"), 1.0),

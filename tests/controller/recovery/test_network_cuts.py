@@ -175,3 +175,22 @@ def test_a_host_that_does_not_answer_the_controller_is_not_cut_but_lost() -> Non
     run.lose(lost, n, slots={f"before:{n}": b"own"}, kind="agent_lost", detail="power")
     assert run.rungs() == ["replace"] and not run.texts()
     assert run.emitted(events.Decided)[0].reason.startswith("rank 2 lost (agent_lost: power)")
+
+
+def test_a_cut_that_a_recovery_meets_is_the_reason_of_the_move() -> None:
+    run = CutDriver()
+    run.start()
+    n = run.state.progress.n + 1
+    lost = run.seats()[0]
+    run.lose(lost, n, slots={f"before:{n}": b"own"}, signal=9)
+    for worker in run.seats()[1:]:
+        run.status(worker, n, "running")
+    assert run.rungs() == ["replace"] and run.places()[0] in ("n1", "n4")
+    run.stand()
+    run.answer(("n2", "n3"))
+    assert run.rungs() == ["replace", "retry"] and not run.leaving()
+    run.stand()
+    run.answer(("n3", "n2"))
+    run.reap()
+    decided = run.emitted(events.Decided)[-1]
+    assert f"n2 and n3 {TEXT}" in decided.reason and "n3" not in run.places()

@@ -212,8 +212,8 @@ def _recovery_situation(turn: ControllerTurn, survivors: list[WorkerRecord], n: 
     exhausted = attempts.get(commonest, 0) >= state.limits.attempts_max
     moved = {name for name, _ in state.findings.moves.values()} | {*state.findings.leaving}
     cause = recovery_ladder.root_fault(causes if exhausted and causes else state.budgets.causes)
-    if cut and cause is not None and cause.kind == "transport":
-        cause = replace(cause, detail=cut)
+    if cut and cause and (cause.kind == "transport" or recovery_ladder.is_accident(cause)):
+        cause = events.Fault(kind="transport", detail=cut, t_ns=cause.t_ns)
     return Situation(
         cause=cause,
         lost=tuple(lost),
