@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import math
 import operator
 from collections.abc import Callable
@@ -11,7 +13,16 @@ import numpy as np
 import pytest
 import torch
 
-from outlast.worker.phases.catch_up import LostResult, has_nan_gradients, is_evidence, placeholder
+from outlast.checkpoint.format import codec
+from outlast.worker.phases.lost_results import (
+    LostNumber,
+    LostResult,
+    LostTensor,
+    has_nan_gradients,
+    is_evidence,
+    is_lost,
+    placeholder,
+)
 
 
 class Used(Exception):  # noqa: N818 - stands for the end of this process
@@ -34,7 +45,7 @@ def test_a_lost_result_contains_no_plausible_value() -> None:
     assert math.isnan(found["pair"].loss)
     assert found["none"] is None
     assert all(type(one) is LostResult for one in (*found["hits"], found["pair"].name))
-    assert bool(placeholder(torch.ones(2), use).isnan().all())
+    assert "nan" in repr(placeholder(torch.ones(2), use))
     assert bool(np.isnan(placeholder(np.ones(3), use)).all())
     for counted in (torch.ones(2, dtype=torch.int64), torch.ones(2) > 0, np.arange(3)):
         assert type(placeholder(counted, use)) is LostResult
@@ -76,3 +87,31 @@ def test_gradients_that_a_lost_result_made_nan_are_found() -> None:
     assert not has_nan_gradients(optimizer)
     second.grad[1] = math.nan
     assert has_nan_gradients(optimizer)
+
+
+DECISIONS: tuple[Callable[[Any], object], ...] = (
+    bool, operator.not_, int, float, math.floor, lambda loss: min(1.0, loss), lambda loss: loss < 1,
+    lambda loss: loss != loss, lambda loss: loss == 0.5, lambda loss: (1 + 2 * loss) / 3 > 1,
+    lambda loss: sum([0.5, loss]) < 1, lambda loss: sorted([loss, 1.0]), lambda loss: loss - 2 <= 2,
+    lambda loss: max([1.0, -loss]), lambda loss: abs(loss) ** 2 >= 1,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("decide", DECISIONS)
+@pytest.mark.parametrize("of", [0.5, torch.tensor(0.5)], ids=["number", "tensor"])
+def test_what_decides_by_a_lost_number_raises(decide: Callable[[Any], object], of: Any) -> None:
+    with pytest.raises(Used):
+        decide(placeholder(of, use))
+
+
+def test_a_lost_number_may_be_kept_printed_counted_with_and_encoded() -> None:
+    lost = placeholder(0.5, use)
+    total = sum([1.0, 2 * lost])
+    assert type(total) is LostNumber and f"{total:.3f} {total}" == "nan nan"
+    assert json.dumps([lost]) == "[NaN]" and copy.deepcopy([lost])[0] is lost
+    tensor = placeholder(torch.ones(2), use)
+    mean = torch.stack([tensor, torch.ones(2)]).mean()
+    assert type(mean) is LostTensor and type(round(mean.item(), 3)) is LostNumber
+    for kept in (codec.decode(codec.encode(one)) for one in (lost, mean)):
+        assert type(kept) in (float, torch.Tensor) and is_lost(float(kept))
+    assert is_lost(lost) and is_lost(mean) and not is_lost(0.5) and not is_lost(torch.ones(1))

@@ -387,6 +387,11 @@ _WRITERS: dict[type, Callable[[NodeWriter, Any], None]] = {
 }
 
 
+def write_as(kind: type, plain: Callable[[Any], Any]) -> None:
+    """Write values of a type as what `plain` returns for them, which a reader gets."""
+    _WRITERS[kind] = lambda writer, value: writer.node(plain(value))
+
+
 DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name) for name in ITEM_BYTES if hasattr(torch, name)
 }

@@ -10,7 +10,8 @@ Results of a phase that died with their worker, as the successor sees them:
 
 | result | value |
 |---|---|
-| floating-point number, tensor, array | NaN: it stays visible in sums and logs |
+| floating-point number, tensor | NaN, to print and to count with: a comparison rolls the job back |
+| array | NaN |
 | None | None |
 | container | the same container of these |
 | anything else | `LostResult`: its use rolls the job back to a copy |
@@ -18,19 +19,18 @@ Results of a phase that died with their worker, as the successor sees them:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, NoReturn, Protocol
 
-import numpy as np
-import torch
 from torch.optim import Optimizer
 
 from outlast.checkpoint.format import codec
 from outlast.errors import GroupError
 from outlast.events import FaultKind
 from outlast.worker.groups import GroupRegistry
+from outlast.worker.phases.lost_results import has_nan_gradients, is_lost, placeholder
 from outlast.worker.phases.phase_attempt import deep_copy
 from outlast.worker.phases.script_progress import LOST, ReplayWalk, ScriptProgress
 from outlast.worker.phases.step_redo import StepRedo
@@ -38,96 +38,8 @@ from outlast.worker.phases.worker_recovery import WorkerRecovery
 from outlast.worker.script.script_variables import ScriptVariables
 from outlast.worker.state import protected_state
 from outlast.worker.state.protected_state import ProtectedState
-from outlast.worker.state.tensor_digests import local_shard
 from outlast.worker.worker_events import WorkerEvents
 from outlast.worker.worker_status import WorkerStatus
-
-# Operations that need the value itself.
-_USES = (  # noqa: SIM905 - a list literal would take a line a name
-    "bool eq ne lt le gt ge hash len iter next contains getitem call int float complex index "
-    "add radd sub rsub mul rmul truediv rtruediv floordiv mod and rand or ror xor invert neg "
-    "fspath enter"
-).split()
-
-
-class LostResult:
-    """Placeholder of a lost result that is not a floating-point number: a flag, a name, an object.
-
-    It can be stored, passed on and printed. Any other operation calls `use`, which does not return.
-    """
-
-    def __init__(self, use: Callable[[], NoReturn]) -> None:
-        self._use = use
-
-    def __repr__(self) -> str:
-        return "<lost with its worker>"
-
-    def __format__(self, _: str) -> str:
-        return repr(self)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # a Python protocol that it does not implement
-            raise AttributeError(name)
-        self._use()
-
-
-def _used(self: LostResult, *_: Any) -> NoReturn:
-    self._use()
-
-
-for _name in _USES:
-    setattr(LostResult, f"__{_name}__", _used)
-
-
-def placeholder(value: Any, use: Callable[[], NoReturn]) -> Any:
-    """Return the placeholder of a lost result. `value` is the result of a dry run, whose types and
-    shapes it has; `use` is called when the script uses a part that NaN cannot represent."""
-    if value is None:
-        return None
-    if isinstance(value, (float, np.floating)):
-        return math.nan
-    if isinstance(value, (complex, np.complexfloating)):
-        return complex(math.nan, math.nan)
-    if isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex()):
-        return torch.full_like(value, math.nan)
-    if isinstance(value, np.ndarray) and value.dtype.kind in "fc":
-        return np.full_like(value, math.nan)
-    if isinstance(value, dict):
-        return {key: placeholder(item, use) for key, item in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        named: Any = type(value)
-        return named(*(placeholder(item, use) for item in value))
-    if type(value) is list:
-        return [placeholder(item, use) for item in value]
-    if type(value) is tuple:
-        return tuple(placeholder(item, use) for item in value)
-    return LostResult(use)
-
-
-def is_evidence(value: Any) -> bool:
-    """Return whether equality on several ranks implies equality on all: `value` contains a
-    floating-point number. Flags and counts that differ by rank are often equal by chance."""
-    if isinstance(value, dict):
-        return any(map(is_evidence, value.values()))
-    if isinstance(value, (list, tuple)):
-        return any(map(is_evidence, value))
-    if isinstance(value, torch.Tensor):
-        return value.numel() > 0 and (value.is_floating_point() or value.is_complex())
-    if isinstance(value, np.ndarray):
-        return value.size > 0 and value.dtype.kind in "fc"
-    return isinstance(value, (float, complex, np.inexact))
-
-
-def has_nan_gradients(optimizer: Optimizer) -> bool:
-    """Return whether a gradient of this rank's parameters, or of its shards of them, has a NaN."""
-    found = [
-        torch.isnan(local_shard(parameter.grad)).any()
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-        if parameter.grad is not None
-    ]
-    return any(bool(one) for one in found)
-
 
 REHEARSALS = 2
 AT_DRAW_BYTES_MAX = 256 << 10  # of a rank's own state, beside the position of a batch
@@ -195,6 +107,7 @@ class CatchUp:
 
     def prepare_phase(self, call: Callable[[], Any], key: str) -> None:
         """Recover, take the dry steps of the next phase, and end the walk."""
+        self._must_not_pass_lost(call)
         self.recover()
         if not self._status.requested:
             self._take_dry_step(call, key, joins=True)
@@ -291,7 +204,8 @@ class CatchUp:
             self._owner.protected_state().local.lost_key = key
             self._timeline.note(
                 f"the result of {key} from before this worker took over the rank was lost with the"
-                " previous worker; the script sees NaN in place of its numbers"
+                " previous worker; the script sees NaN in place of its numbers, and the job rolls"
+                " back if it compares them"
             )
         if own:
             self.restore_drawn(own)
@@ -310,6 +224,13 @@ class CatchUp:
         optimizer that is about to step are NaN: the job rolls back instead."""
         key = self._owner.protected_state().local.lost_key
         if key and has_nan_gradients(optimizer):
+            self._use_of(key)()
+
+    def _must_not_pass_lost(self, call: Callable[[], Any]) -> None:
+        """Do not return if an argument of a phase is a lost number, or NaN behind one."""
+        key = self._owner.protected_state().local.lost_key
+        values = (*call.args, *call.keywords.values()) if isinstance(call, partial) else ()
+        if key and any(map(is_lost, values)):
             self._use_of(key)()
 
     def _use_of(self, key: str) -> Callable[[], NoReturn]:

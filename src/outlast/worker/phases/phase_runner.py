@@ -21,8 +21,9 @@ from outlast.events import Fault, FaultKind
 from outlast.random_state import Generator
 from outlast.worker.groups import GroupRegistry, is_transport_error
 from outlast.worker.phases import commit_gate, phase_attempt
-from outlast.worker.phases.catch_up import REHEARSALS, CatchUp, is_evidence
+from outlast.worker.phases.catch_up import REHEARSALS, CatchUp
 from outlast.worker.phases.commit_gate import LeftoverGradients
+from outlast.worker.phases.lost_results import is_evidence
 from outlast.worker.phases.phase_attempt import AttemptUndone, Kind, PhaseAttempt, WrittenWeights
 from outlast.worker.phases.script_progress import LOST, ProgressSlots, ScriptProgress, keep_result
 from outlast.worker.phases.step_redo import StepRedo
@@ -100,9 +101,8 @@ class PhaseRunner:
         the generation that completes it. `undo`: copy the state before."""
         if self.attempt is not None:
             raise PhaseError(f"session.run inside session.run ({key} inside {self.attempt.key})")
-        assert self.protected is not None
-        self.protected.check_unchanged()
-        self.script.check_hooks(self.protected.tree.new_hook())
+        self.protected_state().check_unchanged()
+        self.script.check_hooks(self.protected_state().tree.new_hook())
         self.gate.guarding = True
         self._groups.start_phases()
         if not self._recorded:
