@@ -35,7 +35,8 @@ from pathlib import Path
 # Runs of several nodes: placement, flags, meeting, and both kinds of nodes: 9 modules, 1,500 lines.
 # For a controller that may die, state on another host, failure domains, Kubernetes, encrypted links
 # their tests, hangs and drains of nodes: up to 44 modules and 10,800 lines; lowered to what they
-# take when they are there. Nodes that come back, cuts between two hosts, directories of each host, lost results: 6 modules.
+# take when they are there. Nodes that come back, cuts between two hosts, directories of each host,
+# lost results: 6 modules.
 CEILINGS = {
     "modules": 506,
     "folders of more than 16 modules": 0,
