@@ -137,6 +137,25 @@ def test_a_writer_survives_a_full_disk(
     assert "the run continues" in said
 
 
+def test_a_file_system_that_stands_still_stops_nobody_who_emits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writes, answers = SegmentWriter.append, threading.Event()
+
+    def append(self: SegmentWriter, payload: bytes) -> None:
+        assert answers.wait(30)
+        writes(self, payload)
+
+    monkeypatch.setattr(SegmentWriter, "append", append)
+    writer = EventWriter(tmp_path / "events", "w0", in_thread=True)
+    for t_ns in range(20):
+        writer.emit(warm(t_ns))
+    assert list(segment_paths(tmp_path / "events")) == []
+    answers.set()
+    writer.close()
+    assert [event.t_ns for event in read_events(tmp_path)] == list(range(20))
+
+
 def test_a_failed_write_is_not_retried_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -289,6 +289,19 @@ def test_the_trail_of_a_restart_is_not_that_of_what_follows(tmp_path: Path) -> N
     assert (one.where, one.committed_steps_lost) == ("in step 4", 1)
 
 
+def test_a_step_that_a_first_decision_commits_is_lost_by_a_second_one(tmp_path: Path) -> None:
+    """The victim dies while it applies step 4, and its replacement before the generation opens."""
+    story = SyntheticRun(tmp_path, world=3).start().steps(3)
+    for seat in (0, 2):
+        story.done(seat, n=4, step=4)
+    story.n = story.step = 4
+    story.broken(1, story.fault("killed", 1, signal=9, state="applying")).decide((1,))
+    story.broken(0, story.fault("killed", 0, signal=9))
+    story.restart(n=0, step=0).steps(5).end()
+    (one,) = told(story)
+    assert (one.rung, one.committed_steps_lost) == ("restart", 4)
+
+
 def test_a_drain_is_no_failure(tmp_path: Path) -> None:
     story = SyntheticRun(tmp_path).start().steps(5).drained()
     (one,) = told(story)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import sys
+import threading
+import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -29,13 +32,21 @@ from outlast.launch.run_display import DisplayRecord
 from outlast.launch.run_journal import read_segments
 from outlast.launch.stall_watch import StallWatch
 from outlast.launch.start_point import CheckpointSearch, SearchResult, search
-from outlast.launch.terms.held_actions import HeldActions
+from outlast.launch.terms.held_actions import END_S, HeldActions
 from outlast.launch.terms.lease_grants import LeaseGrants
 from outlast.launch.torchrun_arguments import RunPlan
 from outlast.telemetry.segment_files import SegmentWriter
 from outlast.transport import messages
 
+RETRY_S = 1.0  # between attempts to write the journal to a full disk
 _entry_encoder = msgspec.msgpack.Encoder()
+
+
+def _take_each(payloads: Sequence[bytes], taken: list[bytes]) -> Iterator[bytes]:
+    """Yield payloads; `taken`: those after which another one, or the end, was requested."""
+    for payload in payloads:
+        yield payload
+        taken.append(payload)
 
 
 class RunningNodes(NamedTuple):
@@ -93,6 +104,8 @@ class ControllerShell:
         self._grants: LeaseGrants | None = None
         self.on_stop: Callable[[str], None] = lambda _reason: None  # at the request of an agent
         self._closed = False
+        self._closing = threading.Event()
+        self._was_full = False
         self._drains: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
@@ -113,7 +126,7 @@ class ControllerShell:
 
     def guard(self, confirm: Callable[[Callable[[], None]], None], lease_s: float) -> None:
         """Let what cannot be taken back wait for `confirm`, as TermGuard.confirm does."""
-        self._held = HeldActions(confirm, self._do, self.ended)
+        self._held = HeldActions(confirm, self._do, self.ended, self._write)
         self._grants = LeaseGrants(self._nodes.host, lease_s, confirm)
         read, takes_over = count_entries(self._segments), bool(self._nodes.before)
         self._append([inputs.TermBegan(read=read, takes_over=takes_over)])
@@ -160,13 +173,17 @@ class ControllerShell:
     def close(self) -> None:
         """Close timers, connections and the journal, in any state of the run."""
         self._closed = True  # ignore further inputs
+        self._closing.set()
         if self._drains:
             self._drains.cancel()
         self._stalls.close()
         if self._timer:
             self._timer.cancel()
         self._agents.close()
-        self._journal.close()
+        if self._held:
+            self._held.close(self._journal.close)
+        else:
+            self._journal.close()
 
     # --- turns ----------------------------------------------------------------------------
 
@@ -274,21 +291,49 @@ class ControllerShell:
         )
 
     def _append(self, entries: list[inputs.JournalEntry]) -> None:
-        """Make entries durable, and empty the list."""
-        try:
-            if entries:
-                self._journal.append_all(map(_entry_encoder.encode, entries))
-                entries.clear()
-                if self._held:
-                    self._held.appended()
-        except OSError as error:
-            if all(isinstance(entry, inputs.EndDecided) for entry in entries):
-                return entries.clear()  # the run ends also where that cannot be written
-            raise RunDirError(
-                f"the journal in {self._journal_dir} cannot be written ({error.strerror}): no"
-                " decision can be made durable, so none is taken; everything decided before is"
-                " kept; make room and start again with the same --run-dir"
-            ) from error
+        """Make entries durable before what follows, and empty the list."""
+        if not entries:
+            return
+        if self._held:
+            self._held.append(entries)
+        else:
+            self._write(entries)
+        entries.clear()
+
+    def _write(self, entries: Sequence[inputs.JournalEntry]) -> None:
+        """Make entries durable. With several nodes a thread does it, and waits while the disk is
+        full."""
+        rest = list(map(_entry_encoder.encode, entries))
+        end_s = time.monotonic() + (END_S if self._held else 0.0)
+        while True:
+            taken: list[bytes] = []
+            try:
+                self._journal.append_all(_take_each(rest, taken))
+            except OSError as error:
+                if all(isinstance(entry, inputs.EndDecided) for entry in entries):
+                    return  # the run ends also where that cannot be written
+                is_full = error.errno in (errno.ENOSPC, errno.EDQUOT) and len(taken) < len(rest)
+                if not is_full or time.monotonic() > end_s:
+                    raise RunDirError(
+                        f"the journal in {self._journal_dir} cannot be written ({error.strerror}):"
+                        " no decision can be made durable, so none is taken; everything decided"
+                        " before is kept; make room and start again with the same --run-dir"
+                    ) from error
+                self._note_full(error)
+                rest = rest[len(taken) :]
+                if self._closing.wait(RETRY_S):
+                    return  # nothing behind these entries was done, nor is it
+            else:
+                return
+
+    def _note_full(self, error: OSError) -> None:
+        """Note once, from the thread, that decisions wait."""
+        if not self._was_full:
+            self._was_full = True
+            text = f"the journal in {self._journal_dir} cannot be written ({error.strerror})"
+            self._loop.call_soon_threadsafe(
+                self._record.note, f"{text}; training goes on, decisions wait until it has room"
+            )
 
     # --- time -----------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Literal
 
 import msgspec
@@ -31,6 +32,7 @@ from outlast.telemetry.segment_files import (
 DIRECTORY = "events"
 BACKLOG_BYTES = 8 << 20
 RETRY_S = 1.0
+CLOSE_S = 60.0  # the longest wait for a thread that writes
 POLL_S = 0.2
 
 
@@ -64,10 +66,18 @@ class EventWriter:
 
     A full or failing disk must not end a run: events then wait in a backlog of `BACKLOG_BYTES`, the
     oldest are dropped and counted, one line on stderr reports it, and the disk is tried again every
-    `RETRY_S` seconds. Raises RunDirError at construction when the directory cannot be made.
+    `RETRY_S` seconds. `in_thread`: a thread writes, so that a file system that stands still stops
+    nobody who emits. Raises RunDirError at construction when the directory cannot be made.
     """
 
-    def __init__(self, directory: Path, writer: str, clock: EventClock | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        writer: str,
+        clock: EventClock | None = None,
+        *,
+        in_thread: bool = False,
+    ) -> None:
         self._segments = SegmentWriter(directory, writer)
         self._clock = clock or EventClock()
         self._lock = threading.Lock()
@@ -76,6 +86,11 @@ class EventWriter:
         self._retry_at_ns = 0
         self._has_reported = False
         self.dropped = 0
+        self._queue: SimpleQueue[bytes | None] = SimpleQueue()  # None: the end
+        self._thread = threading.Thread(target=self._write_queue, daemon=True)
+        self._is_threaded = in_thread
+        if in_thread:
+            self._thread.start()
 
     def now_ns(self) -> int:
         """Return the present time of this writer's clock, in ns since the epoch."""
@@ -84,6 +99,16 @@ class EventWriter:
     def emit(self, event: AnyEvent) -> None:
         """Append one event; keep it in the backlog while the file cannot be written."""
         payload = encoder.encode(event)
+        if self._is_threaded:
+            self._queue.put(payload)
+        else:
+            self._append(payload)
+
+    def _write_queue(self) -> None:
+        while (payload := self._queue.get()) is not None:
+            self._append(payload)
+
+    def _append(self, payload: bytes) -> None:
         with self._lock:
             if self._backlog and time.monotonic_ns() >= self._retry_at_ns:
                 self._drain()
@@ -98,6 +123,13 @@ class EventWriter:
 
     def close(self) -> None:
         """Write the backlog, if the disk permits, and end the segment."""
+        if self._is_threaded:
+            self._is_threaded = False
+            self._queue.put(None)
+            self._thread.join(CLOSE_S)
+            if self._thread.is_alive():
+                self._report("the file system stands still; the last events may not be written")
+                return
         with self._lock:
             if self._backlog:
                 self._drain()

@@ -157,6 +157,7 @@ class _Course:
         self.regained: set[int] = set()  # seats back at the phase all had reached before
         self.regained_ns = 0
         self.decided: Decided | None = None
+        self.decided_step = 0  # farthest of its decisions: a rank of it may have died in applying
         self.opened: GenerationOpened | None = None
         self.copies: list[Transferred] = []
         self.replaced: dict[int, Replacement] = {}
@@ -222,11 +223,11 @@ class _Course:
 
     def _decide(self, event: Decided) -> None:
         self.decided = event
+        self.decided_step = max(self.decided_step, event.step if event.rung != "stop" else 0)
         for seat, old, new in event.replaced:
-            if not new:
-                continue  # the seat is not filled again: the run stops, or all ranks restart
-            first = self.replaced[seat].old if seat in self.replaced else old
-            self.replaced[seat] = Replacement(seat=seat, old=first, new=new)
+            if new:  # else the seat is not filled again: the run stops, or all ranks restart
+                first = self.replaced[seat].old if seat in self.replaced else old
+                self.replaced[seat] = Replacement(seat=seat, old=first, new=new)
 
     def _done(self, event: PhaseDone) -> None:
         if self.opened is None:
@@ -254,8 +255,8 @@ class _Course:
 
     def result(self) -> Incident:
         decided, opened = self.decided, self.opened
-        spent_ns = self._spent_ns()
         went_on = decided if decided and decided.rung != "stop" else None
+        farthest = max(self.reached.step, self.decided_step)
         n, step, redone = self._interrupted(went_on) if self.is_managed else (-1, -1, False)
         return Incident(
             number=self.number,
@@ -275,11 +276,11 @@ class _Course:
             is_managed=self.is_managed,
             redone=redone,
             checkpoint_step=self.checkpoint_step,
-            committed_steps_lost=max(0, self.reached.step - went_on.step) if went_on else 0,
+            committed_steps_lost=max(0, farthest - went_on.step) if went_on else 0,
             replaced=tuple(self.replaced[seat] for seat in sorted(self.replaced)),
             copies=msgspec.convert(self.copies, tuple[CopyAvailable, ...], from_attributes=True),
-            phases_ms={phase: spent_ns[phase] / 1e6 for phase in PHASES},
-            total_ms=sum(spent_ns.values()) / 1e6,
+            phases_ms={phase: ns / 1e6 for phase, ns in self._spent_ns().items()},
+            total_ms=sum(self._spent_ns().values()) / 1e6,
         )
 
     def _cause(self) -> Fault:

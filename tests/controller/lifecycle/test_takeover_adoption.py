@@ -234,3 +234,19 @@ def test_only_a_run_of_several_nodes_records_its_end() -> None:
     for worker in RANKS:
         desk.say(worker, messages.Finished(n=3, step=3))
     assert not any(isinstance(entry, EndDecided) for entry in desk.journal())
+
+
+def test_a_start_without_any_survivor_is_an_incident_with_its_steps() -> None:
+    later = successor(trained())
+    later.say("", messages.AgentHello(host="h", address="", capacity=9, lease_s=10))
+    for worker in RANKS:
+        fault = events.Fault(kind="agent_lost", detail="the lease ended")
+        lost = messages.WorkerLostReport(worker=worker, fault=fault, n=7, state="running")
+        later.say("", lost)
+    later.tick(6)
+    later.report()
+    later.tick(6)
+    assert later.state.mode == "gathering"
+    assert causes(later) == [("agent_lost", worker) for worker in RANKS]
+    (decided,) = later.emitted(events.Decided, history=True)
+    assert (decided.rung, decided.n) == ("restart", 0)

@@ -234,7 +234,7 @@ def decide_without(turn: ControllerTurn) -> None:
     if not alive and state.ending.drain_ns:
         run_ending.interrupt(turn, state.ending.drain_reason)
         return
-    if not alive:
+    if not alive and term.succession is None:  # the job was started again
         _start(turn)
         return
     text = _took_over(state)

@@ -112,7 +112,9 @@ async def _begin(entry: NodeEntry, run_dir: RunDir, show: SHOW) -> NodeEnd:
         durable=durable,
         tls=identity.peer_tls(hosts),
     )
-    writer = EventWriter(run_dir.room("events"), f"launcher{run_dir.job.term:06d}", clock)
+    writer = EventWriter(
+        run_dir.room("events"), f"launcher{run_dir.job.term:06d}", clock, in_thread=True
+    )
     record = DisplayRecord(writer, display)
     try:
         record.run_started(plan, run_dir, checkpoint, notes + more)
@@ -142,7 +144,9 @@ async def _take_part(entry: NodeEntry, lock_fd: int, show: SHOW) -> NodeEnd:
     run_dir = run_directory.of_node(path, place.run, place.term, lock_fd)
     run_directory.place_logs(run_dir, plan.log_dir)
     name = f"agent-{identity.host}-{place.term:06d}"
-    record = DisplayRecord(EventWriter(run_dir.room("events"), name, clock), display)
+    record = DisplayRecord(
+        EventWriter(run_dir.room("events"), name, clock, in_thread=True), display
+    )
     node_facts.choose_interface(address)
     plan = replace(plan, master_addr=place.master_addr, master_port=place.master_port)
     token = run_token(identity.key, place.run_nonce)
