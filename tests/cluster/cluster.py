@@ -32,6 +32,8 @@ class Cluster:
         self.run_dir = self.disk / "run"
         self.out = folder / "out"
         self.launchers: dict[str, subprocess.Popen[str]] = {}
+        self.gate = folder / "gate"  # the script of a worker waits while it is there
+        self.environment: dict[str, dict[str, str]] = {}  # of the processes of a host
         self._words: dict[str, tuple[str, ...]] = {}  # command line of each host's launcher
 
     def start(
@@ -60,8 +62,12 @@ class Cluster:
             self.launchers[name].kill()
             self.launchers[name].communicate()
         at = self._words[name].index("--plain")
+        values = self.environment.get(name, {})
+        own = ("env", *(f"{key}={value}" for key, value in values.items())) if values else ()
         self.launchers[name] = subprocess.Popen(
-            self.hosts.command(name, *self._words[name][:at], *flags, *self._words[name][at:]),
+            self.hosts.command(
+                name, *own, *self._words[name][:at], *flags, *self._words[name][at:]
+            ),
             env={**os.environ, "OUTLAST_TOKEN_FILE": str(self.folder / "token")},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -12,6 +12,7 @@ is mounted later is mounted on one host only. CLOCK_MONOTONIC and CLOCK_BOOTTIME
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -132,6 +133,19 @@ class Hosts:
     def _in_network(self, name: str, *argv: str) -> None:
         words = ["ip", "netns", "exec", f"{self._prefix}-{name}", *argv]
         subprocess.run(words, check=True)
+
+    def slow_down(self, name: str, rate: str) -> None:
+        """Limit the rate of what a host receives; "": as fast as before."""
+        qdisc = ("tc", "-n", self.switch, "qdisc")
+        bucket = ("tbf", "rate", rate, "burst", "16kb", "latency", "100ms")
+        words = ("replace", "dev", name, "root", *bucket) if rate else ("del", "dev", name, "root")
+        subprocess.run([*qdisc, *words], check=True)
+
+    def received_bytes(self, name: str) -> int:
+        """Return how many bytes a host's port has passed on to it."""
+        words = ("ip", "-n", self.switch, "-s", "-j", "link", "show", "dev", name)
+        shown = subprocess.run(words, check=True, capture_output=True).stdout
+        return int(json.loads(shown)[0]["stats64"]["tx"]["bytes"])
 
     def stop(self, name: str) -> None:
         """Stop all processes of a host; its kernel still acknowledges what it receives."""

@@ -3,6 +3,7 @@
 KIND is a key of `KINDS`. The loop stands 10 steps before its end until the file HOLD is gone. A
 step takes PACE seconds until then, by default ever longer on the last 60 steps: a rank that stands
 is in its script, where nobody can ask it to connect anew.
+The model is not built while a file `gate` is beside HOLD.
 OUT/RANK.json has the number of steps, a digest of the weights, and the results in hexadecimal.
 """
 
@@ -52,6 +53,8 @@ kind = sys.argv[3] if len(sys.argv) > 3 else "ddp"
 hold = Path(sys.argv[4]) if len(sys.argv) > 4 else None
 pace_s = float(sys.argv[5]) if len(sys.argv) > 5 else None
 session = outlast.init()
+while hold and hold.with_name("gate").exists():
+    threading.Event().wait(0.02)
 torch.manual_seed(0)
 inner = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.1), nn.Linear(16, 1))
 if hold:

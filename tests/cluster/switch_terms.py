@@ -24,7 +24,8 @@ _CLONE_NEWNET = 0x40000000
 class SwitchTerms:
     """Reader of the terms of a run, which asks from the switch's network."""
 
-    def __init__(self, hosts: Hosts) -> None:
+    def __init__(self, hosts: Hosts, server: subprocess.Popen[bytes]) -> None:
+        self.server = server
         self._member = f"{hosts.switch_address}:{_PORT}"
         self._thread = ThreadPoolExecutor(1, initializer=_enter, initargs=(hosts.switch,))
         self._ledger: TermLedger
@@ -52,7 +53,7 @@ def etcd_on_the_switch(hosts: Hosts, folder: Path) -> Iterator[SwitchTerms]:
     peers = ("--listen-peer-urls", "http://127.0.0.1:2380")
     server = subprocess.Popen(hosts.on_switch(*words, *urls, *peers))
     try:
-        yield SwitchTerms(hosts)
+        yield SwitchTerms(hosts, server)
     finally:
         server.kill()
         server.wait()

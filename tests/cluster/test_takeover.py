@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import pytest
 from tests.cluster.cluster import Cluster, on_one_host
+from tests.cluster.host_fault_table import SHORT_S, in_save, in_step, pause
 from tests.cluster.hosts import Hosts, missing_requirement
 from tests.cluster.takeover_strikes import (
     kill_launcher,
@@ -24,7 +25,7 @@ from tests.cluster.takeover_strikes import (
     stop_launcher,
     wake_launcher,
 )
-from tests.cluster.test_host_faults import SHORT_S, in_save, in_step, must_be_equal, pause
+from tests.cluster.test_host_faults import must_be_equal
 
 from outlast.errors import EXIT_DONE
 from outlast.events import AnyEvent, Noticed, WorkerSpawned
