@@ -92,6 +92,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     control_fd: int
     page_fd: int
     run_dir: str
+    checkpoints: str = ""  # their directory; "": in the run directory
     checkpoint_every: int  # committed steps; 0: only when draining; AUTO
     snapshot_every: int  # committed steps between copies in memory; 0: a checkpoint's own; AUTO
     audit_every: int  # committed steps between audits of a part of the state; 0: after recoveries
@@ -245,9 +246,7 @@ class TemplateSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 def take_template_settings() -> TemplateSettings:
     """Return the launcher's settings, and give this process the environment that workers have.
-
-    Raises ConfigError when the variable is missing or damaged.
-    """
+    Raises ConfigError when the variable is missing or damaged."""
     try:
         settings = msgspec.json.decode(os.environ.pop(TEMPLATE_VARIABLE, ""), type=TemplateSettings)
     except msgspec.DecodeError as error:

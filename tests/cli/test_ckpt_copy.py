@@ -16,7 +16,7 @@ from tests.checkpoint.bucket_server import BUCKET, BucketServer
 from tests.cli.ckpt_command import Ckpt, checkpoint, flip, place, tree
 
 from outlast.errors import EXIT_USAGE, EXIT_USER_ERROR
-from outlast.launch.run_directory import RunningJob
+from outlast.launch.terms.run_identity import RunningJob
 
 NAMES = [place(step).directory for step in range(4)]
 

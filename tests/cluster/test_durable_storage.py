@@ -109,7 +109,7 @@ def test_a_durable_directory_of_one_host_alone_is_named_there(cluster: Cluster) 
     cluster.start("2", 1, *SAVES, "--durable=/dev/shm/far", "--limit=hello_s=15")
     code, output = cluster.end("n2")
     assert code == EXIT_USAGE
-    assert "n2: --durable /dev/shm/far is not the directory of the controller's node" in output
+    assert "its --durable /dev/shm/far is not the directory of the controller's node" in output
     code, output = cluster.end("n1")
     assert code == EXIT_USAGE and "1 of 2 nodes came to the endpoint" in output
 

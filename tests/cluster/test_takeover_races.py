@@ -26,8 +26,8 @@ from outlast.controller.inputs import AnyEntry, DecisionMade, Opened, TermBegan
 from outlast.controller.lifecycle.journal_segments import count_entries
 from outlast.errors import EXIT_DONE
 from outlast.events import AnyEvent, Decided, GenerationOpened, Note, PhaseDone
-from outlast.launch.run_directory import RunningJob
 from outlast.launch.run_journal import read_segments
+from outlast.launch.terms.run_identity import RunningJob
 from outlast.launch.terms.term_records import TermRecord
 from outlast.telemetry.event_store import EventReader
 from outlast.telemetry.segment_files import segment_paths

@@ -16,8 +16,9 @@ from outlast.checkpoint.stores.folder_store import Folder
 from outlast.checkpoint.upkeep.checkpoint_copy import copy_checkpoint
 from outlast.errors import ConfigError, CorruptionError, StorageError
 from outlast.launch import run_directory, start_point
-from outlast.launch.run_directory import RunDir, RunningJob
+from outlast.launch.run_directory import RunDir
 from outlast.launch.start_point import CheckpointSearch, begin, find_copies
+from outlast.launch.terms.run_identity import VERSION, RunningJob
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ def taken(tmp_path: Path, job: str = "", term: int = 1) -> RunDir:
     if job:
         path.mkdir(exist_ok=True)
         before = RunningJob(
-            version=run_directory.VERSION, run=job, script="s", args=(), world=1, created_ns=1,
+            version=VERSION, run=job, script="s", args=(), world=1, created_ns=1,
             term=term - 1,
         )  # fmt: skip
         (path / "run.json").write_bytes(msgspec.json.encode(before))

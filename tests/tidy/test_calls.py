@@ -202,5 +202,5 @@ def test_wall_clock_reads_are_listed(root: Path) -> None:
         if re.search(r"\btime\.time(_ns)?\(", path.read_text())
     }
     assert asking == {
-        *("telemetry/event_store.py", "worker/worker_events.py", "launch/run_directory.py"),
+        *("telemetry/event_store.py", "worker/worker_events.py", "launch/terms/run_identity.py"),
     }

@@ -44,6 +44,7 @@ from outlast.launch.launcher import launch
 from outlast.launch.nodes.node_flags import NodeFlags
 from outlast.launch.run_display import DetachedDisplay
 from outlast.launch.run_journal import branch
+from outlast.launch.terms.run_identity import checkpoints_of
 from outlast.launch.torchrun_arguments import PlanFile, RunPlan
 from outlast.telemetry.event_store import Losses, life_of, read_events, reported_losses
 from outlast.telemetry.live_view import display
@@ -162,7 +163,7 @@ def end_of(run_dir: Path, until_step: int) -> Checkpoint | None:
 
     Raises StorageError where it could not be written.
     """
-    store = Folder(run_dir / "checkpoints")
+    store = Folder(checkpoints_of(run_dir))
     for place in checkpoint_places(store):
         if place.step == until_step:
             return open_checkpoint(store, place)
@@ -257,7 +258,7 @@ def _until(run_dir: Path, place: SavePoint, steps: int | None) -> int:
     step = place.step
     saved_steps = {
         checkpoint_place.step
-        for checkpoint_place in checkpoint_places(Folder(run_dir / "checkpoints"))
+        for checkpoint_place in checkpoint_places(Folder(checkpoints_of(run_dir)))
     }
     later = [saved_step for saved_step in saved_steps if step < saved_step <= step + STEPS]
     target = step + steps if steps else min(later, default=step + STEPS)
@@ -353,7 +354,7 @@ def _original(start: Start, a: Losses, origin: Checkpoint, first: Checkpoint | N
     """
     numbers = _between(reported_losses(start.run_dir), start)
     both = a.keys() & numbers.keys()
-    store = Folder(start.run_dir / "checkpoints")
+    store = Folder(checkpoints_of(start.run_dir))
     later = [place for place in checkpoint_places(store) if place.step == start.until_step]
     then = open_checkpoint(store, later[0]) if later else None
     pair = sides({key: a[key] for key in both}, {key: numbers[key] for key in both}, first, then)

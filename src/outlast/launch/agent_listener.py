@@ -8,7 +8,7 @@ import socket
 from typing import NamedTuple, Protocol
 
 from outlast.controller import inputs
-from outlast.launch.run_directory import RunningJob
+from outlast.launch.terms.run_identity import RunningJob
 from outlast.transport import messages
 from outlast.transport.channel import Channel
 from outlast.transport.socket_stream import SocketStream

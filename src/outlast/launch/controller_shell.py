@@ -102,6 +102,7 @@ class ControllerShell:
         self._inputs: list[inputs.Input] = []  # of the next turn
         self._held: HeldActions | None = None  # with several nodes
         self._grants: LeaseGrants | None = None
+        self._copy: Callable[[list[bytes]], None] = lambda _: None
         self.on_stop: Callable[[str], None] = lambda _reason: None  # at the request of an agent
         self._closed = False
         self._closing = threading.Event()
@@ -124,8 +125,15 @@ class ControllerShell:
         """Return whether an audit has barred this checkpoint; thread-safe."""
         return is_barred(self._state.audit.bars, place.n, place.directory)
 
-    def guard(self, confirm: Callable[[Callable[[], None]], None], lease_s: float) -> None:
-        """Let what cannot be taken back wait for `confirm`, as TermGuard.confirm does."""
+    def guard(
+        self,
+        confirm: Callable[[Callable[[], None]], None],
+        lease_s: float,
+        copy: Callable[[list[bytes]], None] = lambda _: None,
+    ) -> None:
+        """Let what cannot be taken back wait for `confirm`, as TermGuard.confirm does. `copy` gets
+        the journal's entries once they are durable, in a thread."""
+        self._copy = copy
         self._held = HeldActions(confirm, self._do, self.ended, self._write)
         self._grants = LeaseGrants(self._nodes.host, lease_s, confirm)
         read, takes_over = count_entries(self._segments), bool(self._nodes.before)
@@ -303,12 +311,14 @@ class ControllerShell:
     def _write(self, entries: Sequence[inputs.JournalEntry]) -> None:
         """Make entries durable. With several nodes a thread does it, and waits while the disk is
         full."""
-        rest = list(map(_entry_encoder.encode, entries))
+        rest = encoded = list(map(_entry_encoder.encode, entries))
         end_s = time.monotonic() + (END_S if self._held else 0.0)
         while True:
             taken: list[bytes] = []
             try:
                 self._journal.append_all(_take_each(rest, taken))
+                self._copy(encoded)
+                return
             except OSError as error:
                 if all(isinstance(entry, inputs.EndDecided) for entry in entries):
                     return  # the run ends also where that cannot be written
@@ -323,8 +333,6 @@ class ControllerShell:
                 rest = rest[len(taken) :]
                 if self._closing.wait(RETRY_S):
                     return  # nothing behind these entries was done, nor is it
-            else:
-                return
 
     def _note_full(self, error: OSError) -> None:
         """Note once, from the thread, that decisions wait."""

@@ -53,6 +53,7 @@ def _launch(plan: RunPlan, show: Callable[[Path], Display]) -> tuple[EndRun, Pat
     durable = preflight.check(plan)
     run_dir = run_directory.take(Path(plan.run_dir), plan.script, plan.args, plan.world)
     try:
+        _refuse_hosts(run_dir)
         run_directory.place_logs(run_dir, plan.log_dir)
         torchrun_arguments.store_plan(run_dir, plan)
         clock = EventClock()
@@ -65,6 +66,16 @@ def _launch(plan: RunPlan, show: Callable[[Path], Display]) -> tuple[EndRun, Pat
     finally:
         run_dir.release()
     return end, run_dir.path
+
+
+def _refuse_hosts(run_dir: RunDir) -> None:
+    """Raise RunDirError for the directory of one of several hosts that had their own."""
+    if run_dir.job.home:
+        raise RunDirError(
+            f"run directory {run_dir.path} is of one of several hosts, each with its own, and the"
+            f" checkpoints are in {run_dir.job.home}; nothing was started; give the same --nnodes"
+            f" as before, or a fresh --run-dir with --durable {run_dir.job.home}"
+        )
 
 
 class _Launcher:

@@ -1,6 +1,6 @@
 """Run directory: the files of one job, locked by one launcher at a time.
 
-run.json      identity of the job, and its number of launchers (terms)
+run.json      identity of the job (launch/terms/run_identity.py)
 plan.json     plan of the newest launcher (launch/torchrun_arguments.py)
 hosts/NAME/lock  held by the agent of a node without the controller, and by its reaper
 lock          held by the launcher and its reaper; has the pid, and whether SIGUSR1 requests saves
@@ -18,7 +18,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import secrets
 import shutil
 import signal
 import time
@@ -31,25 +30,13 @@ import msgspec
 from outlast.atomic_files import replace_file
 from outlast.errors import RunDirError
 from outlast.launch.host.reaper import SWEEP_S, read_process_stat
+from outlast.launch.terms.run_identity import CHECKPOINTS, RunningJob, identify
 
-VERSION = 1
 FREE_BYTES_MIN = 64 << 20
-_ROOMS = ("events", "journal", "logs", "checkpoints", "faults")
+_ROOMS = ("events", "journal", "logs", CHECKPOINTS, "faults")
 LOCK_S = SWEEP_S + 5.0  # the reaper of a dead launcher may still hold the lock
 _POLL_S = 0.05
 _SAVES = "saves"
-
-
-class RunningJob(msgspec.Struct, frozen=True, kw_only=True):
-    """run.json: the job's identity. Later launchers must have the same script and world size."""
-
-    version: int
-    run: str
-    script: str
-    args: tuple[str, ...]
-    world: int
-    created_ns: int
-    term: int
 
 
 class RunDir:
@@ -70,6 +57,11 @@ class RunDir:
     def room(self, name: str) -> Path:
         """Return the path of a subdirectory."""
         return self.path / name
+
+    @property
+    def checkpoints(self) -> Path:
+        """Return the directory of checkpoints, which all hosts of the run see."""
+        return Path(self.job.home) if self.job.home else self.path / CHECKPOINTS
 
     def log_dir(self, seat: int, worker: str) -> Path:
         """Return the directory of a worker's output; create it if missing. `seat` -1: a spare."""
@@ -92,12 +84,15 @@ class RunDir:
         with contextlib.suppress(OSError):
             os.pwrite(self.lock_fd, lock_words(saves), 0)
 
-    def adopt(self, run: str, term: int) -> None:
+    def adopt(self, run: str, term: int, home: str | None = None) -> None:
         """Continue the job `run` of another directory, in `term` or the current term if later.
+        `home`: see RunningJob; None leaves it.
 
         Raises RunDirError if run.json cannot be written.
         """
-        self.job = msgspec.structs.replace(self.job, run=run, term=max(term, self.job.term))
+        home = self.job.home if home is None else home
+        term = max(term, self.job.term)
+        self.job = msgspec.structs.replace(self.job, run=run, term=term, home=home)
         try:
             replace_file(self.path / "run.json", msgspec.json.format(msgspec.json.encode(self.job)))
         except OSError as error:
@@ -148,6 +143,21 @@ def of_node(path: Path, run: str, term: int, lock_fd: int) -> RunDir:
     except (OSError, msgspec.DecodeError) as error:
         raise RunDirError(f"{path / 'run.json'} cannot be read ({error})") from error
     return RunDir(path, msgspec.structs.replace(job, run=run, term=term), lock_fd, ())
+
+
+def of_own_host(path: Path, job: RunningJob, lock_fd: int) -> RunDir:
+    """Return the run directory of a host whose run directory is its own; make what it lacks.
+
+    Raises RunDirError if it cannot be written.
+    """
+    run_dir = RunDir(path, job, lock_fd, ())
+    try:
+        for room in _ROOMS:
+            (path / room).mkdir(exist_ok=True)
+    except OSError as error:
+        raise RunDirError(f"run directory {path} cannot be written: {error.strerror}") from error
+    run_dir.adopt(job.run, job.term)
+    return run_dir
 
 
 class LockHolder(NamedTuple):
@@ -228,7 +238,7 @@ def take(
                 f" {FREE_BYTES_MIN >> 20} MiB that events, journal and logs need; nothing was"
                 " started; make room or choose another --run-dir"
             )
-        job, notes = _identify(path, script, args, world)
+        job, notes = identify(path, script, args, world)
         for room in _ROOMS:
             (path / room).mkdir(exist_ok=True)
         replace_file(path / "run.json", msgspec.json.format(msgspec.json.encode(job), indent=2))
@@ -306,46 +316,6 @@ def _is_alive(words: list[str]) -> bool:
         and stat.state not in "ZX"
         and (len(words) < 2 or words[1] == str(stat.started))
     )
-
-
-def _identify(
-    path: Path, script: str, args: tuple[str, ...], world: int
-) -> tuple[RunningJob, tuple[str, ...]]:
-    try:
-        old = msgspec.json.decode((path / "run.json").read_bytes(), type=RunningJob)
-    except FileNotFoundError:
-        job = RunningJob(
-            version=VERSION,
-            run=secrets.token_hex(8),
-            script=script,
-            args=args,
-            world=world,
-            created_ns=time.time_ns(),
-            term=1,
-        )
-        return job, ()
-    except msgspec.DecodeError as error:
-        raise RunDirError(
-            f"{path / 'run.json'} cannot be read ({error}); nothing was started or changed;"
-            " restore it or choose another --run-dir"
-        ) from error
-    for name, before, now in (
-        ("format version", old.version, VERSION),
-        ("script", old.script, script),
-        ("world size", old.world, world),
-    ):
-        if before != now:
-            raise RunDirError(
-                f"run directory {path} belongs to another job: its {name} is {before}, not {now};"
-                " nothing was changed; give that again, or choose another --run-dir"
-            )
-    notes: tuple[str, ...] = ()
-    if old.args != args:
-        notes = (
-            f"resuming {path} with other script arguments: {' '.join(args) or '(none)'}"
-            f" instead of {' '.join(old.args) or '(none)'}",
-        )
-    return msgspec.structs.replace(old, term=old.term + 1, args=args), notes
 
 
 SAVE_SIGNAL = signal.SIGUSR1

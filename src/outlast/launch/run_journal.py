@@ -20,7 +20,7 @@ from outlast.controller.audit.audit_records import CopyBar
 from outlast.controller.inputs import AnyEntry, CopiesBarred, SharedValueStored
 from outlast.controller.lifecycle.journal_segments import join_segments
 from outlast.errors import CorruptionError, RunDirError, StorageError
-from outlast.launch.run_directory import RunningJob
+from outlast.launch.terms.run_identity import CHECKPOINTS, RunningJob, checkpoints_of
 from outlast.telemetry.segment_files import SegmentWriter, read_records
 
 ORIGIN = "origin"  # writer of a branch's first segment
@@ -63,9 +63,6 @@ def bars_of(run_dir: Path) -> tuple[CopyBar, ...]:
     )
 
 
-_CHECKPOINTS = "checkpoints"
-
-
 def branch(origin: Path, place: SavePoint, target: Path, on_damage: Callable[[str], None]) -> None:
     """Create the run `target`, which must not exist, at the checkpoint `place` of `origin`.
 
@@ -76,7 +73,8 @@ def branch(origin: Path, place: SavePoint, target: Path, on_damage: Callable[[st
     try:
         job = msgspec.json.decode((origin / "run.json").read_bytes(), type=RunningJob)
         target.mkdir(parents=True)
-        for room in (_CHECKPOINTS, "journal"):
+        job = msgspec.structs.replace(job, home="")
+        for room in (CHECKPOINTS, "journal"):
             (target / room).mkdir()
         replace_file(target / "run.json", msgspec.json.format(msgspec.json.encode(job), indent=2))
         # Values shared before the checkpoint are not created again after it.
@@ -95,7 +93,7 @@ def branch(origin: Path, place: SavePoint, target: Path, on_damage: Callable[[st
         ) from error
     except msgspec.DecodeError as error:
         raise RunDirError(f"{origin / 'run.json'} cannot be read ({error})") from error
-    _take_over(origin / _CHECKPOINTS, place, target / _CHECKPOINTS)
+    _take_over(checkpoints_of(origin), place, target / CHECKPOINTS)
 
 
 def _take_over(source: Path, place: SavePoint, target: Path) -> None:

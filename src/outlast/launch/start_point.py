@@ -22,6 +22,7 @@ from outlast.checkpoint.upkeep.checkpoint_copy import copy_checkpoint
 from outlast.controller.audit.audit_records import CopyBar, is_barred
 from outlast.errors import ConfigError, CorruptionError, OutlastError, RefusedError, StorageError
 from outlast.launch.run_directory import RunDir
+from outlast.launch.terms.run_identity import CHECKPOINTS
 from outlast.transport import messages
 
 
@@ -226,7 +227,7 @@ def begin(
     none can be copied; UnreadableCheckpointError if the newest local checkpoint cannot be read.
     """
     notes: list[str] = []
-    root = run_dir.room("checkpoints")
+    root = run_dir.checkpoints
     catalog.remove_uncommitted(Folder(root))  # from a killed launcher; no writer is alive
     found = newest_checkpoint(root, run_dir.job.run, notes.append, bars)
     damaged = bool(notes)
@@ -258,7 +259,7 @@ def adopt_job(run_dir: RunDir, durable: Sequence[Store]) -> list[str]:
     """
     notes: list[str] = []
     there = _ask(durable, notes)
-    rooms = [run_dir.room("checkpoints"), run_dir.room("journal")]
+    rooms = [run_dir.room(CHECKPOINTS), run_dir.room("journal")]
     if any(any(room.iterdir()) for room in rooms):
         return []
     if there.silent and not there.newest:

@@ -111,7 +111,7 @@ class SegmentWriter:
             if self._fd < 0 or self._size_bytes >= self.rotate_bytes:
                 self._sync()
                 self._rotate()
-            self._write(RECORD.pack(len(payload), xxhash.xxh3_64_intdigest(payload)) + payload)
+            self._write(pack_record(payload))
         self._sync()
 
     def _sync(self) -> None:
@@ -130,7 +130,7 @@ class SegmentWriter:
         path = self._create(max(indices, default=-1) + 1)
         self._size_bytes = 0
         try:
-            self._write(HEADER.pack(MAGIC, VERSION))
+            self._write(segment_header())
             if self.durable:
                 _sync_directory(self.directory)
         except OSError:
@@ -166,6 +166,16 @@ class SegmentWriter:
             os.ftruncate(self._fd, self._size_bytes)
         except OSError:
             self.close()
+
+
+def pack_record(payload: bytes) -> bytes:
+    """Return a payload as a record of a segment."""
+    return RECORD.pack(len(payload), xxhash.xxh3_64_intdigest(payload)) + payload
+
+
+def segment_header() -> bytes:
+    """Return the first bytes of a segment."""
+    return HEADER.pack(MAGIC, VERSION)
 
 
 class SegmentReader:

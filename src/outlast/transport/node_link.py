@@ -45,6 +45,9 @@ class NodeHello(NodeMessage, frozen=True):
     directory: str  # content of a file in the run directory, "" without one
     nonce: bytes
     domain: str = ""  # what fails together with the host, the largest part first
+    folders: tuple[str, ...] = ()  # contents of that file in each directory of --durable
+    run: str = ""  # run of its run directory, "" for a fresh one
+    neighbours: tuple[str, ...] = ()  # other hosts that use its run directory
 
 
 class NodeChallenge(NodeMessage, frozen=True):
@@ -72,6 +75,7 @@ class NodeAccepted(NodeMessage, frozen=True):
     hello_nonce: bytes  # of the node's Hello
     run_nonce: bytes  # from which the run's token is made
     incarnation: int = 1  # of the node's agent: above 1 where the host had one in this term
+    home: str = ""  # shared directory of a run whose hosts have run directories of their own
 
 
 class NodeRefused(NodeMessage, frozen=True):

@@ -120,7 +120,7 @@ class RunCheckpointer:
         self._joins = joins
         self._begun_at = begun_at
         self._lineage: Lineage | None = None
-        self._root = Path(settings.run_dir) / "checkpoints"
+        self._root = Path(settings.checkpoints or f"{settings.run_dir}/checkpoints")
         self._driver: SaveDriver | None = None
         self._reserved = False
         self._origin: dict[str, str] = {}

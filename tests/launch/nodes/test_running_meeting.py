@@ -16,9 +16,9 @@ from outlast.errors import ConfigError, OutlastError
 from outlast.launch.controller_shell import RunningNodes
 from outlast.launch.nodes.node_facts import NodeIdentity
 from outlast.launch.nodes.node_joining import LiveRun, join, open_ledger
-from outlast.launch.nodes.node_meeting import PROOF
+from outlast.launch.nodes.own_directories import PROOF
 from outlast.launch.nodes.running_meeting import RunningMeeting
-from outlast.launch.run_directory import RunningJob
+from outlast.launch.terms.run_identity import RunningJob
 from outlast.launch.terms.term_records import TermBeat, TermLedger, TermRecord
 from outlast.launch.torchrun_arguments import RunPlan, parse
 from outlast.transport.node_link import NodeAccepted
@@ -120,7 +120,7 @@ async def test_durable_storage_of_its_own_is_refused(tmp_path: Path) -> None:
     run.agents["b"] = agent("b", connected=False)
     (tmp_path / "own").mkdir()
     run.durable = tmp_path / "own"
-    with pytest.raises(OutlastError, match="own"):
+    with pytest.raises(OutlastError, match=r"--durable .* is not the directory of the"):
         await run.during(run.join("b"))
 
 

@@ -24,7 +24,7 @@ from outlast.launch.nodes.node_facts import NodeIdentity
 from outlast.launch.nodes.node_flags import NodeFlags
 from outlast.launch.nodes.node_joining import join
 from outlast.launch.nodes.node_meeting import NodeMeeting
-from outlast.launch.run_directory import RunningJob
+from outlast.launch.terms.run_identity import RunningJob
 from outlast.transport import channel, messages
 from outlast.transport.tls import NodeTls, PeerTls, TlsFiles, check_name
 

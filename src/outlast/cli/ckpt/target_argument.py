@@ -20,18 +20,21 @@ from outlast.checkpoint.stores.store_interfaces import Store
 from outlast.controller.audit.audit_records import is_barred
 from outlast.errors import StorageError, UsageError
 from outlast.launch.run_journal import bars_of
+from outlast.launch.terms.run_identity import checkpoints_of
 
-_ROOM, _RUN = "checkpoints", "run.json"  # in a run directory
+_RUN = "run.json"  # in a run directory
 _OLDER = re.compile(r"step-\d{9,}-n\d+")
 _LOCAL = "file://"
 _SHOWN_MAX = 8
 
 
 class CheckpointTarget(NamedTuple):
-    """Parsed TARGET. `place` is set where it names one checkpoint and not a whole store."""
+    """Parsed TARGET. `place` is set where it names one checkpoint and not a whole store; `run_dir`
+    where it names a run directory."""
 
     store: Store
     place: SavePoint | None
+    run_dir: Path | None = None
 
     def barred(self) -> Callable[[SavePoint], bool]:
         """Return a predicate: whether an audit of the run has barred a checkpoint.
@@ -39,6 +42,7 @@ class CheckpointTarget(NamedTuple):
         Raises RunDirError where the run's journal cannot be read.
         """
         root = self.store.root.parent if isinstance(self.store, Folder) else None
+        root = self.run_dir or root
         bars = bars_of(root) if root is not None and (root / _RUN).is_file() else ()
         return lambda place: is_barred(bars, place.n, place.directory)
 
@@ -99,7 +103,7 @@ def open_target(address: str) -> CheckpointTarget:
     if place := SavePoint.parse(path.name):
         return CheckpointTarget(Folder(path.parent), place)
     if (path / _RUN).is_file():
-        return CheckpointTarget(Folder(path / _ROOM), None)
+        return CheckpointTarget(Folder(checkpoints_of(path)), None, path)
     store = Folder(path)
     if not any(map(SavePoint.parse, store.directories())):
         _refuse_foreign(path)
@@ -120,7 +124,7 @@ def open_destination(address: str) -> Store:
     path = Path(_local(address)).absolute()
     if not (above := _nearest(path)).is_dir():
         raise UsageError(f"{above} is not a directory; nothing was written")
-    return Folder(path / _ROOM if (path / _RUN).is_file() else path)
+    return Folder(checkpoints_of(path) if (path / _RUN).is_file() else path)
 
 
 def check_room(store: Store, size_bytes: int) -> None:

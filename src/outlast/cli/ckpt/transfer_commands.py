@@ -32,7 +32,7 @@ from outlast.errors import (
     StorageError,
     UsageError,
 )
-from outlast.launch.run_directory import RunningJob
+from outlast.launch.terms.run_identity import RunningJob
 from outlast.text_formatting import duration, plural, size
 
 

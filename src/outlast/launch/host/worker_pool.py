@@ -198,6 +198,7 @@ class WorkerPool:
             control_fd=control_fd,
             page_fd=page_fd,
             run_dir=str(self.run_dir.path.absolute()),
+            checkpoints=str(self.run_dir.checkpoints.absolute()),
             checkpoint_every=self.plan.checkpoint_every,
             snapshot_every=self.plan.snapshot_every,
             audit_every=self.plan.audit_every,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,13 +22,16 @@ from outlast.launch.host.keeper_pool import KeeperSite
 from outlast.launch.nodes.node_facts import NodeIdentity
 from outlast.launch.nodes.node_joining import LiveRun
 from outlast.launch.nodes.node_meeting import RunPlace
+from outlast.launch.nodes.own_directories import OwnDirectories, folders_of
 from outlast.launch.nodes.running_meeting import RunningMeeting
 from outlast.launch.run_directory import RunDir
 from outlast.launch.run_display import DisplayRecord
 from outlast.launch.run_journal import bars_of
 from outlast.launch.start_point import CheckpointSearch
+from outlast.launch.terms.journal_copies import JournalCopy
 from outlast.launch.terms.term_guard import TermGuard
 from outlast.launch.terms.term_records import TermLedger, TermRecord
+from outlast.launch.terms.term_store import TermStore
 from outlast.launch.torchrun_arguments import RunPlan
 from outlast.transport import messages
 from outlast.transport.tls import PeerTls
@@ -38,6 +40,7 @@ from outlast.transport.tls import PeerTls
 class NodeSetting(NamedTuple):
     """A node of a run: its identity and address, all hosts by node rank with their failure domains,
     the run's token, the random number of which it was made, the run's terms, and durable storage.
+    `journals`: copies of journals, if hosts have run directories of their own.
     """
 
     plan: RunPlan
@@ -51,6 +54,7 @@ class NodeSetting(NamedTuple):
     durable: tuple[DurableTarget, ...] = ()
     tls: PeerTls | None = None
     incarnation: int = 1
+    journals: TermStore | None = None
 
     @property
     def host(self) -> str:
@@ -79,11 +83,6 @@ class NodeSetting(NamedTuple):
         return [door_of(folder, rank) for rank in ranks]
 
 
-def folders_of(durable: Iterable[DurableTarget]) -> list[Path]:
-    """Return the directories of durable storage. A bucket is the same one for all nodes."""
-    return [target.store.root for target in durable if isinstance(target.store, Folder)]
-
-
 class ControllerTenure:
     """The controller of the term in `run_dir.job`, which this process has created. `before`: the
     host of the controller from which it takes over, which has not answered for `silent_s`."""
@@ -98,9 +97,11 @@ class ControllerTenure:
         silent_s: float = 0.0,
     ) -> None:
         plan, job = node.plan, run_dir.job
-        root = run_dir.room("checkpoints")
+        root, is_own = run_dir.checkpoints, node.journals is not None
         self._plan, self._record, self._node = plan, record, node
-        self._upkeep = CheckpointUpkeep(root, plan.keep, node.durable, record, self._is_barred)
+        drains = node.durable[1:] if is_own else node.durable
+        keep = (is_own and node.durable[0].rule.keep) or plan.keep
+        self._upkeep = CheckpointUpkeep(root, keep, drains, record, self._is_barred)
         self.shell = ControllerShell(
             plan,
             run_dir,
@@ -112,7 +113,7 @@ class ControllerTenure:
                 job.run,
                 node.keepers(run_dir),
                 node.token.hex(),
-                [target.store for target in node.durable],
+                [target.store for target in drains],
             ),
             self._upkeep.committed,
             NodeListener(
@@ -121,11 +122,12 @@ class ControllerTenure:
         )
         self._meeting = RunningMeeting(
             node.identity,
-            (run_dir.path, *folders_of(node.durable)),
+            (*([] if is_own else [run_dir.path]), *folders_of(node.durable)),
             node.address,
             self.shell.nodes,
             record.note,
             node.fixed_hosts,
+            OwnDirectories(Path(job.home), "") if is_own else None,
         )
         self.deposed: asyncio.Future[TermRecord] = asyncio.get_running_loop().create_future()
         self._guard = TermGuard(
@@ -138,14 +140,18 @@ class ControllerTenure:
             self.shell.is_alone,
             self._meeting.address,
         )
+        self._journal = JournalCopy(node.journals, job.term) if node.journals else None
+        if self._journal:
+            self._guard.before_read = self._journal.flush
         self._serving: list[asyncio.Task[None]] = []
 
     def begin(self) -> None:
         """Begin the term once its first beat is in the store."""
-        self.shell.guard(self._guard.confirm, self._plan.limits.lease_s)
         job, plan = self.shell.job, self._plan
+        copies = (self._journal.add,) if self._journal else ()
+        self.shell.guard(self._guard.confirm, plan.limits.lease_s, *copies)
         place = RunPlace(
-            job.run, job.term, self.shell.address, plan.master_addr, plan.master_port or 0
+            job.run, job.term, self.shell.address, plan.master_addr, plan.master_port or 0, job.home
         )
         meeting = self._meeting.serve(place, self._node.nonce, plan.node.total, plan.limits.lease_s)
         self._serving = [asyncio.create_task(part) for part in (self._guard.run(), meeting)]
@@ -187,7 +193,7 @@ def newest_checkpoint(run_dir: RunDir) -> messages.Checkpointed | None:
     Raises RunDirError or StorageError.
     """
     bars = bars_of(run_dir.path)
-    root = run_dir.room("checkpoints")
+    root = run_dir.checkpoints
     found = catalog.newest_checkpoint(
         Folder(root),
         lambda _damage: None,

@@ -31,6 +31,15 @@ _SIOCGIFADDR = 0x8915
 _OWN = ("node", "run_dir", "json", "plain", "streams", "command", "script", "master_addr")
 
 
+class NodePlaces(NamedTuple):
+    """Findings of a node in its directories, as in NodeHello."""
+
+    directory: str
+    folders: tuple[str, ...] = ()
+    run: str = ""
+    neighbours: tuple[str, ...] = ()
+
+
 class NodeIdentity(NamedTuple):
     """This node, as it introduces itself."""
 
@@ -52,14 +61,17 @@ class NodeIdentity(NamedTuple):
         """Return what the certificate of a node of the run is checked with."""
         return PeerTls(self.tls, (self.endpoint[0], *hosts)) if self.tls else None
 
-    def hello(self, directory: str) -> NodeHello:
-        """Return the first message; `directory`: content of the proof in the run directory."""
+    def hello(self, places: NodePlaces) -> NodeHello:
+        """Return the first message."""
         return NodeHello(
             host=self.host,
             node_rank=self.node_rank,
             facts=self.facts,
             domain=self.domain,
-            directory=directory,
+            directory=places.directory,
+            folders=places.folders,
+            run=places.run,
+            neighbours=places.neighbours,
             nonce=secrets.token_bytes(NONCE_BYTES),
         )
 

@@ -177,4 +177,7 @@ def _refuse(given: Namespace) -> None:
     if given.standalone:
         raise UsageError("--standalone is for one node; leave it out, or give --nnodes 1")
     if not given.run_dir:
-        raise UsageError("--nnodes above 1 needs --run-dir DIR, on a file system of all nodes")
+        raise UsageError(
+            "--nnodes above 1 needs --run-dir DIR, on a file system of all nodes; with --durable"
+            " DIRECTORY of all nodes, each host may have its own"
+        )

@@ -19,10 +19,9 @@ import msgspec
 from outlast.errors import ConfigError, OutlastError, RunDirError, WireError
 from outlast.launch.nodes.endpoint_listener import RETRY_S
 from outlast.launch.nodes.node_facts import NodeIdentity, unresolved
-from outlast.launch.nodes.node_meeting import PROOF
-from outlast.launch.run_directory import RunningJob
+from outlast.launch.nodes.own_directories import known_job, look_at
 from outlast.launch.terms.term_records import TermBeat, TermLedger
-from outlast.launch.terms.term_store import open_term_store
+from outlast.launch.terms.term_store import TermStore, open_term_store
 from outlast.launch.torchrun_arguments import RunPlan
 from outlast.transport.node_link import (
     AnyNodeMessage,
@@ -51,17 +50,26 @@ class NewestBeat(NamedTuple):
     beat: TermBeat | None
 
 
-def open_ledger(plan: RunPlan, run: str) -> TermLedger:
-    """Return the terms of a run. Raises ConfigError, StorageError."""
-    answer_s = STORE_ANSWER * plan.limits.lease_s
-    return TermLedger(open_term_store(plan.node.term_store, Path(plan.run_dir), run, answer_s), run)
+def open_ledger(plan: RunPlan, run: str, home: str = "") -> TermLedger:
+    """Return the terms of a run; `home`: see RunningJob. Raises ConfigError, StorageError."""
+    return TermLedger(_open_store(plan, run, home), run)
+
+
+def open_journal_copies(plan: RunPlan, run: str, home: str) -> TermStore:
+    """Return the store of the copies of a run's journals. Raises ConfigError, StorageError."""
+    return _open_store(plan, f"{run}-journal", home)
+
+
+def _open_store(plan: RunPlan, name: str, home: str) -> TermStore:
+    answer_s, folder = STORE_ANSWER * plan.limits.lease_s, Path(home) if home else None
+    return open_term_store(plan.node.term_store, Path(plan.run_dir), name, answer_s, folder)
 
 
 class LiveRun:
-    """Watch of the newest term of the run in the plan's run directory."""
+    """Watch of the newest term of the run in the plan's run directory, or in `home`."""
 
-    def __init__(self, plan: RunPlan) -> None:
-        self._plan = plan
+    def __init__(self, plan: RunPlan, home: Path | None = None) -> None:
+        self._plan, self._home = plan, home
         self._newest: NewestBeat | None = None
         self._changed_s = 0.0  # when the newest beat was seen to change; 0: never
         self._since_s = 0.0  # when it was first seen
@@ -109,11 +117,10 @@ class LiveRun:
         return self._newest.host if self._newest else ""
 
     def _read(self) -> NewestBeat | None:
-        path = Path(self._plan.run_dir) / "run.json"
-        if not path.exists():
+        job = known_job(Path(self._plan.run_dir), self._home)
+        if job is None:
             return None
-        job = msgspec.json.decode(path.read_bytes(), type=RunningJob)
-        ledger = open_ledger(self._plan, job.run)
+        ledger = open_ledger(self._plan, job.run, job.home)
         newest = ledger.newest(max(0, job.term - 2))
         if newest is None:
             return None
@@ -140,12 +147,7 @@ async def join(
         async with asyncio.timeout(timeout_s):
             while True:
                 link = await attempts.connect()
-                hello = identity.hello(_read_proof(run_dir))
-                try:
-                    _check_shared(identity.host, hello.directory, folders)
-                except OutlastError:
-                    await link.close()
-                    raise
+                hello = identity.hello(look_at(identity.host, run_dir, folders))
                 if answer := await _ask(link, hello):
                     break
                 await attempts.closed(link)
@@ -264,22 +266,3 @@ class _Attempts:
             stream.abort()
             raise
         return stream
-
-
-def _read_proof(directory: Path) -> str:
-    try:
-        return (directory / PROOF).read_text(errors="replace")[:64]
-    except OSError:
-        return ""
-
-
-def _check_shared(host: str, proof: str, others: Sequence[Path]) -> None:
-    """Raise ConfigError for a directory of durable storage that is not the one of the controller's
-    node. Without the `proof` of the run directory, that node refuses this one."""
-    for directory in others:
-        if proof and _read_proof(directory) != proof:
-            raise ConfigError(
-                f"{host}: --durable {directory} is not the directory of the controller's node, but"
-                " one of this host alone; nothing was started on this node; name a directory that"
-                " all nodes share, or a bucket"
-            )

@@ -19,14 +19,20 @@ from outlast.launch.nodes.endpoint_listener import EndpointListener
 from outlast.launch.nodes.failure_domains import DOMAIN, order_nodes
 from outlast.launch.nodes.node_facts import NodeIdentity
 from outlast.launch.nodes.node_flags import NodeFlags
+from outlast.launch.nodes.own_directories import (
+    PROOF,
+    OwnDirectories,
+    is_own,
+    look_at,
+    why_elsewhere,
+    why_mixed,
+)
 from outlast.transport.node_link import (
     NodeAccepted,
     NodeHello,
     NodeLink,
     NodeRefused,
 )
-
-PROOF = "meeting"  # file of each shared directory: shows that all nodes have the same one
 
 
 class NodeSeat(NamedTuple):
@@ -45,10 +51,11 @@ class RunPlace(NamedTuple):
     address: tuple[str, int]
     master_addr: str
     master_port: int
+    home: str = ""  # see NodeAccepted
 
 
-def difference(identity: NodeIdentity, proof: str, hello: NodeHello) -> str:
-    """Return how a node differs from the controller's; "" if not. `proof`: content of PROOF."""
+def difference(identity: NodeIdentity, hello: NodeHello) -> str:
+    """Return how a node differs from the controller's, but for its directories; "" if not."""
     ours = identity.facts
     for name in [*ours, *hello.facts]:
         here, there = ours.get(name, "missing"), hello.facts.get(name, "missing")
@@ -56,14 +63,13 @@ def difference(identity: NodeIdentity, proof: str, hello: NodeHello) -> str:
             return f"its {name} is {there}, and that of the controller's node {here}"
     if hello.domain and not DOMAIN.fullmatch(hello.domain):
         return f"its failure domain {hello.domain[:80]!r} is not a path of names"
-    if hello.directory != proof:
-        return "its run directory is not the one of the controller's node"
     return ""
 
 
 class NodeMeeting:
     """Meeting on the controller's node; `note` receives refusals as text. `folders`: directories of
-    durable storage, which all nodes must share as they share the run directory."""
+    durable storage, which all nodes must share. `own`: whether hosts can have run directories of
+    their own."""
 
     def __init__(
         self,
@@ -72,10 +78,11 @@ class NodeMeeting:
         nodes: NodeFlags,
         note: Callable[[str], None],
         folders: Sequence[Path] = (),
+        own: OwnDirectories | None = None,
     ) -> None:
         self._identity, self._nodes, self._note = identity, nodes.total, note
         self._with_ranks = nodes.nodes
-        self._run_dir, self._folders = run_dir, folders
+        self._run_dir, self._folders, self._own = run_dir, folders, own or OwnDirectories()
         self._proof = secrets.token_hex(16)
         self._seats: dict[str, NodeSeat] = {}
         self.listener = EndpointListener(identity, note, self._meet)
@@ -88,6 +95,13 @@ class NodeMeeting:
         """Return this host's address at the endpoint; "" until it is open."""
         return self.listener.address
 
+    @property
+    def home(self) -> Path | None:
+        """Return the shared directory of the run, if its hosts have run directories of their own;
+        once the nodes are there."""
+        others = [seat.hello for seat in self._seats.values() if seat.link]
+        return self._own.home if others and is_own(self._proof, others[0]) else None
+
     async def gather(self, timeout_s: float) -> list[NodeSeat]:
         """Return all nodes in the order of their ranks.
 
@@ -96,7 +110,8 @@ class NodeMeeting:
         try:
             async with asyncio.timeout(timeout_s):
                 await self._open(timeout_s)
-                own = self._identity.hello(self._proof)
+                host, folders = self._identity.host, self._folders
+                own = self._identity.hello(look_at(host, self._run_dir, folders))
                 self._seats[own.host] = NodeSeat(own.host, None, own)
                 self._check_full()
                 await self._full.wait()
@@ -134,6 +149,7 @@ class NodeMeeting:
                     address=place.address,
                     master_addr=place.master_addr,
                     master_port=place.master_port,
+                    home=place.home,
                     hello_nonce=seat.hello.nonce,
                     run_nonce=run_nonce,
                 )
@@ -187,7 +203,12 @@ class NodeMeeting:
 
     def _difference(self, hello: NodeHello) -> str:
         """Return why a node does not fit; "" if it does."""
-        if wrong := difference(self._identity, self._proof, hello):
+        if wrong := difference(self._identity, hello):
+            return wrong
+        others = [seat.hello for seat in self._seats.values() if seat.link]
+        if wrong := why_elsewhere(self._proof, hello, self._folders, self._own, self._seats):
+            return wrong
+        if others and (wrong := why_mixed(hello, others[0], self._proof)):
             return wrong
         if self._full.is_set():
             return "the run has all its nodes"

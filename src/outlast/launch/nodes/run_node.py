@@ -29,6 +29,7 @@ from outlast.launch.nodes.node_meeting import NodeMeeting, NodeSeat, RunPlace
 from outlast.launch.nodes.node_state import StateFile
 from outlast.launch.run_directory import SAVE_SIGNAL, RunDir
 from outlast.launch.run_display import Console, DisplayRecord
+from outlast.launch.terms.journal_copies import fetch_journals
 from outlast.launch.terms.term_records import TermRecord
 from outlast.launch.terms.term_watch import TermNews, TermWatch
 from outlast.launch.timed_faults import TimedFaults
@@ -79,7 +80,7 @@ class RunNode:
         tenure = ControllerTenure(self._node, self._run_dir, self._record, checkpoint)
         job = self._run_dir.job
         address, port = self._plan.master_addr, self._crew.master_port
-        place = RunPlace(job.run, job.term, tenure.shell.address, address, port)
+        place = RunPlace(job.run, job.term, tenure.shell.address, address, port, job.home)
         self._crew.keepers.note_placement()
         await first.meeting.accept(first.seats, place, self._node.nonce)
         self._begin_tenure(tenure)
@@ -177,16 +178,17 @@ class RunNode:
         try:
             while True:
                 if news := await watch.wait(1.0):
-                    self._hear(news)
+                    await self._hear(news)
                 elif self._agent.lease.silence_s > limit_s:
                     self._give_up(f"no controller has answered for {limit_s:g} s")
         finally:
             watch.close()
 
-    def _hear(self, news: TermNews) -> None:
+    async def _hear(self, news: TermNews) -> None:
         """Take over, follow, or end."""
         if news.beat is None:
-            self._take_over(news)
+            if await self._has_journals(news.term):
+                self._take_over(news)
         elif news.beat.outcome:
             self._on_outcome(
                 messages.RunOutcome(
@@ -200,6 +202,22 @@ class RunNode:
                 f"{self._host} follows {news.host}, the controller of term {news.term}"
             )
             self._agent.follow(news.term, news.beat.address)
+
+    async def _has_journals(self, term: int) -> bool:
+        """Return whether the journals of all terms before are in this run directory. If not, the
+        term that this node has created stays without a controller, and the next one is created."""
+        if self._node.journals is None:
+            return True
+        journal = self._run_dir.room("journal")
+        try:
+            await asyncio.to_thread(fetch_journals, self._node.journals, term, journal)
+        except OutlastError as error:
+            self._record.note(
+                f"{self._host} has created term {term}, and cannot use it: the journal of earlier"
+                f" terms cannot be read: {error}"
+            )
+            return False
+        return True
 
     def _take_over(self, news: TermNews) -> None:
         """Act as the controller of a term that this node has created."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,17 +24,26 @@ from outlast.atomic_files import replace_file
 from outlast.launch.controller_shell import RunningNodes
 from outlast.launch.nodes.endpoint_listener import EndpointListener
 from outlast.launch.nodes.node_facts import NodeIdentity
-from outlast.launch.nodes.node_meeting import PROOF, RunPlace, difference
+from outlast.launch.nodes.node_meeting import RunPlace, difference
+from outlast.launch.nodes.own_directories import (
+    PROOF,
+    OwnDirectories,
+    read_proof,
+    why_another_run,
+    why_elsewhere,
+)
 from outlast.transport.node_link import NodeAccepted, NodeHello, NodeLink, NodeRefused
 
 LOOK_S = 0.2
+ALL_SHARE = OwnDirectories(None, "all nodes of this run share one")
 ENTER_S = 30.0  # time of an accepted node until its agent has connected
 
 
 class RunningMeeting:
     """Meeting of one term on its controller's node; `look` returns the present nodes.
 
-    `folders`: the run directory, and those of durable storage, which must be the same on all nodes.
+    `folders`: the run directory, and those of durable storage, which must be the same on all nodes;
+    with `own`, hosts have run directories of their own, and `folders` are those of durable storage.
     `fixed_hosts`: why no host can join that was not there at the start.
     """
 
@@ -45,11 +55,13 @@ class RunningMeeting:
         look: Callable[[], RunningNodes],
         note: Callable[[str], None],
         fixed_hosts: str = "",
+        own: OwnDirectories | None = None,
     ) -> None:
         self._identity, self._folders, self._look, self._note = identity, folders, look, note
         self._listener = EndpointListener(identity, note, self._meet, "the running run")
         self.address = self._listener.bind(address)
-        self._fixed_hosts = fixed_hosts
+        self._fixed_hosts, self._own = fixed_hosts, own
+        self._storage = folders if own else folders[1:]
         self._entering: dict[str, float] = {}  # accepted hosts, and until when they count
         self._place: tuple[RunPlace, bytes]
         self._nodes_max = 0
@@ -68,36 +80,39 @@ class RunningMeeting:
         self._listener.close()
 
     async def _meet(self, hello: NodeHello, link: NodeLink) -> None:
-        wrong = difference(self._identity, self._proof(), hello)
+        wrong = difference(self._identity, hello) or self._elsewhere(hello)
         if wrong := wrong or await self._await_room(hello):
             self._note(f"{hello.host} was refused by the running run: {wrong}")
             link.send(NodeRefused(reason=wrong))
         else:
             self._accept(link, hello)
 
+    def _elsewhere(self, hello: NodeHello) -> str:
+        """Return why a node's directories do not fit; "" if they do."""
+        proof, run = read_proof(self._folders[0]), self._place[0].run
+        hosts = self._look().placement.agents
+        wrong = why_elsewhere(proof, hello, self._storage, self._own or ALL_SHARE, hosts)
+        if not wrong and self._own and hello.run not in ("", run):
+            return why_another_run(hello.run, run)
+        return wrong
+
     def remove_proofs(self) -> None:
         """Remove the proofs in durable storage, at the end of the run."""
-        for folder in self._folders[1:]:
+        for folder in self._storage:
             with contextlib.suppress(OSError):
                 (folder / PROOF).unlink(missing_ok=True)
 
     def _show_proofs(self) -> None:
-        """Copy the proof of the run directory to durable storage, where the first meeting removed
-        it."""
-        proof = self._proof()
-        for folder in self._folders[1:]:
+        """Write the proof into durable storage, where the first meeting removed it: that of the
+        run directory, if all nodes share one."""
+        proof = secrets.token_hex(16) if self._own else read_proof(self._folders[0])
+        for folder in self._storage:
             try:
                 replace_file(folder / PROOF, proof.encode())
             except OSError as error:
                 self._note(
                     f"{folder / PROOF} cannot be written ({error.strerror}): no node can join later"
                 )
-
-    def _proof(self) -> str:
-        try:
-            return (self._folders[0] / PROOF).read_text(errors="replace")
-        except OSError as error:
-            return f"unreadable ({error.strerror})"  # no node has this
 
     async def _await_room(self, hello: NodeHello) -> str:
         """Return why a node cannot take part, after a wait; "" when it can."""
@@ -145,6 +160,7 @@ class RunningMeeting:
                 address=place.address,
                 master_addr=place.master_addr,
                 master_port=place.master_port,
+                home=place.home,
                 hello_nonce=hello.nonce,
                 run_nonce=nonce,
                 incarnation=known.incarnation + 1 if known else 1,

@@ -37,6 +37,7 @@ class TermGuard:
         self._address, self._meeting = address, meeting
         self._period_s = lease_s / BEATS
         self._on_deposed, self._note, self._is_alone = on_deposed, note, is_alone
+        self.before_read: Callable[[], None] = lambda: None  # first part of each round
         self._count = 0
         self._due_s = time.monotonic()
         self._waiting: list[Callable[[], None]] = []
@@ -77,6 +78,7 @@ class TermGuard:
     async def end(self, outcome: str, exit_code: int, cause: str) -> None:
         """Leave the end of the run in the store, for agents that are away. Raises OutlastError."""
         beat = self._next_beat(outcome=outcome, exit_code=exit_code, cause=cause)
+        await asyncio.to_thread(self.before_read)
         await asyncio.to_thread(self._ledger.beat, self._term, beat)
 
     def _may_beat(self) -> bool:
@@ -91,6 +93,7 @@ class TermGuard:
         return not is_alone
 
     def _round(self, may_beat: bool) -> TermRecord | None:
+        self.before_read()
         now_s = time.monotonic()
         if now_s >= self._due_s:
             if may_beat:

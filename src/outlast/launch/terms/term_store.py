@@ -76,6 +76,11 @@ class CheckpointStoreTerms:
             return None
         return self._store.get(self._directory, name)
 
+    def get_all(self) -> dict[str, bytes]:
+        """Return all values, with one listing. Raises StorageError."""
+        names = self._store.files(self._directory)
+        return {name: self._store.get(self._directory, name) for name in sorted(names)}
+
 
 def check_address(address: str) -> None:
     """Raise ConfigError for an address of `--term-store` that cannot be one; asks nothing."""
@@ -88,9 +93,14 @@ def check_address(address: str) -> None:
         )
 
 
-def open_term_store(address: str, run_dir: Path, run: str, answer_s: float) -> TermStore:
-    """Return the store of a run's terms: of its directory for an empty address, else at a URL,
-    under the name of the run. `answer_s`: deadline of a call. Raises ConfigError, StorageError."""
+def open_term_store(
+    address: str, run_dir: Path, run: str, answer_s: float, home: Path | None = None
+) -> TermStore:
+    """Return the store of a run's terms: for an empty address of its directory, or of `home` if
+    hosts have directories of their own; else at a URL, under the name of the run. `answer_s`:
+    deadline of a call. Raises ConfigError, StorageError."""
+    if not address and home:
+        return CheckpointStoreTerms(Folder(home, answer_s), f"{_ROOM}-{run}")
     if not address:
         return CheckpointStoreTerms(Folder(run_dir, answer_s), _ROOM)
     if address.startswith(ETCD):
