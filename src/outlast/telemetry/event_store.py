@@ -10,9 +10,10 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Full, Queue
 from typing import Literal
 
 import msgspec
@@ -32,6 +33,7 @@ from outlast.telemetry.segment_files import (
 DIRECTORY = "events"
 BACKLOG_BYTES = 8 << 20
 RETRY_S = 1.0
+QUEUED_MAX = 50_000  # events that wait for the thread
 CLOSE_S = 60.0  # the longest wait for a thread that writes
 POLL_S = 0.2
 
@@ -67,7 +69,7 @@ class EventWriter:
     A full or failing disk must not end a run: events then wait in a backlog of `BACKLOG_BYTES`, the
     oldest are dropped and counted, one line on stderr reports it, and the disk is tried again every
     `RETRY_S` seconds. `in_thread`: a thread writes, so that a file system that stands still stops
-    nobody who emits. Raises RunDirError at construction when the directory cannot be made.
+    nobody who emits; beyond `QUEUED_MAX` the newest events are dropped then, and counted. Raises RunDirError at construction when the directory cannot be made.
     """
 
     def __init__(
@@ -86,7 +88,7 @@ class EventWriter:
         self._retry_at_ns = 0
         self._has_reported = False
         self.dropped = 0
-        self._queue: SimpleQueue[bytes | None] = SimpleQueue()  # None: the end
+        self._queue: Queue[bytes | None] = Queue(QUEUED_MAX)  # None: the end
         self._thread = threading.Thread(target=self._write_queue, daemon=True)
         self._is_threaded = in_thread
         if in_thread:
@@ -99,10 +101,13 @@ class EventWriter:
     def emit(self, event: AnyEvent) -> None:
         """Append one event; keep it in the backlog while the file cannot be written."""
         payload = encoder.encode(event)
-        if self._is_threaded:
-            self._queue.put(payload)
-        else:
+        if not self._is_threaded:
             self._append(payload)
+            return
+        try:
+            self._queue.put_nowait(payload)
+        except Full:
+            self.dropped += 1
 
     def _write_queue(self) -> None:
         while (payload := self._queue.get()) is not None:
@@ -118,6 +123,8 @@ class EventWriter:
                 except OSError as error:
                     self._refused(error)
                 else:
+                    if self.dropped:
+                        self._drain()  # says so
                     return
             self._keep(payload)
 
@@ -125,7 +132,8 @@ class EventWriter:
         """Write the backlog, if the disk permits, and end the segment."""
         if self._is_threaded:
             self._is_threaded = False
-            self._queue.put(None)
+            with suppress(Full):
+                self._queue.put(None, timeout=CLOSE_S)
             self._thread.join(CLOSE_S)
             if self._thread.is_alive():
                 self._report("the file system stands still; the last events may not be written")
@@ -152,7 +160,7 @@ class EventWriter:
                 self._segments.append(self._backlog[0])
                 self._backlog_bytes -= len(self._backlog.popleft())
             if self.dropped:
-                text = f"{self.dropped} events were dropped while the disk refused them"
+                text = f"{self.dropped} events were dropped while they could not be written"
                 note = Note(t_ns=self.now_ns(), worker="", seat=-1, text=text)
                 self._segments.append(encoder.encode(note))
                 self.dropped = 0
