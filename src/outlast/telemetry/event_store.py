@@ -69,7 +69,8 @@ class EventWriter:
     A full or failing disk must not end a run: events then wait in a backlog of `BACKLOG_BYTES`, the
     oldest are dropped and counted, one line on stderr reports it, and the disk is tried again every
     `RETRY_S` seconds. `in_thread`: a thread writes, so that a file system that stands still stops
-    nobody who emits; beyond `QUEUED_MAX` the newest events are dropped then, and counted. Raises RunDirError at construction when the directory cannot be made.
+    nobody who emits; beyond `QUEUED_MAX` the newest events are dropped then, and counted. Raises
+    RunDirError at construction when the directory cannot be made.
     """
 
     def __init__(
