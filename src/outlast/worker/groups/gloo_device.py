@@ -111,7 +111,8 @@ class GlooDevice:
 
     def watch(self, peers: Collection[str]) -> None:
         """Let connections to other hosts end after SILENCE_S without an acknowledgement. gloo sets
-        no keepalive: it would wait for ever for a host that a cut network hides."""
+        no keepalive: it would wait for ever for a host that a cut network hides. Not before the
+        first phase: a connection that ends in a script's set-up ends the run."""
         for connection, remote in self._connections(peers):
             if host_of(remote) != host_of(self.address):
                 end_when_unreachable(connection, SILENCE_S)

@@ -210,8 +210,9 @@ class GroupRegistry:
     # --- phases ---
 
     def start_phases(self) -> None:
-        """Make collectives outside a phase raise PhaseError from now on."""
-        self._contract.start()
+        """Make collectives outside a phase raise PhaseError, and watch connections, from now on."""
+        if self._contract.start():
+            self._device.watch(self._mailbox.listeners(self._generation))
 
     def phase(self) -> AbstractContextManager[None]:
         """Return a context in which collectives are allowed."""
@@ -355,14 +356,13 @@ class GroupRegistry:
         groups.update((group.meeting, group.ranks) for group in self._stable)
         return {f"{name}{LIFE}{self._generation}": ranks for name, ranks in groups.items()}
 
-    # --- private ---
-
     @contextmanager
     def _building(self, timeout_s: float) -> Iterator[BuildGuard]:
         box, generation, deadline_s = self._mailbox, self._generation, time.monotonic() + timeout_s
         with BuildGuard(self._device, deadline_s, box, generation) as self._guard:
             yield self._guard
-        self._device.watch(box.listeners(generation))
+        if self._contract.started:
+            self._device.watch(box.listeners(generation))
 
     def _build(self, name: str, ranks: tuple[int, ...], guard: BuildGuard) -> InnerGroup:
         inner = InnerGroup(

@@ -141,13 +141,14 @@ class CollectiveRules:
     """Rules of the current phase, checked before every collective."""
 
     def __init__(self) -> None:
-        self._started = False
+        self.started = False
         self._inside = False
         self._sealed = False
 
-    def start(self) -> None:
-        """Restrict collectives to phases from now on."""
-        self._started = True
+    def start(self) -> bool:
+        """Restrict collectives to phases from now on; return whether they were not before."""
+        was_started, self.started = self.started, True
+        return not was_started
 
     @contextmanager
     def phase(self) -> Iterator[None]:
@@ -175,7 +176,7 @@ class CollectiveRules:
                 " session.run(train_generator, batch), or both are one, by"
                 " session.run_with_undo(train_step, batch), which copies the state first"
             )
-        if self._started and not self._inside:
+        if self.started and not self._inside:
             raise PhaseError(
                 f"{op} outside a phase: only what runs inside session.run can be redone when a"
                 " worker is lost; call it through session.run(...)"
