@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import cmath
 import copy
+import io
 import json
 import math
 import operator
+import pickle
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
@@ -93,7 +96,8 @@ DECISIONS: tuple[Callable[[Any], object], ...] = (
     bool, operator.not_, int, float, math.floor, lambda loss: min(1.0, loss), lambda loss: loss < 1,
     lambda loss: loss != loss, lambda loss: loss == 0.5, lambda loss: (1 + 2 * loss) / 3 > 1,
     lambda loss: sum([0.5, loss]) < 1, lambda loss: sorted([loss, 1.0]), lambda loss: loss - 2 <= 2,
-    lambda loss: max([1.0, -loss]), lambda loss: abs(loss) ** 2 >= 1,
+    lambda loss: max([1.0, -loss]), lambda loss: abs(loss) ** 2 >= 1, pickle.dumps,
+    lambda loss: torch.save(loss, io.BytesIO()), lambda loss: loss * torch.ones(1) < 1,
 )  # fmt: skip
 
 
@@ -112,6 +116,10 @@ def test_a_lost_number_may_be_kept_printed_counted_with_and_encoded() -> None:
     tensor = placeholder(torch.ones(2), use)
     mean = torch.stack([tensor, torch.ones(2)]).mean()
     assert type(mean) is LostTensor and type(round(mean.item(), 3)) is LostNumber
+    assert f"{mean:.3f}" == "nan" and type(mean.float()) is LostTensor
+    assert type(copy.deepcopy(mean)) is LostTensor and copy.copy(lost) is lost
+    assert type(lost * torch.ones(2, dtype=torch.int64)) is LostTensor
+    assert cmath.isnan(lost + 1j)
     for kept in (codec.decode(codec.encode(one)) for one in (lost, mean)):
         assert type(kept) in (float, torch.Tensor) and is_lost(float(kept))
     assert is_lost(lost) and is_lost(mean) and not is_lost(0.5) and not is_lost(torch.ones(1))

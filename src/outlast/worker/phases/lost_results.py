@@ -26,28 +26,19 @@ _USES = (  # noqa: SIM905 - a list literal would take a line a name
 ).split()
 
 
-_NUMBER_USES = (
-    "bool",
-    "eq",
-    "ne",
-    "lt",
-    "le",
-    "gt",
-    "ge",
-    "int",
-    "float",
-    "trunc",
-    "floor",
-    "ceil",
-    "divmod",
-)
+_NUMBER_USES = (  # noqa: SIM905 - as above
+    "bool eq ne lt le gt ge int float trunc floor ceil divmod rdivmod reduce_ex"
+).split()
 _SUMS = (  # noqa: SIM905 - as above
     "add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow neg pos abs"
 ).split()
 _TENSOR_USES = frozenset(
     (  # noqa: SIM905 - as above
-        "eq ne lt le gt ge equal allclose isclose isnan isfinite isinf bool int float index numpy"
-        " array tolist argmax argmin topk sort argsort nonzero where nan_to_num"
+        "eq ne lt le gt ge equal allclose isclose isnan isfinite isinf bool int long short byte"
+        " is_nonzero index numpy array dlpack tolist contains any all argmax argmin"
+        " argsort sort topk kthvalue unique nonzero count_nonzero where nan_to_num sign signbit"
+        " logical_and logical_or logical_not logical_xor bucketize searchsorted histc multinomial"
+        " bernoulli reduce_ex"
     ).split()
 )
 
@@ -74,8 +65,8 @@ class LostResult:
 
 
 class LostNumber(float):
-    """NaN in place of a lost floating-point number. A comparison, or a conversion to an integer,
-    calls `use`; arithmetic gives a `LostNumber`."""
+    """NaN in place of a lost floating-point number. A comparison, a conversion and a pickle call
+    `use`; arithmetic gives a `LostNumber`, or with a tensor a `LostTensor`."""
 
     _use: Callable[..., NoReturn]
 
@@ -91,35 +82,43 @@ class LostNumber(float):
             self._use()
         return self
 
+    def __copy__(self) -> LostNumber:
+        return self
+
     def __deepcopy__(self, _memo: object) -> LostNumber:
         return self
 
-    def __reduce__(self) -> Any:
-        return float, ("nan",)
-
 
 class LostTensor(torch.Tensor):
-    """NaN in place of a lost tensor, and what is computed from it. A comparison, or a conversion
-    to a number or an array, calls `use`; `item` gives a `LostNumber`."""
+    """NaN in place of a lost tensor, and what is computed from it. A comparison, a conversion to a
+    number or an array, and a pickle call `use`; `item` gives a `LostNumber`."""
 
     uses: tuple[Callable[[], NoReturn], ...] = ()  # of the newest one: results have no attributes
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.__name__.strip("_")
-        if name in _TENSOR_USES:
+        if name in _TENSOR_USES or func is torch.Tensor.__float__:  # but not `float`, of a type
             LostTensor.uses[0]()
         if name == "item":
             return LostNumber(LostTensor.uses[0])
         return super().__torch_function__(func, types, args, kwargs or {})
+
+    def __format__(self, spec: str) -> str:
+        return format(self.as_subclass(torch.Tensor), spec)
+
+    def __deepcopy__(self, _memo: object) -> torch.Tensor:
+        return self.detach().clone()
 
 
 def _used(self: Any, *_: Any) -> None:
     self._use()
 
 
-def _counted(self: LostNumber, *_: Any) -> LostNumber:
-    return LostNumber(self._use)
+def _counted(self: LostNumber, other: Any = 0.0, *_: Any) -> Any:
+    if isinstance(other, torch.Tensor):
+        return placeholder(other + math.nan, self._use)
+    return LostNumber(self._use) if isinstance(other, (int, float)) else NotImplemented
 
 
 for _name in _USES:
