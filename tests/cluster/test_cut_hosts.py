@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from tests.cluster.cluster import Cluster, on_one_host
+from tests.cluster.cluster import Cluster
+from tests.cluster.conftest import Undisturbed
 from tests.cluster.hosts import Hosts, missing_requirement
 
 from outlast.errors import EXIT_DONE, EXIT_GAVE_UP
@@ -64,20 +65,8 @@ def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Cluster]
         cluster.close()
 
 
-@pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> Callable[[CutRow], list[str]]:
-    """Return a function that gives the results of an undisturbed run on one host."""
-    known: dict[tuple[str, int], list[str]] = {}
-
-    def results(row: CutRow) -> list[str]:
-        world = row.ranks * int(row.nodes.partition(":")[0])
-        if (row.kind, world) not in known:
-            folder = tmp_path_factory.mktemp("alone")
-            absent = str(folder / "hold")
-            known[row.kind, world] = on_one_host(folder, world, STEPS, row.kind, absent)
-        return known[row.kind, world]
-
-    return results
+def world_of(row: CutRow) -> int:
+    return row.ranks * int(row.nodes.partition(":")[0])
 
 
 def control_ports(cluster: Cluster, host: str) -> str:
@@ -109,7 +98,7 @@ def orphans(cluster: Cluster) -> dict[str, list[str]]:
     ("cluster", "row"), [(row, row) for row in MOVES.values()], ids=MOVES, indirect=["cluster"]
 )
 def test_ranks_leave_one_of_two_hosts_that_do_not_reach_each_other(
-    cluster: Cluster, row: CutRow, expected: Callable[[CutRow], list[str]]
+    cluster: Cluster, row: CutRow, undisturbed: Undisturbed
 ) -> None:
     end = cut(cluster, row)
     began = time.monotonic()
@@ -117,7 +106,7 @@ def test_ranks_leave_one_of_two_hosts_that_do_not_reach_each_other(
     assert time.monotonic() - began < 30.0
     end()
     assert set(cluster.codes().values()) == {EXIT_DONE}
-    assert cluster.results() == expected(row)
+    assert cluster.results() == undisturbed(world_of(row), row.kind, STEPS)
     (incident,) = cluster.summary().incidents
     assert incident.committed_steps_lost == 0
     decisions = [one for one in cluster.events() if isinstance(one, Decided)]
@@ -131,14 +120,14 @@ def test_ranks_leave_one_of_two_hosts_that_do_not_reach_each_other(
     ("cluster", "row"), [(row, row) for row in HEALS.values()], ids=HEALS, indirect=["cluster"]
 )
 def test_a_cut_that_heals_costs_retries(
-    cluster: Cluster, row: CutRow, expected: Callable[[CutRow], list[str]]
+    cluster: Cluster, row: CutRow, undisturbed: Undisturbed
 ) -> None:
     end = cut(cluster, row)
     pause(row.for_s)
     cluster.hosts.set_cut(*row.pair, cut=False, one_way=row.one_way)
     end()
     assert set(cluster.codes().values()) == {EXIT_DONE}
-    assert cluster.results() == expected(row)
+    assert cluster.results() == undisturbed(world_of(row), row.kind, STEPS)
     decisions = [one for one in cluster.events() if isinstance(one, Decided)]
     assert {one.rung for one in decisions} <= {"retry"}
     assert bool(decisions) >= (row.for_s > 10) and len(decisions) <= (row.for_s > 2) * 5

@@ -11,12 +11,13 @@ import json
 import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
 import pytest
-from tests.cluster.cluster import Cluster, on_one_host
+from tests.cluster.cluster import Cluster
+from tests.cluster.conftest import Undisturbed
 from tests.cluster.host_fault_table import (
     FAULTS,
     PLACES,
@@ -93,21 +94,6 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         subprocess.run(["umount", str(disk)], check=True)
 
 
-@pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[str]]:
-    """Return the results of undisturbed runs on one host, by kind."""
-    known: dict[str, list[str]] = {}
-
-    def get(kind: str) -> list[str]:
-        if kind not in known:
-            folder = tmp_path_factory.mktemp(kind)
-            world = 2 * RANKS[kind]
-            known[kind] = on_one_host(folder, world, STEPS, kind, str(folder / "absent"))
-        return known[kind]
-
-    return get
-
-
 def must_be_equal(cluster: Cluster, expected: list[str]) -> None:
     """Compare steps, weights and results. A rank that is lost behind its vote takes the result of
     that phase with it: NaN, with a note."""
@@ -164,7 +150,7 @@ def test_a_fault_leaves_the_results_of_one_host(
     place: str,
     kind: str,
     cluster: Cluster,
-    expected: Callable[[str], list[str]],
+    undisturbed: Undisturbed,
 ) -> None:
     hold = cluster.folder / "hold"
     hold.touch()
@@ -194,7 +180,7 @@ def test_a_fault_leaves_the_results_of_one_host(
                 cluster.start_again(name)
             whole = [cluster.end(name) for name in cluster.hosts.up]
     assert {code for code, _ in whole} == {EXIT_DONE}, ends
-    must_be_equal(cluster, expected(kind))
+    must_be_equal(cluster, undisturbed(2 * RANKS[kind], kind))
     may_lapse = (fault, place) in MAY_LAPSE
     redone = must_be_true(target, FAULTS[fault], PLACES[place], gave_up, may_lapse)
     print("ended and resumed" if gave_up else f"rolled back {redone} steps" if redone else "equal")

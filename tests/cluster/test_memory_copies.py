@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.cluster.cluster import Cluster, on_one_host
+from tests.cluster.cluster import Cluster
+from tests.cluster.conftest import Undisturbed
 from tests.cluster.hosts import missing_requirement
 from tests.cluster.test_several_nodes import cluster
 
@@ -23,14 +24,9 @@ LEASE = "--limit=lease_s=3"
 
 
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[str]]:
-    """Results of undisturbed runs without replicas on one host, by world size."""
-
-    def run(world: int) -> list[str]:
-        folder = tmp_path_factory.mktemp("one")
-        return on_one_host(folder, world, STEPS, "fsdp", str(folder / "nothing"))
-
-    return {world: run(world) for world in (2, 3, 4)}
+def expected(undisturbed: Undisturbed) -> dict[int, list[str]]:
+    """Results of runs without replicas, by world size."""
+    return {world: undisturbed(world, "fsdp") for world in (2, 3, 4)}
 
 
 def lose(cluster: Cluster, nodes: str, lost: tuple[str, ...], *flags: str) -> list[Decided]:

@@ -6,7 +6,8 @@ import subprocess
 import sys
 
 import pytest
-from tests.cluster.cluster import Cluster, on_one_host
+from tests.cluster.cluster import Cluster
+from tests.cluster.conftest import Undisturbed
 from tests.cluster.hosts import missing_requirement
 from tests.cluster.test_several_nodes import cluster
 
@@ -41,10 +42,8 @@ CHECKS = Check("fans", "thermal", Flag, lambda settings: [Probe("", take)], judg
 
 
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Results of an undisturbed run of four ranks on one host."""
-    folder = tmp_path_factory.mktemp("one")
-    return on_one_host(folder, 4, STEPS, "ddp", str(folder / "nothing"))
+def expected(undisturbed: Undisturbed) -> list[str]:
+    return undisturbed(4)
 
 
 @pytest.mark.parametrize("cluster", [3], indirect=True)

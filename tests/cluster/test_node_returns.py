@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.cluster.cluster import WITHIN_S, Cluster, on_one_host
+from tests.cluster.cluster import WITHIN_S, Cluster
+from tests.cluster.conftest import Undisturbed
 from tests.cluster.hosts import Hosts, missing_requirement
 from tests.cluster.test_host_faults import must_be_equal
 from tests.end_to_end.conftest import wait_for
@@ -32,10 +33,8 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Results of an undisturbed run of two ranks on one host."""
-    absent = str(tmp_path_factory.mktemp("nothing") / "hold")
-    return on_one_host(tmp_path_factory.mktemp("one"), 2, STEPS, "ddp", absent)
+def expected(undisturbed: Undisturbed) -> list[str]:
+    return undisturbed(2)
 
 
 def begin(cluster: Cluster, nodes: str, *hosts: str) -> Path:

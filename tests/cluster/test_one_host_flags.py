@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.cluster.cluster import JOB, Cluster, on_one_host
+from tests.cluster.cluster import JOB, Cluster
+from tests.cluster.conftest import Undisturbed
 from tests.cluster.hosts import missing_requirement
 from tests.cluster.test_host_faults import must_be_equal
 from tests.cluster.test_several_nodes import cluster
@@ -25,10 +26,8 @@ LEASE = ("--limit", "lease_s=3")
 
 
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Results of an undisturbed run of two ranks on one host."""
-    folder = tmp_path_factory.mktemp("one")
-    return on_one_host(folder, 2, STEPS, "ddp", str(folder / "nothing"))
+def expected(undisturbed: Undisturbed) -> list[str]:
+    return undisturbed(2)
 
 
 def start(cluster: Cluster, nodes: str, *flags: str, script: Path = JOB) -> Path:

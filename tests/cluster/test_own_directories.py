@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.cluster.cluster import JOB, Cluster, on_one_host, results
+from tests.cluster.cluster import JOB, Cluster, results
+from tests.cluster.conftest import Undisturbed
 from tests.cluster.hosts import Hosts, missing_requirement
 
 from outlast.checkpoint.stores.catalog import checkpoint_places, open_checkpoint, verify
@@ -107,10 +108,8 @@ def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[ApartClu
 
 
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Results of an undisturbed run of two ranks on one host."""
-    absent = str(tmp_path_factory.mktemp("nothing") / "hold")
-    return on_one_host(tmp_path_factory.mktemp("one"), 2, STEPS, "ddp", absent)
+def expected(undisturbed: Undisturbed) -> list[str]:
+    return undisturbed(2)
 
 
 def at_step(step: int, one: AnyEvent) -> bool:

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.cluster.cluster import Cluster, on_one_host
+from tests.cluster.cluster import Cluster
+from tests.cluster.conftest import Undisturbed
 from tests.cluster.hosts import Hosts, missing_requirement
 from tests.cluster.test_host_faults import must_be_equal
 
@@ -36,9 +37,8 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    folder = tmp_path_factory.mktemp("one")
-    return on_one_host(folder, 4, STEPS, "ddp", str(folder / "hold"))
+def expected(undisturbed: Undisturbed) -> list[str]:
+    return undisturbed(4)
 
 
 @pytest.mark.parametrize("losses", LOSSES.values(), ids=LOSSES)

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from tests.cluster.cluster import Cluster, on_one_host
+from tests.cluster.cluster import Cluster
+from tests.cluster.conftest import Undisturbed
 from tests.cluster.host_fault_table import SHORT_S, in_save, in_step, pause
 from tests.cluster.hosts import Hosts, missing_requirement
 from tests.cluster.takeover_strikes import (
@@ -180,20 +181,6 @@ def etcd(cluster: Cluster) -> Iterator[Callable[[], str]]:
         server.wait()
 
 
-@pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], list[str]]:
-    """Return the results of undisturbed runs on one host, by kind and world size."""
-    known: dict[tuple[str, int], list[str]] = {}
-
-    def get(kind: str, world: int) -> list[str]:
-        if (kind, world) not in known:
-            folder = tmp_path_factory.mktemp("one")
-            known[kind, world] = on_one_host(folder, world, STEPS, kind, str(folder / "absent"))
-        return known[kind, world]
-
-    return get
-
-
 def owners(cluster: Cluster) -> list[str]:
     """Return the owners of terms in the run directory."""
     run = str(cluster.summary().run)
@@ -209,7 +196,7 @@ def test_another_node_takes_over(
     name: str,
     cluster: Cluster,
     etcd: Callable[[], str],
-    expected: Callable[[str, int], list[str]],
+    undisturbed: Undisturbed,
 ) -> None:
     row = TAKEOVERS[name]
     if row.etcd and shutil.which("etcd") is None:
@@ -226,7 +213,7 @@ def test_another_node_takes_over(
     ends = {host: cluster.end(host) for host in cluster.hosts.up}
     alive = [host for host in ends if host != "n1" or row.strike is not kill_first]
     assert {ends[host][0] for host in alive} == {EXIT_DONE}, ends
-    must_be_equal(cluster, expected(row.kind, row.nodes * row.ranks))
+    must_be_equal(cluster, undisturbed(row.nodes * row.ranks, row.kind))
     assert len(owners(cluster)) == (0 if row.etcd else row.terms)
     incidents = cluster.summary().incidents
     assert sum(one.committed_steps_lost for one in incidents) == 0

@@ -8,7 +8,6 @@ import io
 import json
 import math
 import operator
-import pickle
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
@@ -96,8 +95,8 @@ DECISIONS: tuple[Callable[[Any], object], ...] = (
     bool, operator.not_, int, float, math.floor, lambda loss: min(1.0, loss), lambda loss: loss < 1,
     lambda loss: loss != loss, lambda loss: loss == 0.5, lambda loss: (1 + 2 * loss) / 3 > 1,
     lambda loss: sum([0.5, loss]) < 1, lambda loss: sorted([loss, 1.0]), lambda loss: loss - 2 <= 2,
-    lambda loss: max([1.0, -loss]), lambda loss: abs(loss) ** 2 >= 1, pickle.dumps,
-    lambda loss: torch.save(loss, io.BytesIO()), lambda loss: loss * torch.ones(1) < 1,
+    lambda loss: max([1.0, -loss]), lambda loss: abs(loss) ** 2 >= 1,
+    lambda loss: torch.save([loss], io.BytesIO()), lambda loss: loss * torch.ones(1) < 1,
 )  # fmt: skip
 
 
