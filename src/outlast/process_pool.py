@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import pickle
 import re
 import signal
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing.connection import wait
-from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
@@ -23,65 +20,46 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-RESULT_BYTES_MAX = 2048  # through the pipe; with its envelope less than PIPE_BUF, 4096 on Linux
+LOOK_S = 0.5  # between two looks at the processes of a pool: some are started later
 
 
 class ProcessPool(ProcessPoolExecutor):
     """Processes that leave Ctrl-C to their parent, and end when it does.
 
-    Large results go through files. The pool reads its pipe without a deadline, so that a process
-    that was killed between two parts of a message would block it; messages of at most PIPE_BUF
-    bytes are written whole or not at all.
+    A process that is killed inside a message leaves a part of it in the pool's pipe, whose rest
+    ProcessPoolExecutor would wait for without a deadline: all processes hold the far end. So the
+    end of one ends all, and closes the pipe.
     """
 
     def __init__(self, workers: int) -> None:
         super().__init__(
             workers, mp_context=multiprocessing.get_context("spawn"), initializer=_end_with_parent
         )
-        self._folder = tempfile.TemporaryDirectory(prefix="outlast-results-")
+        self._watcher: threading.Thread | None = None
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Submit a call, as ProcessPoolExecutor."""
         # A process is started in here, and begins with the signals blocked that are blocked now.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            call = super().submit(_call, self._folder.name, fn, *args, **kwargs)
-            return cast("Future[T]", call)  # a FiledResult is read as its value
+            call = super().submit(fn, *args, **kwargs)
+            if self._watcher is None:
+                self._watcher = threading.Thread(target=self._watch_processes, daemon=True)
+                self._watcher.start()
+            return call
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Shut down as ProcessPoolExecutor; remove results that nobody has read."""
-        super().shutdown(wait, cancel_futures=cancel_futures)
-        if wait:
-            self._folder.cleanup()
-
-
-class FiledResult:
-    """A pickled value in a file, which is read and removed when this is unpickled."""
-
-    def __init__(self, pickled: bytes, folder: str) -> None:
-        descriptor, name = tempfile.mkstemp(dir=folder)
-        os.close(descriptor)
-        self._path = Path(name)
-        self._path.write_bytes(pickled)
-
-    def __reduce__(self) -> tuple[Callable[[Path], Any], tuple[Path]]:
-        """Return the call that reads the value."""
-        return _read_result, (self._path,)
-
-
-def _call(folder: str, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | FiledResult:
-    value = fn(*args, **kwargs)
-    pickled = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
-    return value if len(pickled) <= RESULT_BYTES_MAX else FiledResult(pickled, folder)
-
-
-def _read_result(path: Path) -> Any:
-    try:
-        return pickle.loads(path.read_bytes())  # noqa: S301 - a process of this pool wrote it
-    finally:
-        path.unlink()
+    def _watch_processes(self) -> None:
+        """Wait for the end of a process, which is that of the pool or a kill."""
+        queue: Any = self._result_queue
+        pipe = queue._writer  # noqa: SLF001 - no other way to end its reader
+        while processes := [*(self._processes or {}).values()]:
+            if wait([process.sentinel for process in processes], LOOK_S):
+                for process in processes:
+                    process.kill()
+                pipe.close()
+                return
 
 
 def cores() -> int:

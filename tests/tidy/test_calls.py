@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from conftest import Source
 
 UNSAFE_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve"}
-# Results of its own processes, in a directory of its own, as the pool's own pipe has them.
-UNPICKLING = {"src/outlast/process_pool.py"}
 ENVIRONMENT = {"os.environ", "os.getenv", "os.putenv", "os.unsetenv"}
 UNFINISHED = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X|HA" + r"CK)\b")
 RENAMING = {
@@ -79,8 +77,7 @@ def test_nothing_is_unpickled(everything: list[Source]) -> None:
         for node in ast.walk(source.tree):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            if source.path not in UNPICKLING:
-                wrong += [source.at(node, name) for name in names if name in UNSAFE_MODULES]
+            wrong += [source.at(node, name) for name in names if name in UNSAFE_MODULES]
         for call, name in _calls(source):
             safe = any(
                 k.arg == "weights_only" and ast.unparse(k.value) == "True" for k in call.keywords
