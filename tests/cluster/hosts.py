@@ -154,8 +154,8 @@ class Hosts:
     def resume(self, name: str) -> None:
         """Let all processes of a host run on."""
         self.run(name, "sh", "-c", "kill -CONT -1")
-        for pid in Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split():
-            os.kill(int(pid), signal.SIGCONT)  # nsenter stops with the process that it waits for
+        for pid in _children():
+            os.kill(pid, signal.SIGCONT)  # nsenter stops with the process that it waits for
 
     def processes(self, name: str) -> list[str]:
         """Return the command lines of a host's live processes, without the first one's and ps."""
@@ -220,7 +220,11 @@ class Hosts:
         """Kill a host's first process, and with it all others of its PID namespace."""
         first = self._first[name]
         if first.poll() is None:
-            os.kill(_child(first.pid), signal.SIGKILL)
+            init = _child(first.pid)
+            entered = [pid for pid in _children() if _enters(pid, init)]
+            os.kill(init, signal.SIGKILL)
+            for pid in entered:  # a host ends when their ended processes are collected
+                os.kill(pid, signal.SIGCONT)
         first.wait(10)
 
     def _remove(self) -> None:
@@ -244,6 +248,21 @@ def _drop_sent(network: str, device: str, drop: bool) -> None:
     subprocess.run([*qdisc, *words], check=True)
 
 
+def _children(pid: int | None = None) -> list[int]:
+    """Return the children of a process, or of this one, that its first thread has started."""
+    parent = pid or os.getpid()
+    return [int(one) for one in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+
+
 def _child(pid: int) -> int:
     """Return the only child of a process: `unshare --fork` waits for the host's first process."""
-    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+    return _children(pid)[0]
+
+
+def _enters(pid: int, init: int) -> bool:
+    """Return whether a process, an `nsenter`, has a child on the host of that first process."""
+    space = Path(f"/proc/{init}/ns/pid").readlink()
+    try:
+        return any(Path(f"/proc/{one}/ns/pid").readlink() == space for one in _children(pid))
+    except OSError:  # it ends
+        return False
