@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 from tests.cluster.cluster import STEPS, Cluster, on_one_host
+from tests.cluster.conftest import Undisturbed
 from tests.cluster.hosts import Hosts, missing_requirement
+from tests.cluster.takeover_strikes import move_control_to_a_spare_node
 from tests.cluster.test_host_faults import must_be_equal
+from tests.cluster.test_node_returns import wait_for_workers
 from tests.launch.nodes.certificates import Authority
 
 from outlast.errors import EXIT_DONE
@@ -29,7 +32,8 @@ def flags(files: TlsFiles) -> tuple[str, ...]:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with Hosts(tmp_path, 3) as hosts:
+    with Hosts(tmp_path, 4) as hosts:
+        hosts.power_off("n4")
         cluster = Cluster(tmp_path, hosts)
         yield cluster
         cluster.close()
@@ -61,3 +65,24 @@ def test_nodes_without_tls_and_of_another_authority_are_refused_by_name(
     assert code != EXIT_DONE and "n3: the certificate" in output and "nothing was" in output
     code, output = cluster.end("n1")
     assert code != EXIT_DONE and "1 of 3 nodes came to the endpoint" in output
+
+
+def test_a_fresh_host_with_a_certificate_joins_and_becomes_the_controller(
+    cluster: Cluster, undisturbed: Undisturbed
+) -> None:
+    authority = Authority(cluster.folder / "ca")
+    own = {name: flags(authority.issue(name, f"DNS:{name}")) for name in cluster.hosts.names}
+    hold = cluster.folder / "hold"
+    hold.touch()
+    cluster.start("2:3", 1, "--limit=lease_s=4", job=("80", "ddp", str(hold), "0.5"), **own)
+    cluster.wait_for_event(lambda one: isinstance(one, PhaseDone) and one.step >= 5, "step 5")
+    cluster.hosts.power_off("n3")
+    cluster.hosts.boot("n4")
+    cluster.start_again("n4")
+    wait_for_workers(cluster, "n4", 1)
+    assert move_control_to_a_spare_node(cluster) == "n4"
+    cluster.hosts.power_off("n2")
+    cluster.wait_for_steps(2)
+    hold.unlink()
+    assert set(cluster.codes().values()) == {EXIT_DONE}
+    must_be_equal(cluster, undisturbed(2))

@@ -121,6 +121,10 @@ class PeerTls(NamedTuple):
     node: NodeTls
     names: tuple[str, ...]
 
+    def also_of(self, host: str) -> PeerTls:
+        """Return these, with the name of a host that has joined the run."""
+        return self if host in self.names else self._replace(names=(*self.names, host))
+
     def check(self, sock: ssl.SSLSocket) -> None:
         """Raise ssl.CertificateError if the peer's certificate has none of the names."""
         check_name(names_of(sock.getpeercert()), self.names)

@@ -26,7 +26,7 @@ def test_a_newer_term_hears_of_dead_workers_only(stage: Stage) -> None:
         assert (await desk.until(messages.WorkerLostReport)).fault.detail.startswith("never")
         os.kill(crew.workers["w1-0"].process.pid, signal.SIGKILL)
         await desk.until(messages.WorkerLostReport, 2)
-        desk.agent.follow(2, desk.listener.getsockname()[:2])
+        desk.agent.follow(2, "n2", desk.listener.getsockname()[:2])
         assert (await desk.until(messages.WorkerLostReport, 3)).worker == "w1-0"
 
     with_desk(stage, SPEAKER, act)

@@ -87,12 +87,12 @@ class Agent:
         """Return whether any worker has reached `init()`."""
         return self._hello_received.is_set()
 
-    def follow(self, term: int, address: tuple[str, int]) -> None:
+    def follow(self, term: int, host: str, address: tuple[str, int]) -> None:
         """Leave the present controller for that of a newer term, with all live workers."""
         run_dir = self._crew.run_dir
         run_dir.job = msgspec.structs.replace(run_dir.job, term=term)
         self._address, self._received_seq = address, 0
-        self._link.redirect(address, term)
+        self._link.redirect(host, address, term)
 
     def request_stop(self, reason: str) -> None:
         """Ask the controller, the present one or the next, to end the run."""

@@ -74,9 +74,11 @@ class AgentLink:
         """Return whether a worker's frame of this number is queued."""
         return any(one.worker == worker and one.seq == seq for one in self._waiting)
 
-    def redirect(self, address: tuple[str, int], term: int) -> None:
-        """Connect to the controller of a newer term; queued frames become frames of that term."""
+    def redirect(self, host: str, address: tuple[str, int], term: int) -> None:
+        """Connect to a newer term's controller, on `host`; queued frames become frames of that
+        term."""
         self._address = address
+        self._tls = self._tls.also_of(host) if self._tls else None
         self._waiting = deque((replace(one, term=term) for one in self._waiting), WAITING_MAX)
         if self._channel is not None:
             self._channel.close("a newer term began")

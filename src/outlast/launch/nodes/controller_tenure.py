@@ -70,8 +70,6 @@ class NodeSetting(NamedTuple):
     @property
     def fixed_hosts(self) -> str:
         """Return why no host can join that was not there at the start; "" if one can."""
-        if self.tls:
-            return "with TLS, the nodes know the certificates of these hosts only"
         if self.plan.keeps_copies:
             return "copies in memory (--copies, --snapshot-every) are placed on these hosts"
         return ""

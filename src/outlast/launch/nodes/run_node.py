@@ -201,7 +201,7 @@ class RunNode:
             self._record.note(
                 f"{self._host} follows {news.host}, the controller of term {news.term}"
             )
-            self._agent.follow(news.term, news.beat.address)
+            self._agent.follow(news.term, news.host, news.beat.address)
 
     async def _has_journals(self, term: int) -> bool:
         """Return whether the journals of all terms before are in this run directory. If not, the
@@ -235,7 +235,7 @@ class RunNode:
         self._lock = ControllerLock(self._run_dir.path)
         self._lock.show(saves=self._saves)
         self._locking = asyncio.create_task(self._lock.keep())
-        self._agent.follow(news.term, tenure.shell.address)
+        self._agent.follow(news.term, self._host, tenure.shell.address)
 
     # --- the end --------------------------------------------------------------------------
 
