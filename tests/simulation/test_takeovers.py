@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from outlast.controller import membership
 from outlast.controller.lifecycle import run_start
 from outlast.testing import SimFailure, run_takeover_seed, soak
-from outlast.testing.fault_plan import draw_takeover_plan
+from outlast.testing.fault_plan import FaultPlan, draw_join_plan, draw_takeover_plan
 from outlast.testing.simulated_agent import SimAgent
 from outlast.testing.simulated_cluster import SimCluster
 from outlast.testing.simulated_controller import SimController
@@ -43,6 +44,15 @@ def test_schedules_that_once_broke_an_invariant_hold(seed: int) -> None:
     run_takeover_seed(seed)
 
 
+def test_every_invariant_holds_where_hosts_join() -> None:
+    have_joined = 0
+    for seed in range(150):
+        cluster = SimCluster(seed, draw_join_plan(seed))
+        cluster.run()
+        have_joined += any(name.startswith("late") for name in cluster.state.members.agents)
+    assert have_joined > 50
+
+
 def test_a_takeover_replays_to_the_last_turn() -> None:
     assert [run_takeover_seed(n) for n in range(30)] == [run_takeover_seed(n) for n in range(30)]
 
@@ -70,9 +80,9 @@ def test_a_rank_that_is_lost_with_its_controller_goes_to_a_spare_of_the_old_term
     raise AssertionError("no rank of the first term has outlived it")
 
 
-def _play(seeds: range) -> None:
+def _play(seeds: range, draw: Callable[[int], FaultPlan] = draw_takeover_plan) -> None:
     for seed in seeds:
-        run_takeover_seed(seed)
+        SimCluster(seed, draw(seed)).run()
 
 
 def test_a_failing_plan_is_shrunk_to_the_faults_that_it_needs(
@@ -92,8 +102,16 @@ def _never(*_: Any) -> bool:
     return False
 
 
+def _nothing(*_: Any) -> None:
+    pass
+
+
 def _always(*_: Any) -> bool:
     return True
+
+
+def _leased(controller: SimController) -> tuple[str, ...]:
+    return controller.leased()
 
 
 def _decide_at_once(turn: Any) -> None:
@@ -129,3 +147,29 @@ def test_a_broken_takeover_is_found_out(name: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(room, function, broken)
     with pytest.raises((SimFailure, AssertionError, LookupError)):
         _play(range(FIRST.get(name, 0), 4_000))
+
+
+def _may_succeed(agent: SimAgent, _successors: tuple[str, ...]) -> bool:
+    return SUCCEED(agent, ())
+
+
+SUCCEED = SimAgent.may_succeed
+BREAKAGES_OF_JOINS: dict[str, tuple[Any, str, Any]] = {
+    "who was struck off succeeds": (SimAgent, "may_succeed", _may_succeed),
+    "successors without a lease do not count": (SimController, "_may_create", _leased),
+    "workers of a host that is lost, or comes back, are not": (
+        membership,
+        "on_worker_lost_with_agent",
+        _nothing,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BREAKAGES_OF_JOINS)
+def test_a_broken_run_that_hosts_join_is_found_out(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room, function, broken = BREAKAGES_OF_JOINS[name]
+    monkeypatch.setattr(room, function, broken)
+    with pytest.raises((SimFailure, AssertionError, LookupError)):
+        _play(range(4_000), draw_join_plan)

@@ -33,7 +33,7 @@ from outlast.launch.run_journal import read_segments
 from outlast.launch.stall_watch import StallWatch
 from outlast.launch.start_point import CheckpointSearch, SearchResult, search
 from outlast.launch.terms.held_actions import END_S, HeldActions
-from outlast.launch.terms.lease_grants import LeaseGrants
+from outlast.launch.terms.lease_grants import LeasedAgents, LeaseGrants
 from outlast.launch.torchrun_arguments import RunPlan
 from outlast.telemetry.segment_files import SegmentWriter
 from outlast.transport import messages
@@ -128,20 +128,17 @@ class ControllerShell:
     def guard(
         self,
         confirm: Callable[[Callable[[], None]], None],
-        lease_s: float,
+        grants: LeaseGrants,
         copy: Callable[[list[bytes]], None] = lambda _: None,
     ) -> None:
-        """Let what cannot be taken back wait for `confirm`, as TermGuard.confirm does. `copy` gets
-        the journal's entries once they are durable, in a thread."""
+        """Let what cannot be taken back wait for `confirm`, as TermGuard.confirm does, and answers
+        to renewals for `grants`. `copy` gets the journal's entries once they are durable, in a
+        thread."""
         self._copy = copy
         self._held = HeldActions(confirm, self._do, self.ended, self._write)
-        self._grants = LeaseGrants(self._nodes.host, lease_s, confirm)
+        self._grants = grants
         read, takes_over = count_entries(self._segments), bool(self._nodes.before)
         self._append([inputs.TermBegan(read=read, takes_over=takes_over)])
-
-    def is_alone(self) -> bool:
-        """Return whether this controller hears none of its other nodes."""
-        return self._grants is not None and self._grants.is_alone(self._leased_agents())
 
     def begin(self) -> None:
         """Accept connections and begin the term."""
@@ -231,9 +228,7 @@ class ControllerShell:
         if self._held is None or self._grants is None:
             self._do(action)
         elif isinstance(action, inputs.Send) and isinstance(action.body, messages.Renewed):
-            self._grants.answer(
-                action.agent, partial(self._agents.send, action), self._leased_agents()
-            )
+            self._grants.answer(action.agent, partial(self._agents.send, action))
         else:
             self._held.do(action)
 
@@ -243,9 +238,11 @@ class ControllerShell:
         agents = None if is_taking_over else self._state.members.agents
         return RunningNodes(self._state.placement, agents)
 
-    def _leased_agents(self) -> list[str]:
-        agents = self._state.members.agents if self._state.mode != "awaiting" else {}  # some away
-        return [agent.name for agent in agents.values() if not agent.lapsed]
+    def leased_agents(self) -> LeasedAgents:
+        """Return the agents that have leases of this term."""
+        state = self._state
+        names = [agent.name for agent in state.members.agents.values() if not agent.lapsed]
+        return LeasedAgents(names, state.term.number > 0 and state.mode != "awaiting")
 
     def _do(self, action: inputs.Action) -> None:
         if self._closed:

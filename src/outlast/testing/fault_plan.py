@@ -254,6 +254,18 @@ def draw_takeover_plan(seed: int) -> FaultPlan:
     return plan
 
 
+def draw_join_plan(seed: int) -> FaultPlan:
+    """Draw the takeover plan of a seed, with one or two hosts that join the run; in a third of
+    plans, a host is cut off from all others, which then lose the store."""
+    dice = random.Random(f"join {seed}")
+    plan = draw_takeover_plan(seed)
+    joins = tuple((dice.uniform(1.0, 16.0), "join") for _ in range(dice.choice((1, 1, 2))))
+    if dice.random() < 0.33:
+        exile = (dice.uniform(2.5, 6.0), "exile")
+        plan = plan._replace(timed=(*plan.timed[:2], exile), strikes=(), phases=60)
+    return plan._replace(timed=(*plan.timed, *joins))
+
+
 def draw_drain_plan(seed: int) -> FaultPlan:
     """Draw the plan of a seed in which nothing happens but drains of the scheduler."""
     dice = random.Random(f"drain {seed}")

@@ -6,47 +6,21 @@ import math
 from collections import deque
 from functools import partial
 from operator import itemgetter
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from outlast.controller import hang_detection
 from outlast.controller.lifecycle.run_start import REPEATED_REPORTS
 from outlast.events import Fault, Warned
-from outlast.testing.simulated_host import SimHost
+from outlast.testing.simulated_host import SimHost, observe_worker
 from outlast.testing.simulated_process import SimProcess
-from outlast.testing.simulated_terms import EXTENDED_SHARE, USABLE_SHARE
+from outlast.testing.simulated_terms import EXTENDED_SHARE, UNHEARD_SHARE, USABLE_SHARE
 from outlast.testing.simulated_worker import SimWorker
 from outlast.transport import messages
 from outlast.transport.partner_memory import PartnerRecord, Stage, newest_slots
-from outlast.transport.worker_page import WARM_PHASES, PhasePace, State, WorkerObservation
 
 if TYPE_CHECKING:
     from outlast.testing.simulated_cluster import SimCluster
     from outlast.testing.simulated_controller import SimController
-
-_PHASE_NS = 100_000_000  # typical duration
-
-
-def observe_worker(worker: SimWorker) -> WorkerObservation:
-    """Return the present observation of a worker, as the hang monitor gets it."""
-    word: State = "healing"
-    if worker.state in ("starting", "waiting", "setup", "running", "voting", "applying"):
-        word = cast("State", worker.state)
-    elif worker.state in ("finished", "torn"):
-        word = "finished" if worker.state == "finished" else "applying"
-    elif worker.stalled or worker.opened == worker.generation > max(worker.closed, worker.answered):
-        word = "idle"
-    return WorkerObservation(
-        worker=worker.name,
-        seat=worker.seat,
-        n=worker.n,
-        state=word,
-        collectives=0,
-        t_ns=worker.moved_ns,
-        paces={0: PhasePace(worker.completed, _PHASE_NS if worker.completed > WARM_PHASES else 0)},
-        waits=word == "voting",
-        letter="T" if worker.hung else "S",
-    )
-
 
 _LOOK_S = 0.5
 _NEWS_S = 0.15  # until the controller notices a broken connection
@@ -67,7 +41,8 @@ class SimAgent(SimHost):
         self.answered_s = 0.0  # when the controller last confirmed a renewal
         self.is_creating = False
         self._confirms_s = -1.0  # when that answer was sent
-        self._has_answer = True  # since it last ended its workers
+        self._has_answer = False  # since it last ended its workers
+        self._is_known = False  # a controller has answered this process
         self._is_extended = False  # it knew a newer term before its lease ended
         self.blocked_s = 0.0  # no connection before this time
         self._seated: set[str] = set()  # a Seat was passed on to them
@@ -78,7 +53,7 @@ class SimAgent(SimHost):
         self._seq = 0
         self._up_s = self._down_s = 0.0
         self._renewals: deque[float] = deque()
-        self._lease_from_s = 0.0
+        self._lease_from_s = self.line.now_s
         self._memory = hang_detection.WorkerHistory()
         self._dial()
         self._keep_lease()
@@ -232,7 +207,7 @@ class SimAgent(SimHost):
         if isinstance(body, messages.Renewed) and controller is self.link and self._renewals:
             self._lease_from_s = self._renewals.popleft()
             self.answered_s, self._confirms_s = self.line.now_s, sent_s
-            self._is_extended, self._has_answer = False, True
+            self._is_extended, self._has_answer, self._is_known = False, True, True
             return
         self._hear(workers, body)
 
@@ -344,6 +319,14 @@ class SimAgent(SimHost):
             share = EXTENDED_SHARE if self._is_extended else USABLE_SHARE
         return self.line.now_s - self._lease_from_s <= share * self.cluster.limits.lease_s
 
+    def may_succeed(self, successors: tuple[str, ...]) -> bool:
+        """Return whether this host may create a term without a lease, as one of these."""
+        is_unheard = (
+            self.line.now_s - self.answered_s >= UNHEARD_SHARE * self.cluster.limits.lease_s
+        )
+        is_successor = not successors or self.name in successors
+        return self.present and self._is_known and is_unheard and is_successor
+
     def may_create(self) -> bool:
         """Return whether this host may create a term: a controller has granted its lease."""
         return self.has_lease() and self._has_answer
@@ -373,15 +356,15 @@ class SimAgent(SimHost):
         """End the workers of this host; its agent goes on."""
         if self.workers:
             self.cluster.note(f"{self.name} ends its workers")
-        self._has_answer = False
+        is_known = self._is_known
         self.die()
-        self.present = True
+        self.present, self._is_known = True, is_known
         if self.cluster.terms is not None:
             self._lease_from_s = self.line.now_s  # for workers to come; none has a seat
 
     def die(self) -> None:
         """End every worker of this host; the next incarnation starts without their state."""
-        self.present = self.is_creating = False
+        self.present = self.is_creating = self._has_answer = self._is_known = False
         self.cluster.shelf.forget(self.line.now_s + _NEWS_S if self.connected else math.inf)
         self.hang_up(0.0)
         self.incarnation += 1

@@ -160,6 +160,14 @@ class SimCluster:
         self.begin(1, first)
         self.timeline.after(_NOBODY_S, self._end_without_owner)
 
+    def join(self) -> None:
+        """Let a host that the run has not known join it, as a spare one."""
+        assert self.terms is not None
+        agent = SimAgent(self, f"late{len(self.agents)}", self.plan.room())
+        agent.learn(self.terms.newest())
+        self.agents[agent.name] = agent
+        SimCandidate(agent, self.terms, len(self.agents) - 1)
+
     def begin(self, term: int, host: SimAgent | None) -> None:
         """Begin a term on a host: read what earlier terms made durable."""
         read = count_entries(self.segments)
@@ -176,8 +184,12 @@ class SimCluster:
         self.timeline.after(_NOBODY_S, self._end_without_owner)
         if any(each.alive for each in self.controllers.values()):
             return
-        agents = self.agents.values()
-        if any(agent.may_create() or agent.is_creating for agent in agents) or self.end is not None:
+        assert self.terms is not None
+        agents, successors = self.agents.values(), self.terms.signs().successors
+        if self.end is not None or any(
+            agent.may_create() or agent.is_creating or agent.may_succeed(successors)
+            for agent in agents
+        ):
             return
         fault = events.Fault(kind="agent_lost", detail=NO_OWNER)
         self.end = inputs.EndRun(outcome="gave_up", exit_code=3, cause=fault)

@@ -54,6 +54,10 @@ class SimController:
         self._durable_s = self._read_s = -1.0
         self._is_reading = False
         self._excused_s = 0.0
+        self._inherited: tuple[str, ...] = ()  # successors of earlier terms
+        # Newest record of successors that no reader misses, and the one that is being written.
+        self._published: tuple[int, tuple[str, ...]] = (0, ())
+        self._publishing: tuple[int, tuple[str, ...]] | None = None
 
     def begin(self, read: dict[int, int], journal: tuple[inputs.AnyEntry, ...]) -> None:
         """Begin the term with the entries of earlier ones, of which it has `read` so many."""
@@ -62,6 +66,7 @@ class SimController:
             self._append(inputs.TermBegan(read=read, takes_over=self.term > 1))
         checkpoint = self.cluster.newest_checkpoint(journal)
         if self.cluster.terms is not None:
+            self._inherited = self.cluster.terms.signs(self.term - 1).successors
             self._beat()
         change = None
         if self.host is not None and self.term > 1:
@@ -267,21 +272,53 @@ class SimController:
     def _is_in_touch(self) -> bool:
         """Return whether no agent can be about to create a term."""
         until_s = self.line.now_s - IN_TOUCH_SHARE * self.cluster.limits.lease_s
-        agents = self.state.members.agents.values()
-        return self.state.mode != "awaiting" and all(
-            agent.lapsed or self._confirmed_s.get(agent.name, -1.0) > until_s for agent in agents
+        names, is_known = self._may_create(), self.state.mode != "awaiting"
+        return (
+            is_known
+            and bool(names)
+            and all(self._confirmed_s.get(name, -1.0) > until_s for name in names)
         )
+
+    def _may_create(self) -> tuple[str, ...]:
+        """Return the agents of this term that may create the next one; none: any agent may."""
+        (_, successors), waiting = self._published, self._publishing
+        if not successors:
+            return ()
+        return (*self.leased(), *successors, *(waiting[1] if waiting else ()))
+
+    def leased(self) -> tuple[str, ...]:
+        """Return the agents that have leases of this term."""
+        agents = self.state.members.agents.values()
+        return tuple(sorted(agent.name for agent in agents if not agent.lapsed))
+
+    def _next_record(self) -> tuple[int, tuple[str, ...]]:
+        """Return the record of successors that the next beat writes, or finds written."""
+        wanted = self.leased()
+        if self.state.mode == "awaiting":
+            wanted = tuple(sorted({*wanted, *self._inherited}))
+        number, published = self._published
+        if self._publishing is None and (wanted != published or not number):
+            self._publishing = number + 1, wanted
+        return self._publishing or self._published
+
+    def _on_published(self, record: tuple[int, tuple[str, ...]]) -> None:
+        if record == self._publishing:
+            self._published, self._publishing = record, None
 
     def _beat(self) -> None:
         terms, host = self.cluster.terms, self.host
         if self.alive and terms is not None and host is not None:
-            terms.request(host.name, partial(terms.beat, self.term), self._look)
+            record = self._next_record()
+            beat = partial(terms.beat, self.term, *record)
+            terms.request(host.name, beat, partial(self._look, record))
             pause_s = BEAT_SHARE * self.cluster.limits.lease_s
             self.line.after(pause_s, lambda: self.call(self._beat))
 
-    def _look(self, newest: int) -> None:
+    def _look(self, record: tuple[int, tuple[str, ...]], newest: int) -> None:
         if newest > self.term:
             self.call(self.step_down)
+        else:
+            self.call(partial(self._on_published, record))
 
     def _read(self) -> None:
         """Read the store until nothing waits for it."""

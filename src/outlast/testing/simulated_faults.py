@@ -86,6 +86,8 @@ class FaultInjector:
         elif what == "agent":
             agent.die()
             line.after(line.between(0.5, 6.0), lambda: setattr(agent, "present", True))
+        elif what == "join":
+            self._cluster.join()
         elif what == "look":
             self._cluster.look_costs_a_host = True
         elif what in ("drop", "cut"):
@@ -120,6 +122,8 @@ class FaultInjector:
             self._lose(agent)
         elif what == "frost":
             line.dice.choice((agent, owner)).freeze(line.between(0.3, 8.0))
+        elif what == "exile":
+            self._exile(line.dice.choice([name for name in hosts if name != owner.name]))
         elif what in ("storeless", "blind", "outage"):
             blind = {"storeless": [owner.name], "blind": [agent.name], "outage": hosts}[what]
             for name in blind:
@@ -138,6 +142,20 @@ class FaultInjector:
             if what == "split":
                 for name in line.dice.choice((away, here)):
                     cluster.cut(name, STORE, until_s)
+
+    def _exile(self, name: str) -> None:
+        """Cut a host off from the others, which lose the store for a time, perhaps later."""
+        line, cluster = self._line, self._cluster
+        others = [other for other in cluster.agents if other != name]
+        for other in others:
+            cluster.part(name, other, line.now_s + line.between(4.0, 20.0))
+
+        def lose_store() -> None:
+            until_s = line.now_s + line.between(1.0, 12.0)
+            for other in others:
+                cluster.cut(other, STORE, until_s)
+
+        line.after(line.between(0.0, 6.0), lose_store)
 
     def _lose(self, agent: SimAgent) -> None:
         """Let a host lose power; it boots again later."""

@@ -3,11 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
+
+from outlast.transport.worker_page import WARM_PHASES, PhasePace, State, WorkerObservation
 
 if TYPE_CHECKING:
     from outlast.testing.simulated_cluster import SimCluster
     from outlast.testing.simulated_worker import SimWorker
+
+_PHASE_NS = 100_000_000  # typical duration
+
+
+def observe_worker(worker: SimWorker) -> WorkerObservation:
+    """Return the present observation of a worker, as the hang monitor gets it."""
+    word: State = "healing"
+    if worker.state in ("starting", "waiting", "setup", "running", "voting", "applying"):
+        word = cast("State", worker.state)
+    elif worker.state in ("finished", "torn"):
+        word = "finished" if worker.state == "finished" else "applying"
+    elif worker.stalled or worker.opened == worker.generation > max(worker.closed, worker.answered):
+        word = "idle"
+    return WorkerObservation(
+        worker=worker.name,
+        seat=worker.seat,
+        n=worker.n,
+        state=word,
+        collectives=0,
+        t_ns=worker.moved_ns,
+        paces={0: PhasePace(worker.completed, _PHASE_NS if worker.completed > WARM_PHASES else 0)},
+        waits=word == "voting",
+        letter="T" if worker.hung else "S",
+    )
 
 
 class SimHost:

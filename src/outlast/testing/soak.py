@@ -10,7 +10,7 @@ import sys
 import time
 from collections import Counter
 
-from outlast.testing.fault_plan import FaultPlan, draw_plan, draw_takeover_plan
+from outlast.testing.fault_plan import FaultPlan, draw_join_plan, draw_plan, draw_takeover_plan
 from outlast.testing.run_invariants import SimFailure
 from outlast.testing.simulated_cluster import SimCluster
 
@@ -51,8 +51,10 @@ def main(argv: list[str] | None = None) -> int:
         action="store_true",
         help="several hosts, whose controllers die, stop or are cut off",
     )
+    parser.add_argument("--joins", action="store_true", help="the same, and hosts join the run")
     arguments = parser.parse_args(argv)
     draw = draw_takeover_plan if arguments.takeovers else draw_plan
+    draw = draw_join_plan if arguments.joins else draw
     outcomes: Counter[str] = Counter()
     started_s = said_s = time.monotonic()
     turns = struck = 0
@@ -62,7 +64,8 @@ def main(argv: list[str] | None = None) -> int:
             outcome = SimCluster(seed, plan).run()
         except SimFailure as failure:
             smaller, found = shrink(seed, plan, failure)
-            again = f"--seeds 1 --first {seed}{' --takeovers' * arguments.takeovers}"
+            kind = " --joins" * arguments.joins or " --takeovers" * arguments.takeovers
+            again = f"--seeds 1 --first {seed}{kind}"
             sys.stdout.write(
                 f"{found}\n\nseed {seed} failed: {str(failure).splitlines()[0]}\nagain with:"
                 f" python -m outlast.testing.soak {again}\nthe story is of a smaller plan:"

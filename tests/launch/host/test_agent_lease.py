@@ -64,6 +64,21 @@ def test_the_lease_counts_from_the_time_at_which_an_answered_renewal_was_sent(
     assert lease.is_over and not lease.in_doubt
 
 
+def test_a_successor_was_answered_once_and_not_for_half_of_a_lease(
+    lease: AgentLease, clock: Clock
+) -> None:
+    clock.now_s += 10 * LEASE_S
+    assert not lease.may_succeed, "no controller knows this agent"
+    lease.begin()
+    lease.sent()
+    lease.answered()
+    assert not lease.may_succeed
+    clock.now_s += LEASE_S / 2
+    assert lease.may_succeed and lease.may_claim
+    lease.begin()  # it has ended
+    assert lease.may_succeed and not lease.may_claim
+
+
 def test_an_answer_without_a_renewal_extends_nothing(lease: AgentLease, clock: Clock) -> None:
     lease.sent()
     lease.reconnected()

@@ -16,10 +16,23 @@ from pathlib import Path
 
 from outlast.checkpoint.stores.folder_store import Folder
 from outlast.launch.terms.term_guard import TermGuard
-from outlast.launch.terms.term_records import TermLedger, TermRecord
+from outlast.launch.terms.term_records import SuccessorRecord, TermLedger, TermRecord
 from outlast.launch.terms.term_store import CheckpointStoreTerms
 
 LEASE_S = 0.1
+
+
+class Agents:
+    """Agents of a term that has none but its owner."""
+
+    def is_alone(self) -> bool:
+        return False
+
+    def next_successors(self) -> SuccessorRecord | None:
+        return None
+
+    def on_recorded(self, record: SuccessorRecord) -> None:
+        raise AssertionError(record)
 
 
 def length(path: Path) -> int:
@@ -51,10 +64,8 @@ async def own(root: Path, ledger: TermLedger, term: int) -> None:
     with (root / f"taken-{term}").open("x") as file:
         file.write(str(length(root / f"segment-{term - 1}")))
     deposed: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-    guard = TermGuard(
-        ledger, term, ("127.0.0.1", 1), LEASE_S, deposed.set_result, print, lambda: False
-    )
-    rounds = asyncio.create_task(guard.run())
+    guard = TermGuard(ledger, term, ("127.0.0.1", 1), LEASE_S, deposed.set_result, print)
+    rounds = asyncio.create_task(guard.run(Agents()))
     while not deposed.done():
         append(root / f"segment-{term}")
         confirmed = asyncio.Event()

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from outlast.launch.terms import lease_grants
-from outlast.launch.terms.lease_grants import ALONE, IN_TOUCH, LeaseGrants
+from outlast.launch.terms.lease_grants import ALONE, IN_TOUCH, LeasedAgents, LeaseGrants
+from outlast.launch.terms.term_records import SuccessorRecord
 from outlast.transport import messages
 
 LEASE_S = 10.0
@@ -24,13 +25,16 @@ class Desk:
         self.reads: list[Callable[[], None]] = []
         self.sent: list[str] = []
         self.answers = dict.fromkeys(AGENTS, 0)
-        self.grants = LeaseGrants("own", LEASE_S, self.reads.append)
+        self.leased = LeasedAgents(list(AGENTS), are_known=True)
+        self.grants = LeaseGrants(
+            "own", 1, LEASE_S, self.reads.append, lambda: self.leased, ("a", "c")
+        )
 
     def ask(self, agent: str) -> None:
         """Renew, and confirm all answers that the agent has got."""
         body = messages.Renew(answers=self.answers[agent])
         self.grants.received(agent, body)
-        self.grants.answer(agent, lambda: self._send(agent), AGENTS)
+        self.grants.answer(agent, lambda: self._send(agent))
 
     def _send(self, agent: str) -> None:
         self.answers[agent] += 1
@@ -42,6 +46,13 @@ class Desk:
         for then in reads:
             then()
 
+    def record(self) -> tuple[str, ...]:
+        """Bring the record of successors into the store; return its hosts."""
+        record = self.grants.next_successors()
+        assert record is not None
+        self.grants.on_recorded(record)
+        return record.hosts
+
     def touch_all(self) -> None:
         for _ in range(2):
             for agent in AGENTS:
@@ -52,7 +63,9 @@ class Desk:
 
 @pytest.fixture
 def desk(monkeypatch: pytest.MonkeyPatch) -> Desk:
-    return Desk(monkeypatch)
+    desk = Desk(monkeypatch)
+    assert desk.record() == AGENTS
+    return desk
 
 
 def test_an_answer_waits_for_the_store_until_all_agents_are_in_touch(desk: Desk) -> None:
@@ -93,13 +106,69 @@ def test_a_new_connection_gets_no_answer_to_an_earlier_request(desk: Desk) -> No
 
 
 def test_a_controller_that_hears_none_of_two_others_is_alone(desk: Desk) -> None:
-    everybody = ("own", *AGENTS)
+    desk.leased.names.append("own")
     desk.touch_all()
-    assert not desk.grants.is_alone(everybody)
+    assert not desk.grants.is_alone()
     desk.now_s += ALONE * LEASE_S
     desk.grants.received("own", messages.Renew())
-    assert desk.grants.is_alone(everybody)
-    assert not desk.grants.is_alone(("own", "b")), "which of two is cut off cannot be known"
-    assert not desk.grants.is_alone(("own",)), "the leases of the others are over"
+    assert desk.grants.is_alone()
+    desk.leased.names.remove("a")
+    assert not desk.grants.is_alone(), "which of two is cut off cannot be known"
+    desk.leased.names.remove("b")
+    assert not desk.grants.is_alone(), "the leases of the others are over"
+    desk.leased.names.extend(AGENTS)
+    assert desk.grants.is_alone()
     desk.grants.received("b", messages.Renew())
-    assert not desk.grants.is_alone(everybody)
+    assert not desk.grants.is_alone()
+
+
+def lose(desk: Desk, agent: str) -> None:
+    """Let an agent's lease end, while that of the others is renewed by reads."""
+    desk.touch_all()
+    desk.now_s += LEASE_S
+    desk.leased.names.remove(agent)
+    for _ in range(2):
+        for other in desk.leased.names:
+            desk.ask(other)
+        desk.read()
+        desk.now_s += 0.5
+    desk.sent.clear()
+
+
+def test_an_agent_without_a_lease_counts_until_the_store_has_struck_it_off(desk: Desk) -> None:
+    lose(desk, "b")
+    desk.ask("a")
+    assert not desk.sent, "agent b may create a term without a lease"
+    desk.read()
+    record = desk.grants.next_successors()
+    assert record == SuccessorRecord(term=1, number=2, hosts=("a",))
+    desk.sent.clear()
+    desk.ask("a")
+    assert not desk.sent, "the store may not have the record yet"
+    desk.read()
+    assert desk.grants.next_successors() is record, "written again until the store has it"
+    desk.grants.on_recorded(record)
+    desk.sent.clear()
+    desk.ask("a")
+    assert desk.sent == ["a"]
+
+
+def test_nobody_is_answered_at_once_while_any_host_may_succeed(desk: Desk) -> None:
+    desk.leased.names.clear()
+    assert desk.record() == ()
+    desk.leased.names.extend(AGENTS)
+    desk.touch_all()
+    desk.sent.clear()
+    desk.ask("a")
+    assert not desk.sent
+
+
+def test_successors_are_inherited_until_the_agents_of_a_term_are_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    desk = Desk(monkeypatch)
+    desk.leased = LeasedAgents(["b"], are_known=False)
+    assert desk.record() == ("a", "b", "c")
+    desk.leased = LeasedAgents(["b"], are_known=True)
+    assert desk.record() == ("b",)
+    assert desk.grants.next_successors() is None

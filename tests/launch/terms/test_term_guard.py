@@ -7,10 +7,12 @@ import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import pytest
+
 from outlast.checkpoint.stores.folder_store import Folder
 from outlast.errors import StorageError
 from outlast.launch.terms.term_guard import TermGuard
-from outlast.launch.terms.term_records import TermLedger, TermRecord
+from outlast.launch.terms.term_records import SuccessorRecord, TermLedger, TermRecord
 from outlast.launch.terms.term_store import CheckpointStoreTerms
 
 ADDRESS = ("127.0.0.1", 29400)
@@ -39,7 +41,7 @@ class Owner:
     """Owner of term 1, with what its guard has reported."""
 
     def __init__(self, root: Path, lease_s: float = LEASE_S) -> None:
-        self.is_alone = False
+        self.silent = False
         self.store = GatedStore(root)
         self.ledger = TermLedger(self.store, "a-run")
         assert self.ledger.claim(_record(1))
@@ -52,8 +54,19 @@ class Owner:
             lease_s,
             self.newer.append,
             self.notes.append,
-            lambda: self.is_alone,
         )
+        self.record: SuccessorRecord | None = None  # to be written
+        self.recorded: list[SuccessorRecord] = []
+
+    def next_successors(self) -> SuccessorRecord | None:
+        return self.record
+
+    def on_recorded(self, record: SuccessorRecord) -> None:
+        self.recorded.append(record)
+        self.record = None
+
+    def is_alone(self) -> bool:
+        return self.silent
 
 
 def _record(term: int) -> TermRecord:
@@ -62,7 +75,7 @@ def _record(term: int) -> TermRecord:
 
 def _with_guard(owner: Owner, body: Callable[[asyncio.Task[None]], Awaitable[None]]) -> None:
     async def act() -> None:
-        rounds = asyncio.create_task(owner.guard.run())
+        rounds = asyncio.create_task(owner.guard.run(owner))
         try:
             await asyncio.wait_for(body(rounds), 20)
         finally:
@@ -153,14 +166,54 @@ def test_the_beat_of_an_owner_that_is_alone_stands_still_until_it_is_not(tmp_pat
 
     async def body(_rounds: asyncio.Task[None]) -> None:
         await rounds(2)
-        owner.is_alone = True
+        owner.silent = True
         await rounds(2)
         before = count()
         await rounds(20)
         assert count() == before > 0
-        owner.is_alone = False
+        owner.silent = False
         while count() == before:
             await rounds(1)
 
     _with_guard(owner, body)
     assert ["stands still" in note for note in owner.notes] == [True, False]
+
+
+def test_successors_count_as_recorded_after_a_read_that_finds_no_newer_term(tmp_path: Path) -> None:
+    owner = Owner(tmp_path)
+    record = owner.record = SuccessorRecord(term=1, number=1, hosts=("h",))
+
+    async def body(_rounds: asyncio.Task[None]) -> None:
+        assert await asyncio.to_thread(owner.store.reading.wait, 20)
+        assert not owner.recorded, "the read has not returned"
+        found = TermLedger(CheckpointStoreTerms(Folder(tmp_path), "terms"), "a-run")
+        assert found.successors(1, 1) == record
+        done = asyncio.Event()
+        owner.guard.confirm(done.set)
+        owner.store.permits.release(MANY)
+        await done.wait()
+        assert owner.recorded == [record]
+
+    _with_guard(owner, body)
+
+
+def test_successors_that_a_newer_term_has_overtaken_do_not_count(tmp_path: Path) -> None:
+    owner = Owner(tmp_path)
+    owner.record = SuccessorRecord(term=1, number=1, hosts=())
+
+    async def body(rounds: asyncio.Task[None]) -> None:
+        assert await asyncio.to_thread(owner.store.reading.wait, 20)
+        assert TermLedger(GatedStore(tmp_path), "a-run").claim(_record(2))
+        owner.store.permits.release(MANY)
+        await rounds
+
+    _with_guard(owner, body)
+    assert owner.newer and not owner.recorded
+
+
+def test_two_records_of_one_number_are_refused(tmp_path: Path) -> None:
+    ledger = TermLedger(CheckpointStoreTerms(Folder(tmp_path), "terms"), "a-run")
+    ledger.record_successors(SuccessorRecord(term=1, number=1, hosts=("h",)))
+    ledger.record_successors(SuccessorRecord(term=1, number=1, hosts=("h",)))
+    with pytest.raises(StorageError, match="another process writes for its owner"):
+        ledger.record_successors(SuccessorRecord(term=1, number=1, hosts=("other",)))

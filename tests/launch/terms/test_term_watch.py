@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,12 +13,17 @@ from typing import Any
 import pytest
 
 from outlast.checkpoint.stores.folder_store import Folder
-from outlast.errors import RunDirError
+from outlast.errors import RunDirError, StorageError
 from outlast.launch.nodes.controller_tenure import take_term
 from outlast.launch.nodes.node_joining import LiveRun
-from outlast.launch.terms.term_records import TermBeat, TermLedger, TermRecord
+from outlast.launch.terms.term_records import (
+    SuccessorRecord,
+    TermBeat,
+    TermLedger,
+    TermRecord,
+)
 from outlast.launch.terms.term_store import CheckpointStoreTerms
-from outlast.launch.terms.term_watch import TermNews, TermWatch
+from outlast.launch.terms.term_watch import UNLEASED_STILL, TermNews, TermWatch
 
 LEASE_S = 0.4
 HERE = ("127.0.0.1", 1)
@@ -30,7 +36,7 @@ class Lease:
     def __init__(self) -> None:
         self.lease_s = LEASE_S
         self.unheard_s = LEASE_S
-        self.may_claim = True
+        self.may_claim = self.may_succeed = True
         self.newer = 0
 
     def saw_newer_term(self) -> None:
@@ -42,8 +48,15 @@ class SlowStore(CheckpointStoreTerms):
 
     def __init__(self, path: Path) -> None:
         super().__init__(Folder(path), "terms")
+        self.root = path
         self.gate = threading.Event()
         self.created = threading.Event()
+        self.is_away = False
+
+    def get(self, name: str) -> bytes | None:
+        if self.is_away:
+            raise StorageError("the store is away")
+        return super().get(name)
 
     def create(self, name: str, value: bytes) -> bool:
         found = super().create(name, value)
@@ -120,7 +133,7 @@ def test_a_term_that_was_created_too_late_is_not_used(store: SlowStore, ledger: 
     async def body(watch: TermWatch) -> None:
         while not store.created.is_set():
             await watch.wait(0.01)
-        lease.may_claim = False  # its lease has ended meanwhile
+        lease.may_claim = lease.may_succeed = False  # its lease has ended meanwhile
         store.gate.set()
         assert await watch.wait(2 * LEASE_S) is None
 
@@ -167,6 +180,81 @@ def test_the_end_of_the_run_is_news(ledger: TermLedger) -> None:
         assert await until_news(watch) == TermNews(1, "", end)
 
     with_watch(ledger, Lease(), body)
+
+
+def unleased(ledger: TermLedger, *successors: str) -> Lease:
+    """Return a lease that has ended, of one of these hosts or another one."""
+    ledger.record_successors(SuccessorRecord(term=1, number=1, hosts=successors))
+    lease = Lease()
+    lease.may_claim = False
+    return lease
+
+
+@pytest.mark.parametrize("successors", [("a", "b"), ()])
+def test_a_successor_creates_a_term_without_a_lease(
+    ledger: TermLedger, successors: tuple[str, ...]
+) -> None:
+    began_s = time.monotonic()
+
+    async def body(watch: TermWatch) -> None:
+        assert await until_news(watch) == TermNews(2, "b", None, "a", successors)
+
+    assert not with_watch(ledger, unleased(ledger, *successors), body)
+    assert time.monotonic() - began_s > UNLEASED_STILL * LEASE_S
+
+
+def test_a_host_that_was_struck_off_creates_no_term_without_a_lease(ledger: TermLedger) -> None:
+    lease = unleased(ledger, "a", "b")
+    ledger.record_successors(SuccessorRecord(term=1, number=2, hosts=("a",)))
+
+    async def body(watch: TermWatch) -> None:
+        assert await watch.wait(4 * LEASE_S) is None
+
+    assert not with_watch(ledger, lease, body)
+    assert ledger.read(2) is None
+
+
+@pytest.mark.parametrize("owner", [1, 2], ids=["struck off", "another term has begun"])
+def test_a_term_that_meets_a_newer_record_is_not_used(
+    store: SlowStore, ledger: TermLedger, owner: int
+) -> None:
+    lease = unleased(ledger, "a", "b")
+    if owner == 2:
+        assert ledger.claim(record(2, "c"))
+    other = TermLedger(CheckpointStoreTerms(Folder(store.root), "terms"), "r")
+    store.created.clear()
+    store.gate.clear()
+
+    async def body(watch: TermWatch) -> None:
+        while not store.created.is_set():
+            assert await watch.wait(0.01) is None
+        # Leases may be renewed behind this record without a read.
+        number = 2 if owner == 1 else 1
+        other.record_successors(SuccessorRecord(term=owner, number=number, hosts=("a",)))
+        store.gate.set()
+        assert await watch.wait(3 * LEASE_S) is None
+
+    (note,) = with_watch(ledger, lease, body)
+    assert f"term {owner + 1} was created too late" in note
+
+
+def test_a_store_that_was_away_is_watched_anew_without_a_lease(
+    store: SlowStore, ledger: TermLedger
+) -> None:
+    """Its owner has not beaten yet when it answers again."""
+    lease = unleased(ledger, "b")
+
+    async def body(watch: TermWatch) -> None:
+        assert await watch.wait(LEASE_S / 2) is None
+        store.is_away = True
+        assert await watch.wait(2 * LEASE_S) is None
+        store.is_away = False
+        back_s = time.monotonic()
+        assert (await until_news(watch)).term == 2
+        assert time.monotonic() - back_s > LEASE_S / 2
+
+    (note,) = with_watch(ledger, lease, body)
+    assert "cannot be reached while the controller is silent" in note
 
 
 def directory(term: int) -> Any:

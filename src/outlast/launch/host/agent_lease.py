@@ -70,6 +70,11 @@ class AgentLease:
         return self._is_granted and self.unheard_s >= self.lease_s / 2 and not self.is_over
 
     @property
+    def may_succeed(self) -> bool:
+        """Return whether the agent may create a term as a successor, with or without a lease."""
+        return self._received_s > 0.0 and self.unheard_s >= self.lease_s / 2
+
+    @property
     def is_over(self) -> bool:
         """Return whether the workers must be killed now."""
         return self._clock() >= self._from_s + self.usable_s

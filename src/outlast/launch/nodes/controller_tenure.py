@@ -29,6 +29,7 @@ from outlast.launch.run_display import DisplayRecord
 from outlast.launch.run_journal import bars_of
 from outlast.launch.start_point import CheckpointSearch
 from outlast.launch.terms.journal_copies import JournalCopy
+from outlast.launch.terms.lease_grants import LeaseGrants
 from outlast.launch.terms.term_guard import TermGuard
 from outlast.launch.terms.term_records import TermLedger, TermRecord
 from outlast.launch.terms.term_store import TermStore
@@ -83,7 +84,8 @@ class NodeSetting(NamedTuple):
 
 class ControllerTenure:
     """The controller of the term in `run_dir.job`, which this process has created. `before`: the
-    host of the controller from which it takes over, which has not answered for `silent_s`."""
+    host of the controller from which it takes over, which has not answered for `silent_s`, and
+    whose `successors` are this one's until it knows its agents."""
 
     def __init__(
         self,
@@ -93,6 +95,7 @@ class ControllerTenure:
         checkpoint: messages.Checkpointed | None,
         before: str = "",
         silent_s: float = 0.0,
+        successors: tuple[str, ...] = (),
     ) -> None:
         plan, job = node.plan, run_dir.job
         root, is_own = run_dir.checkpoints, node.journals is not None
@@ -135,24 +138,32 @@ class ControllerTenure:
             plan.limits.lease_s,
             self.deposed.set_result,
             record.note,
-            self.shell.is_alone,
             self._meeting.address,
         )
         self._journal = JournalCopy(node.journals, job.term) if node.journals else None
         if self._journal:
             self._guard.before_read = self._journal.flush
+        self._inherited = successors
         self._serving: list[asyncio.Task[None]] = []
 
     def begin(self) -> None:
         """Begin the term once its first beat is in the store."""
         job, plan = self.shell.job, self._plan
         copies = (self._journal.add,) if self._journal else ()
-        self.shell.guard(self._guard.confirm, plan.limits.lease_s, *copies)
+        grants = LeaseGrants(
+            self._node.host,
+            job.term,
+            plan.limits.lease_s,
+            self._guard.confirm,
+            self.shell.leased_agents,
+            self._inherited,
+        )
+        self.shell.guard(self._guard.confirm, grants, *copies)
         place = RunPlace(
             job.run, job.term, self.shell.address, plan.master_addr, plan.master_port or 0, job.home
         )
         meeting = self._meeting.serve(place, self._node.nonce, plan.node.total, plan.limits.lease_s)
-        self._serving = [asyncio.create_task(part) for part in (self._guard.run(), meeting)]
+        self._serving = [asyncio.create_task(part) for part in (self._guard.run(grants), meeting)]
         self._guard.confirm(self.shell.begin)
 
     async def end(self, end: EndRun) -> None:

@@ -229,7 +229,13 @@ class RunNode:
         self._run_dir.adopt(self._run_dir.job.run, news.term)
         checkpoint = newest_checkpoint(self._run_dir)
         tenure = ControllerTenure(
-            self._node, self._run_dir, self._record, checkpoint, news.before, silent_s
+            self._node,
+            self._run_dir,
+            self._record,
+            checkpoint,
+            news.before,
+            silent_s,
+            news.successors,
         )
         self._begin_tenure(tenure)
         self._lock = ControllerLock(self._run_dir.path)

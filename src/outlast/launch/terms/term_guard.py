@@ -1,6 +1,7 @@
 """Right of a process to act as the controller of its term.
 
-A *round* writes the beat, if it is due, and then looks for the next term. Whatever a controller
+A *round* writes a record of successors, if they have changed, and the beat, if it is due, and then
+looks for the next term. Whatever a controller
 cannot take back waits for a round that began later and found none: what was made durable before the
 round is then read by any later controller. While the controller hears none of its other nodes, its
 beat stands still, so that one of them may create the next term.
@@ -11,12 +12,33 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from outlast.errors import OutlastError
-from outlast.launch.terms.term_records import TermBeat, TermLedger, TermRecord
+from outlast.launch.terms.term_records import (
+    SuccessorRecord,
+    TermBeat,
+    TermLedger,
+    TermRecord,
+)
 
 BEATS = 8  # in a lease
 RETRY_S = 0.2
+
+
+class TermAgents(Protocol):
+    """Agents of a term, as its owner knows them."""
+
+    def is_alone(self) -> bool:
+        """Return whether the owner hears none of its other nodes."""
+        ...
+
+    def next_successors(self) -> SuccessorRecord | None:
+        """Return the record of successors to be written; None if the newest one holds."""
+        ...
+
+    def on_recorded(self, record: SuccessorRecord) -> None:
+        """Note that a record is in the store, and that no newer term existed after that."""
 
 
 class TermGuard:
@@ -30,13 +52,12 @@ class TermGuard:
         lease_s: float,
         on_deposed: Callable[[TermRecord], None],
         note: Callable[[str], None],
-        is_alone: Callable[[], bool],
         meeting: tuple[str, int] | None = None,
     ) -> None:
         self._ledger, self._term = ledger, term
         self._address, self._meeting = address, meeting
         self._period_s = lease_s / BEATS
-        self._on_deposed, self._note, self._is_alone = on_deposed, note, is_alone
+        self._on_deposed, self._note = on_deposed, note
         self.before_read: Callable[[], None] = lambda: None  # first part of each round
         self._count = 0
         self._due_s = time.monotonic()
@@ -49,7 +70,7 @@ class TermGuard:
         self._waiting.append(then)
         self._wanted.set()
 
-    async def run(self) -> None:
+    async def run(self, agents: TermAgents) -> None:
         """Do rounds until a newer term is found, or cancelled; an outage of the store is waited
         out."""
         while True:
@@ -60,8 +81,9 @@ class TermGuard:
             wanted.cancel()
             self._wanted.clear()
             waiting, self._waiting = self._waiting, []
+            record = agents.next_successors()
             try:
-                newer = await asyncio.to_thread(self._round, self._may_beat())
+                newer = await asyncio.to_thread(self._round, self._may_beat(agents), record)
             except OutlastError as error:
                 self._waiting = waiting + self._waiting
                 self._wanted.set()  # not only when the next beat is due
@@ -72,6 +94,8 @@ class TermGuard:
             if newer is not None:
                 self._on_deposed(newer)
                 return
+            if record is not None:
+                agents.on_recorded(record)
             for then in waiting:
                 then()
 
@@ -81,8 +105,8 @@ class TermGuard:
         await asyncio.to_thread(self.before_read)
         await asyncio.to_thread(self._ledger.beat, self._term, beat)
 
-    def _may_beat(self) -> bool:
-        if self._was_alone != (is_alone := self._is_alone()):
+    def _may_beat(self, agents: TermAgents) -> bool:
+        if self._was_alone != (is_alone := agents.is_alone()):
             self._was_alone = is_alone
             self._note(
                 "this controller hears none of its other nodes: its beat stands still, so that one"
@@ -92,8 +116,10 @@ class TermGuard:
             )
         return not is_alone
 
-    def _round(self, may_beat: bool) -> TermRecord | None:
+    def _round(self, may_beat: bool, record: SuccessorRecord | None) -> TermRecord | None:
         self.before_read()
+        if record is not None:
+            self._ledger.record_successors(record)
         now_s = time.monotonic()
         if now_s >= self._due_s:
             if may_beat:

@@ -1,7 +1,8 @@
 """Terms of a run in a store: who owns each, and whether its owner is alive.
 
-term-000002   TermRecord, created once: by the one process that owns the term
-beat-000002   TermBeat, rewritten by that owner; its last one has the end of the run
+term-000002            TermRecord, created once: by the one process that owns the term
+beat-000002            TermBeat, rewritten by that owner; its last one has the end of the run
+successors-000002-001  SuccessorRecord, created once by that owner; the newest one holds
 """
 
 from __future__ import annotations
@@ -37,7 +38,22 @@ class TermBeat(msgspec.Struct, frozen=True, kw_only=True):
     cause: str = ""
 
 
-Value = TypeVar("Value", TermRecord, TermBeat)
+class SuccessorRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Hosts whose agents may create the next term without a lease; none: any host may."""
+
+    term: int
+    number: int  # from 1
+    hosts: tuple[str, ...]
+
+
+Value = TypeVar("Value", TermRecord, TermBeat, SuccessorRecord)
+
+
+_encode = msgspec.json.encode
+
+
+def _successors(term: int, number: int) -> str:
+    return f"successors-{term:06d}-{number:03d}"
 
 
 class TermLedger:
@@ -45,6 +61,7 @@ class TermLedger:
 
     def __init__(self, store: TermStore, run: str) -> None:
         self._store, self._run = store, run
+        self._numbers: dict[int, int] = {}  # of the newest known records of successors, by term
 
     @property
     def where(self) -> str:
@@ -73,15 +90,34 @@ class TermLedger:
 
     def claim(self, record: TermRecord) -> bool:
         """Create a term; return whether this record owns it."""
-        return self._store.create(f"term-{record.term:06d}", msgspec.json.encode(record))
+        return self._store.create(f"term-{record.term:06d}", _encode(record))
 
     def beat(self, term: int, beat: TermBeat) -> None:
         """Write a sign of life of this process's own term."""
-        self._store.put(f"beat-{term:06d}", msgspec.json.encode(beat))
+        self._store.put(f"beat-{term:06d}", _encode(beat))
 
     def read_beat(self, term: int) -> TermBeat | None:
         """Return the newest sign of life of a term's owner, or None before its first one."""
         return self._read(f"beat-{term:06d}", TermBeat)
+
+    def record_successors(self, record: SuccessorRecord) -> None:
+        """Write a record of this process's own term."""
+        if not self._store.create(_successors(record.term, record.number), _encode(record)):
+            raise StorageError(
+                f"{self.where}: term {record.term} has another record {record.number} of its"
+                " successors: another process writes for its owner"
+            )
+
+    def successors(self, newest: int, floor: int) -> SuccessorRecord | None:
+        """Return the newest record of the newest term that has one, from `floor` to `newest`."""
+        for term in range(newest, floor - 1, -1):
+            found, number = None, self._numbers.get(term, 1)
+            while record := self._read(_successors(term, number), SuccessorRecord):
+                found, self._numbers[term] = record, number
+                number += 1
+            if found is not None:
+                return found
+        return None
 
     def _read(self, name: str, kind: type[Value]) -> Value | None:
         data = self._store.get(name)
