@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -38,9 +39,8 @@ pytestmark = [
     pytest.mark.skipif(bool(missing_requirement()), reason=missing_requirement()),
     pytest.mark.skipif(shutil.which("etcd") is None, reason="etcd is not installed"),
 ]
-LEASE_S = 2.0
 PACE_S = 0.25
-STEPS_OF_ROUND = 20  # more than a round takes, at its pace
+STEPS_OF_ROUND = 16  # more than a round takes, at its pace
 RANKS = 2
 WITHIN_S = 90.0
 
@@ -142,24 +142,48 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         cluster.close()
 
 
+class Series(NamedTuple):
+    """Rounds of one run: at most so many, begun within so many seconds, and at least `least`."""
+
+    rounds: int
+    least: int
+    lease_s: float
+    within_s: float
+
+    @property
+    def steps(self) -> int:
+        """Return how many steps the job needs so that it is not done before the last round."""
+        return int(min(self.rounds * STEPS_OF_ROUND, self.within_s / PACE_S)) + 100
+
+
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("rounds", [3, pytest.param(40, marks=pytest.mark.extended)])
+@pytest.mark.parametrize(
+    "series",
+    [
+        Series(3, 3, 2.0, 600.0),
+        pytest.param(Series(40, 40, 2.0, 600.0), marks=pytest.mark.extended),
+        pytest.param(Series(240, 60, 1.0, 520.0), marks=[pytest.mark.extended, pytest.mark.long]),
+    ],
+)
 def test_no_order_of_an_overtaken_controller_counts(
-    rounds: int, cluster: Cluster, tmp_path: Path
+    series: Series, cluster: Cluster, tmp_path: Path
 ) -> None:
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
     moments = random.Random(seed)
     hold = tmp_path / "hold"
     hold.touch()
-    steps = str(rounds * STEPS_OF_ROUND + 60)
     with etcd_on_the_switch(cluster.hosts, tmp_path) as terms:
-        flags = (f"--limit=lease_s={LEASE_S:g}", terms.flag)
-        cluster.start("2:4", 1, *flags, job=(steps, "ddp", str(hold), str(PACE_S)))
+        flags = (f"--limit=lease_s={series.lease_s:g}", terms.flag)
+        cluster.start("2:4", 1, *flags, job=(str(series.steps), "ddp", str(hold), str(PACE_S)))
         run = RacedRun(cluster, terms)
         run.open()
-        for _ in range(rounds):
-            race(cluster, run, moments)
+        until_s, rounds = time.monotonic() + series.within_s, 0
+        while rounds < series.rounds and time.monotonic() < until_s:
+            race(cluster, run, moments, series.lease_s)
+            rounds += 1
+            print(f"round {rounds}", flush=True)
+        assert rounds >= series.least
         hold.unlink()
         assert set(cluster.codes().values()) == {EXIT_DONE}
         records = [terms.read(term) for term in range(1, run.newest.term + 2)]
@@ -168,21 +192,23 @@ def test_no_order_of_an_overtaken_controller_counts(
     assert records[-1] is None and len(owners) == len(records) - 1 > rounds
     one_host = tmp_path / "one"
     one_host.mkdir()
-    must_be_equal(cluster, on_one_host(one_host, RANKS, steps, "ddp", str(tmp_path / "absent")))
+    must_be_equal(
+        cluster, on_one_host(one_host, RANKS, str(series.steps), "ddp", str(tmp_path / "absent"))
+    )
     must_have_one_owner_each(cluster, owners)
     must_obey_what_counts(cluster)
 
 
-def race(cluster: Cluster, run: RacedRun, moments: random.Random) -> None:
+def race(cluster: Cluster, run: RacedRun, moments: random.Random, lease_s: float) -> None:
     """Break the controller's node at a random moment, and heal it when it has been overtaken."""
     pause = threading.Event().wait
-    pause(moments.uniform(0, LEASE_S))  # any moment of a beat may be that of the fault
+    pause(moments.uniform(0, lease_s))  # any moment of a beat may be that of the fault
     run.is_overtaken()
     kind, struck, index = moments.choice(list(STRIKES)), run.newest.host, len(run.events)
     print(f"term {run.newest.term} on {struck}: {kind}", flush=True)
     STRIKES[kind].begin(cluster, struck)
     run.wait(run.is_overtaken, f"a term after that of {struck}, {kind}")
-    pause(moments.choice((0, moments.uniform(0, 2 * LEASE_S))))  # within its lease, or beyond
+    pause(moments.choice((0, moments.uniform(0, 2 * lease_s))))  # within its lease, or beyond
     STRIKES[kind].end(cluster, struck)
     run.wait(lambda: run.is_settled(index, struck), f"steps after {struck} was {kind}")
 
