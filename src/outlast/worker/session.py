@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import importlib
+import math
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from torch import distributed as dist
 from outlast.config import check_torch, started_by_torchrun, worker_settings
 from outlast.errors import UsageError
 from outlast.worker.hot_worker import HotWorker
+from outlast.worker.phases.lost_results import is_lost
 from outlast.worker.phases.step_calls import step_key
 from outlast.worker.state.protected_state import Replicated as Replicated
 from outlast.worker.worker_process import WorkerProcess
@@ -163,7 +165,7 @@ class Session:
 
         Tensors of one element are taken as numbers.
         """
-        numbers = {name: _number(name, value) for name, value in values.items()}
+        numbers = {name: number_of(name, value) for name, value in values.items()}
         self._worker.report(numbers)
 
 
@@ -178,7 +180,11 @@ def init(*, hot_spares: bool = False) -> Session:
     return Session(start(hot_spares=hot_spares))
 
 
-def _number(name: str, value: Any) -> float:
+def number_of(name: str, value: Any) -> float:
+    """Return a metric as a number: NaN for one that was lost with its worker, which decides
+    nothing here."""
+    if is_lost(value):
+        return math.nan
     try:
         return float(value.detach() if isinstance(value, torch.Tensor) else value)
     except (TypeError, ValueError, RuntimeError) as error:

@@ -25,6 +25,7 @@ from outlast.worker.phases.lost_results import (
     is_lost,
     placeholder,
 )
+from outlast.worker.session import number_of
 
 
 class Used(Exception):  # noqa: N818 - stands for the end of this process
@@ -51,6 +52,13 @@ def test_a_lost_result_contains_no_plausible_value() -> None:
     assert bool(np.isnan(placeholder(np.ones(3), use)).all())
     for counted in (torch.ones(2, dtype=torch.int64), torch.ones(2) > 0, np.arange(3)):
         assert type(placeholder(counted, use)) is LostResult
+
+
+def test_a_lost_number_is_reported_as_nan() -> None:
+    """`session.report(loss=loss)` must not roll the job back."""
+    for lost in (placeholder(0.5, use), placeholder(0.5, use) / 2, placeholder(torch.ones(1), use)):
+        assert math.isnan(number_of("loss", lost))
+    assert number_of("loss", torch.tensor([2.0])) == 2.0
 
 
 USES: tuple[Callable[[Any], object], ...] = (
