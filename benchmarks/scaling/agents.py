@@ -19,6 +19,7 @@ from outlast.launch.host.agent_lease import renewal_period_s
 from outlast.transport import messages
 from outlast.transport.channel import FrameDecoder, encode_envelope, pack_frame
 from outlast.transport.rank_spans import RankSpan
+from outlast.transport.rendezvous_messages import HostMeetings
 
 CONNECTING_MAX = 16
 KINDS = ("parameters", "buffers", "optimizers")
@@ -71,6 +72,7 @@ class Node:
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.decoder = FrameDecoder(fleet.token)
         self.workers: dict[str, Worker] = {}
+        self.meetings = HostMeetings()
         self.seq = 0
         self.is_known = False
         self.queued: list[bytes] = []
@@ -134,9 +136,12 @@ class Node:
             case messages.Kill() | messages.Stop():
                 pass
             case _:
-                for name in names:
-                    if name in self.workers:
-                        self._act(self.workers[name], body)
+                workers = [self.workers[name] for name in names if name in self.workers]
+                if isinstance(body, messages.Connect):
+                    for worker in workers:
+                        self.meetings.connect(body.generation, worker.seat)
+                for worker in workers:
+                    self._act(worker, body)
 
     def _act(self, worker: Worker, body: messages.AnyBody) -> None:
         fleet = self.fleet
@@ -188,7 +193,17 @@ class Node:
                 parts=b"8 bytes " * len(ranks),
                 address=worker.address,
             )
-            self.say(meet, worker)
+            self._meet(worker, meet)
+
+    def _meet(self, worker: Worker, meet: messages.Meet) -> None:
+        """Pass on what this host has for a group, or answer it, as an agent does."""
+        met = self.meetings.add(worker.seat, meet)
+        if isinstance(met, messages.Met):
+            for one in self.workers.values():
+                if one.seat in met.parts:
+                    self._act(one, met)
+        elif met is not None:
+            self.say(met, worker)
 
     def _join(self, worker: Worker) -> None:
         body = worker.joining

@@ -15,6 +15,7 @@ from outlast.errors import WireError
 from outlast.events import Fault
 from outlast.transport import channel, messages
 from outlast.transport.rank_spans import RankSpan
+from outlast.transport.rendezvous_messages import MeetEntry
 
 TOKEN = b"k" * 32
 
@@ -34,6 +35,12 @@ BODIES = [
     messages.Seat(generation=2, seat=1, world=4, n=7, first=False, slots={"before:7": b"\0\1"}),
     messages.Connect(generation=1, n=0, transfers=((0, 2),), timeout_s=1.5),
     messages.Put(generation=1, key="k", value=b"a", ranks=(RankSpan(0, 4, 2),)),
+    messages.HostMeets(
+        generation=1,
+        name="g",
+        ranks=(RankSpan(0, 4, 2),),
+        entries={2: MeetEntry(b"a", b"8" * 32, "a:1")},
+    ),
     messages.Met(generation=1, name="g", values=(b"a",), addresses=("a:1",), parts={2: b"8" * 8}),
     messages.WorkerLostReport(
         worker="w", fault=Fault(kind="exited", detail="y"), n=3, state="running"

@@ -28,8 +28,8 @@ from outlast.controller.lifecycle import run_ending
 from outlast.controller.recovery import incident_response
 from outlast.controller.state_parts import SharedValueInProgress
 from outlast.transport import messages
-from outlast.transport.rank_spans import RankSpan, unpack_ranks
-from outlast.transport.rendezvous_messages import PART_BYTES, gathered, received
+from outlast.transport.rank_spans import RankSpan, has_rank, unpack_ranks
+from outlast.transport.rendezvous_messages import are_whole, gathered, received
 
 SHARED_MAX = 4096
 
@@ -69,26 +69,35 @@ def put(turn: ControllerTurn, sender: WorkerRecord, body: messages.Put) -> None:
     turn.send_all((each for each in members if each.name != sender.name), received(body))
 
 
-def meet(turn: ControllerTurn, sender: WorkerRecord, body: messages.Meet) -> None:
-    """Keep what a rank has for its group; pass everything on once all ranks of it are here."""
+def meet(turn: ControllerTurn, sender: WorkerRecord, body: messages.HostMeets) -> None:
+    """Keep what ranks of a host have for their group; pass everything on once all ranks of it are
+    here."""
     state = turn.state
-    shared = state.shared
-    key, name = (body.name, sender.seat), body.name
-    if key not in shared.meets:
-        size = sum([span.size for span in body.ranks]) if name not in shared.missing else 0
-        shared.missing[name] = (shared.missing.get(name, 0) or size) - 1
-    shared.meets[key] = body
-    if shared.missing[name]:
+    shared, name, entries = state.shared, body.name, body.entries
+    workers, seats, generation = state.members.workers, state.members.seats, state.generation
+    missing = shared.missing.get(name) or sum([span.size for span in body.ranks])
+    for rank, entry in entries.items():
+        if not (0 <= rank < state.world and has_rank(body.ranks, rank)):
+            continue
+        worker = workers.get(seats[rank])
+        if worker is None or worker.agent != sender.agent or worker.member != generation:
+            continue
+        if not worker.killed_ns:
+            missing -= (name, rank) not in shared.meets
+            shared.meets[name, rank] = entry
+    shared.missing[name] = missing
+    if missing:
         return
     del shared.missing[name]
-    meets = [shared.meets.pop((name, rank)) for rank in unpack_ranks(body.ranks)]
-    if len({len(each.parts) for each in meets} | {PART_BYTES * len(meets)}) > 1:
+    found = [shared.meets.pop((name, rank)) for rank in unpack_ranks(body.ranks)]
+    if not are_whole(found, len(found)):
         detail = f"the ranks of group {name} have numbers for another count of ranks than its own"
         incident_response.give_up(turn, sender, turn.blame(sender, "mismatch", detail), "report")
         return
     for agent, places in _places(state, body.ranks).items():
-        names = tuple(state.members.seats[rank] for rank in places)
-        turn.actions.append(Send(agent=agent, workers=names, body=gathered(meets, places)))
+        names = tuple(seats[rank] for rank in places)
+        met = gathered(generation, name, found, places)
+        turn.actions.append(Send(agent=agent, workers=names, body=met))
 
 
 def end_meetings(turn: ControllerTurn) -> None:

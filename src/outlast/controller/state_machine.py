@@ -284,7 +284,7 @@ WORKER_RULES: dict[type[messages.AnyBody], WorkerRule] = {
     messages.StateProtected: WorkerRule(shared_values.protected),
     messages.Recorded: WorkerRule(shared_values.record),
     messages.Finished: WorkerRule(_finished),
-    messages.Meet: WorkerRule(shared_values.meet, of_generation=True, modes=_NOT_CLOSING),
+    messages.HostMeets: WorkerRule(shared_values.meet, of_generation=True, modes=_NOT_CLOSING),
     messages.Put: WorkerRule(shared_values.put, of_generation=True, modes=_NOT_CLOSING),
     messages.WorkerReady: WorkerRule(
         reconfiguration.ready, of_generation=True, modes=frozenset({"gathering"})

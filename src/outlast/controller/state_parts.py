@@ -376,7 +376,7 @@ class SharedValues(StatePart, kw_only=True):
 
     stored: dict[str, bytes] = {}  # shared values, by name: the first one stays
     making: dict[str, SharedValueInProgress] = {}
-    meets: dict[tuple[str, int], messages.Meet] = {}  # of groups that wait, by name and rank
+    meets: dict[tuple[str, int], messages.MeetEntry] = {}  # of groups that wait, by name and rank
     missing: dict[str, int] = {}  # group -> how many of its ranks are not here
     records: dict[int, bytes] = {}  # seat -> results of its set-up collectives
     # stages of a pipeline, () without one -> the first seat that reported them, and its report

@@ -145,7 +145,9 @@ class SimAgent(SimHost):
         """Forward a worker's frame to the controller; keep what a later one receives again."""
         if isinstance(body, REPEATED_REPORTS):
             self._reports.setdefault(worker.name, {})[type(body)] = seq, body
-        self._send(worker.name, seq, body)
+        passed = self.meet(worker, body) if isinstance(body, messages.Meet) else body
+        if passed is not None:
+            self._send(worker.name, seq, passed)
 
     def _send(self, worker: str, seq: int, body: messages.AnyBody) -> None:
         if not self.connected or self.link is None:
@@ -233,6 +235,8 @@ class SimAgent(SimHost):
                 if isinstance(body, messages.Seat):
                     self._seated.update(workers)
                 for worker in [self.workers[name] for name in workers if name in self.workers]:
+                    if isinstance(body, messages.Connect):
+                        self.meetings.connect(body.generation, worker.seat)
                     worker.call(partial(worker.hear, body))
 
     def _answer_for_partners(self, body: messages.PartnerSlotsRequest) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+from outlast.transport import messages
+from outlast.transport.rendezvous_messages import HostMeetings
 from outlast.transport.worker_page import WARM_PHASES, PhasePace, State, WorkerObservation
 
 if TYPE_CHECKING:
     from outlast.testing.simulated_cluster import SimCluster
+    from outlast.testing.simulated_process import SimProcess
     from outlast.testing.simulated_worker import SimWorker
 
 _PHASE_NS = 100_000_000  # typical duration
@@ -43,6 +47,7 @@ class SimHost:
         self.cluster, self.name = cluster, name
         self.line = cluster.timeline
         self.workers: dict[str, SimWorker] = {}
+        self.meetings = HostMeetings()
         self.present = True  # it has power, and its agent runs
         self.lives = 0  # how often it has lost power
         self.frozen: list[Callable[[], None]] | None = None  # what waits while it stands still
@@ -53,6 +58,18 @@ class SimHost:
             self.frozen.append(what)
         else:
             what()
+
+    def meet(self, sender: SimProcess, meet: messages.Meet) -> messages.HostMeets | None:
+        """Return what this host's ranks have for a group, once all of them have come. A group
+        without ranks on other hosts gets its answer here."""
+        met = self.meetings.add(sender.seat, meet)
+        if not isinstance(met, messages.Met):
+            return met
+        for one in self.workers.values():
+            if one.seat in met.parts:
+                answer = partial(one.call, partial(one.hear, met))
+                self.line.after(self.line.between(0.0005, 0.01), answer)
+        return None
 
     def call_alive(self, lives: int, what: Callable[[Any], None], value: Any) -> None:
         """Run a callback of a process of this host, unless it has lost power since."""

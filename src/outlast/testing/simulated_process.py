@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from outlast.events import Fault, FaultKind
 from outlast.testing.fault_plan import WAIT_S
 from outlast.transport import messages
+from outlast.transport.rank_spans import pack_ranks
+from outlast.transport.rendezvous_messages import PART_BYTES
 from outlast.transport.worker_page import SLOTS
 
 if TYPE_CHECKING:
@@ -284,6 +286,15 @@ class WorkerMesh:
         if self.seats[worker.seat] != worker.name:
             self.cluster.ledger.fail(f"{worker.name} connects at another's rank, {worker.seat}")
         self.members[worker.seat] = worker
+
+    def meet_of(self, seat: int) -> messages.Meet:
+        """Return what a member sends for the group of all ranks."""
+        ranks, value = pack_ranks(range(len(self.seats))), b"%d" % seat
+        parts = bytes(PART_BYTES * len(self.seats))
+        g = self.generation
+        return messages.Meet(
+            generation=g, name="all", ranks=ranks, value=value, parts=parts, address=f"{seat}:1"
+        )
 
     def is_complete(self) -> bool:
         """Return whether all members are connected."""

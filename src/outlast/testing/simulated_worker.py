@@ -10,7 +10,6 @@ from outlast.testing.run_invariants import mix, own_step, own_tail
 from outlast.testing.simulated_process import Ballot, WorkerKilled, WorkerMesh
 from outlast.testing.simulated_rebuild import PartnerProcess
 from outlast.transport import messages
-from outlast.transport.rank_spans import pack_ranks
 
 if TYPE_CHECKING:
     from outlast.testing.simulated_agent import SimAgent
@@ -27,7 +26,7 @@ class SimWorker(PartnerProcess):
         self.generation = self.closed = self.opened = self.answered = self.readied = 0
         self.decided_n = -1
         self.owes_status = False
-        self.gots: dict[int, set[str]] = {}
+        self.met: set[int] = set()  # generations whose ranks have met
         self.mesh: WorkerMesh | None = None
         self.received: dict[int, tuple[str, int, float]] = {}
         self.sent: dict[int, tuple[str, int, float]] = {}
@@ -54,8 +53,10 @@ class SimWorker(PartnerProcess):
                 self._decide(body)
             case messages.Connect():
                 self._connect(body)
-            case messages.RendezvousValue():
-                self.gots.setdefault(body.generation, set()).add(body.key)
+            case messages.Met():
+                if [int(value) for value in body.values] != list(range(self.ledger.world)):
+                    self.ledger.fail(f"{self.name} met {body.values}")
+                self.met.add(body.generation)
                 self.mesh_when_met()
             case messages.Open():
                 self._open(body)
@@ -225,8 +226,7 @@ class SimWorker(PartnerProcess):
         self.connect_partners(body)
         self.mesh.arrive(self)
         self.point("connect")
-        ranks, g = pack_ranks(range(self.ledger.world)), body.generation
-        self.say(messages.Put(generation=g, key=str(self.seat), value=b"address", ranks=ranks))
+        self.say(self.mesh.meet_of(self.seat))
         for member in tuple(self.mesh.members.values()):
             member.call(member.mesh_when_met)
 
@@ -235,7 +235,7 @@ class SimWorker(PartnerProcess):
         mesh = self.mesh
         if mesh is None or mesh.generation != self.generation or self.generation <= self.closed:
             return
-        met = len(self.gots.get(mesh.generation, ())) >= self.ledger.world - 1
+        met = mesh.generation in self.met
         if "Joined" in self.replies or self.busy or not (met and mesh.lets_connect(self)):
             return
         self.point("meshed")

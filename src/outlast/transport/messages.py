@@ -21,7 +21,8 @@ from outlast.transport.agent_messages import (
 )
 from outlast.transport.hang_messages import HangFound, RanksObserved, Suspect, Trace, Traced
 from outlast.transport.message_base import Body
-from outlast.transport.rendezvous_messages import Meet, Met, Put, RendezvousValue
+from outlast.transport.rendezvous_messages import HostMeets, Meet, Met, Put, RendezvousValue
+from outlast.transport.rendezvous_messages import MeetEntry as MeetEntry
 
 
 class WorkerHello(Body, frozen=True, tag="Hello"):
@@ -318,8 +319,8 @@ class NodeChecked(Body, frozen=True, tag="Checked"):
 
 WorkerBody = (
     WorkerHello | StateProtected | Recorded | Status | WorkerReady | Joined | Put | Meet
-    | SharedValueRequest | SharedValueMade | Checkpointed | SaveFailed | Finished | Traced
-    | Audited | AuditNamed
+    | HostMeets | SharedValueRequest | SharedValueMade | Checkpointed | SaveFailed | Finished
+    | Traced | Audited | AuditNamed
 )  # fmt: skip
 ControllerBody = (
     Seat | Prepare | Close | Decide | Connect | RendezvousValue | Met | Open | SharedValueMake

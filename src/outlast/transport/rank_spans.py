@@ -28,6 +28,15 @@ def pack_ranks(ranks: Sequence[int]) -> tuple[RankSpan, ...]:
     return tuple(spans)
 
 
+def has_rank(spans: Sequence[RankSpan], rank: int) -> bool:
+    """Return whether a rank is in one of the spans."""
+    for first, size, step in spans:
+        place, rest = divmod(rank - first, step)
+        if not rest and 0 <= place < size:
+            return True
+    return False
+
+
 def unpack_ranks(spans: Sequence[RankSpan]) -> Iterator[int]:
     """Yield the ranks of spans."""
     for first, size, step in spans:

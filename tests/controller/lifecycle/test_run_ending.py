@@ -9,7 +9,6 @@ from tests.controller.controller_driver import ControllerDriver
 
 from outlast import errors, events
 from outlast.transport import messages
-from outlast.transport.rank_spans import pack_ranks
 
 SLOTS = {"before:5": b"b5", "after:5": b"a5", "result:5": b"r5", "before:4": b"b4"}
 TRANSPORT = events.Fault(kind="transport", detail="connection reset")
@@ -336,36 +335,3 @@ def test_a_maker_that_never_ends_is_hung() -> None:
     assert noticed.fault.kind == "hung" and "'id'" in noticed.fault.detail
     desk.lose("w1-1", 1, slots=SLOTS)
     assert [w for w, _ in desk.sent(messages.SharedValueMake)] == ["w1-0"]
-
-
-def test_ranks_of_a_group_receive_their_parts_once_all_have_come() -> None:
-    desk = running(world=3)
-
-    def meet(rank: int, parts: bytes) -> None:
-        spans = pack_ranks((0, 2))
-        desk.say(
-            f"w1-{rank}",
-            messages.Meet(
-                generation=1, name="g", ranks=spans, value=b"%d" % rank, parts=parts, address="a:1"
-            ),
-        )
-
-    meet(2, b"2 to 0 .2 to 2 .")
-    meet(2, b"2 to 0 .2 to 2 .")  # a repeated frame of another number
-    assert not desk.sent(messages.Met)
-    meet(0, b"0 to 0 .0 to 2 .")
-    assert [worker for worker, _ in desk.sent(messages.Met)] == ["w1-0", "w1-2"]
-    (_, met), _ = desk.sent(messages.Met)
-    assert met.values == (b"0", b"2")
-    assert met.parts == {0: b"0 to 0 .2 to 0 .", 2: b"0 to 2 .2 to 2 ."}
-    assert not desk.state.shared.meets and not desk.state.shared.missing
-
-
-def test_rendezvous_values_reach_the_other_ranks_of_a_group() -> None:
-    desk = running(world=3)
-    for ranks, receivers in (((0, 1, 2), {"w1-1", "w1-2"}), ((0, 2), {"w1-2"})):
-        put = messages.Put(generation=1, key="k", value=b"v", ranks=pack_ranks(ranks))
-        desk.say("w1-0", put)
-        assert {w for w, _ in desk.sent(messages.RendezvousValue)} == receivers
-    desk.say("w1-0", messages.Put(generation=0, key="k", value=b"v", ranks=pack_ranks((0, 1, 2))))
-    assert not desk.sent(messages.RendezvousValue) and desk.state.inbox.dropped == 1

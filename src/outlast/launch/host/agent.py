@@ -58,9 +58,7 @@ class Agent:
         self._tasks: set[asyncio.Task[None]] = set()
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._watch = HangMonitor(crew, self._suspect, self._say)
-        self._traces = TraceCollection(
-            crew, lambda worker, body: worker.channel.send(self._envelope(worker.name, 0, body))
-        )
+        self._traces = TraceCollection(crew, self._tell)
         self._suspects = SuspectReporter(crew, self._traces, self._say)
         self._checks = CheckRunner(crew, self._say)
         self._hello_received = asyncio.Event()  # the script has called `init()`
@@ -110,6 +108,9 @@ class Agent:
             return  # `_on_connected` sends the current state again, in the right order
         self._seq += 1
         self._link.send(self._envelope("", self._seq, body))
+
+    def _tell(self, worker: WorkerHandle, body: messages.AnyBody) -> bool:
+        return worker.channel.send(self._envelope(worker.name, 0, body))
 
     def _envelope(self, worker: str, seq: int, body: messages.AnyBody) -> messages.MessageEnvelope:
         return messages.MessageEnvelope(
@@ -175,8 +176,12 @@ class Agent:
         if isinstance(frame.body, messages.Traced):
             self._traces.answered(worker.name, frame.body)
             return
-        # The worker is identified by its channel, not by the name in the frame.
-        self._link.send(self._envelope(worker.name, frame.seq, frame.body))
+        body: messages.AnyBody | None = frame.body
+        if isinstance(body, messages.Meet):
+            body = self._crew.meet(worker, body, self._tell)
+        if body is not None:
+            # The worker is identified by its channel, not by the name in the frame.
+            self._link.send(self._envelope(worker.name, frame.seq, body))
 
     def _on_frame(self, frame: messages.MessageEnvelope) -> None:
         job = self._crew.run_dir.job
@@ -219,6 +224,8 @@ class Agent:
                 body, local_rank=self._crew.device_for(worker, body.seat)
             )
             frame = msgspec.structs.replace(frame, body=chosen)
+        elif isinstance(body, messages.Connect):
+            self._crew.meetings.connect(body.generation, worker.seat)
         worker.channel.send(frame)
         if isinstance(body, (messages.Seat, messages.Prepare)):
             worker.is_unseated = False

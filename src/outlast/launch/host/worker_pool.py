@@ -34,6 +34,7 @@ from outlast.launch.torchrun_arguments import RunPlan
 from outlast.telemetry.event_store import EventClock
 from outlast.transport import messages
 from outlast.transport.channel import Channel
+from outlast.transport.rendezvous_messages import HostMeetings
 from outlast.transport.worker_page import Beat, Page
 
 _STARTED_MAX = 4096
@@ -103,6 +104,7 @@ class WorkerPool:
         self.note = note  # writes a note to the run's events
         self.plan, self.run_dir, self.host = plan, run_dir, host
         self.workers: dict[str, WorkerHandle] = {}
+        self.meetings = HostMeetings()
         self.partner_pages = PartnerPages(2 * plan.ranks_per_node if plan.node.total > 1 else 0)
         self.devices = 0  # GPUs visible to a worker; 0 until reported
         self.unwell: set[int] = set()  # local ranks whose device has findings
@@ -287,6 +289,22 @@ class WorkerPool:
         running = (worker for worker in self.workers.values() if worker.reaping is None)
         pages = ((worker.name, worker.page.read()) for worker in running)
         return {name: (beat.n, beat.step, beat.state, beat.loss) for name, beat in pages}
+
+    def meet(
+        self,
+        worker: WorkerHandle,
+        meet: messages.Meet,
+        answer: Callable[[WorkerHandle, messages.Met], object],
+    ) -> messages.HostMeets | None:
+        """Return what this host's ranks have for a group, once all of them have come. A group
+        without ranks on other hosts gets its answer here."""
+        met = self.meetings.add(worker.seat, meet)
+        if not isinstance(met, messages.Met):
+            return met
+        for one in self.workers.values():
+            if one.seat in met.parts:
+                answer(one, met)
+        return None
 
     def ask_to_end(self) -> None:
         """Send SIGTERM to every main process, as torchrun does."""
