@@ -100,6 +100,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     keepers: str  # where the keepers of the seats listen: this, and the seat's number
     shares_keepers: bool = False  # keepers of all hosts are reached by their doors
     on_unrepeatable: Literal["stop", "warn"] = "stop"
+    notice_signals: tuple[str, ...] = ()  # that are reported in place of ending the worker
     faults: tuple[str, ...]  # as controller/fault_spec.py reads them
     fault_seed: int
     clock_anchor_ns: int  # Unix time less CLOCK_MONOTONIC, as the launcher has it

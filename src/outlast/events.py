@@ -119,7 +119,7 @@ class WorkerLost(Event, frozen=True):
 
 
 class Noticed(Event, frozen=True):
-    """A failure was noticed: the incident begins. `how`: pidfd, peer, heartbeat, lease, report."""
+    """An incident begins. `how`: pidfd, peer, heartbeat, lease, report, check, notice."""
 
     incident: int
     generation: int
@@ -320,8 +320,8 @@ class Scheduled(Event, frozen=True):
     why: str
 
 
-class Warned(Event, frozen=True):
-    """A node check's finding, or, with severity "healthy", the end of one."""
+class Warned(Event, frozen=True, omit_defaults=True):
+    """A node check's finding or a notice, or, with severity "healthy", the end of one."""
 
     host: str
     check: str
@@ -331,6 +331,7 @@ class Warned(Event, frozen=True):
     device: str
     detail: str
     worker: str = ""  # that has the device; "": none or unknown
+    within_s: float = 0.0  # of a notice: from t_ns to its deadline; 0: none
 
     @property
     def finding(self) -> str:

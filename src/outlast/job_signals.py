@@ -10,6 +10,8 @@ workers and their loader processes for it. They therefore live on after such a s
 | loader process of a worker | lives on until its worker ends it, or has ended |
 | template process, keepers | live on until the launcher ends them |
 
+A signal of --notice-signal ends nothing: the worker reports it to its agent.
+
 Signals for which the script has a handler of its own are left to it.
 """
 
@@ -20,7 +22,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -37,10 +39,19 @@ _SAVE = signal.SIGUSR1  # requests a checkpoint from the launcher
 
 
 class JobSignals:
-    """Handlers of one worker. `is_open`: whether no recovery is under way."""
+    """Handlers of one worker. `is_open`: whether no recovery is under way. `notices`: names of
+    signals that end nothing; `on_notice` gets their numbers, also while the main thread is in a C
+    extension, and perhaps twice."""
 
-    def __init__(self, is_open: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        is_open: Callable[[], bool],
+        notices: Collection[str] = (),
+        on_notice: Callable[[int], None] = lambda _number: None,
+    ) -> None:
         self._is_open = is_open
+        self._notices = {signal.Signals[name] for name in notices}
+        self._on_notice = on_notice
         self._pid = os.getpid()
         self._is_answered = threading.Event()
         self._pending: set[int] = set()
@@ -56,6 +67,8 @@ class JobSignals:
             if _is_default(number):
                 signal.signal(number, self._on_signal)
                 signal.siginterrupt(number, False)
+        if self._notices:
+            self._read_signals()
         self._spare_loader_processes()
 
     def answer(self) -> None:
@@ -65,11 +78,28 @@ class JobSignals:
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         if os.getpid() != self._pid or number in self._due:  # a child of the script, by fork
             _end_by(number)
+        elif number in self._notices:
+            self._on_notice(number)
         elif number != _SAVE and number not in self._pending:
             self._pending.add(number)
             threading.Thread(
                 target=self._wait, args=(number,), name="outlast-signal", daemon=True
             ).start()
+
+    def _read_signals(self) -> None:
+        """Take notices on a thread: Python calls handlers in the main thread alone, between two of
+        its instructions."""
+        reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        os.set_blocking(reading, True)
+        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        os.register_at_fork(after_in_child=_write_no_signals)
+
+        def read() -> None:
+            while numbers := os.read(reading, 64):
+                for number in self._notices.intersection(numbers):
+                    self._on_notice(number)
+
+        threading.Thread(target=read, name="outlast-notices", daemon=True).start()
 
     def _wait(self, number: int) -> None:
         begin = time.monotonic()
@@ -111,6 +141,12 @@ class JobSignals:
         for pid in children:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+
+def _write_no_signals() -> None:
+    """Let a child of the script not write its signals into the worker's pipe."""
+    if threading.current_thread() is threading.main_thread():
+        signal.set_wakeup_fd(-1)
 
 
 def _ignore(_number: int, _frame: FrameType | None) -> None:

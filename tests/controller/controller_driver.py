@@ -154,6 +154,14 @@ class ControllerDriver:
         )
         return self.say(worker, body)
 
+    def come_to_boundary(self) -> list[inputs.Action]:
+        """Let workers that were asked to leave this generation answer behind their phase."""
+        n = self.state.progress.n + 1
+        for worker, body in self.sent(messages.Leave, history=True):
+            if self.state.mode == "open" and body.generation == self.state.generation:
+                self.status(worker, n, "idle")
+        return self.actions
+
     def lose(
         self, worker: str, n: int = 0, state: str = "running", slots: Any = None, **fault: Any
     ) -> list[inputs.Action]:

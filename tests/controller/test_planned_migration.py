@@ -145,6 +145,7 @@ def test_one_that_fails_besides_is_a_failure() -> None:
 def test_only_what_was_asked_for_moves_anybody(migrate_on: str, severity: str, moves: int) -> None:
     one = desk(migrate_on)
     check(one, found(severity, worker=one.seats()[1], **GPU1))
+    one.come_to_boundary()
     assert len(given_up(one)) == moves
     check(one, found("now", worker="", device="mlx5_0/1"), found("now", worker="w9-9"))
     assert len(given_up(one)) == moves

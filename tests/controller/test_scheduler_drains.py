@@ -57,9 +57,10 @@ class NodesDriver(ControllerDriver):
             self.say("", messages.Renew(beats=beats), agent=node)
 
     def hear(self, *nodes: str, **words: str) -> None:
-        """Report these drains, and let the ranks of all nodes make a step."""
+        """Report these drains, and let the ranks of all nodes make a step, and come to its end."""
         self.drain(*nodes, **words)
         self.step()
+        self.come_to_boundary()
 
     def drain(self, *nodes: str, reason: str = "a bad fan", at: str = "08") -> None:
         """Report these nodes as the ones that Slurm drains, by the words of scontrol."""
@@ -123,6 +124,7 @@ def test_a_drain_waits_for_the_first_phase_of_a_generation() -> None:
     run.drain("n2")
     assert not run.leaving()
     run.step()
+    run.come_to_boundary()
     assert run.leaving() == {run.seats()[1]}
 
 

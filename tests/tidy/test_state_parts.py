@@ -29,6 +29,7 @@ WRITERS = {
     "incident": {"incident_response"},
     "intervals": {"interval_updates"},
     # Every module changes a worker's record, by methods of Members.
+    "notices": {"notice_deadlines"},
     "members": {"member_tables", "membership"},
     "partners": {"member_tables"},
     "placement": {"membership"},

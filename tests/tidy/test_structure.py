@@ -36,9 +36,9 @@ from pathlib import Path
 # For a controller that may die, state on another host, failure domains, Kubernetes, encrypted links
 # their tests, hangs and drains of nodes: up to 44 modules and 10,800 lines; lowered to what they
 # take when they are there. Nodes that come back, cuts between two hosts, directories of each host,
-# lost results: 6 modules.
+# lost results: 6 modules. Notices: 7 modules.
 CEILINGS = {
-    "modules": 506,
+    "modules": 513,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 1,

@@ -132,3 +132,53 @@ print(*(process.pid for process in batches._workers))
     assert count == "999" and len(pids) == 4 and not done.stderr
     for pid in pids:
         assert subprocess.run(["kill", "-0", pid], check=False, capture_output=True).returncode
+
+
+def test_a_notice_is_reported_also_from_within_a_c_extension_and_ends_nothing() -> None:
+    text = """
+import hashlib, json
+job_signals.GRACE_S = 0.1
+first, both = threading.Event(), []
+def heard(number):
+    both.append((number, threading.current_thread().name))
+    first.set()
+signals = JobSignals(is_open.is_set, ("SIGTERM", "SIGUSR1"), heard)
+signals.take()
+
+def during():
+    os.kill(os.getpid(), signal.SIGUSR1)
+    print("in time", first.wait(5), both[0][1], flush=True)
+
+threading.Thread(target=during).start()
+hashlib.pbkdf2_hmac("sha256", b"", b"", 6_000_000)  # no signal interrupts it
+hear(signal.SIGTERM)
+threading.Event().wait(0.5)
+print(json.dumps(sorted({number for number, _ in both})))
+"""
+    done = run(text)
+    expected = "in time True outlast-notices\n[10, 15]\n"
+    assert (done.returncode, done.stdout) == (0, expected), done.stderr
+
+
+def test_signals_of_children_are_no_notices() -> None:
+    """Loader processes that torch ends, and processes that the script forks itself."""
+    text = """
+heard = []
+signals = JobSignals(is_open.is_set, ("SIGTERM",), heard.append)
+signals.take()
+reading, writing = os.pipe()
+for number in range(20):
+    child = os.fork()
+    if not child:
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
+        os.write(writing, b".")
+        while True:
+            time.sleep(60)
+    os.read(reading, 1)
+    os.kill(child, signal.SIGTERM)
+    os.waitpid(child, 0)
+threading.Event().wait(0.2)
+print(heard)
+"""
+    done = run(text)
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr

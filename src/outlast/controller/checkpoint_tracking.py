@@ -12,6 +12,8 @@ from outlast.controller.lifecycle import run_ending
 from outlast.controller.recovery import incident_response
 from outlast.transport import messages
 
+DURATIONS_MAX = 4
+
 
 def request_save(turn: ControllerTurn, reason: str) -> None:
     """Close the generation and make the next one save first.
@@ -56,6 +58,14 @@ def on_save_failed(turn: ControllerTurn, body: messages.SaveFailed) -> None:
     )
     fault = events.Fault(kind="storage", detail=detail, n=body.n, step=body.step, t_ns=turn.now_ns)
     run_ending.stop(turn, "gave_up", fault, detail)
+
+
+def record_duration(turn: ControllerTurn, body: messages.Checkpointed) -> None:
+    """Record how long a save to disk took, from its copy until it was durable."""
+    saves = turn.state.saves
+    if body.tier == "disk" and body.flush_s > 0:
+        taken_s = body.blocking_s + body.flush_s
+        saves.durations_s = (*saves.durations_s, taken_s)[-DURATIONS_MAX:]
 
 
 def on_checkpointed(turn: ControllerTurn, body: messages.Checkpointed) -> None:

@@ -15,9 +15,11 @@ from outlast.controller.audit.audit_records import AuditState
 from outlast.controller.inputs import Action, AnyEntry, AppendJournal, Emit, Send
 from outlast.controller.member_tables import (
     AgentRecord,
+    Findings,
     Members,
     NetworkCuts,
     NodePlacement,
+    NoticePlans,
     PartnerQuery,
     WorkerRecord,
 )
@@ -61,7 +63,8 @@ class ControllerState(parts.StatePart, kw_only=True):
     term: parts.Term = msgspec.field(default_factory=parts.Term)
     saves: parts.Saves = msgspec.field(default_factory=parts.Saves)
     intervals: parts.SaveIntervals = msgspec.field(default_factory=parts.SaveIntervals)
-    findings: parts.Findings = msgspec.field(default_factory=parts.Findings)
+    findings: Findings = msgspec.field(default_factory=Findings)
+    notices: NoticePlans = msgspec.field(default_factory=NoticePlans)
     shared: parts.SharedValues = msgspec.field(default_factory=parts.SharedValues)
     ending: parts.Ending = msgspec.field(default_factory=parts.Ending)
     audit: AuditState = AuditState()

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 
 from outlast import events
-from outlast.controller import membership, node_placement, shared_values
+from outlast.controller import membership, node_placement, planned_migration, shared_values
 from outlast.controller.audit import audit_protocol as audit
 from outlast.controller.controller_state import S_NS, ControllerTurn, WorkerRecord
 from outlast.controller.inputs import Wake
-from outlast.controller.lifecycle import run_ending, run_start
+from outlast.controller.lifecycle import notice_deadlines, run_ending, run_start
 from outlast.controller.recovery import (
     incident_response,
     partner_slots,
@@ -228,7 +228,7 @@ def _of_records(turn: ControllerTurn, names: Iterable[str]) -> Iterator[int]:
 
 
 def _of_parts(turn: ControllerTurn) -> Iterator[int]:
-    """Yield the deadlines of shared values, audits, partners' answers and a drain."""
+    """Yield the deadlines of shared values, audits, partners' answers, moves and ends."""
     state = turn.state
     for making in state.shared.making.values():
         maker = state.members.workers.get(making.maker)
@@ -238,6 +238,11 @@ def _of_parts(turn: ControllerTurn) -> Iterator[int]:
         yield names_ns
     if state.partners.waiting and partner_slots.due_ns(state) > turn.now_ns:
         yield partner_slots.due_ns(state)
+    departs_ns = planned_migration.departure_ns(state) if state.findings.departing else 0
+    if departs_ns > turn.now_ns and state.mode == "open":
+        yield departs_ns
+    if due_ns := notice_deadlines.due_ns(state):
+        yield due_ns
     if state.ending.drain_ns and state.mode != "stopping":
         yield state.ending.drain_ns
 

@@ -9,6 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from outlast import events
+from outlast.controller.inputs import FindingKey
 from outlast.controller.state_parts import StatePart
 from outlast.transport import messages
 
@@ -177,6 +178,33 @@ class NetworkCuts(StatePart, kw_only=True):
             for other in pair
             if other != agent
         }
+
+
+class Findings(StatePart, kw_only=True):
+    """Findings of node checks, and the moves of ranks for them (planned_migration)."""
+
+    warned: dict[FindingKey, events.Warned] = msgspec.field(
+        default_factory=dict
+    )  # open findings of node checks
+    calm: dict[str, int] = msgspec.field(
+        default_factory=dict
+    )  # agent -> the generation in which its ranks were last seen to step
+    moves: dict[FindingKey, tuple[str, int]] = msgspec.field(
+        default_factory=dict
+    )  # of all terms: the given-up worker, and the time
+    leaving: tuple[str, ...] = ()  # all workers that the newest moves have given up
+    departing: dict[str, tuple[int, int]] = msgspec.field(
+        default_factory=dict
+    )  # worker -> generation and time of its Leave
+    unmoved: tuple[FindingKey, ...] = ()  # findings that are noted as moving no rank
+
+
+class NoticePlans(StatePart, kw_only=True):
+    """Answers to notices whose ranks cannot move (notice_deadlines)."""
+
+    # "" until it is known whether the ranks can move; "saves": now, and before the deadline;
+    # "late": no save. And since when.
+    answers: dict[FindingKey, tuple[str, int]] = msgspec.field(default_factory=dict)
 
 
 _ANSWERS = frozenset({"status", "ready", "joined", "finished", "is_hot", "fits", "calls"})

@@ -1,4 +1,9 @@
-"""Planned migration: findings of node checks, and moves of ranks away from bad nodes."""
+"""Planned migration: findings of node checks, notices, and moves of ranks away from such nodes.
+
+A rank moves between two steps: `Leave` asks its worker to answer before its next phase, and that
+answer closes the generation, so that no rank repeats what it had computed. A device that fails now,
+or a worker that does not come to a boundary in time, is given up at once.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +30,12 @@ from outlast.transport import messages
 MOVES_MAX = 3  # per window: a check that always fires must not use all spares
 WINDOW_S = 3600.0
 WARNED_MAX = 1024  # bound on known findings
+BOUNDARY_PART = 0.5  # of the time until a deadline, for a worker to come to a boundary
 MOVED_FOR: dict[MigrateOn, tuple[str, ...]] = {"": (), "now": ("now",), "drain": ("now", "drain")}
-SCHEDULER = "slurm"  # check whose findings are requests of an operator
+SCHEDULER = "slurm"
+# Checks whose findings are notices: somebody else has decided that the ranks have to leave.
+UNLIMITED = ("operator", "signal", "file", "aws", "gcp", "azure")  # in moves an hour
+SOURCES = (SCHEDULER, *UNLIMITED)
 _STEPPING = ("idle", "running", "voting", "applying")  # states of a page
 _OF_RANKS = ("gpu-", "nvlink", "pcie", "nccl-timeout", "oom")  # symptoms of no node as a whole
 _WORST_FIRST = ("now", "drain", "unknown", "warn")
@@ -67,15 +76,15 @@ def record_scheduler(turn: ControllerTurn, event: SchedulerChecked) -> None:
 
 
 def _asks_for_move(state: ControllerState, one: Warned) -> bool:
-    """Return whether ranks leave for a finding: as --migrate-on has it, or the scheduler."""
-    return one.severity in MOVED_FOR[state.migrate_on] or one.check == SCHEDULER
+    """Return whether ranks leave for a finding: as --migrate-on has it, or for a notice."""
+    return one.severity in MOVED_FOR[state.migrate_on] or one.check in SOURCES
 
 
 def record_check(state: ControllerState, agent: AgentRecord, body: messages.Renew) -> None:
     """Note whether all of this agent's ranks have completed a phase of this generation and make
     steps of one kind. Ranks that are cut in their set-up or in a rehearsal cannot be put back."""
     found = state.findings.warned.values()
-    if not found or not (state.migrate_on or any(one.check == SCHEDULER for one in found)):
+    if not found or not (state.migrate_on or any(one.check in SOURCES for one in found)):
         return
     seated = [
         body.beats.get(each.name) for each in state.generation_members() if each.agent == agent.name
@@ -101,13 +110,74 @@ class _Move(NamedTuple):
 
 
 def move_when_possible(turn: ControllerTurn) -> None:
-    """Give up together all workers that warm spares can replace and whose device, or node, fails.
-    The recovery is that of a failure: close, decide, seat, transfer."""
+    """Move together all workers that warm spares can replace and whose device, or node, fails or
+    has to be left."""
     state = turn.state
     if not state.findings.warned or state.mode != "open" or state.ending.drain_ns:
         return
+    chosen = _choose(turn)
+    departing = state.findings.departing
+    if any(_is_due(state, move) for move in chosen):
+        _move(turn, chosen)
+        return
+    for worker in (each for move in chosen for each in move.workers):
+        if departing.get(worker.name, (0, 0))[0] != state.generation:
+            departing[worker.name] = state.generation, turn.now_ns
+            turn.send(worker, messages.Leave(generation=state.generation))
+
+
+def begin_departure(turn: ControllerTurn, worker: WorkerRecord, body: messages.Status) -> None:
+    """Carry out the planned moves, since one of their workers stands at a boundary. If they are no
+    longer wanted, its answer leads to a retry."""
+    state = turn.state
+    since, _ = state.findings.departing.get(worker.name, (0, 0))
+    is_at_boundary = since == state.generation and body.state == "idle" and body.fault is None
+    if state.mode != "open" or not is_at_boundary:
+        return
+    chosen = [] if state.ending.drain_ns else _choose(turn, is_at_boundary=True)
+    if any(worker.name in move.names for move in chosen):
+        _move(turn, chosen)
+    else:
+        detail = f"rank {worker.seat} stood ready to move, which is not wanted any more"
+        fault = turn.blame(worker, "requested", detail)
+        incident_response.record_fault(turn, fault, "notice")
+
+
+def departure_ns(state: ControllerState) -> int:
+    """Return the earliest time at which a move does not wait for a boundary any more."""
+    found = [_move_ns(state, move) for move in _wished(state)]
+    return min(found, default=1 << 62)
+
+
+def _is_due(state: ControllerState, move: _Move) -> bool:
+    """Return whether a move is made at once: the device fails, or no boundary came in time."""
+    is_urgent = move.finding.severity == "now" and move.finding.check not in SOURCES
+    return is_urgent or _move_ns(state, move) <= state.clock.now_ns
+
+
+def _move_ns(state: ControllerState, move: _Move) -> int:
+    departing, generation = state.findings.departing, state.generation
+    times = [departing[name] for name in move.names if name in departing]
+    begun = [t_ns for since, t_ns in times if since == generation]
+    if not begun:
+        return 1 << 62
+    limit_ns = min(begun) + int(state.limits.hang_ceiling_s * S_NS)
+    if until_ns := deadline_ns(move.finding):
+        rest_ns = int(BOUNDARY_PART * (until_ns - min(begun)))
+        limit_ns = min(limit_ns, min(begun) + max(0, rest_ns))
+    return limit_ns
+
+
+def deadline_ns(one: Warned) -> int:
+    """Return the time at which the ranks have to be elsewhere; 0 if it is unknown."""
+    return one.t_ns + int(one.within_s * S_NS) if one.within_s else 0
+
+
+def _choose(turn: ControllerTurn, *, is_at_boundary: bool = False) -> list[_Move]:
+    """Return the moves that are wanted and possible; note the others."""
+    state = turn.state
     chosen: list[_Move] = []
-    for move in _wished(state):
+    for move in _wished(state, is_at_boundary=is_at_boundary):
         taken = {name for other in chosen for name in other.names}
         if move.names <= taken:
             continue
@@ -116,14 +186,21 @@ def move_when_possible(turn: ControllerTurn) -> None:
         else:
             others = tuple(each for each in move.workers if each.name not in taken)
             chosen.append(move._replace(workers=others))
-    if chosen:
-        state.findings.leaving = tuple(each.name for move in chosen for each in move.workers)
+    return chosen
+
+
+def _move(turn: ControllerTurn, chosen: list[_Move]) -> None:
+    """Give up the workers. The recovery is that of a failure: close, decide, seat, transfer."""
+    state = turn.state
+    state.findings.leaving = tuple(each.name for move in chosen for each in move.workers)
+    state.findings.departing = {}
     for key, one, workers in chosen:
         state.findings.moves[key] = (workers[0].name, turn.now_ns)
         turn.journal(RankMigrated(worker=workers[0].name, finding=key, t_ns=turn.now_ns))
         for worker in workers:
             fault = turn.blame(worker, "requested", f"{one.finding}: {one.detail}")
-            incident_response.give_up(turn, worker, fault, "check")
+            how = "notice" if one.check in SOURCES else "check"
+            incident_response.give_up(turn, worker, fault, how)
 
 
 def restore_moves(turn: ControllerTurn, entry: RankMigrated) -> None:
@@ -167,14 +244,17 @@ def count_fitting(state: ControllerState, seats: Iterable[int]) -> int:
     return len(taken)
 
 
-def _wished(state: ControllerState) -> list[_Move]:
+def is_calm(state: ControllerState) -> bool:
+    """Return whether the ranks of all hosts make steps of one kind, by their newest renewals."""
+    calm, generation = state.findings.calm, state.generation
+    return all(calm.get(each.agent) == generation for each in state.generation_members())
+
+
+def _wished(state: ControllerState, *, is_at_boundary: bool = False) -> list[_Move]:
     """Return the moves that findings require and that were not made yet; the worst first."""
     if any(worker.finished for worker in state.generation_members()):
         return []  # the run is about to end
-    if any(
-        state.findings.calm.get(each.agent) != state.generation
-        for each in state.generation_members()
-    ):
+    if not is_at_boundary and not is_calm(state):
         return []
     wished = []
     for key, one in state.findings.warned.items():
@@ -216,7 +296,8 @@ def _why_not(state: ControllerState, move: _Move, chosen: list[_Move], now_ns: i
         for each in state.generation_members()
         if each.whole and not each.killed_ns and each.name not in leaving
     ]
-    if len(recent - {move.workers[0].name}) >= MOVES_MAX:
+    is_limited = move.finding.check not in UNLIMITED
+    if is_limited and len(recent - {move.workers[0].name}) >= MOVES_MAX:
         return f"{MOVES_MAX} moves were made within the last hour"
     if len(leaving) > well:
         return "no warm spare is on a healthy device"

@@ -12,7 +12,7 @@ lifecycle/                  start, takeover, restart and end of a run
 shared_values               rendezvous values, shared values, records, schemas
 checkpoint_tracking         saves on request, failed saves, the copy to begin again from
 save_schedule/              save intervals from measured costs and failures
-planned_migration           moves of ranks away from nodes with findings
+planned_migration           moves of ranks away from nodes with findings or notices
 deadlines                   deadlines, and the time of the next wake-up
 =========================== ==================================================================
 """
@@ -39,7 +39,7 @@ from outlast.controller.controller_state import (
     MigrateOn,
     WorkerRecord,
 )
-from outlast.controller.lifecycle import run_ending, run_start
+from outlast.controller.lifecycle import notice_deadlines, run_ending, run_start
 from outlast.controller.member_tables import AgentRecord, NodePlacement
 from outlast.controller.recovery import (
     incident_response,
@@ -112,6 +112,7 @@ def apply_all(state: ControllerState, batch: Sequence[inputs.Input]) -> list[inp
     if runs:
         deadlines.expire(turn)
     _advance(turn)
+    notice_deadlines.meet(turn)
     deadlines.wake(turn)
     return turn.actions
 
@@ -249,9 +250,15 @@ class WorkerRule(NamedTuple):
 
 
 def _checkpointed(turn: ControllerTurn, _worker: WorkerRecord, body: messages.Checkpointed) -> None:
+    checkpoint_tracking.record_duration(turn, body)
     if audit.record_copy(turn, body):
         checkpoint_tracking.on_checkpointed(turn, body)
     interval_updates.record_save(turn, body)
+
+
+def _answered(turn: ControllerTurn, worker: WorkerRecord, body: messages.Status) -> None:
+    planned_migration.begin_departure(turn, worker, body)
+    incident_response.on_answer(turn, turn.state.members.workers[worker.name], body)
 
 
 def _finished(turn: ControllerTurn, worker: WorkerRecord, body: messages.Finished) -> None:
@@ -280,7 +287,7 @@ WORKER_RULES: dict[type[messages.AnyBody], WorkerRule] = {
         lambda turn, _worker, body: checkpoint_tracking.on_save_failed(turn, body),
         needs_seat=False,
     ),
-    messages.Status: WorkerRule(incident_response.on_answer, of_generation=True),
+    messages.Status: WorkerRule(_answered, of_generation=True),
     messages.StateProtected: WorkerRule(shared_values.protected),
     messages.Recorded: WorkerRule(shared_values.record),
     messages.Finished: WorkerRule(_finished),

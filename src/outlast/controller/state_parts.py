@@ -15,7 +15,7 @@ import msgspec
 
 from outlast import events
 from outlast.controller.audit.audit_records import ReplicaDigests
-from outlast.controller.inputs import DecisionMade, EndDecided, EndRun, FindingKey, Succession
+from outlast.controller.inputs import DecisionMade, EndDecided, EndRun, Succession
 from outlast.controller.save_schedule.save_intervals import Schedule
 from outlast.controller.save_schedule.save_tiers import RunMeasurements
 from outlast.transport import messages
@@ -342,6 +342,7 @@ class Saves(StatePart, kw_only=True):
     searches: int = 0  # of the newest restart
     is_requested: bool = False  # the next generation that opens saves first
     requested_n: int = -1  # phases completed where a save was requested: the next one saves
+    durations_s: tuple[float, ...] = ()  # of the newest saves to disk, from the copy on
 
 
 class SaveIntervals(StatePart, kw_only=True):
@@ -351,16 +352,6 @@ class SaveIntervals(StatePart, kw_only=True):
     schedule: Schedule | None = None  # the newest; None: nothing to choose, or not all measured
     scheduled_ns: int = 0
     announced: tuple[str, int, int] = ("", 0, 0)  # seat 0's worker, and the intervals sent to it
-
-
-class Findings(StatePart, kw_only=True):
-    """Findings of node checks, and the moves of ranks for them (planned_migration)."""
-
-    warned: dict[FindingKey, events.Warned] = {}  # open findings of node checks
-    calm: dict[str, int] = {}  # agent -> the generation in which its ranks were last seen to step
-    moves: dict[FindingKey, tuple[str, int]] = {}  # of all terms: the given-up worker, and the time
-    leaving: tuple[str, ...] = ()  # all workers that the newest moves have given up
-    unmoved: tuple[FindingKey, ...] = ()  # findings that are noted as moving no rank
 
 
 class SharedValueInProgress(msgspec.Struct, frozen=True, kw_only=True):

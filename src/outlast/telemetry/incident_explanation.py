@@ -42,6 +42,7 @@ _NOTICED = {
     "standstill": "no rank computed or wrote to its log for hang_ceiling_s",
     "audit": "an audit: digests of state that must be equal on these ranks differed",
     "check": "a node check had a finding on its device, and the rank moved before a failure",
+    "notice": "a notice said that it had to leave, and the rank moved before that",
 }
 _RUNG = {
     "retry": "retry: every worker kept its seat, the groups were reconnected",

@@ -206,6 +206,7 @@ _CONTROL_FAULTS = (
     *("island", "one", "split", "storeless", "blind", "outage"),
 )
 DRAINS = ("drain", "drain all")  # of nodes, by the scheduler; the next one takes them back
+NOTICES = ("notice", "notice rank", "notice all")  # the next one may take them back
 _OTHER_FAULTS = ("kill", "kill", "pair", "all", "drop", "cut", "save", "unwell")
 
 
@@ -251,6 +252,8 @@ def draw_takeover_plan(seed: int) -> FaultPlan:
     )
     if dice.random() < 0.2:  # drawn last, so that older seeds keep their plans
         plan = plan._replace(timed=(*plan.timed, *_draw_drains(dice)))
+    if dice.random() < 0.2:
+        plan = plan._replace(timed=(*plan.timed, *_draw_notices(dice)))
     return plan
 
 
@@ -272,6 +275,23 @@ def draw_drain_plan(seed: int) -> FaultPlan:
     plan = draw_takeover_plan(seed)
     return plan._replace(
         strikes=(), timed=_draw_drains(dice), spares=dice.choice((0, 1, 2, 4)), agents=4, phases=24
+    )
+
+
+def draw_notice_plan(seed: int) -> FaultPlan:
+    """Draw the plan of a seed in which nothing happens but notices, and what they announce."""
+    dice = random.Random(f"notice {seed}")
+    plan = draw_takeover_plan(seed)
+    timed = _draw_notices(dice)
+    return plan._replace(
+        strikes=(), timed=timed, spares=dice.choice((0, 0, 1, 2, 4)), agents=4, phases=60
+    )
+
+
+def _draw_notices(dice: random.Random) -> tuple[tuple[float, str], ...]:
+    kinds = ("notice", "notice", *NOTICES)
+    return tuple(
+        (dice.uniform(2.0, 12.0), dice.choice(kinds)) for _ in range(dice.choice((1, 1, 2, 3)))
     )
 
 

@@ -12,10 +12,10 @@ from typing import NoReturn
 
 from outlast.controller import inputs
 from outlast.controller.controller_state import ControllerState
-from outlast.controller.planned_migration import MOVES_MAX
+from outlast.controller.planned_migration import MOVES_MAX, UNLIMITED
 from outlast.errors import InvariantError
 from outlast.telemetry.committed_history import CommittedPhase
-from outlast.testing.fault_plan import ATTEMPTS_AMPLE, NO_OWNER, FaultPlan
+from outlast.testing.fault_plan import ATTEMPTS_AMPLE, NO_OWNER, NOTICES, FaultPlan
 from outlast.transport import messages
 
 _PRIME = 1_000_003
@@ -167,7 +167,12 @@ class RunInvariants:
             case inputs.RankMigrated():
                 if self.moved.setdefault(entry.finding, entry.worker) != entry.worker:
                     self.fail(f"{entry.worker} is moved by the finding of another worker: {entry}")
-                if len(set(self.moved.values())) > MOVES_MAX:  # by hour; simulated runs are shorter
+                limited = {
+                    worker
+                    for finding, worker in self.moved.items()
+                    if finding.check not in UNLIMITED
+                }
+                if len(limited) > MOVES_MAX:  # by hour; simulated runs are shorter
                     self.fail(f"more than {MOVES_MAX} workers were moved: {self.moved}")
 
     def sent(self, body: messages.AnyBody) -> None:
@@ -229,7 +234,7 @@ def check_ending(plan: FaultPlan, ledger: RunInvariants, end: inputs.EndRun) -> 
         ledger.fail(f"{end.outcome} without a cause")
         return
     kinds = {what for _, what in plan.timed}
-    if end.outcome == "interrupted" and "stop" not in kinds:
+    if end.outcome == "interrupted" and not kinds & {"stop", *NOTICES}:
         ledger.fail("interrupted, though no end was requested")
     if end.outcome == "interrupted":
         return

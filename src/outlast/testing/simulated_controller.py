@@ -18,7 +18,8 @@ from outlast.controller import deadlines, inputs
 from outlast.controller.controller_state import ControllerTurn
 from outlast.controller.planned_migration import SCHEDULER
 from outlast.controller.state_machine import handle
-from outlast.testing.fault_plan import DRAINS
+from outlast.testing.fault_plan import DRAINS, NOTICES
+from outlast.testing.simulated_faults import OPERATOR
 from outlast.testing.simulated_process import NS
 from outlast.testing.simulated_terms import BEAT_SHARE, IN_TOUCH_SHARE
 from outlast.transport import messages
@@ -81,7 +82,7 @@ class SimController:
                 succession=change,
             )
         )
-        if any(what in DRAINS for _, what in self.cluster.plan.timed):
+        if any(what in (*DRAINS, *NOTICES) for _, what in self.cluster.plan.timed):
             self._ask_scheduler()
 
     def _ask_scheduler(self) -> None:
@@ -89,6 +90,8 @@ class SimController:
             return
         now_ns, found = self.line.now_ns, self.cluster.faults.drains()
         self.feed(inputs.SchedulerChecked(t_ns=now_ns, check=SCHEDULER, found=found))
+        found = self.cluster.faults.notices()
+        self.feed(inputs.SchedulerChecked(t_ns=now_ns, check=OPERATOR, found=found))
         self.line.after(_ASK_S, lambda: self.call(self._ask_scheduler))
 
     # --- the process ---

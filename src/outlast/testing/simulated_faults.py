@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from outlast import events
 from outlast.controller import inputs
 from outlast.controller.planned_migration import SCHEDULER
-from outlast.testing.fault_plan import DRAINS
+from outlast.testing.fault_plan import DRAINS, NOTICES
 from outlast.testing.simulated_process import SimProcess
 from outlast.testing.simulated_terms import STORE
 
 if TYPE_CHECKING:
     from outlast.testing.simulated_agent import SimAgent
     from outlast.testing.simulated_cluster import SimCluster
+
+OPERATOR = "operator"
+PAST_S = 1e-3
 
 
 class FaultInjector:
@@ -22,6 +28,7 @@ class FaultInjector:
     def __init__(self, cluster: SimCluster) -> None:
         self._cluster, self._line = cluster, cluster.timeline
         self._drains: dict[str, events.Warned] = {}  # by host, as the scheduler has them
+        self._notices: dict[str, tuple[events.Warned, float]] = {}  # by code, with the deadline
         self._strikes = [
             [strike, strike.nth] for strike in cluster.plan.strikes + cluster.plan.flips
         ]
@@ -70,6 +77,45 @@ class FaultInjector:
                     detail="simulated",
                 )
 
+    def notices(self) -> tuple[events.Warned, ...]:
+        """Return what an operator says of hosts and ranks, with the time that remains."""
+        now_s = self._line.now_s
+        return tuple(
+            replace(one, within_s=max(PAST_S, end_s - now_s)) if end_s else one
+            for one, end_s in self._notices.values()
+        )
+
+    def _give_notice(self, what: str, agent: SimAgent) -> None:
+        """Announce the loss of a host, a rank or all hosts, truly or not; or take all back."""
+        line, dice = self._line, self._line.dice
+        if self._notices and dice.random() < 0.3:
+            self._notices.clear()
+            return
+        within_s = dice.choice((0.0, 0.0, 0.5, 3.0, 8.0, 25.0))
+        seated = [each for each in self._cluster.alive_workers() if each.seat >= 0]
+        worker = dice.choice(seated) if what == "notice rank" and seated else None
+        agents = list(self._cluster.agents.values()) if what == "notice all" else [agent]
+        for each in [worker.agent] if worker else agents:
+            code = f"{len(self._notices)}@{line.now_s:.3f}"
+            one = events.Warned(
+                t_ns=line.now_ns,
+                host=each.name,
+                check=OPERATOR,
+                symptom="node-drain",
+                severity="drain",
+                code=code,
+                device=f"rank {worker.seat}" if worker else "",
+                detail="simulated",
+                worker=worker.name if worker else "",
+            )
+            self._notices[code] = one, line.now_s + within_s if within_s else 0.0
+            if within_s and worker is None and dice.random() < 0.5:
+                line.after(within_s, partial(self._lose_as_announced, code, each))
+
+    def _lose_as_announced(self, code: str, agent: SimAgent) -> None:
+        if self._notices.pop(code, None) is not None:
+            self._lose(agent)
+
     def happen(self, what: str) -> None:
         """Let a fault strike now."""
         line, controller = self._line, self._cluster.controller
@@ -100,6 +146,8 @@ class FaultInjector:
             agent.check()
         elif what in DRAINS:
             self._drain(list(self._cluster.agents) if what == "drain all" else [agent.name])
+        elif what in NOTICES:
+            self._give_notice(what, agent)
         elif what in ("stop", "save") and controller.alive:
             request = inputs.StopRequested if what == "stop" else inputs.SaveRequested
             controller.feed(request(t_ns=line.now_ns, reason="asked"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import cast
 
 from outlast.events import Fault
+from outlast.testing.run_invariants import own_tail
 from outlast.testing.simulated_audits import AuditedProcess
 from outlast.testing.simulated_process import NO_ANSWER, WorkerMesh
 from outlast.transport import messages
@@ -139,3 +140,14 @@ class PartnerProcess(RebuildingProcess):
 
     def receive(self) -> None:
         """Go on connecting, if nothing else is missing."""
+
+    def stand(self) -> None:
+        """Write the own state with which a rank begins."""
+        self.state = "idle"
+        self.write(f"before:{self.n}", self.own)
+
+    def tail(self) -> None:
+        """Run the script's code behind a phase."""
+        self.own = own_tail(self.own, self.n)
+        self.write(f"before:{self.n}", self.own)
+        self.point("tail")

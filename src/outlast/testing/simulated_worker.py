@@ -23,7 +23,7 @@ class SimWorker(PartnerProcess):
         self.hello: messages.WorkerHello | None = None
         self.model = self.own = 0
         self.has_state = self.is_set_up = False
-        self.generation = self.closed = self.opened = self.answered = self.readied = 0
+        self.generation = self.closed = self.opened = self.answered = self.readied = self.leaves = 0
         self.decided_n = -1
         self.owes_status = False
         self.met: set[int] = set()  # generations whose ranks have met
@@ -73,6 +73,8 @@ class SimWorker(PartnerProcess):
             case messages.AuditRequest() | messages.AuditAgreed():
                 if self.hear_audit(body):
                     self._vote()
+            case messages.Leave():
+                self.leaves = body.generation
             case messages.SaveEvery():
                 if self.seat:
                     self.ledger.fail(f"{self.name} at rank {self.seat}, not 0, received SaveEvery")
@@ -101,7 +103,7 @@ class SimWorker(PartnerProcess):
             if n != body.n:
                 self.ledger.fail(f"{self.name} starts at {body.n} from the checkpoint of {n}")
             self.model, self.own = self.ledger.model(n), self.ledger.own(self.seat, n)
-            self.work(0.02, 0.1, self._stand)
+            self.work(0.02, 0.1, self.stand)
         else:
             before = body.slots.get(f"before:{body.n}")
             after = body.slots.get(f"after:{body.n}")
@@ -110,11 +112,7 @@ class SimWorker(PartnerProcess):
             self.own = int(chosen) if before is not None else own_tail(int(chosen), body.n)
             self.is_set_up = True
             self.protect()
-            self.work(0.2, 0.8, self._stand)
-
-    def _stand(self) -> None:
-        self.state = "idle"
-        self.write(f"before:{self.n}", self.own)
+            self.work(0.2, 0.8, self.stand)
 
     def _close(self, generation: int) -> None:
         if self.seat < 0:
@@ -331,6 +329,9 @@ class SimWorker(PartnerProcess):
             self.tell(messages.Finished(n=self.n, step=self.n))
             self.point("finished")
             return
+        if self.leaves == self.generation:
+            self._leave_generation(None)
+            return
         self.state = "running"
         self.point("attempt")
         if self.answered >= self.generation:
@@ -382,7 +383,7 @@ class SimWorker(PartnerProcess):
         self.ledger.completes(self.name, self.opened, self.n, self.model)
         self.completed += 1
         self.state = "idle"
-        self.work(0.001, 0.05, self._tail)
+        self.work(0.001, 0.05, self.tail)
         self.audit()
         if self.owes_status:
             self._report(None)
@@ -392,8 +393,3 @@ class SimWorker(PartnerProcess):
         if self.seat == 0 and self.cluster.checkpoint_due(self.n) and not skips:
             self.say(self.stage())
             self.soon(0.001, 0.5, partial(self.write_checkpoint, self.n, self.opened))
-
-    def _tail(self) -> None:
-        self.own = own_tail(self.own, self.n)
-        self.write(f"before:{self.n}", self.own)
-        self.point("tail")

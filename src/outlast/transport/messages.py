@@ -151,6 +151,12 @@ class Finished(Body, frozen=True):
     step: int = 0
 
 
+class NoticeSignal(Body, frozen=True):
+    """Report of a signal of --notice-signal that a worker has received; for its agent."""
+
+    signal: int
+
+
 class Audited(Body, frozen=True):
     """Digests, by kind, of the state that must be equal on all replicas after phase n.
 
@@ -240,6 +246,13 @@ class Open(Body, frozen=True):
     ask: Literal["", "save", "drain"] = ""
 
 
+class Leave(Body, frozen=True):
+    """Request to a worker of a planned move: answer Status before its next phase, in place of
+    beginning it."""
+
+    generation: int
+
+
 class AuditRequest(Body, frozen=True, tag="AuditAsk"):
     """Request for AuditNamed: replicas differ in these kinds after phase n."""
 
@@ -320,11 +333,11 @@ class NodeChecked(Body, frozen=True, tag="Checked"):
 WorkerBody = (
     WorkerHello | StateProtected | Recorded | Status | WorkerReady | Joined | Put | Meet
     | HostMeets | SharedValueRequest | SharedValueMade | Checkpointed | SaveFailed | Finished
-    | Traced | Audited | AuditNamed
+    | Traced | NoticeSignal | Audited | AuditNamed
 )  # fmt: skip
 ControllerBody = (
     Seat | Prepare | Close | Decide | Connect | RendezvousValue | Met | Open | SharedValueMake
-    | SharedValueReply | SaveEvery | AuditRequest | AuditAgreed | Stop
+    | SharedValueReply | SaveEvery | AuditRequest | AuditAgreed | Leave | Stop
 )  # fmt: skip
 AgentBody = (
     AgentHello | Renew | Renewed | Spawn | Spawned | Kill | WorkerLostReport | Suspect | Trace

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
 from outlast import events
-from outlast.telemetry.event_store import EventWriter
+from outlast.config import WorkerSettings
+from outlast.telemetry.event_store import EventClock, EventWriter
 
 
 class WorkerEvents:
@@ -18,6 +20,15 @@ class WorkerEvents:
         self.seat = -1
         self.generation = 0
         self._noted: set[str] = set()
+
+    @classmethod
+    def of_worker(cls, settings: WorkerSettings | None) -> WorkerEvents:
+        """Return the events of a worker with these settings; None: it has no launcher."""
+        if settings is None:
+            return cls(None, "alone")
+        clock = EventClock(settings.clock_anchor_ns)
+        folder = Path(settings.run_dir) / "events"
+        return cls(EventWriter(folder, settings.worker, clock), settings.worker)
 
     def now_ns(self) -> int:
         """Return the time on the run's clock in nanoseconds."""

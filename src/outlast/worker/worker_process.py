@@ -18,7 +18,6 @@ from outlast.controller import fault_spec as fault_language
 from outlast.errors import GaveUpError, ProtectError, StepRefused, UsageError
 from outlast.events import FaultKind
 from outlast.job_signals import JobSignals
-from outlast.telemetry.event_store import EventClock, EventWriter
 from outlast.transport import messages
 from outlast.transport.worker_page import Page
 from outlast.worker import flight_recorder_dump
@@ -68,14 +67,8 @@ class WorkerProcess(WorkerPorts):
         self.local_rank = local_rank()
         self.device = device_of(self.local_rank, is_spare=bool(settings and settings.seat < 0))
         self.page = Page(settings.page_fd) if settings else Page.create()
-        name = settings.worker if settings else "alone"
         run_dir = Path(settings.run_dir) if settings else None
-        writer = (
-            EventWriter(run_dir / "events", name, EventClock(settings.clock_anchor_ns))
-            if settings and run_dir
-            else None
-        )
-        self.timeline = WorkerEvents(writer, name)
+        self.timeline = WorkerEvents.of_worker(settings)
         self.state: dict[str, Any] = {}
         self.place = ScriptProgress()
         self.calls = StepCalls()
@@ -92,7 +85,11 @@ class WorkerProcess(WorkerPorts):
         )
         self.status = WorkerStatus(self.page, self.try_send, self.groups.sever)
         self.pulse = PulseThread(self.page, self.groups.is_waiting, self.limits.hang_floor_s)
-        self.signals = JobSignals(lambda: self.status.is_open)
+        self.signals = JobSignals(
+            lambda: self.status.is_open,
+            settings.notice_signals if settings else (),
+            lambda number: self.try_send(messages.NoticeSignal(signal=number)),
+        )
         self.shared_values = SharedValueClient(self.send, self.limits)
         self.link = (
             ControllerLink(settings, self._on_message, end_process)
@@ -351,6 +348,8 @@ class WorkerProcess(WorkerPorts):
                 flight_recorder_dump.answer(body, place, self.groups.members(), self.link.try_send)
             case messages.AuditRequest() | messages.AuditAgreed():
                 self.auditor.hear(body)
+            case messages.Leave():
+                self.status.leave(body.generation)
             case messages.SaveEvery():
                 self.saver.proposal = Intervals(body.memory, body.disk)
             case (

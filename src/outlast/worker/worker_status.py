@@ -76,6 +76,7 @@ class WorkerStatus:
         self.pending_copy: messages.Checkpointed | None = None  # of the phase under way
         self.is_redoable = False  # `copy` is the state before the last phase, which can be redone
         self.is_pending_redoable = False  # likewise, of the phase under way
+        self._leaves = 0  # the generation that this worker leaves before its next phase
         self._is_answer_due = False
         self._answered = 0  # the newest generation with an answer to its Close
         self._collectives = 0
@@ -106,11 +107,14 @@ class WorkerStatus:
                 self._answer(self._reported_state(), None)
 
     def enter_attempt(self, state: State, name: str = "") -> None:
-        """Enter `state`. Raises StepRefused if the generation has ended. `name`: kind of phase, at
-        the beginning of an attempt."""
+        """Enter `state`. Raises StepRefused if the generation has ended, or this worker leaves it.
+        `name`: kind of phase, at the beginning of an attempt."""
         with self._lock:
             if not self.is_open:
                 raise StepRefused("the generation closed before the attempt began")
+            if name and self._leaves == self.generation and not self.rehearsing:
+                self._answer(self._reported_state(), None)
+                raise StepRefused("another worker takes this rank before the attempt begins")
             if name:
                 self.pending_copy, self.is_pending_redoable = None, False
                 self._key = self._keys.get(name) or self._name_key(name)
@@ -208,6 +212,12 @@ class WorkerStatus:
             ) from None
 
     # --- the reader thread ---
+
+    def leave(self, generation: int) -> None:
+        """Answer before the next phase of this generation, in place of beginning it. All ranks
+        rehearse together: such an attempt is not left out."""
+        with self._lock:
+            self._leaves = generation
 
     @property
     def is_refused(self) -> bool:

@@ -59,8 +59,9 @@ def kill_all(turn: ControllerTurn, reason: str) -> None:
         turn.kill(worker.name, turn.blame(worker, "requested", reason))
 
 
-def on_stop_requested(turn: ControllerTurn, reason: str) -> None:
-    """End the run on request: drain at the first request, kill at the second."""
+def on_stop_requested(turn: ControllerTurn, reason: str, limit_s: float = 0.0) -> None:
+    """End the run on request: drain at the first request, kill at the second. `limit_s`: of the
+    drain, where it is not that of all runs."""
     state = turn.state
     ending = state.ending
     if state.mode in ("stopping", "ended"):
@@ -73,17 +74,18 @@ def on_stop_requested(turn: ControllerTurn, reason: str) -> None:
         interrupt(turn, reason)
     else:
         turn.journal(DrainRequested(reason=reason))
-        restore_drain(turn, reason)
+        restore_drain(turn, reason, limit_s)
         # All ranks must stop at one place: close the generation and make the next one drain.
         if state.mode == "open":
             fault = events.Fault(kind="requested", detail=reason, t_ns=turn.now_ns)
             incident_response.record_fault(turn, fault, "report")
 
 
-def restore_drain(turn: ControllerTurn, reason: str) -> None:
+def restore_drain(turn: ControllerTurn, reason: str, limit_s: float = 0.0) -> None:
     """Drain for this reason; the time limit begins now."""
     turn.state.ending.drain_reason = reason
-    turn.state.ending.drain_ns = turn.now_ns + int(turn.state.limits.stop_s * S_NS)
+    limit_s = limit_s or turn.state.limits.stop_s
+    turn.state.ending.drain_ns = turn.now_ns + int(limit_s * S_NS)
 
 
 def excuse(turn: ControllerTurn, gap_ns: int) -> None:
