@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from datetime import datetime, timedelta
+from datetime import time as clock_time
 
 from outlast.errors import ConfigError
 
@@ -83,3 +85,28 @@ def number(what: str, text: str) -> float:
 def price(what: str, text: str) -> float:
     """Parse dollars, as in `$2.50` or `2.5`. Raises ConfigError."""
     return number(what, text.strip().removeprefix("$").lstrip())
+
+
+def seconds_until(text: str, what: str) -> float:
+    """Parse a duration or a time to come; return the seconds until then. Raises ConfigError, which
+    names `what`."""
+    like = "90s, 17:30 or 2026-11-28T17:30:00+01:00"
+    if re.fullmatch(r"[0-9]{2}:[0-9]{2}(:[0-9]{2})?", text):
+        try:
+            clock = clock_time.fromisoformat(text)
+        except ValueError as error:
+            raise ConfigError(f"{what} {text}: no time of a day; give {like}") from error
+        now = datetime.now().astimezone()
+        at = now.replace(hour=clock.hour, minute=clock.minute, second=clock.second, microsecond=0)
+        if at <= now:
+            at += timedelta(days=1)
+        return (at - now).total_seconds()
+    try:
+        at = datetime.fromisoformat(text).astimezone()
+    except ValueError:
+        found = measured(SECONDS, f"{what} {text}", text, like)
+    else:
+        found = (at - datetime.now().astimezone()).total_seconds()
+    if not found > 0:
+        raise ConfigError(f"{what} {text}: this time is past")
+    return found

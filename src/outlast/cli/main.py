@@ -48,6 +48,7 @@ COMMANDS = {
         "demo:demo",
         "Train a small GPT with injected faults, and compare it with an undisturbed run.",
     ),
+    "drain": ("drain:drain", "Move a rank, or all ranks of a host, of a running job to spares."),
     "events": ("run_reports:events", "List a run's events by time, over all its workers."),
     "explain": ("run_reports:explain", "Explain incidents: cause, decision, reason and cost."),
     "replay": (

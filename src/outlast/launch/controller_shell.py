@@ -25,8 +25,8 @@ from outlast.controller.save_schedule.save_tiers import SavePolicy
 from outlast.controller.state_machine import apply_all, initial
 from outlast.errors import GaveUpError, OutlastError, RunDirError
 from outlast.launch.agent_listener import LOOPBACK, AgentListener, NodeListener
-from outlast.launch.nodes import slurm_drains
 from outlast.launch.nodes.run_hang_watch import RunHangWatch
+from outlast.launch.notices import drain_requests
 from outlast.launch.run_directory import RunDir
 from outlast.launch.run_display import DisplayRecord
 from outlast.launch.run_journal import read_segments
@@ -107,7 +107,7 @@ class ControllerShell:
         self._closed = False
         self._closing = threading.Event()
         self._was_full = False
-        self._drains: asyncio.Task[None] | None = None
+        self._drains: list[asyncio.Task[None]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._stalls = StallWatch(self._loop, record.now_ns, self._stalled)
@@ -143,7 +143,8 @@ class ControllerShell:
     def begin(self) -> None:
         """Accept connections and begin the term."""
         self._agents.listen()
-        self._drains = asyncio.create_task(slurm_drains.watch(self._on_drains, self.note))
+        is_start, run_dir = not self._nodes.before, self._journal_dir.parent
+        self._drains = drain_requests.begin(run_dir, self._on_notices, self.note, is_start=is_start)
         self._stalls.begin()
         now_ns, nodes, change = self._now_ns(), self._nodes, None
         if nodes.before:
@@ -179,8 +180,8 @@ class ControllerShell:
         """Close timers, connections and the journal, in any state of the run."""
         self._closed = True  # ignore further inputs
         self._closing.set()
-        if self._drains:
-            self._drains.cancel()
+        for drains in self._drains:
+            drains.cancel()
         self._stalls.close()
         if self._timer:
             self._timer.cancel()
@@ -383,8 +384,7 @@ class ControllerShell:
                 self._record.display.beats(frame.body.beats)
         self._feed(inputs.Received(t_ns=self._now_ns(), envelope=frame))
 
-    def _on_drains(self, found: tuple[events.Warned, ...]) -> None:
-        check = slurm_drains.CHECK
+    def _on_notices(self, check: str, found: tuple[events.Warned, ...]) -> None:
         self._feed(inputs.SchedulerChecked(t_ns=self._now_ns(), check=check, found=found))
 
     def on_agent_lost(self, agent: str, incarnation: int) -> None:

@@ -26,6 +26,7 @@ from outlast.launch.host.unmanaged_group import UnmanagedGroup
 from outlast.launch.host.worker_family import become_subreaper
 from outlast.launch.host.worker_pool import WorkerHandle, WorkerPool
 from outlast.launch.nodes.node_state import StateFile
+from outlast.launch.notices import notice_flags
 from outlast.launch.run_directory import SAVE_SIGNAL, RunDir
 from outlast.launch.run_display import Console, Display, DisplayRecord
 from outlast.launch.run_journal import bars_of
@@ -254,6 +255,10 @@ class _Launcher:
         ]
         for number in numbers:
             loop.add_signal_handler(number, self._on_request, number)
+        notices = notice_flags.numbers(self._plan.notices.signals)
+        for number in notices:
+            loop.add_signal_handler(number, self._on_notice, number)
+        numbers = list({*numbers, *notices})
         saves = SAVE_SIGNAL not in numbers  # torchrun's flags may use it as a stop signal
         if saves:
             loop.add_signal_handler(SAVE_SIGNAL, self._asked_to_save)
@@ -266,6 +271,14 @@ class _Launcher:
                 loop.remove_signal_handler(number)
             if saves:
                 signal.signal(SAVE_SIGNAL, signal.SIG_IGN)  # as it was before the loop
+
+    def _on_notice(self, number: signal.Signals) -> None:
+        """Take the first such signal as a notice; those after it as they are without the flag."""
+        is_managed = self._unmanaged is None and self._agent.said_hello
+        if is_managed and self._agent.notices.take_signal(number.name, "the launcher"):
+            return
+        if number.name in self._plan.stop_signals:
+            self._on_request(number)
 
     def _asked_to_save(self) -> None:
         """Save a checkpoint now, on request of a scheduler or `outlast ckpt now`."""

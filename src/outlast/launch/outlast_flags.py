@@ -15,6 +15,7 @@ from outlast.checkpoint.replicas.replica_receiver import SENDERS_MAX
 from outlast.checkpoint.upkeep import durable_targets, retention_policy
 from outlast.checkpoint.upkeep.retention_policy import Keep
 from outlast.errors import ConfigError, UsageError
+from outlast.launch.notices import notice_flags
 
 T = TypeVar("T")
 
@@ -144,7 +145,7 @@ def copies(text: str, world: int) -> tuple[int, int]:
 
 
 def add_check_flags(add: Callable[..., object]) -> None:
-    """Add the check flags to the parser."""
+    """Add the flags of checks and notices to the parser."""
     add(
         "--on-unrepeatable",
         "--on_unrepeatable",
@@ -179,6 +180,7 @@ def add_check_flags(add: Callable[..., object]) -> None:
         " (now). drain: also if the GPU should be drained when its job ends, as in Slurm."
         " Default: never.",
     )
+    notice_flags.add_notice_flags(add)
 
 
 def refuse_check_flags(given: Namespace) -> None:

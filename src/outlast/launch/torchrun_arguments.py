@@ -27,6 +27,8 @@ from outlast.errors import ConfigError, RunDirError, UsageError
 from outlast.launch import outlast_flags
 from outlast.launch.nodes import node_flags
 from outlast.launch.nodes.node_flags import NodeFlags
+from outlast.launch.notices import notice_flags
+from outlast.launch.notices.notice_flags import NoticeFlags
 from outlast.launch.outlast_streams import displayed_streams
 from outlast.launch.run_directory import RunDir
 from outlast.launch.torch_definitions import TorchDefinitions
@@ -53,6 +55,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     world: int
     spares: int
     node: NodeFlags = NodeFlags()
+    notices: NoticeFlags = NoticeFlags()
     run_dir: str
     script: str
     args: tuple[str, ...]
@@ -126,6 +129,7 @@ def parse(argv: list[str]) -> RunPlan:
         world=world,
         spares=spares,
         node=node,
+        notices=notice_flags.read(given),
         run_dir=given.run_dir or _fresh_run_dir(script),
         script=f"-m {script}" if given.module else _absolute(script),
         args=tuple(given.training_script_args),

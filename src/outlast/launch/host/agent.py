@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Callable, Coroutine
 
 import msgspec
@@ -18,6 +19,7 @@ from outlast.launch.host.hang_evidence import SuspectReporter, TraceCollection
 from outlast.launch.host.hang_monitor import HangMonitor
 from outlast.launch.host.lost_workers import LostReports, lost_report, never_started
 from outlast.launch.host.worker_pool import WorkerHandle, WorkerPool, WorkerPost
+from outlast.launch.notices.host_notices import HostNotices
 from outlast.transport import messages
 
 REAP_ATTEMPTS_MAX = 6
@@ -61,6 +63,7 @@ class Agent:
         self._traces = TraceCollection(crew, self._tell)
         self._suspects = SuspectReporter(crew, self._traces, self._say)
         self._checks = CheckRunner(crew, self._say)
+        self.notices = HostNotices(crew.plan.notices, self._say, crew.note)
         self._hello_received = asyncio.Event()  # the script has called `init()`
         if crew.plan.node.total > 1:
             self._hello_received.set()  # each host runs only scripts that do
@@ -73,6 +76,7 @@ class Agent:
             group.create_task(self._link.keep())
             group.create_task(self._keep_lease())
             group.create_task(self._watch_on())
+            group.create_task(self.notices.run())
             if self._crew.plan.check_every_s:
                 group.create_task(self._check_on())
 
@@ -147,6 +151,7 @@ class Agent:
             self._renew()  # ends the report
         self._met_term = term
         self._checks.report_findings()
+        self.notices.report()
 
     def _repeat_answers(self) -> None:
         """Send each worker's newest reports to the controller of a new term: the former one may not
@@ -173,6 +178,9 @@ class Agent:
                 self._exited(one)
         if isinstance(frame.body, messages.StateProtected):
             worker.stages = frame.body.stages
+        if isinstance(frame.body, messages.NoticeSignal):
+            self.notices.take_signal(signal.Signals(frame.body.signal).name, worker.name)
+            return
         if isinstance(frame.body, messages.Traced):
             self._traces.answered(worker.name, frame.body)
             return

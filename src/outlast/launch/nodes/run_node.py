@@ -27,6 +27,7 @@ from outlast.launch.nodes.controller_tenure import (
 )
 from outlast.launch.nodes.node_meeting import NodeMeeting, NodeSeat, RunPlace
 from outlast.launch.nodes.node_state import StateFile
+from outlast.launch.notices import notice_flags
 from outlast.launch.run_directory import SAVE_SIGNAL, RunDir
 from outlast.launch.run_display import Console, DisplayRecord
 from outlast.launch.terms.journal_copies import fetch_journals
@@ -293,6 +294,10 @@ class RunNode:
         ]
         for number in numbers:
             loop.add_signal_handler(number, self._request_stop, f"{number.name} to the launcher")
+        notices = notice_flags.numbers(self._plan.notices.signals)
+        for number in notices:
+            loop.add_signal_handler(number, self._on_notice, number)
+        numbers = list({*numbers, *notices})
         saves = self._saves = SAVE_SIGNAL not in numbers
         first = self._tenure
         if saves:
@@ -311,6 +316,12 @@ class RunNode:
                 signal.signal(SAVE_SIGNAL, signal.SIG_IGN)  # as it was before the loop
             for number in numbers:
                 loop.remove_signal_handler(number)
+
+    def _on_notice(self, number: signal.Signals) -> None:
+        """Take the first such signal as a notice; those after it as they are without the flag."""
+        is_notice = self._agent.notices.take_signal(number.name, f"the launcher of {self._host}")
+        if not is_notice and number.name in self._plan.stop_signals:
+            self._request_stop(f"{number.name} to the launcher")
 
     def _request_save(self) -> None:
         if self._tenure:  # a scheduler may signal all nodes: the others ignore it

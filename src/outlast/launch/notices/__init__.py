@@ -1,0 +1,1 @@
+"""Sources of notices: requests in the run directory, signals, a watched file, cloud metadata."""

@@ -1,0 +1,123 @@
+"""Notices to a running job: a move between two steps, and a save and an end before a deadline."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from outlast import events
+from outlast.errors import RunDirError
+from outlast.telemetry.event_store import read_events
+
+if TYPE_CHECKING:
+    from tests.end_to_end.conftest import Outcome, Runner
+from tests.end_to_end.conftest import WORLD, same, wait_for
+
+pytestmark = pytest.mark.process
+
+
+def drain(run_dir: Path, *flags: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "outlast", "drain", str(run_dir), "--timeout=100", *flags]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def at_step_8(hold: Path) -> None:
+    for rank in range(WORLD):
+        wait_for(hold.with_suffix(f".{rank}").exists, f"rank {rank} at step 8")
+
+
+def seen(run_dir: Path, kind: type[events.Event], text: str = "") -> Callable[[], bool]:
+    """Return whether an event of this kind, with this text in it, is there."""
+    return lambda: any(isinstance(e, kind) and text in str(e) for e in read_events(run_dir))
+
+
+def test_a_rank_moves_between_two_steps(
+    runner: Runner, undisturbed: Outcome, tmp_path: Path
+) -> None:
+    hold, run_dir = tmp_path / "hold", tmp_path / "run"
+    process = runner.start("--spares=1", job=(f"--hold={hold}",))
+    at_step_8(hold)
+    command = drain(run_dir, "--rank=1", "--reason=a loud fan", "--by=100s")
+    wait_for(seen(run_dir, events.Warned, "a loud fan"), "the notice in the events")
+    hold.touch()
+    outcome = runner.end(process)
+    text = command.communicate(timeout=60)[0]
+    assert command.returncode == 0 and "moved before phase" in text, text
+    same(outcome, undisturbed)
+    (one,) = outcome.summary["incidents"]
+    assert (one["rung"], one["cause"], one["drain"]) == ("migrate", "requested", False)
+    assert one["committed_steps_lost"] == 0
+    reports = {e.seat: e for e in outcome.events if isinstance(e, events.Reported)}
+    assert reports[1].state == "idle", "it stood between two phases"
+    (decided,) = [e for e in outcome.events if isinstance(e, events.Decided)]
+    assert decided.n == reports[1].n and {e.n for e in reports.values()} == {decided.n}
+    assert [(seat, new) for seat, _, new in decided.replaced] == [(1, "w1-4")]
+    refused = [e for e in outcome.events if isinstance(e, events.AttemptRefused)]
+    assert all(e.seat != 1 for e in refused if e.generation > 1)
+    assert "a notice said that it had to leave" in outcome.explain()
+
+
+def test_without_a_spare_the_run_saves_ends_before_the_deadline_and_resumes(
+    runner: Runner, undisturbed: Outcome, tmp_path: Path
+) -> None:
+    hold, run_dir = tmp_path / "hold", tmp_path / "run"
+    slow = ",".join(f"between:-1:{step}:2.5" for step in range(8, 14))
+    job = (f"--hold={hold}", f"--wait={slow}")
+    process = runner.start(job=job)
+    at_step_8(hold)
+    command = drain(run_dir, f"--host={socket.gethostname()}", "--by=16s")
+    wait_for(seen(run_dir, events.Note, "the run saves now"), "the answer")
+    hold.touch()
+    assert process.wait(100) == 4, "it can be resumed"
+    text = command.communicate(timeout=60)[0]
+    assert command.returncode == 0 and "the run saves now" in text, text
+    found = read_events(run_dir)
+    (notice,) = [e for e in found if isinstance(e, events.Warned)]
+    (end,) = [e for e in found if isinstance(e, events.RunEnded)]
+    assert 15 < notice.within_s <= 16 and end.t_ns < notice.t_ns + 16 * 10**9
+    assert end.cause is not None and "operator" in end.cause.detail
+    saves = [e.step for e in found if isinstance(e, events.CheckpointSaved)]
+    assert len(saves) == 2 and saves[0] == 7 < saves[1] == end.step, "at once, and at the end"
+    outcome = runner.end(runner.start(job=job))
+    same(outcome, undisturbed)
+
+
+@pytest.mark.parametrize("receiver", ["worker", "launcher"])
+def test_a_signal_to_one_process_of_a_host_is_a_notice(
+    receiver: str, runner: Runner, undisturbed: Outcome, tmp_path: Path
+) -> None:
+    """In an evaluation, and without a spare: the run saves, and ends before the time is over."""
+    hold, run_dir = tmp_path / "hold", tmp_path / "run"
+    hold.touch()
+    slow = ",".join(f"forward:-1:{step}:2.5" for step in range(10, 14))
+    job = (f"--hold={hold}", f"--wait=evaluate:-1:10:3,{slow}")
+    flags = ("--notice-signal=TERM,USR1", "--notice-time=12s")
+    process = runner.start(*flags, job=job)
+
+    def done(step: int) -> bool:
+        with suppress(RunDirError):  # it has not started yet
+            found = [e for e in read_events(run_dir) if isinstance(e, events.PhaseDone)]
+            return {e.seat for e in found if e.step == step} == set(range(WORLD))
+        return False
+
+    wait_for(lambda: done(10), "step 10, and the evaluation behind it")
+    spawned = [e for e in read_events(run_dir) if isinstance(e, events.WorkerSpawned)]
+    (pid,) = [e.pid for e in spawned if e.seat == 2]
+    os.kill(process.pid if receiver == "launcher" else pid, signal.SIGTERM)
+    assert process.wait(100) == 4, (tmp_path / "run.txt").read_text()
+    found = read_events(run_dir)
+    (notice,) = [e for e in found if isinstance(e, events.Warned)]
+    (end,) = [e for e in found if isinstance(e, events.RunEnded)]
+    assert (notice.check, notice.code) == ("signal", "SIGTERM") and receiver[0] in notice.detail
+    assert end.t_ns < notice.t_ns + 12 * 10**9
+    assert [e for e in found if isinstance(e, events.WorkerLost) and e.fault.signal] == []
+    same(runner.end(runner.start(*flags, job=job)), undisturbed)
