@@ -47,18 +47,19 @@ def test_a_rank_leaves_a_device_before_it_fails(
         wait_for(hold.with_suffix(f".{rank}").exists, f"rank {rank} at step 8")
     flag.touch()
 
-    def decided() -> list[events.Decided]:
-        found = read_events(tmp_path / "run")
-        return [event for event in found if isinstance(event, events.Decided)]
+    def found(kind: type[events.Event]) -> list[events.Event]:
+        return [event for event in read_events(tmp_path / "run") if isinstance(event, kind)]
 
-    wait_for(decided, "the decision to move")
+    wait_for(lambda: found(events.Warned), "the finding")
+    assert not found(events.Decided), "the rank leaves behind its step"
     hold.touch()
     outcome = runner.end(process)
     same(outcome, undisturbed)
     (one,) = outcome.summary["incidents"]
     assert (one["rung"], one["cause"], one["drain"]) == ("migrate", "requested", False)
     assert one["committed_steps_lost"] == 0 and one["state"] == "recovered"
-    (decision,) = decided()
+    (decision,) = [event for event in outcome.events if isinstance(event, events.Decided)]
+    assert "idle" in {e.state for e in outcome.events if isinstance(e, events.Reported)}
     assert [(seat, new) for seat, _, new in decision.replaced] == [(1, "w1-4")]
     assert "rows: gpu-memory on GPU 1: rows are remapped" in decision.reason
     warned = [event for event in outcome.events if isinstance(event, events.Warned)]
