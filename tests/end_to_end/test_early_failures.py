@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from tests.end_to_end.conftest import Outcome, Runner, faults_told, same
 
@@ -34,3 +36,16 @@ def test_an_error_behind_a_yes_is_told_as_it_is_and_recovered(
     same(outcome, undisturbed)
     assert ("raised", 1) in faults_told(outcome)
     assert "contradict" not in outcome.output + outcome.explain()
+
+
+def test_a_rank_that_dies_between_two_rehearsals_is_rehearsed_with(tmp_path: Path) -> None:
+    """The survivor has rehearsed once, and the new worker not: both begin anew."""
+    script = Path(__file__).with_name("jobs") / "rehearsed_once_job.py"
+    (tmp_path / "undisturbed").mkdir()
+    expected = Runner(tmp_path / "undisturbed", 2).run(script=script)
+    assert expected.code == 0, expected.output
+    outcome = Runner(tmp_path, 2).run("--spares=1", job=("--kill",), script=script)
+    assert outcome.code == 0, outcome.output
+    assert (tmp_path / "out" / "killed").exists() and outcome.ranks == expected.ranks
+    assert outcome.summary["committed_steps_lost"] == 0, outcome.output
+    assert [one["cause"] for one in outcome.summary["incidents"]] == ["killed"]

@@ -91,6 +91,7 @@ class CatchUp:
         self.result_lost = False  # the script holds a dry run's result until the walk is over
         self.rehearsed_here: set[str] = set()  # keys of functions that this process has rehearsed
         self.rehearsed_elsewhere: set[str] = set()  # keys of functions that others have rehearsed
+        self.rehearsals: dict[str, int] = {}  # of functions, in this generation or to their end
         self._noted_large = False
         self.reduced = False  # DDP's reducers were used since this generation was opened
 
@@ -102,6 +103,8 @@ class CatchUp:
             self._recovery.recover()
             self.reduced = False
             self._timeline.generation = self._status.opened
+            for key in self.rehearsals.keys() - self.rehearsed_here:
+                self.rehearsals[key] = 0  # a joiner has none: all ranks rehearse together
             self._owner.script.check_reopened()
             self._owner.step_redo.run()
 

@@ -72,7 +72,6 @@ class PhaseRunner:
         self.on_complete: Callable[[Kind], None] = lambda _kind: None
         self.aside = False  # True during a phase that the script did not call
         self.attempt: PhaseAttempt | None = None
-        self._rehearsals: dict[str, int] = {}
         self._repetitions = RepetitionCheck()
         self._leftovers = LeftoverGradients(script.reads_gradients)
         self._ungated: set[str] = set()  # functions that have ended a phase without a step
@@ -209,10 +208,10 @@ class PhaseRunner:
         place = self._status.opened, self._status.n
         is_new = not self._standalone and key not in self.joining.rehearsed_here
         if is_new or self._leftovers.is_due(key, place):
-            self._rehearsals[key] = self._rehearsals.get(key, 0) + 1
+            self.joining.rehearsals[key] = self.joining.rehearsals.get(key, 0) + 1
             attempt.rehearsed = True
             self._compare(attempt)
-            if self._rehearsals[key] == REHEARSALS:
+            if self.joining.rehearsals[key] == REHEARSALS:
                 reads = b"." * self.script.reads_gradients(key)
                 self._leftovers.rehearsed(key, self._groups.gather_bytes(reads), place)
             raise StepRefused("rehearsal")
@@ -225,7 +224,7 @@ class PhaseRunner:
         key, check, now = attempt.key, self._repetitions, self._look(attempt)
         difference = check.rehearsed(key, now) if attempt.rehearsed else check.first_step(key, now)
         if difference is not None:
-            self.script.differs(key, difference, zeroed=self._rehearsals[key] > REHEARSALS)
+            self.script.differs(key, difference, zeroed=self.joining.rehearsals[key] > REHEARSALS)
 
     def _look(self, attempt: PhaseAttempt) -> repetitions.Repetition:
         protected = self.protected_state()
@@ -235,7 +234,7 @@ class PhaseRunner:
     def _is_rehearsal(self, attempt: PhaseAttempt) -> bool:
         """Return whether the attempt may be refused at its gate and must not be interrupted."""
         is_step = attempt.kind == "step" and attempt.key not in self._ungated
-        is_gated = is_step or attempt.has_copy or attempt.key in self._rehearsals
+        is_gated = is_step or attempt.has_copy or attempt.key in self.joining.rehearsals
         return is_gated and attempt.key not in self.joining.rehearsed_here
 
     def _vote(self, attempt: PhaseAttempt, *, gated: bool) -> None:
@@ -341,7 +340,7 @@ class PhaseRunner:
             self._repetitions.widened(key)
         if attempt.rehearsed or attempt.disputed:
             self.protected_state().reducers.restore()  # as other ranks do at the opening
-        if self._rehearsals.get(key) == REHEARSALS and key not in rehearsed:
+        if self.joining.rehearsals.get(key) == REHEARSALS and key not in rehearsed:
             rehearsed.add(key)
             self.on_record()
         self._status.enter("idle")
