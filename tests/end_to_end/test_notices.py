@@ -44,7 +44,8 @@ def test_a_rank_moves_between_two_steps(
     runner: Runner, undisturbed: Outcome, tmp_path: Path
 ) -> None:
     hold, run_dir = tmp_path / "hold", tmp_path / "run"
-    process = runner.start("--spares=1", job=(f"--hold={hold}",))
+    slow = ",".join(f"between:-1:{step}:1" for step in range(8, 14))
+    process = runner.start("--spares=1", job=(f"--hold={hold}", f"--wait={slow}"))
     at_step_8(hold)
     command = drain(run_dir, "--rank=1", "--reason=a loud fan", "--by=100s")
     wait_for(seen(run_dir, events.Warned, "a loud fan"), "the notice in the events")

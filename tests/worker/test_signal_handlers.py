@@ -146,6 +146,7 @@ signals = JobSignals(is_open.is_set, ("SIGTERM", "SIGUSR1"), heard)
 signals.take()
 
 def during():
+    threading.Event().wait(0.5)  # until the main thread is in the extension
     os.kill(os.getpid(), signal.SIGUSR1)
     print("in time", first.wait(5), both[0][1], flush=True)
 

@@ -17,7 +17,7 @@ from outlast.launch.host.agent_link import AT_START, AgentEntry, AgentLink
 from outlast.launch.host.check_runner import CheckRunner
 from outlast.launch.host.hang_evidence import SuspectReporter, TraceCollection
 from outlast.launch.host.hang_monitor import HangMonitor
-from outlast.launch.host.lost_workers import LostReports, lost_report, never_started
+from outlast.launch.host.lost_workers import LostReports, lost_report, never_started, not_startable
 from outlast.launch.host.worker_pool import WorkerHandle, WorkerPool, WorkerPost
 from outlast.launch.notices.host_notices import HostNotices
 from outlast.transport import messages
@@ -269,15 +269,8 @@ class Agent:
         try:
             worker = self._crew.start(post)
         except (OSError, ConfigError) as error:
-            fault = Fault(
-                kind="exited",
-                detail=f"could not be started on {self._host}: {error}",
-                worker=body.worker,
-                seat=body.seat,
-                host=self._host,
-                t_ns=self._crew.clock.now_ns(),
-            )
-            self._say_lost(never_started(body.worker, fault))
+            t_ns = self._crew.clock.now_ns()
+            self._say_lost(not_startable(body, str(error), self._host, t_ns))
             return
         worker.on_frame = self._from_worker
         worker.on_exit = self._exited

@@ -43,6 +43,17 @@ def never_started(worker: str, fault: Fault) -> messages.WorkerLostReport:
     return messages.WorkerLostReport(worker=worker, fault=fault, n=-1, state="starting")
 
 
+def not_startable(
+    spawn: messages.Spawn, why: str, host: str, t_ns: int
+) -> messages.WorkerLostReport:
+    """Return the report of a worker that could not be started."""
+    detail = f"could not be started on {host}: {why}"
+    fault = Fault(
+        kind="exited", detail=detail, worker=spawn.worker, seat=spawn.seat, host=host, t_ns=t_ns
+    )
+    return never_started(spawn.worker, fault)
+
+
 def lost_report(
     worker: WorkerHandle, outcome: WorkerOutcome, host: str, t_ns: int
 ) -> messages.WorkerLostReport:
