@@ -177,10 +177,9 @@ def test_no_order_of_an_overtaken_controller_counts(
     hold = tmp_path / "hold"
     hold.touch()
     with etcd_on_the_switch(cluster.hosts, tmp_path) as terms:
-        flags = (f"--limit=lease_s={series.lease_s:g}", terms.flag)
-        cluster.start(
-            "2:4", 1, *flags, job=(str(series.steps), "ddp", str(hold), str(series.pace_s))
-        )
+        lease = f"--limit=lease_s={series.lease_s:g}"
+        job = (str(series.steps), "ddp", str(hold), str(series.pace_s))
+        cluster.start("2:4", 1, lease, terms.flag, "--checkpoint-every=20", job=job)
         run = RacedRun(cluster, terms)
         run.open()
         until_s, rounds = time.monotonic() + series.within_s, 0
