@@ -31,7 +31,7 @@ from tests.cluster.hosts import Hosts, missing_requirement
 from tests.cluster.switch_terms import etcd_on_the_switch
 
 from outlast.controller.recovery.recovery_ladder import FROM_A_COPY
-from outlast.errors import EXIT_DONE, EXIT_GAVE_UP
+from outlast.errors import EXIT_DONE
 from outlast.events import Decided, Note, Noticed, PhaseDone
 
 pytestmark = [
@@ -58,11 +58,18 @@ ORDINARY = (
     "killed controller, step, ddp",
     "frozen controller, save, ddp",
 )
-# A second controller is lost within half a lease: no agent may have a lease (docs/takeover.md).
-MAY_END = {("killed controller", "takeover"), ("frozen controller", "takeover")}
-# No decision and no answer is possible while the store is away and the controller has changed:
-# leases may end, and all ranks start again (docs/takeover.md, Limits).
-MAY_LAPSE = {(fault, "takeover") for fault in ("store away", "full disk", "disk stands still")}
+# No decision and no answer is possible while the store is away and the controller has changed, or
+# while a second controller is lost: leases may end, and all ranks start again (docs/takeover.md).
+MAY_LAPSE = {
+    (fault, "takeover")
+    for fault in (
+        "store away",
+        "full disk",
+        "disk stands still",
+        "killed controller",
+        "frozen controller",
+    )
+}
 LONGEST_S = 400.0
 
 
@@ -112,9 +119,7 @@ def must_be_equal(cluster: Cluster, expected: list[str]) -> None:
     assert len(differences) <= len(notes) and all(one == "nan" for _, _, one in differences)
 
 
-def must_be_true(
-    target: Target, fault: HostFault, place: Place, gave_up: bool, may_lapse: bool
-) -> int:
+def must_be_true(target: Target, fault: HostFault, place: Place, may_lapse: bool) -> int:
     """Compare the events with what happened; return how many steps were redone.
 
     The loss of a host is an incident of its own if it finds the generation open again.
@@ -125,11 +130,11 @@ def must_be_true(
     kinds = Counter(one.cause for one in summary.incidents)
     caused = ("agent_lost", "controller_lost") if fault.of_controller else (fault.cause,)
     if may_lapse:
-        caused = ("agent_lost",)
+        caused = (*caused, "agent_lost")
     allowed = Counter((*place.causes, *caused))
     assert not kinds - allowed and len(summary.incidents) >= len(place.causes), kinds
     noticed = [one.fault for one in events if isinstance(one, Noticed)]
-    if fault.cause and target.ranks and not gave_up:
+    if fault.cause and target.ranks and not may_lapse:
         named = [one for one in noticed if one.kind == fault.cause and one.host == target.host]
         assert named, noticed
         named_ranks = {one.seat for one in named if one.seat >= 0}
@@ -143,7 +148,7 @@ def must_be_true(
     lost = summary.committed_steps_lost
     assert lost is not None and least <= lost <= most, "the redone steps are not those stated"
     backs = [one for one in events if isinstance(one, Decided) and one.rung in FROM_A_COPY]
-    assert all(one.reason for one in backs) and (gave_up or bool(backs) >= bool(lost))
+    assert all(one.reason for one in backs) and bool(backs) >= bool(lost)
     return lost
 
 
@@ -177,16 +182,11 @@ def test_a_fault_leaves_the_results_of_one_host(
         hold.unlink()
         ends = {name: cluster.end(name) for name in cluster.hosts.up}
         whole = [end for name, end in ends.items() if name not in target.without_launcher]
-        gave_up = {code for code, _ in whole} == {EXIT_GAVE_UP}
-        if gave_up and (fault, place) in MAY_END:
-            for name in cluster.hosts.up:
-                cluster.start_again(name)
-            whole = [cluster.end(name) for name in cluster.hosts.up]
     assert {code for code, _ in whole} == {EXIT_DONE}, ends
     must_be_equal(cluster, undisturbed(2 * RANKS[kind], kind))
     may_lapse = (fault, place) in MAY_LAPSE
-    redone = must_be_true(target, FAULTS[fault], PLACES[place], gave_up, may_lapse)
-    print("ended and resumed" if gave_up else f"rolled back {redone} steps" if redone else "equal")
+    redone = must_be_true(target, FAULTS[fault], PLACES[place], may_lapse)
+    print(f"rolled back {redone} steps" if redone else "equal")
     assert {host: cluster.hosts.processes(host) for host in cluster.hosts.up} == {
         host: [] for host in cluster.hosts.up
     }
