@@ -11,17 +11,13 @@ from typing import NamedTuple
 
 import pytest
 from tests.cluster.cluster import Cluster
-from tests.cluster.conftest import Undisturbed
-from tests.cluster.hosts import Hosts, missing_requirement
+from tests.cluster.conftest import ON_HOSTS, Undisturbed
+from tests.cluster.hosts import Hosts
 
 from outlast.errors import EXIT_DONE, EXIT_GAVE_UP
 from outlast.events import AnyEvent, Decided, Noticed, PhaseDone, RunEnded
 
-pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.process,
-    pytest.mark.skipif(bool(missing_requirement()), reason=missing_requirement()),
-]
+pytestmark = ON_HOSTS
 STEPS = "60"
 TEXT = "do not reach each other, although both reach the controller"
 pause = threading.Event().wait

@@ -7,21 +7,14 @@ import sys
 
 import pytest
 from tests.cluster.cluster import Cluster
-from tests.cluster.conftest import Undisturbed
-from tests.cluster.hosts import missing_requirement
-from tests.cluster.test_several_nodes import cluster
+from tests.cluster.conftest import ON_HOSTS, Undisturbed
 
 from outlast.checkpoint.stores.catalog import checkpoint_places, open_checkpoint, verify
 from outlast.checkpoint.stores.folder_store import Folder
 from outlast.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USAGE
 from outlast.events import PhaseDone, RunStarted
 
-__all__ = ["cluster"]
-pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.process,
-    pytest.mark.skipif(bool(missing_requirement()), reason=missing_requirement()),
-]
+pytestmark = ON_HOSTS
 STEPS = "80"
 SAVES = ("--checkpoint-every=10", "--limit=lease_s=3")
 PLACED = """

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.cluster.hosts import missing_requirement
-from tests.cluster.test_several_nodes import Cluster, cluster, expected
+from tests.cluster.conftest import ON_HOSTS
+from tests.cluster.test_several_nodes import Cluster, expected
 from tests.end_to_end.test_flight_recorder_collection import SKIPS
 
 from outlast.errors import EXIT_DONE
@@ -14,12 +14,8 @@ from outlast.events import Decided, Noticed
 from outlast.fleet.flight_recorder.hang_report import analyse_dumps
 from outlast.fleet.flight_recorder.recorder_dumps import read_dumps
 
-__all__ = ["cluster", "expected"]
-pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.process,
-    pytest.mark.skipif(bool(missing_requirement()), reason=missing_requirement()),
-]
+__all__ = ["expected"]
+pytestmark = ON_HOSTS
 LIMITS = ("--limit=hang_floor_s=3", "--limit=hang_ceiling_s=300")
 
 

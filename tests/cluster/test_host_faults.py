@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from tests.cluster.cluster import Cluster
-from tests.cluster.conftest import Undisturbed
+from tests.cluster.conftest import ON_HOSTS, Undisturbed
 from tests.cluster.host_fault_table import (
     FAULTS,
     PLACES,
@@ -27,7 +27,7 @@ from tests.cluster.host_fault_table import (
     stepped_clock,
     strike,
 )
-from tests.cluster.hosts import Hosts, missing_requirement
+from tests.cluster.hosts import Hosts
 from tests.cluster.switch_terms import etcd_on_the_switch
 
 from outlast.controller.recovery.recovery_ladder import FROM_A_COPY
@@ -35,10 +35,8 @@ from outlast.errors import EXIT_DONE
 from outlast.events import Decided, Note, Noticed, PhaseDone
 
 pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.process,
+    *ON_HOSTS,
     pytest.mark.timeout(400),
-    pytest.mark.skipif(bool(missing_requirement()), reason=missing_requirement()),
 ]
 STEPS = "80"
 PACE_S = "0.05"

@@ -8,15 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.cluster.hosts import Hosts, missing_requirement
+from tests.cluster.conftest import ON_HOSTS
+from tests.cluster.hosts import Hosts
 
 from outlast.errors import EXIT_DONE
 
-pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.process,
-    pytest.mark.skipif(bool(missing_requirement()), reason=missing_requirement()),
-]
+pytestmark = ON_HOSTS
 JOB = Path(__file__).with_name("steady_job.py")
 
 

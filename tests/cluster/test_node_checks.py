@@ -7,19 +7,12 @@ import sys
 
 import pytest
 from tests.cluster.cluster import Cluster
-from tests.cluster.conftest import Undisturbed
-from tests.cluster.hosts import missing_requirement
-from tests.cluster.test_several_nodes import cluster
+from tests.cluster.conftest import ON_HOSTS, Undisturbed
 
 from outlast.errors import EXIT_DONE
 from outlast.events import Decided, PhaseDone, Warned, WorkerSpawned
 
-__all__ = ["cluster"]
-pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.process,
-    pytest.mark.skipif(bool(missing_requirement()), reason=missing_requirement()),
-]
+pytestmark = ON_HOSTS
 STEPS = "80"
 OWN = """
 from pathlib import Path

@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.cluster.cluster import WITHIN_S, Cluster
-from tests.cluster.conftest import Undisturbed
-from tests.cluster.hosts import Hosts, missing_requirement
+from tests.cluster.conftest import ON_HOSTS, Undisturbed
 from tests.cluster.test_host_faults import must_be_equal
 from tests.end_to_end.conftest import wait_for
 
 from outlast.errors import EXIT_DONE, EXIT_USAGE
 from outlast.events import Note, PhaseDone, WorkerSeated, WorkerSpawned, WorkerWarm
 
-pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.process,
-    pytest.mark.skipif(bool(missing_requirement()), reason=missing_requirement()),
-]
+pytestmark = ON_HOSTS
+HOSTS = 4
 STEPS = "80"
 LEASE = "--limit=lease_s=3"
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with Hosts(tmp_path, 4) as hosts:
-        cluster = Cluster(tmp_path, hosts)
-        yield cluster
-        cluster.close()
 
 
 @pytest.fixture(scope="module")

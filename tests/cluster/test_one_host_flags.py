@@ -7,20 +7,13 @@ from pathlib import Path
 
 import pytest
 from tests.cluster.cluster import JOB, Cluster
-from tests.cluster.conftest import Undisturbed
-from tests.cluster.hosts import missing_requirement
+from tests.cluster.conftest import ON_HOSTS, Undisturbed
 from tests.cluster.test_host_faults import must_be_equal
-from tests.cluster.test_several_nodes import cluster
 
 from outlast.errors import EXIT_DONE
 from outlast.events import Decided, FaultInjected, PhaseDone, WorkerSpawned
 
-__all__ = ["cluster"]
-pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.process,
-    pytest.mark.skipif(bool(missing_requirement()), reason=missing_requirement()),
-]
+pytestmark = ON_HOSTS
 STEPS = "80"
 LEASE = ("--limit", "lease_s=3")
 

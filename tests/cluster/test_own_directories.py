@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from tests.cluster.cluster import JOB, Cluster, results
-from tests.cluster.conftest import Undisturbed
-from tests.cluster.hosts import Hosts, missing_requirement
+from tests.cluster.conftest import ON_HOSTS, Undisturbed
+from tests.cluster.hosts import Hosts
 
 from outlast.checkpoint.stores.catalog import checkpoint_places, open_checkpoint, verify
 from outlast.checkpoint.stores.folder_store import Folder
@@ -22,11 +22,7 @@ from outlast.telemetry.committed_history import check_run
 from outlast.telemetry.event_store import read_events
 from outlast.telemetry.run_summary import RunSummary, summarise
 
-pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.process,
-    pytest.mark.skipif(bool(missing_requirement()), reason=missing_requirement()),
-]
+pytestmark = ON_HOSTS
 OUTLAST = (sys.executable, "-m", "outlast")
 STEPS = "80"
 LEASE = "--limit=lease_s=3"

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cluster.hosts import Hosts, missing_requirement
+from tests.cluster.conftest import ON_HOSTS
+from tests.cluster.hosts import Hosts
 from tests.end_to_end.conftest import wait_for
 
 from outlast.cli.main import main
@@ -20,11 +21,7 @@ from outlast.events import AnyEvent, Note, PhaseDone
 from outlast.launch.nodes.node_state import why_not_alive, why_not_ready
 from outlast.telemetry.event_store import read_events
 
-pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.process,
-    pytest.mark.skipif(bool(missing_requirement()), reason=missing_requirement()),
-]
+pytestmark = ON_HOSTS
 JOB = Path(__file__).with_name("steady_job.py")
 KINDS = ["jobset", "trainjob", "leaderworkerset"]
 STEPS = "60"

@@ -2,38 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 from tests.cluster.cluster import Cluster
-from tests.cluster.conftest import Undisturbed
-from tests.cluster.hosts import Hosts, missing_requirement
+from tests.cluster.conftest import ON_HOSTS, Undisturbed
 from tests.cluster.test_host_faults import must_be_equal
 
 from outlast.errors import EXIT_DONE
 from outlast.events import Decided, Note, PhaseDone
 
-pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.process,
-    pytest.mark.skipif(bool(missing_requirement()), reason=missing_requirement()),
-]
+pytestmark = ON_HOSTS
 STEPS = "80"
 RACKS = {"n1": "rack1", "n2": "rack1", "n3": "rack2", "n4": "rack2", "n5": "rack1", "n6": "rack2"}
+HOSTS = len(RACKS)
 LOSSES = {
     "in a row": (("n2",), ("n3",)),
     "at once in two domains": (("n2", "n3"),),
     "a domain at once": (("n3", "n4"),),
 }
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with Hosts(tmp_path, len(RACKS)) as hosts:
-        cluster = Cluster(tmp_path, hosts)
-        yield cluster
-        cluster.close()
 
 
 @pytest.fixture(scope="module")

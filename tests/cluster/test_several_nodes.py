@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 from tests.cluster.cluster import JOB, STEPS, Cluster, on_one_host
-from tests.cluster.hosts import Hosts, missing_requirement
+from tests.cluster.conftest import ON_HOSTS
 from tests.cluster.test_host_faults import must_be_equal
 from tests.end_to_end.conftest import wait_for
 
 from outlast.errors import EXIT_DONE, EXIT_GAVE_UP, EXIT_INTERRUPTED, EXIT_USAGE
 from outlast.events import PhaseDone, WorkerSeated, WorkerSpawned
 
-pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.process,
-    pytest.mark.skipif(bool(missing_requirement()), reason=missing_requirement()),
-]
-
-
-@pytest.fixture
-def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    with Hosts(tmp_path, getattr(request, "param", 2)) as hosts:
-        cluster = Cluster(tmp_path, hosts)
-        yield cluster
-        cluster.close()
+pytestmark = ON_HOSTS
 
 
 @pytest.fixture(scope="module")

@@ -10,14 +10,12 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 from tests.cluster.cluster import Cluster
-from tests.cluster.conftest import Undisturbed
+from tests.cluster.conftest import ON_HOSTS, Undisturbed
 from tests.cluster.host_fault_table import SHORT_S, in_save, in_step, pause
-from tests.cluster.hosts import Hosts, missing_requirement
 from tests.cluster.takeover_strikes import (
     kill_launcher,
     move_control_to_a_spare_node,
@@ -33,11 +31,8 @@ from outlast.events import AnyEvent, Note, Noticed, WorkerSpawned
 from outlast.launch.terms.term_records import TermLedger
 from outlast.launch.terms.term_store import open_term_store
 
-pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.process,
-    pytest.mark.skipif(bool(missing_requirement()), reason=missing_requirement()),
-]
+pytestmark = ON_HOSTS
+HOSTS = 4
 STEPS = "80"
 LEASE = "--limit=lease_s=3"
 SAVE = "--checkpoint-every=10"
@@ -166,14 +161,6 @@ TAKEOVERS = {
     "hsdp, power off": Takeover(off("n1"), kind="hsdp", ranks=2),
     "hsdp, frozen launcher": Takeover(freeze_launcher, kind="hsdp", ranks=2),
 }
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with Hosts(tmp_path, 4) as hosts:
-        cluster = Cluster(tmp_path, hosts)
-        yield cluster
-        cluster.close()
 
 
 @pytest.fixture

@@ -10,14 +10,14 @@ import random
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 import pytest
 from tests.cluster.cluster import Cluster, on_one_host
-from tests.cluster.hosts import Hosts, missing_requirement
+from tests.cluster.conftest import ON_HOSTS
 from tests.cluster.switch_terms import SwitchTerms, etcd_on_the_switch
 from tests.cluster.takeover_strikes import stop_launcher, wake_launcher
 from tests.cluster.test_host_faults import must_be_equal
@@ -35,11 +35,10 @@ from outlast.telemetry.event_store import EventReader
 from outlast.telemetry.segment_files import segment_paths
 
 pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.process,
-    pytest.mark.skipif(bool(missing_requirement()), reason=missing_requirement()),
+    *ON_HOSTS,
     pytest.mark.skipif(shutil.which("etcd") is None, reason="etcd is not installed"),
 ]
+HOSTS = 4
 STEPS_OF_ROUND = 16  # more than a round takes, at its pace
 RANKS = 2
 WITHIN_S = 90.0
@@ -132,14 +131,6 @@ class RacedRun:
             one.seat for one in after if isinstance(one, PhaseDone) and one.generation == generation
         }
         return (opened or adopted) and len(done) == RANKS
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with Hosts(tmp_path, 4) as hosts:
-        cluster = Cluster(tmp_path, hosts)
-        yield cluster
-        cluster.close()
 
 
 class Series(NamedTuple):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from tests.cluster.cluster import STEPS, Cluster, on_one_host
-from tests.cluster.conftest import Undisturbed
-from tests.cluster.hosts import Hosts, missing_requirement
+from tests.cluster.conftest import ON_HOSTS, Undisturbed
+from tests.cluster.hosts import Hosts
 from tests.cluster.takeover_strikes import move_control_to_a_spare_node
 from tests.cluster.test_host_faults import must_be_equal
 from tests.cluster.test_node_returns import wait_for_workers
@@ -18,11 +18,7 @@ from outlast.errors import EXIT_DONE
 from outlast.events import PhaseDone
 from outlast.transport.tls import TlsFiles
 
-pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.process,
-    pytest.mark.skipif(bool(missing_requirement()), reason=missing_requirement()),
-]
+pytestmark = ON_HOSTS
 
 
 def flags(files: TlsFiles) -> tuple[str, ...]:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import getpass
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
+import msgspec
 from cyclopts import Parameter
 
 from outlast import quantities
-from outlast.cli.output_stream import echo
+from outlast.cli.output_stream import echo, print_json
 from outlast.errors import EXIT_DONE, EXIT_USER_ERROR, ConfigError, RunDirError, UsageError
 from outlast.events import (
     AnyEvent,
@@ -32,6 +33,19 @@ from outlast.telemetry.event_store import POLL_S, EventReader
 from outlast.text_formatting import duration
 
 
+class DrainAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Output of `--json`. `outcome`: moved | without-ranks | stays (for now; the request remains in
+    force) | ended (the run, done or resumable) | failed (the run) | withdrawn. `n`: the phase
+    before which the ranks moved; -1: they did not. `waited_s`: since the request. `notes`: of the
+    run on the request, before that."""
+
+    outcome: Literal["moved", "without-ranks", "stays", "ended", "failed", "withdrawn"]
+    text: str
+    n: int = -1
+    waited_s: float = 0.0
+    notes: tuple[str, ...] = ()
+
+
 def drain(
     run_dir: Path,
     *,
@@ -40,6 +54,7 @@ def drain(
     by: str = "",
     reason: str = "",
     cancel: bool = False,
+    json: bool = False,
     timeout_s: Annotated[float, Parameter(name="--timeout")] = 600.0,
 ) -> int:
     """Move a rank, or all ranks of a host, of a running job to spares.
@@ -66,6 +81,8 @@ def drain(
         Reason, for the events of the run.
     cancel
         Withdraw earlier requests for this rank or host.
+    json
+        Print the answer as JSON.
     timeout_s
         Time limit in seconds for the wait.
     """
@@ -77,10 +94,9 @@ def drain(
     places = _Places(reader.poll())
     if cancel:
         withdrawn = drain_requests.withdraw(run_dir, host or "", -1 if rank is None else rank)
-        echo(f"{len(withdrawn)} request(s) were withdrawn; ranks that have moved stay")
-        return EXIT_DONE
-    if not places.is_running:
-        raise RunDirError(f"{run_dir}: the run has ended; nothing was requested")
+        text = f"{len(withdrawn)} request(s) were withdrawn; ranks that have moved stay"
+        return _tell(DrainAnswer(outcome="withdrawn", text=text), json)
+    places.must_run(run_dir)
     within_s = quantities.seconds_until(by, "--by") if by else 0.0
     worker = places.worker_of(rank) if rank is not None else ""
     request = DrainRequest(
@@ -94,20 +110,31 @@ def drain(
     )
     leaving = {worker} if worker else places.workers_on(request.host)
     drain_requests.write(run_dir, request)
-    return _wait(reader, request, leaving, timeout_s)
+    show = (lambda _text: None) if json else echo
+    return _tell(_wait(reader, request, leaving, timeout_s, show), json)
+
+
+def _tell(answer: DrainAnswer, json: bool) -> int:
+    """Print an answer; return the exit code."""
+    if json:
+        print_json(answer)
+    else:
+        echo(answer.text)
+    return EXIT_USER_ERROR if answer.outcome in ("stays", "failed") else EXIT_DONE
 
 
 class _Places:
     """Workers of ranks, and hosts of workers, by the events so far."""
 
     def __init__(self, before: Iterable[AnyEvent]) -> None:
-        self.is_running = False
+        self.is_running = self.has_begun = False
         self.hosts: dict[str, str] = {}
         self.ranks: dict[int, str] = {}
         for event in before:
             match event:
                 case RunStarted():
-                    self.is_running, self.hosts, self.ranks = True, {}, {}
+                    self.is_running = self.has_begun = True
+                    self.hosts, self.ranks = {}, {}
                 case RunEnded():
                     self.is_running = False
                 case WorkerSpawned():
@@ -118,6 +145,14 @@ class _Places:
                     del self.ranks[event.seat]
                 case _:
                     pass
+
+    def must_run(self, run_dir: Path) -> None:
+        """Raise RunDirError unless a run is running."""
+        if not self.is_running:
+            why = "the run has ended"
+            if not self.has_begun:
+                why = "no controller has written events here; use the host that has the controller"
+            raise RunDirError(f"{run_dir}: {why}; nothing was requested")
 
     def worker_of(self, rank: int) -> str:
         """Return the worker of a rank. Raises UsageError."""
@@ -146,31 +181,47 @@ class _Places:
         return {name for name in self.ranks.values() if self.hosts.get(name) == host}
 
 
-def _wait(reader: EventReader, request: DrainRequest, leaving: set[str], timeout_s: float) -> int:
-    """Print what becomes of a request; return the exit code."""
+def _wait(
+    reader: EventReader,
+    request: DrainRequest,
+    leaving: set[str],
+    timeout_s: float,
+    show: Callable[[str], None],
+) -> DrainAnswer:
+    """Wait for what becomes of a request; `show` gets the run's notes on it. Raises RunDirError at
+    the time limit."""
     began_s, pause, moved = time.monotonic(), threading.Event(), set[str]()
-    mark = f"{drain_requests.CHECK}: {request.name}"
-    while time.monotonic() - began_s < timeout_s:
+    mark, notes = f"{drain_requests.CHECK}: {request.name}", list[str]()
+    while (waited_s := time.monotonic() - began_s) < timeout_s:
         for event in reader.poll():
             match event:
                 case Warned(code=request.name, severity="drain") if not leaving:
-                    echo(f"{request.host} has no ranks; its spares are used last")
-                    return EXIT_DONE
+                    text = f"{request.host} has no ranks; its spares are used last"
+                    return DrainAnswer(outcome="without-ranks", text=text, waited_s=waited_s)
                 case Decided():
                     moved |= {old for _, old, _ in event.replaced}
                 case GenerationOpened() if leaving and leaving <= moved:
-                    after = duration(time.monotonic() - began_s)
-                    echo(f"moved before phase {event.n + 1}, {after} after the request")
-                    return EXIT_DONE
+                    n, known = event.n + 1, tuple(notes)
+                    text = f"moved before phase {n}, {duration(waited_s)} after the request"
+                    return DrainAnswer(
+                        outcome="moved", text=text, n=n, waited_s=waited_s, notes=known
+                    )
                 case Note() if event.text.startswith(mark):
-                    echo(event.text)
+                    notes.append(event.text)
+                    show(event.text)
                     if not request.within_s:
-                        echo("the request remains in force; --cancel withdraws it")
-                        return EXIT_USER_ERROR
+                        text = "the request remains in force; --cancel withdraws it"
+                        known = tuple(notes)
+                        return DrainAnswer(
+                            outcome="stays", text=text, waited_s=waited_s, notes=known
+                        )
                 case RunEnded():
-                    echo(f"the run ended ({event.outcome}, step {event.step})")
-                    return (
-                        EXIT_DONE if event.outcome in ("interrupted", "done") else EXIT_USER_ERROR
+                    is_kept = event.outcome in ("interrupted", "done")
+                    return DrainAnswer(
+                        outcome="ended" if is_kept else "failed",
+                        text=f"the run ended ({event.outcome}, step {event.step})",
+                        waited_s=waited_s,
+                        notes=tuple(notes),
                     )
                 case _:
                     pass

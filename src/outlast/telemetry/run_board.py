@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from outlast.controller.planned_migration import SOURCES
 from outlast.events import (
     AnyEvent,
     AttemptRefused,
@@ -285,7 +286,7 @@ def milestone(event: AnyEvent, incident: int = 0) -> str:
     if isinstance(event, DrainFailed):
         return f"durable storage {event.where} is behind, and tried again: {event.error}"
     if isinstance(event, Warned):
-        return f"node check: {warning(event)}"
+        return f"{'notice' if event.check in SOURCES else 'node check'}: {warning(event)}"
     if isinstance(event, Scheduled):
         return f"{intervals(event)}; `outlast explain` shows why"
     return ""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from outlast.controller.planned_migration import SOURCES
 from outlast.events import (
     RECORDED,
     AnyEvent,
@@ -337,7 +338,8 @@ def _notes(
         if isinstance(event, DrainFailed)
     )
     own.update(
-        f"node check: {event.finding} ({event.host}, {event.severity})"
+        f"{'notice' if event.check in SOURCES else 'node check'}: {event.finding}"
+        f" ({event.host}, {event.severity})"
         for event in events
         if isinstance(event, Warned) and event.severity != "healthy"
     )
