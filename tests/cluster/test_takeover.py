@@ -218,6 +218,7 @@ def test_another_node_takes_over(
     assert len(owners(cluster)) == (0 if row.etcd else row.terms)
     incidents = cluster.summary().incidents
     assert (sum(one.committed_steps_lost for one in incidents) > 0) == row.is_rolled_back
-    assert {one.cause for one in incidents} <= row.causes and len(incidents) >= bool(row.causes)
+    causes = {one.cause for one in incidents}
+    assert causes <= row.causes and len(incidents) >= bool(row.causes), incidents
     processes = {host: cluster.hosts.processes(host) for host in cluster.hosts.up}
     assert not any("etcd" not in each for found in processes.values() for each in found)
