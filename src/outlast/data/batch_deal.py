@@ -51,9 +51,7 @@ class BatchDeal:
     @property
     def is_plain(self) -> bool:
         """Return whether the next hand is each rank's own next batch, with all ranks present."""
-        return (
-            len(self.present) == self.world and not self._owed and self._next % self.world == 0
-        )
+        return len(self.present) == self.world and not self._owed and self._next % self.world == 0
 
     def deal(self) -> Hand:
         """Deal the batches of the next step, and return them."""
@@ -62,7 +60,7 @@ class BatchDeal:
 
     def _fill_hand(self) -> Hand:
         if self.rows is None:
-            self.hand = Hand({rank: _NONE for rank in self.present})
+            self.hand = Hand(dict.fromkeys(self.present, _NONE))
             return self.hand
         batches: dict[int, int] = {}
         idle: list[int] = []
