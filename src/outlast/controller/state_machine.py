@@ -46,6 +46,7 @@ from outlast.controller.recovery import (
     partner_slots,
     reconfiguration,
     recovery_decision,
+    shrinking,
 )
 from outlast.controller.save_schedule import interval_updates
 from outlast.controller.save_schedule.save_tiers import SavePolicy
@@ -59,6 +60,7 @@ def initial(
     limits: Limits,
     policy: SavePolicy | None = None,
     migrate_on: MigrateOn = "",
+    shrinks: bool = False,
     placement: NodePlacement | None = None,
 ) -> ControllerState:
     """Return the state before BeginTerm of a job with `world` ranks and `spares` spare workers."""
@@ -68,6 +70,7 @@ def initial(
         limits=limits,
         policy=policy or SavePolicy(),
         migrate_on=migrate_on,
+        shrinks=shrinks,
         placement=placement or NodePlacement(),
     )
 
@@ -154,6 +157,7 @@ def _advance(turn: ControllerTurn) -> None:
         elif state.mode == "open":
             run_ending.finish_when_finished(turn)
             planned_migration.move_when_possible(turn)
+            shrinking.take_back_when_possible(turn)
         elif state.mode == "closing":
             recovery_decision.decide_when_answered(turn)
         elif state.mode == "clearing":
@@ -258,6 +262,7 @@ def _checkpointed(turn: ControllerTurn, _worker: WorkerRecord, body: messages.Ch
 
 def _answered(turn: ControllerTurn, worker: WorkerRecord, body: messages.Status) -> None:
     planned_migration.begin_departure(turn, worker, body)
+    shrinking.begin_return(turn, worker, body)
     incident_response.on_answer(turn, turn.state.members.workers[worker.name], body)
 
 

@@ -68,7 +68,8 @@ class Status(Body, frozen=True):
 
     `result`: phase n's return value on this rank, if small; equal ones replace a lost worker's.
     `copy`: newest in memory. `redoable`: phase n can be taken back; `copy` is the state before it.
-    `unreachable`: addresses of hosts that have not answered this worker in time.
+    `unreachable`: addresses of hosts that have not answered this worker in time. `needs`: why no
+    rank may leave; "" if they may, but for `roots` of collectives. `slots`: as Close asks for them.
     """
 
     generation: int
@@ -81,6 +82,9 @@ class Status(Body, frozen=True):
     copy: Checkpointed | None = None
     redoable: bool = False
     unreachable: tuple[str, ...] = ()
+    needs: str = ""
+    roots: tuple[int, ...] = ()
+    slots: dict[str, bytes] = msgspec.field(default_factory=dict)
 
 
 class WorkerReady(Body, frozen=True, tag="Ready"):
@@ -206,10 +210,12 @@ class Prepare(Body, frozen=True):
 
 
 class Close(Body, frozen=True):
-    """Request to sever the connections of an ended generation; the answer is Status."""
+    """Request to sever the connections of an ended generation; the answer is Status, with the
+    worker's own state if `slots`: an absent rank may come back to its place in the script."""
 
     generation: int
     reason: str
+    slots: bool = False
 
 
 class Decide(Body, frozen=True):
@@ -226,7 +232,8 @@ class Decide(Body, frozen=True):
 class Connect(Body, frozen=True):
     """Request to build all groups of this generation, then transfer state: (donor, joiner seat).
     Seats of `rebuilt` read theirs from `copy`, and whole workers compare their own with it.
-    Ranks of one of `partners` hold each other's own state; an agent gets the sets of its ranks."""
+    Ranks of one of `partners` hold each other's own state; an agent gets the sets of its ranks.
+    `absent` ranks have no worker."""
 
     generation: int
     n: int
@@ -235,14 +242,17 @@ class Connect(Body, frozen=True):
     copy: Checkpointed | None = None
     rebuilt: tuple[int, ...] = ()
     partners: tuple[tuple[int, ...], ...] = ()
+    absent: tuple[int, ...] = ()
 
 
 class Open(Body, frozen=True):
     """Request to swap in the state and run phase n+1: all joined with equal digests. With `ask`,
-    all ranks first make a checkpoint; then the script continues ("save") or ends ("drain")."""
+    all ranks first make a checkpoint; then the script continues ("save") or ends ("drain").
+    `step`: committed steps at phase n."""
 
     generation: int
     n: int
+    step: int = 0
     ask: Literal["", "save", "drain"] = ""
 
 

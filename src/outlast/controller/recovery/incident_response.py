@@ -83,10 +83,12 @@ def close(turn: ControllerTurn, reason: str) -> None:
     """Close the generation: no vote of it succeeds once its workers have received Close."""
     state = turn.state
     turn.enter("closing")
-    turn.send_all(
-        (worker for worker in state.generation_members() if not worker.killed_ns),
-        messages.Close(generation=state.generation, reason=reason),
-    )
+    alive = [worker for worker in state.generation_members() if not worker.killed_ns]
+    first = min((worker.seat for worker in alive), default=-1) if state.progress.absent else -1
+    for slots in (False, True):
+        workers = [worker for worker in alive if (worker.seat == first) == slots]
+        frame = messages.Close(generation=state.generation, reason=reason, slots=slots)
+        turn.send_all(workers, frame)
     turn.emit(
         events.GenerationClosed(
             t_ns=turn.now_ns, incident=state.incident.number, generation=state.generation
