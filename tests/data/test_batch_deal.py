@@ -14,12 +14,17 @@ WORLDS = st.integers(2, 6)
 
 
 @st.composite
-def changes(draw: st.DrawFn, world: int) -> list[tuple[int, ...]]:
-    """Return who is present after each step: mostly the same ranks, at least one."""
-    found: list[tuple[int, ...]] = []
-    for _ in range(draw(st.integers(0, 12))):
-        ranks = draw(st.sets(st.integers(0, world - 1), min_size=1))
-        found += [tuple(sorted(ranks))] * draw(st.integers(1, 4))
+def changes(draw: st.DrawFn, world: int) -> list[tuple[tuple[int, ...], ...]]:
+    """Return the changes of who is present inside each step: some rank always stays."""
+    found: list[tuple[tuple[int, ...], ...]] = []
+    before = set(range(world))
+    for _ in range(draw(st.integers(0, 30))):
+        steps: list[tuple[int, ...]] = []
+        for _ in range(draw(st.sampled_from((0, 0, 0, 1, 1, 2)))):
+            stays = draw(st.sampled_from(sorted(before)))
+            before = {stays, *draw(st.sets(st.integers(0, world - 1)))}
+            steps.append(tuple(sorted(before)))
+        found.append(tuple(steps))
     return found
 
 
@@ -32,12 +37,16 @@ def test_each_batch_is_trained_once(data: st.DataObject) -> None:
     late = BatchDeal.at(deal.place())  # of a rank that has yet to begin the step of a change
     trained = Counter(range(first * world))
     everybody = tuple(range(world))
-    for present in [*plan, *[everybody] * (rows * world)]:
-        deal.change(deal.step, present)
-        late.change(deal.step, present)
-        assert late.place() == deal.place()
+    for steps in [*plan, *[(everybody,)] * (rows * world)]:
+        read = {rank: deal.hand.batches.get(rank, deal.hand.read) for rank in deal.present}
+        for present in steps:
+            deal.change(deal.step, present)
+            late.change(deal.step, present)
+            assert late.place() == deal.place()
+            assert {*deal.hand.batches, *deal.hand.idle} == set(present)
+            read = {rank: read.get(rank, deal.hand.read) for rank in present}
+        assert deal.hand.batches.items() <= read.items(), "a batch is not what its rank has read"
         assert sum(deal.weight(rank) for rank in everybody) == pytest.approx(world)
-        assert {*deal.hand.batches, *deal.hand.idle} == set(present)
         trained.update(deal.hand.batches.values())
         if deal.is_over:
             break

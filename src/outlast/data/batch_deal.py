@@ -19,14 +19,21 @@ _NONE = -1
 
 
 class Hand(NamedTuple):
-    """Batches of one step, by rank; ranks that are present and idle have none."""
+    """Batches of one step, by rank. Ranks that are present and idle have none; each of them has
+    read batch `read`, which another rank trains."""
 
     batches: Mapping[int, int]
     idle: tuple[int, ...] = ()
+    read: int = _NONE
 
     def of(self, rank: int) -> int | None:
         """Return the number of a rank's batch; None if it is idle."""
         return self.batches.get(rank)
+
+    def with_idle(self, idle: tuple[int, ...]) -> Hand:
+        """Return the hand with these idle ranks."""
+        read = self.read if self.read != _NONE or not idle else min(self.batches.values())
+        return self._replace(idle=idle, read=read)
 
 
 class BatchDeal:
@@ -43,6 +50,13 @@ class BatchDeal:
         self._next = first + world
         self.hand = Hand({rank: first + rank for rank in range(world)})
 
+    @classmethod
+    def before_epoch(cls, world: int, rows: int | None, *, step: int) -> BatchDeal:
+        """Return the deal of an epoch before its first hand, which is that of the next step."""
+        deal = cls(world, rows, row=-1, step=step)
+        deal.hand = Hand({})
+        return deal
+
     @property
     def is_over(self) -> bool:
         """Return whether no batch of the epoch is left for the step after the newest hand."""
@@ -56,9 +70,6 @@ class BatchDeal:
     def deal(self) -> Hand:
         """Deal the batches of the next step, and return them."""
         self.step += 1
-        return self._fill_hand()
-
-    def _fill_hand(self) -> Hand:
         if self.rows is None:
             self.hand = Hand(dict.fromkeys(self.present, _NONE))
             return self.hand
@@ -72,7 +83,7 @@ class BatchDeal:
                 self._next += 1
             else:
                 idle.append(rank)
-        self.hand = Hand(batches, tuple(idle))
+        self.hand = Hand(batches).with_idle(tuple(idle) if batches else ())
         return self.hand
 
     def change(self, step: int, present: Iterable[int]) -> None:
@@ -82,14 +93,20 @@ class BatchDeal:
             self.deal()
         assert step == self.step, f"a change in step {step} of a deal at step {self.step}"
         self.present = tuple(sorted(present))
-        batches, here = self.hand.batches, set(self.present)
-        gone = [number for rank, number in batches.items() if rank not in here]
+        hand, here = self.hand, set(self.present)
+        gone = [number for rank, number in hand.batches.items() if rank not in here]
+        kept = {rank: number for rank, number in hand.batches.items() if rank in here}
         if self.rows is not None:
             self._owed = sorted([*gone, *self._owed])
-        kept = {rank: number for rank, number in batches.items() if rank in here}
-        self.hand = Hand(kept, tuple(rank for rank in self.present if rank not in kept))
-        if not kept:  # nobody is left who has begun the step
-            self._fill_hand()
+        was_idle = [rank for rank in hand.idle if rank in here]
+        if gone and not kept and was_idle:  # one that was idle trains what it has read
+            kept = {was_idle[0]: hand.read}
+            if self.rows is not None:
+                self._owed.remove(hand.read)
+        if hand.batches:
+            hand = hand._replace(batches=kept or hand.batches)
+            hand = hand.with_idle(tuple(rank for rank in self.present if rank not in kept))
+        self.hand = hand._replace(batches=kept)
 
     def weight(self, rank: int) -> float:
         """Return the factor of a rank's contribution to sums in the step of the newest hand: sums
@@ -109,6 +126,8 @@ class BatchDeal:
             "owed": list(self._owed),
             "next": self._next,
             "batches": [[rank, number] for rank, number in self.hand.batches.items()],
+            "idle": list(self.hand.idle),
+            "read": self.hand.read,
         }
 
     @classmethod
@@ -118,6 +137,6 @@ class BatchDeal:
         deal.present = tuple(place["present"])
         deal._owed = list(place["owed"])
         deal._next = place["next"]
-        batches = dict(place["batches"])
-        deal.hand = Hand(batches, tuple(rank for rank in deal.present if rank not in batches))
+        batches: list[tuple[int, int]] = place["batches"]
+        deal.hand = Hand(dict(batches), tuple(place["idle"]), place["read"])
         return deal

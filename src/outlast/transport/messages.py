@@ -69,7 +69,8 @@ class Status(Body, frozen=True):
     `result`: phase n's return value on this rank, if small; equal ones replace a lost worker's.
     `copy`: newest in memory. `redoable`: phase n can be taken back; `copy` is the state before it.
     `unreachable`: addresses of hosts that have not answered this worker in time. `needs`: why no
-    rank may leave; "" if they may, but for `roots` of collectives. `slots`: as Close asks for them.
+    rank may leave; "" if they may, but for `roots` of collectives. `slots`: own state of the first
+    rank while others are absent, since one may come back to its place in the script.
     """
 
     generation: int
@@ -210,12 +211,10 @@ class Prepare(Body, frozen=True):
 
 
 class Close(Body, frozen=True):
-    """Request to sever the connections of an ended generation; the answer is Status, with the
-    worker's own state if `slots`: an absent rank may come back to its place in the script."""
+    """Request to sever the connections of an ended generation; the answer is Status."""
 
     generation: int
     reason: str
-    slots: bool = False
 
 
 class Decide(Body, frozen=True):

@@ -84,11 +84,7 @@ def close(turn: ControllerTurn, reason: str) -> None:
     state = turn.state
     turn.enter("closing")
     alive = [worker for worker in state.generation_members() if not worker.killed_ns]
-    first = min((worker.seat for worker in alive), default=-1) if state.progress.absent else -1
-    for slots in (False, True):
-        workers = [worker for worker in alive if (worker.seat == first) == slots]
-        frame = messages.Close(generation=state.generation, reason=reason, slots=slots)
-        turn.send_all(workers, frame)
+    turn.send_all(alive, messages.Close(generation=state.generation, reason=reason))
     turn.emit(
         events.GenerationClosed(
             t_ns=turn.now_ns, incident=state.incident.number, generation=state.generation
