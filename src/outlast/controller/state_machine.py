@@ -60,8 +60,9 @@ def initial(
     limits: Limits,
     policy: SavePolicy | None = None,
     migrate_on: MigrateOn = "",
-    shrinks: bool = False,
     placement: NodePlacement | None = None,
+    *,
+    shrinks: bool = False,
 ) -> ControllerState:
     """Return the state before BeginTerm of a job with `world` ranks and `spares` spare workers."""
     return ControllerState(
@@ -262,7 +263,7 @@ def _checkpointed(turn: ControllerTurn, _worker: WorkerRecord, body: messages.Ch
 
 def _answered(turn: ControllerTurn, worker: WorkerRecord, body: messages.Status) -> None:
     planned_migration.begin_departure(turn, worker, body)
-    shrinking.begin_return(turn, worker, body)
+    shrinking.begin_return(turn, body)
     incident_response.on_answer(turn, turn.state.members.workers[worker.name], body)
 
 

@@ -99,7 +99,7 @@ def _is_spare_preparing(state: ControllerState) -> bool:
     )
 
 
-def begin_return(turn: ControllerTurn, worker: WorkerRecord, body: messages.Status) -> None:
+def begin_return(turn: ControllerTurn, body: messages.Status) -> None:
     """Close the generation at a boundary, so that absent ranks come back."""
     state = turn.state
     is_asked = state.progress.asked_back == state.generation and body.fault is None

@@ -43,9 +43,8 @@ def merged_slots(slots: Mapping[str, bytes], n: int, rank: int) -> dict[str, byt
 
 def _random_of(slots: Mapping[str, bytes]) -> dict[str, Any] | None:
     """Return the generators of the newest of a rank's slots; None if it has left none."""
-    found = [
-        ProgressSlot.unpack(data) for key, data in slots.items() if key and "result:" not in key
-    ]
+    kinds = ("before:", "after:")
+    found = [ProgressSlot.unpack(data) for key, data in slots.items() if key.startswith(kinds)]
     if not found:
         return None
     newest = max(found, key=lambda slot: slot.n)
