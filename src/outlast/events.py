@@ -309,11 +309,8 @@ class DrainFailed(Event, frozen=True):
 
 
 class Scheduled(Event, frozen=True):
-    """A new save schedule, and its reasons as lines of text.
-
-    Intervals are committed steps between copies in memory and between checkpoints on disk (0:
-    none).
-    """
+    """A new save schedule, and its reasons as lines of text. Intervals are committed steps between
+    copies in memory and between checkpoints on disk (0: none)."""
 
     memory: int
     disk: int
@@ -340,12 +337,15 @@ class Warned(Event, frozen=True, omit_defaults=True):
         return f"{self.check}: {self.code or self.symptom}{where}"
 
 
-class ReplicasCompared(Event, frozen=True, omit_defaults=True):
-    """Audit of phase n: `ranks` ranks are equal, except for the `minority`.
+class NodeReleased(Event, frozen=True):
+    """A node has left the run for maintenance: it has no workers, and its launcher ends."""
 
-    `decides`: the `majority` determines the right state; else it is only the largest group of equal
-    ranks.
-    """
+    host: str
+
+
+class ReplicasCompared(Event, frozen=True, omit_defaults=True):
+    """Audit of phase n: `ranks` ranks are equal, except for the `minority`. `decides`: the
+    `majority` determines the right state; else it is only the largest group of equal ranks."""
 
     generation: int
     n: int
@@ -391,7 +391,7 @@ AnyEvent = (
     | GenerationClosed | Reported | Decided | JoinerReady | Connected | Transferred
     | GenerationOpened | PhaseDone | AttemptRefused | LoopBegun | DrySteps | Metrics | Note
     | CheckpointSaved | CheckpointFailed | Drained | DrainFailed | Scheduled | Warned
-    | ReplicasCompared | FaultInjected | ScriptUnmanaged | RunEnded
+    | NodeReleased | ReplicasCompared | FaultInjected | ScriptUnmanaged | RunEnded
 )  # fmt: skip
 
 encoder = msgspec.msgpack.Encoder()

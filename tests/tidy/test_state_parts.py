@@ -35,6 +35,7 @@ WRITERS = {
     "placement": {"membership"},
     "progress": {"state_parts"},
     "reports": {"audit_protocol"},
+    "releases": {"node_release"},
     "saves": {"checkpoint_tracking"},
     "shared": {"shared_values"},
     "term": {"run_start"},

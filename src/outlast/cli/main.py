@@ -55,6 +55,10 @@ COMMANDS = {
         "replay:replay",
         "Repeat steps of a run twice, and find nondeterministic operations.",
     ),
+    "roll": (
+        "roll:roll",
+        "Let hosts of a running job leave for maintenance and come back in turn.",
+    ),
     "summary": (
         "run_reports:summary",
         "Summarise a run: steps, incidents, time by bucket, ETTR and goodput.",

@@ -16,6 +16,7 @@ from outlast.controller.inputs import Action, AnyEntry, AppendJournal, Emit, Sen
 from outlast.controller.member_tables import (
     AgentRecord,
     Findings,
+    HostReleases,
     Members,
     NetworkCuts,
     NodePlacement,
@@ -64,6 +65,7 @@ class ControllerState(parts.StatePart, kw_only=True):
     saves: parts.Saves = msgspec.field(default_factory=parts.Saves)
     intervals: parts.SaveIntervals = msgspec.field(default_factory=parts.SaveIntervals)
     findings: Findings = msgspec.field(default_factory=Findings)
+    releases: HostReleases = msgspec.field(default_factory=HostReleases)
     notices: NoticePlans = msgspec.field(default_factory=NoticePlans)
     shared: parts.SharedValues = msgspec.field(default_factory=parts.SharedValues)
     ending: parts.Ending = msgspec.field(default_factory=parts.Ending)

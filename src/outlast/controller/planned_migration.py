@@ -34,8 +34,10 @@ BOUNDARY_PART = 0.5  # of the time until a deadline, for a worker to come to a b
 MOVED_FOR: dict[MigrateOn, tuple[str, ...]] = {"": (), "now": ("now",), "drain": ("now", "drain")}
 SCHEDULER = "slurm"
 # Checks whose findings are notices: somebody else has decided that the ranks have to leave.
-UNLIMITED = ("operator", "signal", "file", "aws", "gcp", "azure")  # in moves an hour
+ROLL = "roll"  # the host leaves the run behind its ranks (node_release)
+UNLIMITED = ("operator", ROLL, "signal", "file", "aws", "gcp", "azure")  # in moves an hour
 SOURCES = (SCHEDULER, *UNLIMITED)
+NO_SPARE = "no warm spare is on a healthy device"
 _STEPPING = ("idle", "running", "voting", "applying")  # states of a page
 _OF_RANKS = ("gpu-", "nvlink", "pcie", "nccl-timeout", "oom")  # symptoms of no node as a whole
 _WORST_FIRST = ("now", "drain", "unknown", "warn")
@@ -223,7 +225,7 @@ def healthy_first(
             for each in state.warm_spares()
             if not (each.preparing and is_start)
             and spare_preparation.may_take(state, each, seat)
-            and not node_placement.is_cut_off(state, each.agent)
+            and node_placement.takes_ranks(state, each.agent)
         ),
         key=lambda worker: (
             worker.name in unwell,
@@ -300,7 +302,7 @@ def _why_not(state: ControllerState, move: _Move, chosen: list[_Move], now_ns: i
     if is_limited and len(recent - {move.workers[0].name}) >= MOVES_MAX:
         return f"{MOVES_MAX} moves were made within the last hour"
     if len(leaving) > well:
-        return "no warm spare is on a healthy device"
+        return NO_SPARE
     if not all(shared_values.donors_of(state, worker.seat, whole) for worker in move.workers):
         return "no other rank holds the state"
     return ""

@@ -39,7 +39,7 @@ from outlast.controller.controller_state import (
     MigrateOn,
     WorkerRecord,
 )
-from outlast.controller.lifecycle import notice_deadlines, run_ending, run_start
+from outlast.controller.lifecycle import node_release, notice_deadlines, run_ending, run_start
 from outlast.controller.member_tables import AgentRecord, NodePlacement
 from outlast.controller.recovery import (
     incident_response,
@@ -111,6 +111,7 @@ def apply_all(state: ControllerState, batch: Sequence[inputs.Input]) -> list[inp
             _take(turn, event)
     if runs:
         deadlines.expire(turn)
+    node_release.release_hosts(turn)
     _advance(turn)
     notice_deadlines.meet(turn)
     deadlines.wake(turn)
