@@ -31,7 +31,6 @@ FaultKind = Literal[
     "requested",  # requested: by a signal, a drain, a planned move
     "save",  # an immediate checkpoint was requested; no fault
 ]
-
 REQUESTS: tuple[FaultKind, ...] = ("requested", "save")  # requests, not faults
 
 PhaseKind = Literal[
@@ -85,6 +84,7 @@ class RunStarted(Event, frozen=True):
     args: tuple[str, ...]
     resumed_n: int = -1
     resumed_step: int = -1
+    policy: str = ""  # name and digest of the recovery policy
 
 
 class WorkerSpawned(Event, frozen=True):
@@ -156,6 +156,7 @@ class Decided(Event, frozen=True):
     step: int
     replaced: tuple[tuple[int, str, str], ...]  # (seat, old worker, new worker)
     reason: str
+    rule: str = ""  # of the policy, as in "policy exact, killed, rung 3 of 8"
 
 
 class JoinerReady(Event, frozen=True):

@@ -47,6 +47,7 @@ from outlast.controller.recovery import (
     reconfiguration,
     recovery_decision,
 )
+from outlast.controller.recovery.recovery_policy import DEFAULT, RecoveryPolicy
 from outlast.controller.save_schedule import interval_updates
 from outlast.controller.save_schedule.save_tiers import SavePolicy
 from outlast.controller.state_parts import MODES, Mode
@@ -60,6 +61,7 @@ def initial(
     policy: SavePolicy | None = None,
     migrate_on: MigrateOn = "",
     placement: NodePlacement | None = None,
+    recovery: RecoveryPolicy = DEFAULT,
 ) -> ControllerState:
     """Return the state before BeginTerm of a job with `world` ranks and `spares` spare workers."""
     return ControllerState(
@@ -67,6 +69,7 @@ def initial(
         spares=spares,
         limits=limits,
         policy=policy or SavePolicy(),
+        recovery=recovery,
         migrate_on=migrate_on,
         placement=placement or NodePlacement(),
     )

@@ -16,6 +16,7 @@ from outlast.controller import (
 )
 from outlast.controller.audit import audit_protocol as audit
 from outlast.controller.controller_state import S_NS, ControllerTurn, WorkerRecord
+from outlast.controller.inputs import RungTaken
 from outlast.controller.lifecycle import run_ending, run_start
 from outlast.controller.recovery import (
     incident_response,
@@ -26,6 +27,7 @@ from outlast.controller.recovery import (
     shard_rebuild,
 )
 from outlast.controller.recovery.recovery_ladder import RecoveryChoice, Situation
+from outlast.controller.recovery.recovery_policy import FROM_A_COPY, Means
 from outlast.controller.recovery.shard_rebuild import RebuildPlace
 
 
@@ -65,16 +67,16 @@ def decide_when_answered(turn: ControllerTurn) -> None:
         situation = replace(situation, copy_step=place.copy.step)
     elif no_copy:
         situation = replace(situation, no_copy=no_copy)
-    choice = recovery_ladder.choose(situation)
-    begins_again = choice.rung in recovery_ladder.FROM_A_COPY
+    choice = recovery_ladder.choose(situation, state.recovery)
+    begins_again = choice.rung in FROM_A_COPY
     if state.ending.drain_ns and begins_again:
         run_ending.interrupt(turn, f"{state.ending.drain_reason} (while a restart was due)")
     elif choice.rung == "stop":
         _stop(turn, n, step, choice, situation)
     elif begins_again:
-        point = state.saves.checkpoint
+        point = state.saves.on_disk if choice.from_disk else state.saves.checkpoint
         _announce(turn, choice, "redo", point.n if point else 0, point.step if point else 0)
-        run_start.begin_restart(turn, choice.reason)
+        run_start.begin_restart(turn, choice.reason, from_disk=choice.from_disk)
     else:
         _continue_with_survivors(turn, survivors, choice, (n, step), place)
 
@@ -200,7 +202,7 @@ def _stateless(turn: ControllerTurn, n: int) -> list[int]:
 def _recovery_situation(turn: ControllerTurn, survivors: list[WorkerRecord], n: int) -> Situation:
     state = turn.state
     lost = [seat for seat in range(state.world) if state.occupant(seat) is None]
-    checkpoint = state.saves.checkpoint
+    checkpoint, on_disk = state.saves.checkpoint, state.saves.on_disk
     attempts = {key: count for key, count in state.budgets.attempts.items() if key}
     commonest = max(attempts, key=lambda key: attempts[key], default="")
     causes = tuple(
@@ -235,6 +237,14 @@ def _recovery_situation(turn: ControllerTurn, survivors: list[WorkerRecord], n: 
         steps_lost=max(0, state.progress.reached[1] - (checkpoint.step if checkpoint else 0)),
         checkpoint_n=checkpoint.n if checkpoint else 0,
         in_memory=checkpoint is not None and checkpoint.tier == "memory",
+        disk_n=on_disk.n if on_disk else 0,
+        disk_steps_lost=max(0, state.progress.reached[1] - (on_disk.step if on_disk else 0)),
+        means=Means(
+            warm=len(state.warm_spares()),
+            step_s=state.saves.step_s,
+            rungs=state.budgets.rungs,
+            now_ns=turn.now_ns,
+        ),
     )
 
 
@@ -299,6 +309,11 @@ def _announce(
         for seat, fault in _last_fault_by_seat(state.incident.faults).items()
         if fault.worker and state.members.seats[seat] not in ("", fault.worker)
     )
+    taken = RungTaken(
+        rung=choice.rung, rule=choice.rule, t_ns=turn.now_ns, incident=state.incident.number
+    )
+    state.budgets.take_rung(taken.rung, taken.t_ns)
+    turn.journal(taken)
     turn.emit(
         events.Decided(
             t_ns=turn.now_ns,
@@ -310,6 +325,7 @@ def _announce(
             step=step,
             replaced=replaced,
             reason=choice.reason,
+            rule=choice.rule,
         )
     )
 
