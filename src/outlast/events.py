@@ -86,6 +86,7 @@ class RunStarted(Event, frozen=True):
     args: tuple[str, ...]
     resumed_n: int = -1
     resumed_step: int = -1
+    policy: str = ""  # name and digest of the recovery policy
 
 
 class WorkerSpawned(Event, frozen=True):
@@ -158,6 +159,7 @@ class Decided(Event, frozen=True):
     replaced: tuple[tuple[int, str, str], ...]  # (seat, old worker, new worker)
     reason: str
     absent: tuple[int, ...] = ()  # seats without a worker, while the others go on
+    rule: str = ""  # of the policy, as in "policy exact, killed, rung 3 of 8"
 
 
 class JoinerReady(Event, frozen=True):
@@ -311,11 +313,8 @@ class DrainFailed(Event, frozen=True):
 
 
 class Scheduled(Event, frozen=True):
-    """A new save schedule, and its reasons as lines of text.
-
-    Intervals are committed steps between copies in memory and between checkpoints on disk (0:
-    none).
-    """
+    """A new save schedule, and its reasons as lines of text. Intervals are committed steps between
+    copies in memory and between checkpoints on disk (0: none)."""
 
     memory: int
     disk: int
@@ -342,12 +341,15 @@ class Warned(Event, frozen=True, omit_defaults=True):
         return f"{self.check}: {self.code or self.symptom}{where}"
 
 
-class ReplicasCompared(Event, frozen=True, omit_defaults=True):
-    """Audit of phase n: `ranks` ranks are equal, except for the `minority`.
+class NodeReleased(Event, frozen=True):
+    """A node has left the run for maintenance: it has no workers, and its launcher ends."""
 
-    `decides`: the `majority` determines the right state; else it is only the largest group of equal
-    ranks.
-    """
+    host: str
+
+
+class ReplicasCompared(Event, frozen=True, omit_defaults=True):
+    """Audit of phase n: `ranks` ranks are equal, except for the `minority`. `decides`: the
+    `majority` determines the right state; else it is only the largest group of equal ranks."""
 
     generation: int
     n: int
@@ -393,7 +395,7 @@ AnyEvent = (
     | GenerationClosed | Reported | Decided | JoinerReady | Connected | Transferred
     | GenerationOpened | PhaseDone | AttemptRefused | LoopBegun | DrySteps | Metrics | Note
     | CheckpointSaved | CheckpointFailed | Drained | DrainFailed | Scheduled | Warned
-    | ReplicasCompared | FaultInjected | ScriptUnmanaged | RunEnded
+    | NodeReleased | ReplicasCompared | FaultInjected | ScriptUnmanaged | RunEnded
 )  # fmt: skip
 
 encoder = msgspec.msgpack.Encoder()

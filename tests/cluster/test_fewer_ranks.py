@@ -32,7 +32,7 @@ def wait_until_absent(cluster: Cluster, *ranks: int) -> None:
 def test_hosts_leave_and_come_back_beside_a_takeover(cluster: Cluster) -> None:
     """The host of a rank loses its power, then the controller's; a third one goes on alone."""
     job = (f"--epochs={EPOCHS}", "--pace=0.3")
-    cluster.start("3", 1, "--shrink", "--limit=lease_s=3", script=JOB, job=job)
+    cluster.start("3", 1, "--policy=elastic", "--limit=lease_s=3", script=JOB, job=job)
     cluster.wait_for_event(lambda one: isinstance(one, PhaseDone) and one.step >= 6, "step 6")
     cluster.hosts.power_off("n3")
     wait_until_absent(cluster, 2)

@@ -63,7 +63,7 @@ def must_be_replicas(out: Path, world: int = WORLD) -> None:
 
 
 def test_a_rank_leaves_and_comes_back(runner: Runner) -> None:
-    text = run(runner, "--shrink", ONE_RESPAWN, *TWO_LOST, job=("--pace=0.2",))
+    text = run(runner, "--policy=elastic", ONE_RESPAWN, *TWO_LOST, job=("--pace=0.2",))
     out, run_dir = runner.folder / "out", runner.folder / "run"
     assert check_run(run_dir) == []
     decisions = [each for each in read_events(run_dir) if isinstance(each, Decided)]
@@ -82,7 +82,12 @@ def test_a_rank_leaves_and_comes_back(runner: Runner) -> None:
 def test_what_needs_all_ranks_does_not_shrink(runner: Runner) -> None:
     for kind, why in (("gathers", "its phases call allgather"), ("random", "RandomSampler")):
         process = runner.start(
-            "--shrink", ONE_RESPAWN, *TWO_LOST, job=(f"--kind={kind}",), script=JOB, name=kind
+            "--policy=elastic",
+            ONE_RESPAWN,
+            *TWO_LOST,
+            job=(f"--kind={kind}",),
+            script=JOB,
+            name=kind,
         )
         assert process.wait(150) != EXIT_DONE
         text = (runner.folder / f"{kind}.txt").read_text()
@@ -94,7 +99,7 @@ def test_what_needs_all_ranks_does_not_shrink(runner: Runner) -> None:
 
 
 def test_no_checkpoint_is_made_without_all_ranks(runner: Runner) -> None:
-    flags = ("--shrink", ONE_RESPAWN, "--checkpoint-every=1")
+    flags = ("--policy=elastic", ONE_RESPAWN, "--checkpoint-every=1")
     run(runner, *flags, *TWO_LOST, job=("--pace=0.2",))
     notes = [e.text for e in read_events(runner.folder / "run") if isinstance(e, Note)]
     assert any("rank 2 is absent, and a checkpoint has the state of all" in each for each in notes)

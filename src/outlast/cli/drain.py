@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,19 +14,9 @@ from cyclopts import Parameter
 
 from outlast import quantities
 from outlast.cli.output_stream import echo, print_json
+from outlast.cli.rank_hosts import RankHosts
 from outlast.errors import EXIT_DONE, EXIT_USER_ERROR, ConfigError, RunDirError, UsageError
-from outlast.events import (
-    AnyEvent,
-    Decided,
-    GenerationOpened,
-    Note,
-    RunEnded,
-    RunStarted,
-    Warned,
-    WorkerLost,
-    WorkerSeated,
-    WorkerSpawned,
-)
+from outlast.events import Decided, GenerationOpened, Note, RunEnded, Warned
 from outlast.launch.notices import drain_requests
 from outlast.launch.notices.drain_requests import DrainRequest
 from outlast.telemetry.event_store import POLL_S, EventReader
@@ -91,7 +81,7 @@ def drain(
     if not timeout_s > 0:
         raise ConfigError(f"--timeout {timeout_s}: must be above 0 seconds")
     reader = EventReader(run_dir)
-    places = _Places(reader.poll())
+    places = RankHosts(reader.poll())
     if cancel:
         withdrawn = drain_requests.withdraw(run_dir, host or "", -1 if rank is None else rank)
         text = f"{len(withdrawn)} request(s) were withdrawn; ranks that have moved stay"
@@ -121,64 +111,6 @@ def _tell(answer: DrainAnswer, json: bool) -> int:
     else:
         echo(answer.text)
     return EXIT_USER_ERROR if answer.outcome in ("stays", "failed") else EXIT_DONE
-
-
-class _Places:
-    """Workers of ranks, and hosts of workers, by the events so far."""
-
-    def __init__(self, before: Iterable[AnyEvent]) -> None:
-        self.is_running = self.has_begun = False
-        self.hosts: dict[str, str] = {}
-        self.ranks: dict[int, str] = {}
-        for event in before:
-            match event:
-                case RunStarted():
-                    self.is_running = self.has_begun = True
-                    self.hosts, self.ranks = {}, {}
-                case RunEnded():
-                    self.is_running = False
-                case WorkerSpawned():
-                    self.hosts[event.worker] = event.host
-                case WorkerSeated():
-                    self.ranks[event.seat] = event.worker
-                case WorkerLost() if self.ranks.get(event.seat) == event.worker:
-                    del self.ranks[event.seat]
-                case _:
-                    pass
-
-    def must_run(self, run_dir: Path) -> None:
-        """Raise RunDirError unless a run is running."""
-        if not self.is_running:
-            why = "the run has ended"
-            if not self.has_begun:
-                why = "no controller has written events here; use the host that has the controller"
-            raise RunDirError(f"{run_dir}: {why}; nothing was requested")
-
-    def worker_of(self, rank: int) -> str:
-        """Return the worker of a rank. Raises UsageError."""
-        worker = self.ranks.get(rank, "")
-        if worker not in self.hosts:
-            known = ", ".join(map(str, sorted(self.ranks))) or "none"
-            raise UsageError(
-                f"--rank {rank}: no worker has this rank now (ranks with a worker: {known});"
-                " nothing was requested"
-            )
-        return worker
-
-    def check_host(self, host: str) -> str:
-        """Return the host if it has or had workers. Raises UsageError."""
-        known = sorted(set(self.hosts.values()))
-        found = [one for one in known if host in (one, one.partition(".")[0])]
-        if len(found) != 1:
-            raise UsageError(
-                f"--host {host}: not a host of this run (hosts: {', '.join(known) or 'none'});"
-                " nothing was requested"
-            )
-        return found[0]
-
-    def workers_on(self, host: str) -> set[str]:
-        """Return the workers of the ranks on a host."""
-        return {name for name in self.ranks.values() if self.hosts.get(name) == host}
 
 
 def _wait(

@@ -12,7 +12,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from outlast import __version__
-from outlast.cli import ckpt, fleet, k8s, plan, slurm
+from outlast.cli import ckpt, fleet, k8s, plan, policy, slurm
 from outlast.cli.output_stream import Printer, finish, mute, settle
 from outlast.errors import (
     EXIT_DONE,
@@ -55,6 +55,10 @@ COMMANDS = {
         "replay:replay",
         "Repeat steps of a run twice, and find nondeterministic operations.",
     ),
+    "roll": (
+        "roll:roll",
+        "Let hosts of a running job leave for maintenance and come back in turn.",
+    ),
     "summary": (
         "run_reports:summary",
         "Summarise a run: steps, incidents, time by bucket, ETTR and goodput.",
@@ -75,7 +79,14 @@ _EXTRAS = {
 _GROUP_EXTRAS = {
     name: _EXTRAS | {"numpy": name, "matplotlib": f"{name},figures"} for name in ("fleet", "plan")
 }
-GROUPS = {"ckpt": ckpt, "fleet": fleet, "k8s": k8s, "plan": plan, "slurm": slurm}
+GROUPS = {
+    "ckpt": ckpt,
+    "fleet": fleet,
+    "k8s": k8s,
+    "plan": plan,
+    "policy": policy,
+    "slurm": slurm,
+}
 _EXIT_SIGINT = 130
 
 

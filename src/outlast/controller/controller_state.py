@@ -16,6 +16,7 @@ from outlast.controller.inputs import Action, AnyEntry, AppendJournal, Emit, Sen
 from outlast.controller.member_tables import (
     AgentRecord,
     Findings,
+    HostReleases,
     Members,
     NetworkCuts,
     NodePlacement,
@@ -23,6 +24,7 @@ from outlast.controller.member_tables import (
     PartnerQuery,
     WorkerRecord,
 )
+from outlast.controller.recovery.recovery_policy import DEFAULT, RecoveryPolicy
 from outlast.controller.save_schedule.save_tiers import SavePolicy
 from outlast.controller.state_parts import MODES, Mode
 from outlast.errors import InvariantError
@@ -50,8 +52,8 @@ class ControllerState(parts.StatePart, kw_only=True):
     spares: int
     limits: Limits
     policy: SavePolicy = SavePolicy()
+    recovery: RecoveryPolicy = DEFAULT
     migrate_on: MigrateOn = ""
-    shrinks: bool = False  # the job may go on with fewer ranks
     placement: NodePlacement = NodePlacement()
     clock: parts.Clock = msgspec.field(default_factory=parts.Clock)
     inbox: parts.Inbox = msgspec.field(default_factory=parts.Inbox)
@@ -65,6 +67,7 @@ class ControllerState(parts.StatePart, kw_only=True):
     saves: parts.Saves = msgspec.field(default_factory=parts.Saves)
     intervals: parts.SaveIntervals = msgspec.field(default_factory=parts.SaveIntervals)
     findings: Findings = msgspec.field(default_factory=Findings)
+    releases: HostReleases = msgspec.field(default_factory=HostReleases)
     notices: NoticePlans = msgspec.field(default_factory=NoticePlans)
     shared: parts.SharedValues = msgspec.field(default_factory=parts.SharedValues)
     ending: parts.Ending = msgspec.field(default_factory=parts.Ending)

@@ -199,6 +199,15 @@ class Findings(StatePart, kw_only=True):
     unmoved: tuple[FindingKey, ...] = ()  # findings that are noted as moving no rank
 
 
+class HostReleases(StatePart, kw_only=True):
+    """Hosts that leave the run for maintenance (node_release)."""
+
+    closed: tuple[str, ...] = ()  # agents on their way, which get no rank and no worker
+    released: dict[FindingKey, tuple[str, int]] = msgspec.field(
+        default_factory=dict
+    )  # agent and its incarnation that were released for a finding of `outlast roll`
+
+
 class NoticePlans(StatePart, kw_only=True):
     """Answers to notices whose ranks cannot move (notice_deadlines)."""
 

@@ -339,6 +339,8 @@ def _spare_lost(turn: ControllerTurn, worker: WorkerRecord, fault: events.Fault)
         return
     before = state.members.spawned
     keep_spares(turn)
+    if worker.agent in state.releases.closed:
+        return  # its host leaves the run
     then = "another is started"
     if state.members.spawned == before:
         then = "no other is started now: there is no room, or no respawn is left"

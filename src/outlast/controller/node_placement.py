@@ -60,7 +60,8 @@ def agent_with_room(turn: ControllerTurn, seat: int) -> AgentRecord | None:
     if agent := _roomiest(state, seat, neighbours(state, seat)):
         return agent
     near = nearness(state, seat)
-    agent = None if near or state.cuts.pairs else turn.roomiest_agent()
+    is_partial = near or state.cuts.pairs or state.releases.closed
+    agent = None if is_partial else turn.roomiest_agent()
     if agent is not None and has_gpu_for(state, agent.name, seat):
         return agent
     return _roomiest(state, seat, state.members.agents, near)
@@ -75,13 +76,19 @@ def _roomiest(
         for agent in map(members.agents.__getitem__, names)
         if members.room(agent) > 0
         and has_gpu_for(state, agent.name, seat)
-        and not is_cut_off(state, agent.name)
+        and takes_ranks(state, agent.name)
     ]
     return min(
         room,
         key=lambda one: (-near.get(one.name, 0), -members.room(one), one.name),
         default=None,
     )
+
+
+def takes_ranks(state: ControllerState, agent: str) -> bool:
+    """Return whether ranks may move to an agent's host: it reaches the hosts that have some, and
+    does not leave the run."""
+    return agent not in state.releases.closed and not is_cut_off(state, agent)
 
 
 def is_cut_off(state: ControllerState, agent: str) -> bool:
@@ -104,7 +111,7 @@ def spares_missing(state: ControllerState) -> int:
     places = {
         agent.name: share - members.ranks_of(agent.name)
         for agent in members.agents.values()
-        if agent.connected and not agent.lapsed
+        if agent.connected and not agent.lapsed and agent.name not in state.releases.closed
     }
     placed = sum(min(spares[name], max(0, free)) for name, free in places.items())
     empty = sum(max(0, free - spares[name]) for name, free in places.items())
@@ -147,7 +154,7 @@ def cold_spares(state: ControllerState, seat: int) -> list[WorkerRecord]:
     fit = [
         each
         for each in state.cold_spares()
-        if has_gpu_for(state, each.agent, seat) and not is_cut_off(state, each.agent)
+        if has_gpu_for(state, each.agent, seat) and takes_ranks(state, each.agent)
     ]
     return sorted(fit, key=lambda each: (is_full(state, each.agent), -levels.get(each.agent, 0)))
 

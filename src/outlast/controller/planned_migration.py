@@ -24,18 +24,20 @@ from outlast.controller.controller_state import (
 from outlast.controller.inputs import FindingKey, RankMigrated, SchedulerChecked
 from outlast.controller.member_tables import AgentRecord
 from outlast.controller.recovery import incident_response
+from outlast.controller.recovery.recovery_policy import NOTICE
 from outlast.events import Warned
 from outlast.transport import messages
 
-MOVES_MAX = 3  # per window: a check that always fires must not use all spares
 WINDOW_S = 3600.0
 WARNED_MAX = 1024  # bound on known findings
 BOUNDARY_PART = 0.5  # of the time until a deadline, for a worker to come to a boundary
 MOVED_FOR: dict[MigrateOn, tuple[str, ...]] = {"": (), "now": ("now",), "drain": ("now", "drain")}
 SCHEDULER = "slurm"
 # Checks whose findings are notices: somebody else has decided that the ranks have to leave.
-UNLIMITED = ("operator", "signal", "file", "aws", "gcp", "azure")  # in moves an hour
+ROLL = "roll"  # the host leaves the run behind its ranks (node_release)
+UNLIMITED = ("operator", ROLL, "signal", "file", "aws", "gcp", "azure")  # in moves an hour
 SOURCES = (SCHEDULER, *UNLIMITED)
+NO_SPARE = "no warm spare is on a healthy device"
 _STEPPING = ("idle", "running", "voting", "applying")  # states of a page
 _OF_RANKS = ("gpu-", "nvlink", "pcie", "nccl-timeout", "oom")  # symptoms of no node as a whole
 _WORST_FIRST = ("now", "drain", "unknown", "warn")
@@ -224,7 +226,7 @@ def healthy_first(
             for each in state.warm_spares()
             if not (each.preparing and is_start)
             and spare_preparation.may_take(state, each, seat)
-            and not node_placement.is_cut_off(state, each.agent)
+            and node_placement.takes_ranks(state, each.agent)
         ),
         key=lambda worker: (
             worker.name in unwell,
@@ -298,10 +300,13 @@ def _why_not(state: ControllerState, move: _Move, chosen: list[_Move], now_ns: i
         if each.whole and not each.killed_ns and each.name not in leaving
     ]
     is_limited = move.finding.check not in UNLIMITED
-    if is_limited and len(recent - {move.workers[0].name}) >= MOVES_MAX:
-        return f"{MOVES_MAX} moves were made within the last hour"
+    moves_max = state.recovery.moves_max  # a check that always fires must not use all spares
+    if not state.recovery.names("migrate", NOTICE):
+        return f"the policy {state.recovery.name} has no rung migrate for notices"
+    if is_limited and len(recent - {move.workers[0].name}) >= moves_max:
+        return f"{moves_max} moves were made within the last hour"
     if len(leaving) > well:
-        return "no warm spare is on a healthy device"
+        return NO_SPARE
     if not all(shared_values.donors_of(state, worker.seat, whole) for worker in move.workers):
         return "no other rank holds the state"
     return ""

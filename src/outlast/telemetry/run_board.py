@@ -17,6 +17,7 @@ from outlast.events import (
     GenerationOpened,
     LoopBegun,
     Metrics,
+    NodeReleased,
     PhaseDone,
     RunEnded,
     RunStarted,
@@ -297,6 +298,8 @@ def milestone(event: AnyEvent, incident: int = 0) -> str:
         return f"durable storage {event.where} is behind, and tried again: {event.error}"
     if isinstance(event, Warned):
         return f"{'notice' if event.check in SOURCES else 'node check'}: {warning(event)}"
+    if isinstance(event, NodeReleased):
+        return f"{event.host} has left the run; the same command on it joins the run again"
     if isinstance(event, Scheduled):
         return f"{intervals(event)}; `outlast explain` shows why"
     return ""

@@ -206,6 +206,7 @@ _CONTROL_FAULTS = (
     *("island", "one", "split", "storeless", "blind", "outage"),
 )
 DRAINS = ("drain", "drain all")  # of nodes, by the scheduler; the next one takes them back
+ROLL = "roll"  # all hosts leave the run and come back in turn
 NOTICES = ("notice", "notice rank", "notice all")  # the next one may take them back
 _OTHER_FAULTS = ("kill", "kill", "pair", "all", "drop", "cut", "save", "unwell")
 
@@ -285,6 +286,22 @@ def draw_notice_plan(seed: int) -> FaultPlan:
     timed = _draw_notices(dice)
     return plan._replace(
         strikes=(), timed=timed, spares=dice.choice((0, 0, 1, 2, 4)), agents=4, phases=60
+    )
+
+
+def draw_roll_plan(seed: int) -> FaultPlan:
+    """Draw the plan of a seed in which all hosts leave and come back in turn, and nothing else
+    happens in most of them; a host more than there are ranks."""
+    dice = random.Random(f"roll {seed}")
+    plan = draw_takeover_plan(seed)
+    others = plan.timed[:1] if dice.random() < 0.3 else ()
+    return plan._replace(
+        strikes=(),
+        timed=((dice.uniform(2.0, 5.0), ROLL), *others),
+        spares=dice.choice((1, 2)),
+        agents=plan.world + 1,
+        shard_sets=1,
+        phases=150,
     )
 
 

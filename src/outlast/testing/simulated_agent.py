@@ -229,6 +229,8 @@ class SimAgent(SimHost):
                 self.line.after(
                     self.line.between(0.0, 0.01), lambda: self._kill(body.worker, body.reason)
                 )
+            case messages.RunOutcome():
+                self.cluster.faults.release(self)
             case messages.PartnerSlotsRequest():
                 self._answer_for_partners(body)
             case _:

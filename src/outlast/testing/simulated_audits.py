@@ -81,13 +81,15 @@ class SimCheckpoints:
         """Return the newest unbarred checkpoint on disk."""
         return _newest(self._on_disk, bars)
 
-    def verified(self, bars: Sequence[CopyBar] = ()) -> messages.Checkpointed | None:
+    def verified(
+        self, bars: Sequence[CopyBar] = (), *, from_disk: bool = False
+    ) -> messages.Checkpointed | None:
         """Return the checkpoint that a restart finds; the last one never rots."""
         disk = _newest(self._on_disk, bars)
         if self._rots and disk is not None and len({saved.n for saved in self._on_disk}) > 1:
             self._on_disk = [saved for saved in self._on_disk if saved.path != disk.path]
             disk = _newest(self._on_disk, bars)
-        copy = _newest(self._copies, bars)
+        copy = None if from_disk else _newest(self._copies, bars)
         return copy if copy and (disk is None or copy.n >= disk.n) else disk
 
     def load(self, checkpoint: messages.Checkpointed | None) -> int | None:

@@ -18,7 +18,7 @@ from outlast.controller import deadlines, inputs
 from outlast.controller.controller_state import ControllerTurn
 from outlast.controller.planned_migration import SCHEDULER
 from outlast.controller.state_machine import handle
-from outlast.testing.fault_plan import DRAINS, NOTICES
+from outlast.testing.fault_plan import DRAINS, NOTICES, ROLL
 from outlast.testing.simulated_faults import OPERATOR
 from outlast.testing.simulated_process import NS
 from outlast.testing.simulated_terms import BEAT_SHARE, IN_TOUCH_SHARE
@@ -82,7 +82,7 @@ class SimController:
                 succession=change,
             )
         )
-        if any(what in (*DRAINS, *NOTICES) for _, what in self.cluster.plan.timed):
+        if any(what in (*DRAINS, *NOTICES, ROLL) for _, what in self.cluster.plan.timed):
             self._ask_scheduler()
 
     def _ask_scheduler(self) -> None:
@@ -92,6 +92,8 @@ class SimController:
         self.feed(inputs.SchedulerChecked(t_ns=now_ns, check=SCHEDULER, found=found))
         found = self.cluster.faults.notices()
         self.feed(inputs.SchedulerChecked(t_ns=now_ns, check=OPERATOR, found=found))
+        found = self.cluster.faults.rolls()
+        self.feed(inputs.SchedulerChecked(t_ns=now_ns, check=ROLL, found=found))
         self.line.after(_ASK_S, lambda: self.call(self._ask_scheduler))
 
     # --- the process ---

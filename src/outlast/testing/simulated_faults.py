@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from outlast import events
 from outlast.controller import inputs
 from outlast.controller.planned_migration import SCHEDULER
-from outlast.testing.fault_plan import DRAINS, NOTICES
+from outlast.testing.fault_plan import DRAINS, NOTICES, ROLL
 from outlast.testing.simulated_process import SimProcess
 from outlast.testing.simulated_terms import STORE
 
@@ -29,6 +29,9 @@ class FaultInjector:
         self._cluster, self._line = cluster, cluster.timeline
         self._drains: dict[str, events.Warned] = {}  # by host, as the scheduler has them
         self._notices: dict[str, tuple[events.Warned, float]] = {}  # by code, with the deadline
+        self._rolling: list[str] = []  # hosts whose turn to leave is still to come
+        self._rolls: tuple[events.Warned, ...] = ()
+        self.released = 0  # hosts that have left the run
         self._strikes = [
             [strike, strike.nth] for strike in cluster.plan.strikes + cluster.plan.flips
         ]
@@ -84,6 +87,33 @@ class FaultInjector:
             replace(one, within_s=max(PAST_S, end_s - now_s)) if end_s else one
             for one, end_s in self._notices.values()
         )
+
+    def rolls(self) -> tuple[events.Warned, ...]:
+        """Return which host an operator lets leave the run now."""
+        return self._rolls
+
+    def release(self, agent: SimAgent) -> None:
+        """Let a host leave the run; it comes back later, and then the next one leaves."""
+        self.released += 1
+        self._cluster.note(f"{agent.name} leaves the run")
+        self._rolls = ()
+        self._lose(agent)
+        self._line.after(self._line.between(7.0, 9.0), self._roll)
+
+    def _roll(self) -> None:
+        if self._rolling:
+            host = self._rolling.pop(0)
+            one = events.Warned(
+                t_ns=self._line.now_ns,
+                host=host,
+                check=ROLL,
+                symptom="node-drain",
+                severity="drain",
+                code=f"{host}@{self._line.now_s:.3f}",
+                device="",
+                detail="simulated",
+            )
+            self._rolls = (one,)
 
     def _give_notice(self, what: str, agent: SimAgent) -> None:
         """Announce the loss of a host, a rank or all hosts, truly or not; or take all back."""
@@ -146,6 +176,10 @@ class FaultInjector:
             agent.check()
         elif what in DRAINS:
             self._drain(list(self._cluster.agents) if what == "drain all" else [agent.name])
+        elif what == ROLL:
+            self._rolling = list(self._cluster.agents)
+            self._line.dice.shuffle(self._rolling)
+            self._roll()
         elif what in NOTICES:
             self._give_notice(what, agent)
         elif what in ("stop", "save") and controller.alive:

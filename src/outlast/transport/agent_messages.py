@@ -36,8 +36,12 @@ class Renewed(Body, frozen=True):
     lease_s: float
 
 
+RELEASED = "released"  # outcome for one node, which leaves the run
+
+
 class RunOutcome(Body, frozen=True):
-    """End of the run, to all agents. `cause`: one line, "" for a run that is done."""
+    """End of the run, to all agents; with RELEASED, of one node alone. `cause`: one line, "" for a
+    run that is done."""
 
     outcome: str
     exit_code: int

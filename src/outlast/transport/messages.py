@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 
 from outlast.events import Fault, Warned
+from outlast.transport.agent_messages import RELEASED as RELEASED
 from outlast.transport.agent_messages import (
     AgentHello,
     PartnerSlots,

@@ -27,7 +27,7 @@ from outlast.launch.nodes.controller_tenure import (
 )
 from outlast.launch.nodes.node_meeting import NodeMeeting, NodeSeat, RunPlace
 from outlast.launch.nodes.node_state import StateFile
-from outlast.launch.notices import notice_flags
+from outlast.launch.notices import drain_requests, notice_flags
 from outlast.launch.run_directory import SAVE_SIGNAL, RunDir
 from outlast.launch.run_display import Console, DisplayRecord
 from outlast.launch.terms.journal_copies import fetch_journals
@@ -113,7 +113,7 @@ class RunNode:
             self._agent.release_workers()
             for task in (*serving, *showing):
                 task.cancel()
-            leads = self._tenure is not None
+            leads = self._tenure is not None and end.outcome != messages.RELEASED
             await self._close(end)
             console.look()
         return NodeEnd(end, leads)
@@ -121,6 +121,8 @@ class RunNode:
     async def _close(self, end: EndRun) -> None:
         if self._leading:
             self._leading.cancel()
+        if end.outcome == messages.RELEASED:
+            await self._hand_over()
         if self._tenure:
             self._tenure.shell.announce(end)
         await self._crew.close()
@@ -128,6 +130,18 @@ class RunNode:
             TimedFaults(self._crew, self._record).note_missed(plain=False)
             await self._tenure.end(end)
         self._release_lock()
+
+    async def _hand_over(self) -> None:
+        """Leave the run: take back the requests for that, so that this host is not asked again when
+        it has come back, and stop to act as controller, so that another node takes over."""
+        try:
+            await asyncio.to_thread(drain_requests.withdraw_leaves, self._run_dir.path, self._host)
+        except RunDirError as error:
+            self._record.note(f"{error}; {self._host} may be asked again to leave")
+        tenure, self._tenure = self._tenure, None
+        if tenure:
+            self._record.note(f"{self._host} leaves the run: another node takes over as controller")
+            await tenure.close()
 
     def _release_lock(self) -> None:
         if self._locking:
@@ -247,7 +261,14 @@ class RunNode:
     # --- the end --------------------------------------------------------------------------
 
     def _on_outcome(self, outcome: messages.RunOutcome) -> None:
-        if self._tenure is None:
+        if outcome.outcome == messages.RELEASED:
+            detail = (
+                f"{self._host} has left the run ({outcome.cause}), which goes on without it; the"
+                " same command on this host joins it again"
+            )
+            fault = self._fault("requested", detail)
+            self._end(EndRun(outcome=outcome.outcome, exit_code=outcome.exit_code, cause=fault))
+        elif self._tenure is None:
             cause = self._fault("requested", outcome.cause) if outcome.cause else None
             self._end(EndRun(outcome=outcome.outcome, exit_code=outcome.exit_code, cause=cause))
 

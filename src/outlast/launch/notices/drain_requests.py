@@ -17,12 +17,14 @@ from pathlib import Path
 import msgspec
 
 from outlast.atomic_files import replace_file
+from outlast.controller.planned_migration import ROLL
 from outlast.errors import RunDirError
 from outlast.events import Warned
 from outlast.launch.nodes import slurm_drains
 from outlast.telemetry.event_store import EventClock
 
 CHECK = "operator"
+CHECKS = (CHECK, ROLL)
 SYMPTOM = "node-drain"
 FOLDER = "notices"
 LOOK_S = 0.5
@@ -43,6 +45,7 @@ class DrainRequest(msgspec.Struct, frozen=True, kw_only=True):
     within_s: float = 0.0
     until_s: float = 0.0  # the same, as seconds since 1970
     reason: str = ""
+    leaves: bool = False  # the host leaves the run, once its ranks have moved
 
 
 def write(run_dir: Path, request: DrainRequest) -> None:
@@ -58,19 +61,31 @@ def write(run_dir: Path, request: DrainRequest) -> None:
 
 
 def withdraw(run_dir: Path, host: str, rank: int) -> list[DrainRequest]:
-    """Remove the requests for a rank, or those for a whole host; return them. Raises
-    RunDirError."""
+    """Remove the requests for a rank, or those for a whole host; return them. Those of `outlast
+    roll` stay. Raises RunDirError."""
     found = [
         one
         for one in read(run_dir, lambda _: None)
-        if (one.rank == rank if rank >= 0 else one.host == host and one.rank < 0)
+        if (one.rank == rank if rank >= 0 else one.host == host and one.rank < 0) and not one.leaves
     ]
+    _remove(run_dir, found)
+    return found
+
+
+def withdraw_leaves(run_dir: Path, host: str) -> list[DrainRequest]:
+    """Remove the requests that a host leaves the run ("": any host); return them. Raises
+    RunDirError."""
+    found = [one for one in read(run_dir, lambda _: None) if one.leaves and host in ("", one.host)]
+    _remove(run_dir, found)
+    return found
+
+
+def _remove(run_dir: Path, requests: list[DrainRequest]) -> None:
     try:
-        for one in found:
+        for one in requests:
             (run_dir / FOLDER / f"{one.name}.json").unlink(missing_ok=True)
     except OSError as error:
         raise RunDirError(f"{run_dir / FOLDER} cannot be written ({error.strerror})") from error
-    return found
 
 
 def read(run_dir: Path, note: Callable[[str], None]) -> list[DrainRequest]:
@@ -131,7 +146,7 @@ class DrainWatch:
         return Warned(
             t_ns=0,
             host=one.host,
-            check=CHECK,
+            check=ROLL if one.leaves else CHECK,
             symptom=SYMPTOM,
             severity="drain",
             code=one.name,
@@ -148,14 +163,14 @@ class DrainWatch:
 
 
 async def watch(
-    run_dir: Path, tell: Callable[[tuple[Warned, ...]], None], note: Callable[[str], None]
+    run_dir: Path, tell: Callable[[str, tuple[Warned, ...]], None], note: Callable[[str], None]
 ) -> None:
     """Report the requests of a run after each look, as long as there are some, until cancelled."""
     requests, had_some = DrainWatch(run_dir, note), False
     while True:
         found = await asyncio.to_thread(requests.look)
-        if found or had_some:
-            tell(found)
+        for check in CHECKS if found or had_some else ():
+            tell(check, tuple(one for one in found if one.check == check))
         had_some = bool(found)
         await asyncio.sleep(LOOK_S)
 
@@ -172,7 +187,7 @@ def begin(
     if is_start:
         clear(run_dir)
     watches = (
-        watch(run_dir, partial(tell, CHECK), note),
+        watch(run_dir, tell, note),
         slurm_drains.watch(partial(tell, slurm_drains.CHECK), note),
     )
     return [asyncio.create_task(each) for each in watches]

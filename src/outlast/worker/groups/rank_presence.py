@@ -172,5 +172,5 @@ def _is_of_ddp() -> bool:
 def _refused(op: str, why: str) -> UnsupportedError:
     return UnsupportedError(
         f"{op} cannot run while ranks are absent: {why}; the script has not called it in a phase"
-        " before, so that ranks were let go; run without --shrink"
+        " before, so that ranks were let go; take shrink out of the policy's rungs"
     )
