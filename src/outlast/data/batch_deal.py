@@ -94,12 +94,12 @@ class BatchDeal:
         assert step == self.step, f"a change in step {step} of a deal at step {self.step}"
         self.present = tuple(sorted(present))
         hand, here = self.hand, set(self.present)
-        gone = [number for rank, number in hand.batches.items() if rank not in here]
+        dropped = [number for rank, number in hand.batches.items() if rank not in here]
         kept = {rank: number for rank, number in hand.batches.items() if rank in here}
         if self.rows is not None:
-            self._owed = sorted([*gone, *self._owed])
+            self._owed = sorted([*dropped, *self._owed])
         was_idle = [rank for rank in hand.idle if rank in here]
-        if gone and not kept and was_idle:  # one that was idle trains what it has read
+        if dropped and not kept and was_idle:  # one that was idle trains what it has read
             kept = {was_idle[0]: hand.read}
             if self.rows is not None:
                 self._owed.remove(hand.read)

@@ -278,14 +278,15 @@ def _continue_with_survivors(
     commit = any(w.status is not None and w.status.n == n - 1 for w in survivors)
     announced = [w for w in state.generation_members() if w.status is not None]
     slots = _slots_at(members.abandoned_slots, survivors, n)
-    left = {*progress.absent, *absent}
-    slots |= {seat: members.abandoned_slots.get(seat, {}) for seat in left}
-    for seat in left - absent:
+    kept_apart = {*progress.absent, *absent}
+    slots |= {seat: members.abandoned_slots.get(seat, {}) for seat in kept_apart}
+    for seat in kept_apart - absent:
         known = shrinking.template(survivors, n)
         slots[seat] = shrinking.returning_slots(slots[seat], known, n)
     members.set_seats(members.seats, slots)
     base = rebuilt.copy if rebuilt is not None else None
-    progress.begin_generation(n, step, "commit" if commit else "redo", base, absent)
+    progress.let_go(absent)
+    progress.begin_generation(n, step, "commit" if commit else "redo", base)
     membership.fill_seats(turn)
     run_start.end_takeover(turn)
     reconfiguration.journal(turn)
@@ -309,9 +310,9 @@ def _slots_at(
     result yet, and a rank's own result implies nothing about another rank's.
     """
     keys = reconfiguration.slot_keys(n)
-    left = shrinking.left_prefix(n)
+    prefix = shrinking.left_prefix(n)
     kept = {
-        seat: {key: value for key, value in slots.items() if key in keys or key.startswith(left)}
+        seat: {key: value for key, value in slots.items() if key in keys or key.startswith(prefix)}
         for seat, slots in abandoned.items()
     }
     done = [w.status for w in survivors if w.status is not None and w.status.n == n]

@@ -67,12 +67,12 @@ def returning(state: ControllerState, survivors: Sequence[WorkerRecord], n: int)
     return ()
 
 
-def returning_slots(left: dict[str, bytes], slots: dict[str, bytes], n: int) -> dict[str, bytes]:
+def returning_slots(known: dict[str, bytes], slots: dict[str, bytes], n: int) -> dict[str, bytes]:
     """Return the slots for a rank that comes back before phase n+1: those of another rank, and its
     own newest ones of when it left, under other names."""
-    before = {key: value for key, value in left.items() if key.startswith("left:")}
+    before = {key: value for key, value in known.items() if key.startswith("left:")}
     own = {f"{left_prefix(n)}{key.split(':', 2)[2]}": value for key, value in before.items()}
-    own = own or {f"{left_prefix(n)}{key}": value for key, value in left.items()}
+    own = own or {f"{left_prefix(n)}{key}": value for key, value in known.items()}
     return {**slots, **(own or {left_prefix(n): b""})}
 
 
@@ -87,7 +87,7 @@ def take_back_when_possible(turn: ControllerTurn) -> None:
         return
     first = min(state.generation_members(), key=lambda one: one.seat, default=None)
     if first is not None and not any(one.finished for one in state.generation_members()):
-        progress.asked_back = state.generation
+        progress.ask_back()
         turn.send(first, messages.Leave(generation=state.generation))
 
 
