@@ -380,8 +380,8 @@ class SharedValues(StatePart, kw_only=True):
     meets: dict[tuple[str, int], messages.MeetEntry] = {}  # of groups that wait, by name and rank
     missing: dict[str, int] = {}  # group -> how many of its ranks are not here
     records: dict[int, bytes] = {}  # seat -> results of its set-up collectives
-    # stages of a pipeline, () without one -> the first seat that reported them, and its report
-    schemas: dict[tuple[int, ...], tuple[int, messages.StateProtected]] = {}
+    calls: bytes = b""  # the most functions that a rank has described, for hot spares
+    schemas: dict[tuple[int, ...], tuple[int, messages.StateProtected]] = {}  # stages -> first one
     holdings: dict[int, bytes] = {}  # seat -> the shards that it holds (shared_values)
 
 

@@ -237,7 +237,7 @@ def _recovery_situation(turn: ControllerTurn, survivors: list[WorkerRecord], n: 
         unreplicated=shared_values.without_donor(state, [w.seat for w in survivors]),
         donors=0 if state.audit.undecided else len(survivors),
         diverged=state.audit.undecided,
-        spares=planned_migration.count_fitting(state, lost),
+        spares=len(planned_migration.fitting_spares(state, lost)),
         cold=len(node_placement.cold_spares(state, -1)),
         respawns=state.respawns_left(),
         attempts=attempts.get(commonest, 0),
