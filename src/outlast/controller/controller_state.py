@@ -52,6 +52,7 @@ class ControllerState(parts.StatePart, kw_only=True):
     limits: Limits
     policy: SavePolicy = SavePolicy()
     migrate_on: MigrateOn = ""
+    shrinks: bool = False  # the job may go on with fewer ranks
     placement: NodePlacement = NodePlacement()
     clock: parts.Clock = msgspec.field(default_factory=parts.Clock)
     inbox: parts.Inbox = msgspec.field(default_factory=parts.Inbox)
@@ -90,6 +91,10 @@ class ControllerState(parts.StatePart, kw_only=True):
             for worker in self.members.workers.values()
             if worker.seat >= 0 and worker.member == generation
         )
+
+    def occupants(self) -> list[WorkerRecord]:
+        """Return the workers of all seats but absent ones, by seat."""
+        return [self.members.workers[name] for name in self.members.seats if name]
 
     def occupant(self, seat: int) -> WorkerRecord | None:
         """Return the worker that has this seat, or None."""
@@ -136,7 +141,14 @@ class ControllerState(parts.StatePart, kw_only=True):
             ),
             "ranks connect across an empty seat": (
                 self.mode != "connecting"
-                or all(name in self.members.workers for name in self.members.seats)
+                or all(
+                    (name in self.members.workers) != (seat in self.progress.absent)
+                    for seat, name in enumerate(self.members.seats)
+                )
+            ),
+            "an absent rank has a worker": all(
+                self.mode in ("stopping", "ended") or not self.members.seats[seat]
+                for seat in self.progress.absent
             ),
             "the end and the mode differ": (
                 (self.ending.result is not None) == (self.mode in ("stopping", "ended"))

@@ -137,7 +137,7 @@ def _connect_late(turn: ControllerTurn) -> None:
 
 
 def _no_room(turn: ControllerTurn) -> None:
-    empty = [seat for seat, name in enumerate(turn.state.members.seats) if not name]
+    empty = sorted(node_placement.empty_seats(turn.state))
     limit_s = node_placement.room_limit_s(turn.state)
     detail = f"no agent had room for a worker at ranks {empty} within {limit_s:g} s"
     if turn.state.placement.agents and (lost := node_placement.lost_nodes(turn.state)):
@@ -163,7 +163,7 @@ def _mode_deadline(turn: ControllerTurn) -> int | None:
     if state.mode == "stopping":
         alive = any(not w.killed_ns for w in state.members.workers.values())
         return state.clock.since_ns + _ns(limits.stop_s) if alive else None
-    if state.mode == "gathering" and "" in state.members.seats:
+    if state.mode == "gathering" and node_placement.empty_seats(state):
         return state.clock.since_ns + _ns(node_placement.room_limit_s(state))
     if state.mode == "awaiting" and not run_start.has_strays(state):
         return state.clock.since_ns + _ns(limits.lease_s)

@@ -175,6 +175,7 @@ class DecisionMade(JournalEntry, frozen=True):
     joining: tuple[int, ...] = ()  # seats whose worker holds no state until Opened
     incident: int = 0
     copy: messages.Checkpointed | None = None  # from which shards without a replica are rebuilt
+    absent: tuple[int, ...] = ()  # seats without a worker, while the others go on
 
 
 class Opened(JournalEntry, frozen=True):

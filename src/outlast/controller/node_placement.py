@@ -27,7 +27,8 @@ def empty_seats(state: ControllerState) -> list[int]:
     members, placement = state.members, state.placement
     if "" not in members.seats:
         return []
-    seats = [seat for seat, name in enumerate(members.seats) if not name]
+    absent = state.progress.absent
+    seats = [seat for seat, name in enumerate(members.seats) if not name and seat not in absent]
     if not placement.agents:
         return seats
     up = {agent.name for agent in members.agents.values() if agent.connected}
@@ -104,7 +105,7 @@ def spares_missing(state: ControllerState) -> int:
     spares = Counter(
         one.agent for one in map(members.workers.get, members.unseated) if one and not one.killed_ns
     )
-    missing = state.spares - spares.total()
+    missing = state.spares + len(state.progress.absent) - spares.total()
     if not state.placement.agents:
         return missing
     places = {
@@ -114,7 +115,14 @@ def spares_missing(state: ControllerState) -> int:
     }
     placed = sum(min(spares[name], max(0, free)) for name, free in places.items())
     empty = sum(max(0, free - spares[name]) for name, free in places.items())
-    return max(missing, min(state.spares - placed, empty))
+    wanted = state.spares + len(state.progress.absent)
+    return max(missing, min(wanted - placed, empty))
+
+
+def rooms(state: ControllerState) -> int:
+    """Return how many workers the agents may start."""
+    agents = state.members.agents.values()
+    return sum(max(0, state.members.room(each)) for each in agents if not each.lapsed)
 
 
 def is_full(state: ControllerState, agent: str) -> bool:

@@ -86,7 +86,8 @@ def record_check(state: ControllerState, agent: AgentRecord, body: messages.Rene
     """Note whether all of this agent's ranks have completed a phase of this generation and make
     steps of one kind. Ranks that are cut in their set-up or in a rehearsal cannot be put back."""
     found = state.findings.warned.values()
-    if not found or not (state.migrate_on or any(one.check in SOURCES for one in found)):
+    may_move = bool(found) and (state.migrate_on or any(one.check in SOURCES for one in found))
+    if not (may_move or state.progress.absent):
         return
     seated = [
         body.beats.get(each.name) for each in state.generation_members() if each.agent == agent.name

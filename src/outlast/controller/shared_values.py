@@ -277,7 +277,8 @@ def transfers(turn: ControllerTurn, whole: Collection[int]) -> tuple[tuple[int, 
     """
     state = turn.state
     present = frozenset(whole)
-    joiners = [seat for seat in range(state.world) if seat not in present]
+    absent = state.progress.absent
+    joiners = [seat for seat in range(state.world) if seat not in present and seat not in absent]
     moves: list[tuple[int, int]] = []
     taken: dict[int, int] = {}
     for seat in joiners:

@@ -46,6 +46,7 @@ from outlast.controller.recovery import (
     partner_slots,
     reconfiguration,
     recovery_decision,
+    shrinking,
 )
 from outlast.controller.save_schedule import interval_updates
 from outlast.controller.save_schedule.save_tiers import SavePolicy
@@ -60,6 +61,8 @@ def initial(
     policy: SavePolicy | None = None,
     migrate_on: MigrateOn = "",
     placement: NodePlacement | None = None,
+    *,
+    shrinks: bool = False,
 ) -> ControllerState:
     """Return the state before BeginTerm of a job with `world` ranks and `spares` spare workers."""
     return ControllerState(
@@ -68,6 +71,7 @@ def initial(
         limits=limits,
         policy=policy or SavePolicy(),
         migrate_on=migrate_on,
+        shrinks=shrinks,
         placement=placement or NodePlacement(),
     )
 
@@ -155,6 +159,7 @@ def _advance(turn: ControllerTurn) -> None:
         elif state.mode == "open":
             run_ending.finish_when_finished(turn)
             planned_migration.move_when_possible(turn)
+            shrinking.take_back_when_possible(turn)
         elif state.mode == "closing":
             recovery_decision.decide_when_answered(turn)
         elif state.mode == "clearing":
@@ -259,6 +264,7 @@ def _checkpointed(turn: ControllerTurn, _worker: WorkerRecord, body: messages.Ch
 
 def _answered(turn: ControllerTurn, worker: WorkerRecord, body: messages.Status) -> None:
     planned_migration.begin_departure(turn, worker, body)
+    shrinking.begin_return(turn, body)
     incident_response.on_answer(turn, turn.state.members.workers[worker.name], body)
 
 

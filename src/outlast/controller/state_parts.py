@@ -186,11 +186,19 @@ class Progress(StatePart, kw_only=True):
     rebuilt: tuple[int, ...] = ()  # the ranks that read their shards from it
     joining: tuple[int, ...] = ()  # seats whose workers receive Seat in this generation
     straggler: int = 0  # the seat that was last found to be waited for
+    absent: tuple[int, ...] = ()  # seats without a worker, while the others go on (shrinking)
+    asked_back: int = 0  # the generation in which a rank was asked to stop, so that they come back
 
     def begin_generation(
-        self, n: int, step: int, verdict: str, base: messages.Checkpointed | None = None
+        self,
+        n: int,
+        step: int,
+        verdict: str,
+        base: messages.Checkpointed | None = None,
+        absent: Iterable[int] = (),
     ) -> None:
         """Begin the next generation before phase n+1; `base`: copy to rebuild lost shards from."""
+        self.absent = tuple(sorted(absent))
         self.since = self.since_of(n) if verdict != "start" else self.generation + 1
         self.generation += 1
         self.n = n
@@ -206,10 +214,10 @@ class Progress(StatePart, kw_only=True):
         return self.generation if n > self.n else self.since
 
     def have_all(self, world: int, has: Callable[[int], bool]) -> bool:
-        """Return whether all seats have what is waited for. The search begins at the seat that
-        lacked it last time, so that N answers cost O(N) and not O(N^2)."""
+        """Return whether all seats but absent ones have what is waited for. The search begins at
+        the seat that lacked it last time, so that N answers cost O(N) and not O(N^2)."""
         for seat in chain(range(self.straggler, world), range(min(self.straggler, world))):
-            if not has(seat):
+            if not has(seat) and seat not in self.absent:
                 self.straggler = seat
                 return False
         return True
@@ -231,6 +239,7 @@ class Progress(StatePart, kw_only=True):
         self.n = decision.n
         self.step = decision.step
         self.base = decision.copy
+        self.absent = decision.absent
         self.first = decision.verdict == "start"
         self.opened = opened
         self.reach(decision.n, decision.step)

@@ -98,6 +98,7 @@ class ControllerShell:
                 domains=nodes.domains,
                 shares_keepers=plan.keeps_copies,
             ),
+            shrinks=plan.shrink,
         )
         self._inputs: list[inputs.Input] = []  # of the next turn
         self._held: HeldActions | None = None  # with several nodes

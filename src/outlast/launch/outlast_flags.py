@@ -180,6 +180,13 @@ def add_check_flags(add: Callable[..., object]) -> None:
         " (now). drain: also if the GPU should be drained when its job ends, as in Slurm."
         " Default: never.",
     )
+    add(
+        "--shrink",
+        action="store_true",
+        help="If a rank is lost, and there is no spare and no room for another worker, go on"
+        " without it, and take it back between two steps once there is. Default: wait for room,"
+        " then end the run so that it can be resumed.",
+    )
     notice_flags.add_notice_flags(add)
 
 

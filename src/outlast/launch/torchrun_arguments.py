@@ -81,6 +81,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     check_every_s: float = 0.0  # period of node checks; 0: none
     check_settings: str = ""
     migrate_on: MigrateOn = ""
+    shrink: bool = False  # go on with fewer ranks where nobody can take a lost one
     audit_every: int = AUDIT_EVERY  # committed steps between audits of a part of the state; 0: none
     faults: tuple[str, ...]
     fault_seed: int
@@ -154,6 +155,7 @@ def parse(argv: list[str]) -> RunPlan:
         check_every_s=given.check_every,
         check_settings=given.check_settings,
         migrate_on=given.migrate_on,
+        shrink=given.shrink,
         audit_every=given.audit_every,
         faults=_faults(given, world, spares),
         fault_seed=given.fault_seed,

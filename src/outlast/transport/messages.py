@@ -69,7 +69,9 @@ class Status(Body, frozen=True):
 
     `result`: phase n's return value on this rank, if small; equal ones replace a lost worker's.
     `copy`: newest in memory. `redoable`: phase n can be taken back; `copy` is the state before it.
-    `unreachable`: addresses of hosts that have not answered this worker in time.
+    `unreachable`: addresses of hosts that have not answered this worker in time. `needs`: why no
+    rank may leave; "" if they may, but for `roots` of collectives. `slots`: own state of the first
+    rank while others are absent, since one may come back to its place in the script.
     """
 
     generation: int
@@ -82,6 +84,9 @@ class Status(Body, frozen=True):
     copy: Checkpointed | None = None
     redoable: bool = False
     unreachable: tuple[str, ...] = ()
+    needs: str = ""
+    roots: tuple[int, ...] = ()
+    slots: dict[str, bytes] = msgspec.field(default_factory=dict)
 
 
 class WorkerReady(Body, frozen=True, tag="Ready"):
@@ -227,7 +232,8 @@ class Decide(Body, frozen=True):
 class Connect(Body, frozen=True):
     """Request to build all groups of this generation, then transfer state: (donor, joiner seat).
     Seats of `rebuilt` read theirs from `copy`, and whole workers compare their own with it.
-    Ranks of one of `partners` hold each other's own state; an agent gets the sets of its ranks."""
+    Ranks of one of `partners` hold each other's own state; an agent gets the sets of its ranks.
+    `absent` ranks have no worker."""
 
     generation: int
     n: int
@@ -236,14 +242,17 @@ class Connect(Body, frozen=True):
     copy: Checkpointed | None = None
     rebuilt: tuple[int, ...] = ()
     partners: tuple[tuple[int, ...], ...] = ()
+    absent: tuple[int, ...] = ()
 
 
 class Open(Body, frozen=True):
     """Request to swap in the state and run phase n+1: all joined with equal digests. With `ask`,
-    all ranks first make a checkpoint; then the script continues ("save") or ends ("drain")."""
+    all ranks first make a checkpoint; then the script continues ("save") or ends ("drain").
+    `step`: committed steps at phase n."""
 
     generation: int
     n: int
+    step: int = 0
     ask: Literal["", "save", "drain"] = ""
 
 

@@ -17,6 +17,7 @@ from outlast.worker.auditor import Auditor
 from outlast.worker.groups import GroupRegistry
 from outlast.worker.phases.phase_runner import PhaseRunner
 from outlast.worker.phases.script_progress import ScriptProgress
+from outlast.worker.rank_deal import RankDeal
 from outlast.worker.save_timing import SaveTimer
 from outlast.worker.script.script_variables import ScriptVariables
 from outlast.worker.state import protected_state
@@ -45,8 +46,10 @@ class BatchLoop:
         self._saver, self._script, self._auditor = saver, script, auditor
         self.pending = False  # a batch was drawn and its phase is not complete
         self.first_batch: Any = None  # until its phase is complete
+        self.ranks = RankDeal(groups, timeline.note_once)
         self._started = False
         self._has_drawn = False
+        self._newest: dict[str, Any] = {}  # description of the newest draw
 
     def run(self, loader: Any, until: int | None, epochs: int | None) -> Iterator[Any]:
         """Yield batches to the script's loop."""
@@ -60,6 +63,7 @@ class BatchLoop:
         if loader is None and until is None:
             raise UsageError("session.batches(None) has no end: it needs until=STEPS")
         self._started = True
+        self.ranks.set_loader(loader)
         source = open_source(loader, Codec(codec.encode, codec.decode))
         if source.note:
             self._timeline.note(source.note)
@@ -86,12 +90,14 @@ class BatchLoop:
             walk.in_loop = True
             batch = codec.decode(walk.slot.batch)
             self._place.prelude[:] = walk.slot.prelude
+            is_dealt = self.ranks.take_place(batch, batch["length"])
             self._joining.recover()
             if until is not None and batch["step"] >= until:
                 return
             epoch, resumed, again = batch["epoch"], True, True
             source.start_epoch(epoch, batch["length"])
-            source.seek(batch["position"])
+            if not is_dealt:
+                source.seek(batch["position"])
             self._status.step = batch["step"]
             length = batch["length"]
             if walk.slot.at_draw:
@@ -105,6 +111,7 @@ class BatchLoop:
                     return
                 length = self._agree_on_length(source, epoch)
                 source.start_epoch(epoch, length)
+                self.ranks.begin_epoch(length, self._status.step)
             resumed = False
             yield from self._batches(source, epoch, length, until, again)
             again = False
@@ -117,13 +124,17 @@ class BatchLoop:
     ) -> Iterator[Any]:
         """Yield one epoch's batches. `again`: a joiner draws the first one a second time."""
         while again or until is None or self._status.step < until:
+            if not again and not self.ranks.go_on(self._status.step, skips=self.pending):
+                return
             place = self._describe(source, epoch, length)
             if not again:
                 self._saver.end_step(place)
             again = False
+            if self.ranks.is_dealt:  # perhaps since that save
+                place = self._describe(source, epoch, length)
             self._place.draw(place)
             try:
-                batch = (source.next(),)
+                batch = (self.ranks.load() if self.ranks.is_dealt else source.next(),)
             except StopIteration:
                 batch = ()
             if length is None and not self._all_have(bool(batch)):
@@ -138,16 +149,25 @@ class BatchLoop:
 
     def _describe(self, source: BatchSource, epoch: int, length: int | None) -> bytes:
         """Return a description of the next batch, from which another process can draw it."""
-        return codec.encode(
-            {
-                "epoch": epoch,
-                "length": length,
-                "step": self._status.step,
-                "position": source.position(),
-                "random": protected_state.capture(self._phases.generators()),
-                "own": self._joining.at_draw(),
-            }
-        )
+        self._newest = {
+            "epoch": epoch,
+            "length": length,
+            "step": self._status.step,
+            "position": source.position(),
+            "random": protected_state.capture(self._phases.generators()),
+            "own": self._joining.at_draw(),
+        }
+        return codec.encode(self._newest | self.ranks.place())
+
+    def follow_ranks(self, step: int) -> None:
+        """Follow a change of the ranks that are present, at a place with `step` committed steps."""
+        if self.ranks.follow(step) and self._newest:
+            self._place.batch = codec.encode(self._newest | self.ranks.place())
+            self._phases.slots.forget_before()
+
+    def idle_ranks(self) -> frozenset[int]:
+        """Return the ranks without a batch in this step."""
+        return self.ranks.idle(self._status.step)
 
     def _agree_on_length(self, source: BatchSource, epoch: int) -> int | None:
         source_length = source.length

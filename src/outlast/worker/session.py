@@ -109,6 +109,11 @@ class Session:
         return self._worker.world
 
     @property
+    def present(self) -> tuple[int, ...]:
+        """Return the ranks that take part at present: all but those that `--shrink` let go."""
+        return self._worker.groups.presence.of(range(self._worker.world))
+
+    @property
     def local_rank(self) -> int:
         """Return the index of this process's device on its host."""
         return self._worker.local_rank

@@ -25,6 +25,7 @@ from outlast.errors import CorruptionError, MismatchError, PhaseError, StorageEr
 from outlast.events import AnyEvent, Fault, FaultKind
 from outlast.transport import messages
 from outlast.worker.auditor import Auditor
+from outlast.worker.batch_loop import BatchLoop
 from outlast.worker.controller_link import ControllerLink, StandaloneControl
 from outlast.worker.copied_shards import CopiedShards
 from outlast.worker.groups import GroupRegistry, prove_groups, warn_if_untried
@@ -35,7 +36,7 @@ from outlast.worker.script.value_paths import identities
 from outlast.worker.state.audited_state import replica_set
 from outlast.worker.state.protected_state import ProtectedState
 from outlast.worker.worker_events import WorkerEvents
-from outlast.worker.worker_status import WorkerStatus
+from outlast.worker.worker_status import PresenceReport, WorkerStatus
 
 STUCK_S = 2.0
 _NO_COPY = (CorruptionError, MismatchError, StorageError)
@@ -52,6 +53,7 @@ class WorkerPorts:
     link: ControllerLink | StandaloneControl
     status: WorkerStatus
     phases: PhaseRunner
+    loop: BatchLoop
     timeline: WorkerEvents
     seat: int
     world: int
@@ -138,11 +140,22 @@ class WorkerPorts:
         """Exchange this rank's own state with its partners on other hosts. Raises GroupError."""
         self.phases.slots.connect_partners(body.generation, partners_of(self.seat, body))
 
-    def generation_opened(self) -> None:
-        """Restore DDP's buckets, which a new generation has changed."""
+    def generation_opened(self, step: int) -> None:
+        """Restore DDP's buckets, which a new generation has changed, and follow a change of the
+        ranks that are present."""
         self.phases.slots.partners.opened()
+        self.loop.follow_ranks(step)
         if self.phases.protected is not None:
             self.phases.protected.reducers.restore()
+
+    def presence_report(self) -> PresenceReport:
+        """Return what the controller needs to know before ranks leave or come back."""
+        presence = self.groups.presence
+        calls, roots = presence.needs()
+        needs = filter(None, (f"its phases call {calls}" if calls else "", self.loop.ranks.needs))
+        here = presence.of(range(self.world))
+        is_first = bool(presence.absent) and self.seat == here[0]
+        return PresenceReport("; ".join(needs), roots, is_first)
 
     def rehearsed(self) -> set[str]:
         """Return the keys of the functions that this worker has rehearsed."""

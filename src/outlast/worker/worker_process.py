@@ -41,6 +41,7 @@ from outlast.worker.groups.rendezvous import Mailbox
 from outlast.worker.injected_faults import InjectedFaults, spare_number
 from outlast.worker.phases.phase_attempt import deep_copy
 from outlast.worker.phases.phase_runner import PhaseRunner
+from outlast.worker.phases.returned_rank import merged_slots
 from outlast.worker.phases.script_progress import Intervals, ScriptProgress, walk_from
 from outlast.worker.phases.step_calls import StepCalls
 from outlast.worker.phases.worker_recovery import WorkerRecovery
@@ -133,6 +134,7 @@ class WorkerProcess(WorkerPorts):
             need=self.protected_state,
         )
         self.phases.save_on_request = self.saver.on_request
+        self.status.presence = self.presence_report
         self.loop = BatchLoop(
             phases=self.phases,
             place=self.place,
@@ -143,6 +145,7 @@ class WorkerProcess(WorkerPorts):
             script=self.script,
             auditor=self.auditor,
         )
+        self.phases.idle_ranks = self.loop.idle_ranks
 
     def take_seat(self) -> None:
         """Block until the controller gives this worker a seat, then make the process group."""
@@ -246,7 +249,7 @@ class WorkerProcess(WorkerPorts):
     def _prepare_walk(self, body: messages.Seat) -> None:
         self.groups.record = GroupRecord.decode(body.record)
         self.start_files.begin()
-        self._walk(dict(body.slots), body.n)
+        self._walk(merged_slots(body.slots, body.n, body.seat), body.n)
 
     def _walk(self, slots: dict[str, bytes], n: int) -> None:
         walk = walk_from(slots, n)

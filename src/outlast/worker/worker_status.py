@@ -34,7 +34,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Collection
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from outlast.errors import GaveUpError, GroupError, StepRefused
 from outlast.events import Fault, FaultKind
@@ -49,6 +49,15 @@ LEASE_LOOK_S = 0.01
 _UNDECIDED: tuple[State, ...] = ("voting", "applying")
 
 
+class PresenceReport(NamedTuple):
+    """What a worker reports of absent ranks: see messages.Status. `is_first`: it reports its own
+    state for them."""
+
+    needs: str = ""
+    roots: tuple[int, ...] = ()
+    is_first: bool = False
+
+
 class WorkerStatus:
     """The worker's generation, place and state. `n`: phases completed; `step`: steps committed."""
 
@@ -58,6 +67,7 @@ class WorkerStatus:
         self.page, self._send, self._sever = page, send, sever
         # of a generation: listeners of peers that did not answer when groups were connected
         self.unreachable: Callable[[int], Collection[str]] = lambda _: ()
+        self.presence: Callable[[], PresenceReport] = PresenceReport
         self._lock = threading.RLock()
         self.inbox: queue.Queue[messages.ControllerBody] = queue.Queue(maxsize=1024)
         self.generation = 0  # the newest known to this worker
@@ -269,6 +279,7 @@ class WorkerStatus:
         silent = silent_hosts(fault.detail) if fault else set[str]()
         peers = self.unreachable(self.generation)
         applying = state == "applying"  # the phase's result is not known yet
+        presence = self.presence()
         self._send(
             messages.Status(
                 generation=self.generation,
@@ -281,6 +292,9 @@ class WorkerStatus:
                 copy=(self.pending_copy if applying else None) or self.copy,
                 redoable=self.is_pending_redoable if applying else self.is_redoable,
                 unreachable=tuple(sorted(silent.union(map(host_of, peers)))),
+                needs=presence.needs,
+                roots=presence.roots,
+                slots=self.page.slots() if presence.is_first else {},
             )
         )
 

@@ -107,10 +107,12 @@ class Member:
         generation: int = 1,
         timeout_s: float = 30.0,
         copies: Sequence[tuple[int, int]] = (),
+        absent: Sequence[int] = (),
     ) -> None:
         self.line.write("ready", generation)
         assert self._connecting.get(timeout=DEADLINE_S) == generation
-        self.groups.connect(generation, timeout_s, copies)
+        if self.rank not in absent:
+            self.groups.connect(generation, timeout_s, copies, absent=absent)
 
     def init(self, backend: str = "outlast", store: str = "") -> None:
         """Start the first generation, or the same job on plain gloo, or without a seat."""

@@ -24,7 +24,7 @@ def test_blocks_are_small_and_lead_to_the_root(world: int) -> None:
 
 
 def test_one_block_is_named_control_and_has_all_ranks() -> None:
-    assert control_members(3, 8) == {"control": tuple(range(8))}
+    assert control_members(3, range(8)) == {"control": tuple(range(8))}
 
 
 def _in_a_tree(member: Any) -> dict[str, Any]:

@@ -165,7 +165,7 @@ def _drop(turn: ControllerTurn, audit_round: AuditRound) -> None:
 
 def _judge(turn: ControllerTurn, n: int) -> None:
     state = turn.state
-    if state.reports.counts.get(n, 0) < state.world:
+    if state.reports.counts.get(n, 0) < state.world - len(state.progress.absent):
         return
     one = state.audit.rounds[n]
     verdict = judge(_digests(turn, n), one.names, state.audit.origins)

@@ -156,7 +156,9 @@ def _is_unharmed(state: ControllerState) -> bool:
         or progress.reached[0] > progress.n  # all ranks have voted
         or len(state.shared.records) == state.world
     )
-    workers = (state.members.workers.get(name) for name in state.members.seats)
+    absent = state.progress.absent
+    seats = [name for seat, name in enumerate(state.members.seats) if seat not in absent]
+    workers = (state.members.workers.get(name) for name in seats)
     return (
         state.term.is_open
         and is_set_up
@@ -178,12 +180,12 @@ def _adopt_generation(turn: ControllerTurn) -> None:
     end_takeover(turn)
     turn.enter("open")
     if not _close_for_requests(turn):
-        members = [state.members.workers[name] for name in state.members.seats]
+        members = state.occupants()
         turn.send_all(members, reconfiguration.open_frame(turn))  # the former term's may be lost
     state.members.refill_later()
     interval_updates.send_intervals(turn, again=True)
     turn.note(
-        f"{text}; all {state.world} ranks train on in generation"
+        f"{text}; all {state.world - len(state.progress.absent)} ranks train on in generation"
         f" {state.generation}, and have not waited for it"
     )
 
@@ -243,6 +245,8 @@ def decide_without(turn: ControllerTurn) -> None:
     lost: list[tuple[str, events.Fault]] = []
     for seat, name in enumerate(members.seats):
         worker = members.workers.get(name)
+        if worker is None and seat in state.progress.absent:
+            continue
         if worker is None:
             host = _host_of(state, seat)
             detail = f"{name or 'no worker'} at rank {seat} did not survive the controller; {text}"

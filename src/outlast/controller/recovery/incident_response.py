@@ -83,10 +83,8 @@ def close(turn: ControllerTurn, reason: str) -> None:
     """Close the generation: no vote of it succeeds once its workers have received Close."""
     state = turn.state
     turn.enter("closing")
-    turn.send_all(
-        (worker for worker in state.generation_members() if not worker.killed_ns),
-        messages.Close(generation=state.generation, reason=reason),
-    )
+    alive = [worker for worker in state.generation_members() if not worker.killed_ns]
+    turn.send_all(alive, messages.Close(generation=state.generation, reason=reason))
     turn.emit(
         events.GenerationClosed(
             t_ns=turn.now_ns, incident=state.incident.number, generation=state.generation

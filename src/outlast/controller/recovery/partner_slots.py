@@ -23,7 +23,7 @@ def partners_of(state: ControllerState) -> dict[int, tuple[int, ...]]:
 
 def _sets(state: ControllerState) -> PartnerSets:
     placement = state.placement
-    hosts = [state.members.workers[name].agent for name in state.members.seats]
+    hosts = [worker.agent for worker in state.occupants()]
     known = zip(placement.agents, placement.domains, strict=True) if any(placement.domains) else ()
     return partner_sets(hosts, dict(known))
 
@@ -38,7 +38,7 @@ def warn_of_losses(turn: ControllerTurn) -> None:
     if note:
         turn.note(note)
     if not sets:
-        host = state.members.agents[state.members.workers[state.members.seats[0]].agent].host
+        host = state.members.agents[state.occupants()[0].agent].host
         turn.note(
             f"all ranks are on {host}: no other host has their own state (random generators, data"
             " position); if this host is lost, all ranks go back to the newest checkpoint"

@@ -17,7 +17,7 @@ from outlast.controller.controller_state import (
 )
 from outlast.controller.inputs import DecisionMade, Opened
 from outlast.controller.lifecycle import run_ending
-from outlast.controller.recovery import incident_response, partner_slots
+from outlast.controller.recovery import incident_response, partner_slots, shrinking
 from outlast.controller.save_schedule import interval_updates
 from outlast.transport import messages
 
@@ -117,10 +117,13 @@ def journal(turn: ControllerTurn) -> None:
             slots=dict(state.members.abandoned_slots),
             agents=tuple(worker.agent if worker else "" for worker in occupants),
             joining=tuple(
-                seat for seat, worker in enumerate(occupants) if worker is None or not worker.whole
+                seat
+                for seat, worker in enumerate(occupants)
+                if (worker is None or not worker.whole) and seat not in progress.absent
             ),
             incident=state.incident.count,
             copy=progress.base,
+            absent=progress.absent,
         )
     )
 
@@ -136,6 +139,7 @@ def open_frame(turn: ControllerTurn) -> messages.Open:
     return messages.Open(
         generation=state.generation,
         n=state.progress.n,
+        step=state.progress.step,
         ask=checkpoint_tracking.pending_request(turn),
     )
 
@@ -153,7 +157,11 @@ def seat_frame(turn: ControllerTurn, worker: WorkerRecord) -> messages.Seat:
         n=progress.n,
         first=first,
         checkpoint=state.saves.checkpoint if first and progress.n else None,
-        slots={key: slots[key] for key in slot_keys(progress.n) if key in slots},
+        slots={
+            key: value
+            for key, value in slots.items()
+            if key in slot_keys(progress.n) or key.startswith(shrinking.left_prefix(progress.n))
+        },
         record=b"" if first else state.shared.records.get(worker.seat, b""),
     )
 
@@ -207,7 +215,7 @@ def ready(turn: ControllerTurn, worker: WorkerRecord, body: messages.WorkerReady
 
 def _connect(turn: ControllerTurn) -> None:
     state = turn.state
-    members = [state.members.workers[name] for name in state.members.seats]
+    members = state.occupants()
     moves: tuple[tuple[int, int], ...] | None = ()
     if not state.progress.first:
         moves = shared_values.transfers(turn, [each.seat for each in members if each.whole])
@@ -251,6 +259,7 @@ def connect_frame(
         partners=tuple(
             dict.fromkeys(partners[one.seat] for one in workers if one.seat in partners)
         ),
+        absent=progress.absent,
     )
 
 
@@ -266,8 +275,8 @@ def open_when_joined(turn: ControllerTurn) -> None:
     incident = state.incident.number
     if not progress.have_all(state.world, partial(_has_joined, state)):
         return
-    members = [state.members.workers[name] for name in state.members.seats]
-    joined = [worker.joined for worker in members if worker.joined]
+    members = {worker.seat: worker for worker in state.occupants()}
+    joined = {seat: one.joined for seat, one in members.items() if one.joined}
     turn.emit(events.Connected(t_ns=turn.now_ns, incident=incident, generation=state.generation))
     for donor, joiner in progress.transfers:
         if not _arrived(turn, donor, joiner, joined[donor], joined[joiner]):
@@ -290,7 +299,8 @@ def open_when_joined(turn: ControllerTurn) -> None:
     )
     progress.open()
     turn.enter("open")
-    opened = state.members.announce(state.members.seats, turn.now_ns, whole=True)
+    names = [worker.name for worker in members.values()]
+    opened = state.members.announce(names, turn.now_ns, whole=True)
     turn.send_all(opened, open_frame(turn))
     turn.emit(
         events.GenerationOpened(

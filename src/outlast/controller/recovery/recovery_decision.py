@@ -15,7 +15,12 @@ from outlast.controller import (
     shared_values,
 )
 from outlast.controller.audit import audit_protocol as audit
-from outlast.controller.controller_state import S_NS, ControllerTurn, WorkerRecord
+from outlast.controller.controller_state import (
+    S_NS,
+    ControllerState,
+    ControllerTurn,
+    WorkerRecord,
+)
 from outlast.controller.lifecycle import run_ending, run_start
 from outlast.controller.recovery import (
     incident_response,
@@ -24,6 +29,7 @@ from outlast.controller.recovery import (
     reconfiguration,
     recovery_ladder,
     shard_rebuild,
+    shrinking,
 )
 from outlast.controller.recovery.recovery_ladder import RecoveryChoice, Situation
 from outlast.controller.recovery.shard_rebuild import RebuildPlace
@@ -76,7 +82,8 @@ def decide_when_answered(turn: ControllerTurn) -> None:
         _announce(turn, choice, "redo", point.n if point else 0, point.step if point else 0)
         run_start.begin_restart(turn, choice.reason)
     else:
-        _continue_with_survivors(turn, survivors, choice, (n, step), place)
+        absent = _absent_after(state, situation, choice)
+        _continue_with_survivors(turn, survivors, choice, (n, step), place, absent)
 
 
 def _has_answered(turn: ControllerTurn, seat: int) -> bool:
@@ -190,6 +197,8 @@ def _stateless(turn: ControllerTurn, n: int) -> list[int]:
     found: list[int] = []
     for seat in range(state.world):
         worker = state.occupant(seat)
+        if seat in state.progress.absent:
+            continue
         if worker is None or worker.member < state.generation:
             slots = state.members.abandoned_slots.get(seat, {})
             if not any(key in slots for key in keys):
@@ -199,7 +208,10 @@ def _stateless(turn: ControllerTurn, n: int) -> list[int]:
 
 def _recovery_situation(turn: ControllerTurn, survivors: list[WorkerRecord], n: int) -> Situation:
     state = turn.state
-    lost = [seat for seat in range(state.world) if state.occupant(seat) is None]
+    back = shrinking.returning(state, survivors, n)
+    absent = set(state.progress.absent) - set(back)
+    empty = (seat for seat in range(state.world) if state.occupant(seat) is None)
+    lost = [seat for seat in empty if seat not in absent]
     checkpoint = state.saves.checkpoint
     attempts = {key: count for key, count in state.budgets.attempts.items() if key}
     commonest = max(attempts, key=lambda key: attempts[key], default="")
@@ -235,7 +247,20 @@ def _recovery_situation(turn: ControllerTurn, survivors: list[WorkerRecord], n: 
         steps_lost=max(0, state.progress.reached[1] - (checkpoint.step if checkpoint else 0)),
         checkpoint_n=checkpoint.n if checkpoint else 0,
         in_memory=checkpoint is not None and checkpoint.tier == "memory",
+        back=back,
+        shrinks=state.shrinks,
+        no_shrink=shrinking.why_not(state, survivors, lost),
+        rooms=node_placement.rooms(state),
     )
+
+
+def _absent_after(state: ControllerState, situation: Situation, choice: RecoveryChoice) -> set[int]:
+    """Return the ranks that are absent in the next generation."""
+    absent = set(state.progress.absent) - set(situation.back)
+    if choice.rung == "shrink":
+        fillable = recovery_ladder.fillable(situation)
+        absent.update(recovery_ladder.divide(situation.lost, situation.stateless, fillable).leaving)
+    return absent
 
 
 def _continue_with_survivors(
@@ -244,6 +269,7 @@ def _continue_with_survivors(
     choice: RecoveryChoice,
     where: tuple[int, int],
     rebuilt: RebuildPlace | None,
+    absent: set[int],
 ) -> None:
     """Fill empty seats and keep the survivors' state; the decision is durable first."""
     n, step = where
@@ -253,16 +279,22 @@ def _continue_with_survivors(
     commit = any(w.status is not None and w.status.n == n - 1 for w in survivors)
     announced = [w for w in state.generation_members() if w.status is not None]
     slots = _slots_at(members.abandoned_slots, survivors, n)
+    left = {*progress.absent, *absent}
+    slots |= {seat: members.abandoned_slots.get(seat, {}) for seat in left}
+    for seat in left - absent:
+        known = shrinking.template(survivors, n)
+        slots[seat] = shrinking.returning_slots(slots[seat], known, n)
     members.set_seats(members.seats, slots)
-    membership.fill_seats(turn)
     base = rebuilt.copy if rebuilt is not None else None
-    progress.begin_generation(n, step, "commit" if commit else "redo", base)
+    progress.begin_generation(n, step, "commit" if commit else "redo", base, absent)
+    membership.fill_seats(turn)
     run_start.end_takeover(turn)
     reconfiguration.journal(turn)
     _announce(turn, choice, progress.verdict, n, step)
     turn.enter("gathering")
     informed = {worker.seat for worker in announced}
-    progress.seat_later(seat for seat in range(state.world) if seat not in informed)
+    others = (seat for seat in range(state.world) if seat not in informed)
+    progress.seat_later(seat for seat in others if seat not in absent)
     names = [worker.name for worker in announced]
     survivors = members.announce(names, turn.now_ns, member=state.generation, joined=None)
     turn.send_all(survivors, reconfiguration.decide_frame(turn))
@@ -278,7 +310,11 @@ def _slots_at(
     result yet, and a rank's own result implies nothing about another rank's.
     """
     keys = reconfiguration.slot_keys(n)
-    kept = {seat: {k: slots[k] for k in keys if k in slots} for seat, slots in abandoned.items()}
+    left = shrinking.left_prefix(n)
+    kept = {
+        seat: {key: value for key, value in slots.items() if key in keys or key.startswith(left)}
+        for seat, slots in abandoned.items()
+    }
     done = [w.status for w in survivors if w.status is not None and w.status.n == n]
     answers = {status.result for status in done}
     known = any(status.shared for status in done) or len(done) == len(survivors) > 1

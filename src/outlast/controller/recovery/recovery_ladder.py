@@ -5,14 +5,17 @@ The order of LADDER is the policy. A rung returns the reason if it cannot be tak
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from outlast.events import Fault
 
-Rung = Literal["retry", "migrate", "replace", "respawn", "rebuild", "rollback", "restart", "stop"]
+Rung = Literal[
+    "retry", "regrow", "migrate", "replace", "respawn", "shrink", "rebuild", "rollback", "restart",
+    "stop",
+]  # fmt: skip
 
 
 FROM_A_COPY: tuple[Rung, ...] = ("rollback", "restart")  # every worker is replaced
@@ -43,6 +46,10 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     steps_lost: int = 0  # that some rank has completed, and a rollback or a restart would redo
     checkpoint_n: int = 0
     in_memory: bool = False  # keepers hold that checkpoint
+    back: tuple[int, ...] = ()  # those of `lost` that were absent, and can come back
+    shrinks: bool = False  # the job may go on with fewer ranks
+    no_shrink: str = ""  # why these may not leave
+    rooms: int = 0  # workers for which there is room
 
 
 class RecoveryChoice(msgspec.Struct, frozen=True):
@@ -99,6 +106,12 @@ def _retry(situation: Situation, _: str) -> tuple[str, bool]:
     return f"every worker is alive{_cause_suffix(situation)}: the phase is retried", True
 
 
+def _regrow(situation: Situation, _: str) -> tuple[str, bool]:
+    if not situation.back or situation.back != situation.lost or not situation.donors:
+        return "", False
+    return f"{_ranks(situation.back)} can come back: warm spares take them", True
+
+
 def _migrate(situation: Situation, _: str) -> tuple[str, bool]:
     lost = situation.lost
     possible = situation.donors and len(lost) <= situation.spares
@@ -132,9 +145,45 @@ def _respawn(situation: Situation, why_not: str) -> tuple[str, bool]:
     missing = len(situation.lost) - situation.spares - situation.cold
     if missing > situation.respawns:
         return _no_budget(missing, situation), False
+    if situation.shrinks and missing > situation.rooms:
+        return f"{missing} worker(s) are missing, and no host has room", False
     return (
         f"{_ranks(situation.lost)} lost{_cause_suffix(situation)}: {situation.spares} warm"
         f" spare(s), {situation.cold} starting, so {missing} worker(s) are started anew",
+        True,
+    )
+
+
+class Leaving(NamedTuple):
+    """Lost ranks: those that others can take at once, and those that leave."""
+
+    filled: tuple[int, ...]
+    leaving: tuple[int, ...]
+
+
+def divide(lost: Sequence[int], stateless: Sequence[int], fillable: int) -> Leaving:
+    """Divide lost ranks by how many workers can take one. Those whose own state is lost leave."""
+    known = [seat for seat in lost if seat not in stateless]
+    filled = tuple(known[: max(0, fillable)])
+    return Leaving(filled, tuple(seat for seat in lost if seat not in filled))
+
+
+def fillable(situation: Situation) -> int:
+    """Return how many lost ranks others can take at once."""
+    return situation.spares + situation.cold + min(situation.respawns, situation.rooms)
+
+
+def _shrink(situation: Situation, why_not: str) -> tuple[str, bool]:
+    if not (situation.shrinks and situation.donors and situation.lost):
+        return why_not, False
+    if situation.no_shrink:
+        return f"{why_not}{why_not and '; '}{situation.no_shrink}", False
+    leaving = divide(situation.lost, situation.stateless, fillable(situation)).leaving
+    if not leaving or situation.diverged:
+        return why_not, False
+    return (
+        f"{_ranks(situation.lost)} lost{_cause_suffix(situation)}, and nobody can take"
+        f" {_ranks(leaving)}: the others go on",
         True,
     )
 
@@ -192,9 +241,11 @@ def _stop(_: Situation, why_not: str) -> tuple[str, bool]:
 LADDER: tuple[tuple[Rung, Callable[[Situation, str], tuple[str, bool]]], ...] = (
     ("stop", _give_up),
     ("retry", _retry),
+    ("regrow", _regrow),
     ("migrate", _migrate),
     ("replace", _replace),
     ("respawn", _respawn),
+    ("shrink", _shrink),
     ("rebuild", _rebuild),
     ("rollback", _rollback),
     ("restart", _restart),

@@ -31,7 +31,6 @@ class ControlGroup:
         self,
         tree: ControlTree,
         generation: int,
-        world: int,
         is_live: Callable[[], bool],
         copy_s: float,
     ) -> None:
@@ -39,7 +38,6 @@ class ControlGroup:
         self._tree = tree
         self._is_live = is_live
         self._generation = generation
-        self._world = world
         self._copy_s = timedelta(seconds=copy_s)
         self._busy = 0
         # gloo's thread would else release the last reference, and make a thread state of Python for
@@ -97,7 +95,7 @@ class ControlGroup:
                 self._wait(self._group(level).allreduce([total], AllreduceOptions()))
             for level in reversed(range(self._tree.below)):
                 self._wait(self._group(level).broadcast([total], BroadcastOptions()))
-        return int(total) == self._world * ballot
+        return int(total) == len(self._tree.present) * ballot
 
     def send(self, tensor: torch.Tensor, seat: int, tag: int) -> None:
         """Send a tensor to a seat."""
@@ -110,7 +108,7 @@ class ControlGroup:
             self._copies(seat, "recv", tensor, tag)
 
     def gather_bytes(self, value: bytes) -> list[bytes]:
-        """Return the values of all ranks, in order of rank."""
+        """Return the values of all ranks that are present, in order of rank."""
         if len(value) > GATHER_BYTES_MAX:
             raise GroupError(
                 f"{len(value)} bytes are too many to gather from every rank (at most"
@@ -141,7 +139,7 @@ class ControlGroup:
             self._wait(work)
 
     def _copies(self, seat: int, operation: str, tensor: torch.Tensor, tag: int) -> None:
-        place = 1 - self._tree.pairs[seat].group.rank() if seat in self._tree.pairs else seat
+        place = self._tree.place_of(seat)
         getattr(self._tree.with_seat(seat).group, operation)([tensor], place, tag).wait(
             self._copy_s
         )

@@ -26,18 +26,19 @@ class ControlBlocks(NamedTuple):
     has_top: bool  # the last one is the root of the tree
 
 
-def control_blocks(rank: int, world: int) -> ControlBlocks:
-    """Return the blocks of a rank; those of one rank are left out in a larger world."""
+def control_blocks(place: int, size: int) -> ControlBlocks:
+    """Return the blocks of a place among `size` ranks; those of one rank are left out if there are
+    more."""
     blocks: list[tuple[int, ...]] = []
     stride = 1
     while True:
         width = stride * FAN_OUT
-        first = rank - rank % width
-        block = tuple(range(first, min(world, first + width), stride))
-        if len(block) > 1 or world == 1:
+        first = place - place % width
+        block = tuple(range(first, min(size, first + width), stride))
+        if len(block) > 1 or size == 1:
             blocks.append(block)
-        if width >= world or rank != first:
-            return ControlBlocks(tuple(blocks), width >= world)
+        if width >= size or place != first:
+            return ControlBlocks(tuple(blocks), width >= size)
         stride = width
 
 
@@ -46,19 +47,22 @@ def _name(ranks: tuple[int, ...], world: int) -> str:
     return "control" if len(ranks) == world else f"control {ranks[0]}-{ranks[-1]} of {len(ranks)}"
 
 
-def control_members(rank: int, world: int) -> dict[str, tuple[int, ...]]:
-    """Return the ranks of a rank's blocks, by name."""
-    return {_name(ranks, world): ranks for ranks in control_blocks(rank, world).blocks}
+def control_members(rank: int, present: Sequence[int]) -> dict[str, tuple[int, ...]]:
+    """Return the ranks of a rank's blocks among those that are present, by name."""
+    blocks = control_blocks(present.index(rank), len(present)).blocks
+    members = (tuple(present[place] for place in block) for block in blocks)
+    return {_name(ranks, len(present)): ranks for ranks in members}
 
 
 class ControlTree(NamedTuple):
     """The groups of one rank. `levels`: of its blocks. `pairs`: seat -> group of two for copies;
-    none where one block has all ranks. `below`: how many levels are below the root. `partners`:
-    those with which it exchanges its own state, if it has any."""
+    none where one block has all ranks. `below`: how many levels are below the root. `present`: all
+    ranks of the generation. `partners`: those with which it exchanges its own state, if any."""
 
     levels: tuple[InnerGroup, ...]
     pairs: Mapping[int, InnerGroup]
     below: int
+    present: tuple[int, ...] = ()
     partners: InnerGroup | None = None
 
     def with_seat(self, seat: int) -> InnerGroup:
@@ -66,23 +70,28 @@ class ControlTree(NamedTuple):
         ControlGroup."""
         return self.pairs.get(seat, self.levels[0])
 
+    def place_of(self, seat: int) -> int:
+        """Return the place of a seat in the group for copies to or from it."""
+        return 1 - self.pairs[seat].group.rank() if seat in self.pairs else self.present.index(seat)
+
     @classmethod
     def connect(
         cls,
         build: Callable[[str, tuple[int, ...]], InnerGroup],
         rank: int,
-        world: int,
+        present: tuple[int, ...],
         copies: Sequence[tuple[int, int]],
         partners: tuple[int, ...] = (),
     ) -> ControlTree:
         """Build the groups, those for copies in their order, which is the same on all ranks."""
-        blocks, has_top = control_blocks(rank, world)
-        levels = tuple(build(_name(ranks, world), ranks) for ranks in blocks)
+        members = control_members(rank, present)
+        has_top = control_blocks(present.index(rank), len(present)).has_top
+        levels = tuple(build(name, ranks) for name, ranks in members.items())
         pairs: dict[int, InnerGroup] = {}
-        for pair in copies if world > FAN_OUT else ():
+        for pair in copies if len(present) > FAN_OUT else ():
             if rank in pair:
                 low, high = sorted(pair)
                 pairs[low + high - rank] = build(f"copies {low}-{high}", (low, high))
         name = "partners " + "-".join(map(str, partners))
         together = build(name, partners) if partners else None
-        return cls(levels, pairs, len(levels) - has_top, together)
+        return cls(levels, pairs, len(levels) - has_top, present, together)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, Literal
@@ -22,6 +22,7 @@ from outlast.worker.groups.device_drivers import DeviceDriver, has_nccl, nccl_dr
 from outlast.worker.groups.gloo_device import GlooDevice
 from outlast.worker.groups.inner_group import LIFE, InnerGroup, is_transport_error
 from outlast.worker.groups.pending_works import PendingWorks, SeveredGroups, trackable
+from outlast.worker.groups.rank_presence import RankPresence
 from outlast.worker.groups.rendezvous import (
     BuildGuard,
     GenerationNotes,
@@ -76,6 +77,7 @@ class GroupRegistry:
         self._works = PendingWorks(self.failed)
         self.live = False  # connected, and not inside dry(): collectives are real
         self.record = SetupRecord()
+        self.presence = RankPresence()
         self.make_group: Callable[..., StableGroup] = StableGroup  # of a hot spare: UnseatedGroup
         self.seat, self.world = -1, 0
         atexit.register(self.shutdown)
@@ -84,7 +86,7 @@ class GroupRegistry:
 
     @property
     def address(self) -> str:
-        """Address of this process's gloo listener, "host:port"."""
+        """host:port of this process's gloo listener."""
         return self._device.address
 
     def job_store(self) -> Store:
@@ -92,8 +94,7 @@ class GroupRegistry:
         return self._store
 
     def take_seat(self, seat: int, world: int, *, dry: bool) -> None:
-        """Set this process's rank and world size. `dry`: groups give dry answers until the first
-        connect."""
+        """Set this process's rank and world size. `dry`: answers are dry until it connects."""
         if self._state not in ("waiting", "dry"):
             raise UsageError(f"seat {seat} was taken after a generation had been connected")
         self.seat, self.world = seat, world
@@ -110,10 +111,12 @@ class GroupRegistry:
         timeout_s: float,
         copies: Sequence[tuple[int, int]] = (),
         partners: tuple[int, ...] = (),
+        absent: Collection[int] = (),
     ) -> None:
         """Build the control group and the inner groups of all stable groups, in order of creation.
-        `copies`: (donor, joiner) of all moves of state. `partners`: see ControlTree. Raises
-        GroupError and closes the generation if a peer is lost or `timeout_s` has passed."""
+        `copies`: (donor, joiner) of all moves of state. `partners`: see ControlTree. `absent`: the
+        ranks of no inner group. Raises GroupError and closes the generation if a peer is lost or
+        `timeout_s` has passed."""
         with self._lock:
             if generation <= max(self._closed_to, self._generation):
                 raise GroupError(f"generation {generation} was closed before it was connected")
@@ -122,13 +125,13 @@ class GroupRegistry:
             self._works = PendingWorks(self.failed)
             self._connect_s = timeout_s
             self._mailbox.open(generation)
+            self.presence.absent = frozenset(absent)
         try:
             with self._building(timeout_s) as guard:
                 build = partial(self._build, guard=guard)
-                tree = ControlTree.connect(build, self.seat, self.world, copies, partners)
-                self._control = ControlGroup(
-                    tree, generation, self.world, lambda: self._state == "live", self._copy_s
-                )
+                here = self.presence.of(range(self.world))
+                tree = ControlTree.connect(build, self.seat, here, copies, partners)
+                self._control = ControlGroup(tree, generation, self._is_live, self._copy_s)
                 for group in self._stable:
                     group.inner = self._build(group.meeting, group.ranks, guard)
         except BaseException:
@@ -141,8 +144,8 @@ class GroupRegistry:
             self._refresh()
 
     def sever(self, generation: int) -> None:
-        """End this generation: wake its operations here and on peers, and refuse new operations.
-        Thread-safe; no-op for a second call or another generation."""
+        """End this generation, once: wake its operations here and on peers, and refuse new ones.
+        Thread-safe."""
         with self._lock:
             if generation <= self._closed_to or generation < self._generation:
                 return
@@ -158,7 +161,7 @@ class GroupRegistry:
             inner.abort()
 
     def cut(self) -> None:
-        """Break this process's own connections, as a failing network does (fault injection)."""
+        """Break this process's own connections, as a failing network does."""
         for driver in self._drivers:
             driver.cut(self._mailbox.listeners(self._generation))
         self._works.give_up()
@@ -172,8 +175,7 @@ class GroupRegistry:
         return self._severed.reap()
 
     def stuck(self, generation: int) -> int:
-        """Return the number of operations of a severed generation that gloo has not ended; 0 once
-        another generation is connected. Thread-safe."""
+        """Return how many operations gloo has not ended in the severed generation. Thread-safe."""
         with self._lock:
             if generation != self._generation or self._state != "closed":
                 return 0
@@ -186,8 +188,7 @@ class GroupRegistry:
         return guard.unreachable if guard else frozenset()
 
     def is_waiting(self) -> bool:
-        """Return whether an operation of the connected generation needs other ranks to end.
-        Operations that end only in their owner's `wait` count during that wait. Thread-safe."""
+        """Return whether an operation that is under way needs other ranks to end. Thread-safe."""
         with self._lock:
             works, control = self._works, self._control
         return bool(works.stuck()) or (control is not None and control.busy)
@@ -196,7 +197,8 @@ class GroupRegistry:
         """Cut running operations and drop all inner groups while the interpreter is alive."""
         with self._lock:
             generation = self._generation
-            busy = bool(self._works.running()) or (self._control is not None and self._control.busy)
+            control = self._control
+            busy = bool(self._works.running()) or (control is not None and control.busy)
         if busy:
             self.sever(generation)
         self._close(generation)
@@ -204,13 +206,14 @@ class GroupRegistry:
             self._keep_severed()
         self._severed.reap()
         atexit.unregister(self.shutdown)
-        # Both refer to this registry; without them, dropping its last reference frees it.
+        # Both refer to this registry, which else is not freed with its last reference.
         self._stable, self._works = [], PendingWorks(lambda _: None)
 
     # --- phases ---
 
     def start_phases(self) -> None:
         """Make collectives outside a phase raise PhaseError, and watch connections, from now on."""
+        self.presence.notes = True
         if self._contract.start():
             self._device.watch(self._mailbox.listeners(self._generation))
 
@@ -224,7 +227,7 @@ class GroupRegistry:
         self._contract.seal()
 
     def unfinished(self) -> int:
-        """Return the number of returned works that have not completed or that failed."""
+        """Return how many returned works have not completed, or failed."""
         return self._works.unfinished()
 
     @contextmanager
@@ -262,8 +265,7 @@ class GroupRegistry:
     ) -> StableGroup:
         """Return a new stable group, connected at once in a live generation. Raises GroupError."""
         ranks = ranks or tuple(range(size))
-        earlier = sum(group.ranks == ranks for group in self._stable)
-        meeting = meeting_name(ranks, earlier)
+        meeting = meeting_name(ranks, sum(group.ranks == ranks for group in self._stable))
         group = self.make_group(self, name, ranks, rank, meeting, backend)
         if self.live:
             try:
@@ -304,8 +306,8 @@ class GroupRegistry:
         return False
 
     def failed(self, error: BaseException) -> bool:
-        """Return whether `error` means that the generation's connections are lost. The first such
-        error closes the generation on this rank and is reported."""
+        """Return whether `error` is one of lost connections. The generation's first one closes it
+        on this rank and is reported."""
         if not is_transport_error(error):
             return False
         with self._lock:
@@ -322,11 +324,10 @@ class GroupRegistry:
         return GenerationNotes(self._mailbox, lambda: self._generation, name, rank, ranks)
 
     def leave(self, group: StableGroup) -> None:
-        """Do nothing: later generations connect a destroyed `group` all the same, since a joiner
-        that has not yet destroyed it builds it and waits for all its members."""
+        """Do nothing: a joiner that has not yet destroyed `group` builds it and waits for all."""
 
     def aborted(self, group: str) -> None:
-        """End this generation, since the script aborted a group."""
+        """End this generation, whose `group` the script aborted."""
         self.failed(GroupError(f"the script aborted group {group!r}"))
         self.sever(self._generation)
 
@@ -336,8 +337,7 @@ class GroupRegistry:
         """Return the work for the caller, or None from NCCL when the call has synchronised."""
         record = self.record
         entry = record.note(group, op, outputs) if record.recording else None
-        on_cpu = outputs[0].is_cpu if outputs else not has_nccl()
-        if not on_cpu:
+        if not (on_cpu := outputs[0].is_cpu if outputs else not has_nccl()):
             self._works.on_device()
         if work is None:
             if entry is not None:
@@ -352,7 +352,7 @@ class GroupRegistry:
 
     def members(self) -> dict[str, tuple[int, ...]]:
         """Return the ranks of this generation's groups, under their names in torch's recorder."""
-        groups = control_members(self.seat, self.world)
+        groups = control_members(self.seat, self.presence.of(range(self.world)))
         groups.update((group.meeting, group.ranks) for group in self._stable)
         return {f"{name}{LIFE}{self._generation}": ranks for name, ranks in groups.items()}
 
@@ -365,6 +365,7 @@ class GroupRegistry:
             self._device.watch(box.listeners(generation))
 
     def _build(self, name: str, ranks: tuple[int, ...], guard: BuildGuard) -> InnerGroup:
+        ranks = self.presence.of(ranks)
         inner = InnerGroup(
             name,
             ranks,
@@ -385,8 +386,8 @@ class GroupRegistry:
             self._mailbox.close(generation)
             self._refresh()
 
-    def _is_live(self, works: PendingWorks) -> bool:
-        return self._state == "live" and self._works is works
+    def _is_live(self, works: PendingWorks | None = None) -> bool:
+        return self._state == "live" and works in (None, self._works)
 
     def _refresh(self) -> None:
         self.live = self._state == "live" and self._dry_depth == 0

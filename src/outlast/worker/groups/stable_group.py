@@ -136,18 +136,20 @@ class StableGroup(_ProcessGroup):
     # --- dispatch of all collectives ---
 
     def _carry(self, op: str, *args: Any, **kwargs: Any) -> Any:
-        groups = self._groups
+        groups, inner = self._groups, self.inner
         self._must_exist(op)
         groups.entering(op, args)
-        inner = self.inner
         if inner is None or not groups.live:
             return self._answer(op, (*args, *kwargs.values()))
+        call, values = getattr(inner.group, _METHODS[op]), (*args, *kwargs.values())
         try:
-            work = getattr(inner.group, _METHODS[op])(*args, **kwargs)
+            work = groups.presence.run(call, op, self.ranks, self.place.rank, values)
         except RuntimeError as error:
             if not groups.failed(error):
                 raise
-            return self._answer(op, (*args, *kwargs.values()))
+            return self._answer(op, values)
+        if isinstance(work, FinishedWork):
+            return work
         return groups.handed_out(self.number, op, closed_answers.outputs_of(op, args), work)
 
     def _must_exist(self, op: str) -> None:
@@ -262,9 +264,8 @@ class StableGroup(_ProcessGroup):
     def rank_notes(self) -> GenerationNotes:
         """Return new notes of the ranks, which all of them ask for in the same order."""
         self._notes += 1
-        return self._groups.notes(
-            f"notes {self._notes} of {self.meeting}", self.place.rank, self.ranks
-        )
+        name = f"notes {self._notes} of {self.meeting}"
+        return self._groups.notes(name, self.place.rank, self.ranks)
 
     def name(self) -> str:
         return self._backend
@@ -309,14 +310,14 @@ class StableGroup(_ProcessGroup):
         return self._backend
 
     def _set_sequence_number_for_group(self) -> None:
-        """Do nothing: operations are counted in each generation, from its start."""
+        """Do nothing: operations are counted in each generation."""
 
     def _get_sequence_number_for_group(self) -> int:
         inner: Any = self.inner
         return 0 if inner is None else inner.group._get_sequence_number_for_group()  # noqa: SLF001
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Set the time limit for this generation; the next one starts with the job's own."""
+        """Set the time limit for this generation; the next one has the job's own."""
         if self.inner is not None:
             self.inner.set_timeout(timeout)
 
@@ -324,7 +325,7 @@ class StableGroup(_ProcessGroup):
         return False
 
     def _wait_for_pending_works(self) -> None:
-        """Do nothing: there are no hooks."""
+        pass  # there are no hooks
 
     def get_group_store(self) -> Store:
         """Return the job's store."""

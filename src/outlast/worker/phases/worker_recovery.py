@@ -155,8 +155,9 @@ class RecoveryOwner(Protocol):
     def connect_partners(self, body: messages.Connect) -> None:
         """Exchange this rank's own state with its partners on other hosts."""
 
-    def generation_opened(self) -> None:
-        """Restore what a new generation has disturbed: DDP's buckets."""
+    def generation_opened(self, step: int) -> None:
+        """Restore what a new generation has disturbed, DDP's buckets, and follow a change of the
+        ranks that are present; `step`: committed steps."""
 
     def rehearsed(self) -> set[str]:
         """Return the keys of the functions that this worker has rehearsed."""
@@ -255,7 +256,9 @@ class WorkerRecovery:
         received: dict[int, Ticket] = {}
         try:
             partners = partners_of(self.seat, body)
-            self._groups.connect(body.generation, body.timeout_s, body.transfers, partners)
+            self._groups.connect(
+                body.generation, body.timeout_s, body.transfers, partners, body.absent
+            )
             self._compare_rehearsals()
             for donor, joiner in body.transfers:
                 if self.seat == donor:
@@ -303,7 +306,7 @@ class WorkerRecovery:
     def _open(self, body: messages.Open) -> None:
         if self.staged is not None:
             self._owner.adopt(self.staged)
-        self._owner.generation_opened()
+        self._owner.generation_opened(body.step)
         self._decided = None
         self._status.joining = False
         self._status.requested = body.ask

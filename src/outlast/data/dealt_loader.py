@@ -1,0 +1,63 @@
+"""Batches of any rank of a loader, by their numbers in a deal (batch_deal.py)."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
+
+
+def why_not_dealt(loader: Any, world: int) -> str:
+    """Return why the batches of a loader's ranks cannot be dealt to others; "" if they can, or if
+    there is no loader."""
+    if loader is None:
+        return ""
+    name = type(loader).__name__
+    if type(loader).__iter__ is not DataLoader.__iter__ or isinstance(
+        loader.dataset, IterableDataset
+    ):
+        return f"only a rank itself can read its batches (of a {name})"
+    sampler, batches = loader.sampler, loader.batch_sampler
+    if type(batches) not in (BatchSampler, type(None)) or (
+        batches is not None and batches.sampler is not sampler
+    ):
+        return f"its batches come from a {type(batches).__name__}, not from a DistributedSampler"
+    if type(sampler) is not DistributedSampler:
+        return f"its samples come from a {type(sampler).__name__}, not from a DistributedSampler"
+    if sampler.num_replicas != world:
+        return f"its DistributedSampler is for {sampler.num_replicas} ranks, not {world}"
+    return ""
+
+
+class DealtLoader:
+    """The batches of all ranks in one epoch, read in this process."""
+
+    def __init__(self, loader: DataLoader[Any], world: int) -> None:
+        """`why_not_dealt` returns "" for the loader, whose sampler has its epoch."""
+        sampler: Any = copy.copy(loader.sampler)
+        sampler.num_samples, sampler.num_replicas, sampler.rank = sampler.total_size, 1, 0
+        self._samples: list[int] = [*sampler]  # rank r has those from r on, in steps of the world
+        self._world = world
+        self._loader = loader
+        self._size = loader.batch_size
+
+    def load(self, number: int) -> Any:
+        """Return batch `number`, counted over all rows and ranks."""
+        row, rank = divmod(number, self._world)
+        size = self._size or 1
+        at = slice(row * size * self._world + rank, (row + 1) * size * self._world, self._world)
+        indices = self._samples[at]
+        batched: dict[str, Any] = {"batch_sampler": [indices]}
+        if self._size is None:
+            batched = {"sampler": indices, "batch_size": None}
+        one: DataLoader[Any] = DataLoader(
+            self._loader.dataset,
+            collate_fn=self._loader.collate_fn,
+            pin_memory=self._loader.pin_memory,
+            generator=torch.Generator(),  # else its base seed would come from the process's own
+            **batched,
+        )
+        (batch,) = one
+        return batch

@@ -1,0 +1,158 @@
+"""Ranks that are absent from a generation, and collectives without them.
+
+The world size of the script stays as it is. Sums are those of the whole world, as though each rank
+without a batch had contributed the mean of the others: each contribution is multiplied by the size
+of the group over the number of its ranks that have a batch. Averages, whoever divides by the world
+size, are then those of the ranks with a batch, and so are ratios of two sums. An idle rank, which
+has no batch in this step, contributes zeros. Whole numbers are rounded to the nearest, away from
+zero.
+
+| collective | with absent ranks |
+|---|---|
+| all-reduce, reduce: SUM, AVG | as above |
+| all-reduce, reduce: MIN, MAX, BAND, BOR | over the ranks that are present |
+| broadcast, reduce | if their root is present |
+| barrier | over the ranks that are present |
+| anything else | refused: `needs` names it before any rank may leave |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import distributed as dist
+from torch._C._distributed_c10d import BroadcastOptions, ReduceOptions
+
+from outlast.errors import UnsupportedError
+from outlast.worker.groups.work_handles import FinishedWork
+
+_SUMS = ("SUM", "AVG")
+_OTHERS = ("MIN", "MAX", "BAND", "BOR")
+_KINDS = {name: getattr(dist.ReduceOp, name) for name in (*_SUMS, *_OTHERS)}
+_REDUCED = ("allreduce", "allreduce_coalesced", "reduce")
+_ROOTED = ("broadcast", "reduce")
+_POSSIBLE = frozenset((*_REDUCED, *_ROOTED, "barrier"))
+
+
+class RankPresence:
+    """Ranks of the connected generation, and of the present step."""
+
+    def __init__(self) -> None:
+        self.absent: frozenset[int] = frozenset()
+        self.idle: frozenset[int] = frozenset()  # present, and without a batch in this step
+        self.notes = False  # phases have begun
+        self._needs: dict[str, None] = {}  # collectives of phases that need all ranks
+        self._roots: dict[int, None] = {}  # ranks that have been roots in phases
+
+    def of(self, ranks: Iterable[int]) -> tuple[int, ...]:
+        """Return those of the ranks that are present, in their order."""
+        return tuple(rank for rank in ranks if rank not in self.absent)
+
+    # --- what the script's phases need ---
+
+    def _note(self, op: str, ranks: Sequence[int], args: Sequence[Any]) -> None:
+        """Note a collective of a phase."""
+        if len(ranks) == 1:
+            return
+        if op in _ROOTED:
+            self._roots[ranks[_root(args)]] = None
+        if op not in _POSSIBLE:
+            self._needs[op] = None
+        elif op in _REDUCED and not _kind(args):
+            self._needs[f"{op} with another operation than SUM, AVG, MIN, MAX, BAND and BOR"] = None
+
+    def needs(self) -> tuple[str, tuple[int, ...]]:
+        """Return the collectives of phases that need all ranks, and the ranks that are roots."""
+        return ", ".join(sorted(self._needs)), tuple(sorted(self._roots))
+
+    # --- collectives without them ---
+
+    def run(
+        self,
+        call: Callable[..., Any],
+        op: str,
+        ranks: Sequence[int],
+        rank: int,
+        args: Sequence[Any],
+    ) -> Any:
+        """Run a collective of a group, `rank` of whose `ranks` is this one, and return its work.
+        Raises UnsupportedError."""
+        if self.notes:
+            self._note(op, ranks, args)
+        if self.absent.isdisjoint(ranks) and self.idle.isdisjoint(ranks):
+            return call(*args)
+        here, values = self.of(ranks), [*args]
+        if op not in _POSSIBLE:
+            if len(here) == len(ranks):
+                return call(*args)
+            raise _refused(op, "it needs all ranks of its group")
+        if op in _ROOTED:
+            root = ranks[_root(args)]
+            if root in self.absent:
+                raise _refused(op, f"its root, rank {root}, is absent")
+            values[1:2] = [_with_root(args[1] if len(args) > 1 else 0, here.index(root))]
+        if op not in _REDUCED or _kind(args) in _OTHERS:
+            return call(*values)
+        if not _kind(args):
+            raise _refused(op, f"its operation is none of {', '.join(_KINDS)}")
+        return self._run_sum(call, here, len(ranks), ranks[rank], values)
+
+    def _run_sum(
+        self, call: Callable[..., Any], here: Sequence[int], size: int, own: int, args: list[Any]
+    ) -> Any:
+        working = sum(rank not in self.idle for rank in here)
+        whole = len(here) if _kind(args) == "AVG" else size
+        tensors: list[torch.Tensor] = list(args[0])
+        exact = [each for each in tensors if not _is_inexact(each)]
+        with torch.no_grad():
+            for each in tensors:
+                if own in self.idle:
+                    each.zero_()
+                elif _is_inexact(each):
+                    each.mul_(whole / working)
+        work = call(*args)
+        if not exact or not working:
+            return work
+        if work is not None:
+            work.wait()
+        with torch.no_grad():
+            for each in exact:
+                scaled = each.abs().mul_(2 * whole).add_(working).floor_divide_(2 * working)
+                each.copy_(scaled * each.sign())
+        return FinishedWork(tensors, here.index(own))
+
+
+def _is_inexact(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool
+
+
+def _kind(args: Sequence[Any]) -> str:
+    """Return the name of a reduction, "" for others than those of the table."""
+    kind = getattr(args[1], "reduceOp", args[1]) if len(args) > 1 else dist.ReduceOp.SUM
+    return next((name for name, each in _KINDS.items() if kind == each), "")
+
+
+def _root(args: Sequence[Any]) -> int:
+    options = args[1] if len(args) > 1 else 0
+    return int(getattr(options, "rootRank", options))
+
+
+def _with_root(options: Any, root: int) -> Any:
+    """Return options of a broadcast or a reduce with another root."""
+    if isinstance(options, int):
+        return root
+    fresh: Any = ReduceOptions() if hasattr(options, "reduceOp") else BroadcastOptions()
+    for name in ("reduceOp", "rootTensor", "timeout", "asyncOp"):
+        if hasattr(options, name):
+            setattr(fresh, name, getattr(options, name))
+    fresh.rootRank = root
+    return fresh
+
+
+def _refused(op: str, why: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"{op} cannot run while ranks are absent: {why}; the script has not called it in a phase"
+        " before, so that ranks were let go; run without --shrink"
+    )

@@ -1,0 +1,84 @@
+"""Own state of a rank that comes back after it was absent.
+
+Its place in the script, with the variables of the loop and its own objects, is that of a rank that
+was present. Its random generators are its own, as they were when it left: ranks that draw the same
+numbers would train the same masks. If they are not known, they are seeded from the others' and the
+rank.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+import xxhash
+
+from outlast import random_state
+from outlast.checkpoint.format import codec
+from outlast.controller.recovery.shrinking import left_prefix
+from outlast.worker.phases.script_progress import ProgressSlot
+
+
+def merged_slots(slots: Mapping[str, bytes], n: int, rank: int) -> dict[str, bytes]:
+    """Return the slots with which a rank takes its place before phase n+1. Those of ranks that were
+    not absent are returned as they are."""
+    prefix = left_prefix(n)
+    left = {key.removeprefix(prefix): value for key, value in slots.items() if prefix in key}
+    others = {key: value for key, value in slots.items() if prefix not in key}
+    if not left:
+        return others
+    own = _random_of(left)
+    merged: dict[str, bytes] = {}
+    for key, value in others.items():
+        if key.startswith("result:"):
+            merged[key] = value
+        else:
+            merged[key] = _with_generators(ProgressSlot.unpack(value), own, rank).pack()
+    return merged
+
+
+def _random_of(slots: Mapping[str, bytes]) -> dict[str, Any] | None:
+    """Return the generators of the newest of a rank's slots; None if it has left none."""
+    kinds = ("before:", "after:")
+    found = [ProgressSlot.unpack(data) for key, data in slots.items() if key.startswith(kinds)]
+    if not found:
+        return None
+    newest = max(found, key=lambda slot: slot.n)
+    return codec.decode(codec.decode(newest.own)["choices"])["random"]
+
+
+def _with_generators(slot: ProgressSlot, own: dict[str, Any] | None, rank: int) -> ProgressSlot:
+    state = codec.decode(slot.own)
+    choices = codec.decode(state["choices"])
+    own = own or _seeded(choices["random"], rank)
+    state["choices"] = _replaced(state["choices"], own)
+    batch = slot.batch
+    if batch:
+        place = codec.decode(batch)
+        place["random"] = {**place["random"], **own}
+        place["own"] = _replaced(place["own"], own)
+        batch = codec.encode(place)
+    between = tuple(_replaced(each, own) for each in slot.between)
+    return msgspec.structs.replace(slot, own=codec.encode(state), batch=batch, between=between)
+
+
+def _replaced(choices: bytes, own: dict[str, Any]) -> bytes:
+    if not choices:
+        return choices
+    decoded = codec.decode(choices)
+    decoded["random"] = {**decoded["random"], **own}
+    return codec.encode(decoded)
+
+
+def _seeded(others: dict[str, Any], rank: int) -> dict[str, Any]:
+    """Return generators that are seeded from another rank's and a rank."""
+    seed = xxhash.xxh3_64_intdigest(codec.encode({"rank": rank, "random": others})) >> 32
+    with random_state.preserved():
+        random.seed(seed)
+        np.random.seed(seed)
+        torch.default_generator.manual_seed(seed)
+        return random_state.snapshot()

@@ -1,0 +1,74 @@
+"""Training job that logs which samples each rank has trained in which step."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import threading
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+import outlast
+
+
+class Samples(Dataset):
+    """Items with their index."""
+
+    def __len__(self) -> int:
+        return 90
+
+    def __getitem__(self, index: int) -> tuple[int, torch.Tensor]:
+        return index, torch.full((6,), index / 90) + 0.1 * torch.randn(6)
+
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--out", type=Path, required=True)
+parser.add_argument("--epochs", type=int, default=3)
+parser.add_argument("--pace", type=float, default=0.0, help="seconds a step")
+args = parser.parse_args()
+args.out.mkdir(exist_ok=True)
+
+session = outlast.init()
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(6, 16), nn.GELU(), nn.Dropout(0.1), nn.Linear(16, 3))
+model = nn.parallel.DistributedDataParallel(model)
+torch.manual_seed(100 + session.rank)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+data = Samples()
+loader = DataLoader(data, batch_size=3, sampler=DistributedSampler(data, seed=1), drop_last=True)
+log: list[list] = []
+session.protect(model=model, optimizer=optimizer, loader=loader, log=log)
+
+
+def train_step(batch: list[torch.Tensor]) -> float:
+    index, x = batch
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), index % 3)
+    loss.backward()
+    mean = loss.detach().clone()
+    torch.distributed.all_reduce(mean)
+    is_idle = session.rank in session._worker.groups.presence.idle
+    log.append([session.step_index, [] if is_idle else index.tolist(), len(session.present)])
+    optimizer.step()
+    return float(mean) / session.world_size
+
+
+def evaluate() -> float:
+    with torch.no_grad():
+        total = model(torch.linspace(-1, 1, 60).view(10, 6)).sum()
+    torch.distributed.all_reduce(total)
+    return float(total)
+
+
+losses: list[float] = []
+for batch in session.batches(loader, epochs=args.epochs):
+    threading.Event().wait(args.pace)
+    losses.append(session.run(train_step, batch))
+    if session.step_index % 4 == 0:
+        losses.append(session.run(evaluate))
+weights = [float(each.detach().double().sum()) for each in model.parameters()]
+report = {"log": log, "losses": losses, "weights": weights, "present": session.present}
+(args.out / f"{session.rank}.json").write_text(json.dumps(report))

@@ -1,0 +1,144 @@
+"""Collectives while ranks are absent, beside those of a plain smaller world."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from outlast.errors import UnsupportedError
+
+WORLD = 4
+
+
+def _model() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.GELU(), torch.nn.Linear(8, 3))
+
+
+def _train(rank: int, steps: int, model: torch.nn.Module) -> list[float]:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    losses: list[float] = []
+    for step in range(steps):
+        data = torch.Generator().manual_seed(100 * step + rank)
+        loss = (model(torch.randn(5, 6, generator=data)) ** 2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        mean = loss.detach().clone()
+        dist.all_reduce(mean)
+        losses.append(float(mean / dist.get_world_size()))
+    return [*losses, *(float(each.detach().abs().sum()) for each in model.parameters())]
+
+
+def _without(member: Any, absent: tuple[int, ...]) -> list[float]:
+    member.init()
+    model = DistributedDataParallel(_model())
+    for _ in range(2):  # DDP settles its buckets, as in the rehearsals of a run
+        model(torch.ones(1, 6)).sum().backward()
+    member.groups.sever(1)
+    member.connect(2, absent=absent)
+    if member.rank in absent:
+        return []
+    assert dist.get_world_size() == WORLD
+    assert member.groups.vote("phase 1")
+    assert len(member.groups.gather_bytes(b"x")) == WORLD - len(absent)
+    return _train(member.rank, 6, model)
+
+
+def _plain(member: Any, path: str, ranks: tuple[int, ...]) -> list[float]:
+    member.init("gloo", path)
+    return _train(ranks[member.rank], 6, DistributedDataParallel(_model()))
+
+
+@pytest.mark.parametrize("absent", [(3,), (0,), (1, 2), (0, 1, 3)])
+def test_averages_are_those_of_a_plain_smaller_world(
+    absent: tuple[int, ...], clusters: Any, tmp_path: Any
+) -> None:
+    ranks = tuple(rank for rank in range(WORLD) if rank not in absent)
+    ours = [each for each in clusters().run(WORLD, _without, absent) if each]
+    plain = clusters().run(len(ranks), _plain, str(tmp_path / "store"), ranks)
+    assert len(ours) == len(ranks)
+    for mine, theirs in zip(ours, plain, strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-5)
+    assert all(each == ours[0] for each in ours), "ranks differ"
+
+
+def _reduce(op: Any, values: list[float], dtype: torch.dtype = torch.float64) -> list[float]:
+    tensor = torch.tensor(values, dtype=dtype)
+    dist.all_reduce(tensor, op)
+    return tensor.tolist()
+
+
+def _collectives(member: Any) -> dict[str, Any]:
+    member.init()
+    pair = dist.new_group([0, 2])
+    rest = dist.new_group([0, 1, 3])
+    found: dict[str, Any] = {}
+    member.groups.start_phases()
+    member.connect(2, absent=(1,))
+    if member.rank == 1:
+        return found
+    rank = member.rank
+    with member.groups.phase():
+        found["sum"] = _reduce(dist.ReduceOp.SUM, [float(rank)])
+        found["max"] = _reduce(dist.ReduceOp.MAX, [float(rank)])
+        found["min"] = _reduce(dist.ReduceOp.MIN, [float(rank)])
+        found["count"] = _reduce(dist.ReduceOp.SUM, [1, rank, -rank], torch.int64)
+        value = torch.tensor([float(rank)])
+        dist.broadcast(value, 2)
+        found["broadcast"] = float(value)
+        dist.barrier()
+        needs = member.groups.presence.needs()
+        for name, call in {
+            "root": lambda: dist.broadcast(value, 1),
+            "gather": lambda: dist.all_gather([torch.zeros(1) for _ in range(4)], value),
+            "objects": lambda: dist.all_gather_object([None] * 4, rank),
+            "product": lambda: dist.all_reduce(value, dist.ReduceOp.PRODUCT),
+        }.items():
+            with pytest.raises(UnsupportedError) as refused:
+                call()
+            found[name] = str(refused.value)
+        if rank in (0, 2):
+            both = [torch.zeros(1) for _ in range(2)]
+            dist.all_gather(both, torch.tensor([float(rank)]), group=pair)
+            found["pair"] = [float(each) for each in both]
+            found["pair sum"] = float(_sum_in(pair, 1.0))
+        if rank in (0, 3):
+            found["rest sum"] = float(_sum_in(rest, 1.0))
+        member.groups.presence.idle = frozenset({3})
+        found["idle"] = _reduce(dist.ReduceOp.SUM, [float(rank + 1)])
+        found["idle count"] = _reduce(dist.ReduceOp.SUM, [10], torch.int32)
+    found["needs"] = needs[0], list(needs[1])
+    found["needs later"] = member.groups.presence.needs()[0]
+    return found
+
+
+def _sum_in(group: Any, value: float) -> torch.Tensor:
+    tensor = torch.tensor([value])
+    dist.all_reduce(tensor, group=group)
+    return tensor
+
+
+def test_each_collective_is_defined_or_refused(cluster: Any) -> None:
+    results = cluster.run(WORLD, _collectives)
+    for rank in (0, 2, 3):
+        found = results[rank]
+        assert found["sum"] == pytest.approx([(0 + 2 + 3) * 4 / 3])
+        assert found["max"] == [3.0] and found["min"] == [0.0]
+        assert found["count"] == [4, 7, -7]  # 20 / 3 is 6.7
+        assert found["broadcast"] == 2.0
+        assert "its root, rank 1, is absent" in found["root"]
+        assert "needs all ranks" in found["gather"] and "needs all ranks" in found["objects"]
+        assert "none of SUM, AVG" in found["product"]
+        assert found["idle"] == pytest.approx([(1 + 3) * 4 / 2])
+        assert found["idle count"] == [40]
+        assert found["needs"] == ["", [2]]
+        assert "allgather" in found["needs later"]
+    for rank in (0, 2):
+        assert results[rank]["pair"] == [0.0, 2.0] and results[rank]["pair sum"] == 2.0
+    for rank in (0, 3):
+        assert results[rank]["rest sum"] == pytest.approx(3.0)
