@@ -30,9 +30,10 @@ FaultKind = Literal[
     "controller_lost",  # the controller fell silent while a generation needed it
     "requested",  # requested: by a signal, a drain, a planned move
     "save",  # an immediate checkpoint was requested; no fault
+    "regrow",  # an absent rank can come back; no fault
 ]
 
-REQUESTS: tuple[FaultKind, ...] = ("requested", "save")  # requests, not faults
+REQUESTS: tuple[FaultKind, ...] = ("requested", "save", "regrow")  # requests, not faults
 
 PhaseKind = Literal[
     "step",  # a batch, and an optimizer that steps
@@ -156,6 +157,7 @@ class Decided(Event, frozen=True):
     step: int
     replaced: tuple[tuple[int, str, str], ...]  # (seat, old worker, new worker)
     reason: str
+    absent: tuple[int, ...] = ()  # seats without a worker, while the others go on
 
 
 class JoinerReady(Event, frozen=True):

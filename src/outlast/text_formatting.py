@@ -23,6 +23,7 @@ _TEXT = {
     "controller_lost": "lost its controller, and another node took over",
     "requested": "was requested to end",
     "save": "was requested to save",
+    "regrow": "was absent, and another worker can take it",
 }
 
 

@@ -131,7 +131,7 @@ def _check_span(
     """Compare the phases of one generation with its place and the next decision's."""
     problems: list[str] = []
     ranks: dict[int, set[int]] = {}
-    world = len(span.decision.seats)
+    world = len(span.decision.seats) - len(span.decision.absent)
     for phase in committed:
         ranks.setdefault(phase.n, set()).add(phase.seat)
         known = contents.setdefault(phase.n, phase.content)

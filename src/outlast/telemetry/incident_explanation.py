@@ -42,6 +42,7 @@ _NOTICED = {
     "standstill": "no rank computed or wrote to its log for hang_ceiling_s",
     "audit": "an audit: digests of state that must be equal on these ranks differed",
     "check": "a node check had a finding on its device, and the rank moved before a failure",
+    "room": "there was a worker for it again, and it came back between two steps",
     "notice": "a notice said that it had to leave, and the rank moved before that",
 }
 _RUNG = {
@@ -51,7 +52,8 @@ _RUNG = {
     "respawn": "respawn: a new worker was started for the seat, its state came from a replica",
     "rebuild": "rebuild: lost shards came from keepers' memory, and the other ranks stayed",
     "rollback": "roll back: new workers started for all ranks from the newest copy in memory",
-    "shrink": "shrink: the replica group left, the others continued",
+    "shrink": "shrink: nobody could take the rank, and the others went on without it",
+    "regrow": "regrow: the rank came back between two steps, its state came from a replica",
     "relaunch": "restart of the group: all ranks were ended and started again, as torchrun does",
     "restart": "restart: new workers started for all ranks from the newest complete checkpoint",
     "stop": "stop: no rung of the ladder applied",

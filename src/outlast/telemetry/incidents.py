@@ -190,11 +190,16 @@ class _Course:
         elif isinstance(event, GenerationOpened):
             self._pass("transfer" if self.last is Connected else "connect", event)
             self.opened = event
-            self.waiting = set(range(self.world))
+            self.waiting = self._present
             if not self.is_managed or self.target <= event.n:
                 self._finish()
         elif isinstance(event, PhaseDone):
             self._done(event)
+
+    @property
+    def _present(self) -> set[int]:
+        absent = self.decided.absent if self.decided else ()
+        return set(range(self.world)).difference(absent)
 
     @property
     def target(self) -> int:
@@ -235,7 +240,7 @@ class _Course:
             return
         if event.n >= self.reached.n and not self.regained_ns:
             self.regained.add(event.seat)
-            if len(self.regained) == self.world:
+            if self.regained >= self._present:
                 self.regained_ns = event.t_ns
         if event.n < self.target or event.seat not in self.waiting:
             return

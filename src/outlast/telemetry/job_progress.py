@@ -31,6 +31,8 @@ class CommittedProgress:
     """Place that every seat has reached, updated from events in order of time."""
 
     def __init__(self) -> None:
+        self._world = 0
+        self._absent: tuple[int, ...] = ()
         self._seats: dict[int, LoopPlace] = {}
         self._decided = LoopPlace()
 
@@ -53,6 +55,7 @@ class CommittedProgress:
         """Update the progress with one event."""
         if isinstance(event, RunStarted):
             self._decided = LoopPlace(max(0, event.resumed_n), max(0, event.resumed_step))
+            self._world, self._absent = event.world, ()
             self._seats = dict.fromkeys(range(event.world), self._decided)
         elif isinstance(event, PhaseDone):
             if event.seat in self._seats:
@@ -61,9 +64,11 @@ class CommittedProgress:
         elif isinstance(event, Decided):
             if event.rung != "stop":  # its place is 0 where no worker survived
                 self._decided = LoopPlace(event.n, event.step)
+                self._absent = event.absent
         elif isinstance(event, GenerationOpened):
             step = self._decided.step if self._decided.n == event.n else self.step
-            self._seats = dict.fromkeys(self._seats, LoopPlace(event.n, step))
+            here = set(range(self._world)).difference(self._absent)
+            self._seats = dict.fromkeys(here, LoopPlace(event.n, step))
 
 
 REMEMBERED = 16  # phases; a fault is at most one phase before or after the last common one

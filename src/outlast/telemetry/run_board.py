@@ -85,6 +85,7 @@ class RunBoard:
     _opened_ns: int = 0
     _rate: list[tuple[int, int]] = field(default_factory=list)
     _rate_begun: bool = False
+    _absent: tuple[int, ...] = ()
 
     def take(self, event: AnyEvent) -> None:
         """Update the board with one event of the run."""
@@ -97,6 +98,8 @@ class RunBoard:
             self._staff(event)
         elif isinstance(event, GenerationClosed):
             self._closed_ns = self._closed_ns or event.t_ns
+        elif isinstance(event, Decided):
+            self._absent = event.absent
         elif isinstance(event, GenerationOpened):
             self._opened(event)
         elif isinstance(event, PhaseDone):
@@ -124,7 +127,7 @@ class RunBoard:
             if state != "starting" and (loss == loss or row.loss is not None):
                 row.loss = loss
         seats = self.seats
-        if len(seats) == self.world and seats:
+        if len(seats) == self.world - len(self._absent) and seats:
             self._step = min(row.step for row in seats)
             self._loss = next((row.loss for row in seats if row.loss is not None), None)
         if not self._rate_begun and self._rate and self.step != self._rate[-1][1]:
@@ -142,6 +145,11 @@ class RunBoard:
         return sorted(
             (row for row in self.workers.values() if row.seat >= 0), key=lambda row: row.seat
         )
+
+    @property
+    def absent(self) -> tuple[int, ...]:
+        """Ranks without a worker, while the others go on."""
+        return self._absent
 
     @property
     def spares(self) -> list[WorkerRow]:
@@ -252,6 +260,8 @@ def progress(board: RunBoard, now_ns: int) -> str:
     if rate:
         parts.append(f"{rate:.1f} steps/s" if rate >= 1 else f"{1 / rate:.1f} s/step")
     parts.append(f"generation {board.generation}")
+    if board.absent:
+        parts.append(f"{len(board.absent)} of {plural(board.world, 'rank')} absent")
     goodput = board.goodput(now_ns)
     if goodput is not None:
         since = " of this launch" if board.term > 1 else ""  # the summary covers all launches

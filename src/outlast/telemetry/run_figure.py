@@ -43,6 +43,7 @@ COLOUR: dict[Bucket, str] = {
     "script": "#b3d4e8",
     "lost": "#d55e00",
     "recovery": "#f0e442",
+    "absent": "#f7f7f7",
     "stop": "#dddddd",
     "down": "#333333",
 }

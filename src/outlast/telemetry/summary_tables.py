@@ -32,6 +32,7 @@ STYLE: dict[Bucket, str] = {
     "script": "bright_green",
     "lost": "red",
     "recovery": "yellow",
+    "absent": "dim",
     "stop": "bright_black",
     "down": "bright_red",
 }
@@ -43,6 +44,7 @@ MEANS: dict[Bucket, str] = {
     "script": "the script between phases",
     "lost": "discarded attempts",
     "recovery": "from close to open",
+    "absent": "no worker, the others went on",
     "stop": "after the last phase",
     "down": "no launcher",
 }

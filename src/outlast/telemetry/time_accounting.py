@@ -17,6 +17,7 @@ from outlast.errors import CorruptionError, RunDirError
 from outlast.events import (
     AnyEvent,
     AttemptRefused,
+    Decided,
     GenerationClosed,
     GenerationOpened,
     Note,
@@ -34,6 +35,7 @@ Bucket = Literal[
     "script",  # the script's own code between phases
     "lost",  # discarded attempts, phases rolled back, the interrupted phase of a dead worker
     "recovery",  # from a generation's end to the next one's beginning, outside of attempts
+    "absent",  # without a worker for the seat, while the others go on (--shrink)
     "stop",  # after a seat's last phase of a term
     "down",  # between two terms: no launcher
 ]
@@ -201,8 +203,9 @@ def account(events: Sequence[AnyEvent], *, running: bool = False) -> TimeAccount
                 lane.append(down)
         acts = _acts(term, seats, rolled_back)
         recoveries = _recoveries(term)
+        absences = _absences(term)
         for seat in range(seats):
-            spans[seat] += _divide(term, acts[seat], recoveries)
+            spans[seat] += _divide(term, acts[seat], recoveries, absences.get(seat, []))
     lanes = tuple(
         RankLane(seat, tuple(merge(span for span in lane if span.begin_ns < span.end_ns)))
         for seat, lane in enumerate(spans)
@@ -316,12 +319,35 @@ def _recoveries(term: LauncherTerm) -> list[Window]:
     return windows
 
 
-def _divide(term: LauncherTerm, acts: list[_Act], recoveries: list[Window]) -> list[Span]:
-    """Divide one seat's term: discarded attempts first, then recoveries, then phases.
+def _absences(term: LauncherTerm) -> dict[int, list[Span]]:
+    """Return by seat the spans without a worker for it, from the opening of a generation without it
+    to the end of the last such one."""
+    found: dict[int, list[Span]] = {}
+    absent: tuple[int, ...] = ()
+    since_ns: dict[int, int] = {}
+    for event in term.events:
+        if isinstance(event, Decided):
+            absent = event.absent
+        elif isinstance(event, GenerationClosed):
+            for seat, begin_ns in since_ns.items():
+                found.setdefault(seat, []).append(Span(begin_ns, event.t_ns, "absent"))
+            since_ns = {}
+        elif isinstance(event, GenerationOpened):
+            since_ns = dict.fromkeys(absent, event.t_ns)
+    for seat, begin_ns in since_ns.items():
+        found.setdefault(seat, []).append(Span(begin_ns, max(begin_ns, term.end_ns), "absent"))
+    return found
+
+
+def _divide(
+    term: LauncherTerm, acts: list[_Act], recoveries: list[Window], absences: list[Span]
+) -> list[Span]:
+    """Divide one seat's term: absences first, then discarded attempts, recoveries, and phases.
 
     Time that none of them claims is explained by its neighbours.
     """
     free = [term.window] if term.started.t_ns < term.end_ns else []
+    away, free = carve(free, absences)
     claims = [Span(act.begin_ns, act.end_ns, "lost") for act in acts if act.refused]
     lost, free = carve(free, claims)
     recovery, free = carve(free, (Span(*window, "recovery") for window in recoveries))
@@ -346,7 +372,7 @@ def _divide(term: LauncherTerm, acts: list[_Act], recoveries: list[Window]) -> l
             # attempt; after it the new one prepares.
             bucket = "lost" if gap.end_ns in closed else "recovery"
         gaps.append(Span(*gap, bucket))
-    return lost + recovery + done + gaps
+    return sorted(away + lost + recovery + done + gaps)
 
 
 def _totals(lanes: Sequence[RankLane]) -> dict[Bucket, int]:

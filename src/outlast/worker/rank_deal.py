@@ -111,6 +111,11 @@ class RankDeal:
                 self.drawn = self._deal.hand.of(self._groups.seat)
         return self._deal is not None
 
+    @property
+    def is_idle(self) -> bool:
+        """Return whether this rank has no batch of its own in the newest step."""
+        return self._deal is not None and self._groups.seat in self._deal.hand.idle
+
     def idle(self, step: int) -> frozenset[int]:
         """Return the ranks without a batch in a step."""
         deal = self._deal

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -27,7 +27,10 @@ TRIED_EVERY = 4
 
 
 class SaveTimer:
-    """Timer of saves, which are separate phases. `checkpointer`: set once the worker has a seat."""
+    """Timer of saves, which are separate phases. `checkpointer`: set once the worker has a seat.
+
+    While ranks are `absent`, saves are refused by name: a checkpoint has the state of all ranks.
+    """
 
     def __init__(
         self,
@@ -37,10 +40,12 @@ class SaveTimer:
         watch: Callable[[Where], None],
         *,
         until_step: int,
+        absent: Callable[[], Collection[int]],
         need: Callable[[], ProtectedState],
     ) -> None:
         self._phases, self._place, self._status = phases, place, status
         self._until_step, self._watch, self._need = until_step, watch, need
+        self._absent = absent
         self.checkpointer: RunCheckpointer | None = None
         self.proposal: Intervals | None = None  # set by the controller for the next save
 
@@ -94,6 +99,9 @@ class SaveTimer:
         assert checkpointer is not None
 
         def save() -> tuple[int, int]:
+            if absent := self._absent():
+                checkpointer.refuse(absent)
+                return self._place.every.memory, self._place.every.disk
             own = protected.own_state(protected.own_choices())
             slot = self._place.slot(self._status.n, self._status.step, own)
             slot = msgspec.structs.replace(slot, saved_step=self._status.step)

@@ -109,6 +109,12 @@ class Session:
         return self._worker.world
 
     @property
+    def is_idle(self) -> bool:
+        """Return whether another rank trains the newest batch, and this one adds zeros to sums: it
+        has come back inside the step, or the epoch has fewer batches left than ranks."""
+        return self._worker.loop.ranks.is_idle
+
+    @property
     def present(self) -> tuple[int, ...]:
         """Return the ranks that take part at present: all but those that `--shrink` let go."""
         return self._worker.groups.presence.of(range(self._worker.world))

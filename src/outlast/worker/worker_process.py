@@ -131,6 +131,7 @@ class WorkerProcess(WorkerPorts):
             self.status,
             self.reach,
             until_step=settings.until_step if settings else 0,
+            absent=lambda: self.groups.presence.absent,
             need=self.protected_state,
         )
         self.phases.save_on_request = self.saver.on_request

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import threading
 from pathlib import Path
 
@@ -28,6 +29,8 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, required=True)
 parser.add_argument("--epochs", type=int, default=3)
 parser.add_argument("--pace", type=float, default=0.0, help="seconds a step")
+parser.add_argument("--steps", type=int, help="in place of epochs")
+parser.add_argument("--kind", default="", help="what the job does that others do not")
 args = parser.parse_args()
 args.out.mkdir(exist_ok=True)
 
@@ -38,9 +41,9 @@ model = nn.parallel.DistributedDataParallel(model)
 torch.manual_seed(100 + session.rank)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 data = Samples()
-loader = DataLoader(data, batch_size=3, sampler=DistributedSampler(data, seed=1), drop_last=True)
-log: list[list] = []
-session.protect(model=model, optimizer=optimizer, loader=loader, log=log)
+sampler = DistributedSampler(data, seed=1) if args.kind != "random" else None
+loader = DataLoader(data, batch_size=3, sampler=sampler, shuffle=sampler is None, drop_last=True)
+session.protect(model=model, optimizer=optimizer, loader=loader)
 
 
 def train_step(batch: list[torch.Tensor]) -> float:
@@ -50,8 +53,8 @@ def train_step(batch: list[torch.Tensor]) -> float:
     loss.backward()
     mean = loss.detach().clone()
     torch.distributed.all_reduce(mean)
-    is_idle = session.rank in session._worker.groups.presence.idle
-    log.append([session.step_index, [] if is_idle else index.tolist(), len(session.present)])
+    if args.kind == "gathers":
+        torch.distributed.all_gather([torch.zeros(()) for _ in range(session.world_size)], mean)
     optimizer.step()
     return float(mean) / session.world_size
 
@@ -64,11 +67,17 @@ def evaluate() -> float:
 
 
 losses: list[float] = []
-for batch in session.batches(loader, epochs=args.epochs):
-    threading.Event().wait(args.pace)
-    losses.append(session.run(train_step, batch))
-    if session.step_index % 4 == 0:
-        losses.append(session.run(evaluate))
+with (args.out / f"{session.rank}.{os.getpid()}.jsonl").open("a") as samples:
+    ends = {"until": args.steps} if args.steps else {"epochs": args.epochs}
+    for batch in session.batches(loader, **ends):
+        threading.Event().wait(args.pace)
+        step = session.step_index
+        losses.append(session.run(train_step, batch))
+        line = [step, session.rank, batch[0].tolist(), session.present]
+        samples.write(json.dumps([*line, session.is_idle]) + "\n")
+        samples.flush()
+        if session.step_index % 4 == 0:
+            losses.append(session.run(evaluate))
 weights = [float(each.detach().double().sum()) for each in model.parameters()]
-report = {"log": log, "losses": losses, "weights": weights, "present": session.present}
+report = {"losses": losses, "weights": weights, "present": session.present}
 (args.out / f"{session.rank}.json").write_text(json.dumps(report))

@@ -346,6 +346,7 @@ def _announce(
             step=step,
             replaced=replaced,
             reason=choice.reason,
+            absent=state.progress.absent,
         )
     )
 

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from outlast.events import Fault
+from outlast.events import REQUESTS, Fault
 
 Rung = Literal[
     "retry", "regrow", "migrate", "replace", "respawn", "shrink", "rebuild", "rollback", "restart",
@@ -258,8 +258,8 @@ _CRASHES = (4, 6, 7, 8, 11)
 
 _TELLING = (
     "contract", "mismatch", "diverged", "unknown", "torn", "storage", "hung", "stopped", "killed",
-    "exited", "raised", "agent_lost", "transfer", "controller_lost", "transport", "unsettled",
-    "requested", "save",
+    "exited", "raised", "agent_lost", "regrow", "transfer", "controller_lost", "transport",
+    "unsettled", "requested", "save",
 )  # fmt: skip
 
 
@@ -286,7 +286,7 @@ def failure_identity(faults: tuple[Fault, ...]) -> str:
     """
     roots = tuple(fault for fault in faults if fault.kind != "torn")  # cut by another rank's end
     fault = root_fault(roots or faults)
-    if fault is None or fault.kind in ("requested", "save") or is_accident(fault):
+    if fault is None or fault.kind in REQUESTS or is_accident(fault):
         return ""
     lines = fault.traceback.strip().splitlines()
     if lines:

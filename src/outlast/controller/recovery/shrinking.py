@@ -105,8 +105,10 @@ def begin_return(turn: ControllerTurn, body: messages.Status) -> None:
     is_asked = state.progress.asked_back == state.generation and body.fault is None
     if state.mode != "open" or not is_asked or body.state != "idle":
         return
-    ranks = ", ".join(map(str, state.progress.absent))
-    detail = f"a warm spare can take an absent rank ({ranks})"
-    incident_response.record_fault(
-        turn, events.Fault(kind="requested", detail=detail, t_ns=turn.now_ns), "notice"
+    fault = events.Fault(
+        kind="regrow",
+        detail=f"{len(state.warm_spares())} warm spare(s)",
+        seat=state.progress.absent[0],
+        t_ns=turn.now_ns,
     )
+    incident_response.record_fault(turn, fault, "room")

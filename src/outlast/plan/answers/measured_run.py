@@ -46,6 +46,7 @@ OF_BUCKET: dict[Bucket, Cause] = {
     "lost": "redo",
     "recovery": "restart",
     "start": "restart",
+    "absent": "wait",
     "stop": "restart",
     "down": "wait",
 }
