@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from importlib import import_module
 from itertools import combinations
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from outlast import events
 from outlast.config import Limits
@@ -28,6 +30,9 @@ from outlast.testing.simulated_terms import SimCandidate, SimTermStore
 from outlast.testing.simulated_worker import SimWorker
 from outlast.transport import messages
 
+if TYPE_CHECKING:
+    from outlast.testing.absent_ranks.simulated_data import SimData
+
 VIRTUAL_S_MAX = 900.0
 _STORY = 120
 _NOBODY_S = 5.0
@@ -45,6 +50,8 @@ class SimOutcome(NamedTuple):
     restarts: int
     struck: int
     terms: int = 1
+    shrinks: int = 0  # decisions that let ranks leave
+    returns: int = 0  # ranks that have come back
     refused: int = 0  # frames of lower terms, by agents
 
 
@@ -69,7 +76,7 @@ class SimCluster:
             kill_s=6,
             shared_s=2,
             attempts_max=self.plan.attempts_max,
-            respawns_max=400,
+            respawns_max=plan.shrinking.respawns_max if plan.shrinking else 400,
             hang_floor_s=2,
             hang_ceiling_s=12,
         )
@@ -89,8 +96,17 @@ class SimCluster:
         self.connecting: dict[int, tuple[str, ...]] = {}  # worker by seat, by generation
         self.look_costs_a_host = False
         self.crash_in = -1  # turns until the controller crashes
+        if plan.shrinking is not None:  # it imports torch, which costs seconds
+            data = import_module("outlast.testing.absent_ranks.simulated_data")
+            self._new_data: Callable[[int, int, int], SimData] = data.SimData
         self.first_state = initial(
-            plan.world, plan.spares, self.limits, plan.policy, "drain", plan.placement()
+            plan.world,
+            plan.spares,
+            self.limits,
+            plan.policy,
+            "drain",
+            plan.placement(),
+            shrinks=plan.shrinking is not None,
         )
         self.controllers: dict[int, SimController] = {}  # by term
         self._cuts: dict[frozenset[str], float] = {}  # two places that do not reach each other
@@ -116,6 +132,7 @@ class SimCluster:
             history = [phase._replace(content=()) for phase in history]
         if problems := check_history(self.segments, history):
             self.ledger.fail(f"workers and journal contradict each other: {problems[0]}")
+        self.ledger.histories.check()
         if self.plan.waits:
             self.checks.calm()
         return SimOutcome(
@@ -129,6 +146,8 @@ class SimCluster:
             struck=self.struck,
             terms=len(self.segments),
             refused=self.ledger.refused,
+            shrinks=self.checks.shrinks,
+            returns=self.ledger.histories.returns,
         )
 
     def note(self, text: str) -> None:
@@ -290,6 +309,11 @@ class SimCluster:
         return n == self.plan.bug_at and seat == self.plan.world - 1
 
     # --- shared by workers ----
+
+    def new_data(self, seat: int) -> SimData | None:
+        """Return the place of a rank in its data before the first phase; None without data."""
+        options = self.plan.shrinking
+        return self._new_data(self.plan.world, options.rows, seat) if options else None
 
     def mesh(self, body: messages.Connect) -> WorkerMesh:
         """Return the connections of a generation, created on first use."""
