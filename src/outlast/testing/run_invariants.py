@@ -22,7 +22,7 @@ from outlast.testing.absent_ranks.rank_histories import (
     own_of,
     own_tail,
 )
-from outlast.testing.absent_ranks.shrink_options import HOST_LOSSES
+from outlast.testing.absent_ranks.shrink_options import HOST_LOSSES, RESPAWNS_AMPLE
 from outlast.testing.fault_plan import ATTEMPTS_AMPLE, NO_OWNER, NOTICES, FaultPlan
 from outlast.transport import messages
 
@@ -238,6 +238,8 @@ def check_ending(plan: FaultPlan, ledger: RunInvariants, end: inputs.EndRun) -> 
         return
     if end.cause.kind == "diverged" and plan.flips:
         return  # no majority, and no copy from before
+    if plan.shrinking is not None and plan.shrinking.respawns_max < RESPAWNS_AMPLE:
+        return
     if "had room" in end.cause.detail and kinds & {*HOST_LOSSES}:
         return
     if end.cause.kind == "storage" and plan.policy.stop and plan.fails:

@@ -145,7 +145,7 @@ def _respawn(situation: Situation, why_not: str) -> tuple[str, bool]:
     missing = len(situation.lost) - situation.spares - situation.cold
     if missing > situation.respawns:
         return _no_budget(missing, situation), False
-    if situation.shrinks and missing > situation.rooms:
+    if situation.shrinks and not situation.no_shrink and missing > situation.rooms:
         return f"{missing} worker(s) are missing, and no host has room", False
     return (
         f"{_ranks(situation.lost)} lost{_cause_suffix(situation)}: {situation.spares} warm"

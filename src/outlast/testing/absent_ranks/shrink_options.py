@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 
 HOST_LOSSES = ("lose", "lose two", "lose for good")  # hosts without power for long
+RESPAWNS_AMPLE = 400
 
 
 class ShrinkOptions(NamedTuple):
@@ -13,6 +14,6 @@ class ShrinkOptions(NamedTuple):
 
     rows: int = 4  # batches of a rank in an epoch; 0: ranks have batches of their own
     room: int = 0  # workers that a host may have; 0: enough for all
-    respawns_max: int = 400
+    respawns_max: int = RESPAWNS_AMPLE
     root: int = -1  # rank that is the root of a collective, and never leaves; -1: none
     needs_all: bool = False  # the script's collectives need all ranks

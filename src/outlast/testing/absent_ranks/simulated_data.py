@@ -46,7 +46,12 @@ class SimDeal(RankDeal):
 
     def shown(self) -> str:
         """Return the deal, as all ranks must have it."""
-        return json.dumps(self._deal.place() if self._deal else {})
+        if self._deal is None:
+            return ""
+        if self._rows is None:  # ranks have batches of their own, without numbers
+            hand = self._deal.hand
+            return f"{self._deal.step} {sorted(hand.batches)} {hand.idle}"
+        return json.dumps(self._deal.place())
 
 
 class SimData:
