@@ -67,6 +67,17 @@ def returning(state: ControllerState, survivors: Sequence[WorkerRecord], n: int)
     return ()
 
 
+def leaving_slots(slots: dict[str, bytes], n: int) -> dict[str, bytes]:
+    """Return the slots that are kept of a rank that leaves before phase n+1: those with which it has
+    just come back, else its own of this place. Older ones would repeat random numbers."""
+    back = {key: slot for key, slot in slots.items() if key.startswith(left_prefix(n))}
+    kinds = ("before", "after")
+    places = ((key, key.partition(":")) for key in slots if not key.startswith("left:"))
+    return back or {
+        key: slots[key] for key, (kind, _, at) in places if kind in kinds and int(at) >= n
+    }
+
+
 def returning_slots(left: dict[str, bytes], slots: dict[str, bytes], n: int) -> dict[str, bytes]:
     """Return the slots for a rank that comes back before phase n+1: those of another rank, and its
     own newest ones of when it left, under other names."""

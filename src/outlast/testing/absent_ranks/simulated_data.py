@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any, cast
 
+from outlast.data.batch_deal import BatchDeal, Hand
 from outlast.worker.groups import GroupRegistry
 from outlast.worker.rank_deal import RankDeal
 
@@ -39,10 +40,28 @@ class SimDeal(RankDeal):
         """Set the loader, which is not read."""
         self._loader = loader
 
+    def follow(self, step: int) -> bool:
+        """Follow a change, also behind the end of an epoch, and where another rank's batch of the
+        step before is read again."""
+        row, newest = self._newest
+        if self._deal is None and self._groups.presence.absent and row >= 0:
+            is_end = self._rows is not None and row >= self._rows
+            if is_end:  # the newest draw has found the end
+                assert self._rows is not None
+                row, newest = self._rows - 1, newest - 1
+            self._deal = BatchDeal(self._groups.world, self._rows, row=row, step=newest)
+            self.drawn = None if is_end else self._deal.hand.of(self._groups.seat)
+        return super().follow(step)
+
     @property
     def row(self) -> int:
         """Return the row of the newest draw."""
         return self._newest[0]
+
+    @property
+    def hand(self) -> Hand | None:
+        """Return the newest hand; None without a deal."""
+        return self._deal.hand if self._deal is not None else None
 
     def shown(self) -> str:
         """Return the deal, as all ranks must have it."""
@@ -67,6 +86,7 @@ class SimData:
         self._deal = SimDeal(cast("GroupRegistry", self.groups), lambda _text, _key: None)
         self._deal.set_loader(rows or None)
         self._newest: dict[str, Any] = {}  # description of the newest draw
+        self._reads_again = False  # the batch of that draw, as a rank does that takes a place
 
     def commit(self) -> None:
         """Complete the phase."""
@@ -107,7 +127,8 @@ class SimData:
         if self.kind == "step" and self.rows:
             world, seat = self.groups.world, self.groups.seat
             number = self._deal.drawn if self._deal.is_dealt else self._deal.row * world + seat
-        return self.kind, self.epoch, number, self._deal.shown().encode()
+        deal = self._deal.shown() if self.kind == "step" else ""  # an epoch begins with another
+        return self.kind, self.epoch, number, deal.encode()
 
     def pack(self, *, behind: bool) -> bytes:
         """Return the place; `behind` the next phase, which is not complete yet."""
@@ -127,3 +148,14 @@ class SimData:
         self.is_behind, self._newest = fields["behind"], fields["batch"]
         if self._newest:
             self._deal.take_place(self._newest, self.rows or None)
+            self._reads_again = True
+
+    def read_again(self) -> int:
+        """Read the batch of the newest draw again, and return its number; 0 without numbers."""
+        if not (self._reads_again and self._deal.is_dealt):
+            return 0
+        self._reads_again = False
+        hand = self._deal.hand
+        if self._deal.drawn is None and hand is not None and not (hand.batches or hand.idle):
+            return 0  # the epoch is over, and nothing is read
+        return self._deal.drawn if self._deal.drawn is not None else hand.read if hand else 0

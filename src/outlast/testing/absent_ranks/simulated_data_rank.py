@@ -136,6 +136,8 @@ class DataProcess(PartnerProcess):
             return
         if self.data.follow(self.absent, step):
             self._before_n = -1
+        if not 0 <= (number := self.data.read_again()) < self.ledger.world * (self.data.rows or 1):
+            self.ledger.fail(f"{self.name} reads batch {number} of {self.data.rows} rows again")
         self.data.go_on()
 
     def share(self) -> TrainedShare:
