@@ -43,14 +43,15 @@ def draw_shrink_plan(seed: int) -> FaultPlan:
         root=0 if dice.random() < 0.1 else -1,
         needs_all=dice.random() < 0.05,
     )
-    if hosts == 1:
-        options = options._replace(room=plan.world + plan.spares)
+    if hosts == 1:  # ranks leave where no worker may be started any more
+        options = options._replace(room=plan.world + plan.spares, respawns_max=dice.choice((1, 2)))
     beside = plan.timed if dice.random() < 0.4 else ()
     return plan._replace(
         agents=hosts,
         phases=dice.choice((20, 40, 60, 100)),
         strikes=plan.strikes if dice.random() < 0.5 else (),
         timed=(*losses, *beside),
+        spares=dice.choice((0, 0, 0, 1, 2)),
         bug_at=-1,
         attempts_max=1000,
         waits=False,

@@ -86,6 +86,7 @@ class SimData:
         self._deal = SimDeal(cast("GroupRegistry", self.groups), lambda _text, _key: None)
         self._deal.set_loader(rows or None)
         self._newest: dict[str, Any] = {}  # description of the newest draw
+        self._agreed: frozenset[int] | None = None  # absent where an epoch's length was agreed on
         self._reads_again = False  # the batch of that draw, as a rank does that takes a place
 
     def commit(self) -> None:
@@ -99,12 +100,21 @@ class SimData:
             return
         self.is_behind = False
         if self.kind == "epoch":
-            self.epoch += 1
-            self._deal.begin_epoch(self.rows or None, self.step)
-            self._draw()
-            self.kind = "step"
+            self._begin_epoch()
         elif not self._draw():
             self.kind = "epoch"
+
+    def _begin_epoch(self) -> None:
+        """Begin an epoch with the ranks that have agreed on its length, and follow changes since."""
+        presence, self.kind = self.groups.presence, "step"
+        now, then = presence.absent, self._agreed if self._agreed is not None else presence.absent
+        self._agreed = None
+        presence.absent = then
+        self.epoch += 1
+        self._deal.begin_epoch(self.rows or None, self.step)
+        self._draw()
+        if now != then:
+            self.follow(now, self.step)
 
     def _draw(self) -> bool:
         if not self._deal.go_on(self.step, skips=False):
@@ -137,6 +147,7 @@ class SimData:
             "epoch": self.epoch,
             "kind": self.kind,
             "behind": self.is_behind or behind,
+            "absent": sorted(self.groups.presence.absent),
             "batch": self._newest,
         }
         return json.dumps(fields).encode()
@@ -146,6 +157,8 @@ class SimData:
         fields = json.loads(packed)
         self.step, self.epoch, self.kind = fields["step"], fields["epoch"], fields["kind"]
         self.is_behind, self._newest = fields["behind"], fields["batch"]
+        if self.is_behind and self.kind == "epoch":
+            self._agreed = frozenset(fields["absent"])
         if self._newest:
             self._deal.take_place(self._newest, self.rows or None)
             self._reads_again = True
