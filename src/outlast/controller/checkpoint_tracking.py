@@ -49,7 +49,7 @@ def on_save_failed(turn: ControllerTurn, body: messages.SaveFailed) -> None:
     if state.mode in ("stopping", "ended"):
         return
     failure = f"the checkpoint of step {body.step} failed: {body.error}"
-    if not state.policy.stop:
+    if not state.policy.stop or state.progress.absent:  # then none is made, and the storage is well
         turn.note(f"{failure}; older ones are kept, and training continues")
         return
     detail = (

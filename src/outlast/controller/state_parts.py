@@ -111,7 +111,7 @@ def _copied_fields(part: type[StatePart]) -> tuple[str, ...]:
 
 
 class Clock(StatePart, kw_only=True):
-    """The time, the begin of the present mode, and the next wake-up."""
+    """Time, begin of the present mode, and next wake-up."""
 
     now_ns: int = 0
     mode: Mode = "unborn"
@@ -197,8 +197,7 @@ class Progress(StatePart, kw_only=True):
         self.generation += 1
         self.n, self.step, self.verdict = n, step, verdict
         self.base, self.rebuilt = base, ()
-        self.first = verdict == "start"
-        self.opened = False
+        self.first, self.opened = verdict == "start", False
 
     def since_of(self, n: int) -> int:
         """Return the generation that completed phase n; its members alone know the state then."""

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 from outlast.config import AUTO
 from outlast.controller.member_tables import NodePlacement
 from outlast.controller.save_schedule.save_tiers import SavePolicy
+from outlast.testing.absent_ranks.shrink_options import ShrinkOptions
 
 FaultKind = Literal[
     "kill",
@@ -120,6 +121,7 @@ class FaultPlan(NamedTuple):
     ] = ()  # bits of one rank's state, after a phase; then all are audited
     links_end: bool = False  # ranks notice that two hosts do not reach each other
     takes_over: bool = False  # hosts share a store of terms, and take over from a lost controller
+    shrinking: ShrinkOptions | None = None  # the run may go on with fewer ranks
 
     def hosts(self) -> tuple[str, ...]:
         """Return the names of the hosts."""
@@ -127,6 +129,8 @@ class FaultPlan(NamedTuple):
 
     def room(self) -> int:
         """Return how many workers a host may have at once."""
+        if self.shrinking is not None and self.shrinking.room:
+            return self.shrinking.room
         workers = self.world + self.spares
         return workers if self.agents == 1 else -(-workers // self.agents) + 1
 

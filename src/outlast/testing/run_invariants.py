@@ -7,7 +7,7 @@ skipped, or applied to another rank's state gives another number.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import NoReturn
 
 from outlast.controller import inputs
@@ -16,38 +16,25 @@ from outlast.controller.planned_migration import UNLIMITED
 from outlast.controller.recovery.recovery_policy import DEFAULT
 from outlast.errors import InvariantError
 from outlast.telemetry.committed_history import CommittedPhase
+from outlast.testing.absent_ranks.rank_histories import (
+    RankHistories,
+    TrainedShare,
+    mix,
+    own_of,
+    own_tail,
+)
+from outlast.testing.absent_ranks.shrink_options import HOST_LOSSES, RESPAWNS_AMPLE
 from outlast.testing.fault_plan import ATTEMPTS_AMPLE, NO_OWNER, NOTICES, FaultPlan
 from outlast.transport import messages
-
-_PRIME = 1_000_003
-_MASK = (1 << 61) - 1
 
 
 class SimFailure(AssertionError):  # noqa: N818 - a failed assertion with a story
     """A broken invariant; the message names the seed and lists the last events."""
 
 
-def mix(*parts: int) -> int:
-    """Return a hash of the parts (61 bits)."""
-    value = 7
-    for part in parts:
-        value = (value * _PRIME ^ part) & _MASK
-    return value
-
-
 def model_step(model: int, n: int) -> int:
     """Return the replicated state after phase n."""
     return mix(model, n, 1)
-
-
-def own_step(own: int, n: int) -> int:
-    """Return a rank's own state after phase n, before the script continues."""
-    return mix(own, n, 2)
-
-
-def own_tail(own: int, n: int) -> int:
-    """Return a rank's own state when the script has run on to the next phase."""
-    return mix(own, n, 3)
 
 
 class RunInvariants:
@@ -75,7 +62,7 @@ class RunInvariants:
         self.condemned: set[str] = set()  # workers that an audit found wrong
         self.tell: Callable[[str], str] = lambda text: text
         self._models = [mix(0)]
-        self._owns = [[own_tail(mix(0, seat), 0)] for seat in range(world)]
+        self.histories = RankHistories(world, self.fail)
 
     def fail(self, text: str) -> NoReturn:
         """Raise SimFailure with the story of the run."""
@@ -101,10 +88,15 @@ class RunInvariants:
 
     def own(self, seat: int, n: int) -> int:
         """Return the rank's own state before phase n+1."""
-        owns = self._owns[seat]
-        while len(owns) <= n:
-            owns.append(own_tail(own_step(owns[-1], len(owns)), len(owns)))
-        return owns[n]
+        return self.histories.own(seat, n)
+
+    def present(self, generation: int) -> set[int]:
+        """Return the ranks that are present in a generation."""
+        return self.histories.present(generation)
+
+    def agree(self, n: int, present: Collection[int], shares: Mapping[int, TrainedShare]) -> None:
+        """Check the shares of the ranks that have agreed on phase n."""
+        self.histories.agree(n, present, shares)
 
     def stands(self, name: str, seat: int, n: int, model: int, own: int) -> None:
         """Check the state of a worker before phase n+1 of its seat."""
@@ -127,9 +119,12 @@ class RunInvariants:
             self.fail(
                 f"rank {body.seat} was seated before phase {body.n + 1} without its own state"
             )
-        if before is not None and int(before) != self.own(body.seat, body.n):
+        if any(key.startswith("left:") for key in body.slots):
+            self.histories.check_return(body)
+            return
+        if before is not None and own_of(before) != self.own(body.seat, body.n):
             self.fail(f"rank {body.seat} received a wrong before:{body.n}")
-        if after is not None and own_tail(int(after), body.n) != self.own(body.seat, body.n):
+        if after is not None and own_tail(own_of(after), body.n) != self.own(body.seat, body.n):
             self.fail(f"rank {body.seat} received a wrong after:{body.n}")
 
     def left_behind(self, body: messages.WorkerLostReport) -> None:
@@ -153,6 +148,7 @@ class RunInvariants:
                 elif entry.n < self.decided_n:
                     self.fail(f"phase {entry.n} was decided after phase {self.decided_n}")
                 self.decided, self.decided_n = entry.generation, entry.n
+                self.histories.decide(entry)
                 workers = [name for name in entry.seats if name]
                 if len(set(workers)) != len(workers):
                     self.fail(f"a worker has two seats: {entry.seats}")
@@ -194,8 +190,11 @@ class RunInvariants:
             self.fail(f"{agent} obeyed term {term} after term {self._obeyed[agent]}")
         self._obeyed[agent] = term
 
-    def applies(self, name: str, generation: int, n: int) -> None:
-        """Check that a worker may commit phase n in this generation."""
+    def applies(
+        self, name: str, generation: int, n: int, shares: Mapping[int, TrainedShare]
+    ) -> None:
+        """Check that a worker may commit phase n in this generation, with these shares of ranks."""
+        self.histories.apply(n, shares)
         self.stepped.add(name)
         if generation < self._applied_in:
             self.fail(
@@ -216,7 +215,7 @@ class RunInvariants:
         self.history.append(CommittedPhase(name, self.seated[name], generation, n, (model,)))
         ranks = self._applied.setdefault((generation, n), set())
         ranks.add(self.seated[name])
-        if len(ranks) == self.world:
+        if ranks >= self.present(generation):
             self._committed = max(self._committed, n)
 
 
@@ -242,6 +241,10 @@ def check_ending(plan: FaultPlan, ledger: RunInvariants, end: inputs.EndRun) -> 
         return
     if end.cause.kind == "diverged" and plan.flips:
         return  # no majority, and no copy from before
+    if plan.shrinking is not None and plan.shrinking.respawns_max < RESPAWNS_AMPLE:
+        return
+    if "had room" in end.cause.detail and kinds & {*HOST_LOSSES}:
+        return
     if end.cause.kind == "storage" and plan.policy.stop and plan.fails:
         return  # a save failed, and the policy is to stop
     if "before its first step" in end.cause.detail:

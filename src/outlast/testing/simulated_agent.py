@@ -274,7 +274,7 @@ class SimAgent(SimHost):
                 worker=worker.name,
                 fault=fault,
                 n=worker.n,
-                step=worker.n,
+                step=worker.step,
                 state=_WORDS.get(worker.state, worker.state),
                 slots=worker.slots.read(),
             )
@@ -355,7 +355,7 @@ class SimAgent(SimHost):
     def _renew(self) -> None:
         if self.connected:
             self._renewals.append(self.line.now_s)
-            beats = {w.name: (w.n, w.n, w.state, 0.0) for w in self.workers.values()}
+            beats = {w.name: (w.n, w.step, w.state, 0.0) for w in self.workers.values()}
             self._say(messages.Renew(beats=beats))
 
     def end_processes(self) -> None:

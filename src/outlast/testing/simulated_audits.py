@@ -29,21 +29,29 @@ class SimCheckpoints:
         self._rots = rots
         self._copies: list[messages.Checkpointed] = []
         self._on_disk: list[messages.Checkpointed] = []
+        self._places: dict[tuple[int, str], tuple[int, bytes]] = {}  # by phase and mark
         self._tainted: dict[str, set[int]] = {}  # saved while ranks had models with these flips
         self._condemned: set[str] = set()  # likewise, and an audit has found it since
         self._known_s = math.inf
 
-    def stage(self, n: int, mark: str = "", flips: Iterable[int] = ()) -> messages.Checkpointed:
+    def stage(
+        self,
+        n: int,
+        mark: str = "",
+        flips: Iterable[int] = (),
+        place: tuple[int, bytes] = (-1, b""),
+    ) -> messages.Checkpointed:
         """Record that every rank has copied its part.
 
         `mark`: term and generation, as in a real name. `flips`: flipped bits that ranks suffer
-        from.
+        from. `place`: committed steps, and the place in the data.
         """
-        copy = _at(n, "memory", mark)
+        self._places[n, mark] = place
+        copy = self._at(n, "memory", mark)
         self._copies = [*self._copies[-1:], copy]
         self._known_s = math.inf
         if flipped := set(flips):
-            self._tainted[copy.path] = self._tainted[_at(n, "disk", mark).path] = flipped
+            self._tainted[copy.path] = self._tainted[self._at(n, "disk", mark).path] = flipped
         return copy
 
     def save(
@@ -51,8 +59,9 @@ class SimCheckpoints:
     ) -> messages.Checkpointed | messages.SaveFailed:
         """Write a checkpoint to disk, unless it `fails`."""
         if fails:
-            return messages.SaveFailed(n=n, step=n, error="no space left")
-        self._on_disk.append(_at(n, "disk", mark))
+            step = self._at(n, "disk", mark).step
+            return messages.SaveFailed(n=n, step=step, error="no space left")
+        self._on_disk.append(self._at(n, "disk", mark))
         return self._on_disk[-1]
 
     def forget(self, known_s: float) -> None:
@@ -108,19 +117,30 @@ class SimCheckpoints:
         lost = self.load(checkpoint) is None
         return lost and (not self.is_in_memory(checkpoint) or now_s > self._known_s)
 
+    def place(self, checkpoint: messages.Checkpointed) -> bytes:
+        """Return the place in the data of a checkpoint; b"" without one."""
+        mark = checkpoint.path.split(" ", 2)[2]
+        return self._places.get((checkpoint.n, mark), (-1, b""))[1]
+
+    def _at(self, n: int, tier: str, mark: str) -> messages.Checkpointed:
+        """Return a checkpoint with typical times, as seat 0 reports it."""
+        step, _ = self._places.get((n, mark), (-1, b""))
+        return messages.Checkpointed(
+            n=n,
+            step=n if step < 0 else step,
+            path=f"{tier} n{n} {mark}",
+            tier=tier,
+            blocking_s=0.01,
+            flush_s=0.2,
+            step_s=0.2,
+        )
+
 
 def _newest(
     checkpoints: Sequence[messages.Checkpointed], bars: Sequence[CopyBar]
 ) -> messages.Checkpointed | None:
     allowed = [copy for copy in checkpoints if not is_barred(bars, copy.n, copy.path)]
     return max(allowed, key=lambda copy: copy.n, default=None)
-
-
-def _at(n: int, tier: str, mark: str) -> messages.Checkpointed:
-    """Return a checkpoint with typical times, as seat 0 reports it."""
-    return messages.Checkpointed(
-        n=n, step=n, path=f"{tier} n{n} {mark}", tier=tier, blocking_s=0.01, flush_s=0.2, step_s=0.2
-    )
 
 
 def bars_of(journal: Iterable[object]) -> tuple[CopyBar, ...]:
@@ -145,7 +165,7 @@ class AuditJudge:
         """Check the controller's verdict against a count; condemn the ranks with wrong state."""
         ledger = self._ledger
         reports = self._reports.get((event.generation, event.n), {})
-        if len(reports) < ledger.world:
+        if reports.keys() != ledger.present(event.generation):
             ledger.fail(f"phase {event.n} was judged before all ranks had reported")
         families: dict[int, list[int]] = {}
         for seat, (_, model) in reports.items():
@@ -218,7 +238,7 @@ class AuditedProcess(SimProcess):
             return
         self._audited = self.opened
         self._pending = messages.Audited(
-            generation=self.opened, n=self.n, step=self.n, replica_set=b"", kinds=self._kinds()
+            generation=self.opened, n=self.n, step=self.step, replica_set=b"", kinds=self._kinds()
         )
         self.cluster.audits.reported(self)
         self.say(self._pending)
@@ -231,7 +251,11 @@ class AuditedProcess(SimProcess):
         alive = [w for agent in self.cluster.agents.values() for w in agent.workers.values()]
         models = {worker.model for worker in alive if worker.alive} & self.ledger.wrong.keys()
         flips = (self.ledger.wrong[model] for model in models)
-        return self.cluster.shelf.stage(self.n, f"g{self.opened}", flips)
+        return self.cluster.shelf.stage(self.n, f"g{self.opened}", flips, self.data_place())
+
+    def data_place(self) -> tuple[int, bytes]:
+        """Return the committed steps, and the place in the data."""
+        return self.step, b""
 
     def waits(self) -> bool:
         """Return whether the vote must wait for the answer to the audit of the last phase."""

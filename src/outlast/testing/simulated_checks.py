@@ -22,6 +22,7 @@ class RunChecks:
     def __init__(self, cluster: SimCluster) -> None:
         self._cluster = cluster
         self._plan, self._ledger = cluster.plan, cluster.ledger
+        self.shrinks = 0  # decisions that let ranks leave
 
     def announced(self, controller: SimController, body: messages.AnyBody) -> None:
         """Check a message that the controller wants to send."""
@@ -30,6 +31,8 @@ class RunChecks:
         elif isinstance(body, messages.Connect):
             cluster, seats = self._cluster, tuple(controller.state.members.seats)
             known = cluster.connecting.setdefault(body.generation, seats)
+            if {*body.absent} != {seat for seat, name in enumerate(seats) if not name}:
+                self._ledger.fail(f"ranks {body.absent} are absent from {seats}")
             if known != seats and cluster.is_newest(controller):
                 self._ledger.fail(f"generation {body.generation} connects two groups: {seats}")
 
@@ -40,6 +43,8 @@ class RunChecks:
             return
         if isinstance(event, events.Decided):
             cluster.decided = event
+        if isinstance(event, events.Decided) and event.rung == "shrink":
+            self._may_shrink(controller.state)
         if isinstance(event, events.Decided) and event.rung in FROM_A_COPY:
             cluster.restarts += 1
             self._need(controller.state, event)
@@ -80,8 +85,23 @@ class RunChecks:
         trains = all(w.opened == generation > w.closed and w.is_set_up for w in workers)
         waited_s = (state.clock.now_ns - state.clock.since_ns) / NS
         in_time = waited_s < 0.9 * self._cluster.limits.lease_s
-        if len(workers) == self._plan.world and trains and in_time and not state.ending.drain_ns:
+        present = self._ledger.present(generation)
+        if (
+            {w.seat for w in workers} == present
+            and trains
+            and in_time
+            and not state.ending.drain_ns
+        ):
             self._ledger.fail(f"generation {generation} was closed by a takeover alone")
+
+    def _may_shrink(self, state: ControllerState) -> None:
+        """Check that ranks leave only where the job allows it."""
+        self.shrinks += 1
+        options, absent = self._plan.shrinking, state.progress.absent
+        if options is None or options.needs_all or options.root in absent:
+            self._ledger.fail(f"ranks {absent} have left, which the job does not allow")
+        if self._plan.shard_sets > 1:
+            self._ledger.fail(f"ranks {absent} have left, and others hold other shards")
 
     def _kill(self, state: ControllerState, body: messages.Kill) -> None:
         """Check that a worker that answers at once is not killed for silence."""
@@ -125,7 +145,7 @@ class RunChecks:
         n = max([state.progress.n, *(worker.n for worker in survivors.values())])
         keys = {f"before:{n}", f"after:{n}"}
         slots = self._ledger.slots_left
-        lost = set(range(self._plan.world)) - survivors.keys()
+        lost = set(range(self._plan.world)) - survivors.keys() - {*state.progress.absent}
         shards = {worker.shards() for worker in survivors.values()}
         needed = {b"shards %d" % (seat % self._plan.shard_sets) for seat in lost}
         if needed <= shards and all(keys & slots.get(seat, set()) for seat in lost):

@@ -6,15 +6,17 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from importlib import import_module
 from itertools import combinations
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from outlast import events
 from outlast.config import Limits
 from outlast.controller import inputs
 from outlast.controller.controller_state import ControllerState
 from outlast.controller.lifecycle.journal_segments import count_entries, join_segments
-from outlast.controller.recovery.recovery_policy import DEFAULT, RecoveryPolicy
+from outlast.controller.recovery.recovery_policy import DEFAULT, ELASTIC, RecoveryPolicy
 from outlast.controller.state_machine import initial
 from outlast.telemetry.committed_history import check_history
 from outlast.testing.fault_plan import NO_OWNER, FaultPlan, draw_plan, draw_takeover_plan
@@ -28,6 +30,9 @@ from outlast.testing.simulated_process import SimProcess, VirtualClock, WorkerMe
 from outlast.testing.simulated_terms import SimCandidate, SimTermStore
 from outlast.testing.simulated_worker import SimWorker
 from outlast.transport import messages
+
+if TYPE_CHECKING:
+    from outlast.testing.absent_ranks.simulated_data import SimData
 
 VIRTUAL_S_MAX = 900.0
 _STORY = 120
@@ -46,6 +51,8 @@ class SimOutcome(NamedTuple):
     restarts: int
     struck: int
     terms: int = 1
+    shrinks: int = 0  # decisions that let ranks leave
+    returns: int = 0  # ranks that have come back
     refused: int = 0  # frames of lower terms, by agents
 
 
@@ -56,7 +63,8 @@ class SimCluster:
         self, seed: int, plan: FaultPlan | None = None, recovery: RecoveryPolicy = DEFAULT
     ) -> None:
         self.seed = seed
-        self.recovery = recovery
+        shrinks = plan is not None and plan.shrinking is not None
+        self.recovery = recovery = ELASTIC if shrinks else recovery
         self.decided: events.Decided | None = None  # the newest
         self.plan = plan = plan or draw_plan(seed)
         self.timeline = VirtualClock(seed)
@@ -74,7 +82,7 @@ class SimCluster:
             kill_s=6,
             shared_s=2,
             attempts_max=self.plan.attempts_max,
-            respawns_max=400,
+            respawns_max=plan.shrinking.respawns_max if plan.shrinking else 400,
             hang_floor_s=2,
             hang_ceiling_s=12,
         )
@@ -94,6 +102,9 @@ class SimCluster:
         self.connecting: dict[int, tuple[str, ...]] = {}  # worker by seat, by generation
         self.look_costs_a_host = False
         self.crash_in = -1  # turns until the controller crashes
+        if plan.shrinking is not None:  # it imports torch, which costs seconds
+            data = import_module("outlast.testing.absent_ranks.simulated_data")
+            self._new_data: Callable[[int, int, int], SimData] = data.SimData
         self.first_state = initial(
             *(plan.world, plan.spares, self.limits, plan.policy),
             *("drain", plan.placement(), recovery),
@@ -123,6 +134,7 @@ class SimCluster:
             history = [phase._replace(content=()) for phase in history]
         if problems := check_history(self.segments, history):
             self.ledger.fail(f"workers and journal contradict each other: {problems[0]}")
+        self.ledger.histories.check()
         if self.plan.waits:
             self.checks.calm()
         return SimOutcome(
@@ -136,12 +148,15 @@ class SimCluster:
             struck=self.struck,
             terms=len(self.segments),
             refused=self.ledger.refused,
+            shrinks=self.checks.shrinks,
+            returns=self.ledger.histories.returns,
         )
 
     def _is_end_of_policy(self, end: inputs.EndRun) -> bool:
         """Return whether the policy had no other rung left, where the default one may have had."""
         stopped = self.decided is not None and self.decided.rung == "stop"
-        return self.recovery is not DEFAULT and stopped and end.outcome in ("gave_up", "user_error")
+        is_other = self.recovery not in (DEFAULT, ELASTIC)
+        return is_other and stopped and end.outcome in ("gave_up", "user_error")
 
     def note(self, text: str) -> None:
         """Add a line to the story of the run."""
@@ -302,6 +317,11 @@ class SimCluster:
         return n == self.plan.bug_at and seat == self.plan.world - 1
 
     # --- shared by workers ----
+
+    def new_data(self, seat: int) -> SimData | None:
+        """Return the place of a rank in its data before the first phase; None without data."""
+        options = self.plan.shrinking
+        return self._new_data(self.plan.world, options.rows, seat) if options else None
 
     def mesh(self, body: messages.Connect) -> WorkerMesh:
         """Return the connections of a generation, created on first use."""

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from outlast import events
 from outlast.controller import inputs
 from outlast.controller.planned_migration import SCHEDULER
+from outlast.testing.absent_ranks.shrink_options import HOST_LOSSES
 from outlast.testing.fault_plan import DRAINS, NOTICES, ROLL
 from outlast.testing.simulated_process import SimProcess
 from outlast.testing.simulated_terms import STORE
@@ -162,6 +163,8 @@ class FaultInjector:
         elif what == "agent":
             agent.die()
             line.after(line.between(0.5, 6.0), lambda: setattr(agent, "present", True))
+        elif what in HOST_LOSSES:
+            self._lose_for_long(what)
         elif what == "join":
             self._cluster.join()
         elif what == "look":
@@ -239,8 +242,16 @@ class FaultInjector:
 
         line.after(line.between(0.0, 6.0), lose_store)
 
-    def _lose(self, agent: SimAgent) -> None:
+    def _lose(self, agent: SimAgent, low_s: float = 0.5, high_s: float = 6.0) -> None:
         """Let a host lose power; it boots again later."""
         agent.lose_power()
-        boots_s = self._line.between(0.5, 6.0)
+        boots_s = self._line.between(low_s, high_s)
         self._line.after(boots_s, lambda: setattr(agent, "present", True))
+
+    def _lose_for_long(self, what: str) -> None:
+        """Let hosts lose power for long, or for good: one always has it."""
+        up = [agent for agent in self._cluster.agents.values() if agent.present]
+        count = min(2 if what == "lose two" else 1, len(up) - 1)
+        away_s = (1000.0, 1000.0) if what == "lose for good" else (4.0, 40.0)
+        for agent in self._line.dice.sample(up, max(0, count)):
+            self._lose(agent, *away_s)

@@ -16,6 +16,7 @@ from outlast.transport.rendezvous_messages import PART_BYTES
 from outlast.transport.worker_page import SLOTS
 
 if TYPE_CHECKING:
+    from outlast.testing.absent_ranks.rank_histories import TrainedShare
     from outlast.testing.simulated_agent import SimAgent
     from outlast.testing.simulated_cluster import SimCluster
     from outlast.testing.simulated_worker import SimWorker
@@ -73,16 +74,17 @@ class SimSlots:
         self._ring: list[tuple[str, bytes] | None] = [None] * SLOTS
         self._next = 0
 
-    def put(self, key: str, value: int, halfway: Callable[[], object]) -> None:
+    def put(self, key: str, value: bytes, halfway: Callable[[], object]) -> None:
         """Write a slot; `halfway` runs while the slot is invalid."""
         self._ring[self._next] = None
         halfway()
-        self._ring[self._next] = (key, str(value).encode())
+        self._ring[self._next] = (key, value)
         self._next = (self._next + 1) % SLOTS
 
     def read(self) -> dict[str, bytes]:
-        """Return the valid slots by key."""
-        return dict(slot for slot in self._ring if slot is not None)
+        """Return the valid slots by key, the newest of each."""
+        ring = (*self._ring[self._next :], *self._ring[: self._next])
+        return dict(slot for slot in ring if slot is not None)
 
 
 class SimProcess(ABC):
@@ -106,6 +108,11 @@ class SimProcess(ABC):
         self.seat = -1
         self.n = self.token = self.completed = 0
         self.busy = False  # an operation in progress that must end before the next move
+
+    @property
+    def step(self) -> int:
+        """Return the committed steps."""
+        return self.n
 
     @abstractmethod
     def proceed(self) -> None:
@@ -263,6 +270,7 @@ class Ballot:
     def __init__(self, n: int) -> None:
         self.n = n
         self.votes: dict[int, tuple[SimWorker, int]] = {}  # worker and its token by rank
+        self.shares: dict[int, TrainedShare] = {}  # of all voters, by rank
         self.complete = False
 
 
@@ -273,6 +281,7 @@ class WorkerMesh:
         self.cluster = cluster
         self.generation = plan.generation
         self.seats = seats
+        self.present = tuple(seat for seat, name in enumerate(seats) if name)
         self.transfers = plan.transfers
         self.rebuilt = plan.rebuilt
         self.copy = plan.copy
@@ -289,8 +298,8 @@ class WorkerMesh:
 
     def meet_of(self, seat: int) -> messages.Meet:
         """Return what a member sends for the group of all ranks."""
-        ranks, value = pack_ranks(range(len(self.seats))), b"%d" % seat
-        parts = bytes(PART_BYTES * len(self.seats))
+        ranks, value = pack_ranks(self.present), b"%d" % seat
+        parts = bytes(PART_BYTES * len(self.present))
         g = self.generation
         return messages.Meet(
             generation=g, name="all", ranks=ranks, value=value, parts=parts, address=f"{seat}:1"
@@ -298,7 +307,7 @@ class WorkerMesh:
 
     def is_complete(self) -> bool:
         """Return whether all members are connected."""
-        return len(self.members) == len(self.seats)
+        return len(self.members) == len(self.present)
 
     def lets_connect(self, worker: SimWorker) -> bool:
         """Return whether all members are there and reach each other. A worker whose host does not
@@ -338,14 +347,17 @@ class WorkerMesh:
         ballot = self.ballot(worker.n + 1)
         if ballot.complete:
             self.cluster.ledger.fail(f"{worker.name} votes twice on phase {ballot.n}")
+        if worker.seat not in self.present:
+            self.cluster.ledger.fail(f"{worker.name} votes at rank {worker.seat}, which is absent")
         ballot.votes[worker.seat] = worker, worker.token
+        ballot.shares[worker.seat] = worker.share()
         self._complete(ballot)
         return ballot
 
     def _complete(self, ballot: Ballot) -> None:
         """Answer the voters once all have voted and reach each other."""
         line = self.cluster.timeline
-        if len(ballot.votes) < len(self.seats):
+        if len(ballot.votes) < len(self.present):
             return
         if not self._is_connected():
             line.after(_RETRANSMIT_S, lambda: self._complete(ballot))
@@ -354,6 +366,7 @@ class WorkerMesh:
                     self._end_when_silent(voter)
             return
         ballot.complete = True
+        self.cluster.ledger.agree(ballot.n, self.present, ballot.shares)
         for voter, token in ballot.votes.values():
             delay_s = line.between(0.0005, 0.03)
             line.after(delay_s, lambda voter=voter, token=token: voter.answer(token))

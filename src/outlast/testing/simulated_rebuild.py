@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import cast
 
 from outlast.events import Fault
-from outlast.testing.run_invariants import own_tail
+from outlast.testing.absent_ranks.rank_histories import own_of, own_tail
 from outlast.testing.simulated_audits import AuditedProcess
 from outlast.testing.simulated_process import NO_ANSWER, WorkerMesh
 from outlast.transport import messages
@@ -37,7 +37,7 @@ class RebuildingProcess(AuditedProcess):
         return messages.Status(
             generation=self.generation,
             n=n,
-            step=n,
+            step=self.step_at(n),
             state=word,
             fault=fault,
             copy=copy,
@@ -52,8 +52,16 @@ class RebuildingProcess(AuditedProcess):
         if self.base is None or before is None or self.cluster.shelf.load(self.base) != n:
             self.tear(Fault(kind="unknown", detail=f"phase {self.n} cannot be taken back"))
             return
-        self.model, self.own, self.n = self.ledger.model(n), int(before), n
+        self.model, self.own, self.n = self.ledger.model(n), own_of(before), n
+        self.take_data_back(before)
         self.work(0.01, 0.1, lambda: self.point("settled"))
+
+    def step_at(self, n: int) -> int:
+        """Return the committed steps behind phase n, this rank's newest or the one under way."""
+        return n
+
+    def take_data_back(self, before: bytes) -> None:
+        """Take the place in the data of a slot."""
 
     def rebuild(self, mesh: WorkerMesh) -> None:
         """Read the shards from the copy in keepers' memory, which verifies digests."""
@@ -86,6 +94,7 @@ class PartnerProcess(RebuildingProcess):
     def begin_partners(self) -> None:
         """Initialize the memory for partners, which outlives this process."""
         self.held: dict[tuple[int, int, Stage, int], PartnerRecord] = {}  # as in PartnerMemory
+        self.inherited: dict[str, bytes] = {}  # slots of the rank's last worker
         self._bank, self._open_bank = 0, 1
         self._partners: tuple[int, ...] = ()
         self._carried: set[int] = set()
@@ -102,7 +111,8 @@ class PartnerProcess(RebuildingProcess):
     def carry(self) -> None:
         """Send what is kept for this place to the partners, before the generation opens."""
         keys = {f"{kind}:{self.n}" for kind in _STAGES}
-        slots = {key: slot for key, slot in self.slots.read().items() if key in keys}
+        known = {**self.inherited, **self.slots.read()}
+        slots = {key: slot for key, slot in known.items() if key in keys}
         self._send("carried", self.n, slots)
         self._carried.add(self.seat)
 
@@ -117,10 +127,15 @@ class PartnerProcess(RebuildingProcess):
 
     def write(self, key: str, value: int) -> None:
         """Write a slot, and send it to the partners of an open generation."""
-        self.slots.put(key, value, lambda: self.point("slot"))
         kind, n = key.split(":")
+        data = str(value).encode() + self.packed_data(kind)
+        self.slots.put(key, data, lambda: self.point("slot"))
         if self.opened == self.generation > self.closed:
-            self._send(_STAGES[kind], int(n), {key: str(value).encode()})
+            self._send(_STAGES[kind], int(n), {key: data})
+
+    def packed_data(self, kind: str) -> bytes:
+        """Return the place in the data for a slot of this kind."""
+        return b""
 
     def _send(self, stage: Stage, n: int, slots: dict[str, bytes]) -> None:
         mesh = self.mesh

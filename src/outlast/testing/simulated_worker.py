@@ -6,16 +6,16 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from outlast.events import Fault
-from outlast.testing.run_invariants import mix, own_step, own_tail
+from outlast.testing.absent_ranks.rank_histories import mix, own_step
+from outlast.testing.absent_ranks.simulated_data_rank import DataProcess
 from outlast.testing.simulated_process import Ballot, WorkerKilled, WorkerMesh
-from outlast.testing.simulated_rebuild import PartnerProcess
 from outlast.transport import messages
 
 if TYPE_CHECKING:
     from outlast.testing.simulated_agent import SimAgent
 
 
-class SimWorker(PartnerProcess):
+class SimWorker(DataProcess):
     """A rank or a spare: its seat, its state, its answers."""
 
     def __init__(self, agent: SimAgent, name: str) -> None:
@@ -34,6 +34,7 @@ class SimWorker(PartnerProcess):
         self.begin_audits()
         self.begin_rebuilds()
         self.begin_partners()
+        self.begin_data()
         self.soon(0.3, 1.2, self._say_hello)
 
     def leave(self) -> None:
@@ -54,7 +55,7 @@ class SimWorker(PartnerProcess):
             case messages.Connect():
                 self._connect(body)
             case messages.Met():
-                if [int(value) for value in body.values] != list(range(self.ledger.world)):
+                if {int(value) for value in body.values} != self.ledger.present(body.generation):
                     self.ledger.fail(f"{self.name} met {body.values}")
                 self.met.add(body.generation)
                 self.mesh_when_met()
@@ -102,14 +103,11 @@ class SimWorker(PartnerProcess):
             n = self.load(body.checkpoint)
             if n != body.n:
                 self.ledger.fail(f"{self.name} starts at {body.n} from the checkpoint of {n}")
-            self.model, self.own = self.ledger.model(n), self.ledger.own(self.seat, n)
+            self.model = self.ledger.model(n)
+            self.take_first_place(body.checkpoint)
             self.work(0.02, 0.1, self.stand)
         else:
-            before = body.slots.get(f"before:{body.n}")
-            after = body.slots.get(f"after:{body.n}")
-            chosen = before if before is not None else after
-            assert chosen is not None
-            self.own = int(chosen) if before is not None else own_tail(int(chosen), body.n)
+            self.take_place(body)
             self.is_set_up = True
             self.protect()
             self.work(0.2, 0.8, self.stand)
@@ -297,6 +295,7 @@ class SimWorker(PartnerProcess):
             self.ledger.fail(f"{self.name} runs without having received its state")
         self.opened = body.generation
         self.partners_opened()
+        self.open_data(body.step)
         if body.ask == "drain":
             self.ledger.last = min(self.ledger.last, body.n)
         self.ledger.stands(self.name, self.seat, body.n, self.model, self.own)
@@ -326,9 +325,10 @@ class SimWorker(PartnerProcess):
     def _attempt(self) -> None:
         if self.n >= self.ledger.last >= 0:
             self.state = "finished"
-            self.tell(messages.Finished(n=self.n, step=self.n))
+            self.tell(messages.Finished(n=self.n, step=self.step))
             self.point("finished")
             return
+        self.write_before()
         if self.leaves == self.generation:
             self._leave_generation(None)
             return
@@ -371,7 +371,8 @@ class SimWorker(PartnerProcess):
 
     def _apply(self, generation: int) -> None:
         self.state = "applying"
-        self.ledger.applies(self.name, generation, self.n + 1)
+        assert self.ballot is not None
+        self.ledger.applies(self.name, generation, self.n + 1, self.ballot.shares)
         self.point("answered")
         self.work(0.005, 0.03, self._applied)
 
@@ -380,6 +381,7 @@ class SimWorker(PartnerProcess):
         self.model = self.ledger.after(self.model, self.n + 1)
         self.own = own_step(self.own, self.n + 1)
         self.n += 1
+        self.commit_data()
         self.ledger.completes(self.name, self.opened, self.n, self.model)
         self.completed += 1
         self.state = "idle"
@@ -390,6 +392,10 @@ class SimWorker(PartnerProcess):
         self.point("applied")
         plan = self.cluster.plan
         skips = plan.skips > 0 and self.line.dice.random() < plan.skips
-        if self.seat == 0 and self.cluster.checkpoint_due(self.n) and not skips:
+        if not self.is_first or not self.cluster.checkpoint_due(self.n) or skips:
+            return
+        if self.absent:
+            self.refuse_save()
+        else:
             self.say(self.stage())
             self.soon(0.001, 0.5, partial(self.write_checkpoint, self.n, self.opened))

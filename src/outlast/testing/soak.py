@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 
+from outlast.testing.absent_ranks.shrink_plans import draw_shrink_plan
 from outlast.testing.fault_plan import FaultPlan, draw_join_plan, draw_plan, draw_takeover_plan
 from outlast.testing.run_invariants import SimFailure
 from outlast.testing.simulated_cluster import SimCluster
@@ -52,12 +53,16 @@ def main(argv: list[str] | None = None) -> int:
         help="several hosts, whose controllers die, stop or are cut off",
     )
     parser.add_argument("--joins", action="store_true", help="the same, and hosts join the run")
+    parser.add_argument(
+        "--shrinks", action="store_true", help="runs that go on with fewer ranks, on scarce hosts"
+    )
     arguments = parser.parse_args(argv)
     draw = draw_takeover_plan if arguments.takeovers else draw_plan
     draw = draw_join_plan if arguments.joins else draw
+    draw = draw_shrink_plan if arguments.shrinks else draw
     outcomes: Counter[str] = Counter()
     started_s = said_s = time.monotonic()
-    turns = struck = 0
+    turns = struck = shrinks = returns = 0
     for seed in range(arguments.first, arguments.first + arguments.seeds):
         plan = draw(seed)
         try:
@@ -65,6 +70,7 @@ def main(argv: list[str] | None = None) -> int:
         except SimFailure as failure:
             smaller, found = shrink(seed, plan, failure)
             kind = " --joins" * arguments.joins or " --takeovers" * arguments.takeovers
+            kind = " --shrinks" if arguments.shrinks else kind
             again = f"--seeds 1 --first {seed}{kind}"
             sys.stdout.write(
                 f"{found}\n\nseed {seed} failed: {str(failure).splitlines()[0]}\nagain with:"
@@ -75,6 +81,8 @@ def main(argv: list[str] | None = None) -> int:
         outcomes[outcome.outcome] += 1
         turns += outcome.turns
         struck += outcome.struck
+        shrinks += outcome.shrinks
+        returns += outcome.returns
         now_s = time.monotonic()
         if now_s - said_s > _EVERY_S:
             said_s = now_s
@@ -83,8 +91,11 @@ def main(argv: list[str] | None = None) -> int:
     ends = ", ".join(f"{count} {name}" for name, count in outcomes.most_common())
     sys.stdout.write(
         f"{arguments.seeds} seeds from {arguments.first} held in"
-        f" {time.monotonic() - started_s:.1f} s: {ends}; {struck} faults, {turns} turns\n"
+        f" {time.monotonic() - started_s:.1f} s: {ends}; {struck} faults, {turns} turns"
     )
+    if arguments.shrinks:
+        sys.stdout.write(f"; {shrinks} times ranks have left, {returns} have come back")
+    sys.stdout.write("\n")
     return 0
 
 

@@ -22,10 +22,13 @@ def partners_of(state: ControllerState) -> dict[int, tuple[int, ...]]:
 
 
 def _sets(state: ControllerState) -> PartnerSets:
-    placement = state.placement
-    hosts = [worker.agent for worker in state.occupants()]
+    """Return the sets of the ranks that are present."""
+    placement, workers = state.placement, state.occupants()
+    hosts = [worker.agent for worker in workers]
     known = zip(placement.agents, placement.domains, strict=True) if any(placement.domains) else ()
-    return partner_sets(hosts, dict(known))
+    found = partner_sets(hosts, dict(known))
+    sets = tuple(tuple(workers[place].seat for place in places) for places in found.sets)
+    return found._replace(sets=sets)
 
 
 def warn_of_losses(turn: ControllerTurn) -> None:

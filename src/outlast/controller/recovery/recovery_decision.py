@@ -278,9 +278,11 @@ def _continue_with_survivors(
     commit = any(w.status is not None and w.status.n == n - 1 for w in survivors)
     announced = [w for w in state.generation_members() if w.status is not None]
     slots = _slots_at(members.abandoned_slots, survivors, n)
-    kept_apart = {*progress.absent, *absent}
-    slots |= {seat: members.abandoned_slots.get(seat, {}) for seat in kept_apart}
-    for seat in kept_apart - absent:
+    before = {*progress.absent}
+    apart = members.abandoned_slots
+    slots |= {seat: apart.get(seat, {}) for seat in before}
+    slots |= {seat: shrinking.leaving_slots(apart.get(seat, {}), n) for seat in absent - before}
+    for seat in before - absent:
         known = shrinking.template(survivors, n)
         slots[seat] = shrinking.returning_slots(slots[seat], known, n)
     members.set_seats(members.seats, slots)

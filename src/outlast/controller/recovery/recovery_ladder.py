@@ -188,7 +188,7 @@ def _respawn(situation: Situation, course: _Course) -> tuple[str, bool]:
     missing = max(0, len(situation.lost) - situation.spares - situation.cold)
     if missing > situation.respawns:
         return _no_budget(missing, situation), False
-    if course.shrinks and missing > situation.rooms:
+    if course.shrinks and not situation.no_shrink and missing > situation.rooms:
         return f"{missing} worker(s) are missing, and no host has room", False
     return (
         f"{_ranks(situation.lost)} lost{_cause_suffix(situation)}: {situation.spares} warm"

@@ -60,11 +60,21 @@ def returning(state: ControllerState, survivors: Sequence[WorkerRecord], n: int)
     lost = [seat for seat in range(state.world) if state.occupant(seat) is None]
     needed = [seat for seat in lost if seat not in absent]
     for count in range(len(absent), 0, -1):
-        if planned_migration.count_fitting(state, (*needed, *absent[:count])) >= (
-            len(needed) + count
-        ):
+        seats = (*needed, *absent[:count])
+        if len(planned_migration.fitting_spares(state, seats)) == len(seats):
             return absent[:count]
     return ()
+
+
+def leaving_slots(slots: dict[str, bytes], n: int) -> dict[str, bytes]:
+    """Return the slots that are kept of a rank that leaves before phase n+1: those with which it
+    has just come back, else its own of this place. Older ones would repeat random numbers."""
+    back = {key: slot for key, slot in slots.items() if key.startswith(left_prefix(n))}
+    kinds = ("before", "after")
+    places = ((key, key.partition(":")) for key in slots if not key.startswith("left:"))
+    return back or {
+        key: slots[key] for key, (kind, _, at) in places if kind in kinds and int(at) >= n
+    }
 
 
 def returning_slots(known: dict[str, bytes], slots: dict[str, bytes], n: int) -> dict[str, bytes]:
@@ -82,7 +92,7 @@ def take_back_when_possible(turn: ControllerTurn) -> None:
     progress = state.progress
     if not progress.absent or progress.asked_back == state.generation or state.ending.drain_ns:
         return
-    ready = planned_migration.count_fitting(state, progress.absent)
+    ready = planned_migration.fitting_spares(state, progress.absent)
     if not ready or _is_spare_preparing(state) or not planned_migration.is_calm(state):
         return
     first = min(state.generation_members(), key=lambda one: one.seat, default=None)

@@ -1,0 +1,166 @@
+"""A simulated worker's part in runs that go on with fewer ranks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from outlast.events import Fault
+from outlast.testing.absent_ranks.rank_histories import (
+    TrainedShare,
+    data_of,
+    merge_slots,
+    own_of,
+    own_tail,
+)
+from outlast.testing.simulated_rebuild import PartnerProcess
+from outlast.transport import messages
+
+if TYPE_CHECKING:
+    from outlast.testing.absent_ranks.simulated_data import SimData
+
+
+class DataProcess(PartnerProcess):
+    """A rank with a place in its data, which follows the ranks that leave and come back."""
+
+    def begin_data(self) -> None:
+        """Begin without a place in the data."""
+        self.data: SimData | None = None
+        self._before_n = -1  # of the newest slot `before`
+
+    @property
+    def step(self) -> int:
+        """Return the committed steps."""
+        return self.data.step if self.data is not None else self.n
+
+    def step_at(self, n: int) -> int:
+        """Return the committed steps behind phase n, this rank's newest or the one under way."""
+        if self.data is None:
+            return n
+        return self.data.step + (n > self.n and self.data.kind == "step")
+
+    @property
+    def absent(self) -> frozenset[int]:
+        """Return the ranks that are absent from the connected generation."""
+        if self.mesh is None:
+            return frozenset()
+        return frozenset(range(len(self.mesh.seats))).difference(self.mesh.present)
+
+    @property
+    def is_first(self) -> bool:
+        """Return whether it is the first of the ranks that are present."""
+        return self.mesh is not None and self.seat == min(self.mesh.present)
+
+    def status_at(self, n: int, word: str, fault: Fault | None) -> messages.Status:
+        """Return the answer to Close, with what the controller has to know of absent ranks."""
+        status = super().status_at(n, word, fault)
+        options = self.cluster.plan.shrinking
+        if options is None:
+            return status
+        return messages.Status(
+            generation=status.generation,
+            n=status.n,
+            step=status.step,
+            state=status.state,
+            fault=status.fault,
+            copy=status.copy,
+            redoable=status.redoable,
+            unreachable=status.unreachable,
+            needs="all_gather" if options.needs_all else "",
+            roots=(options.root,) if options.root >= 0 else (),
+            slots=self.slots.read() if self.absent and self.is_first else {},
+        )
+
+    # --- places ---
+
+    def take_first_place(self, checkpoint: messages.Checkpointed | None) -> None:
+        """Take the own state and the place in the data of a start."""
+        self.own = self.ledger.own(self.seat, self.n)
+        self.data = self.cluster.new_data(self.seat)
+        if self.data is not None and checkpoint is not None:
+            self.data.take(self.cluster.shelf.place(checkpoint))
+
+    def take_place(self, body: messages.Seat) -> None:
+        """Take the own state and the place in the data of a rank's last worker; of another rank's
+        place, where the rank has been absent."""
+        n, slots = body.n, merge_slots(body.slots, body.n, body.seat)
+        before, after = slots.get(f"before:{n}"), slots.get(f"after:{n}")
+        slot = before if before is not None else after
+        assert slot is not None
+        self.own = own_of(slot) if before is not None else own_tail(own_of(slot), n)
+        self.data = self.cluster.new_data(self.seat)
+        if self.data is not None:
+            self.inherited = slots
+            self.data.take(data_of(slot))
+        if slots.keys() != body.slots.keys():
+            self.ledger.histories.come_back(self.seat, n, self.own)
+
+    def stand(self) -> None:
+        """Write the own state with which a rank begins."""
+        if self.data is None:
+            super().stand()
+        self.state = "idle"
+
+    def write_before(self) -> None:
+        """Write the slot before the next phase, once for each place."""
+        if self.data is not None and self._before_n != self.n:
+            self._before_n = self.n
+            self.write(f"before:{self.n}", self.own)
+
+    def write(self, key: str, value: int) -> None:
+        """Write a slot."""
+        self.ledger.histories.write(self.seat, value)
+        super().write(key, value)
+
+    def packed_data(self, kind: str) -> bytes:
+        """Return the place in the data for a slot of this kind."""
+        if self.data is None or kind == "result":
+            return b""
+        return b" " + self.data.pack(behind=kind == "after")
+
+    def data_place(self) -> tuple[int, bytes]:
+        """Return the committed steps, and the place in the data."""
+        return self.step, self.data.pack(behind=False) if self.data is not None else b""
+
+    def take_data_back(self, before: bytes) -> None:
+        """Take the place in the data of a slot."""
+        if self.data is not None:
+            self.data.take(data_of(before))
+
+    # --- phases ---
+
+    def open_data(self, step: int) -> None:
+        """Follow a change of the ranks that are present, at a place with `step` committed steps."""
+        if step != self.step:
+            self.ledger.fail(f"{self.name} has {self.step} steps, and {step} are decided")
+        if self.data is None:
+            return
+        if self.data.follow(self.absent, step):
+            self._before_n = -1
+        if not 0 <= (number := self.data.read_again()) < self.ledger.world * (self.data.rows or 1):
+            self.ledger.fail(f"{self.name} reads batch {number} of {self.data.rows} rows again")
+        self.data.go_on()
+
+    def share(self) -> TrainedShare:
+        """Return this rank's share in the next phase."""
+        if self.data is None:
+            return TrainedShare(self.own, "step", 0, None, b"", 0)
+        return TrainedShare(self.own, *self.data.share(), self.data.rows)
+
+    def commit_data(self) -> None:
+        """Complete a phase."""
+        if self.data is not None:
+            self.data.commit()
+
+    def tail(self) -> None:
+        """Run the script's code behind a phase."""
+        if self.data is None:
+            super().tail()
+            return
+        self.own = own_tail(self.own, self.n)
+        self.data.go_on()
+        self.point("tail")
+
+    def refuse_save(self) -> None:
+        """Report that no checkpoint is made while ranks are absent."""
+        error = f"ranks {sorted(self.absent)} are absent"
+        self.say(messages.SaveFailed(n=self.n, step=self.step, error=error))

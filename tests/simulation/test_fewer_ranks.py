@@ -1,0 +1,57 @@
+"""Seeded schedules of runs that go on with fewer ranks, and take them back, on scarce hosts."""
+
+from __future__ import annotations
+
+import pytest
+
+from outlast.controller.recovery import partner_slots, recovery_decision, shrinking
+from outlast.controller.replica_placement import partner_sets
+from outlast.testing import SimCluster, SimFailure
+from outlast.testing.absent_ranks.shrink_plans import draw_shrink_plan
+from outlast.testing.simulated_cluster import SimOutcome
+
+pytestmark = pytest.mark.sim
+_BATCH = 100
+
+
+def play(seed: int) -> SimOutcome:
+    return SimCluster(seed, draw_shrink_plan(seed)).run()
+
+
+@pytest.mark.parametrize("first", range(0, 2000, _BATCH))
+def test_every_invariant_holds(first: int) -> None:
+    for seed in range(first, first + _BATCH):
+        play(seed)
+
+
+def test_the_schedules_reach_everything() -> None:
+    outcomes = [play(seed) for seed in range(200)]
+    assert sum(outcome.outcome == "done" for outcome in outcomes) > 140
+    assert sum(outcome.shrinks for outcome in outcomes) > 40
+    assert sum(outcome.returns for outcome in outcomes) > 20
+
+
+def _partners_by_place(state):
+    sets = partner_sets([worker.agent for worker in state.occupants()], {})
+    return sets
+
+
+BREAKAGES = {
+    "partners by place": (partner_slots, "_sets", _partners_by_place),
+    "ranks leave that may not": (shrinking, "why_not", lambda *arguments: ""),
+    "a rank leaves with old slots": (shrinking, "leaving_slots", lambda slots, n: slots),
+    "a rank comes back without its own slots": (
+        shrinking,
+        "returning_slots",
+        lambda left, slots, n: {**slots, **left},
+    ),
+    "a term forgets who is absent": (recovery_decision, "_absent_after", lambda *arguments: set()),
+}
+
+
+@pytest.mark.parametrize("name", BREAKAGES)
+def test_a_broken_controller_is_found_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(*BREAKAGES[name])
+    with pytest.raises((SimFailure, AssertionError, LookupError)):
+        for seed in range(800):
+            play(seed)
