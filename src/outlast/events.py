@@ -86,6 +86,7 @@ class RunStarted(Event, frozen=True):
     args: tuple[str, ...]
     resumed_n: int = -1
     resumed_step: int = -1
+    policy: str = ""  # name and digest of the recovery policy
 
 
 class WorkerSpawned(Event, frozen=True):
@@ -158,6 +159,7 @@ class Decided(Event, frozen=True):
     replaced: tuple[tuple[int, str, str], ...]  # (seat, old worker, new worker)
     reason: str
     absent: tuple[int, ...] = ()  # seats without a worker, while the others go on
+    rule: str = ""  # of the policy, as in "policy exact, killed, rung 3 of 8"
 
 
 class JoinerReady(Event, frozen=True):

@@ -11,6 +11,7 @@ from tests.controller.controller_driver import ControllerDriver, S
 from outlast import events
 from outlast.controller import planned_migration
 from outlast.controller.inputs import AnyEntry, AppendJournal, Emit, RankMigrated, Send
+from outlast.controller.recovery.recovery_policy import DEFAULT
 from outlast.transport import messages
 
 GPU1: dict[str, Any] = {"device": "GPU 1", "code": "XID 79"}
@@ -202,7 +203,7 @@ def test_a_check_that_always_fires_does_not_use_up_every_spare() -> None:
         check(one, found(worker=one.seats()[1], device=f"GPU {number}"))
         if given_up(one):
             moved(one)
-    assert one.state.generation == 1 + planned_migration.MOVES_MAX
+    assert one.state.generation == 1 + DEFAULT.moves_max
     assert any("3 moves were made within the last hour" in note for note in notes(one))
     one.tick(planned_migration.WINDOW_S + 1)
     assert given_up(one), "it is still found, and there is room for another move"
@@ -287,7 +288,7 @@ def later_term(earlier: ControllerDriver, *alive: str, ahead_s: float = 0.0) -> 
 
 
 def move_three(one: ControllerDriver) -> None:
-    for number in range(planned_migration.MOVES_MAX):
+    for number in range(DEFAULT.moves_max):
         check(one, found(worker=one.seats()[1], device=f"GPU {number}"))
         moved(one)
 
@@ -331,7 +332,7 @@ def test_a_later_term_does_not_move_for_the_same_finding_again() -> None:
 def test_what_was_to_be_moved_and_still_lives_is_moved_and_counted_once() -> None:
     """The launcher was killed between the journal and the signal."""
     one = desk("now", spares=3)
-    for number in range(planned_migration.MOVES_MAX - 1):
+    for number in range(DEFAULT.moves_max - 1):
         check(one, found(worker=one.seats()[1], device=f"GPU {number}"))
         moved(one)
     seats = one.seats()
@@ -341,10 +342,7 @@ def test_what_was_to_be_moved_and_still_lives_is_moved_and_counted_once() -> Non
     check(later, found(worker=seats[0], device="GPU 7"))
     assert not given_up(later), "it is another's finding"
     check(later, found(worker=seats[1], device="GPU 7"))
-    assert (
-        given_up(later) == {seats[1]}
-        and len(later.state.findings.moves) == planned_migration.MOVES_MAX
-    )
+    assert given_up(later) == {seats[1]} and len(later.state.findings.moves) == DEFAULT.moves_max
 
 
 def test_a_clock_that_was_ahead_takes_no_longer_than_the_hour() -> None:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.process
 JOB = Path(__file__).parent / "jobs" / "shrinking_job.py"
 WORLD, SAMPLES, BATCH = 4, 90, 3
-ROWS = 7  # batches of a rank in an epoch
 TWO_LOST = ("--fault=kill:rank=1,step=5", "--fault=kill:rank=2,step=5")
 ONE_RESPAWN = "--limit=respawns_max=1"  # without progress: one of the two cannot be taken at once
 
@@ -41,20 +40,22 @@ def trained(out: Path) -> list[tuple[int, int, tuple[int, ...]]]:
     return sorted({(step, rank, tuple(ids)) for step, rank, ids, _, idle in lines if not idle})
 
 
-def expected(epochs: int) -> Counter[tuple[int, ...]]:
+def expected(epochs: int, world: int = WORLD) -> Counter[tuple[int, ...]]:
+    """Return the batches of all ranks in these epochs."""
     batches: Counter[tuple[int, ...]] = Counter()
     for epoch in range(epochs):
-        for rank in range(WORLD):
-            sampler = DistributedSampler(range(SAMPLES), WORLD, rank, seed=1)
+        for rank in range(world):
+            sampler = DistributedSampler(range(SAMPLES), world, rank, seed=1)
             sampler.set_epoch(epoch)
-            batches.update(map(tuple, list(BatchSampler(sampler, BATCH, True))[:ROWS]))
+            batches.update(map(tuple, BatchSampler(sampler, BATCH, True)))
     return batches
 
 
-def must_be_replicas(out: Path) -> None:
-    reports = [json.loads((out / f"{rank}.json").read_text()) for rank in range(WORLD)]
+def must_be_replicas(out: Path, world: int = WORLD) -> None:
+    """Compare weights and last results of all ranks, none of which is absent."""
+    reports = [json.loads((out / f"{rank}.json").read_text()) for rank in range(world)]
     for each in reports:
-        assert each["present"] == [0, 1, 2, 3]
+        assert each["present"] == list(range(world))
         assert (
             each["weights"] == reports[0]["weights"]
             and each["losses"][-5:] == reports[0]["losses"][-5:]
@@ -62,7 +63,7 @@ def must_be_replicas(out: Path) -> None:
 
 
 def test_a_rank_leaves_and_comes_back(runner: Runner) -> None:
-    text = run(runner, "--shrink", ONE_RESPAWN, *TWO_LOST, job=("--pace=0.2",))
+    text = run(runner, "--policy=elastic", ONE_RESPAWN, *TWO_LOST, job=("--pace=0.2",))
     out, run_dir = runner.folder / "out", runner.folder / "run"
     assert check_run(run_dir) == []
     decisions = [each for each in read_events(run_dir) if isinstance(each, Decided)]
@@ -81,7 +82,12 @@ def test_a_rank_leaves_and_comes_back(runner: Runner) -> None:
 def test_what_needs_all_ranks_does_not_shrink(runner: Runner) -> None:
     for kind, why in (("gathers", "its phases call allgather"), ("random", "RandomSampler")):
         process = runner.start(
-            "--shrink", ONE_RESPAWN, *TWO_LOST, job=(f"--kind={kind}",), script=JOB, name=kind
+            "--policy=elastic",
+            ONE_RESPAWN,
+            *TWO_LOST,
+            job=(f"--kind={kind}",),
+            script=JOB,
+            name=kind,
         )
         assert process.wait(150) != EXIT_DONE
         text = (runner.folder / f"{kind}.txt").read_text()
@@ -93,7 +99,7 @@ def test_what_needs_all_ranks_does_not_shrink(runner: Runner) -> None:
 
 
 def test_no_checkpoint_is_made_without_all_ranks(runner: Runner) -> None:
-    flags = ("--shrink", ONE_RESPAWN, "--checkpoint-every=1")
+    flags = ("--policy=elastic", ONE_RESPAWN, "--checkpoint-every=1")
     run(runner, *flags, *TWO_LOST, job=("--pace=0.2",))
     notes = [e.text for e in read_events(runner.folder / "run") if isinstance(e, Note)]
     assert any("rank 2 is absent, and a checkpoint has the state of all" in each for each in notes)

@@ -185,7 +185,7 @@ def test_each_part_is_written_by_its_owner(package: list[Source]) -> None:
 
 
 def test_every_field_is_a_part_or_a_constant() -> None:
-    constants = {"world", "spares", "limits", "policy", "migrate_on", "placement"}
+    constants = {"world", "spares", "limits", "policy", "migrate_on", "placement", "recovery"}
     assert set(ControllerState.__struct_fields__) == WRITERS.keys() | constants
 
 

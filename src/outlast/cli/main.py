@@ -12,7 +12,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from outlast import __version__
-from outlast.cli import ckpt, fleet, k8s, plan, slurm
+from outlast.cli import ckpt, fleet, k8s, plan, policy, slurm
 from outlast.cli.output_stream import Printer, finish, mute, settle
 from outlast.errors import (
     EXIT_DONE,
@@ -79,7 +79,14 @@ _EXTRAS = {
 _GROUP_EXTRAS = {
     name: _EXTRAS | {"numpy": name, "matplotlib": f"{name},figures"} for name in ("fleet", "plan")
 }
-GROUPS = {"ckpt": ckpt, "fleet": fleet, "k8s": k8s, "plan": plan, "slurm": slurm}
+GROUPS = {
+    "ckpt": ckpt,
+    "fleet": fleet,
+    "k8s": k8s,
+    "plan": plan,
+    "policy": policy,
+    "slurm": slurm,
+}
 _EXIT_SIGINT = 130
 
 

@@ -63,6 +63,7 @@ def on_save_failed(turn: ControllerTurn, body: messages.SaveFailed) -> None:
 def record_duration(turn: ControllerTurn, body: messages.Checkpointed) -> None:
     """Record how long a save to disk took, from its copy until it was durable."""
     saves = turn.state.saves
+    saves.step_s = body.step_s or saves.step_s
     if body.tier == "disk" and body.flush_s > 0:
         taken_s = body.blocking_s + body.flush_s
         saves.durations_s = (*saves.durations_s, taken_s)[-DURATIONS_MAX:]
@@ -73,8 +74,13 @@ def on_checkpointed(turn: ControllerTurn, body: messages.Checkpointed) -> None:
 
     In a run of several nodes keepers are reached on their own host only, unless they have doors.
     """
-    known, placement = turn.state.saves.checkpoint, turn.state.placement
+    saves, placement = turn.state.saves, turn.state.placement
+    known = saves.checkpoint
     if body.tier == "memory" and placement.agents and not placement.shares_keepers:
+        return
+    if body.tier == "disk" and (saves.on_disk is None or body.n >= saves.on_disk.n):
+        saves.on_disk = body
+    if body.tier == "memory" and saves.is_from_disk:
         return
     if known is None or (body.n, body.tier == "memory") >= (known.n, known.tier == "memory"):
         turn.state.saves.checkpoint = body
@@ -92,7 +98,21 @@ def learn_copies(turn: ControllerTurn, workers: Iterable[WorkerRecord], n: int) 
 
 def set_checkpoint(turn: ControllerTurn, checkpoint: messages.Checkpointed | None) -> None:
     """Replace the copy that a restart loads."""
-    turn.state.saves.checkpoint = checkpoint
+    saves = turn.state.saves
+    saves.checkpoint = checkpoint
+    saves.is_from_disk = False
+    if checkpoint is None or checkpoint.tier == "disk":
+        saves.on_disk = checkpoint
+
+
+def bar_copies(
+    turn: ControllerTurn,
+    newest: messages.Checkpointed | None,
+    on_disk: messages.Checkpointed | None,
+) -> None:
+    """Keep the newest copies that are not barred: of any place, and on disk."""
+    set_checkpoint(turn, newest)
+    turn.state.saves.on_disk = on_disk
 
 
 def on_host_lost(turn: ControllerTurn) -> None:
@@ -100,9 +120,19 @@ def on_host_lost(turn: ControllerTurn) -> None:
     turn.state.saves.is_searched = False
 
 
-def begin_searches(turn: ControllerTurn) -> None:
-    """Reset the count of searches for a new restart."""
-    turn.state.saves.searches = 0
+def begin_searches(turn: ControllerTurn, *, from_disk: bool = False) -> None:
+    """Reset the count of searches for a new restart. `from_disk`: it leaves out copies in
+    memory."""
+    saves = turn.state.saves
+    saves.searches = 0
+    if from_disk:
+        set_checkpoint(turn, saves.on_disk)
+    saves.is_from_disk = from_disk
+
+
+def end_searches(turn: ControllerTurn) -> None:
+    """End the search of a restart: later copies count, wherever they are."""
+    turn.state.saves.is_from_disk = False
 
 
 def search_checkpoint(turn: ControllerTurn) -> None:
@@ -111,7 +141,13 @@ def search_checkpoint(turn: ControllerTurn) -> None:
     state.saves.is_searched = True
     state.saves.searches += 1
     turn.enter("verifying")
-    turn.actions.append(Verify(generation=state.generation, bars=state.audit.bars))
+    turn.actions.append(
+        Verify(
+            generation=state.generation,
+            bars=state.audit.bars,
+            from_disk=state.saves.is_from_disk,
+        )
+    )
 
 
 def search_checkpoint_again(turn: ControllerTurn) -> bool:

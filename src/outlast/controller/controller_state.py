@@ -24,6 +24,7 @@ from outlast.controller.member_tables import (
     PartnerQuery,
     WorkerRecord,
 )
+from outlast.controller.recovery.recovery_policy import DEFAULT, RecoveryPolicy
 from outlast.controller.save_schedule.save_tiers import SavePolicy
 from outlast.controller.state_parts import MODES, Mode
 from outlast.errors import InvariantError
@@ -51,8 +52,8 @@ class ControllerState(parts.StatePart, kw_only=True):
     spares: int
     limits: Limits
     policy: SavePolicy = SavePolicy()
+    recovery: RecoveryPolicy = DEFAULT
     migrate_on: MigrateOn = ""
-    shrinks: bool = False  # the job may go on with fewer ranks
     placement: NodePlacement = NodePlacement()
     clock: parts.Clock = msgspec.field(default_factory=parts.Clock)
     inbox: parts.Inbox = msgspec.field(default_factory=parts.Inbox)

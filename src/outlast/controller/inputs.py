@@ -134,6 +134,7 @@ class Verify(msgspec.Struct, frozen=True, kw_only=True):
 
     generation: int  # the newest: it has ended, or was not announced to any worker
     bars: tuple[CopyBar, ...] = ()  # copies that must be passed over
+    from_disk: bool = False  # copies in memory are passed over
 
 
 class EndRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -243,6 +244,16 @@ class RankMigrated(JournalEntry, frozen=True, tag="Moved"):
     t_ns: int
 
 
+class RungTaken(JournalEntry, frozen=True):
+    """Rung that a decision took, and the rule of the policy: a later term counts it in the budgets
+    of the hour."""
+
+    rung: str
+    rule: str
+    t_ns: int
+    incident: int = 0
+
+
 class AuditAgreedEntry(JournalEntry, frozen=True, tag="Agreed"):
     """Agreement of replicas on all of their state after phase n."""
 
@@ -267,6 +278,7 @@ AnyEntry = (
     | RecordStored
     | ShardsHeld
     | RankMigrated
+    | RungTaken
     | AuditAgreedEntry
     | CopiesBarred
 )

@@ -24,10 +24,10 @@ from outlast.controller.controller_state import (
 from outlast.controller.inputs import FindingKey, RankMigrated, SchedulerChecked
 from outlast.controller.member_tables import AgentRecord
 from outlast.controller.recovery import incident_response
+from outlast.controller.recovery.recovery_policy import NOTICE
 from outlast.events import Warned
 from outlast.transport import messages
 
-MOVES_MAX = 3  # per window: a check that always fires must not use all spares
 WINDOW_S = 3600.0
 WARNED_MAX = 1024  # bound on known findings
 BOUNDARY_PART = 0.5  # of the time until a deadline, for a worker to come to a boundary
@@ -300,8 +300,11 @@ def _why_not(state: ControllerState, move: _Move, chosen: list[_Move], now_ns: i
         if each.whole and not each.killed_ns and each.name not in leaving
     ]
     is_limited = move.finding.check not in UNLIMITED
-    if is_limited and len(recent - {move.workers[0].name}) >= MOVES_MAX:
-        return f"{MOVES_MAX} moves were made within the last hour"
+    moves_max = state.recovery.moves_max  # a check that always fires must not use all spares
+    if not state.recovery.names("migrate", NOTICE):
+        return f"the policy {state.recovery.name} has no rung migrate for notices"
+    if is_limited and len(recent - {move.workers[0].name}) >= moves_max:
+        return f"{moves_max} moves were made within the last hour"
     if len(leaving) > well:
         return NO_SPARE
     if not all(shared_values.donors_of(state, worker.seat, whole) for worker in move.workers):

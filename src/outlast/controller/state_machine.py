@@ -48,6 +48,7 @@ from outlast.controller.recovery import (
     recovery_decision,
     shrinking,
 )
+from outlast.controller.recovery.recovery_policy import DEFAULT, RecoveryPolicy
 from outlast.controller.save_schedule import interval_updates
 from outlast.controller.save_schedule.save_tiers import SavePolicy
 from outlast.controller.state_parts import MODES, Mode
@@ -61,8 +62,7 @@ def initial(
     policy: SavePolicy | None = None,
     migrate_on: MigrateOn = "",
     placement: NodePlacement | None = None,
-    *,
-    shrinks: bool = False,
+    recovery: RecoveryPolicy = DEFAULT,
 ) -> ControllerState:
     """Return the state before BeginTerm of a job with `world` ranks and `spares` spare workers."""
     return ControllerState(
@@ -70,8 +70,8 @@ def initial(
         spares=spares,
         limits=limits,
         policy=policy or SavePolicy(),
+        recovery=recovery,
         migrate_on=migrate_on,
-        shrinks=shrinks,
         placement=placement or NodePlacement(),
     )
 

@@ -16,6 +16,7 @@ import msgspec
 from outlast import events
 from outlast.controller.audit.audit_records import ReplicaDigests
 from outlast.controller.inputs import DecisionMade, EndDecided, EndRun, Succession
+from outlast.controller.recovery.recovery_policy import HOUR_NS
 from outlast.controller.save_schedule.save_intervals import Schedule
 from outlast.controller.save_schedule.save_tiers import RunMeasurements
 from outlast.transport import messages
@@ -282,6 +283,7 @@ class Budgets(StatePart, kw_only=True):
     respawned_at: int = -1  # the farthest phase reported when the newest of them was started
     early_deaths: dict[int, int] = {}  # seat -> early deaths since a generation opened
     spares_failed: int = 0  # spares in a row that died young, since a generation opened
+    rungs: tuple[tuple[str, int], ...] = ()  # rungs taken within an hour, and when
 
     def end_attempts(self, faults: tuple[events.Fault, ...]) -> None:
         """End the row of failed generations: one has completed a phase."""
@@ -324,6 +326,10 @@ class Budgets(StatePart, kw_only=True):
         """Count a lost spare; one that lived for long ends the row."""
         self.spares_failed = self.spares_failed + 1 if died_young else 0
 
+    def take_rung(self, rung: str, t_ns: int) -> None:
+        """Count a rung in the budgets of the hour."""
+        self.rungs = (*(one for one in self.rungs if one[1] > t_ns - HOUR_NS), (rung, t_ns))
+
     def record_opened(self) -> None:
         """Reset the budgets that an open generation resets."""
         self.spares_failed = 0
@@ -347,6 +353,9 @@ class Saves(StatePart, kw_only=True):
     """Checkpoints of the run, and saves on request (checkpoint_tracking)."""
 
     checkpoint: messages.Checkpointed | None = None  # the copy that a restart loads
+    on_disk: messages.Checkpointed | None = None  # the newest one on disk
+    is_from_disk: bool = False  # a restart is under way that leaves out copies in memory
+    step_s: float = 0.0  # of a step, by the newest save; 0: unknown
     is_searched: bool = False  # copies have been read since a host was last lost
     searches: int = 0  # of the newest restart
     is_requested: bool = False  # the next generation that opens saves first

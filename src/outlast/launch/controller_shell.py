@@ -98,7 +98,7 @@ class ControllerShell:
                 domains=nodes.domains,
                 shares_keepers=plan.keeps_copies,
             ),
-            shrinks=plan.shrink,
+            plan.policy,
         )
         self._inputs: list[inputs.Input] = []  # of the next turn
         self._held: HeldActions | None = None  # with several nodes
@@ -259,9 +259,8 @@ class ControllerShell:
         elif isinstance(action, inputs.Wake):
             self._arm(action.t_ns)
         elif isinstance(action, inputs.Verify):
-            search(
-                self._origins, self._loop, lambda result: self._found(action, result), action.bars
-            )
+            origins = self._origins._replace(keepers=()) if action.from_disk else self._origins
+            search(origins, self._loop, lambda result: self._found(action, result), action.bars)
         elif isinstance(action, inputs.EndRun) and not self.ended.done():
             self.ended.set_result(action)
 

@@ -1,4 +1,4 @@
-"""Flags of `outlast run` beyond torchrun's: saves, node checks and script checks."""
+"""Flags of `outlast run` beyond torchrun's: saves, node checks, script checks and policy."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from outlast import config, quantities
 from outlast.checkpoint.replicas.replica_receiver import SENDERS_MAX
 from outlast.checkpoint.upkeep import durable_targets, retention_policy
 from outlast.checkpoint.upkeep.retention_policy import Keep
+from outlast.controller.recovery.recovery_policy import DEFAULT
 from outlast.errors import ConfigError, UsageError
 from outlast.launch.notices import notice_flags
+from outlast.launch.policies import policy_files
 
 T = TypeVar("T")
 
@@ -106,12 +108,12 @@ def steps(text: str) -> int:
 
 
 def _read(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """Return an argparse type for `parse`, with UsageError as ArgumentTypeError."""
+    """Return an argparse type for `parse`, with its errors as ArgumentTypeError."""
 
     def read(text: str) -> T:
         try:
             return parse(text)
-        except UsageError as error:
+        except (UsageError, ConfigError) as error:
             raise ArgumentTypeError(str(error)) from error
 
     return read
@@ -180,14 +182,15 @@ def add_check_flags(add: Callable[..., object]) -> None:
         " (now). drain: also if the GPU should be drained when its job ends, as in Slurm."
         " Default: never.",
     )
-    add(
-        "--shrink",
-        action="store_true",
-        help="If a rank is lost, and there is no spare and no room for another worker, go on"
-        " without it, and take it back between two steps once there is. Default: wait for room,"
-        " then end the run so that it can be resumed.",
-    )
     notice_flags.add_notice_flags(add)
+    add(
+        "--policy",
+        type=_read(policy_files.read_policy),
+        default=DEFAULT.name,
+        metavar="FILE|PRESET",
+        help="Recovery policy: for each class of failure the rungs in order, with conditions and"
+        f" budgets. A TOML file (docs/policies.md), or {', '.join(policy_files.PRESETS)}.",
+    )
 
 
 def refuse_check_flags(given: Namespace) -> None:

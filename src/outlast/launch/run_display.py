@@ -139,6 +139,7 @@ class DisplayRecord:
                 args=plan.args,
                 resumed_n=checkpoint.n if checkpoint else -1,
                 resumed_step=checkpoint.step if checkpoint else -1,
+                policy=f"{plan.policy.name} {plan.policy.digest}",
             )
         )
         for text in (*notes, *run_dir.notes):

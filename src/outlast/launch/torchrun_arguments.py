@@ -23,6 +23,7 @@ from outlast.checkpoint.upkeep.durable_targets import DurableRule
 from outlast.checkpoint.upkeep.retention_policy import Keep
 from outlast.controller import fault_spec
 from outlast.controller.controller_state import MigrateOn
+from outlast.controller.recovery.recovery_policy import DEFAULT, RecoveryPolicy
 from outlast.errors import ConfigError, RunDirError, UsageError
 from outlast.launch import outlast_flags
 from outlast.launch.nodes import node_flags
@@ -30,6 +31,7 @@ from outlast.launch.nodes.node_flags import NodeFlags
 from outlast.launch.notices import notice_flags
 from outlast.launch.notices.notice_flags import NoticeFlags
 from outlast.launch.outlast_streams import displayed_streams
+from outlast.launch.policies.policy_needs import JobShape, check_policy
 from outlast.launch.run_directory import RunDir
 from outlast.launch.torch_definitions import TorchDefinitions
 
@@ -81,7 +83,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     check_every_s: float = 0.0  # period of node checks; 0: none
     check_settings: str = ""
     migrate_on: MigrateOn = ""
-    shrink: bool = False  # go on with fewer ranks where nobody can take a lost one
+    policy: RecoveryPolicy = DEFAULT
     audit_every: int = AUDIT_EVERY  # committed steps between audits of a part of the state; 0: none
     faults: tuple[str, ...]
     fault_seed: int
@@ -126,6 +128,8 @@ def parse(argv: list[str]) -> RunPlan:
     script = given.training_script
     spares = given.spares + node.spare_nodes * ranks
     copies, parity = outlast_flags.copies(given.copies, world)
+    on_disk, in_memory = given.checkpoint_every != 0, given.snapshot_every != 0
+    check_policy(given.policy, JobShape(world, spares, on_disk or in_memory, on_disk))
     return RunPlan(
         world=world,
         spares=spares,
@@ -155,7 +159,7 @@ def parse(argv: list[str]) -> RunPlan:
         check_every_s=given.check_every,
         check_settings=given.check_settings,
         migrate_on=given.migrate_on,
-        shrink=given.shrink,
+        policy=given.policy,
         audit_every=given.audit_every,
         faults=_faults(given, world, spares),
         fault_seed=given.fault_seed,

@@ -12,7 +12,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from outlast.controller.recovery.recovery_ladder import FROM_A_COPY
+from outlast.controller.recovery.recovery_policy import FROM_A_COPY
 from outlast.events import AnyEvent, Fault, Scheduled, Warned
 from outlast.telemetry.event_store import Life
 from outlast.telemetry.incidents import PHASES, Incident, Phase
@@ -140,6 +140,8 @@ def _story(incident: Incident, life: Life) -> list[tuple[str, str]]:
             ("decided", stop if incident.rung == "stop" and not incident.is_managed else answer)
         )
         rows.append(("why", incident.reason))
+        if incident.rule:
+            rows.append(("rule", incident.rule))
     rows += [
         ("seat", f"rank {each.seat}: {each.old} was replaced by {each.new}")
         for each in incident.replaced

@@ -6,13 +6,14 @@ was interrupted. Failures that come before the next generation opens belong to t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from typing import Literal, get_args
 
 import msgspec
 
-from outlast.controller.recovery.recovery_ladder import FROM_A_COPY, root_fault
+from outlast.controller.recovery.recovery_ladder import root_fault
+from outlast.controller.recovery.recovery_policy import FROM_A_COPY
 from outlast.events import (
     AnyEvent,
     CheckpointSaved,
@@ -96,6 +97,7 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     verdict: str = ""
     rung: str = ""
     reason: str = ""
+    rule: str = ""  # of the policy that chose the rung
     generation_from: int = 0
     generation_to: int = 0
     n: int = -1
@@ -114,7 +116,7 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def cause(self) -> Fault:
         """The fault that explains the others, chosen as by the controller."""
-        return root_fault(self.faults) or self.faults[0]
+        return _cause(self.faults)
 
     @property
     def is_drain(self) -> bool:
@@ -138,6 +140,10 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
         """Faults other than the cause and its echoes."""
         known = (self.cause, *self.echoes)
         return tuple(fault for fault in self.faults if not any(fault is other for other in known))
+
+
+def _cause(faults: Sequence[Fault]) -> Fault:
+    return root_fault(tuple(faults)) or faults[0]
 
 
 class _Course:
@@ -179,9 +185,8 @@ class _Course:
             self._pass(_UNDER_WAY[self.last], event)
         elif isinstance(event, Reported | JoinerReady | Connected):
             self._pass(_ENDS[type(event)], event)
-        elif isinstance(event, WorkerSeated):
-            if _UNDER_WAY.get(self.last) == "join":
-                self._pass("join", event)
+        elif isinstance(event, WorkerSeated) and _UNDER_WAY.get(self.last) == "join":
+            self._pass("join", event)
         elif isinstance(event, Decided):
             self._pass("decide", event)
             self._decide(event)
@@ -250,7 +255,7 @@ class _Course:
             self._finish()
 
     def break_off(self, noticed: Noticed) -> None:
-        """End the incident: the next one began before the phase was redone."""
+        """End the incident: the next one began before its redo."""
         self._pass("redo", noticed)
         self._finish()
 
@@ -269,9 +274,7 @@ class _Course:
             faults=tuple(self.faults),
             how=tuple(self.how),
             state=self.state,
-            verdict=decided.verdict if decided else "",
-            rung=decided.rung if decided else "",
-            reason=decided.reason if decided else "",
+            **{name: getattr(decided, name, "") for name in ("verdict", "rung", "reason", "rule")},
             generation_from=self.generation_from,
             generation_to=opened.generation if opened else 0,
             n=n if not self.is_managed else went_on.n if went_on else self.reached.n,
@@ -288,9 +291,6 @@ class _Course:
             total_ms=sum(self._spent_ns().values()) / 1e6,
         )
 
-    def _cause(self) -> Fault:
-        return root_fault(tuple(self.faults)) or self.faults[0]
-
     def _where(self, step: int) -> str:
         if not self.is_managed:
             return "in the script (no session)"
@@ -298,7 +298,7 @@ class _Course:
             return "after the last step"
         if all(fault.is_wish for fault in self.faults):
             return f"after step {self.reached.step}"
-        return self.trail.where(self._cause(), step)
+        return self.trail.where(_cause(self.faults), step)
 
     def _interrupted(self, decided: Decided | None) -> tuple[int, int, bool]:
         """Return the interrupted phase, its step, and whether its state was undone."""
@@ -306,7 +306,7 @@ class _Course:
         if decided is not None:
             n, step = max(n, decided.n), max(step, decided.step)
         committed = decided is not None and decided.verdict == "commit"
-        if self.after_the_last or committed or self._cause().n == n - 1 >= 0:
+        if self.after_the_last or committed or _cause(self.faults).n == n - 1 >= 0:
             return n, step, False
         return n + 1, step + (self.trail.kind(n + 1) in ("", "step")), True
 

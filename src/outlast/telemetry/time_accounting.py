@@ -35,7 +35,7 @@ Bucket = Literal[
     "script",  # the script's own code between phases
     "lost",  # discarded attempts, phases rolled back, the interrupted phase of a dead worker
     "recovery",  # from a generation's end to the next one's beginning, outside of attempts
-    "absent",  # without a worker for the seat, while the others go on (--shrink)
+    "absent",  # without a worker for the seat, while the others go on (rung shrink)
     "stop",  # after a seat's last phase of a term
     "down",  # between two terms: no launcher
 ]

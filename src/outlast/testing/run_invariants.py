@@ -12,7 +12,8 @@ from typing import NoReturn
 
 from outlast.controller import inputs
 from outlast.controller.controller_state import ControllerState
-from outlast.controller.planned_migration import MOVES_MAX, UNLIMITED
+from outlast.controller.planned_migration import UNLIMITED
+from outlast.controller.recovery.recovery_policy import DEFAULT
 from outlast.errors import InvariantError
 from outlast.telemetry.committed_history import CommittedPhase
 from outlast.testing.absent_ranks.rank_histories import (
@@ -26,6 +27,7 @@ from outlast.testing.absent_ranks.shrink_options import HOST_LOSSES, RESPAWNS_AM
 from outlast.testing.fault_plan import ATTEMPTS_AMPLE, NO_OWNER, NOTICES, FaultPlan
 from outlast.transport import messages
 
+
 class SimFailure(AssertionError):  # noqa: N818 - a failed assertion with a story
     """A broken invariant; the message names the seed and lists the last events."""
 
@@ -38,8 +40,9 @@ def model_step(model: int, n: int) -> int:
 class RunInvariants:
     """Records all durable facts of a run and checks every new one against them."""
 
-    def __init__(self, world: int) -> None:
+    def __init__(self, world: int, moves_max: int = DEFAULT.moves_max) -> None:
         self.world = world
+        self._moves_max = moves_max
         self.last = -1  # the run's last phase, once it is known
         self.decided = 0  # the newest generation that a decision is durable for
         self.opened: set[int] = set()
@@ -167,8 +170,8 @@ class RunInvariants:
                     for finding, worker in self.moved.items()
                     if finding.check not in UNLIMITED
                 }
-                if len(limited) > MOVES_MAX:  # by hour; simulated runs are shorter
-                    self.fail(f"more than {MOVES_MAX} workers were moved: {self.moved}")
+                if len(limited) > self._moves_max:  # by hour; simulated runs are shorter
+                    self.fail(f"more than {self._moves_max} workers were moved: {self.moved}")
 
     def sent(self, body: messages.AnyBody) -> None:
         """Check that the content of an outgoing frame is durable."""

@@ -35,7 +35,11 @@ class SimCheckpoints:
         self._known_s = math.inf
 
     def stage(
-        self, n: int, mark: str = "", flips: Iterable[int] = (), place: tuple[int, bytes] = (-1, b"")
+        self,
+        n: int,
+        mark: str = "",
+        flips: Iterable[int] = (),
+        place: tuple[int, bytes] = (-1, b""),
     ) -> messages.Checkpointed:
         """Record that every rank has copied its part.
 
@@ -86,13 +90,15 @@ class SimCheckpoints:
         """Return the newest unbarred checkpoint on disk."""
         return _newest(self._on_disk, bars)
 
-    def verified(self, bars: Sequence[CopyBar] = ()) -> messages.Checkpointed | None:
+    def verified(
+        self, bars: Sequence[CopyBar] = (), *, from_disk: bool = False
+    ) -> messages.Checkpointed | None:
         """Return the checkpoint that a restart finds; the last one never rots."""
         disk = _newest(self._on_disk, bars)
         if self._rots and disk is not None and len({saved.n for saved in self._on_disk}) > 1:
             self._on_disk = [saved for saved in self._on_disk if saved.path != disk.path]
             disk = _newest(self._on_disk, bars)
-        copy = _newest(self._copies, bars)
+        copy = None if from_disk else _newest(self._copies, bars)
         return copy if copy and (disk is None or copy.n >= disk.n) else disk
 
     def load(self, checkpoint: messages.Checkpointed | None) -> int | None:
@@ -110,7 +116,6 @@ class SimCheckpoints:
         """Return whether all know that it does not exist any more."""
         lost = self.load(checkpoint) is None
         return lost and (not self.is_in_memory(checkpoint) or now_s > self._known_s)
-
 
     def place(self, checkpoint: messages.Checkpointed) -> bytes:
         """Return the place in the data of a checkpoint; b"" without one."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from outlast import events
 from outlast.controller import inputs
 from outlast.controller.controller_state import ControllerState
-from outlast.controller.recovery.recovery_ladder import FROM_A_COPY
+from outlast.controller.recovery.recovery_policy import DEFAULT, FROM_A_COPY
 from outlast.testing.simulated_process import NS
 from outlast.transport import messages
 
@@ -41,6 +41,8 @@ class RunChecks:
         cluster = self._cluster
         if not cluster.is_newest(controller):
             return
+        if isinstance(event, events.Decided):
+            cluster.decided = event
         if isinstance(event, events.Decided) and event.rung == "shrink":
             self._may_shrink(controller.state)
         if isinstance(event, events.Decided) and event.rung in FROM_A_COPY:
@@ -84,7 +86,12 @@ class RunChecks:
         waited_s = (state.clock.now_ns - state.clock.since_ns) / NS
         in_time = waited_s < 0.9 * self._cluster.limits.lease_s
         present = self._ledger.present(generation)
-        if {w.seat for w in workers} == present and trains and in_time and not state.ending.drain_ns:
+        if (
+            {w.seat for w in workers} == present
+            and trains
+            and in_time
+            and not state.ending.drain_ns
+        ):
             self._ledger.fail(f"generation {generation} was closed by a takeover alone")
 
     def _may_shrink(self, state: ControllerState) -> None:
@@ -113,7 +120,8 @@ class RunChecks:
             if strike.point == "attempt":
                 seats.setdefault(strike.nth, set()).add(strike.seat)
         given_up = sum(len(waiting) < self._plan.world for waiting in seats.values())
-        if self._cluster.restarts or self._ledger.decided > 1 + given_up:
+        restarts_max = 0 if self._cluster.recovery is DEFAULT else given_up
+        if self._cluster.restarts > restarts_max or self._ledger.decided > 1 + given_up:
             self._ledger.fail(
                 f"{self._cluster.restarts} restarts and {self._ledger.decided} generations of a run"
                 " in which nothing failed"
@@ -128,7 +136,7 @@ class RunChecks:
 
     def _need(self, state: ControllerState, event: events.Decided) -> None:
         """Check that no restart loses steps while a survivor and all own states exist."""
-        if self._news_may_be_lost() or self._plan.flips:
+        if self._news_may_be_lost() or self._plan.flips or self._cluster.recovery is not DEFAULT:
             return
         seated = [w for w in self._cluster.alive_workers() if w.seat >= 0]
         survivors = {w.seat: w for w in seated if w.is_set_up and w.has_state}

@@ -16,8 +16,10 @@ from outlast.config import Limits
 from outlast.controller import inputs
 from outlast.controller.controller_state import ControllerState
 from outlast.controller.lifecycle.journal_segments import count_entries, join_segments
+from outlast.controller.recovery.recovery_policy import DEFAULT, RecoveryPolicy
 from outlast.controller.state_machine import initial
 from outlast.telemetry.committed_history import check_history
+from outlast.testing.absent_ranks.shrink_options import ELASTIC
 from outlast.testing.fault_plan import NO_OWNER, FaultPlan, draw_plan, draw_takeover_plan
 from outlast.testing.run_invariants import RunInvariants, check_ending
 from outlast.testing.simulated_agent import SimAgent
@@ -58,11 +60,15 @@ class SimOutcome(NamedTuple):
 class SimCluster:
     """One run of one plan. `run()` plays it to its end."""
 
-    def __init__(self, seed: int, plan: FaultPlan | None = None) -> None:
+    def __init__(
+        self, seed: int, plan: FaultPlan | None = None, recovery: RecoveryPolicy = DEFAULT
+    ) -> None:
         self.seed = seed
+        self.recovery = recovery
+        self.decided: events.Decided | None = None  # the newest
         self.plan = plan = plan or draw_plan(seed)
         self.timeline = VirtualClock(seed)
-        self.ledger = RunInvariants(self.plan.world)
+        self.ledger = RunInvariants(self.plan.world, recovery.moves_max)
         self.ledger.last = self.plan.phases
         self.ledger.tell = self._tell
         self.limits = Limits(
@@ -96,17 +102,13 @@ class SimCluster:
         self.connecting: dict[int, tuple[str, ...]] = {}  # worker by seat, by generation
         self.look_costs_a_host = False
         self.crash_in = -1  # turns until the controller crashes
+        is_elastic = plan.shrinking is not None and recovery is DEFAULT
         if plan.shrinking is not None:  # it imports torch, which costs seconds
             data = import_module("outlast.testing.absent_ranks.simulated_data")
             self._new_data: Callable[[int, int, int], SimData] = data.SimData
         self.first_state = initial(
-            plan.world,
-            plan.spares,
-            self.limits,
-            plan.policy,
-            "drain",
-            plan.placement(),
-            shrinks=plan.shrinking is not None,
+            *(plan.world, plan.spares, self.limits, plan.policy),
+            *("drain", plan.placement(), ELASTIC if is_elastic else recovery),
         )
         self.controllers: dict[int, SimController] = {}  # by term
         self._cuts: dict[frozenset[str], float] = {}  # two places that do not reach each other
@@ -126,7 +128,8 @@ class SimCluster:
                 self.ledger.fail("no event is pending, and the run has not ended")
             if self.timeline.now_s > VIRTUAL_S_MAX:
                 self.ledger.fail(f"no end after {VIRTUAL_S_MAX} virtual seconds")
-        check_ending(self.plan, self.ledger, self.end)
+        if not self._is_end_of_policy(self.end):
+            check_ending(self.plan, self.ledger, self.end)
         history = self.ledger.history
         if self.plan.flips:  # audits find a wrong state after it was committed
             history = [phase._replace(content=()) for phase in history]
@@ -149,6 +152,11 @@ class SimCluster:
             shrinks=self.checks.shrinks,
             returns=self.ledger.histories.returns,
         )
+
+    def _is_end_of_policy(self, end: inputs.EndRun) -> bool:
+        """Return whether the policy had no other rung left, where the default one may have had."""
+        stopped = self.decided is not None and self.decided.rung == "stop"
+        return self.recovery is not DEFAULT and stopped and end.outcome in ("gave_up", "user_error")
 
     def note(self, text: str) -> None:
         """Add a line to the story of the run."""
@@ -261,7 +269,7 @@ class SimCluster:
         answer = inputs.CheckpointFound(
             t_ns=self.timeline.now_ns,
             generation=action.generation,
-            checkpoint=self.shelf.verified(action.bars),
+            checkpoint=self.shelf.verified(action.bars, from_disk=action.from_disk),
         )
         line = self.timeline
         line.after(line.between(0.0, 0.5), lambda: controller.feed(answer))
@@ -345,9 +353,9 @@ class SimCluster:
         return "\n".join([f"seed {self.seed}: {text}", f"  {self.plan}", *lines])
 
 
-def run_seed(seed: int) -> SimOutcome:
+def run_seed(seed: int, recovery: RecoveryPolicy = DEFAULT) -> SimOutcome:
     """Play one seeded schedule. Raises SimFailure when a promise of the protocol is broken."""
-    return SimCluster(seed).run()
+    return SimCluster(seed, recovery=recovery).run()
 
 
 def run_takeover_seed(seed: int) -> SimOutcome:

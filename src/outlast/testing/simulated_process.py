@@ -16,9 +16,9 @@ from outlast.transport.rendezvous_messages import PART_BYTES
 from outlast.transport.worker_page import SLOTS
 
 if TYPE_CHECKING:
+    from outlast.testing.absent_ranks.rank_histories import TrainedShare
     from outlast.testing.simulated_agent import SimAgent
     from outlast.testing.simulated_cluster import SimCluster
-    from outlast.testing.absent_ranks.rank_histories import TrainedShare
     from outlast.testing.simulated_worker import SimWorker
 
 NS = 1_000_000_000

@@ -72,7 +72,7 @@ class RankDeal:
         if skips:
             raise UnsupportedError(
                 "the loop draws a batch without a phase for the one before, while ranks are"
-                " absent: their batches cannot be dealt; run without --shrink"
+                " absent: their batches cannot be dealt; take shrink out of the policy's rungs"
             )
         if self._deal.step < step:
             if self._deal.is_over:

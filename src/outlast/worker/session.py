@@ -116,7 +116,7 @@ class Session:
 
     @property
     def present(self) -> tuple[int, ...]:
-        """Return the ranks that take part at present: all but those that `--shrink` let go."""
+        """Return the ranks that take part at present: all but those that the policy let go."""
         return self._worker.groups.presence.of(range(self._worker.world))
 
     @property

@@ -26,12 +26,14 @@ class Samples(Dataset):
 
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--out", type=Path, required=True)
+parser.add_argument("folder", type=Path, nargs="?")
+parser.add_argument("--out", type=Path)
 parser.add_argument("--epochs", type=int, default=3)
 parser.add_argument("--pace", type=float, default=0.0, help="seconds a step")
 parser.add_argument("--steps", type=int, help="in place of epochs")
 parser.add_argument("--kind", default="", help="what the job does that others do not")
 args = parser.parse_args()
+args.out = args.out or args.folder
 args.out.mkdir(exist_ok=True)
 
 session = outlast.init()

@@ -8,6 +8,8 @@ import pytest
 
 from outlast.errors import OutlastError
 from outlast.launch import torchrun_arguments
+from outlast.launch.nodes.node_facts import NodeIdentity, NodePlaces, identify
+from outlast.launch.nodes.node_meeting import difference
 from outlast.launch.torchrun_arguments import RunPlan
 
 BASE = ("--nnodes", "2", "--nproc-per-node", "2", "--rdzv-endpoint", "n1:29401", "--run-dir", "run")
@@ -79,3 +81,17 @@ def test_what_needs_one_host_is_refused_by_name(script: str, flags: list[str], s
     with pytest.raises(OutlastError) as caught:
         plan(script, *flags)
     assert says in str(caught.value)
+
+
+def test_all_nodes_have_one_policy(script: str, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("0123456789abcdef")
+    flags = ("--rdzv-endpoint", "127.0.0.1", f"--token-file={tmp_path / 'token'}")
+
+    def node(*more: str) -> NodeIdentity:
+        return identify(plan(script, *flags, *more))
+
+    exact = node("--policy=exact")
+    wrong = difference(exact, node("--policy=fastest").hello(NodePlaces("")))
+    assert wrong.startswith("its recovery policy (--policy) is fastest, digest ")
+    assert "and that of the controller's node exact, digest " in wrong
+    assert difference(exact, node("--policy=exact").hello(NodePlaces(""))) == ""

@@ -16,7 +16,8 @@ WORLD = 4
 
 def _model() -> torch.nn.Module:
     torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.GELU(), torch.nn.Linear(8, 3))
+    counted = torch.nn.BatchNorm1d(8)  # a module with buffers
+    return torch.nn.Sequential(torch.nn.Linear(6, 8, bias=False), counted, torch.nn.Linear(8, 3))
 
 
 def _train(rank: int, steps: int, model: torch.nn.Module) -> list[float]:
@@ -38,7 +39,7 @@ def _without(member: Any, absent: tuple[int, ...]) -> list[float]:
     member.init()
     model = DistributedDataParallel(_model())
     for _ in range(2):  # DDP settles its buckets, as in the rehearsals of a run
-        model(torch.ones(1, 6)).sum().backward()
+        model(torch.ones(2, 6)).sum().backward()
     member.groups.sever(1)
     member.connect(2, absent=absent)
     if member.rank in absent:
@@ -79,6 +80,7 @@ def _collectives(member: Any) -> dict[str, Any]:
     rest = dist.new_group([0, 1, 3])
     found: dict[str, Any] = {}
     member.groups.start_phases()
+    member.groups.presence.begin_phase(frozenset(), is_real=True)
     member.connect(2, absent=(1,))
     if member.rank == 1:
         return found

@@ -265,7 +265,8 @@ def _bar(turn: ControllerTurn, audit_round: AuditRound) -> None:
     bar = CopyBar(state.audit.trusted_n, audit_round.generation)
     turn.journal(inputs.CopiesBarred(after_n=bar.after_n, generation=bar.generation))
     state.audit = state.audit.barred(bar)
-    checkpoint_tracking.set_checkpoint(turn, state.audit.newest_copy())
+    newest, on_disk = state.audit.newest_copy(), state.audit.newest_copy("disk")
+    checkpoint_tracking.bar_copies(turn, newest, on_disk)
 
 
 def _replace(turn: ControllerTurn, audit_round: AuditRound, verdict: AuditVerdict) -> None:

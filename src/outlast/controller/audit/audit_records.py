@@ -283,9 +283,11 @@ class AuditState(msgspec.Struct, frozen=True, kw_only=True):
         saved = tuple(copy for copy in self.saved if not is_barred(bars, copy.n, copy.path))
         return replace(self, bars=bars, saved=saved)
 
-    def newest_copy(self) -> messages.Checkpointed | None:
-        """Return the newest copy that is not barred; memory before disk for equal phases."""
-        return max(self.saved, key=lambda one: (one.n, one.tier == "memory"), default=None)
+    def newest_copy(self, tier: str = "") -> messages.Checkpointed | None:
+        """Return the newest copy of a tier ("": any) that is not barred; memory before disk for
+        equal phases."""
+        found = (one for one in self.saved if tier in ("", one.tier))
+        return max(found, key=lambda one: (one.n, one.tier == "memory"), default=None)
 
 
 def is_barred(bars: Iterable[CopyBar], n: int, path: str) -> bool:

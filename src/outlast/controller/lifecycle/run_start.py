@@ -16,6 +16,7 @@ from outlast.controller.inputs import (
     EndDecided,
     Opened,
     RankMigrated,
+    RungTaken,
     TermBegan,
 )
 from outlast.controller.lifecycle import run_ending
@@ -61,6 +62,8 @@ def begin_term(turn: ControllerTurn, event: BeginTerm) -> None:
                 agents = set(decided.agents)
         elif isinstance(entry, RankMigrated):
             planned_migration.restore_moves(turn, entry)
+        elif isinstance(entry, RungTaken):
+            state.budgets.take_rung(entry.rung, min(entry.t_ns, turn.now_ns))
         elif isinstance(entry, DrainRequested):
             drain = entry.reason
         elif isinstance(entry, EndDecided):
@@ -271,13 +274,14 @@ def decide_without(turn: ControllerTurn) -> None:
     incident_response.close(turn, text)
 
 
-def begin_restart(turn: ControllerTurn, reason: str) -> None:
-    """Count the restart, and kill all workers that have seats."""
+def begin_restart(turn: ControllerTurn, reason: str, *, from_disk: bool = False) -> None:
+    """Count the restart, and kill all workers that have seats. `from_disk`: copies in memory are
+    left out."""
     state = turn.state
     farthest = max(state.progress.reached[0], state.progress.n)
+    checkpoint_tracking.begin_searches(turn, from_disk=from_disk)
     origin = state.saves.checkpoint.n if state.saves.checkpoint else 0
     state.budgets.count_restart(farthest, origin)
-    checkpoint_tracking.begin_searches(turn)
     interval_updates.record_restart(turn)
     turn.enter("clearing")
     for worker in tuple(state.members.workers.values()):
@@ -343,6 +347,7 @@ def start_unverified(turn: ControllerTurn) -> None:
         " newest one is used without verification"
     )
     checkpoint = state.saves.checkpoint
+    checkpoint_tracking.end_searches(turn)
     interval_updates.record_found(turn)
     reconfiguration.start_over(
         turn, checkpoint.n if checkpoint else 0, checkpoint.step if checkpoint else 0

@@ -17,10 +17,10 @@ from outlast.controller import (
 from outlast.controller.audit import audit_protocol as audit
 from outlast.controller.controller_state import (
     S_NS,
-    ControllerState,
     ControllerTurn,
     WorkerRecord,
 )
+from outlast.controller.inputs import RungTaken
 from outlast.controller.lifecycle import run_ending, run_start
 from outlast.controller.recovery import (
     incident_response,
@@ -32,6 +32,7 @@ from outlast.controller.recovery import (
     shrinking,
 )
 from outlast.controller.recovery.recovery_ladder import RecoveryChoice, Situation
+from outlast.controller.recovery.recovery_policy import FROM_A_COPY, Means
 from outlast.controller.recovery.shard_rebuild import RebuildPlace
 
 
@@ -71,18 +72,18 @@ def decide_when_answered(turn: ControllerTurn) -> None:
         situation = replace(situation, copy_step=place.copy.step)
     elif no_copy:
         situation = replace(situation, no_copy=no_copy)
-    choice = recovery_ladder.choose(situation)
-    begins_again = choice.rung in recovery_ladder.FROM_A_COPY
+    choice = recovery_ladder.choose(situation, state.recovery)
+    begins_again = choice.rung in FROM_A_COPY
     if state.ending.drain_ns and begins_again:
         run_ending.interrupt(turn, f"{state.ending.drain_reason} (while a restart was due)")
     elif choice.rung == "stop":
         _stop(turn, n, step, choice, situation)
     elif begins_again:
-        point = state.saves.checkpoint
+        point = state.saves.on_disk if choice.from_disk else state.saves.checkpoint
         _announce(turn, choice, "redo", point.n if point else 0, point.step if point else 0)
-        run_start.begin_restart(turn, choice.reason)
+        run_start.begin_restart(turn, choice.reason, from_disk=choice.from_disk)
     else:
-        absent = _absent_after(state, situation, choice)
+        absent = set(state.progress.absent).difference(situation.back).union(choice.leaving)
         _continue_with_survivors(turn, survivors, choice, (n, step), place, absent)
 
 
@@ -212,7 +213,7 @@ def _recovery_situation(turn: ControllerTurn, survivors: list[WorkerRecord], n: 
     absent = set(state.progress.absent) - set(back)
     empty = (seat for seat in range(state.world) if state.occupant(seat) is None)
     lost = [seat for seat in empty if seat not in absent]
-    checkpoint = state.saves.checkpoint
+    checkpoint, on_disk = state.saves.checkpoint, state.saves.on_disk
     attempts = {key: count for key, count in state.budgets.attempts.items() if key}
     commonest = max(attempts, key=lambda key: attempts[key], default="")
     causes = tuple(
@@ -248,19 +249,17 @@ def _recovery_situation(turn: ControllerTurn, survivors: list[WorkerRecord], n: 
         checkpoint_n=checkpoint.n if checkpoint else 0,
         in_memory=checkpoint is not None and checkpoint.tier == "memory",
         back=back,
-        shrinks=state.shrinks,
         no_shrink=shrinking.why_not(state, survivors, lost),
         rooms=node_placement.rooms(state),
+        disk_n=on_disk.n if on_disk else 0,
+        disk_steps_lost=max(0, state.progress.reached[1] - (on_disk.step if on_disk else 0)),
+        means=Means(
+            warm=len(state.warm_spares()),
+            step_s=state.saves.step_s,
+            rungs=state.budgets.rungs,
+            now_ns=turn.now_ns,
+        ),
     )
-
-
-def _absent_after(state: ControllerState, situation: Situation, choice: RecoveryChoice) -> set[int]:
-    """Return the ranks that are absent in the next generation."""
-    absent = set(state.progress.absent) - set(situation.back)
-    if choice.rung == "shrink":
-        fillable = recovery_ladder.fillable(situation)
-        absent.update(recovery_ladder.divide(situation.lost, situation.stateless, fillable).leaving)
-    return absent
 
 
 def _continue_with_survivors(
@@ -337,6 +336,11 @@ def _announce(
         for seat, fault in _last_fault_by_seat(state.incident.faults).items()
         if fault.worker and state.members.seats[seat] not in ("", fault.worker)
     )
+    taken = RungTaken(
+        rung=choice.rung, rule=choice.rule, t_ns=turn.now_ns, incident=state.incident.number
+    )
+    state.budgets.take_rung(taken.rung, taken.t_ns)
+    turn.journal(taken)
     turn.emit(
         events.Decided(
             t_ns=turn.now_ns,
@@ -349,6 +353,7 @@ def _announce(
             replaced=replaced,
             reason=choice.reason,
             absent=state.progress.absent,
+            rule=choice.rule,
         )
     )
 

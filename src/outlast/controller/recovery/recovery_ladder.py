@@ -1,24 +1,25 @@
-"""Recovery ladder: the cheapest way to recover that works, with its reason.
+"""Recovery ladder: the first rung of the policy that works, with its reason.
 
-The order of LADDER is the policy. A rung returns the reason if it cannot be taken.
+The order is data (recovery_policy). A rung returns the reason if it cannot be taken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import msgspec
 
+from outlast.controller.recovery.recovery_policy import (
+    DEFAULT,
+    FROM_A_COPY,
+    Means,
+    RecoveryPolicy,
+    Rung,
+    failure_class,
+    unmet,
+)
 from outlast.events import REQUESTS, Fault
-
-Rung = Literal[
-    "retry", "regrow", "migrate", "replace", "respawn", "shrink", "rebuild", "rollback", "restart",
-    "stop",
-]  # fmt: skip
-
-
-FROM_A_COPY: tuple[Rung, ...] = ("rollback", "restart")  # every worker is replaced
 
 
 class Situation(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,72 +48,116 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_n: int = 0
     in_memory: bool = False  # keepers hold that checkpoint
     back: tuple[int, ...] = ()  # those of `lost` that were absent, and can come back
-    shrinks: bool = False  # the job may go on with fewer ranks
     no_shrink: str = ""  # why these may not leave
     rooms: int = 0  # workers for which there is room
+    disk_n: int = 0  # of the newest checkpoint on disk
+    disk_steps_lost: int = 0  # as `steps_lost`, from that one
+    means: Means = Means()
 
 
 class RecoveryChoice(msgspec.Struct, frozen=True):
-    """The chosen rung of the recovery ladder, and the reason."""
+    """The chosen rung of the recovery ladder, the reason, and the rule of the policy. `from_disk`:
+    a restart that leaves out copies in memory. `leaving`: ranks that leave."""
 
-    rung: Rung
+    rung: Rung | Literal["regrow"]
     reason: str
+    rule: str = ""
+    from_disk: bool = False
+    leaving: tuple[int, ...] = ()
 
 
-def choose(situation: Situation) -> RecoveryChoice:
-    """Return the first rung of the ladder that can be taken; `stop` always can."""
-    why_not = ""
-    for rung, take in LADDER:
-        reason, possible = take(situation, why_not)
-        if possible:
-            return RecoveryChoice(rung, reason)
-        why_not = reason or why_not
-    raise AssertionError("the ladder ends in a rung that can always be taken")
+class _Course(NamedTuple):
+    """Reason why earlier rungs were not taken, and whether one of them keeps survivors.
+    `skips_memory`: the policy restarts from disk, whatever is in memory. `shrinks`: it lets ranks
+    leave, `has_respawned`: behind the start of new workers in their place."""
+
+    why_not: str
+    keeps_survivors: bool = True
+    skips_memory: bool = False
+    shrinks: bool = False
+    has_respawned: bool = False
 
 
-def _give_up(situation: Situation, _: str) -> tuple[str, bool]:
+def choose(situation: Situation, policy: RecoveryPolicy = DEFAULT) -> RecoveryChoice:
+    """Return the first rung of the policy that can be taken; its last one, `stop`, always can."""
+    if why := _exhausted(situation):
+        return RecoveryChoice("stop", why, "limits of the run")
+    if situation.back and situation.back == situation.lost and situation.donors:
+        reason = f"{_ranks(situation.back)} can come back: warm spares are there"
+        return RecoveryChoice("regrow", reason, "no failure")
+    failure = failure_class(situation.cause, is_planned=bool(situation.planned))
+    rules = DEFAULT.default if failure == "request" else policy.rules(failure)
+    skips_memory = all(rule.rung != "rollback" for rule in rules)
+    course = _Course(
+        _state_problem(situation),
+        keeps_survivors=False,
+        skips_memory=skips_memory,
+        shrinks=any(rule.rung == "shrink" for rule in rules),
+    )
+    for number, rule in enumerate(rules, 1):
+        rung, why_not = rule.rung, course.why_not
+        from_disk = rung == "restart" and skips_memory
+        steps = situation.disk_steps_lost if from_disk else situation.steps_lost
+        steps = steps if rung in FROM_A_COPY else 0
+        lost = len(situation.lost)
+        if why := unmet(policy, rule, situation.means, lost, steps, situation.world):
+            why_not = f"{why_not}; {why}" if why_not else why
+        else:
+            reason, possible = _RUNGS[rung](situation, course)
+            if possible:
+                place = f"rung {number} of {len(rules)}"
+                source = f"policy {policy.name}" if failure != "request" else "no failure"
+                rule_text = f"{source}, {failure}, {place}"
+                leaving = _leaving(situation, course) if rung == "shrink" else ()
+                return RecoveryChoice(rung, reason, rule_text, from_disk, leaving)
+            why_not = reason or why_not
+        keeps = course.keeps_survivors or rung not in FROM_A_COPY
+        course = course._replace(
+            why_not=why_not,
+            keeps_survivors=keeps,
+            has_respawned=course.has_respawned or rung == "respawn",
+        )
+    raise AssertionError(f"the rules of {failure} do not end in a rung that can always be taken")
+
+
+def _exhausted(situation: Situation) -> str:
+    """Return why no rung can help; "" if one may."""
     if situation.cause is not None and situation.cause.kind == "contract":
-        return f"{situation.cause.detail}: a retry would fail the same way", True
+        return f"{situation.cause.detail}: a retry would fail the same way"
     if situation.is_cut_for_good:
         return (
             f"{situation.cut}, and no other hosts have spares or room for the ranks of one of them;"
-            " repair the network, and resume with the same command",
-            True,
+            " repair the network, and resume with the same command"
         )
     if situation.attempts >= situation.attempts_max:
         return (
             f"{situation.attempts} generations ended in the same fault, and no phase was completed"
-            f" between them{_cause_suffix(situation)}",
-            True,
+            f" between them{_cause_suffix(situation)}"
         )
     if situation.attempts_all >= _KINDS_OF_TROUBLE * situation.attempts_max:
         return (
             f"{situation.attempts_all} generations failed, each with another fault, and no phase"
-            f" was completed between them{_cause_suffix(situation)}",
-            True,
+            f" was completed between them{_cause_suffix(situation)}"
         )
-    return "", False
+    return ""
 
 
-def _retry(situation: Situation, _: str) -> tuple[str, bool]:
+def _state_problem(situation: Situation) -> str:
+    """Return why survivors cannot go on as they are, or give lost ranks their state."""
     if situation.diverged:
-        return f"no rank is known to hold the right state{_cause_suffix(situation)}", False
+        return f"no rank is known to hold the right state{_cause_suffix(situation)}"
     if not situation.donors:
-        return "no worker is left that holds the whole state", False
-    if situation.lost:
+        return "no worker is left that holds the whole state"
+    return _missing_state(situation) if situation.lost or situation.unreplicated else ""
+
+
+def _retry(situation: Situation, _: _Course) -> tuple[str, bool]:
+    if situation.lost or _state_problem(situation):
         return "", False
-    if situation.unreplicated:
-        return _missing_state(situation), False
     return f"every worker is alive{_cause_suffix(situation)}: the phase is retried", True
 
 
-def _regrow(situation: Situation, _: str) -> tuple[str, bool]:
-    if not situation.back or situation.back != situation.lost or not situation.donors:
-        return "", False
-    return f"{_ranks(situation.back)} can come back: warm spares take them", True
-
-
-def _migrate(situation: Situation, _: str) -> tuple[str, bool]:
+def _migrate(situation: Situation, _: _Course) -> tuple[str, bool]:
     lost = situation.lost
     possible = situation.donors and len(lost) <= situation.spares
     if (
@@ -126,12 +171,10 @@ def _migrate(situation: Situation, _: str) -> tuple[str, bool]:
     return f"{_ranks(lost)} moved to {to}{_cause_suffix(situation)}", True
 
 
-def _replace(situation: Situation, why_not: str) -> tuple[str, bool]:
+def _replace(situation: Situation, _: _Course) -> tuple[str, bool]:
     lost = situation.lost
-    if not situation.donors:
-        return why_not, False
-    if missing := _missing_state(situation):
-        return missing, False
+    if not lost or not situation.donors or _missing_state(situation):
+        return "", False
     if len(lost) > situation.spares + situation.cold:
         return "", False
     starting = len(lost) - situation.spares
@@ -139,13 +182,13 @@ def _replace(situation: Situation, why_not: str) -> tuple[str, bool]:
     return f"{_ranks(lost)} lost{_cause_suffix(situation)}: {which}", True
 
 
-def _respawn(situation: Situation, why_not: str) -> tuple[str, bool]:
-    if not situation.donors or _missing_state(situation):
-        return why_not, False
-    missing = len(situation.lost) - situation.spares - situation.cold
+def _respawn(situation: Situation, course: _Course) -> tuple[str, bool]:
+    if not situation.lost or not situation.donors or _missing_state(situation):
+        return "", False
+    missing = max(0, len(situation.lost) - situation.spares - situation.cold)
     if missing > situation.respawns:
         return _no_budget(missing, situation), False
-    if situation.shrinks and not situation.no_shrink and missing > situation.rooms:
+    if course.shrinks and not situation.no_shrink and missing > situation.rooms:
         return f"{missing} worker(s) are missing, and no host has room", False
     return (
         f"{_ranks(situation.lost)} lost{_cause_suffix(situation)}: {situation.spares} warm"
@@ -154,33 +197,23 @@ def _respawn(situation: Situation, why_not: str) -> tuple[str, bool]:
     )
 
 
-class Leaving(NamedTuple):
-    """Lost ranks: those that others can take at once, and those that leave."""
-
-    filled: tuple[int, ...]
-    leaving: tuple[int, ...]
-
-
-def divide(lost: Sequence[int], stateless: Sequence[int], fillable: int) -> Leaving:
-    """Divide lost ranks by how many workers can take one. Those whose own state is lost leave."""
-    known = [seat for seat in lost if seat not in stateless]
-    filled = tuple(known[: max(0, fillable)])
-    return Leaving(filled, tuple(seat for seat in lost if seat not in filled))
+def _leaving(situation: Situation, course: _Course) -> tuple[int, ...]:
+    """Return the lost ranks that nobody can take at once; those whose own state is lost leave
+    first."""
+    fresh = min(situation.respawns, situation.rooms) if course.has_respawned else 0
+    known = [seat for seat in situation.lost if seat not in situation.stateless]
+    filled = known[: situation.spares + situation.cold + fresh]
+    return tuple(seat for seat in situation.lost if seat not in filled)
 
 
-def fillable(situation: Situation) -> int:
-    """Return how many lost ranks others can take at once."""
-    return situation.spares + situation.cold + min(situation.respawns, situation.rooms)
-
-
-def _shrink(situation: Situation, why_not: str) -> tuple[str, bool]:
-    if not (situation.shrinks and situation.donors and situation.lost):
-        return why_not, False
+def _shrink(situation: Situation, course: _Course) -> tuple[str, bool]:
+    why_not = course.why_not
+    if not situation.lost or not situation.donors or situation.diverged:
+        return "", False
     if situation.no_shrink:
         return f"{why_not}{why_not and '; '}{situation.no_shrink}", False
-    leaving = divide(situation.lost, situation.stateless, fillable(situation)).leaving
-    if not leaving or situation.diverged:
-        return why_not, False
+    if not (leaving := _leaving(situation, course)):
+        return "", False
     return (
         f"{_ranks(situation.lost)} lost{_cause_suffix(situation)}, and nobody can take"
         f" {_ranks(leaving)}: the others go on",
@@ -188,9 +221,10 @@ def _shrink(situation: Situation, why_not: str) -> tuple[str, bool]:
     )
 
 
-def _rebuild(situation: Situation, why_not: str) -> tuple[str, bool]:
+def _rebuild(situation: Situation, course: _Course) -> tuple[str, bool]:
+    why_not = course.why_not
     if not situation.donors or situation.stateless or not situation.unreplicated:
-        return why_not, False
+        return "", False
     if situation.copy_step < 0:
         return f"{why_not}{situation.no_copy and '; '}{situation.no_copy}", False
     missing = len(situation.lost) - situation.spares - situation.cold
@@ -203,18 +237,27 @@ def _rebuild(situation: Situation, why_not: str) -> tuple[str, bool]:
     )
 
 
-def _rollback(situation: Situation, why_not: str) -> tuple[str, bool]:
-    return _begin_again(situation, why_not) if situation.in_memory else (why_not, False)
+def _rollback(situation: Situation, course: _Course) -> tuple[str, bool]:
+    return _begin_again(situation, course) if situation.in_memory else ("", False)
 
 
-def _restart(situation: Situation, why_not: str) -> tuple[str, bool]:
-    return (why_not, False) if situation.in_memory else _begin_again(situation, why_not)
+def _restart(situation: Situation, course: _Course) -> tuple[str, bool]:
+    if not course.skips_memory:
+        return ("", False) if situation.in_memory else _begin_again(situation, course)
+    disk = msgspec.structs.replace(
+        situation,
+        checkpoint_n=situation.disk_n,
+        steps_lost=situation.disk_steps_lost,
+        in_memory=False,
+    )
+    return _begin_again(disk, course)
 
 
-def _begin_again(situation: Situation, why_not: str) -> tuple[str, bool]:
-    is_whole = situation.donors and not _missing_state(situation)
-    if is_whole and not situation.checkpoint_n:
-        return why_not, False  # only workers are missing; a start would lose all steps as well
+def _begin_again(situation: Situation, course: _Course) -> tuple[str, bool]:
+    why_not = course.why_not or _loss(situation)
+    is_whole = not _state_problem(situation)
+    if is_whole and not situation.checkpoint_n and course.keeps_survivors:
+        return "", False  # only workers are missing; a start would lose all steps as well
     if situation.diverged and not situation.checkpoint_n:
         return f"{why_not}; there is no copy from before the last agreement", False
     if situation.restarts >= situation.attempts_max:
@@ -234,23 +277,26 @@ def _begin_again(situation: Situation, why_not: str) -> tuple[str, bool]:
     )
 
 
-def _stop(_: Situation, why_not: str) -> tuple[str, bool]:
-    return why_not or "no rung of the ladder is left", True
+def _loss(situation: Situation) -> str:
+    what = f"{_ranks(situation.lost)} lost" if situation.lost else "every worker is alive"
+    return f"{what}{_cause_suffix(situation)}"
 
 
-LADDER: tuple[tuple[Rung, Callable[[Situation, str], tuple[str, bool]]], ...] = (
-    ("stop", _give_up),
-    ("retry", _retry),
-    ("regrow", _regrow),
-    ("migrate", _migrate),
-    ("replace", _replace),
-    ("respawn", _respawn),
-    ("shrink", _shrink),
-    ("rebuild", _rebuild),
-    ("rollback", _rollback),
-    ("restart", _restart),
-    ("stop", _stop),
-)
+def _stop(_: Situation, course: _Course) -> tuple[str, bool]:
+    return course.why_not or "no other rung of the policy applies", True
+
+
+_RUNGS: dict[Rung, Callable[[Situation, _Course], tuple[str, bool]]] = {
+    "retry": _retry,
+    "migrate": _migrate,
+    "replace": _replace,
+    "respawn": _respawn,
+    "shrink": _shrink,
+    "rebuild": _rebuild,
+    "rollback": _rollback,
+    "restart": _restart,
+    "stop": _stop,
+}
 
 _KINDS_OF_TROUBLE = 4
 # SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV: raised by the process itself, and may recur.

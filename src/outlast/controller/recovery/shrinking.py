@@ -68,8 +68,8 @@ def returning(state: ControllerState, survivors: Sequence[WorkerRecord], n: int)
 
 
 def leaving_slots(slots: dict[str, bytes], n: int) -> dict[str, bytes]:
-    """Return the slots that are kept of a rank that leaves before phase n+1: those with which it has
-    just come back, else its own of this place. Older ones would repeat random numbers."""
+    """Return the slots that are kept of a rank that leaves before phase n+1: those with which it
+    has just come back, else its own of this place. Older ones would repeat random numbers."""
     back = {key: slot for key, slot in slots.items() if key.startswith(left_prefix(n))}
     kinds = ("before", "after")
     places = ((key, key.partition(":")) for key in slots if not key.startswith("left:"))

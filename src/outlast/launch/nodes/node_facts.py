@@ -28,7 +28,10 @@ NONCE_BYTES = 32
 RESOLVE_S = 0.5
 _SIOCGIFADDR = 0x8915
 # Fields of a plan that may differ between nodes.
-_OWN = ("node", "run_dir", "json", "plain", "streams", "command", "script", "master_addr")
+_OWN = (
+    *("node", "run_dir", "json", "plain", "streams", "command", "script", "master_addr"),
+    "policy",  # a fact of its own
+)
 
 
 class NodePlaces(NamedTuple):
@@ -217,6 +220,7 @@ def _facts(plan: RunPlan) -> dict[str, str]:
         "number of nodes": f"{plan.node.nodes}:{plan.node.nodes + plan.node.spare_nodes}",
         "world size": str(plan.world),
         "store of terms (--term-store)": plan.node.term_store or "files",
+        "recovery policy (--policy)": f"{plan.policy.name}, digest {plan.policy.digest}",
         "script": plan.script,
         "digest of the script": _digest(plan.script),
     }

@@ -213,7 +213,6 @@ class GroupRegistry:
 
     def start_phases(self) -> None:
         """Make collectives outside a phase raise PhaseError, and watch connections, from now on."""
-        self.presence.notes = True
         if self._contract.start():
             self._device.watch(self._mailbox.listeners(self._generation))
 

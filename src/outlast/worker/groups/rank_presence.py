@@ -11,13 +11,14 @@ zero.
 |---|---|
 | all-reduce, reduce: SUM, AVG | as above |
 | all-reduce, reduce: MIN, MAX, BAND, BOR | over the ranks that are present |
-| broadcast, reduce | if their root is present |
+| broadcast, reduce | if their root is present; those of DDP itself come from the first one |
 | barrier | over the ranks that are present |
 | anything else | refused: `needs` names it before any rank may leave |
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -33,6 +34,8 @@ _OTHERS = ("MIN", "MAX", "BAND", "BOR")
 _KINDS = {name: getattr(dist.ReduceOp, name) for name in (*_SUMS, *_OTHERS)}
 _REDUCED = ("allreduce", "allreduce_coalesced", "reduce")
 _ROOTED = ("broadcast", "reduce")
+_GROUPS = "outlast.worker.groups."
+_OF_DDP = ("torch.nn.parallel.distributed", "outlast.worker.state.ddp_buckets")
 _POSSIBLE = frozenset((*_REDUCED, *_ROOTED, "barrier"))
 
 
@@ -42,7 +45,7 @@ class RankPresence:
     def __init__(self) -> None:
         self.absent: frozenset[int] = frozenset()
         self.idle: frozenset[int] = frozenset()  # present, and without a batch in this step
-        self.notes = False  # phases have begun
+        self._notes = False  # collectives are those of a step that may count
         self._needs: dict[str, None] = {}  # collectives of phases that need all ranks
         self._roots: dict[int, None] = {}  # ranks that have been roots in phases
 
@@ -50,13 +53,17 @@ class RankPresence:
         """Return those of the ranks that are present, in their order."""
         return tuple(rank for rank in ranks if rank not in self.absent)
 
+    def begin_phase(self, idle: frozenset[int], *, is_real: bool) -> None:
+        """Begin an attempt. What rehearsals call (DDP settles its buckets) is not needed again."""
+        self.idle, self._notes = idle, is_real
+
     # --- what the script's phases need ---
 
     def _note(self, op: str, ranks: Sequence[int], args: Sequence[Any]) -> None:
         """Note a collective of a phase."""
         if len(ranks) == 1:
             return
-        if op in _ROOTED:
+        if op in _ROOTED and not _is_of_ddp():
             self._roots[ranks[_root(args)]] = None
         if op not in _POSSIBLE:
             self._needs[op] = None
@@ -79,7 +86,7 @@ class RankPresence:
     ) -> Any:
         """Run a collective of a group, `rank` of whose `ranks` is this one, and return its work.
         Raises UnsupportedError."""
-        if self.notes:
+        if self._notes:
             self._note(op, ranks, args)
         if self.absent.isdisjoint(ranks) and self.idle.isdisjoint(ranks):
             return call(*args)
@@ -90,6 +97,8 @@ class RankPresence:
             raise _refused(op, "it needs all ranks of its group")
         if op in _ROOTED:
             root = ranks[_root(args)]
+            if root in self.absent and _is_of_ddp():
+                root = here[0]
             if root in self.absent:
                 raise _refused(op, f"its root, rank {root}, is absent")
             values[1:2] = [_with_root(args[1] if len(args) > 1 else 0, here.index(root))]
@@ -151,8 +160,17 @@ def _with_root(options: Any, root: int) -> Any:
     return fresh
 
 
+def _is_of_ddp() -> bool:
+    """Return whether DDP itself makes its buffers, or the order of its buckets, equal on all ranks:
+    any rank may be the source."""
+    frame = sys._getframe(2)  # noqa: SLF001 - there is no other sign of it
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(_GROUPS):
+        frame = frame.f_back
+    return frame is not None and frame.f_globals.get("__name__") in _OF_DDP
+
+
 def _refused(op: str, why: str) -> UnsupportedError:
     return UnsupportedError(
         f"{op} cannot run while ranks are absent: {why}; the script has not called it in a phase"
-        " before, so that ranks were let go; run without --shrink"
+        " before, so that ranks were let go; take shrink out of the policy's rungs"
     )

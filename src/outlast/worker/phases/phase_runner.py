@@ -147,7 +147,8 @@ class PhaseRunner:
         except StepRefused:
             raise AttemptUndone from None
         self.step_redo.begin(attempt, call, self.slots.base)
-        self._groups.presence.idle = self.idle_ranks() if kind == "step" else frozenset()
+        idle = self.idle_ranks() if kind == "step" else frozenset[int]()
+        self._groups.presence.begin_phase(idle, is_real=not status.rehearsing)
         try:
             with self._active(attempt), self._groups.phase():
                 result = call()

@@ -1,0 +1,147 @@
+"""Recovery policy: the rungs of each class of failure, their conditions and budgets, as data.
+
+`DEFAULT` is the ladder without `--policy`. launch/policies reads files and presets.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Literal, get_args
+
+import msgspec
+
+from outlast.events import Fault
+
+Rung = Literal[
+    "retry",
+    "migrate",
+    "replace",
+    "respawn",
+    "shrink",
+    "rebuild",
+    "rollback",
+    "restart",
+    "stop",
+]
+RUNGS: tuple[Rung, ...] = get_args(Rung)
+FROM_A_COPY: tuple[Rung, ...] = ("rollback", "restart")  # every worker is replaced
+NOTICE = "notice"  # a planned move: a notice, or a finding of a node check
+# Classes of failure: kinds of faults, and planned moves.
+FAILURES = (
+    *("killed", "exited", "hung", "stopped", "raised", "transport", "unsettled", "torn"),
+    *("diverged", "unknown", "mismatch", "transfer", "storage", "agent_lost", "controller_lost"),
+    NOTICE,
+)
+HOUR_S = 3600.0
+HOUR_NS = 3600 * 10**9
+
+
+class RungRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A rung, and the conditions under which it is taken; None: none."""
+
+    rung: Rung
+    spares_min: int | None = None  # warm spares at hand
+    lost_max: int | None = None  # ranks lost at once
+    steps_lost_max: int | None = None  # committed steps that all ranks redo
+    cost_max_usd: float | None = None  # of these steps, at the policy's price
+    remaining_min_s: float | None = None  # until the policy's deadline
+
+    @property
+    def is_conditional(self) -> bool:
+        """Return whether the rule has conditions."""
+        return self != RungRule(rung=self.rung)
+
+
+def plain_rules(*rungs: Rung) -> tuple[RungRule, ...]:
+    """Return rules without conditions."""
+    return tuple(RungRule(rung=rung) for rung in rungs)
+
+
+class RecoveryPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """Choice of rungs. `classes`: rules in order, by class of failure, for those that differ from
+    `default`. `budgets`: how often an hour each rung is taken; of `migrate`, for findings of node
+    checks and Slurm's drains."""
+
+    name: str
+    default: tuple[RungRule, ...]
+    classes: dict[str, tuple[RungRule, ...]] = {}
+    budgets: dict[Rung, int] = {}
+    price_usd_per_rank_hour: float = 0.0
+    deadline_s: float = 0.0  # Unix time until which the job should be done; 0: none
+
+    def rules(self, failure: str) -> tuple[RungRule, ...]:
+        """Return the rules of a class of failure."""
+        return self.classes.get(failure, self.default)
+
+    def names(self, rung: Rung, failure: str) -> bool:
+        """Return whether a class of failure has this rung."""
+        return any(rule.rung == rung for rule in self.rules(failure))
+
+    @property
+    def moves_max(self) -> int:
+        """Return how many planned moves an hour are made for findings of checks."""
+        return self.budgets.get("migrate", 1 << 30)
+
+    @property
+    def digest(self) -> str:
+        """Return the digest of the policy; its name does not count."""
+        same = msgspec.structs.replace(self, name="")
+        data = msgspec.json.encode(same, order="deterministic")
+        return hashlib.blake2b(data, digest_size=6).hexdigest()
+
+
+_EXACT: list[Rung] = [rung for rung in RUNGS if rung != "shrink"]
+DEFAULT = RecoveryPolicy(name="default", default=plain_rules(*_EXACT), budgets={"migrate": 3})
+
+
+def failure_class(cause: Fault | None, *, is_planned: bool) -> str:
+    """Return the class of a failure by its cause; "request" for a wish about the whole run, which
+    is no failure and which no policy orders."""
+    if cause is None or cause.kind in ("save", "contract", "internal", "regrow"):
+        return "request"
+    if cause.kind == "requested":
+        return NOTICE if is_planned else "request"
+    return cause.kind
+
+
+class Means(msgspec.Struct, frozen=True, kw_only=True):
+    """Means at a decision, with which conditions and budgets are compared."""
+
+    warm: int = 0  # spares that are warm, fit or not
+    step_s: float = 0.0  # newest measured step; 0: none was timed
+    rungs: tuple[tuple[str, int], ...] = ()  # rungs taken, and when
+    now_ns: int = 0  # Unix time
+
+    def recent(self, rung: Rung) -> int:
+        """Return how often a rung was taken within the last hour."""
+        return sum(one == rung and t_ns > self.now_ns - HOUR_NS for one, t_ns in self.rungs)
+
+
+def unmet(
+    policy: RecoveryPolicy, rule: RungRule, means: Means, lost: int, steps_lost: int, world: int
+) -> str:
+    """Return the condition or budget that forbids a rung now; "" if none does. `lost`: ranks
+    without a worker; `steps_lost`: steps that the rung makes all ranks redo."""
+    rung = rule.rung
+    budget, recent = policy.budgets.get(rung), means.recent(rung)
+    if budget is not None and rung != "migrate" and recent >= budget:
+        return f"{rung} was taken {recent} times within an hour, and its budget is {budget}"
+    if rule.spares_min is not None and means.warm < rule.spares_min:
+        return f"{rung} needs {rule.spares_min} warm spare(s), and there are {means.warm}"
+    if rule.lost_max is not None and lost > rule.lost_max:
+        return f"{rung} is for up to {rule.lost_max} lost rank(s), and {lost} are lost"
+    if rule.steps_lost_max is not None and steps_lost > rule.steps_lost_max:
+        return f"{rung} may redo {rule.steps_lost_max} step(s), and would redo {steps_lost}"
+    if rule.cost_max_usd is not None and steps_lost:
+        if not means.step_s:
+            return f"the cost of {rung} is unknown, since no step was timed by a save yet"
+        hours = steps_lost * means.step_s * world / HOUR_S
+        cost_usd = hours * policy.price_usd_per_rank_hour
+        if cost_usd > rule.cost_max_usd:
+            return f"{rung} may cost ${rule.cost_max_usd:g}, and would cost ${cost_usd:.2f}"
+    if rule.remaining_min_s is not None:
+        rest_s = policy.deadline_s - means.now_ns / 1e9
+        if rest_s < rule.remaining_min_s:
+            need_s = rule.remaining_min_s
+            return f"{rung} needs {need_s:g} s before the deadline, and {max(0.0, rest_s):.0f} are"
+    return ""
