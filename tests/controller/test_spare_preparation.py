@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import pytest
 from tests.controller.controller_driver import ControllerDriver
+from tests.controller.test_notices import give, notes, notice
 
 from outlast import events
 from outlast.transport import messages
 
 
-def running(*records: bytes) -> ControllerDriver:
+def greet(desk: ControllerDriver, spare: str, *, hot: bool) -> None:
+    desk.say(spare, messages.WorkerHello(pid=1, fingerprint={}, address="", hot=hot))
+
+
+def running(*records: bytes, hot: tuple[str, ...] = ("w1-3",)) -> ControllerDriver:
     desk = ControllerDriver(world=2, spares=2, lease_s=1000).begin()
     desk.agent()
     for spare in ("w1-2", "w1-3"):
-        desk.say(
-            spare, messages.WorkerHello(pid=1, fingerprint={}, address="", hot=spare == "w1-3")
-        )
+        greet(desk, spare, hot=spare in hot)
     desk.open()
     for seat, record in enumerate(records):
         body = messages.Recorded(seat=seat, record=record, calls=b"calls")
@@ -126,3 +129,79 @@ def test_a_spare_takes_the_ranks_that_it_fits(
         desk.status(f"w1-{seat}", 5, "running")
     assert desk.seats()[lost] == successor
     assert [decided.rung for decided in desk.emitted(events.Decided, history=True)] == [rung]
+
+
+def noticed(within_s: float = 0.0) -> ControllerDriver:
+    """Return a run whose spares are asked to prepare, with a notice to rank 1."""
+    desk = running(b"same", b"same", hot=("w1-2", "w1-3"))
+    step(desk, 1)
+    give(desk, notice(worker="w1-1", within_s=within_s))
+    step(desk, 2)
+    return desk
+
+
+def step(desk: ControllerDriver, n: int) -> None:
+    beats = dict.fromkeys(desk.seats(), (n, n, "running", 0.0))
+    desk.say("", messages.Renew(beats=beats))
+
+
+def leaves(desk: ControllerDriver) -> list[str]:
+    return [worker for worker, _ in desk.sent(messages.Leave, history=True)]
+
+
+def test_a_planned_move_waits_until_its_spare_has_built_its_model() -> None:
+    desk = noticed()
+    for n in range(3, 9):
+        step(desk, n)
+    assert leaves(desk) == []
+    desk.say("w1-3", messages.WorkerReady(generation=0, n=0))
+    assert leaves(desk) == ["w1-1"]
+    desk.come_to_boundary()
+    assert notes(desk, "built while") == []
+
+
+@pytest.mark.parametrize(("within_s", "waits_s"), [(40.0, 9.0), (0.0, 599.0)])
+def test_a_planned_move_does_not_wait_for_ever_for_its_spare(
+    within_s: float, waits_s: float
+) -> None:
+    desk = noticed(within_s)
+    desk.tick(waits_s)
+    step(desk, 3)
+    assert leaves(desk) == []
+    desk.tick(2.0)
+    step(desk, 4)
+    assert leaves(desk) == ["w1-1"]
+    desk.come_to_boundary()
+    assert "since they were not ready in time" in notes(desk, "built while")[0]
+
+
+def test_a_spare_that_ends_while_a_move_waits_for_it_leaves_the_move_to_a_warm_one() -> None:
+    desk = noticed()
+    desk.lose("w1-3", state="waiting", kind="exited")
+    desk.lose("w1-2", state="waiting", kind="exited")
+    assert leaves(desk) == []
+    for fresh in set(desk.state.members.workers) - {"w1-0", "w1-1"}:
+        greet(desk, fresh, hot=True)
+    step(desk, 3)
+    assert leaves(desk) == ["w1-1"]
+
+
+def test_spares_are_prepared_when_all_first_workers_have_been_replaced() -> None:
+    """Replacement workers record nothing."""
+    desk = noticed()
+    desk.say("w1-2", messages.WorkerReady(generation=0, n=0))
+    desk.say("w1-3", messages.WorkerReady(generation=0, n=0))
+    for seat, worker in enumerate(("w1-0", "w1-1")):
+        n = desk.state.progress.n + 1
+        desk.lose(worker, n, slots={f"before:{n}": b"x"})
+        desk.status(desk.seats()[1 - seat], n, "running")
+        desk.heal(n)
+        step(desk, n + 1)
+    assert set(desk.seats()) == {"w1-2", "w1-3"}
+    (fresh, *_) = {each.name for each in desk.state.members.workers.values() if each.seat < 0}
+    greet(desk, fresh, hot=True)
+    step(desk, desk.state.progress.n + 2)
+    assert fresh in [worker for worker, _ in desk.sent(messages.Prepare, history=True)]
+    later = ControllerDriver(world=2, spares=2, term=2, lease_s=1000)
+    later.begin(desk.journal())
+    assert later.state.shared.calls == b"calls"

@@ -19,8 +19,8 @@ from outlast.errors import RunDirError
 from outlast.telemetry.event_store import read_events
 
 if TYPE_CHECKING:
-    from tests.end_to_end.conftest import Outcome, Runner
-from tests.end_to_end.conftest import WORLD, same, wait_for
+    from tests.end_to_end.conftest import Outcome
+from tests.end_to_end.conftest import WORLD, Runner, same, wait_for
 
 pytestmark = pytest.mark.process
 
@@ -65,6 +65,49 @@ def test_a_rank_moves_between_two_steps(
     refused = [e for e in outcome.events if isinstance(e, events.AttemptRefused)]
     assert all(e.seat != 1 for e in refused if e.generation > 1)
     assert "a notice said that it had to leave" in outcome.explain()
+    notes = [e.text for e in outcome.events if isinstance(e, events.Note)]
+    why = "since the script does not promise hot_spares"
+    assert f"w1-4: built while the ranks wait for the move, {why}" in notes
+
+
+def test_a_spare_builds_its_model_before_a_move_while_the_ranks_train(tmp_path: Path) -> None:
+    """A fresh spare, in place of one that was killed, is not ready when the notice comes."""
+    script, job = Path(__file__).with_name("jobs") / "hot_job.py", ("--steps=400",)
+    (tmp_path / "plain").mkdir(), (tmp_path / "moved").mkdir()
+    expected = Runner(tmp_path / "plain", 2).run(job=job, script=script)
+    runner, run_dir = Runner(tmp_path / "moved", 2), tmp_path / "moved" / "run"
+    hold, gate = tmp_path / "hold", tmp_path / "gate"
+    job = (f"--hold={hold}", f"--gate={gate}", *job)
+    process = runner.start("--spares=1", job=job, script=script)
+    for rank in range(2):
+        wait_for(hold.with_suffix(f".{rank}").exists, f"rank {rank} at step 5")
+    wait_for(seen(run_dir, events.Note, "prepared up to"), "the first spare")
+    gate.touch()
+    spawned = [e for e in read_events(run_dir) if isinstance(e, events.WorkerSpawned)]
+    (pid,) = [e.pid for e in spawned if e.seat < 0]
+    os.kill(pid, signal.SIGKILL)
+    wait_for(seen(run_dir, events.WorkerWarm, "w1-3"), "the next spare")
+    hold.touch()
+    command = drain(run_dir, "--rank=1")
+    wait_for(seen(run_dir, events.Warned, "operator"), "the notice in the events")
+
+    def step() -> int:
+        return max(e.step for e in read_events(run_dir) if isinstance(e, events.PhaseDone))
+
+    first = step()
+    wait_for(lambda: step() >= first + 15, "steps of ranks that do not wait")
+    assert not seen(run_dir, events.GenerationClosed)()
+    gate.unlink()
+    text = command.communicate(timeout=60)[0]
+    assert command.returncode == 0 and "moved before phase" in text, text
+    outcome = runner.end(process)
+    assert outcome.code == 0 and outcome.ranks == expected.ranks, outcome.output
+    (one,) = outcome.summary["incidents"]
+    assert (one["rung"], one["committed_steps_lost"]) == ("migrate", 0)
+    notes = [e for e in outcome.events if isinstance(e, events.Note)]
+    (ready,) = [e for e in notes if "prepared up to" in e.text and e.worker == "w1-3"]
+    (closed,) = [e for e in outcome.events if isinstance(e, events.GenerationClosed)]
+    assert ready.t_ns < closed.t_ns and not any("built while" in e.text for e in notes)
 
 
 def test_without_a_spare_the_run_saves_ends_before_the_deadline_and_resumes(

@@ -212,10 +212,12 @@ class SharedValueStored(JournalEntry, frozen=True, tag="SharedKept"):
 
 
 class RecordStored(JournalEntry, frozen=True, tag="RecordKept"):
-    """Results of a seat's set-up collectives, for joiners of later terms."""
+    """Results of a seat's set-up collectives, for joiners of later terms. `calls`: of Recorded, if
+    they are more than those before."""
 
     seat: int
     record: bytes
+    calls: bytes = b""
 
 
 class ShardsHeld(JournalEntry, frozen=True):

@@ -196,6 +196,9 @@ class Findings(StatePart, kw_only=True):
     departing: dict[str, tuple[int, int]] = msgspec.field(
         default_factory=dict
     )  # worker -> generation and time of its Leave
+    awaited: dict[FindingKey, int] = msgspec.field(
+        default_factory=dict
+    )  # since when a move waits for spares that build their models
     unmoved: tuple[FindingKey, ...] = ()  # findings that are noted as moving no rank
 
 

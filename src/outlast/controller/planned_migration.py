@@ -30,6 +30,7 @@ from outlast.transport import messages
 
 WINDOW_S = 3600.0
 WARNED_MAX = 1024  # bound on known findings
+PREPARE_PART = 0.25  # of the time until a deadline, for spares to build their models
 BOUNDARY_PART = 0.5  # of the time until a deadline, for a worker to come to a boundary
 MOVED_FOR: dict[MigrateOn, tuple[str, ...]] = {"": (), "now": ("now",), "drain": ("now", "drain")}
 SCHEDULER = "slurm"
@@ -62,6 +63,7 @@ def record_findings(turn: ControllerTurn, agent: AgentRecord, body: messages.Nod
     for key, one in tuple(known.items()):
         if one.host == agent.host and key not in found and one.check in body.completed:
             del known[key]
+            turn.state.findings.awaited.pop(key, None)
             turn.state.findings.unmoved = tuple(
                 other for other in turn.state.findings.unmoved if other != key
             )
@@ -123,7 +125,8 @@ def move_when_possible(turn: ControllerTurn) -> None:
     if any(_is_due(state, move) for move in chosen):
         _move(turn, chosen)
         return
-    for worker in (each for move in chosen for each in move.workers):
+    ready = (move for move in chosen if not _awaits_spares(turn, move))
+    for worker in (each for move in ready for each in move.workers):
         if departing.get(worker.name, (0, 0))[0] != state.generation:
             departing[worker.name] = state.generation, turn.now_ns
             turn.send(worker, messages.Leave(generation=state.generation))
@@ -196,7 +199,8 @@ def _move(turn: ControllerTurn, chosen: list[_Move]) -> None:
     """Give up the workers. The recovery is that of a failure: close, decide, seat, transfer."""
     state = turn.state
     state.findings.leaving = tuple(each.name for move in chosen for each in move.workers)
-    state.findings.departing = {}
+    state.findings.departing, state.findings.awaited = {}, {}
+    _note_unprepared(turn, chosen)
     for key, one, workers in chosen:
         state.findings.moves[key] = (workers[0].name, turn.now_ns)
         turn.journal(RankMigrated(worker=workers[0].name, finding=key, t_ns=turn.now_ns))
@@ -204,6 +208,31 @@ def _move(turn: ControllerTurn, chosen: list[_Move]) -> None:
             fault = turn.blame(worker, "requested", f"{one.finding}: {one.detail}")
             how = "notice" if one.check in SOURCES else "check"
             incident_response.give_up(turn, worker, fault, how)
+
+
+def _awaits_spares(turn: ControllerTurn, move: _Move) -> bool:
+    """Return whether a move waits until its spares have built their models, as far as the script
+    allows that: the ranks train meanwhile."""
+    state, one = turn.state, move.finding
+    spares = fitting_spares(state, (worker.seat for worker in move.workers))
+    if all(each.is_hot or spare_preparation.why_unprepared(state, each) for each in spares):
+        return False
+    since_ns = state.findings.awaited.setdefault(move.key, turn.now_ns)
+    limit_ns = since_ns + int(state.limits.join_s * S_NS)
+    if until_ns := deadline_ns(one):
+        limit_ns = min(limit_ns, since_ns + int(PREPARE_PART * max(0, until_ns - since_ns)))
+    return turn.now_ns < limit_ns
+
+
+def _note_unprepared(turn: ControllerTurn, chosen: list[_Move]) -> None:
+    """Note which spares build their models while the others wait, and why."""
+    state = turn.state
+    seats = [worker.seat for move in chosen for worker in move.workers]
+    late = [each for each in fitting_spares(state, seats) if not each.is_hot]
+    if late:
+        why = spare_preparation.why_unprepared(state, late[0]) or "they were not ready in time"
+        names = ", ".join(each.name for each in late)
+        turn.note(f"{names}: built while the ranks wait for the move, since {why}", late[0].name)
 
 
 def restore_moves(turn: ControllerTurn, entry: RankMigrated) -> None:
@@ -238,13 +267,13 @@ def healthy_first(
     )
 
 
-def count_fitting(state: ControllerState, seats: Iterable[int]) -> int:
-    """Return how many of the seats warm spares can fill, each seat by the first one that fits."""
-    taken: set[str] = set()
+def fitting_spares(state: ControllerState, seats: Iterable[int]) -> list[WorkerRecord]:
+    """Return the warm spares that can fill these seats, for each seat the first one that fits."""
+    found: dict[str, WorkerRecord] = {}
     for seat in seats:
-        free = (each.name for each in healthy_first(state, seat) if each.name not in taken)
-        taken.update(islice(free, 1))
-    return len(taken)
+        free = (each for each in healthy_first(state, seat) if each.name not in found)
+        found.update((each.name, each) for each in islice(free, 1))
+    return list(found.values())
 
 
 def is_calm(state: ControllerState) -> bool:

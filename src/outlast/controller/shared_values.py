@@ -42,6 +42,7 @@ def restore(turn: ControllerTurn, entry: JournalEntry) -> None:
             shared.stored[entry.name] = entry.value
         case RecordStored():
             shared.records[entry.seat] = entry.record
+            shared.calls = entry.calls or shared.calls
         case ShardsHeld():
             shared.holdings[entry.seat] = entry.shards
         case _:
@@ -205,9 +206,12 @@ def record(turn: ControllerTurn, sender: WorkerRecord, body: messages.Recorded) 
     """Store the record of a seat's set-up collectives."""
     state = turn.state
     turn.change(sender.name, calls=body.calls)
-    if state.shared.records.get(sender.seat) != body.record:
-        state.shared.records[sender.seat] = body.record
-        turn.journal(RecordStored(seat=sender.seat, record=body.record))
+    shared = state.shared
+    more = body.calls if len(body.calls) > len(shared.calls) else b""
+    if shared.records.get(sender.seat) != body.record or more:
+        shared.records[sender.seat] = body.record
+        shared.calls = more or shared.calls
+        turn.journal(RecordStored(seat=sender.seat, record=body.record, calls=more))
 
 
 def protected(turn: ControllerTurn, sender: WorkerRecord, body: messages.StateProtected) -> None:

@@ -28,12 +28,9 @@ def prepare_spares(turn: ControllerTurn) -> None:
     if not any(_is_waiting(worker) for worker in members.usable_spares()):
         return
     waiting = [worker for worker in state.warm_spares() if _is_waiting(worker)]
-    records = state.shared.records
-    recorded = [each.calls for each in members.workers.values() if each.calls]
-    # Replacement workers record nothing; before the rehearsals records still grow.
-    is_complete = len(records) == state.world and recorded
-    if not waiting or not is_complete or (state.generation == 1 and len(recorded) < state.world):
+    if not waiting or not _is_recorded(state):
         return
+    records = state.shared.records
     for worker in waiting:
         stand_in = _choose_stand_in(state)
         if stand_in < 0 and len(set(records.values())) > 1:
@@ -47,10 +44,30 @@ def prepare_spares(turn: ControllerTurn) -> None:
         frame = messages.Prepare(
             world=state.world,
             record=records[max(stand_in, 0)],
-            calls=recorded[0],
+            calls=state.shared.calls,
             stand_in=stand_in,
         )
         turn.send(worker, frame)
+
+
+def why_unprepared(state: ControllerState, worker: WorkerRecord) -> str:
+    """Return why a spare builds its model only when it has a seat; "" if it does so in advance."""
+    if worker.hello is None or not worker.hello.hot:
+        return "the script does not promise hot_spares"
+    if worker.preparing:
+        return ""
+    if state.members.stays_warm:
+        return "spares stay warm"
+    return "" if _is_recorded(state) else "the set-up of some ranks was not recorded"
+
+
+def _is_recorded(state: ControllerState) -> bool:
+    """Return whether spares can be prepared by what the ranks have recorded. Replacement workers
+    record nothing; before the rehearsals records still grow."""
+    if len(state.shared.records) < state.world or not state.shared.calls:
+        return False
+    recorded = sum(bool(each.calls) for each in state.members.workers.values())
+    return state.generation > 1 or recorded >= state.world
 
 
 def _is_waiting(worker: WorkerRecord) -> bool:

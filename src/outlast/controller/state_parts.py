@@ -111,7 +111,7 @@ def _copied_fields(part: type[StatePart]) -> tuple[str, ...]:
 
 
 class Clock(StatePart, kw_only=True):
-    """The time, the begin of the present mode, and the next wake-up."""
+    """Time, begin of the present mode, and next wake-up."""
 
     now_ns: int = 0
     mode: Mode = "unborn"
@@ -144,8 +144,7 @@ class Clock(StatePart, kw_only=True):
 
     def wake_at(self, t_ns: int, regime: tuple[str, int, int, int]) -> None:
         """Record the next wake-up."""
-        self.wake_ns = t_ns
-        self.regime = regime
+        self.wake_ns, self.regime = t_ns, regime
 
 
 class Inbox(StatePart, kw_only=True):
@@ -191,37 +190,35 @@ class Progress(StatePart, kw_only=True):
     asked_back: int = 0  # the generation in which a rank was asked to stop, so that they come back
 
     def begin_generation(
-        self,
-        n: int,
-        step: int,
-        verdict: str,
-        base: messages.Checkpointed | None = None,
-        absent: Iterable[int] = (),
+        self, n: int, step: int, verdict: str, base: messages.Checkpointed | None = None
     ) -> None:
         """Begin the next generation before phase n+1; `base`: copy to rebuild lost shards from."""
-        self.absent = tuple(sorted(absent))
         self.since = self.since_of(n) if verdict != "start" else self.generation + 1
         self.generation += 1
-        self.n = n
-        self.step = step
-        self.verdict = verdict
-        self.base = base
-        self.rebuilt = ()
-        self.first = verdict == "start"
-        self.opened = False
+        self.n, self.step, self.verdict = n, step, verdict
+        self.base, self.rebuilt = base, ()
+        self.first, self.opened = verdict == "start", False
 
     def since_of(self, n: int) -> int:
         """Return the generation that completed phase n; its members alone know the state then."""
         return self.generation if n > self.n else self.since
 
     def have_all(self, world: int, has: Callable[[int], bool]) -> bool:
-        """Return whether all seats but absent ones have what is waited for. The search begins at
-        the seat that lacked it last time, so that N answers cost O(N) and not O(N^2)."""
+        """Return whether all seats but absent ones have what is waited for; it begins at the seat
+        that lacked it last time, so that N answers cost O(N) and not O(N^2)."""
         for seat in chain(range(self.straggler, world), range(min(self.straggler, world))):
             if not has(seat) and seat not in self.absent:
                 self.straggler = seat
                 return False
         return True
+
+    def let_go(self, seats: Iterable[int]) -> None:
+        """Set the seats that have no worker from now on."""
+        self.absent = tuple(sorted(seats))
+
+    def ask_back(self) -> None:
+        """Record that a rank was asked to stop, so that absent ones come back."""
+        self.asked_back = self.generation
 
     def seat_later(self, seats: Iterable[int]) -> None:
         """Set the seats whose workers receive Seat in this generation."""
@@ -236,11 +233,8 @@ class Progress(StatePart, kw_only=True):
         """Take over a generation of an earlier term; the newest one comes last."""
         is_start = decision.verdict == "start"
         self.since = decision.generation if is_start else self.since_of(decision.n)
-        self.generation = decision.generation
-        self.n = decision.n
-        self.step = decision.step
-        self.base = decision.copy
-        self.absent = decision.absent
+        self.generation, self.n, self.step = decision.generation, decision.n, decision.step
+        self.base, self.absent = decision.copy, decision.absent
         self.first = decision.verdict == "start"
         self.opened = opened
         self.reach(decision.n, decision.step)
@@ -253,8 +247,7 @@ class Progress(StatePart, kw_only=True):
         self, transfers: tuple[tuple[int, int], ...], rebuilt: tuple[int, ...] = ()
     ) -> None:
         """Set the transfers of state from whole ranks to joiners, and the ranks that rebuild."""
-        self.transfers = transfers
-        self.rebuilt = rebuilt
+        self.transfers, self.rebuilt = transfers, rebuilt
 
     def open(self) -> None:
         """Record that the generation has been open."""
@@ -287,8 +280,7 @@ class Budgets(StatePart, kw_only=True):
 
     def end_attempts(self, faults: tuple[events.Fault, ...]) -> None:
         """End the row of failed generations: one has completed a phase."""
-        self.attempts = {}
-        self.causes = faults
+        self.attempts, self.causes = {}, faults
 
     def count_attempt(self, key: str, faults: tuple[events.Fault, ...]) -> None:
         """Count a generation without progress; `key`: what would recur."""
@@ -332,8 +324,7 @@ class Budgets(StatePart, kw_only=True):
 
     def record_opened(self) -> None:
         """Reset the budgets that an open generation resets."""
-        self.spares_failed = 0
-        self.early_deaths = {}
+        self.spares_failed, self.early_deaths = 0, {}
 
 
 class Term(StatePart, kw_only=True):
@@ -388,8 +379,8 @@ class SharedValues(StatePart, kw_only=True):
     meets: dict[tuple[str, int], messages.MeetEntry] = {}  # of groups that wait, by name and rank
     missing: dict[str, int] = {}  # group -> how many of its ranks are not here
     records: dict[int, bytes] = {}  # seat -> results of its set-up collectives
-    # stages of a pipeline, () without one -> the first seat that reported them, and its report
-    schemas: dict[tuple[int, ...], tuple[int, messages.StateProtected]] = {}
+    calls: bytes = b""  # the most functions that a rank has described, for hot spares
+    schemas: dict[tuple[int, ...], tuple[int, messages.StateProtected]] = {}  # stages -> first one
     holdings: dict[int, bytes] = {}  # seat -> the shards that it holds (shared_values)
 
 

@@ -103,8 +103,8 @@ class BatchDeal:
         idle = tuple(rank for rank in self.present if rank not in kept)
         if self.rows is not None:
             trained = {*kept.values()}
-            gone = (number for number in self._dealt.values() if number not in trained)
-            self._owed = tuple(sorted([*gone, *self._rest]))
+            dropped = (number for number in self._dealt.values() if number not in trained)
+            self._owed = tuple(sorted([*dropped, *self._rest]))
         self.hand = Hand(kept, idle, read if idle else _NONE)
         return self.hand
 

@@ -16,10 +16,9 @@ from outlast.config import Limits
 from outlast.controller import inputs
 from outlast.controller.controller_state import ControllerState
 from outlast.controller.lifecycle.journal_segments import count_entries, join_segments
-from outlast.controller.recovery.recovery_policy import DEFAULT, RecoveryPolicy
+from outlast.controller.recovery.recovery_policy import DEFAULT, ELASTIC, RecoveryPolicy
 from outlast.controller.state_machine import initial
 from outlast.telemetry.committed_history import check_history
-from outlast.testing.absent_ranks.shrink_options import ELASTIC
 from outlast.testing.fault_plan import NO_OWNER, FaultPlan, draw_plan, draw_takeover_plan
 from outlast.testing.run_invariants import RunInvariants, check_ending
 from outlast.testing.simulated_agent import SimAgent
@@ -64,7 +63,8 @@ class SimCluster:
         self, seed: int, plan: FaultPlan | None = None, recovery: RecoveryPolicy = DEFAULT
     ) -> None:
         self.seed = seed
-        self.recovery = recovery
+        shrinks = plan is not None and plan.shrinking is not None
+        self.recovery = recovery = ELASTIC if shrinks else recovery
         self.decided: events.Decided | None = None  # the newest
         self.plan = plan = plan or draw_plan(seed)
         self.timeline = VirtualClock(seed)
@@ -102,13 +102,12 @@ class SimCluster:
         self.connecting: dict[int, tuple[str, ...]] = {}  # worker by seat, by generation
         self.look_costs_a_host = False
         self.crash_in = -1  # turns until the controller crashes
-        is_elastic = plan.shrinking is not None and recovery is DEFAULT
         if plan.shrinking is not None:  # it imports torch, which costs seconds
             data = import_module("outlast.testing.absent_ranks.simulated_data")
             self._new_data: Callable[[int, int, int], SimData] = data.SimData
         self.first_state = initial(
             *(plan.world, plan.spares, self.limits, plan.policy),
-            *("drain", plan.placement(), ELASTIC if is_elastic else recovery),
+            *("drain", plan.placement(), recovery),
         )
         self.controllers: dict[int, SimController] = {}  # by term
         self._cuts: dict[frozenset[str], float] = {}  # two places that do not reach each other
@@ -156,7 +155,8 @@ class SimCluster:
     def _is_end_of_policy(self, end: inputs.EndRun) -> bool:
         """Return whether the policy had no other rung left, where the default one may have had."""
         stopped = self.decided is not None and self.decided.rung == "stop"
-        return self.recovery is not DEFAULT and stopped and end.outcome in ("gave_up", "user_error")
+        is_other = self.recovery not in (DEFAULT, ELASTIC)
+        return is_other and stopped and end.outcome in ("gave_up", "user_error")
 
     def note(self, text: str) -> None:
         """Add a line to the story of the run."""

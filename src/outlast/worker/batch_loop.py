@@ -16,8 +16,8 @@ from outlast.errors import UsageError
 from outlast.worker.auditor import Auditor
 from outlast.worker.groups import GroupRegistry
 from outlast.worker.phases.phase_runner import PhaseRunner
+from outlast.worker.phases.rank_deal import RankDeal
 from outlast.worker.phases.script_progress import ScriptProgress
-from outlast.worker.rank_deal import RankDeal
 from outlast.worker.save_timing import SaveTimer
 from outlast.worker.script.script_variables import ScriptVariables
 from outlast.worker.state import protected_state

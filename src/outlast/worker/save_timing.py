@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -29,7 +29,7 @@ TRIED_EVERY = 4
 class SaveTimer:
     """Timer of saves, which are separate phases. `checkpointer`: set once the worker has a seat.
 
-    While ranks are `absent`, saves are refused by name: a checkpoint has the state of all ranks.
+    Saves are refused by name while ranks are absent: a checkpoint has the state of all.
     """
 
     def __init__(
@@ -40,12 +40,12 @@ class SaveTimer:
         watch: Callable[[Where], None],
         *,
         until_step: int,
-        absent: Callable[[], Collection[int]],
+        refuses: Callable[[], bool],
         need: Callable[[], ProtectedState],
     ) -> None:
         self._phases, self._place, self._status = phases, place, status
         self._until_step, self._watch, self._need = until_step, watch, need
-        self._absent = absent
+        self._refuses = refuses
         self.checkpointer: RunCheckpointer | None = None
         self.proposal: Intervals | None = None  # set by the controller for the next save
 
@@ -99,8 +99,7 @@ class SaveTimer:
         assert checkpointer is not None
 
         def save() -> tuple[int, int]:
-            if absent := self._absent():
-                checkpointer.refuse(absent)
+            if self._refuses():
                 return self._place.every.memory, self._place.every.disk
             own = protected.own_state(protected.own_choices())
             slot = self._place.slot(self._status.n, self._status.step, own)

@@ -201,15 +201,6 @@ class RunCheckpointer:
             self._owner.copied(place, content)
         return every
 
-    def refuse(self, absent: Collection[int]) -> None:
-        """Report that no checkpoint is made while ranks are absent; the first rank that is not
-        does so."""
-        if self._seat == min(set(range(self._settings.world)).difference(absent)):
-            ranks = ", ".join(map(str, sorted(absent)))
-            text = f"rank {ranks} is absent, and a checkpoint has the state of all ranks"
-            status = self._status
-            self._owner.send(messages.SaveFailed(n=status.n, step=status.step, error=text))
-
     def reserve(self, protected: ProtectedState) -> None:
         """Allocate the memory for saves in the background, before the first one.
 

@@ -157,6 +157,16 @@ class WorkerPorts:
         is_first = bool(presence.absent) and self.seat == here[0]
         return PresenceReport("; ".join(needs), roots, is_first)
 
+    def refuses_save(self) -> bool:
+        """Return whether no checkpoint is made, since ranks are absent; the first one that is not
+        reports that."""
+        presence, status = self.groups.presence, self.status
+        if presence.absent and self.seat == presence.of(range(self.world))[0]:
+            ranks = ", ".join(map(str, sorted(presence.absent)))
+            text = f"rank {ranks} is absent, and a checkpoint has the state of all ranks"
+            self.send(messages.SaveFailed(n=status.n, step=status.step, error=text))
+        return bool(presence.absent)
+
     def rehearsed(self) -> set[str]:
         """Return the keys of the functions that this worker has rehearsed."""
         return self.phases.joining.rehearsed_here

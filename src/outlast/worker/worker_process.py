@@ -92,11 +92,9 @@ class WorkerProcess(WorkerPorts):
             lambda number: self.try_send(messages.NoticeSignal(signal=number)),
         )
         self.shared_values = SharedValueClient(self.send, self.limits)
-        self.link = (
-            ControllerLink(settings, self._on_message, end_process)
-            if settings
-            else StandaloneControl(self._on_message)
-        )
+        self.link = StandaloneControl(self._on_message)
+        if settings:
+            self.link = ControllerLink(settings, self._on_message, end_process)
         specs = [fault_language.parse(text) for text in settings.faults] if settings else []
         self.faults = InjectedFaults(specs, (run_dir or Path()) / "faults", self.timeline, self)
         self.recovery = WorkerRecovery(self.status, self.groups, self.limits, self)
@@ -131,7 +129,7 @@ class WorkerProcess(WorkerPorts):
             self.status,
             self.reach,
             until_step=settings.until_step if settings else 0,
-            absent=lambda: self.groups.presence.absent,
+            refuses=self.refuses_save,
             need=self.protected_state,
         )
         self.phases.save_on_request = self.saver.on_request

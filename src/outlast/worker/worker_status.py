@@ -50,7 +50,7 @@ _UNDECIDED: tuple[State, ...] = ("voting", "applying")
 
 
 class PresenceReport(NamedTuple):
-    """What a worker reports of absent ranks: see messages.Status. `is_first`: it reports its own
+    """A worker's report for absent ranks, see messages.Status. `is_first`: it reports its own
     state for them."""
 
     needs: str = ""

@@ -16,11 +16,13 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import outlast
 
-STEPS, HOLD_AT = 12, 5
+HOLD_AT = 5
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, required=True)
 parser.add_argument("--hold", type=Path, help="wait for this file behind step 5")
+parser.add_argument("--steps", type=int, default=12)
+parser.add_argument("--gate", type=Path, help="while it is there no model is built, steps are slow")
 parser.add_argument("--lie", default="", help="where the script depends on its rank after all")
 parser.add_argument("--compiled", action="store_true")
 args = parser.parse_args()
@@ -37,7 +39,13 @@ class Counted(TensorDataset):
         return (self.tensors[0][index] + noise, self.tensors[1][index])
 
 
+def is_shut() -> bool:
+    return args.gate is not None and args.gate.exists()
+
+
 session = outlast.init(hot_spares=True)
+while is_shut():
+    threading.Event().wait(0.01)
 torch.manual_seed(1)
 scale = 1.0
 if args.lie == "branch" and dist.get_rank() == 1:
@@ -61,12 +69,14 @@ def train_step(batch: list[torch.Tensor]) -> float:
     optimizer.zero_grad()
     loss = (scale * (called(x) - y) ** 2).mean()
     loss.backward()
+    if is_shut():
+        threading.Event().wait(0.1)
     optimizer.step()
     return loss.item()
 
 
 losses = []
-for batch in session.batches(loader, until=STEPS):
+for batch in session.batches(loader, until=args.steps):
     losses.append(session.run(train_step, batch))
     if args.hold and session.step_index == HOLD_AT:
         args.hold.with_suffix(f".{session.rank}").touch()

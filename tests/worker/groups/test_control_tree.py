@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from outlast.errors import GroupError
-from outlast.worker.groups import control_tree
-from outlast.worker.groups.control_tree import FAN_OUT, control_blocks, control_members
+from outlast.worker.groups import control_group
+from outlast.worker.groups.control_group import FAN_OUT, control_blocks, control_members
 
 
 @pytest.mark.parametrize("world", [1, 2, FAN_OUT, FAN_OUT + 1, 1000, 16384])
@@ -28,7 +28,7 @@ def test_one_block_is_named_control_and_has_all_ranks() -> None:
 
 
 def _in_a_tree(member: Any) -> dict[str, Any]:
-    control_tree.FAN_OUT = 2
+    control_group.FAN_OUT = 2
     member.groups.take_seat(member.rank, member.world, dry=False)
     member.connect(copies=((1, 4), (0, 3)))
     groups = member.groups
@@ -63,7 +63,7 @@ def test_ranks_vote_gather_and_copy_in_a_tree(cluster: Any) -> None:
 
 
 def _severed(member: Any) -> str:
-    control_tree.FAN_OUT = 2
+    control_group.FAN_OUT = 2
     member.groups.take_seat(member.rank, member.world, dry=False)
     member.connect()
     if member.rank == 3:

@@ -20,5 +20,9 @@ COMMANDS = {
         "policy_explanation:explain",
         "Show the answer of a policy to each class of failure.",
     ),
+    "try": (
+        "policy_comparison:try_policies",
+        "Compute what policies would have cost on recorded or simulated failures.",
+    ),
     "show": ("policy_explanation:show", "Print the file of a policy preset, or list the presets."),
 }

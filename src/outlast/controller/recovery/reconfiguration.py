@@ -25,6 +25,7 @@ from outlast.transport import messages
 def start_over(turn: ControllerTurn, n: int, step: int) -> None:
     """Start all ranks in a new generation, before phase n+1; waiting workers keep their seats."""
     state = turn.state
+    state.progress.let_go(())
     state.progress.begin_generation(n, step, "start")
     waiting = {worker.seat: worker.name for worker in state.members.workers.values()}
     seats = tuple(waiting.get(seat, "") for seat in range(state.world))

@@ -237,7 +237,7 @@ def _recovery_situation(turn: ControllerTurn, survivors: list[WorkerRecord], n: 
         unreplicated=shared_values.without_donor(state, [w.seat for w in survivors]),
         donors=0 if state.audit.undecided else len(survivors),
         diverged=state.audit.undecided,
-        spares=planned_migration.count_fitting(state, lost),
+        spares=len(planned_migration.fitting_spares(state, lost)),
         cold=len(node_placement.cold_spares(state, -1)),
         respawns=state.respawns_left(),
         attempts=attempts.get(commonest, 0),
@@ -279,15 +279,16 @@ def _continue_with_survivors(
     announced = [w for w in state.generation_members() if w.status is not None]
     slots = _slots_at(members.abandoned_slots, survivors, n)
     before = {*progress.absent}
-    known = members.abandoned_slots
-    slots |= {seat: known.get(seat, {}) for seat in before}
-    slots |= {seat: shrinking.leaving_slots(known.get(seat, {}), n) for seat in absent - before}
+    apart = members.abandoned_slots
+    slots |= {seat: apart.get(seat, {}) for seat in before}
+    slots |= {seat: shrinking.leaving_slots(apart.get(seat, {}), n) for seat in absent - before}
     for seat in before - absent:
         known = shrinking.template(survivors, n)
         slots[seat] = shrinking.returning_slots(slots[seat], known, n)
     members.set_seats(members.seats, slots)
     base = rebuilt.copy if rebuilt is not None else None
-    progress.begin_generation(n, step, "commit" if commit else "redo", base, absent)
+    progress.let_go(absent)
+    progress.begin_generation(n, step, "commit" if commit else "redo", base)
     membership.fill_seats(turn)
     run_start.end_takeover(turn)
     reconfiguration.journal(turn)
@@ -311,9 +312,9 @@ def _slots_at(
     result yet, and a rank's own result implies nothing about another rank's.
     """
     keys = reconfiguration.slot_keys(n)
-    left = shrinking.left_prefix(n)
+    prefix = shrinking.left_prefix(n)
     kept = {
-        seat: {key: value for key, value in slots.items() if key in keys or key.startswith(left)}
+        seat: {key: value for key, value in slots.items() if key in keys or key.startswith(prefix)}
         for seat, slots in abandoned.items()
     }
     done = [w.status for w in survivors if w.status is not None and w.status.n == n]

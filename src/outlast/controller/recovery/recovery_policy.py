@@ -91,6 +91,7 @@ class RecoveryPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _EXACT: list[Rung] = [rung for rung in RUNGS if rung != "shrink"]
+ELASTIC = RecoveryPolicy(name="elastic", default=plain_rules(*RUNGS), budgets={"migrate": 3})
 DEFAULT = RecoveryPolicy(name="default", default=plain_rules(*_EXACT), budgets={"migrate": 3})
 
 

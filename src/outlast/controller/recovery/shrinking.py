@@ -60,9 +60,8 @@ def returning(state: ControllerState, survivors: Sequence[WorkerRecord], n: int)
     lost = [seat for seat in range(state.world) if state.occupant(seat) is None]
     needed = [seat for seat in lost if seat not in absent]
     for count in range(len(absent), 0, -1):
-        if planned_migration.count_fitting(state, (*needed, *absent[:count])) >= (
-            len(needed) + count
-        ):
+        seats = (*needed, *absent[:count])
+        if len(planned_migration.fitting_spares(state, seats)) == len(seats):
             return absent[:count]
     return ()
 
@@ -78,12 +77,12 @@ def leaving_slots(slots: dict[str, bytes], n: int) -> dict[str, bytes]:
     }
 
 
-def returning_slots(left: dict[str, bytes], slots: dict[str, bytes], n: int) -> dict[str, bytes]:
+def returning_slots(known: dict[str, bytes], slots: dict[str, bytes], n: int) -> dict[str, bytes]:
     """Return the slots for a rank that comes back before phase n+1: those of another rank, and its
     own newest ones of when it left, under other names."""
-    before = {key: value for key, value in left.items() if key.startswith("left:")}
+    before = {key: value for key, value in known.items() if key.startswith("left:")}
     own = {f"{left_prefix(n)}{key.split(':', 2)[2]}": value for key, value in before.items()}
-    own = own or {f"{left_prefix(n)}{key}": value for key, value in left.items()}
+    own = own or {f"{left_prefix(n)}{key}": value for key, value in known.items()}
     return {**slots, **(own or {left_prefix(n): b""})}
 
 
@@ -93,12 +92,12 @@ def take_back_when_possible(turn: ControllerTurn) -> None:
     progress = state.progress
     if not progress.absent or progress.asked_back == state.generation or state.ending.drain_ns:
         return
-    ready = planned_migration.count_fitting(state, progress.absent)
+    ready = planned_migration.fitting_spares(state, progress.absent)
     if not ready or _is_spare_preparing(state) or not planned_migration.is_calm(state):
         return
     first = min(state.generation_members(), key=lambda one: one.seat, default=None)
     if first is not None and not any(one.finished for one in state.generation_members()):
-        progress.asked_back = state.generation
+        progress.ask_back()
         turn.send(first, messages.Leave(generation=state.generation))
 
 

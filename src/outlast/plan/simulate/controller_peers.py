@@ -24,6 +24,7 @@ from outlast.controller.inputs import (
     Verify,
     Wake,
 )
+from outlast.controller.recovery.recovery_policy import DEFAULT, RecoveryPolicy
 from outlast.controller.save_schedule.save_tiers import SavePolicy
 from outlast.controller.state_machine import handle_all, initial
 from outlast.transport import messages
@@ -37,7 +38,8 @@ class ControllerPeers:
     """Simulated peers of the real controller.
 
     `now_ns`: time of the next actions; `n` and `step`: position of the survivors;
-    `restart_checkpoint`: checkpoint for a restart of all workers.
+    `restart_checkpoint`: checkpoint for a restart of all workers; `disk_checkpoint`: for one that
+    leaves out copies in memory.
     """
 
     def __init__(
@@ -48,13 +50,15 @@ class ControllerPeers:
         limits: Limits,
         policy: SavePolicy,
         emit: Callable[[events.AnyEvent], None],
+        recovery: RecoveryPolicy = DEFAULT,
     ) -> None:
         self._run = run
         self._emit = emit
         self.now_ns = 0
         self.n = self.step = 0
         self.restart_checkpoint = messages.Checkpointed(n=0, step=0, path="the beginning")
-        self.state: ControllerState = initial(nodes, spares, limits, policy)
+        self.disk_checkpoint = self.restart_checkpoint
+        self.state: ControllerState = initial(nodes, spares, limits, policy, recovery=recovery)
         self.decided: events.Decided | None = None  # the newest
         self.decisions = 0
         self.end: EndRun | None = None
@@ -65,6 +69,7 @@ class ControllerPeers:
         self._has_state: set[str] = set()
         self._sent_count = 0
         self._pids = 0
+        self._notices = 0
 
     # --- events that the narrator reports ---
 
@@ -136,6 +141,30 @@ class ControllerPeers:
         """Add a host again, without any state."""
         self._connect_host(host)
 
+    def report_notice(self, seat: int) -> None:
+        """Report a notice for the host of a rank, whose ranks make steps."""
+        self._notices += 1
+        leaving = self.state.members.workers[self.state.members.seats[seat]]
+        notice = events.Warned(
+            t_ns=self.now_ns,
+            host=leaving.agent,
+            check="operator",
+            symptom="drain",
+            severity="drain",
+            code=f"notice {self._notices}",
+            device="",
+            detail="its host has to be left",
+            worker=leaving.name,
+        )
+        self._send(leaving.agent, "", messages.NodeChecked(found=(notice,), completed=()))
+        self.report_progress()
+
+    def report_progress(self) -> None:
+        """Report that all ranks have completed a phase of this generation."""
+        for worker in tuple(self.state.generation_members()):
+            beats = {worker.name: (self.n + 1, self.step, "running", 0.0)}
+            self._send(worker.agent, "", messages.Renew(beats=beats))
+
     def stop(self, reason: str) -> None:
         """Request the end twice, as two Ctrl-C do."""
         for _ in range(2):
@@ -195,7 +224,9 @@ class ControllerPeers:
                     CheckpointFound(
                         t_ns=self.now_ns,
                         generation=action.generation,
-                        checkpoint=self.restart_checkpoint,
+                        checkpoint=self.disk_checkpoint
+                        if action.from_disk
+                        else self.restart_checkpoint,
                     )
                 )
             case Wake():
@@ -233,6 +264,8 @@ class ControllerPeers:
             case messages.Close():
                 self._pending_ready.pop(name, None)
                 self._send(host, name, self._status_report(body.generation, name, None))
+            case messages.Leave():
+                self._send(host, name, self._idle_report())
             case messages.Seat() | messages.Decide():
                 ready = messages.WorkerReady(generation=body.generation, n=body.n)
                 self._pending_ready[name] = (host, ready)
@@ -249,8 +282,14 @@ class ControllerPeers:
 
     def _lose_worker(self, host: str, name: str, fault: events.Fault) -> None:
         self._pending_ready.pop(name, None)
+        moves = self.state.mode == "closing"  # its rank leaves for a notice, with its own state
         lost = messages.WorkerLostReport(
-            worker=name, fault=fault, n=self.n, step=self.step, state="idle"
+            worker=name,
+            fault=fault,
+            n=self.n,
+            step=self.step,
+            state="idle",
+            slots={f"before:{self.n}": b"its own"} if moves else {},
         )
         self._send(host, "", lost)
 
@@ -265,6 +304,10 @@ class ControllerPeers:
             state=phase_state if name in self._has_state else "joining",
             fault=fault,
         )
+
+    def _idle_report(self) -> messages.Status:
+        generation = self.state.generation
+        return messages.Status(generation=generation, n=self.n, step=self.step, state="idle")
 
     def _connect_host(self, host: str) -> None:
         hello = messages.AgentHello(host=host, address="", capacity=1, lease_s=LEASE_S)

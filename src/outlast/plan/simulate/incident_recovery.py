@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from outlast import events
 from outlast.plan.simulate.controller_peers import ControllerPeers
-from outlast.plan.simulate.narrated_nodes import NarratedNodes, NodeStrike
+from outlast.plan.simulate.narrated_nodes import NodeStrike
+from outlast.plan.simulate.scheduled_failures import FailingNodes, FailureSchedule
 from outlast.plan.simulate.simulated_job import LIVE, MEMORY, STORAGE, SimulatedJob
 from outlast.plan.simulate.story_progress import JobProgress, StagePosition, ns, seconds
 from outlast.transport import messages
@@ -35,16 +36,18 @@ class IncidentRecovery:
     """Recovery from the failures of one job.
 
     `tallies`: seconds and counts so far. `is_over`: returns whether an interrupted recovery must
-    not start again.
+    not start again. `schedule`: its times of recoveries, by rung; without it those of the job, by
+    their source.
     """
 
     def __init__(
         self,
         job: SimulatedJob,
-        nodes: NarratedNodes,
+        nodes: FailingNodes,
         peers: ControllerPeers,
         progress: JobProgress,
         is_over: Callable[[], object],
+        schedule: FailureSchedule | None,
         *,
         in_memory: bool,
     ) -> None:
@@ -53,6 +56,9 @@ class IncidentRecovery:
         self._peers = peers
         self._progress = progress
         self._is_over = is_over
+        self._schedule = schedule
+        self._opened_s = 0.0  # the newest generation
+        self._decisions = 0  # before this incident
         self._in_memory = in_memory
         self.tallies: dict[str, float] = dict.fromkeys(
             ("incidents", *_SOURCE_TALLIES, "stalls", "detect_s", "restart_s", "wait_s"), 0.0
@@ -71,13 +77,17 @@ class IncidentRecovery:
         self._peers.n = self._progress.n
         self._peers.step = self._progress.step
         self.tallies["incidents"] += 1
+        self._decisions = self._peers.decisions
         self._advance(now_s)
+        if self._schedule and now_s - self._opened_s >= self._schedule.refill_s:
+            self._peers.report_progress()  # spares are started, and warm
         self._strike()
         while not self._attempt():
             if self._peers.end is not None or self._is_over():
                 break
             if self._nodes.failure_s() <= self._now_s:
                 self._strike()
+        self._opened_s = self._now_s
         source = self._source()
         self.tallies[_SOURCE_TALLIES[source]] += 1
         return RecoveryResult(self._now_s, source, self._closed_s)
@@ -85,7 +95,7 @@ class IncidentRecovery:
     def _source(self) -> int:
         """Return the controller's source, or without a decision the best that survives."""
         decided = self._peers.decided
-        if decided is None or self._closed_s == math.inf:
+        if decided is None or self._peers.decisions == self._decisions:
             return self._best_source
         return _SOURCE.get(decided.rung, LIVE)
 
@@ -94,13 +104,16 @@ class IncidentRecovery:
         self._return_repaired()
         if self._nodes.missing and not self._wait_for_nodes():
             return False
-        if not self._spend("detect_s", self._job.detect_s):
+        if not self._spend("detect_s", self._detect_s()):
             return False
+        before = self._peers.decisions
         self._report_failures()
         decisions = self._peers.decisions
+        if decisions == before and self._peers.state.mode == "open":
+            return True  # a notice for which no rank moves
         if self._peers.end is not None:
             return False
-        if not self._spend("restart_s", self._job.restart_s[self._source()]):
+        if not self._spend("restart_s", self._restart_s()):
             return False
         if self._peers.decisions != decisions:
             return False  # a deadline of the controller passed, and it decided again
@@ -109,6 +122,16 @@ class IncidentRecovery:
         return self._peers.state.mode == "open"
 
     # --- time ---
+
+    def _detect_s(self) -> float:
+        found = [one.detect_s for _, one in self._unreported if one.detect_s is not None]
+        return max(found, default=self._job.detect_s)
+
+    def _restart_s(self) -> float:
+        decided = self._peers.decided
+        own_s = self._job.restart_s[self._source()]
+        by_rung: dict[str, float] = {**self._schedule.rung_s} if self._schedule else {}
+        return by_rung.get(decided.rung, own_s) if decided else own_s
 
     def _advance(self, now_s: float) -> None:
         """Advance all clocks to `now_s`; tick the controller at each wake-up that it requested."""
@@ -175,7 +198,10 @@ class IncidentRecovery:
         memory = self._checkpoint(progress.copied, "memory")
         if peers.state.mode == "open":
             self._closed_s = min(self._closed_s, self._now_s)
-            peers.report_save(memory if self._in_memory else disk)
+            peers.report_save(disk)
+            if self._in_memory:
+                peers.report_save(memory)
+        peers.disk_checkpoint = disk
         peers.restart_checkpoint = (
             memory if self._in_memory and self._best_source != STORAGE else disk
         )
@@ -187,6 +213,9 @@ class IncidentRecovery:
     def _report_failure(self, when_s: float, failure: NodeStrike) -> None:
         peers = self._peers
         live = failure.source == LIVE
+        if failure.kind == "requested":
+            peers.report_notice(failure.crashed[0])
+            return
         detail = "node failed" + ("" if live else "; its state is lost")
         for seat, node in failure.lost_nodes:
             fault = self._fault(when_s, "agent_lost", detail)
@@ -194,11 +223,13 @@ class IncidentRecovery:
             peers.remove_host(host)
             self._hosts_in_repair[node] = host
         for seat in failure.crashed:
-            fault = self._fault(when_s, "exited", "process crashed; node is healthy")
+            kind = failure.kind or "exited"
+            fault = self._fault(when_s, kind, "process crashed; node is healthy")
             peers.lose_seat(seat, fault, live=live)
         if failure.lost_nodes or failure.crashed:
             return
-        fault = self._fault(when_s, "transport", "software failed; all workers are alive")
+        kind = failure.kind or "transport"
+        fault = self._fault(when_s, kind, "software failed; all workers are alive")
         if not (live and peers.report_broken_connection(fault)):
             fault = self._fault(when_s, "exited", _REASONS[failure.source])
             peers.lose_seat(peers.seat_to_lose(), fault, live=live)

@@ -10,6 +10,7 @@ import heapq
 import math
 from typing import NamedTuple
 
+from outlast.events import FaultKind
 from outlast.plan.simulate import simulated_job as kernel
 from outlast.plan.simulate.simulated_job import LIVE, MEMORY, STORAGE, SimulatedJob
 
@@ -90,6 +91,8 @@ class NodeStrike(NamedTuple):
     source: int
     lost_nodes: tuple[tuple[int, int], ...] = ()
     crashed: tuple[int, ...] = ()
+    kind: FaultKind | None = None  # None: by what is lost
+    detect_s: float | None = None  # None: that of the job
 
 
 class NarratedNodes:

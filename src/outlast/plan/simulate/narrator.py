@@ -10,12 +10,18 @@ from typing import NamedTuple
 
 from outlast import events
 from outlast.config import LIMIT_MAX, Limits
+from outlast.controller.recovery.recovery_policy import DEFAULT, RecoveryPolicy
 from outlast.controller.save_schedule.save_tiers import SavePolicy
 from outlast.errors import UsageError
 from outlast.plan.model.answer_values import format_count
 from outlast.plan.simulate.controller_peers import TERM, ControllerPeers
 from outlast.plan.simulate.incident_recovery import WAIT_MAX_S, IncidentRecovery
 from outlast.plan.simulate.narrated_nodes import NarratedNodes
+from outlast.plan.simulate.scheduled_failures import (
+    FailingNodes,
+    FailureSchedule,
+    ScheduledNodes,
+)
 from outlast.plan.simulate.simulated_job import MEMORY, SimulatedJob, check_job, check_seed
 from outlast.plan.simulate.story_progress import (
     EVENTS_MAX,
@@ -65,8 +71,11 @@ def narrate(
     run_dir: Path | None = None,
     limits: Limits = UNLIMITED,
     stopped: Callable[[], bool] = lambda: False,
+    recovery: RecoveryPolicy = DEFAULT,
+    schedule: FailureSchedule | None = None,
 ) -> NarratedRun:
-    """Simulate one replication with the real controller and the kernel's failures.
+    """Simulate one replication with the real controller, its policy, and the kernel's failures, or
+    those of a schedule.
 
     With `run_dir`, write a run directory for `outlast explain`. `stopped` is called after each
     failure and ends the narration when true; events so far are complete.
@@ -89,7 +98,15 @@ def narrate(
         )
     book = EventBook(run_dir, job)
     try:
-        return _Narrator(job, NarratedNodes(job, seed, replication), book, limits, stopped).run()
+        return _Narrator(
+            job,
+            ScheduledNodes(schedule) if schedule else NarratedNodes(job, seed, replication),
+            book,
+            limits,
+            stopped,
+            recovery,
+            schedule,
+        ).run()
     finally:
         book.close()
 
@@ -98,10 +115,12 @@ class _Narrator:
     def __init__(
         self,
         job: SimulatedJob,
-        nodes: NarratedNodes,
+        nodes: FailingNodes,
         book: EventBook,
         limits: Limits,
         stopped: Callable[[], bool],
+        recovery: RecoveryPolicy,
+        schedule: FailureSchedule | None,
     ) -> None:
         self._job = job
         self._nodes = nodes
@@ -109,10 +128,12 @@ class _Narrator:
         self._stopped = stopped
         in_memory = job.copies > 0 or job.software_from == MEMORY
         policy = SavePolicy(memory=int(in_memory), disk=job.versions)
-        self._peers = ControllerPeers("story", job.nodes, job.spares, limits, policy, book.emit)
+        self._peers = ControllerPeers(
+            "story", job.nodes, job.spares, limits, policy, book.emit, recovery
+        )
         self._progress = JobProgress(job, self._write_stage, self._write_save)
         self._recovery = IncidentRecovery(
-            job, nodes, self._peers, self._progress, self._end_reason, in_memory=in_memory
+            job, nodes, self._peers, self._progress, self._end_reason, schedule, in_memory=in_memory
         )
         self._rungs: Counter[str] = Counter()
 
@@ -200,8 +221,9 @@ class _Narrator:
         seats = peers.state.members.seats
         generation = peers.state.generation
         attempt = progress.break_off()
+        before = peers.decisions
         end = self._recovery.recover(now_s)
-        if peers.decided is not None:
+        if peers.decided is not None and peers.decisions > before:
             self._rungs[peers.decided.rung] += 1
         if peers.end is None:
             lost = (*progress.restore(end.source), Stretch(now_s, min(end.closed_s, end.now_s)))

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from outlast.controller.recovery.recovery_policy import RUNGS, RecoveryPolicy, plain_rules
-
 HOST_LOSSES = ("lose", "lose two", "lose for good")  # hosts without power for long
 RESPAWNS_AMPLE = 400
-ELASTIC = RecoveryPolicy(name="elastic", default=plain_rules(*RUNGS), budgets={"migrate": 3})
 
 
 class ShrinkOptions(NamedTuple):

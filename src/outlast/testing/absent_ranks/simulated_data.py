@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from outlast.data.batch_deal import BatchDeal, Hand
 from outlast.worker.groups import GroupRegistry
-from outlast.worker.rank_deal import RankDeal
+from outlast.worker.phases.rank_deal import RankDeal
 
 
 class SimPresence:

@@ -16,8 +16,7 @@ from torch._C._distributed_c10d import Store
 
 from outlast.errors import GroupError, StepRefused, UnsupportedError, UsageError
 from outlast.transport import messages
-from outlast.worker.groups.control_group import ControlGroup
-from outlast.worker.groups.control_tree import ControlTree, control_members
+from outlast.worker.groups.control_group import ControlGroup, ControlTree, control_members
 from outlast.worker.groups.device_drivers import DeviceDriver, has_nccl, nccl_drivers
 from outlast.worker.groups.gloo_device import GlooDevice
 from outlast.worker.groups.inner_group import LIFE, InnerGroup, is_transport_error

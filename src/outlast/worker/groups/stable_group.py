@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 class BackendView:
     """Placeholder for the backend of one device. No operation runs on it."""
 
-    supports_shrinking = False
-    supports_coalescing = False
+    supports_shrinking = supports_coalescing = False
     supports_time_estimate = False
 
     def __init__(self, group: StableGroup, device: torch.device) -> None:
@@ -258,7 +257,7 @@ class StableGroup(_ProcessGroup):
 
     # --- queries of torch ---
 
-    def getBackendName(self) -> str:  # noqa: N802 - the name that torch's C++ looks up
+    def getBackendName(self) -> str:  # noqa: N802 - torch's C++ looks it up
         return BACKEND  # DDP in C++ expects a class of torch's own behind "gloo" and "nccl"
 
     def rank_notes(self) -> GenerationNotes:

@@ -27,11 +27,11 @@ def merged_slots(slots: Mapping[str, bytes], n: int, rank: int) -> dict[str, byt
     """Return the slots with which a rank takes its place before phase n+1. Those of ranks that were
     not absent are returned as they are."""
     prefix = left_prefix(n)
-    left = {key.removeprefix(prefix): value for key, value in slots.items() if prefix in key}
+    own_slots = {key.removeprefix(prefix): value for key, value in slots.items() if prefix in key}
     others = {key: value for key, value in slots.items() if prefix not in key}
-    if not left:
+    if not own_slots:
         return others
-    own = _random_of(left)
+    own = _random_of(own_slots)
     merged: dict[str, bytes] = {}
     for key, value in others.items():
         if key.startswith("result:"):

@@ -1,0 +1,161 @@
+"""`outlast policy try`: the cost of policies on recorded or simulated failures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from cyclopts import Parameter
+
+from outlast import quantities
+from outlast.cli.output_stream import Printer, echo, print_json
+from outlast.controller.recovery.recovery_policy import DEFAULT, RecoveryPolicy
+from outlast.errors import EXIT_DONE, UsageError
+from outlast.launch.policies.policy_files import read_policy
+from outlast.plan.answers.policy_trial import (
+    PolicyTrial,
+    measure,
+    try_on_scenario,
+    try_on_schedule,
+)
+from outlast.telemetry.event_store import read_events
+from outlast.terminal_tables import number_column, table, text_column
+from outlast.text_formatting import duration
+
+REPLICATIONS_MAX = 1000
+REFILL_S = 5.0  # until a spare is warm again in place of one that took a rank
+
+
+class PolicyComparison(msgspec.Struct, frozen=True, kw_only=True):
+    """Output of `--json`. `recorded_s`: from the first step of the run to its end, 0 of simulated
+    failures. `assumed`: rungs whose time the run has not measured."""
+
+    version: int = 1
+    source: str
+    recorded_s: float
+    assumed: tuple[str, ...]
+    trials: list[PolicyTrial]
+
+
+def try_policies(
+    *,
+    run: Path | None = None,
+    simulate: Path | None = None,
+    policy: Annotated[list[str] | None, Parameter(negative="")] = None,
+    price: str = "",
+    replications: int = 5,
+    seed: int = 0,
+    json: bool = False,
+) -> int:
+    """Compute what policies would have cost on recorded or simulated failures.
+
+    The real controller decides on each failure. Failures of a run come at their times
+    after its first step; steps, saves and recoveries take as long as the run has
+    measured, or as the scenario has them.
+
+    Parameters
+    ----------
+    run
+        Run directory whose failures are answered again.
+    simulate
+        Scenario of `outlast plan` as a TOML file, whose failures are drawn.
+    policy
+        Preset or TOML file (default: default). Repeatable.
+    price
+        Price of a rank for an hour, as in $2.50, with --run (a scenario has its own).
+    replications
+        Number of simulated runs for each policy, with --simulate.
+    seed
+        Random seed of the simulated failures.
+    json
+        Print one JSON object instead of a table.
+    """
+    if (run is None) == (simulate is None):
+        raise UsageError("give either --run RUN_DIR or --simulate SCENARIO.toml")
+    policies = [read_policy(text) for text in policy or [DEFAULT.name]]
+    if run is not None:
+        usd = quantities.price(f"--price {price}", price) if price else None
+        found = _on_run(run, policies, usd)
+    else:
+        assert simulate is not None
+        if price:
+            raise UsageError("--price is for --run; a scenario has its gpu-hour")
+        if not 1 <= replications <= REPLICATIONS_MAX:
+            raise UsageError(f"--replications {replications}: from 1 to {REPLICATIONS_MAX:,}")
+        found = _on_scenario(simulate, policies, replications, seed)
+    if json:
+        print_json(found)
+    else:
+        _print(found)
+    return EXIT_DONE
+
+
+def _on_run(
+    run_dir: Path, policies: list[RecoveryPolicy], usd_per_rank_hour: float | None
+) -> PolicyComparison:
+    events = read_events(run_dir)
+    measured = measure(events)
+    first_ns = events[0].t_ns + int(measured.start_s * 1e9)
+    failures = len(measured.failures)
+    return PolicyComparison(
+        source=f"{run_dir}: {failures} failure(s), {measured.steps} steps of"
+        f" {duration(measured.step_s)}, {measured.world} ranks, {measured.spares} spares",
+        recorded_s=(events[-1].t_ns - first_ns) / 1e9,
+        assumed=measured.assumed,
+        trials=[
+            try_on_schedule(measured, each, refill_s=REFILL_S, usd_per_rank_hour=usd_per_rank_hour)
+            for each in policies
+        ],
+    )
+
+
+def _on_scenario(
+    file: Path, policies: list[RecoveryPolicy], replications: int, seed: int
+) -> PolicyComparison:
+    from outlast.plan.model.scenario import scenario_of
+
+    scenario = scenario_of({}, file)
+    return PolicyComparison(
+        source=f"{file}: {scenario.gpus:,} GPUs, {replications} simulated run(s) for each policy",
+        recorded_s=0.0,
+        assumed=(),
+        trials=[
+            try_on_scenario(scenario, each, replications=replications, seed=seed)
+            for each in policies
+        ],
+    )
+
+
+def _print(found: PolicyComparison) -> None:
+    echo(found.source)
+    grid = table(
+        text_column("policy", wrap=False),
+        text_column("outcome"),
+        number_column("time"),
+        number_column("beyond work"),
+        number_column("steps redone"),
+        number_column("price"),
+        text_column("rungs"),
+    )
+    for one in found.trials:
+        rungs = ", ".join(f"{count} {rung}" for rung, count in one.rungs.items()) or "none"
+        band = f" ({duration(one.band_s[0])} to {duration(one.band_s[1])})" if one.band_s else ""
+        grid.add_row(
+            one.policy,
+            one.outcome if one.outcome == "done" else f"{one.outcome}: {one.reason}",
+            f"{duration(one.ended_s)}{band}",
+            duration(max(0.0, one.ended_s - one.work_s)) if one.outcome == "done" else "",
+            f"{one.steps_redone:.0f}",
+            f"${one.cost_usd:,.2f}" if one.cost_usd is not None else "",
+            rungs,
+        )
+    console = Printer()
+    console.print(grid)
+    if found.recorded_s:
+        echo(f"recorded: {duration(found.recorded_s)} from the first step to the end")
+    if found.assumed:
+        echo(
+            f"not measured by this run, and taken from the nearest rung or from its start:"
+            f" {', '.join(found.assumed)}"
+        )
