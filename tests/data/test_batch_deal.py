@@ -34,6 +34,7 @@ def test_each_batch_is_trained_once(data: st.DataObject) -> None:
     first = data.draw(st.integers(0, rows - 1))
     plan = data.draw(changes(world))
     deal = BatchDeal(world, rows, row=first, step=40)
+    older = BatchDeal.at(deal.place())
     late = BatchDeal.at(deal.place())  # of a rank that has yet to begin the step of a change
     trained = Counter(range(first * world))
     everybody = tuple(range(world))
@@ -44,14 +45,20 @@ def test_each_batch_is_trained_once(data: st.DataObject) -> None:
             late.change(deal.step, present)
             assert late.place() == deal.place()
             assert {*deal.hand.batches, *deal.hand.idle} == set(present)
-            read = {rank: read.get(rank, deal.hand.read) for rank in present}
+            now = {**dict.fromkeys(present, deal.hand.read), **deal.hand.batches}
+            read = {rank: read.get(rank, now[rank]) for rank in present}
+            assert BatchDeal.at(deal.place()).hand == deal.hand
         assert deal.hand.batches.items() <= read.items(), "a batch is not what its rank has read"
         assert sum(deal.weight(rank) for rank in everybody) == pytest.approx(world)
         trained.update(deal.hand.batches.values())
         if deal.is_over:
             break
+        if steps:  # a new worker knows only the place at the beginning of the step
+            older.change(deal.step, steps[-1])
+            assert older.place() == deal.place()
         late = BatchDeal.at(deal.place())
         deal.deal()
+        older = BatchDeal.at(deal.place())
     assert deal.is_over and trained == Counter(range(world * rows))
 
 

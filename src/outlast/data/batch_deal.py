@@ -6,8 +6,10 @@ are dealt in order, one a step to each rank that is present, so that each batch 
 trained exactly once, in fewer batches a step and more steps.
 
 The membership changes inside a step that all ranks know. That step is still trained with the
-batches that it was begun with: those of ranks that have left are dealt first in the next step, and
-a rank that has come back is idle in it. Every rank computes the same deal from the same changes.
+batches that were dealt at its beginning: those of ranks that have left are dealt first in the next
+step, and ranks that were absent then are idle in it. A hand follows from what was dealt and who is
+present now, and not from the changes between: a new worker of a rank may know an older place of the
+same step.
 """
 
 from __future__ import annotations
@@ -30,11 +32,6 @@ class Hand(NamedTuple):
         """Return the number of a rank's batch; None if it is idle."""
         return self.batches.get(rank)
 
-    def with_idle(self, idle: tuple[int, ...]) -> Hand:
-        """Return the hand with these idle ranks."""
-        read = self.read if self.read != _NONE or not idle else min(self.batches.values())
-        return self._replace(idle=idle, read=read)
-
 
 class BatchDeal:
     """Deal of one epoch. `step`: of the newest hand, counted by the run."""
@@ -45,16 +42,20 @@ class BatchDeal:
         self.world, self.rows = world, rows
         self.step = step
         self.present: tuple[int, ...] = tuple(range(world))
-        self._owed: list[int] = []
         first = row * world
         self._next = first + world
-        self.hand = Hand({rank: first + rank for rank in range(world)})
+        self._dealt: dict[int, int] = {rank: first + rank for rank in range(world)}
+        self._rest: tuple[int, ...] = ()  # owed beside what was dealt
+        self._owed: tuple[int, ...] = ()
+        self.hand = Hand({})
+        self._look()
 
     @classmethod
     def before_epoch(cls, world: int, rows: int | None, *, step: int) -> BatchDeal:
         """Return the deal of an epoch before its first hand, which is that of the next step."""
         deal = cls(world, rows, row=-1, step=step)
-        deal.hand = Hand({})
+        deal._dealt = {}
+        deal._look()
         return deal
 
     @property
@@ -70,21 +71,17 @@ class BatchDeal:
     def deal(self) -> Hand:
         """Deal the batches of the next step, and return them."""
         self.step += 1
-        if self.rows is None:
-            self.hand = Hand(dict.fromkeys(self.present, _NONE))
-            return self.hand
-        batches: dict[int, int] = {}
-        idle: list[int] = []
+        self._dealt, owed = {}, [*self._owed]
         for rank in self.present:
-            if self._owed:
-                batches[rank] = self._owed.pop(0)
+            if self.rows is None:
+                self._dealt[rank] = _NONE
+            elif owed:
+                self._dealt[rank] = owed.pop(0)
             elif self._next < self.world * self.rows:
-                batches[rank] = self._next
+                self._dealt[rank] = self._next
                 self._next += 1
-            else:
-                idle.append(rank)
-        self.hand = Hand(batches).with_idle(tuple(idle) if batches else ())
-        return self.hand
+        self._rest = tuple(owed)
+        return self._look()
 
     def change(self, step: int, present: Iterable[int]) -> None:
         """Change the ranks that are present inside `step`, which is that of the newest hand or the
@@ -93,20 +90,23 @@ class BatchDeal:
             self.deal()
         assert step == self.step, f"a change in step {step} of a deal at step {self.step}"
         self.present = tuple(sorted(present))
-        hand, here = self.hand, set(self.present)
-        dropped = [number for rank, number in hand.batches.items() if rank not in here]
-        kept = {rank: number for rank, number in hand.batches.items() if rank in here}
+        self._look()
+
+    def _look(self) -> Hand:
+        """Compute the hand of the step, and what is owed behind it."""
+        if not self._dealt:
+            self._owed, self.hand = self._rest, Hand({})
+            return self.hand
+        read = min(self._dealt.values())  # by ranks that were absent when it was dealt
+        kept = {rank: self._dealt[rank] for rank in self.present if rank in self._dealt}
+        kept = kept or {self.present[0]: read}
+        idle = tuple(rank for rank in self.present if rank not in kept)
         if self.rows is not None:
-            self._owed = sorted([*dropped, *self._owed])
-        was_idle = [rank for rank in hand.idle if rank in here]
-        if dropped and not kept and was_idle:  # one that was idle trains what it has read
-            kept = {was_idle[0]: hand.read}
-            if self.rows is not None:
-                self._owed.remove(hand.read)
-        if hand.batches:
-            hand = hand._replace(batches=kept or hand.batches)
-            hand = hand.with_idle(tuple(rank for rank in self.present if rank not in kept))
-        self.hand = hand._replace(batches=kept)
+            trained = {*kept.values()}
+            dropped = (number for number in self._dealt.values() if number not in trained)
+            self._owed = tuple(sorted([*dropped, *self._rest]))
+        self.hand = Hand(kept, idle, read if idle else _NONE)
+        return self.hand
 
     def weight(self, rank: int) -> float:
         """Return the factor of a rank's contribution to sums in the step of the newest hand: sums
@@ -123,11 +123,9 @@ class BatchDeal:
             "rows": self.rows,
             "step": self.step,
             "present": list(self.present),
-            "owed": list(self._owed),
+            "rest": list(self._rest),
             "next": self._next,
-            "batches": [[rank, number] for rank, number in self.hand.batches.items()],
-            "idle": list(self.hand.idle),
-            "read": self.hand.read,
+            "dealt": [[rank, number] for rank, number in self._dealt.items()],
         }
 
     @classmethod
@@ -135,8 +133,9 @@ class BatchDeal:
         """Return the deal of a place."""
         deal = cls(place["world"], place["rows"], row=0, step=place["step"])
         deal.present = tuple(place["present"])
-        deal._owed = list(place["owed"])
+        deal._rest = tuple(place["rest"])
         deal._next = place["next"]
-        batches: list[tuple[int, int]] = place["batches"]
-        deal.hand = Hand(dict(batches), tuple(place["idle"]), place["read"])
+        dealt: list[tuple[int, int]] = place["dealt"]
+        deal._dealt = dict(dealt)
+        deal._look()
         return deal

@@ -129,7 +129,7 @@ class FaultPlan(NamedTuple):
 
     def room(self) -> int:
         """Return how many workers a host may have at once."""
-        if self.shrinking is not None and self.shrinking.room:
+        if self.shrinking and self.shrinking.room:
             return self.shrinking.room
         workers = self.world + self.spares
         return workers if self.agents == 1 else -(-workers // self.agents) + 1

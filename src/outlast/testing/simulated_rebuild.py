@@ -133,7 +133,7 @@ class PartnerProcess(RebuildingProcess):
         if self.opened == self.generation > self.closed:
             self._send(_STAGES[kind], int(n), {key: data})
 
-    def packed_data(self, kind: str) -> bytes:
+    def packed_data(self, _kind: str) -> bytes:
         """Return the place in the data for a slot of this kind."""
         return b""
 

@@ -31,10 +31,7 @@ class SimWorker(DataProcess):
         self.received: dict[int, tuple[str, int, float]] = {}
         self.sent: dict[int, tuple[str, int, float]] = {}
         self.ballot: Ballot | None = None
-        self.begin_audits()
-        self.begin_rebuilds()
-        self.begin_partners()
-        self.begin_data()
+        self.begin_parts()
         self.soon(0.3, 1.2, self._say_hello)
 
     def leave(self) -> None:

@@ -140,9 +140,8 @@ class RankHistories:
                 self._check_place(key, slot, body)
             elif not key.startswith(prefix):
                 self._fail(f"rank {body.seat} received {key} before phase {body.n + 1}")
-            elif slot and not key.endswith(":") and "result:" not in key:
-                if own_of(slot) not in self._known[body.seat]:
-                    self._fail(f"rank {body.seat} received {key}, which is not its own")
+            elif slot and "result:" not in key and own_of(slot) not in self._known[body.seat]:
+                self._fail(f"rank {body.seat} received {key}, which is not its own")
 
     def _check_place(self, key: str, slot: bytes, body: messages.Seat) -> None:
         if key.startswith("result:"):

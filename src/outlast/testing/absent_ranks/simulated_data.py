@@ -1,7 +1,7 @@
 """Data of a simulated rank: the worker's own deal of batches, without a loader.
 
-It follows BatchLoop: phase after phase is a step, and at the beginning of each epoch the ranks agree
-on its length in a phase. A place in the data is described as in a worker's slots.
+It follows BatchLoop: a phase is a step, and at the beginning of each epoch the ranks agree on its
+length in a phase. A place in the data is described as in a worker's slots.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class SimData:
             self.kind = "epoch"
 
     def _begin_epoch(self) -> None:
-        """Begin an epoch with the ranks that have agreed on its length, and follow changes since."""
+        """Begin an epoch with the ranks that have agreed on its length, and follow the changes."""
         presence, self.kind = self.groups.presence, "step"
         now, then = presence.absent, self._agreed if self._agreed is not None else presence.absent
         self._agreed = None

@@ -22,8 +22,11 @@ if TYPE_CHECKING:
 class DataProcess(PartnerProcess):
     """A rank with a place in its data, which follows the ranks that leave and come back."""
 
-    def begin_data(self) -> None:
-        """Begin without a place in the data."""
+    def begin_parts(self) -> None:
+        """Initialize the state of all parts; there is no place in the data yet."""
+        self.begin_audits()
+        self.begin_rebuilds()
+        self.begin_partners()
         self.data: SimData | None = None
         self._before_n = -1  # of the newest slot `before`
 
@@ -111,11 +114,11 @@ class DataProcess(PartnerProcess):
         self.ledger.histories.write(self.seat, value)
         super().write(key, value)
 
-    def packed_data(self, kind: str) -> bytes:
+    def packed_data(self, _kind: str) -> bytes:
         """Return the place in the data for a slot of this kind."""
-        if self.data is None or kind == "result":
+        if self.data is None or _kind == "result":
             return b""
-        return b" " + self.data.pack(behind=kind == "after")
+        return b" " + self.data.pack(behind=_kind == "after")
 
     def data_place(self) -> tuple[int, bytes]:
         """Return the committed steps, and the place in the data."""
