@@ -1,8 +1,7 @@
 """Typed events of a run, the vocabulary of all planes.
 
-Times are Unix nanoseconds (`t_ns`), taken from one clock a process that never goes backwards. `n`
-counts completed phases since the job began; `step` counts committed steps (batches).
-"""
+Times are Unix nanoseconds (`t_ns`) of one clock a process that never goes backwards. `n` counts
+completed phases since the job began, `step` committed steps (batches)."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ FaultKind = Literal[
     "internal",  # the launcher or its controller failed itself
     "agent_lost",  # a host's agent stopped responding and its lease expired
     "controller_lost",  # the controller fell silent while a generation needed it
-    "requested",  # requested: by a signal, a drain, a planned move
+    "requested",  # by a signal, a drain, a planned move
     "save",  # an immediate checkpoint was requested; no fault
     "regrow",  # an absent rank can come back; no fault
 ]
@@ -42,8 +41,6 @@ PhaseKind = Literal[
     "epoch",  # ours: the ranks agree on an epoch's length
     "draw",  # ours: the ranks agree that each has a batch
 ]
-
-
 RECORDED = "flight recorders of"  # stands in a fault's detail where a hang's were written
 
 

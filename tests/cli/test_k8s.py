@@ -26,6 +26,9 @@ def test_manifests_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     assert "name: train-me\n" in text and "name: train-me-token\n" in text
     assert "terminationGracePeriodSeconds: 130\n" in text
+    assert "--notice-signal=TERM" in text and "--notice-time=115s" in text
+    assert render("--nnodes=2", "--notice-signal=USR2", "a.py") == EXIT_DONE
+    assert "TERM" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

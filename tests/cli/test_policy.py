@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,6 +51,18 @@ def test_a_policy_and_the_spares_change_the_answers(capsys: pytest.CaptureFixtur
     assert main(["policy", "explain", "--policy", "cheapest"]) == 0
     text = capsys.readouterr().out
     assert "budget: restart at most 2 times an hour" in text and "retry, replace" in text
+
+
+def test_rungs_behind_the_deadline_are_passed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "past.toml"
+    path.write_text(
+        "deadline = 1999-01-01T00:00:00Z\n[default]\n"
+        'rungs = [{ rung = "replace", remaining_min_s = 10 }, "respawn", "stop"]\n'
+    )
+    found = answers(capsys, "--policy", str(path))
+    assert rungs(found, "killed")["one"] == "respawn"
 
 
 @pytest.mark.parametrize(

@@ -29,9 +29,22 @@ def test_the_file_is_printed(script: str, capsys: pytest.CaptureFixture[str]) ->
     text = capsys.readouterr().out
     assert "#SBATCH --job-name=train_me\n" in text
     assert "--nproc-per-node=8 'train me.py' '--name=a b'\n" in text
+    assert "#SBATCH --signal=USR2@120\n" in text
+    assert "outlast run --run-dir" in text and "--notice-signal=USR2 --notice-time=120s" in text
     assert submit("--print", "--json", "--", script) == EXIT_DONE
     shown = json.loads(capsys.readouterr().out)
     assert shown["job"] == "" and shown["script"].startswith("#!/bin/bash\n")
+
+
+@pytest.mark.parametrize(
+    "words", [("--nnodes=2",), ("--notice-signal=TERM", "--notice-time=9s")], ids=["nodes", "own"]
+)
+def test_the_time_limit_of_several_nodes_or_with_a_notice_of_ones_own_is_sigterm(
+    script: str, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    assert submit("--print", "--notice=300", "--", *words, script) == EXIT_DONE
+    text = capsys.readouterr().out
+    assert "#SBATCH --signal=TERM@300\n" in text and "USR2" not in text
 
 
 @pytest.mark.parametrize(

@@ -94,14 +94,15 @@ def undisturbed(jobs: Jobs) -> list[Any]:
 def test_a_job_that_is_interrupted_requeues_itself_and_ends_equal(
     jobs: Jobs, undisturbed: list[Any]
 ) -> None:
-    job = jobs.submit("interrupted")
+    job = jobs.submit("interrupted", "--notice=6")
     jobs.wait_for_step("interrupted", job, 20)
-    jobs.slurm.run("scancel", "--signal=TERM", job)  # as Slurm does before the time limit
+    jobs.slurm.run("scancel", "--signal=USR2", job)  # as Slurm does before the time limit
     jobs.resume_now(job)
     ended = jobs.slurm.wait_for_state(job, "COMPLETED", "FAILED")
     output = jobs.output("interrupted", job)
     assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), output
     assert "term 2" in output, "the second attempt resumes the run of the first"
+    assert "notice: drain: signal: SIGUSR2" in output
     assert jobs.result("interrupted") == undisturbed
 
 

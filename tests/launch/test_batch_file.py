@@ -14,6 +14,7 @@ from tests.end_to_end.conftest import wait_for
 
 from outlast.errors import UsageError
 from outlast.launch.batch_file import BatchJob, batch_file
+from outlast.launch.nodes.node_flags import RELEASE_VARIABLE
 
 SRUN = f"""#!{sys.executable}
 import json, os, sys
@@ -88,6 +89,19 @@ def test_nodes_meet_at_the_first_one_and_share_a_secret(tmp_path: Path) -> None:
     assert shown == [*flags, "--kill-on-bad-exit=0", "launch", *launched]
     assert (code, asked) == (4, "requeue 7\n"), "the first node's code"
     assert len(token.read_text()) == 64 and token.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize(("code", "asked"), [(0, ""), (4, "requeue 7\n"), (1, "")])
+def test_where_the_first_node_leaves_the_run_the_others_say_how_it_ended(
+    tmp_path: Path, code: int, asked: str
+) -> None:
+    (tmp_path / "launch").write_text(f"#!/bin/bash\nexit ${RELEASE_VARIABLE}\n")
+    (tmp_path / "launch").chmod(0o755)
+    words = ("launch", "-m", "outlast", "run", "--nnodes", "2")
+    job = BatchJob(name="train", command=words, own_run_dir=True, nodes=2)
+    more = {"OUTLAST_TOKEN_FILE": str(tmp_path / "token")}
+    found = execute(batch_file(job), tmp_path, code, **more)
+    assert (found[0], found[2]) == (code, asked)
 
 
 def test_options_of_sbatch_are_directives() -> None:

@@ -15,6 +15,7 @@ from tests.end_to_end.conftest import wait_for
 from outlast.errors import UsageError
 from outlast.launch import torchrun_arguments
 from outlast.launch.kubernetes.pod_manifests import KINDS, PodJob, manifests
+from outlast.launch.nodes.node_flags import RELEASE_VARIABLE
 from outlast.launch.torchrun_arguments import RunPlan
 
 yaml = pytest.importorskip("yaml", reason="a YAML parser: pip install pyyaml")
@@ -79,7 +80,9 @@ def test_a_job_set_starts_the_run_that_was_given(
     found = plan(JOB, tmp_path, monkeypatch)
     assert (found.world, found.spares, found.run_dir) == (8, 4, "/runs/train")
     assert (found.node.endpoint, found.node.node_rank) == ("train-node-0-0.train:29400", 2)
+    assert (found.notices.signals, found.notices.after_s) == (("SIGTERM",), 45.0)
     variables = {one["name"]: one for one in container(read(JOB))["env"]}
+    assert variables[RELEASE_VARIABLE]["value"] == "4", "a pod that leaves comes back"
     assert "job-completion-index" in str(variables["PET_NODE_RANK"])
 
 

@@ -37,9 +37,9 @@ from pathlib import Path
 # their tests, hangs and drains of nodes: up to 44 modules and 10,800 lines; lowered to what they
 # take when they are there. Nodes that come back, cuts between two hosts, directories of each host,
 # lost results: 6 modules. Notices: 7 modules. Hosts that leave and come back: 5, 800 lines.
-# Recovery policies and what they cost: 9, 1,300.
+# Recovery policies and what they cost: 9, 1,300. Absent ranks, and their simulation: 11, 1,700.
 CEILINGS = {
-    "modules": 527,
+    "modules": 540,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 1,
@@ -48,7 +48,7 @@ CEILINGS = {
     "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 117700,
+    "lines": 120000,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 0,
 }

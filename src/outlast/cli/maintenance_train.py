@@ -226,7 +226,7 @@ class MaintenanceTrain:
             self._show(f"{host}: moved before phase {entry.n}, after {duration(entry.move_s)}")
         self._wait(is_released, f"{host} has not left the run")
         entry = self._keep(replace(entry, state="away", leave_s=time.monotonic() - began_s))
-        self._show(f"{host} has left the run: its launcher ends with exit code 0")
+        self._show(f"{host} has left the run: its launcher ends")
         self.withdraw()
         return entry
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from outlast.errors import EXIT_INTERRUPTED, UsageError
-from outlast.launch.nodes.node_flags import PORT
+from outlast.launch.nodes.node_flags import PORT, RELEASE_VARIABLE
 
 NOTICE_S = 120
 _TIME = re.compile(
@@ -30,7 +30,6 @@ cancelled=no
 trap 'cancelled=yes' TERM
 
 @START@
-code=$?
 
 # The run was interrupted and has saved a checkpoint: the next attempt resumes from it.
 if [ "$code" -eq @INTERRUPTED@ ] && [ "$cancelled" = no ]; then
@@ -40,7 +39,8 @@ exit "$code"
 """
 _ONE_NODE = """\
 srun --ntasks=1 ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} \\
-  @COMMAND@"""
+  @COMMAND@
+code=$?"""
 _NODES = """\
 # All nodes share a secret, and meet at the first one, which holds the controller.
 export OUTLAST_TOKEN_FILE=${OUTLAST_TOKEN_FILE:-"runs/slurm-$SLURM_JOB_ID.token"}
@@ -54,7 +54,19 @@ command=(@COMMAND@)
 # A lost node does not end the job. The exit code is that of the first node.
 srun --nodes=@OTHERS@ --ntasks=@OTHERS@ --relative=1 --no-kill --kill-on-bad-exit=0 \\
   ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} "${command[@]}" &
-"${command[@]}\""""
+others=$!
+@RELEASE@=@LEFT@ "${command[@]}"
+code=$?
+# The first node has left the run (`outlast roll`), and the others go on with it.
+if [ "$code" -eq @LEFT@ ]; then
+  wait "$others"
+  code=$?
+  while kill -0 "$others" 2> /dev/null; do # a signal ends `wait` early
+    wait "$others"
+    code=$?
+  done
+fi"""
+_LEFT = 5  # of the first node's launcher; other nodes end with 0 then, as their step requires
 
 
 class BatchJob(NamedTuple):
@@ -66,7 +78,8 @@ class BatchJob(NamedTuple):
     own_endpoint: bool = False  # ... an endpoint
     nodes: int = 1  # with spare ones
     time_limit: str = ""  # as Slurm reads it; "": the partition's
-    notice_s: int = NOTICE_S  # from SIGTERM to the time limit
+    notice_s: int = NOTICE_S  # from the signal to the time limit
+    signal: str = "TERM"  # before the time limit
     options: Sequence[str] = ()
 
 
@@ -95,7 +108,11 @@ def batch_file(job: BatchJob) -> str:
     if job.nodes > 1 and not job.own_endpoint:
         words.insert(_RUN_AT, f'--rdzv-endpoint "$first:{PORT}"')
     start = _filled(
-        _NODES if job.nodes > 1 else _ONE_NODE, COMMAND=" ".join(words), OTHERS=str(job.nodes - 1)
+        _NODES if job.nodes > 1 else _ONE_NODE,
+        COMMAND=" ".join(words),
+        OTHERS=str(job.nodes - 1),
+        RELEASE=RELEASE_VARIABLE,
+        LEFT=str(_LEFT),
     )
     return _filled(
         _FILE,
@@ -120,7 +137,7 @@ def _directives(job: BatchJob) -> list[str]:
         "--ntasks-per-node=1",
         *(["--no-kill"] if job.nodes > 1 else []),
         *time_limit,
-        f"--signal=TERM@{job.notice_s}",
+        f"--signal={job.signal}@{job.notice_s}",
         "--requeue",
         "--open-mode=append",
         "--output=slurm-%j.out",

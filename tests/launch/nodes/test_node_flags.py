@@ -8,6 +8,7 @@ import pytest
 
 from outlast.errors import OutlastError
 from outlast.launch import torchrun_arguments
+from outlast.launch.nodes import node_flags
 from outlast.launch.nodes.node_facts import NodeIdentity, NodePlaces, identify
 from outlast.launch.nodes.node_meeting import difference
 from outlast.launch.torchrun_arguments import RunPlan
@@ -22,6 +23,16 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     path = tmp_path / "train.py"
     path.touch()
     return str(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "code"), [("4", 4), ("", 0), ("x", 0), ("-1", 0), ("256", 0), ("255", 255), ("٣", 0)]
+)
+def test_the_code_of_a_launcher_that_leaves(
+    text: str, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(node_flags.RELEASE_VARIABLE, text)
+    assert node_flags.release_code(0) == code
 
 
 def plan(script: str, *flags: str) -> RunPlan:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -108,6 +110,21 @@ def test_a_wrong_file_is_refused_with_its_line(
     where = f"mine.toml, line {line}: " if line else "mine.toml: "
     assert where in message and says in message, message
     assert message.endswith("nothing was started")
+
+
+def test_a_pipe_is_read_once(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe.toml"
+    for text, is_policy in ((LAST, True), (LAST + "[hang]", False)):
+        os.mkfifo(pipe)
+        writer = threading.Thread(target=pipe.write_text, args=(text,), daemon=True)
+        writer.start()
+        if is_policy:
+            assert read_policy(str(pipe)).name == "pipe"
+        else:
+            with pytest.raises(ConfigError, match=r"pipe\.toml: unknown key 'hang'"):
+                read_policy(str(pipe))
+        writer.join(10)
+        pipe.unlink()
 
 
 @pytest.mark.parametrize(

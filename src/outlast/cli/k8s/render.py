@@ -84,6 +84,7 @@ def render(
                 secret=token_secret or f"{name}-token",
                 resources=resource,
                 stop_s=outlast_flags.limits(given).stop_s + GRACE_S,
+                takes_notice=not given.notice_signal,
             )
         )
     )

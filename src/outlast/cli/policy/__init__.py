@@ -22,7 +22,7 @@ COMMANDS = {
     ),
     "try": (
         "policy_comparison:try_policies",
-        "Compute what policies would have cost on recorded or simulated failures.",
+        "Compute the cost of policies on recorded or simulated failures.",
     ),
     "show": ("policy_explanation:show", "Print the file of a policy preset, or list the presets."),
 }

@@ -48,11 +48,11 @@ def try_policies(
     seed: int = 0,
     json: bool = False,
 ) -> int:
-    """Compute what policies would have cost on recorded or simulated failures.
+    """Compute the cost of policies on recorded or simulated failures.
 
-    The real controller decides on each failure. Failures of a run come at their times
-    after its first step; steps, saves and recoveries take as long as the run has
-    measured, or as the scenario has them.
+    The real controller decides on each failure. Failures of a run come at their
+    times after its first step; steps, saves and recoveries take as long as the run
+    has measured, or as the scenario has them.
 
     Parameters
     ----------

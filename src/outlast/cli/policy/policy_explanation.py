@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
@@ -160,6 +161,7 @@ def _imagined(ranks: int, spares: int) -> _Job:
         behind=_BEHIND,
         behind_disk=_BEHIND_DISK,
         in_memory=True,
+        now_ns=time.time_ns(),
         text=text,
     )
 

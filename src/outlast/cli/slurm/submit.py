@@ -18,6 +18,7 @@ from outlast.launch import torchrun_arguments
 from outlast.launch.batch_file import NOTICE_S, BatchJob, batch_file
 from outlast.launch.nodes import node_flags
 
+NOTICE = "USR2"  # not that of scancel and of preemptions, which leave other times
 _SUBMIT_S = 60.0
 
 
@@ -39,8 +40,10 @@ def submit(
 ) -> int:
     """Submit `outlast run` as a Slurm job that resumes itself.
 
-    Slurm sends SIGTERM before the time limit. The run saves a checkpoint and ends,
-    and the job requeues itself and resumes, until the script has ended.
+    Slurm sends a signal before the time limit: on one node SIGUSR2, which the run
+    takes as a notice (it saves, trains on, and ends behind a second checkpoint
+    while there is time), on several nodes SIGTERM (it saves and ends). The job
+    requeues itself and resumes, until the script has ended.
 
     Parameters
     ----------
@@ -51,7 +54,7 @@ def submit(
     name
         Name of the job (default: that of the script).
     notice
-        Seconds from SIGTERM to the time limit: for one step and one checkpoint.
+        Seconds from the signal to the time limit: for one step and one checkpoint.
     sbatch
         An option of sbatch, such as --sbatch=--partition=gpu. Repeatable.
     print_
@@ -70,15 +73,20 @@ def submit(
             " its path"
         )
     stem = Path(given.training_script).stem
+    # Slurm does not signal the launcher of the first of several nodes, whose host would be
+    # the only one without a notice.
+    own = nodes > 1 or bool(given.notice_signal)
+    flags = () if own else (f"--notice-signal={NOTICE}", f"--notice-time={notice}s")
     text = batch_file(
         BatchJob(
             name=name or re.sub(r"[^A-Za-z0-9._+-]", "_", stem).lstrip("._+-")[:64] or "outlast",
-            command=(sys.executable, "-m", "outlast", "run", *command),
+            command=(sys.executable, "-m", "outlast", "run", *flags, *command),
             own_run_dir=own_run_dir,
             own_endpoint=own_endpoint,
             nodes=nodes,
             time_limit=time_limit,
             notice_s=notice,
+            signal=NOTICE if flags else "TERM",
             options=sbatch,
         )
     )

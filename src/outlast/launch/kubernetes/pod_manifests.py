@@ -12,9 +12,9 @@ from math import ceil
 from typing import NamedTuple
 
 from outlast.config import STATE_VARIABLE
-from outlast.errors import UsageError
+from outlast.errors import EXIT_INTERRUPTED, UsageError
 from outlast.launch.kubernetes.yaml_text import Block, Commented, documents
-from outlast.launch.nodes.node_flags import PORT
+from outlast.launch.nodes.node_flags import PORT, RELEASE_VARIABLE
 
 KINDS = ("jobset", "trainjob", "leaderworkerset")
 RUNS = "/runs"  # where the claim is mounted
@@ -81,6 +81,7 @@ class PodJob(NamedTuple):
     secret: str
     resources: Sequence[str]  # NAME=QUANTITY
     stop_s: float  # from SIGTERM until the launcher has ended
+    takes_notice: bool = True  # SIGTERM is a notice; False: the command says what it is
 
     @property
     def total(self) -> int:
@@ -137,6 +138,8 @@ def _words(job: PodJob, endpoint: str) -> list[str]:
     """Return the words behind `outlast`, as Kubernetes reads them: `$$` is a dollar sign."""
     own = [] if job.own_run_dir else ["--run-dir", f"{RUNS}/{job.name}"]
     at = ["--rdzv-endpoint", endpoint] if endpoint else []
+    if job.takes_notice:
+        own += ["--notice-signal=TERM", f"--notice-time={job.stop_s:g}s"]
     return ["run", *at, *own, *(word.replace("$", "$$") for word in job.command)]
 
 
@@ -154,6 +157,13 @@ def _pod(job: PodJob, rank_field: str, start: dict[str, object]) -> dict[str, ob
             *([rank] if rank_field else []),
             {"name": "OUTLAST_TOKEN", "valueFrom": secret},
             {"name": STATE_VARIABLE, "value": STATE_FILE},
+            {
+                "name": RELEASE_VARIABLE,
+                "value": Commented(
+                    "A node that leaves for maintenance (`outlast roll`) comes back as a new pod.",
+                    str(EXIT_INTERRUPTED),
+                ),
+            },
         ],
         **({"resources": {"limits": limits}} if limits else {}),
         "readinessProbe": Commented(

@@ -9,6 +9,7 @@ from ipaddress import IPv4Address
 
 import msgspec
 
+from outlast import config
 from outlast.errors import UsageError
 from outlast.launch.terms.term_store import check_address
 
@@ -16,6 +17,8 @@ ANY_RANK = -1
 PORT = 29400  # torchrun's, for an endpoint without one
 _MASTER_ADDR, _MASTER_PORT = "127.0.0.1", 29500  # torchrun's defaults
 BACKENDS = ("static", "c10d")
+# Exit code of a launcher whose host has left the run (`outlast roll`); 0 without it.
+RELEASE_VARIABLE = "OUTLAST_RELEASE_CODE"
 
 
 class NodeFlags(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +46,12 @@ class NodeFlags(msgspec.Struct, frozen=True, kw_only=True):
     def is_several(self) -> bool:
         """Return whether ranks have local ranks of several nodes, wherever they are."""
         return self.total > 1 or self.nodes > 1
+
+
+def release_code(usual: int) -> int:
+    """Return the exit code of a launcher whose host has left the run."""
+    text = config.process_environment().get(RELEASE_VARIABLE, "")
+    return int(text) if re.fullmatch("[0-9]{1,3}", text) and int(text) < 256 else usual
 
 
 def add_node_flags(add: Callable[..., object]) -> None:

@@ -25,6 +25,7 @@ from outlast.launch.nodes.controller_tenure import (
     NodeSetting,
     newest_checkpoint,
 )
+from outlast.launch.nodes.node_flags import release_code
 from outlast.launch.nodes.node_meeting import NodeMeeting, NodeSeat, RunPlace
 from outlast.launch.nodes.node_state import StateFile
 from outlast.launch.notices import drain_requests, notice_flags
@@ -266,8 +267,8 @@ class RunNode:
                 f"{self._host} has left the run ({outcome.cause}), which goes on without it; the"
                 " same command on this host joins it again"
             )
-            fault = self._fault("requested", detail)
-            self._end(EndRun(outcome=outcome.outcome, exit_code=outcome.exit_code, cause=fault))
+            fault, code = self._fault("requested", detail), release_code(outcome.exit_code)
+            self._end(EndRun(outcome=outcome.outcome, exit_code=code, cause=fault))
         elif self._tenure is None:
             cause = self._fault("requested", outcome.cause) if outcome.cause else None
             self._end(EndRun(outcome=outcome.outcome, exit_code=outcome.exit_code, cause=cause))

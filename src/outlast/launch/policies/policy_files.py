@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import re
 from collections.abc import Iterable
@@ -59,10 +60,10 @@ def read_policy(text: str) -> RecoveryPolicy:
             f" a TOML file); {_UNDONE}"
         )
     data = read_toml(path, "policy", _UNDONE)
-    try:
-        lines = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):  # a pipe was read to its end: errors have no line
-        lines = ""
+    lines = ""
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        if path.is_file():  # a pipe cannot be read twice: its errors have no line
+            lines = path.read_text(encoding="utf-8")
     return _PolicyFile(data, lines, str(path)).policy(path.stem or str(path))
 
 

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
-from msgspec.structs import replace
 
 from outlast.controller.recovery.recovery_policy import FROM_A_COPY, RUNGS, RecoveryPolicy, Rung
 from outlast.errors import UsageError
@@ -298,10 +297,3 @@ def _source(incident: Incident) -> int:
     if not any(word in incident.reason for word in words):
         return LIVE
     return STORAGE if incident.rung == "restart" else MEMORY
-
-
-def with_failures(
-    measured: MeasuredJob, failures: Sequence[ScheduledFailure], steps: int
-) -> MeasuredJob:
-    """Return the job with other failures and length."""
-    return replace(measured, failures=tuple(failures), steps=steps)

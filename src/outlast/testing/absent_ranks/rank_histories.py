@@ -64,11 +64,11 @@ def newest_own(slots: Mapping[str, bytes]) -> int | None:
 def merge_slots(slots: Mapping[str, bytes], n: int, rank: int) -> dict[str, bytes]:
     """Return the slots with which a rank takes its place before phase n+1 (returned_rank.py)."""
     prefix = left_prefix(n)
-    left = {key.removeprefix(prefix): slot for key, slot in slots.items() if prefix in key}
+    parted = {key.removeprefix(prefix): slot for key, slot in slots.items() if prefix in key}
     others = {key: slot for key, slot in slots.items() if prefix not in key}
-    if not left:
+    if not parted:
         return others
-    own = newest_own(left)
+    own = newest_own(parted)
     merged: dict[str, bytes] = {}
     for key, slot in others.items():
         fresh = mix(own_of(slot), rank, 5) if own is None else own

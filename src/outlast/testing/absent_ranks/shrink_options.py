@@ -9,7 +9,7 @@ RESPAWNS_AMPLE = 400
 
 
 class ShrinkOptions(NamedTuple):
-    """What decides which ranks leave, and what they train."""
+    """Options that decide which ranks leave, and what they train."""
 
     rows: int = 4  # batches of a rank in an epoch; 0: ranks have batches of their own
     room: int = 0  # workers that a host may have; 0: enough for all
