@@ -15,6 +15,7 @@ from outlast.controller.controller_state import ControllerState
 from outlast.controller.planned_migration import UNLIMITED
 from outlast.controller.recovery.recovery_policy import DEFAULT
 from outlast.errors import InvariantError
+from outlast.events import Fault
 from outlast.telemetry.committed_history import CommittedPhase
 from outlast.testing.absent_ranks.rank_histories import (
     RankHistories,
@@ -23,7 +24,7 @@ from outlast.testing.absent_ranks.rank_histories import (
     own_of,
     own_tail,
 )
-from outlast.testing.absent_ranks.shrink_options import HOST_LOSSES, RESPAWNS_AMPLE
+from outlast.testing.absent_ranks.shrink_options import RESPAWNS_AMPLE
 from outlast.testing.fault_plan import ATTEMPTS_AMPLE, NO_OWNER, NOTICES, FaultPlan
 from outlast.transport import messages
 
@@ -47,6 +48,7 @@ class RunInvariants:
         self.decided = 0  # the newest generation that a decision is durable for
         self.opened: set[int] = set()
         self.decided_n = 0
+        self.is_start = True  # the newest generation starts all ranks
         self.stepped: set[str] = set()  # workers that have committed a phase
         self.shared: dict[str, bytes] = {}
         self.moved: dict[inputs.FindingKey, str] = {}  # finding -> worker that it moved
@@ -219,6 +221,19 @@ class RunInvariants:
             self._committed = max(self._committed, n)
 
 
+def _is_scarce(plan: FaultPlan, ledger: RunInvariants, cause: Fault) -> bool:
+    """Return whether a run ended for lack of workers, and its ranks could not have left: they may
+    not, have not completed a phase, or all were lost."""
+    options = plan.shrinking
+    if options is None:
+        return False
+    may_leave = options.root < 0 and not options.needs_all and plan.shard_sets == 1
+    if "had room" in cause.detail:
+        return ledger.is_start or not may_leave
+    few = options.respawns_max < RESPAWNS_AMPLE
+    return few and not (may_leave and ledger.history)
+
+
 def check_ending(plan: FaultPlan, ledger: RunInvariants, end: inputs.EndRun) -> None:
     """Raise SimFailure unless the run is done, or one of its faults explains its end."""
     if end.outcome == "done":
@@ -241,9 +256,7 @@ def check_ending(plan: FaultPlan, ledger: RunInvariants, end: inputs.EndRun) -> 
         return
     if end.cause.kind == "diverged" and plan.flips:
         return  # no majority, and no copy from before
-    if plan.shrinking is not None and plan.shrinking.respawns_max < RESPAWNS_AMPLE:
-        return
-    if "had room" in end.cause.detail and kinds & {*HOST_LOSSES}:
+    if _is_scarce(plan, ledger, end.cause):
         return
     if end.cause.kind == "storage" and plan.policy.stop and plan.fails:
         return  # a save failed, and the policy is to stop

@@ -127,6 +127,7 @@ class SimCluster:
                 self.ledger.fail("no event is pending, and the run has not ended")
             if self.timeline.now_s > VIRTUAL_S_MAX:
                 self.ledger.fail(f"no end after {VIRTUAL_S_MAX} virtual seconds")
+        self.ledger.is_start = self.state.progress.first
         if not self._is_end_of_policy(self.end):
             check_ending(self.plan, self.ledger, self.end)
         history = self.ledger.history
