@@ -79,13 +79,13 @@ class PhaseRunner:
         self._recorded = False
 
     def _is_protected(self, optimizer: Any) -> bool:
-        optimizers = self.protected.optimizers.values() if self.protected else ()
-        return any(optimizer is o for o in optimizers)
+        known = self.protected.optimizers.values() if self.protected else ()
+        return any(optimizer is each for each in known)
 
     @property
     def is_real(self) -> bool:
         """Return False in dry runs and rehearsals."""
-        return not (self._status.rehearsing or (self.attempt is not None and self.attempt.dry))
+        return not (self._status.rehearsing or (self.attempt and self.attempt.dry))
 
     def generators(self) -> dict[str, Generator]:
         """Return the generators that a phase may draw from."""
@@ -181,8 +181,7 @@ class PhaseRunner:
 
     def _vote_before_step(self, optimizer: Optimizer) -> None:
         """Vote before a protected optimizer's step. Raises StepRefused where it may not step."""
-        attempt = self.attempt
-        assert attempt is not None
+        assert (attempt := self.attempt) is not None
         if not attempt.dry:
             self._leftovers.must_not_be_used(attempt.key, optimizer)
             self.protected_state().iterations.must_be_sharded(optimizer)
