@@ -87,6 +87,8 @@ def output(capfd: pytest.CaptureFixture[str]) -> str:
         (("--hosts=n1,n1",), "n1 is there twice"),
         (("--hosts=n1", "--pause=soon"), "needs a number"),
         (("--hosts=n1", "--timeout=0"), "--timeout 0.0"),
+        (("--hosts=n1", "--timeout=inf"), "--timeout inf"),
+        (("--hosts=n1", "--timeout=nan"), "--timeout nan"),
         (("--cancel", "--all"), "leave out --hosts and --all"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -70,8 +71,8 @@ def roll(
     timeout_s
         Time limit in seconds for each wait: for spares, a move, a return.
     """
-    if not timeout_s > 0:
-        raise ConfigError(f"--timeout {timeout_s}: must be above 0 seconds")
+    if not 0 < timeout_s < math.inf:
+        raise ConfigError(f"--timeout {timeout_s}: must be a number of seconds above 0")
     pause_s = quantities.measured(quantities.SECONDS, f"--pause {pause}", pause, "60s")
     if cancel:
         if hosts or every:
@@ -146,7 +147,7 @@ def _read_run(run_dir: Path) -> tuple[RunPlan, RunningJob]:
             " reach a later controller; nothing was requested; 'outlast drain --host H' moves the"
             " ranks of one host"
         )
-    return plan, job
+    return msgspec.structs.replace(plan, run_dir=str(run_dir)), job  # the plan's may be relative
 
 
 @contextlib.contextmanager

@@ -157,7 +157,7 @@ class _Course:
         self.reached = deepcopy(before.reached)
         self.trail = before.trail.copy()
         self.checkpoint_step = before.checkpoint_step
-        self.world = before.world
+        self.present = self.everybody = frozenset(range(before.world))
         self.is_managed = before.is_managed
         self.after_the_last = False
         self.regained: set[int] = set()  # seats back at the phase all had reached before
@@ -195,16 +195,11 @@ class _Course:
         elif isinstance(event, GenerationOpened):
             self._pass("transfer" if self.last is Connected else "connect", event)
             self.opened = event
-            self.waiting = self._present
+            self.waiting = set(self.present)
             if not self.is_managed or self.target <= event.n:
                 self._finish()
         elif isinstance(event, PhaseDone):
             self._done(event)
-
-    @property
-    def _present(self) -> set[int]:
-        absent = self.decided.absent if self.decided else ()
-        return set(range(self.world)).difference(absent)
 
     @property
     def target(self) -> int:
@@ -216,8 +211,8 @@ class _Course:
 
     def stop(self, ended: RunEnded) -> None:
         if self.opened is not None and ended.outcome == "done":
-            # It broke behind the last phase, and was over when the generation opened, or, where
-            # phases were rolled back, when all had the last one again.
+            # It broke behind the last phase, and was over when the generation opened, or, after a
+            # roll back, when all had the last one again.
             self.after_the_last = True
             self.ns["redo"] += max(0, self.regained_ns - self.at_ns)
             self._finish()
@@ -233,6 +228,7 @@ class _Course:
 
     def _decide(self, event: Decided) -> None:
         self.decided = event
+        self.present = self.everybody.difference(event.absent)
         self.decided_step = max(self.decided_step, event.step if event.rung != "stop" else 0)
         for seat, old, new in event.replaced:
             if new:  # else the seat is not filled again: the run stops, or all ranks restart
@@ -245,7 +241,7 @@ class _Course:
             return
         if event.n >= self.reached.n and not self.regained_ns:
             self.regained.add(event.seat)
-            if self.regained >= self._present:
+            if self.regained >= self.present:
                 self.regained_ns = event.t_ns
         if event.n < self.target or event.seat not in self.waiting:
             return
@@ -260,8 +256,7 @@ class _Course:
         self._finish()
 
     def _finish(self) -> None:
-        self.state = "recovered"
-        self.waiting = set()
+        self.state, self.waiting = "recovered", set()
 
     def result(self) -> Incident:
         decided, opened = self.decided, self.opened
