@@ -240,10 +240,8 @@ def split_terms(events: Sequence[AnyEvent], *, running: bool = False) -> list[La
 
 
 def _last_ns(own: Sequence[AnyEvent]) -> int:
-    """Return the time of a launcher's last event other than notes.
-
-    The next launcher's notes may come before its RunStarted.
-    """
+    """Return the time of a launcher's last event other than notes: those of the next one may come
+    before its RunStarted."""
     return next(e.t_ns for e in reversed(own) if not (isinstance(e, Note) and not e.worker))
 
 
@@ -265,10 +263,8 @@ def _known_until_ns(own: Sequence[AnyEvent]) -> int:
 
 
 def _rolled_back(terms: list[LauncherTerm]) -> set[int]:
-    """Return the ids of phases that were committed and then undone.
-
-    A generation that opens at n undoes every later phase done before.
-    """
+    """Return the ids of phases that were committed and then undone: a generation that opens at n
+    undoes every later phase done before."""
     done: dict[int, list[PhaseDone]] = {}
     undone: set[int] = set()
     for term in terms:
@@ -320,32 +316,28 @@ def _recoveries(term: LauncherTerm) -> list[Window]:
 
 
 def _absences(term: LauncherTerm) -> dict[int, list[Span]]:
-    """Return by seat the spans without a worker for it, from the opening of a generation without it
-    to the end of the last such one."""
+    """Return by seat the spans of generations that were open without it."""
     found: dict[int, list[Span]] = {}
     absent: tuple[int, ...] = ()
-    since_ns: dict[int, int] = {}
-    for event in term.events:
+    since_ns = term.end_ns
+    for event in (*term.events, None):
         if isinstance(event, Decided):
             absent = event.absent
-        elif isinstance(event, GenerationClosed):
-            for seat, begin_ns in since_ns.items():
-                found.setdefault(seat, []).append(Span(begin_ns, event.t_ns, "absent"))
-            since_ns = {}
         elif isinstance(event, GenerationOpened):
-            since_ns = dict.fromkeys(absent, event.t_ns)
-    for seat, begin_ns in since_ns.items():
-        found.setdefault(seat, []).append(Span(begin_ns, max(begin_ns, term.end_ns), "absent"))
+            since_ns = event.t_ns
+        elif event is None or isinstance(event, GenerationClosed):
+            end_ns = event.t_ns if event else term.end_ns
+            for seat in absent if since_ns < end_ns else ():
+                found.setdefault(seat, []).append(Span(since_ns, end_ns, "absent"))
+            since_ns = term.end_ns
     return found
 
 
 def _divide(
     term: LauncherTerm, acts: list[_Act], recoveries: list[Window], absences: list[Span]
 ) -> list[Span]:
-    """Divide one seat's term: absences first, then discarded attempts, recoveries, and phases.
-
-    Time that none of them claims is explained by its neighbours.
-    """
+    """Divide one seat's term: absences first, then discarded attempts, recoveries, and phases. Time
+    that none of them claims is explained by its neighbours."""
     free = [term.window] if term.started.t_ns < term.end_ns else []
     away, free = carve(free, absences)
     claims = [Span(act.begin_ns, act.end_ns, "lost") for act in acts if act.refused]

@@ -165,9 +165,9 @@ class BatchLoop:
             self._place.batch = codec.encode(self._newest | self.ranks.place())
             self._phases.slots.forget_before()
 
-    def idle_ranks(self) -> frozenset[int]:
-        """Return the ranks without a batch in this step."""
-        return self.ranks.idle(self._status.step)
+    def idle_ranks(self, kind: str) -> frozenset[int]:
+        """Return the ranks without a batch in a phase of this kind."""
+        return self.ranks.idle(self._status.step) if kind == "step" else frozenset()
 
     def _agree_on_length(self, source: BatchSource, epoch: int) -> int | None:
         source_length = source.length

@@ -69,7 +69,7 @@ class PhaseRunner:
         self.on_record: Callable[[], None] = lambda: None
         self.save_on_request: Callable[[], None] = lambda: None
         self.before_vote: Callable[[], None] = lambda: None
-        self.idle_ranks: Callable[[], frozenset[int]] = frozenset
+        self.idle_ranks: Callable[[Kind], frozenset[int]] = lambda _kind: frozenset()
         self.on_complete: Callable[[Kind], None] = lambda _kind: None
         self.aside = False  # True during a phase that the script did not call
         self.attempt: PhaseAttempt | None = None
@@ -147,8 +147,7 @@ class PhaseRunner:
         except StepRefused:
             raise AttemptUndone from None
         self.step_redo.begin(attempt, call, self.slots.base)
-        idle = self.idle_ranks() if kind == "step" else frozenset[int]()
-        self._groups.presence.begin_phase(idle, is_real=not status.rehearsing)
+        self._groups.presence.begin_phase(self.idle_ranks(kind), is_real=not status.rehearsing)
         try:
             with self._active(attempt), self._groups.phase():
                 result = call()
