@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from outlast.controller.recovery import partner_slots, recovery_decision, shrinking
+from outlast.controller import node_placement
+from outlast.controller.recovery import partner_slots, shrinking
 from outlast.controller.replica_placement import partner_sets
+from outlast.controller.state_parts import Progress
+from outlast.data.batch_deal import BatchDeal
 from outlast.testing import SimCluster, SimFailure
 from outlast.testing.absent_ranks.shrink_plans import draw_shrink_plan
 from outlast.testing.simulated_cluster import SimOutcome
@@ -35,16 +39,26 @@ def _partners_by_place(state):
     return partner_sets([worker.agent for worker in state.occupants()], {})
 
 
+def _without_owed(deal):
+    LOOK(deal)
+    deal._owed = ()
+    return deal.hand
+
+
+def _forgetful(progress, decision, *, opened):
+    RESTORE(progress, msgspec.structs.replace(decision, absent=()), opened=opened)
+
+
+LOOK, RESTORE = BatchDeal._look, Progress.restore
 BREAKAGES = {
-    "partners by place": (partner_slots, "_sets", _partners_by_place),
-    "ranks leave that may not": (shrinking, "why_not", lambda *arguments: ""),
-    "a rank leaves with old slots": (shrinking, "leaving_slots", lambda slots, n: slots),
-    "a rank comes back without its own slots": (
-        shrinking,
-        "returning_slots",
-        lambda left, slots, n: {**slots, **left},
-    ),
-    "a term forgets who is absent": (recovery_decision, "_absent_after", lambda *arguments: set()),
+    "partners are places": (partner_slots, "_sets", _partners_by_place),
+    "any rank may leave": (shrinking, "why_not", lambda *arguments: ""),
+    "old slots are kept": (shrinking, "leaving_slots", lambda slots, n: slots),
+    "own slots are lost": (shrinking, "returning_slots", lambda left, slots, n: {**slots, **left}),
+    "a term forgets who is absent": (Progress, "restore", _forgetful),
+    "a hand has batches of absent ranks": (BatchDeal, "change", lambda deal, step, present: None),
+    "what ranks leave is dropped": (BatchDeal, "_look", _without_owed),
+    "a full host waits": (node_placement, "rooms", lambda state: 100),
 }
 
 

@@ -99,6 +99,7 @@ class RankHistories:
         self._known: dict[int, set[int]] = {seat: set() for seat in range(world)}
         self._shares: dict[int, dict[int, TrainedShare]] = {}  # by phase and rank
         self.absent: dict[int, frozenset[int]] = {}  # by generation
+        self._kept: dict[int, dict[str, bytes]] = {}  # slots that absent ranks have left
         self.returns = 0  # ranks that have come back
 
     def own(self, seat: int, n: int) -> int:
@@ -123,6 +124,10 @@ class RankHistories:
         if len(absent) == self._world:
             self._fail(f"no rank is left in generation {entry.generation}")
         self._shares = {n: one for n, one in self._shares.items() if n <= entry.n}
+        for seat in absent & self._kept.keys():
+            if entry.slots.get(seat, {}) != self._kept[seat]:
+                self._fail(f"what rank {seat} has left was not kept: {entry}")
+        self._kept = {seat: entry.slots.get(seat, {}) for seat in absent}
         if entry.verdict == "start":
             for seat, chains in self._chains.items():
                 self._chains[seat] = [one for one in chains if one[0] <= entry.n]

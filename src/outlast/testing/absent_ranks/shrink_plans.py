@@ -53,6 +53,11 @@ def _draw_storm(dice: random.Random, plan: FaultPlan) -> FaultPlan:
     ]
     if dice.random() < 0.4:
         timed.append((begin_s + dice.uniform(0.0, 12.0), dice.choice(_beside(plan))))
+    if dice.random() < 0.4:  # the controller changes while ranks are absent
+        kind = dice.choice(("crash", "crash", "freeze", "host") if plan.takes_over else ("crash",))
+        timed.append((begin_s + dice.uniform(3.0, 10.0), kind))
+    if dice.random() < 0.3:  # ranks have had other workers
+        timed.append((dice.uniform(2.0, begin_s), dice.choice(("kill", "pair"))))
     strikes: list[PlannedFault] = []
     for _ in range(dice.choice((1, 2, 3, 4, 6))):
         point = dice.choice((*_BETWEEN, *_IN_PHASES))
@@ -75,6 +80,8 @@ def _draw_storm(dice: random.Random, plan: FaultPlan) -> FaultPlan:
             rows=dice.choice((1, 2, 3, 4)),
             room=dice.choice((share, share, share + 1)),
             respawns_max=dice.choice((1, 2, 3, RESPAWNS_AMPLE)),
+            root=0 if dice.random() < 0.1 else -1,
+            needs_all=dice.random() < 0.05,
         ),
     )
 

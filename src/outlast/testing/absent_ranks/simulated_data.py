@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any, cast
 
-from outlast.data.batch_deal import BatchDeal, Hand
+from outlast.data.batch_deal import BatchDeal
 from outlast.worker.groups import GroupRegistry
 from outlast.worker.phases.rank_deal import RankDeal
 
@@ -36,6 +36,8 @@ class SimGroups:
 class SimDeal(RankDeal):
     """The deal of a rank whose loader can be dealt."""
 
+    reads: int | None = None  # number of the batch that a new worker reads again; None: none
+
     def set_loader(self, loader: Any) -> None:
         """Set the loader, which is not read."""
         self._loader = loader
@@ -51,17 +53,27 @@ class SimDeal(RankDeal):
                 row, newest = self._rows - 1, newest - 1
             self._deal = BatchDeal(self._groups.world, self._rows, row=row, step=newest)
             self.drawn = None if is_end else self._deal.hand.of(self._groups.seat)
-        return super().follow(step)
+            self.reads = self.drawn
+        follows = super().follow(step)
+        if self._deal is not None and self._deal.step == self._newest[1]:
+            self._note_read()
+        return follows
+
+    def take_place(self, place: dict[str, Any], length: int | None) -> bool:
+        """Take the place of a draw, whose batch is read again, whatever is dealt since."""
+        is_dealt = super().take_place(place, length)
+        self._note_read()
+        return is_dealt
+
+    def _note_read(self) -> None:
+        hand = self._deal.hand if self._deal is not None else None
+        is_idle = self.drawn is None and hand is not None and bool(hand.batches)
+        self.reads = hand.read if hand is not None and is_idle else self.drawn
 
     @property
     def row(self) -> int:
         """Return the row of the newest draw."""
         return self._newest[0]
-
-    @property
-    def hand(self) -> Hand | None:
-        """Return the newest hand; None without a deal."""
-        return self._deal.hand if self._deal is not None else None
 
     def shown(self) -> str:
         """Return the deal, as all ranks must have it."""
@@ -168,7 +180,4 @@ class SimData:
         if not (self._reads_again and self._deal.is_dealt):
             return 0
         self._reads_again = False
-        hand = self._deal.hand
-        if self._deal.drawn is None and hand is not None and not (hand.batches or hand.idle):
-            return 0  # the epoch is over, and nothing is read
-        return self._deal.drawn if self._deal.drawn is not None else hand.read if hand else 0
+        return self._deal.reads or 0
