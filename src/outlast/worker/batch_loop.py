@@ -109,9 +109,9 @@ class BatchLoop:
             if not resumed:
                 if until is not None and self._status.step >= until:
                     return
-                length = self._agree_on_length(source, epoch)
+                length, absent = self._agree_on_length(source, epoch)
                 source.start_epoch(epoch, length)
-                self.ranks.begin_epoch(length, self._status.step)
+                self.ranks.begin_epoch(length, self._status.step, absent)
             resumed = False
             yield from self._batches(source, epoch, length, until, again)
             again = False
@@ -169,16 +169,19 @@ class BatchLoop:
         """Return the ranks without a batch in a phase of this kind."""
         return self.ranks.idle(self._status.step) if kind == "step" else frozenset()
 
-    def _agree_on_length(self, source: BatchSource, epoch: int) -> int | None:
+    def _agree_on_length(self, source: BatchSource, epoch: int) -> tuple[int | None, list[int]]:
+        """Return the length of an epoch, and the ranks that are absent at its beginning."""
         source_length = source.length
 
-        def agree() -> int | None:
+        def agree() -> tuple[int | None, list[int]]:
             lengths = [int(x) for x in self._groups.gather_bytes(str(source_length or -1).encode())]
-            return min(lengths) if min(lengths) >= 0 else None
+            absent = sorted(self._groups.presence.absent)
+            return (min(lengths) if min(lengths) >= 0 else None), absent
 
         if self._groups.world == 1:
-            return source_length
-        return self._phases.run(agree, key=f"outlast.epoch.{epoch}", kind="epoch")
+            return source_length, []
+        found = self._phases.run(agree, key=f"outlast.epoch.{epoch}", kind="epoch")
+        return found if isinstance(found, tuple) else (found, [])  # of a checkpoint of before
 
     def _all_have(self, mine: bool) -> bool:
         if self._groups.world == 1:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from typing import Any, cast
 
-from outlast.data.batch_deal import BatchDeal
 from outlast.worker.groups import GroupRegistry
 from outlast.worker.phases.rank_deal import RankDeal
 
@@ -36,39 +35,9 @@ class SimGroups:
 class SimDeal(RankDeal):
     """The deal of a rank whose loader can be dealt."""
 
-    reads: int | None = None  # number of the batch that a new worker reads again; None: none
-
     def set_loader(self, loader: Any) -> None:
         """Set the loader, which is not read."""
         self._loader = loader
-
-    def follow(self, step: int) -> bool:
-        """Follow a change, also behind the end of an epoch, and where another rank's batch of the
-        step before is read again."""
-        row, newest = self._newest
-        if self._deal is None and self._groups.presence.absent and row >= 0:
-            is_end = self._rows is not None and row >= self._rows
-            if is_end:  # the newest draw has found the end
-                assert self._rows is not None
-                row, newest = self._rows - 1, newest - 1
-            self._deal = BatchDeal(self._groups.world, self._rows, row=row, step=newest)
-            self.drawn = None if is_end else self._deal.hand.of(self._groups.seat)
-            self.reads = self.drawn
-        follows = super().follow(step)
-        if self._deal is not None and self._deal.step == self._newest[1]:
-            self._note_read()
-        return follows
-
-    def take_place(self, place: dict[str, Any], length: int | None) -> bool:
-        """Take the place of a draw, whose batch is read again, whatever is dealt since."""
-        is_dealt = super().take_place(place, length)
-        self._note_read()
-        return is_dealt
-
-    def _note_read(self) -> None:
-        hand = self._deal.hand if self._deal is not None else None
-        is_idle = self.drawn is None and hand is not None and bool(hand.batches)
-        self.reads = hand.read if hand is not None and is_idle else self.drawn
 
     @property
     def row(self) -> int:
@@ -118,15 +87,12 @@ class SimData:
 
     def _begin_epoch(self) -> None:
         """Begin an epoch with the ranks that have agreed on its length, and follow the changes."""
-        presence, self.kind = self.groups.presence, "step"
-        now, then = presence.absent, self._agreed if self._agreed is not None else presence.absent
+        self.kind, absent = "step", self._agreed
         self._agreed = None
-        presence.absent = then
         self.epoch += 1
-        self._deal.begin_epoch(self.rows or None, self.step)
+        now = self.groups.presence.absent
+        self._deal.begin_epoch(self.rows or None, self.step, now if absent is None else absent)
         self._draw()
-        if now != then:
-            self.follow(now, self.step)
 
     def _draw(self) -> bool:
         if not self._deal.go_on(self.step, skips=False):

@@ -84,7 +84,7 @@ class PhaseRunner:
 
     @property
     def is_real(self) -> bool:
-        """Return False in dry runs and rehearsals."""
+        """False in dry runs and rehearsals."""
         return not (self._status.rehearsing or (self.attempt and self.attempt.dry))
 
     def generators(self) -> dict[str, Generator]:
@@ -181,7 +181,8 @@ class PhaseRunner:
 
     def _vote_before_step(self, optimizer: Optimizer) -> None:
         """Vote before a protected optimizer's step. Raises StepRefused where it may not step."""
-        assert (attempt := self.attempt) is not None
+        attempt = self.attempt
+        assert attempt is not None
         if not attempt.dry:
             self._leftovers.must_not_be_used(attempt.key, optimizer)
             self.protected_state().iterations.must_be_sharded(optimizer)
@@ -205,8 +206,7 @@ class PhaseRunner:
 
     def _rehearse(self, attempt: PhaseAttempt) -> None:
         """Raise StepRefused in a function's first attempts, which are compared with each other."""
-        key = attempt.key
-        place = self._status.opened, self._status.n
+        key, place = attempt.key, (self._status.opened, self._status.n)
         is_new = not self._standalone and key not in self.joining.rehearsed_here
         if is_new or self._leftovers.is_due(key, place):
             self.joining.rehearsals[key] = self.joining.rehearsals.get(key, 0) + 1
@@ -351,7 +351,7 @@ class PhaseRunner:
             raise error
         if attempt.vote_ns:
             self.await_replacement(error, "torn")
-        self._status.enter("running")  # the error came before the vote: nothing is undecided
+        self._status.enter("running")  # before the vote: nothing is undecided
         if self._status.is_open:
             kind = "transport" if is_transport_error(error) else "raised"
             if isinstance(error, UsageError) and kind == "raised":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from outlast.data.batch_deal import BatchDeal
@@ -18,13 +18,15 @@ class RankDeal:
     def __init__(self, groups: GroupRegistry, note_once: Callable[[str, str], None]) -> None:
         self._groups, self._note_once = groups, note_once
         self.needs = ""  # why no rank may leave
-        self.drawn: int | None = None  # number of the newest batch
+        self.drawn: int | None = None  # number of the newest batch; None: idle
+        self.reads: int | None = None  # of the batch that is read for it; None: there is none
         self._loader: Any = None
         self._rows: int | None = None
         self._newest = -1, -1  # row in the epoch, and step, of the newest draw
         self._deal: BatchDeal | None = None
         self._dealt: DealtLoader | None = None
         self._has_begun = False
+        self._agreed: frozenset[int] | None = None  # absent when the epoch's length was agreed on
 
     def set_loader(self, loader: Any) -> None:
         """Set the loader of the loop."""
@@ -32,23 +34,27 @@ class RankDeal:
         if why := why_not_dealt(loader, self._groups.world):
             self.needs = f"the loader's batches cannot be dealt to other ranks: {why}"
 
-    def begin_epoch(self, length: int | None, step: int) -> None:
-        """Begin an epoch of `length` batches a rank, before the draw for `step`."""
-        self._has_begun = True
+    def begin_epoch(self, length: int | None, step: int, absent: Iterable[int]) -> None:
+        """Begin an epoch of `length` batches a rank, before the draw for `step`. `absent`: when the
+        ranks agreed on that; a new worker may begin the epoch later, with others."""
+        self._has_begun, self._agreed = True, frozenset(absent)
         self._rows = length if self._loader is not None else None
         self._newest = -1, step - 1
         self._deal = self._dealt = None
-        if self._groups.presence.absent:
-            self._deal = self._before_epoch(step)
-            self._deal.present = self._present
+        if self._agreed:
+            world = self._groups.world
+            self._deal = BatchDeal.before_epoch(world, self._rows, step=step - 1)
+            self._deal.present = tuple(r for r in range(world) if r not in self._agreed)
 
     def take_place(self, place: dict[str, Any], length: int | None) -> bool:
         """Take the place of a draw from its description; return whether its batch was dealt."""
-        self.begin_epoch(length, place["step"])
+        self.begin_epoch(length, place["step"], ())
+        self._agreed = None
         self._newest = place["position"].get("done", 0), place["step"]
         self.drawn, self._deal = place.get("drawn"), None
         if place.get("deal"):
             self._deal = BatchDeal.at(place["deal"])
+        self._note_read()
         return self._deal is not None and self._rows is not None
 
     def place(self) -> dict[str, Any]:
@@ -67,6 +73,11 @@ class RankDeal:
         self._newest = row + 1, step
         if skips:
             self.needs = "the loop draws batches without a phase for each"
+        if self._agreed != self._groups.presence.absent and self._agreed is not None:
+            if self._deal is not None:
+                self._deal.deal()
+            self.follow(step)
+        self._agreed = None
         if self._deal is None:
             return True
         if skips:
@@ -79,12 +90,14 @@ class RankDeal:
                 return False
             self._deal.deal()
         self.drawn = self._deal.hand.of(self._groups.seat)
+        self._note_read()
         return bool(self._deal.hand.batches)
 
     def load(self) -> Any:
-        """Return the newest batch of the deal; for an idle rank, another's."""
-        deal = self._deal
-        assert deal is not None
+        """Return the newest batch of the deal; for an idle rank, another's. Raises StopIteration if
+        the epoch has no other."""
+        if self.reads is None:
+            raise StopIteration
         if self._dealt is None:
             self._dealt = DealtLoader(self._loader, self._groups.world)
             if self._loader.num_workers:
@@ -93,23 +106,36 @@ class RankDeal:
                     " are or were absent",
                     "dealt",
                 )
-        return self._dealt.load(self.drawn if self.drawn is not None else deal.hand.read)
+        return self._dealt.load(self.reads)
 
     def follow(self, step: int) -> bool:
         """Follow a change of the ranks that are present, at a place with `step` committed steps;
         return whether there is a deal."""
         if not self._has_begun:
             return False
+        row, newest = self._newest
+        world, rows = self._groups.world, self._rows
         if self._deal is None and self._groups.presence.absent:
-            row, newest = self._newest
-            self._deal = self._before_epoch(step)
-            if row >= 0:
-                self._deal = BatchDeal(self._groups.world, self._rows, row=row, step=newest)
+            if row < 0:
+                self._deal = BatchDeal.before_epoch(world, rows, step=step - 1)
+            else:
+                is_end = rows is not None and row >= rows  # the newest draw has found the end
+                at, on = (rows - 1, newest - 1) if is_end and rows else (row, newest)
+                self._deal = BatchDeal(world, rows, row=at, step=on)
+                self.drawn = None if is_end else self._deal.hand.of(self._groups.seat)
+                self.reads = self.drawn  # a new worker reads it again behind the change
         if self._deal is not None:
             self._deal.change(step, self._present)
-            if self._deal.step == self._newest[1]:
+            if self._deal.step == newest:
                 self.drawn = self._deal.hand.of(self._groups.seat)
+                self._note_read()
         return self._deal is not None
+
+    def _note_read(self) -> None:
+        """Note the batch that is read for the newest draw."""
+        hand = self._deal.hand if self._deal is not None else None
+        is_idle = self.drawn is None and hand is not None and bool(hand.batches)
+        self.reads = hand.read if hand is not None and is_idle else self.drawn
 
     @property
     def is_idle(self) -> bool:
@@ -124,6 +150,3 @@ class RankDeal:
     @property
     def _present(self) -> tuple[int, ...]:
         return self._groups.presence.of(range(self._groups.world))
-
-    def _before_epoch(self, step: int) -> BatchDeal:
-        return BatchDeal.before_epoch(self._groups.world, self._rows, step=step - 1)
