@@ -30,6 +30,7 @@ parser.add_argument("--context", type=int, default=64, help="bytes that the mode
 parser.add_argument("--batch", type=int, default=8, help="sequences a rank and step")
 parser.add_argument("--lr", type=float, default=2e-3)
 parser.add_argument("--evaluate-every", type=int, default=50, help="steps")
+parser.add_argument("--hot-spares", action="store_true", help="spares build the model in advance")
 args = parser.parse_args()
 
 
@@ -92,7 +93,7 @@ text = standard_library()
 cut = len(text) * 95 // 100
 lessons, exam = Windows(text[:cut], args.context), Windows(text[cut:], args.context)
 
-session = outlast.init()  # a seat is taken; the process group is ready
+session = outlast.init(hot_spares=args.hot_spares)  # a seat is taken, the process group is ready
 
 torch.manual_seed(args.seed)
 gpt = GPT(args.width, args.layers, args.heads, args.context).to(session.device)

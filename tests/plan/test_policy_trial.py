@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from outlast.cli.main import main
+from outlast.errors import UsageError
 from outlast.events import FaultKind
 from outlast.launch.policies.policy_files import PRESETS, read_policy
 from outlast.plan.answers.policy_trial import (
@@ -76,6 +77,12 @@ def test_a_notice_moves_a_rank_or_nobody() -> None:
     assert try_on_schedule(notice, read_policy("exact")).rungs == {"migrate": 1}
     stays = try_on_schedule(notice, read_policy("checkpoint-restart"))
     assert stays.rungs == {} and stays.wall_s == pytest.approx(60.8, abs=0.05)
+
+
+def test_ranks_that_would_leave_are_refused_by_name() -> None:
+    alone = replace(failing((7.0, "killed")), spares=0)
+    with pytest.raises(UsageError, match="ranks would leave"):
+        try_on_schedule(alone, read_policy("torchft-like"))
 
 
 def test_a_budget_ends_the_job_where_the_policy_says_so() -> None:

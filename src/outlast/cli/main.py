@@ -40,6 +40,10 @@ Exit codes:
 """
 # Module and summary of each command, so that a list of commands imports none of them.
 COMMANDS = {
+    "bench": (
+        "bench.strategy_race:bench",
+        "Compare recovery strategies on the same job under the same kills.",
+    ),
     "check": (
         "check:check",
         "Check this node: GPUs, links, file systems, kernel log, memory, services.",

@@ -27,11 +27,20 @@ from outlast.controller.inputs import (
 from outlast.controller.recovery.recovery_policy import DEFAULT, RecoveryPolicy
 from outlast.controller.save_schedule.save_tiers import SavePolicy
 from outlast.controller.state_machine import handle_all, initial
+from outlast.errors import UsageError
 from outlast.transport import messages
 
 TERM = 1
 LEASE_S = 1e12  # never expires: the simulator removes hosts
 _STATE_DIGEST: tuple[str, int, float] = ("told", 0, 0.0)  # of a transferred state
+
+
+def _refuse_shrink(decided: events.Decided) -> None:
+    if decided.rung == "shrink":
+        raise UsageError(
+            f"{decided.rule}: ranks would leave (shrink), which is not simulated here; give the job"
+            " spares, or try a policy without shrink"
+        )
 
 
 class ControllerPeers:
@@ -216,6 +225,7 @@ class ControllerPeers:
                 self._answer(action)
             case Emit():
                 if isinstance(action.event, events.Decided):
+                    _refuse_shrink(action.event)
                     self.decided = action.event
                     self.decisions += 1
                 self._emit_event(action.event)

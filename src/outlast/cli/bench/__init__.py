@@ -1,0 +1,1 @@
+"""`outlast bench`: recovery strategies on the same job and the same failures."""
