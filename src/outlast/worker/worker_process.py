@@ -388,11 +388,10 @@ class WorkerProcess(WorkerPorts):
 
     def failed(self, error: BaseException) -> None:
         """Report that the script ended by `error`, before the process exits."""
-        if self._failed:
+        if self._failed or isinstance(error, StepRefused):  # that failure is another rank's
+            self._failed = True
             return
         self._failed = True
-        if isinstance(error, StepRefused):
-            return  # the failure is another rank's
         text = "".join(traceback.format_exception(error))
         cause: FaultKind = "contract" if isinstance(error, UsageError) else "raised"
         if cause == "raised" and is_caused_by_transport(error):
