@@ -10,6 +10,7 @@ from outlast.controller.recovery import partner_slots, shrinking
 from outlast.controller.replica_placement import partner_sets
 from outlast.controller.state_parts import Progress
 from outlast.data.batch_deal import BatchDeal
+from outlast.launch.policies.policy_files import read_policy
 from outlast.testing import SimCluster, SimFailure
 from outlast.testing.absent_ranks.shrink_plans import draw_shrink_plan
 from outlast.testing.simulated_cluster import SimOutcome
@@ -18,11 +19,21 @@ pytestmark = pytest.mark.sim
 _BATCH = 100
 
 
-def play(seed: int) -> SimOutcome:
-    return SimCluster(seed, draw_shrink_plan(seed)).run()
+BATCHES = [
+    *range(0, 500, _BATCH),
+    *(pytest.param(first, marks=pytest.mark.extended) for first in range(500, 2000, _BATCH)),
+]
 
 
-@pytest.mark.parametrize("first", range(0, 2000, _BATCH))
+def play(seed: int, policy: str = "elastic") -> SimOutcome:
+    return SimCluster(seed, draw_shrink_plan(seed), read_policy(policy)).run()
+
+
+def test_ranks_leave_although_there_is_room() -> None:
+    assert sum(play(seed, "torchft-like").shrinks for seed in range(100)) > 40
+
+
+@pytest.mark.parametrize("first", BATCHES)
 def test_every_invariant_holds(first: int) -> None:
     for seed in range(first, first + _BATCH):
         play(seed)

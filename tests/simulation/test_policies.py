@@ -19,14 +19,15 @@ BATCHES = [
 
 
 @pytest.mark.parametrize("seeds", BATCHES, ids=str)
-@pytest.mark.parametrize("preset", [name for name in PRESETS if name != "default"])
+# torchft-like lets ranks leave, whatever room there is: test_fewer_ranks.py plays it.
+@pytest.mark.parametrize("preset", [x for x in PRESETS if x not in ("default", "torchft-like")])
 def test_every_invariant_holds(preset: str, seeds: range) -> None:
     policy = read_policy(preset)
     for seed in seeds:
         run_seed(seed, policy)
 
 
-@pytest.mark.parametrize("preset", ["checkpoint-restart", "cheapest", "torchft-like"])
+@pytest.mark.parametrize("preset", ["checkpoint-restart", "cheapest"])
 def test_takeovers_keep_the_policy(preset: str) -> None:
     policy = read_policy(preset)
     for seed in range(60):

@@ -4,12 +4,13 @@ The world size of the script stays as it is. Sums are those of the whole world, 
 without a batch had contributed the mean of the others: each contribution is multiplied by the size
 of the group over the number of its ranks that have a batch. Averages, whoever divides by the world
 size, are then those of the ranks with a batch, and so are ratios of two sums. An idle rank, which
-has no batch in this step, contributes zeros. Whole numbers are rounded to the nearest, away from
-zero.
+has no batch in this step, contributes zeros. Sums of whole numbers cannot be scaled exactly, so
+that a ratio with one would be wrong: they are refused, but for the counts of DDP itself, which only
+have to be above zero.
 
 | collective | with absent ranks |
 |---|---|
-| all-reduce, reduce: SUM, AVG | as above |
+| all-reduce, reduce: SUM, AVG of floating-point numbers | as above |
 | all-reduce, reduce: MIN, MAX, BAND, BOR | over the ranks that are present |
 | broadcast, reduce | if their root is present; those of DDP itself come from the first one |
 | barrier | over the ranks that are present |
@@ -35,7 +36,8 @@ _KINDS = {name: getattr(dist.ReduceOp, name) for name in (*_SUMS, *_OTHERS)}
 _REDUCED = ("allreduce", "allreduce_coalesced", "reduce")
 _ROOTED = ("broadcast", "reduce")
 _GROUPS = "outlast.worker.groups."
-_OF_DDP = ("torch.nn.parallel.distributed", "outlast.worker.state.ddp_buckets")
+# torch.autograd: its reducer calls from a backward without a frame of its own.
+_OF_DDP = ("torch.nn.parallel.distributed", "outlast.worker.state.ddp_buckets", "torch.autograd")
 _POSSIBLE = frozenset((*_REDUCED, *_ROOTED, "barrier"))
 
 
@@ -67,6 +69,8 @@ class RankPresence:
             self._roots[ranks[_root(args)]] = None
         if op not in _POSSIBLE:
             self._needs[op] = None
+        elif op in _REDUCED and _kind(args) in _SUMS and _is_whole(args) and not _is_of_ddp():
+            self._needs[f"{op} with SUM of whole numbers (make them floating-point)"] = None
         elif op in _REDUCED and not _kind(args):
             self._needs[f"{op} with another operation than SUM, AVG, MIN, MAX, BAND and BOR"] = None
 
@@ -106,6 +110,8 @@ class RankPresence:
             return call(*values)
         if not _kind(args):
             raise _refused(op, f"its operation is none of {', '.join(_KINDS)}")
+        if _is_whole(args) and not _is_of_ddp():
+            raise _refused(op, "sums of whole numbers cannot be scaled")
         return self._run_sum(call, here, len(ranks), ranks[rank], values)
 
     def _run_sum(
@@ -131,6 +137,10 @@ class RankPresence:
                 scaled = each.abs().mul_(2 * whole).add_(working).floor_divide_(2 * working)
                 each.copy_(scaled * each.sign())
         return FinishedWork(tensors, here.index(own))
+
+
+def _is_whole(args: Sequence[Any]) -> bool:
+    return any(not _is_inexact(each) for each in args[0])
 
 
 def _is_inexact(tensor: torch.Tensor) -> bool:
@@ -161,12 +171,12 @@ def _with_root(options: Any, root: int) -> Any:
 
 
 def _is_of_ddp() -> bool:
-    """Return whether DDP itself makes its buffers, or the order of its buckets, equal on all ranks:
-    any rank may be the source."""
+    """Return whether DDP itself makes its buffers, the order of its buckets or unused parameters
+    known to all ranks: any rank may be the source."""
     frame = sys._getframe(2)  # noqa: SLF001 - there is no other sign of it
     while frame is not None and frame.f_globals.get("__name__", "").startswith(_GROUPS):
         frame = frame.f_back
-    return frame is not None and frame.f_globals.get("__name__") in _OF_DDP
+    return frame is None or frame.f_globals.get("__name__", "").startswith(_OF_DDP)
 
 
 def _refused(op: str, why: str) -> UnsupportedError:
