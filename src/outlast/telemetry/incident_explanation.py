@@ -229,6 +229,8 @@ def _of_the_interrupted(incident: Incident) -> str:
     if not incident.redone:
         done = ", and the interrupted one: every survivor had completed it"
         return done if incident.kind == "step" else ""
+    if incident.rung == "shrink" and incident.kind in ("", "step"):
+        return "; the interrupted one was redone, without the batches of the ranks that left"
     if incident.kind in ("", "step"):
         return "; the interrupted one was undone and redone with the same batch"
     return {
