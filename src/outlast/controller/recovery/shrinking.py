@@ -9,7 +9,7 @@ that was present, and its random generators from its own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from outlast import events
 from outlast.controller import planned_migration
@@ -22,6 +22,14 @@ def left_prefix(n: int) -> str:
     """Return the prefix of the slots that a rank had when it left, and with which it comes back
     before phase n+1."""
     return f"left:{n}:"
+
+
+def parted_slots(slots: Mapping[str, bytes], n: int) -> tuple[dict[str, bytes], dict[str, bytes]]:
+    """Return the slots that a rank had when it left ({} if it was not absent), and those of the
+    place that it takes before phase n+1."""
+    prefix = left_prefix(n)
+    own = {key.removeprefix(prefix): value for key, value in slots.items() if prefix in key}
+    return own, {key: value for key, value in slots.items() if prefix not in key}
 
 
 def why_not(state: ControllerState, survivors: Sequence[WorkerRecord], lost: Sequence[int]) -> str:

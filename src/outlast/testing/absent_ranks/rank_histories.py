@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple, NoReturn
 
 from outlast.controller import inputs
-from outlast.controller.recovery.shrinking import left_prefix
+from outlast.controller.recovery.shrinking import left_prefix, parted_slots
 from outlast.transport import messages
 
 _PRIME = 1_000_003
@@ -63,9 +63,7 @@ def newest_own(slots: Mapping[str, bytes]) -> int | None:
 
 def merge_slots(slots: Mapping[str, bytes], n: int, rank: int) -> dict[str, bytes]:
     """Return the slots with which a rank takes its place before phase n+1 (returned_rank.py)."""
-    prefix = left_prefix(n)
-    parted = {key.removeprefix(prefix): slot for key, slot in slots.items() if prefix in key}
-    others = {key: slot for key, slot in slots.items() if prefix not in key}
+    parted, others = parted_slots(slots, n)
     if not parted:
         return others
     own = newest_own(parted)

@@ -19,16 +19,14 @@ import xxhash
 
 from outlast import random_state
 from outlast.checkpoint.format import codec
-from outlast.controller.recovery.shrinking import left_prefix
+from outlast.controller.recovery.shrinking import parted_slots
 from outlast.worker.phases.script_progress import ProgressSlot
 
 
 def merged_slots(slots: Mapping[str, bytes], n: int, rank: int) -> dict[str, bytes]:
     """Return the slots with which a rank takes its place before phase n+1. Those of ranks that were
     not absent are returned as they are."""
-    prefix = left_prefix(n)
-    own_slots = {key.removeprefix(prefix): value for key, value in slots.items() if prefix in key}
-    others = {key: value for key, value in slots.items() if prefix not in key}
+    own_slots, others = parted_slots(slots, n)
     if not own_slots:
         return others
     own = _random_of(own_slots)
