@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from outlast.events import Fault
 from outlast.testing.absent_ranks.rank_histories import (
     TrainedShare,
@@ -58,17 +60,10 @@ class DataProcess(PartnerProcess):
         status = super().status_at(n, word, fault)
         options = self.cluster.plan.shrinking
         if options is None:
-            return status
-        return messages.Status(
-            generation=status.generation,
-            n=status.n,
-            step=status.step,
-            state=status.state,
-            fault=status.fault,
-            copy=status.copy,
-            redoable=status.redoable,
-            unreachable=status.unreachable,
-            needs="all_gather" if options.needs_all else "",
+            return msgspec.structs.replace(status, needs="an all-gather")
+        return msgspec.structs.replace(
+            status,
+            needs="an all-gather" if options.needs_all else "",
             roots=(options.root,) if options.root >= 0 else (),
             slots=self.slots.read() if self.absent and self.is_first else {},
         )
