@@ -87,13 +87,14 @@ class Job(NamedTuple):
                 turns.setdefault((step - 1) // block, []).append(took_s)
         return list(turns.values())
 
-    def back_s(self, step: int) -> float:
-        """From the kill until every rank has committed `step`."""
+    def back_s(self, step: int, *, without: int | None = None) -> float:
+        """From the kill until every rank has committed `step`; `without`: every other rank."""
+        ranks = {line.rank for line in self.lines} - {without}
         first: dict[int, int] = {}
         for line in self.lines:
-            if line.step == step and line.t_ns > self.killed_ns:
+            if line.step == step and line.t_ns > self.killed_ns and line.rank in ranks:
                 first.setdefault(line.rank, line.t_ns)
-        if len(first) < len({line.rank for line in self.lines}) or not self.killed_ns:
+        if len(first) < len(ranks) or not self.killed_ns:
             raise SystemExit(f"step {step} did not come back on every rank: see {self.folder}")
         return (max(first.values()) - self.killed_ns) / 1e9
 

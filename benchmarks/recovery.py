@@ -16,15 +16,18 @@ from outlast import events
 from outlast.telemetry.event_store import read_events
 
 KILL_AT, STEPS, CHECKPOINT_EVERY = 13, 16, 5
+RANK = 1  # that is killed
 COPIES = ("--snapshot-every=1", "--copies=2")
 
 
 class Variant(NamedTuple):
-    """A way to replace a rank: flags of the launcher, and how the model is divided."""
+    """A way to recover: flags of the launcher, and how the model is divided. `shrinks`: the others
+    go on without the rank."""
 
     flags: tuple[str, ...]
     parallel: str = "ddp"
     hot: bool = False
+    shrinks: bool = False
 
 
 VARIANTS = {
@@ -32,6 +35,7 @@ VARIANTS = {
     "hot spare": Variant(("--spares=1",), hot=True),
     "respawn": Variant(("--spares=0",)),
     "respawn, no template": Variant(("--spares=0", "--no-template")),
+    "fewer ranks": Variant(("--spares=0", "--policy=torchft-like"), shrinks=True),
     "warm spare, compiled": Variant(("--spares=1",), "compiled"),
     "hot spare, compiled": Variant(("--spares=1",), "compiled", hot=True),
     "warm spare, HSDP": Variant(("--spares=1",), "hsdp"),
@@ -66,7 +70,8 @@ def outlast(variant: Variant, place: Place = CPU, size: str = SIZE) -> Recovery:
     flags = ("--parallel", variant.parallel, *_flags(place, size))
     hot = ("--hot-spares",) if variant.hot else ()
     with job((*place.argv(OUTLAST), *variant.flags), "outlast_job.py", *flags, *hot) as done:
-        return Recovery(done.back_s(KILL_AT), done.step_s(), _build_s(done), lost=_lost(done))
+        back_s = done.back_s(KILL_AT, without=RANK if variant.shrinks else None)
+        return Recovery(back_s, done.step_s(), _build_s(done), lost=_lost(done))
 
 
 def _flags(place: Place, size: str) -> tuple[object, ...]:
@@ -143,6 +148,9 @@ def judge(runs: dict[str, list[Recovery]], medians: dict[str, Spread]) -> int:
             build_s = 0.0 if is_hot else median([run.build_s for run in found])
             step_s = median([run.step_s for run in found])
             bars[f"{name}, s"] = (medians[name].median, build_s + 2 * step_s + copy_s + 0.2)
+        for name in [n for n in runs if n in VARIANTS and VARIANTS[n].shrinks]:
+            step_s = median([run.step_s for run in runs[name]])
+            bars[f"{name}, s"] = (medians[name].median, 2 * step_s + 0.2)
         for name in [n for n in runs if n in {"warm spare", "respawn"}]:
             bars[f"{name} / torchrun"] = (medians[name].median / torchrun_s, 1 / 5)
     return verdict("recovery", figures, bars)

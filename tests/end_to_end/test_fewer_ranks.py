@@ -80,7 +80,11 @@ def test_a_rank_leaves_and_comes_back(runner: Runner) -> None:
 
 
 def test_what_needs_all_ranks_does_not_shrink(runner: Runner) -> None:
-    for kind, why in (("gathers", "its phases call allgather"), ("random", "RandomSampler")):
+    for kind, why in (
+        ("gathers", "its phases call allgather"),
+        ("random", "RandomSampler"),
+        ("table", "each element comes from one rank (shrinking_job.py:"),
+    ):
         process = runner.start(
             "--policy=elastic",
             ONE_RESPAWN,

@@ -51,7 +51,7 @@ def _count_respawn(turn: ControllerTurn) -> None:
     if count == math.ceil(_NEARLY * budget):
         turn.note(
             f"{count} of {budget} respawns are used up without a phase completed between"
-            " them (limit respawns_max); then the run restarts from its checkpoint, or stops"
+            " them (limit respawns_max); then the next rung of the policy applies"
         )
 
 

@@ -232,7 +232,8 @@ def _of_the_interrupted(incident: Incident) -> str:
     if incident.rung == "shrink" and incident.kind in ("", "step"):
         return "; the interrupted one was redone, without the batches of the ranks that left"
     if incident.kind in ("", "step"):
-        return "; the interrupted one was undone and redone with the same batch"
+        same = " with the same batch" if incident.cause.kind != "regrow" else ""
+        return f"; the interrupted one was undone and redone{same}"
     return {
         "eval": "; the evaluation was run again",
         "checkpoint": "; the checkpoint was written again",

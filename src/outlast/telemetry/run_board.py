@@ -251,7 +251,9 @@ def progress(board: RunBoard, now_ns: int) -> str:
     """Describe the progress of the run on one line."""
     rate, total = board.steps_per_s(), board.steps_total
     parts = [f"step {board.step}"]
-    if total:
+    if total and board.step > total:  # fewer batches a step, while ranks were absent
+        parts[0] += f" ({total} with all ranks present)"
+    elif total:
         parts[0] += f" of {total} ({100 * board.step // total} %)"
         if rate and board.step < total:
             parts.append(f"{duration((total - board.step) / rate)} left")

@@ -70,8 +70,9 @@ class Status(Body, frozen=True):
     `result`: phase n's return value on this rank, if small; equal ones replace a lost worker's.
     `copy`: newest in memory. `redoable`: phase n can be taken back; `copy` is the state before it.
     `unreachable`: addresses of hosts that have not answered this worker in time. `needs`: why no
-    rank may leave; "" if they may, but for `roots` of collectives. `slots`: own state of the first
-    rank while others are absent, since one may come back to its place in the script.
+    rank may leave; "" if they may, but for `roots` of collectives, and for `tables`: lines of the
+    script with small sums, and whether each element has always come from one rank. `slots`: own
+    state of the first rank while others are absent, since one may come back to its place.
     """
 
     generation: int
@@ -86,6 +87,7 @@ class Status(Body, frozen=True):
     unreachable: tuple[str, ...] = ()
     needs: str = ""
     roots: tuple[int, ...] = ()
+    tables: dict[str, bool] = msgspec.field(default_factory=dict)
     slots: dict[str, bytes] = msgspec.field(default_factory=dict)
 
 

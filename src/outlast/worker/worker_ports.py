@@ -13,7 +13,7 @@ and finds the other parts there when it calls.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -147,6 +147,17 @@ class WorkerPorts:
         self.loop.follow_ranks(step)
         if self.phases.protected is not None:
             self.phases.protected.reducers.restore()
+            if self.presence_report().is_first:
+                self._note_bounded_schedules(self.phases.protected.schedules)
+
+    def _note_bounded_schedules(self, schedules: Mapping[str, Any]) -> None:
+        for name, schedule in schedules.items():
+            if isinstance(total := getattr(schedule, "total_steps", None), int):
+                self.timeline.note_once(
+                    f"while ranks are absent an epoch has more steps: {name!r} raises beyond its"
+                    f" total_steps={total}, and the job would then roll back; end the loop with"
+                    " until=STEPS, or give it more"
+                )
 
     def presence_report(self) -> PresenceReport:
         """Return what the controller needs to know before ranks leave or come back."""
@@ -155,7 +166,7 @@ class WorkerPorts:
         needs = filter(None, (f"its phases call {calls}" if calls else "", self.loop.ranks.needs))
         here = presence.of(range(self.world))
         is_first = bool(presence.absent) and self.seat == here[0]
-        return PresenceReport("; ".join(needs), roots, is_first)
+        return PresenceReport("; ".join(needs), roots, presence.tables(), is_first)
 
     def refuses_save(self) -> bool:
         """Return whether no checkpoint is made, since ranks are absent; the first one that is not

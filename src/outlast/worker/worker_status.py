@@ -33,7 +33,8 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from outlast.errors import GaveUpError, GroupError, StepRefused
@@ -55,6 +56,7 @@ class PresenceReport(NamedTuple):
 
     needs: str = ""
     roots: tuple[int, ...] = ()
+    tables: Mapping[str, bool] = MappingProxyType({})
     is_first: bool = False
 
 
@@ -294,6 +296,7 @@ class WorkerStatus:
                 unreachable=tuple(sorted(silent.union(map(host_of, peers)))),
                 needs=presence.needs,
                 roots=presence.roots,
+                tables=dict(presence.tables),
                 slots=self.page.slots() if presence.is_first else {},
             )
         )

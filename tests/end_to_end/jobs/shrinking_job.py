@@ -57,6 +57,10 @@ def train_step(batch: list[torch.Tensor]) -> float:
     torch.distributed.all_reduce(mean)
     if args.kind == "gathers":
         torch.distributed.all_gather([torch.zeros(()) for _ in range(session.world_size)], mean)
+    if args.kind == "table":
+        by_rank = torch.zeros(session.world_size)
+        by_rank[session.rank] = loss.detach()
+        torch.distributed.all_reduce(by_rank)
     optimizer.step()
     return float(mean) / session.world_size
 

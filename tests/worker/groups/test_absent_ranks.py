@@ -143,3 +143,37 @@ def test_each_collective_is_defined_or_refused(cluster: Any) -> None:
         assert results[rank]["pair"] == [0.0, 2.0] and results[rank]["pair sum"] == 2.0
     for rank in (0, 3):
         assert results[rank]["rest sum"] == pytest.approx(3.0)
+
+
+def _tables(member: Any) -> dict[str, bool]:
+    member.init()
+    member.groups.record.stop()
+    member.groups.start_phases()
+    rank, lines = member.rank, {}
+    member.groups.presence.begin_phase(frozenset(), is_real=True)
+    with member.groups.phase():
+        for step in range(3):
+            mine = torch.tensor([float(rank + 1), 0.0])
+            empty, table, seed = torch.zeros(2), torch.zeros(WORLD), torch.zeros(())
+            table[rank] = rank + 1
+            seed += 7 * (rank == 0)
+            rare = torch.tensor([1.0 if rank == 2 or step == 2 else 0.0])
+            large = torch.zeros(2000)
+            dist.all_reduce(mine)
+            dist.all_reduce(table)
+            dist.all_reduce(seed, async_op=True).wait()
+            dist.all_reduce(rare)
+            dist.all_reduce(empty)
+            dist.all_reduce(table.clone(), dist.ReduceOp.MAX)
+            dist.all_reduce(large)
+            if step == 1:
+                lines["rare"] = member.groups.presence.tables()
+    lines["all"] = member.groups.presence.tables()
+    return lines
+
+
+def test_sums_that_are_tables_are_recognised(cluster: Any) -> None:
+    for rank, lines in enumerate(cluster.run(WORLD, _tables)):
+        assert [*lines["rare"].values()] == [False, True, True, True], rank
+        assert [*lines["all"].values()] == [False, True, True, False], rank
+        assert all(line.startswith("test_absent_ranks.py:") for line in lines["all"])

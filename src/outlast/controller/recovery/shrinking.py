@@ -46,7 +46,20 @@ def why_not(state: ControllerState, survivors: Sequence[WorkerRecord], lost: Seq
         return f"the script needs all ranks: {'; '.join(needs)}"
     if roots := sorted({root for one in answers for root in one.roots} & set(lost)):
         return f"rank {roots[0]} is the root of a collective in the script's phases"
+    if tables := _tables(answers):
+        return (
+            f"a sum cannot be scaled of which each element comes from one rank ({tables[0]}); use a"
+            " broadcast, or MAX"
+        )
     return ""
+
+
+def _tables(answers: Sequence[messages.Status]) -> list[str]:
+    """Return the lines of the script whose sums are none, as far as all survivors can see."""
+    found = dict.fromkeys(sorted(line for one in answers for line in one.tables), True)
+    for line in found:
+        found[line] = all(one.tables.get(line, True) for one in answers)
+    return [line for line, is_table in found.items() if is_table]
 
 
 def template(survivors: Sequence[WorkerRecord], n: int) -> dict[str, bytes]:

@@ -20,7 +20,7 @@ from outlast.worker.groups.control_group import ControlGroup, ControlTree, contr
 from outlast.worker.groups.device_drivers import DeviceDriver, has_nccl, nccl_drivers
 from outlast.worker.groups.gloo_device import GlooDevice
 from outlast.worker.groups.inner_group import LIFE, InnerGroup, is_transport_error
-from outlast.worker.groups.pending_works import PendingWorks, SeveredGroups, trackable
+from outlast.worker.groups.pending_works import Ended, PendingWorks, SeveredGroups, trackable
 from outlast.worker.groups.rank_presence import RankPresence
 from outlast.worker.groups.rendezvous import (
     BuildGuard,
@@ -330,19 +330,19 @@ class GroupRegistry:
         self.sever(self._generation)
 
     def handed_out(
-        self, group: int, op: str, outputs: list[torch.Tensor], work: dist.Work | None
+        self, group: int, op: str, outputs: list[torch.Tensor], work: dist.Work | None, ended: Ended
     ) -> dist.Work | None:
         """Return the work for the caller, or None from NCCL when the call has synchronised."""
         record = self.record
         entry = record.note(group, op, outputs) if record.recording else None
         if not (on_cpu := outputs[0].is_cpu if outputs else not has_nccl()):
             self._works.on_device()
+        if entry is not None and op != "send":
+            ended = partial(record.capture, entry, outputs)
         if work is None:
-            if entry is not None:
-                record.capture(entry, outputs)
+            if ended is not None:
+                ended()
             return None
-        is_kept = op != "send"
-        ended = partial(record.capture, entry, outputs) if entry is not None and is_kept else None
         is_live = partial(self._is_live, self._works)  # the next generation has others
         handle = trackable(op, work, on_cpu=on_cpu, ended=ended, is_live=is_live)
         self._works.add(op, handle, outputs, on_cpu=on_cpu)

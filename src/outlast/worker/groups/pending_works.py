@@ -29,6 +29,7 @@ from outlast.worker.groups.control_group import ControlGroup
 from outlast.worker.groups.inner_group import InnerGroup
 from outlast.worker.groups.work_handles import AnySourceWork, SeverableWork, WaitedWork
 
+Ended = Callable[[], None] | None  # to be called after a work's first successful wait
 PENDING_MAX = 65_536
 _COMPLETED_S = 0.001  # time limit of the wait for a completed work, which returns at once
 # gloo's works of these complete only through their owner's wait, which also raises their errors;
@@ -44,16 +45,16 @@ def trackable(
     work: dist.Work,
     *,
     on_cpu: bool,
-    ended: Callable[[], None] | None,
+    ended: Ended,
     is_live: Callable[[], bool],
 ) -> dist.Work:
     """Return `work`, or a handle around it if `ended` is given, or if gloo hides its completion or
     might never end it."""
     if on_cpu and op == "recv_anysource":
         return AnySourceWork(work, ended)
-    if ended is not None or (on_cpu and op in OWNED):
-        return WaitedWork(work, ended)
-    return SeverableWork(work, is_live) if on_cpu else work
+    if on_cpu and op not in OWNED:
+        return SeverableWork(work, is_live, ended)
+    return WaitedWork(work, ended) if on_cpu or ended is not None else work
 
 
 class _Pending(NamedTuple):

@@ -15,12 +15,18 @@ have to be above zero.
 | broadcast, reduce | if their root is present; those of DDP itself come from the first one |
 | barrier | over the ranks that are present |
 | anything else | refused: `needs` names it before any rank may leave |
+
+A sum of floating-point numbers that is no sum (a seed that rank 0 adds to the zeros of others, a
+table in which each rank fills its own place) would be scaled as well. It is recognised by its
+values while all ranks are present: on each rank, each element of a small one is zero or the result.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,6 +41,8 @@ _OTHERS = ("MIN", "MAX", "BAND", "BOR")
 _KINDS = {name: getattr(dist.ReduceOp, name) for name in (*_SUMS, *_OTHERS)}
 _REDUCED = ("allreduce", "allreduce_coalesced", "reduce")
 _ROOTED = ("broadcast", "reduce")
+_TABLE_MAX = 1024  # elements; a larger tensor is a gradient
+_LINES_MAX = 64  # of the script, with small sums
 _GROUPS = "outlast.worker.groups."
 # torch.autograd: its reducer calls from a backward without a frame of its own.
 _OF_DDP = ("torch.nn.parallel.distributed", "outlast.worker.state.ddp_buckets", "torch.autograd")
@@ -50,6 +58,7 @@ class RankPresence:
         self._notes = False  # collectives are those of a step that may count
         self._needs: dict[str, None] = {}  # collectives of phases that need all ranks
         self._roots: dict[int, None] = {}  # ranks that have been roots in phases
+        self._tables: dict[str, bool] = {}
 
     def of(self, ranks: Iterable[int]) -> tuple[int, ...]:
         """Return those of the ranks that are present, in their order."""
@@ -77,6 +86,34 @@ class RankPresence:
     def needs(self) -> tuple[str, tuple[int, ...]]:
         """Return the collectives of phases that need all ranks, and the ranks that are roots."""
         return ", ".join(sorted(self._needs)), tuple(sorted(self._roots))
+
+    def watch(
+        self, op: str, ranks: Sequence[int], args: Sequence[Any]
+    ) -> Callable[[], None] | None:
+        """Return what has to be called once a sum is complete; None for most collectives."""
+        if not self._notes or op != "allreduce" or len(ranks) == 1 or self.absent or self.idle:
+            return None
+        sums: list[torch.Tensor] = list(args[0])
+        if any(not each.is_floating_point() or each.numel() > _TABLE_MAX for each in sums):
+            return None
+        if _kind(args) != "SUM" or _is_of_ddp() or not (line := _calling_line()):
+            return None
+        if self._tables.get(line, len(self._tables) < _LINES_MAX):
+            return partial(self._compare, line, [each.detach().clone() for each in sums], sums)
+        return None
+
+    def _compare(self, line: str, own: list[torch.Tensor], sums: list[torch.Tensor]) -> None:
+        with torch.no_grad():
+            for mine, result in zip(own, sums, strict=True):
+                if not bool(((mine == 0) | (mine == result)).all()):
+                    self._tables[line] = False
+                elif bool((result != 0).any()):
+                    self._tables.setdefault(line, True)
+
+    def tables(self) -> dict[str, bool]:
+        """Return lines of the script with small sums, and whether they have always been tables, as
+        far as this rank can see: each element is zero here, or the result."""
+        return dict(self._tables)
 
     # --- collectives without them ---
 
@@ -177,6 +214,17 @@ def _is_of_ddp() -> bool:
     while frame is not None and frame.f_globals.get("__name__", "").startswith(_GROUPS):
         frame = frame.f_back
     return frame is None or frame.f_globals.get("__name__", "").startswith(_OF_DDP)
+
+
+def _calling_line() -> str:
+    """Return the line of the script, or of its library, that calls a collective; "" without one."""
+    frame = sys._getframe(2)  # noqa: SLF001 - there is no other sign of it
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "").partition(".")[0]
+        if name not in ("outlast", "torch"):
+            return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
 
 
 def _refused(op: str, why: str) -> UnsupportedError:

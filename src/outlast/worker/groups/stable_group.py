@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 class BackendView:
     """Placeholder for the backend of one device. No operation runs on it."""
 
-    supports_shrinking = supports_coalescing = False
-    supports_time_estimate = False
+    supports_shrinking = supports_coalescing = supports_time_estimate = False
 
     def __init__(self, group: StableGroup, device: torch.device) -> None:
         self._group = group
@@ -141,6 +140,7 @@ class StableGroup(_ProcessGroup):
         if inner is None or not groups.live:
             return self._answer(op, (*args, *kwargs.values()))
         call, values = getattr(inner.group, _METHODS[op]), (*args, *kwargs.values())
+        ended = groups.presence.watch(op, self.ranks, values)
         try:
             work = groups.presence.run(call, op, self.ranks, self.place.rank, values)
         except RuntimeError as error:
@@ -149,7 +149,7 @@ class StableGroup(_ProcessGroup):
             return self._answer(op, values)
         if isinstance(work, FinishedWork):
             return work
-        return groups.handed_out(self.number, op, closed_answers.outputs_of(op, args), work)
+        return groups.handed_out(self.number, op, closed_answers.outputs_of(op, args), work, ended)
 
     def _must_exist(self, op: str) -> None:
         if self._destroyed:
@@ -253,7 +253,7 @@ class StableGroup(_ProcessGroup):
             self._groups.admit("coalescing", self._name)
             return FinishedWork([])
         work = self.inner.group._end_coalescing(device)  # noqa: SLF001
-        return self._groups.handed_out(self.number, "coalescing", [], work)
+        return self._groups.handed_out(self.number, "coalescing", [], work, None)
 
     # --- queries of torch ---
 

@@ -1,8 +1,8 @@
 """Work handles that record the wait of their owner, that let go of gloo, or are complete at once.
 
-`WaitedWork` is returned in two cases. While set-up is recorded, results are captured in the owner's
-wait, so that the order of operations stays the same. Some of gloo's operations complete only in
-their owner's `wait`: sends, receives, reduce-scatters.
+`WaitedWork` is returned for some of gloo's operations, which complete only in their owner's `wait`:
+sends, receives, reduce-scatters. It and `SeverableWork` also tell of the wait: while set-up is
+recorded, results are captured in it, so that the order of operations stays the same.
 
 `SeverableWork` is the handle of gloo's other operations. gloo does not wake an operation whose
 connection breaks in the middle of a message (gloo's `Pair::signalException` tells neither the
@@ -71,10 +71,13 @@ class WaitedWork(dist.Work):
             done = self._work.wait(timeout) if timeout else self._work.wait()
         finally:
             self._waited, self.waiting = True, False
-        if self._ended is not None:
-            self._ended()
-            self._ended = None
+        self._end()
         return done
+
+    def _end(self) -> None:
+        ended, self._ended = self._ended, None
+        if ended is not None:
+            ended()
 
     def is_completed(self) -> bool:
         return self._waited or self._work.is_completed()
@@ -145,8 +148,13 @@ class SeverableWork(WaitedWork):
     """Handle of an operation of gloo that its caller can leave once the generation is over. gloo's
     thread keeps waiting, and its group is not closed before it has ended."""
 
-    def __init__(self, work: dist.Work, is_live: Callable[[], bool]) -> None:
-        super().__init__(work)
+    def __init__(
+        self,
+        work: dist.Work,
+        is_live: Callable[[], bool],
+        ended: Callable[[], None] | None = None,
+    ) -> None:
+        super().__init__(work, ended)
         self._is_live = is_live
         self.is_left = False
 
@@ -156,6 +164,7 @@ class SeverableWork(WaitedWork):
         self.is_left = not wait_unless_severed(self._work, self._is_live)
         if self.is_left:
             raise GroupError("an operation was cut in the middle of a message")
+        self._end()
         return True
 
     def is_completed(self) -> bool:
@@ -186,9 +195,7 @@ class AnySourceWork(WaitedWork):
             raise GroupError(f"no rank has sent anything within {timeout}")
         if self._error is not None:
             raise self._error
-        if self._ended is not None:
-            self._ended()
-            self._ended = None
+        self._end()
         return True
 
     def is_completed(self) -> bool:
