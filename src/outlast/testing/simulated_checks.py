@@ -47,6 +47,8 @@ class RunChecks:
             self._may_shrink(controller.state)
         if isinstance(event, events.Decided) and event.rung in FROM_A_COPY:
             cluster.restarts += 1
+            if event.absent:
+                self._ledger.fail(f"ranks {event.absent} are absent from a start of all ranks")
             self._need(controller.state, event)
         elif isinstance(event, events.ReplicasCompared):
             cluster.audits.compared(event, controller.state.audit.origins)

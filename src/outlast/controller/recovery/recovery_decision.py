@@ -353,7 +353,7 @@ def _announce(
             step=step,
             replaced=replaced,
             reason=choice.reason,
-            absent=state.progress.absent,
+            absent=() if choice.rung in FROM_A_COPY else state.progress.absent,
             rule=choice.rule,
         )
     )
