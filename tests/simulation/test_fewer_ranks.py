@@ -60,12 +60,28 @@ def _forgetful(progress, decision, *, opened):
     RESTORE(progress, msgspec.structs.replace(decision, absent=()), opened=opened)
 
 
+def _alone(state, survivors, lost):
+    units, why = LEAVING(state, survivors, lost)
+    return tuple((seat,) for seat in lost if any(seat in unit for unit in units)), why
+
+
+def _one_by_one(state):
+    return tuple((seat,) for seat in state.progress.absent)
+
+
 LOOK, RESTORE = BatchDeal._look, Progress.restore
+LEAVING = shrinking.leaving_units
 BREAKAGES = {
     "partners are places": (partner_slots, "_sets", _partners_by_place),
-    "any rank may leave": (shrinking, "why_not", lambda *arguments: ""),
+    "any rank may leave": (shrinking, "leaving_units", lambda *arguments: ((), "")),
+    "a rank leaves its unit": (shrinking, "leaving_units", _alone),
+    "ranks of a unit come back one by one": (shrinking, "absent_units", _one_by_one),
     "old slots are kept": (shrinking, "leaving_slots", lambda slots, n: slots),
-    "own slots are lost": (shrinking, "returning_slots", lambda left, slots, n: {**slots, **left}),
+    "own slots are lost": (
+        shrinking,
+        "returning_slots",
+        lambda left, slots, n, seed: {**slots, **left},
+    ),
     "a term forgets who is absent": (Progress, "restore", _forgetful),
     "a hand has batches of absent ranks": (BatchDeal, "change", lambda deal, step, present: None),
     "what ranks leave is dropped": (BatchDeal, "_look", _without_owed),

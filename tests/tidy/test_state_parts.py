@@ -39,6 +39,7 @@ WRITERS = {
     "saves": {"checkpoint_tracking"},
     "shared": {"shared_values"},
     "term": {"run_start"},
+    "units": {"member_tables", "shrinking"},
 }
 MUTATORS = {
     "add", "append", "clear", "discard", "extend", "insert", "pop", "popitem", "remove", "reverse",

@@ -22,6 +22,7 @@ from outlast.controller.member_tables import (
     NodePlacement,
     NoticePlans,
     PartnerQuery,
+    UnitRecord,
     WorkerRecord,
 )
 from outlast.controller.recovery.recovery_policy import DEFAULT, RecoveryPolicy
@@ -61,6 +62,7 @@ class ControllerState(parts.StatePart, kw_only=True):
     partners: PartnerQuery = msgspec.field(default_factory=PartnerQuery)
     cuts: NetworkCuts = msgspec.field(default_factory=NetworkCuts)
     progress: parts.Progress = msgspec.field(default_factory=parts.Progress)
+    units: UnitRecord = msgspec.field(default_factory=UnitRecord)
     incident: parts.IncidentRecord = msgspec.field(default_factory=parts.IncidentRecord)
     budgets: parts.Budgets = msgspec.field(default_factory=parts.Budgets)
     term: parts.Term = msgspec.field(default_factory=parts.Term)
@@ -150,6 +152,10 @@ class ControllerState(parts.StatePart, kw_only=True):
             "an absent rank has a worker": all(
                 self.mode in ("stopping", "ended") or not self.members.seats[seat]
                 for seat in self.progress.absent
+            ),
+            "a part of a unit is absent": not any(
+                0 < len(set(self.progress.absent).intersection(unit)) < len(unit)
+                for unit in (self.units.units if self.progress.absent else ())
             ),
             "the end and the mode differ": (
                 (self.ending.result is not None) == (self.mode in ("stopping", "ended"))

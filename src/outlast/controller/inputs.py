@@ -177,6 +177,7 @@ class DecisionMade(JournalEntry, frozen=True):
     incident: int = 0
     copy: messages.Checkpointed | None = None  # from which shards without a replica are rebuilt
     absent: tuple[int, ...] = ()  # seats without a worker, while the others go on
+    units: tuple[tuple[int, ...], ...] = ()  # of ranks that leave together; (): each is one
 
 
 class Opened(JournalEntry, frozen=True):
@@ -225,6 +226,13 @@ class ShardsHeld(JournalEntry, frozen=True):
 
     seat: int
     shards: bytes
+
+
+class GroupsNoted(JournalEntry, frozen=True):
+    """The groups that a rank's phases have used."""
+
+    seat: int
+    use: messages.GroupUse
 
 
 class FindingKey(NamedTuple):
@@ -279,6 +287,7 @@ AnyEntry = (
     | SharedValueStored
     | RecordStored
     | ShardsHeld
+    | GroupsNoted
     | RankMigrated
     | RungTaken
     | AuditAgreedEntry

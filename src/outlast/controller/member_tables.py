@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from outlast import events
-from outlast.controller.inputs import FindingKey
+from outlast.controller.inputs import AnyEntry, DecisionMade, FindingKey, GroupsNoted
 from outlast.controller.state_parts import StatePart
 from outlast.transport import messages
 
@@ -371,3 +371,20 @@ class Members(StatePart, kw_only=True):
                 missing_ns=later(worker.missing_ns),
             )
         self.greeted_ns = later(self.greeted_ns)
+
+
+class UnitRecord(StatePart, kw_only=True):
+    """Groups of ranks, and units of ranks that leave together (shrinking)."""
+
+    uses: dict[int, messages.GroupUse] = msgspec.field(default_factory=dict)  # by rank
+    units: tuple[tuple[int, ...], ...] = ()  # when ranks last left; (): each rank is one
+    parted: tuple[int, ...] = ()  # healthy ranks that were given up, since their unit leaves
+    reached: tuple[int, int] = (0, 0)  # (n, step) that these had completed
+
+    def restore(self, entry: AnyEntry) -> None:
+        """Take over what an entry of the journal says of groups and units."""
+        if isinstance(entry, GroupsNoted):
+            self.uses[entry.seat] = entry.use
+        elif isinstance(entry, DecisionMade):
+            self.uses = {} if entry.verdict == "start" else self.uses
+            self.units = entry.units or self.units

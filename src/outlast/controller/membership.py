@@ -98,8 +98,8 @@ def refill_spares(turn: ControllerTurn, body: messages.Renew) -> None:
         for name, (n, *_) in body.beats.items()
     )
     if moved or turn.now_ns - state.clock.since_ns > _REFILL_S * S_NS:
-        members.refill_due = False
-        keep_spares(turn)
+        keep_spares(turn)  # respawns_max may allow one spare now, and another after more phases
+        members.refill_due = bool(state.progress.absent) and node_placement.is_short(state)
 
 
 def on_spawned(turn: ControllerTurn, agent: AgentRecord, body: messages.Spawned) -> None:

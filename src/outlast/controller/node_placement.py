@@ -119,6 +119,11 @@ def spares_missing(state: ControllerState) -> int:
     return max(missing, min(wanted - placed, empty))
 
 
+def is_short(state: ControllerState) -> bool:
+    """Return whether spares are missing that some host has room for."""
+    return spares_missing(state) > 0 and rooms(state) > 0
+
+
 def rooms(state: ControllerState) -> int:
     """Return how many workers the agents may start."""
     agents = state.members.agents.values()

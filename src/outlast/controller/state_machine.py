@@ -265,6 +265,7 @@ def _checkpointed(turn: ControllerTurn, _worker: WorkerRecord, body: messages.Ch
 def _answered(turn: ControllerTurn, worker: WorkerRecord, body: messages.Status) -> None:
     planned_migration.begin_departure(turn, worker, body)
     shrinking.begin_return(turn, body)
+    shrinking.note_groups(turn, worker, body.use)
     incident_response.on_answer(turn, turn.state.members.workers[worker.name], body)
 
 
@@ -297,6 +298,9 @@ WORKER_RULES: dict[type[messages.AnyBody], WorkerRule] = {
     messages.Status: WorkerRule(_answered, of_generation=True),
     messages.StateProtected: WorkerRule(shared_values.protected),
     messages.Recorded: WorkerRule(shared_values.record),
+    messages.GroupsUsed: WorkerRule(
+        lambda turn, worker, body: shrinking.note_groups(turn, worker, body.use)
+    ),
     messages.Finished: WorkerRule(_finished),
     messages.HostMeets: WorkerRule(shared_values.meet, of_generation=True, modes=_NOT_CLOSING),
     messages.Put: WorkerRule(shared_values.put, of_generation=True, modes=_NOT_CLOSING),

@@ -1,7 +1,8 @@
 """Deal of an epoch's batches among the ranks that are present.
 
 A rank's loader gives `rows` batches an epoch. Batch `row` of rank `r` has the number
-`row * world + r`. While all ranks are present each takes its own. When ranks have left, the numbers
+`row * world + r`. Where ranks leave in units, `world` is the number of units, and a unit is a rank
+here. While all ranks are present each takes its own. When ranks have left, the numbers
 are dealt in order, one a step to each rank that is present, so that each batch of the epoch is
 trained exactly once, in fewer batches a step and more steps.
 

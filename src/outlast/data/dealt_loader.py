@@ -9,7 +9,14 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
 
 
-def why_not_dealt(loader: Any, world: int) -> str:
+def sampler_of(loader: Any) -> tuple[int, ...]:
+    """Return `num_replicas` and `rank` of a loader that can be dealt; () without one."""
+    if loader is None or why_not_dealt(loader):
+        return ()
+    return int(loader.sampler.num_replicas), int(loader.sampler.rank)
+
+
+def why_not_dealt(loader: Any) -> str:
     """Return why the batches of a loader's ranks cannot be dealt to others; "" if they can, or if
     there is no loader."""
     if loader is None:
@@ -26,28 +33,25 @@ def why_not_dealt(loader: Any, world: int) -> str:
         return f"its batches come from a {type(batches).__name__}, not from a DistributedSampler"
     if type(sampler) is not DistributedSampler:
         return f"its samples come from a {type(sampler).__name__}, not from a DistributedSampler"
-    if sampler.num_replicas != world:
-        return f"its DistributedSampler is for {sampler.num_replicas} ranks, not {world}"
     return ""
 
 
 class DealtLoader:
-    """The batches of all ranks in one epoch, read in this process."""
+    """The batches of all ranks of a sampler in one epoch, read in this process."""
 
-    def __init__(self, loader: DataLoader[Any], world: int) -> None:
+    def __init__(self, loader: DataLoader[Any]) -> None:
         """`why_not_dealt` returns "" for the loader, whose sampler has its epoch."""
         sampler: Any = copy.copy(loader.sampler)
+        self._replicas = int(sampler.num_replicas)
         sampler.num_samples, sampler.num_replicas, sampler.rank = sampler.total_size, 1, 0
-        self._samples: list[int] = [*sampler]  # rank r has those from r on, in steps of the world
-        self._world = world
+        self._samples: list[int] = [*sampler]  # rank r has those from r on, in steps of all
         self._loader = loader
         self._size = loader.batch_size
 
-    def load(self, number: int) -> Any:
-        """Return batch `number`, counted over all rows and ranks."""
-        row, rank = divmod(number, self._world)
-        size = self._size or 1
-        at = slice(row * size * self._world + rank, (row + 1) * size * self._world, self._world)
+    def load(self, row: int, rank: int) -> Any:
+        """Return the batch of a rank in a row."""
+        size, step = self._size or 1, self._replicas
+        at = slice(row * size * step + rank, (row + 1) * size * step, step)
         indices = self._samples[at]
         batched: dict[str, Any] = {"batch_sampler": [indices]}
         if self._size is None:

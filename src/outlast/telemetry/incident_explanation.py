@@ -43,6 +43,7 @@ _NOTICED = {
     "audit": "an audit: digests of state that must be equal on these ranks differed",
     "check": "a node check had a finding on its device, and the rank moved before a failure",
     "room": "there was a worker for it again, and it came back between two steps",
+    "unit": "its unit left: ranks that need each other in collectives leave together",
     "notice": "a notice said that it had to leave, and the rank moved before that",
 }
 _RUNG = {

@@ -102,7 +102,9 @@ class RunChecks:
         options, absent = self._plan.shrinking, state.progress.absent
         if options is None or options.needs_all or options.root in absent:
             self._ledger.fail(f"ranks {absent} have left, which the job does not allow")
-        if self._plan.shard_sets > 1:
+        unit = options.unit if options else 1
+        parts = {seat // unit for seat in absent}
+        if self._plan.shard_sets not in (1, unit) or len(parts) * unit != len(absent):
             self._ledger.fail(f"ranks {absent} have left, and others hold other shards")
 
     def _kill(self, state: ControllerState, body: messages.Kill) -> None:

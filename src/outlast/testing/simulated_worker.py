@@ -215,7 +215,7 @@ class SimWorker(DataProcess):
             self.ledger.fail(f"{self.name} received Connect before its Ready")
         self.sent, self.received, self.staged = {}, {}, None
         self.replies.pop("Joined", None)
-        self.mesh = self.cluster.mesh(body)
+        self.mesh, self.units = self.cluster.mesh(body), body.units
         self.connect_partners(body)
         self.mesh.arrive(self)
         self.point("connect")

@@ -20,6 +20,8 @@ from outlast.transport.agent_messages import (
     RunOutcome,
     StopRequest,
 )
+from outlast.transport.group_messages import GroupsUsed as GroupsUsed
+from outlast.transport.group_messages import GroupUse as GroupUse
 from outlast.transport.hang_messages import HangFound, RanksObserved, Suspect, Trace, Traced
 from outlast.transport.message_base import Body
 from outlast.transport.rendezvous_messages import HostMeets, Meet, Met, Put, RendezvousValue
@@ -70,9 +72,10 @@ class Status(Body, frozen=True):
     `result`: phase n's return value on this rank, if small; equal ones replace a lost worker's.
     `copy`: newest in memory. `redoable`: phase n can be taken back; `copy` is the state before it.
     `unreachable`: addresses of hosts that have not answered this worker in time. `needs`: why no
-    rank may leave; "" if they may, but for `roots` of collectives, and for `tables`: lines of the
-    script with small sums, and whether each element has always come from one rank. `slots`: own
-    state of the first rank while others are absent, since one may come back to its place.
+    rank may leave. `calls`: collectives of phases that need all members of their groups, `use`.
+    `tables`: lines of the script with small sums, and whether each element has always come from one
+    rank. `slots`: own state of ranks of the first unit while others are absent, since these may
+    come back to their places in the script.
     """
 
     generation: int
@@ -86,7 +89,8 @@ class Status(Body, frozen=True):
     redoable: bool = False
     unreachable: tuple[str, ...] = ()
     needs: str = ""
-    roots: tuple[int, ...] = ()
+    calls: str = ""
+    use: GroupUse = GroupUse()
     tables: dict[str, bool] = msgspec.field(default_factory=dict)
     slots: dict[str, bytes] = msgspec.field(default_factory=dict)
 
@@ -235,7 +239,7 @@ class Connect(Body, frozen=True):
     """Request to build all groups of this generation, then transfer state: (donor, joiner seat).
     Seats of `rebuilt` read theirs from `copy`, and whole workers compare their own with it.
     Ranks of one of `partners` hold each other's own state; an agent gets the sets of its ranks.
-    `absent` ranks have no worker."""
+    `absent` ranks have no worker: `units` of ranks that leave together; (): each is one."""
 
     generation: int
     n: int
@@ -245,6 +249,7 @@ class Connect(Body, frozen=True):
     rebuilt: tuple[int, ...] = ()
     partners: tuple[tuple[int, ...], ...] = ()
     absent: tuple[int, ...] = ()
+    units: tuple[tuple[int, ...], ...] = ()
 
 
 class Open(Body, frozen=True):
@@ -345,7 +350,7 @@ class NodeChecked(Body, frozen=True, tag="Checked"):
 WorkerBody = (
     WorkerHello | StateProtected | Recorded | Status | WorkerReady | Joined | Put | Meet
     | HostMeets | SharedValueRequest | SharedValueMade | Checkpointed | SaveFailed | Finished
-    | Traced | NoticeSignal | Audited | AuditNamed
+    | Traced | NoticeSignal | Audited | AuditNamed | GroupsUsed
 )  # fmt: skip
 ControllerBody = (
     Seat | Prepare | Close | Decide | Connect | RendezvousValue | Met | Open | SharedValueMake

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from typing import Protocol
 
 from outlast.controller.fault_spec import Where
@@ -75,11 +74,6 @@ class Auditor:
         self._names: dict[int, dict[str, dict[str, bytes]]] = {}  # by n
         self._pending: messages.Audited | None = None  # report without an answer
         self._answered = threading.Event()
-
-    @property
-    def hooks(self) -> tuple[Callable[[], None], Callable[[str], None]]:
-        """Calls that a phase makes before its vote, and when it is complete."""
-        return self.before_vote, self.completed
 
     def flip(self, pattern: str) -> None:
         """Flip a bit of the first tensor whose name matches (`--fault flip`)."""

@@ -13,7 +13,7 @@ and finds the other parts there when it calls.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -162,11 +162,25 @@ class WorkerPorts:
     def presence_report(self) -> PresenceReport:
         """Return what the controller needs to know before ranks leave or come back."""
         presence = self.groups.presence
-        calls, roots = presence.needs()
-        needs = filter(None, (f"its phases call {calls}" if calls else "", self.loop.ranks.needs))
-        here = presence.of(range(self.world))
-        is_first = bool(presence.absent) and self.seat == here[0]
-        return PresenceReport("; ".join(needs), roots, presence.tables(), is_first)
+        is_first = bool(presence.absent) and self.seat in presence.first_unit()
+        use = presence.use(self.loop.ranks.sampler)
+        needs, calls = self.loop.ranks.needs, presence.needs()
+        return PresenceReport(needs, calls, use, presence.tables(), is_first)
+
+    @property
+    def phase_hooks(self) -> tuple[Callable[[], None], Callable[[str], None]]:
+        """Calls that a phase makes before its vote, and when it is complete."""
+        return self.auditor.before_vote, self._phase_completed
+
+    def _phase_completed(self, kind: str) -> None:
+        """Report digests that are due, and groups that no phase has used before."""
+        self.auditor.completed(kind)
+        presence = self.groups.presence
+        if presence.has_news:
+            presence.has_news = False
+            use = presence.use(self.loop.ranks.sampler)
+            if not use.is_plain(self.seat, self.world):
+                self.send(messages.GroupsUsed(use=use))
 
     def refuses_save(self) -> bool:
         """Return whether no checkpoint is made, since ranks are absent; the first one that is not

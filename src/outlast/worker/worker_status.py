@@ -55,7 +55,8 @@ class PresenceReport(NamedTuple):
     state for them."""
 
     needs: str = ""
-    roots: tuple[int, ...] = ()
+    calls: str = ""
+    use: messages.GroupUse = messages.GroupUse()
     tables: Mapping[str, bool] = MappingProxyType({})
     is_first: bool = False
 
@@ -295,7 +296,8 @@ class WorkerStatus:
                 redoable=self.is_pending_redoable if applying else self.is_redoable,
                 unreachable=tuple(sorted(silent.union(map(host_of, peers)))),
                 needs=presence.needs,
-                roots=presence.roots,
+                calls=presence.calls,
+                use=presence.use,
                 tables=dict(presence.tables),
                 slots=self.page.slots() if presence.is_first else {},
             )

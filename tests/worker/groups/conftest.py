@@ -108,11 +108,12 @@ class Member:
         timeout_s: float = 30.0,
         copies: Sequence[tuple[int, int]] = (),
         absent: Sequence[int] = (),
+        units: tuple[tuple[int, ...], ...] = (),
     ) -> None:
         self.line.write("ready", generation)
         assert self._connecting.get(timeout=DEADLINE_S) == generation
         if self.rank not in absent:
-            self.groups.connect(generation, timeout_s, copies, absent=absent)
+            self.groups.connect(generation, timeout_s, copies, absent=absent, units=units)
 
     def init(self, backend: str = "outlast", store: str = "") -> None:
         """Start the first generation, or the same job on plain gloo, or without a seat."""

@@ -10,6 +10,7 @@ from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from outlast.errors import UnsupportedError
+from outlast.transport.rank_spans import unpack_ranks
 
 WORLD = 4
 
@@ -78,6 +79,7 @@ def _collectives(member: Any) -> dict[str, Any]:
     member.init()
     pair = dist.new_group([0, 2])
     rest = dist.new_group([0, 1, 3])
+    single = dist.new_group([0, 3])
     found: dict[str, Any] = {}
     member.groups.start_phases()
     member.groups.presence.begin_phase(frozenset(), is_real=True)
@@ -93,7 +95,7 @@ def _collectives(member: Any) -> dict[str, Any]:
         dist.broadcast(value, 2)
         found["broadcast"] = float(value)
         dist.barrier()
-        needs = member.groups.presence.needs()
+        needs, use = member.groups.presence.needs(), member.groups.presence.use()
         for name, call in {
             "root": lambda: dist.broadcast(value, 1),
             "gather": lambda: dist.all_gather([torch.zeros(1) for _ in range(4)], value),
@@ -110,11 +112,17 @@ def _collectives(member: Any) -> dict[str, Any]:
             found["pair"] = [float(each) for each in both]
             found["pair sum"] = float(_sum_in(pair, 1.0))
         if rank in (0, 3):
-            found["rest sum"] = float(_sum_in(rest, 1.0))
+            with pytest.raises(UnsupportedError) as refused:
+                _sum_in(rest, 1.0)
+            found["rest sum"] = str(refused.value)
+            found["single sum"] = float(_sum_in(single, 1.0))
         member.groups.presence.idle = frozenset({3})
         found["idle"] = _reduce(dist.ReduceOp.SUM, [float(rank + 1)])
-    found["needs"] = needs[0], list(needs[1])
-    found["needs later"] = member.groups.presence.needs()[0]
+    found["needs"] = needs, use.whole == (), [root for root, _ in use.roots]
+    found["needs later"] = member.groups.presence.needs()
+    found["whole"] = sorted(
+        {tuple(unpack_ranks(each)) for each in member.groups.presence.use().whole}
+    )
     return found
 
 
@@ -136,13 +144,15 @@ def test_each_collective_is_defined_or_refused(cluster: Any) -> None:
         assert "needs all ranks" in found["gather"] and "needs all ranks" in found["objects"]
         assert "none of SUM, AVG" in found["product"]
         assert found["idle"] == pytest.approx([(1 + 3) * 4 / 2])
-        assert found["needs"] == ["", [2]]
+        assert found["needs"] == ["", True, [2]]
+        assert [0, 1, 2, 3] in found["whole"] and ([0, 2] in found["whole"]) == (rank != 3)
         assert "allgather" in found["needs later"]
         assert "SUM of whole numbers" in found["needs later"]
     for rank in (0, 2):
         assert results[rank]["pair"] == [0.0, 2.0] and results[rank]["pair sum"] == 2.0
     for rank in (0, 3):
-        assert results[rank]["rest sum"] == pytest.approx(3.0)
+        assert "which are some replicas and not all" in results[rank]["rest sum"]
+        assert results[rank]["single sum"] == 2.0
 
 
 def _tables(member: Any) -> dict[str, bool]:

@@ -50,7 +50,7 @@ def parts(data: bytes) -> dict[str, dict[str, Any]]:
 
 def test_a_returning_rank_has_its_own_generators_everywhere() -> None:
     left, other = {"before:3": slot(3, 7, "old")}, {"before:9": slot(9, 8, "new")}
-    merged = merged_slots(returning_slots(left, {**other, "result:9": b"x"}, 9), 9, 2)
+    merged = merged_slots(returning_slots(left, {**other, "result:9": b"x"}, 9, 2), 9, 2)
     assert merged.keys() == {"before:9", "result:9"} and merged["result:9"] == b"x"
     mine = drawn(parts(left["before:3"])["own"]["random"])
     found = parts(merged["before:9"])
@@ -59,13 +59,15 @@ def test_a_returning_rank_has_its_own_generators_everywhere() -> None:
 
 
 def test_without_own_state_ranks_get_different_generators() -> None:
-    slots = returning_slots({}, {"after:9": slot(9, 8, "new")}, 9)
-    numbers = [
-        drawn(parts(merged_slots(slots, 9, rank)["after:9"])["own"]["random"]) for rank in (1, 2)
-    ]
-    other = drawn(parts(slots["after:9"])["own"]["random"])
-    assert len({*numbers, other}) == 3
-    assert merged_slots(slots, 9, 1) == merged_slots(slots, 9, 1)
+    template = {"after:9": slot(9, 8, "new")}
+
+    def numbers(rank: int, unit: int) -> tuple[float, float]:
+        merged = merged_slots(returning_slots({}, template, 9, unit), 9, rank)
+        return drawn(parts(merged["after:9"])["own"]["random"])
+
+    other = drawn(parts(template["after:9"])["own"]["random"])
+    assert len({numbers(1, 1), numbers(2, 2), numbers(0, 0), other}) == 4
+    assert numbers(2, 2) == numbers(3, 2), "ranks of a unit that drew equal numbers do not"
 
 
 def test_other_ranks_slots_stay() -> None:

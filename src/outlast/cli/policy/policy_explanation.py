@@ -11,6 +11,9 @@ import msgspec
 from msgspec.structs import replace
 
 from outlast.cli.output_stream import Printer, echo, print_json, write
+from outlast.controller.inputs import DecisionMade, ShardsHeld
+from outlast.controller.member_tables import UnitRecord
+from outlast.controller.recovery.rank_units import find_units
 from outlast.controller.recovery.recovery_ladder import Situation, choose
 from outlast.controller.recovery.recovery_policy import (
     FAILURES,
@@ -32,6 +35,7 @@ from outlast.events import (
 )
 from outlast.launch.policies.policy_files import PRESETS, preset_text, read_policy
 from outlast.launch.policies.policy_needs import JobShape, check_policy
+from outlast.launch.run_journal import read_journal
 from outlast.launch.torchrun_arguments import read_plan
 from outlast.telemetry.event_store import read_events
 from outlast.terminal_tables import table, text_column
@@ -39,6 +43,7 @@ from outlast.terminal_tables import table, text_column
 # Failures in which all workers live on.
 _ALIVE = ("transport", "unsettled", "storage", "raised", "controller_lost")
 _BEHIND, _BEHIND_DISK = 5, 20  # committed steps since the copies of an imagined job
+_SHOWN_MAX = 8  # units
 
 
 class PolicyAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,6 +79,8 @@ class _Job(msgspec.Struct, frozen=True, kw_only=True):
     rungs: tuple[tuple[str, int], ...] = ()
     step_s: float = 0.0
     now_ns: int = 0
+    units: tuple[tuple[int, ...], ...] = ()  # of ranks that leave together
+    no_shrink: str = ""  # why none may leave
     text: str
 
 
@@ -137,6 +144,8 @@ def explain(
         check_policy(chosen, JobShape(plan.world, plan.spares, on_disk or in_memory, on_disk))
         events = read_events(run_dir)
         job = _of_run(events, plan.world, plan.limits.respawns_max, saves=plan.keeps_copies)
+        if chosen.shrinks:
+            job = _with_units(job, run_dir)
     answers = [one for failure in FAILURES for one in _answers(chosen, failure, job)]
     if json:
         found = PolicyExplanation(
@@ -207,6 +216,26 @@ def _of_run(events: Sequence[AnyEvent], world: int, respawns: int, *, saves: boo
     )
 
 
+def _with_units(job: _Job, run_dir: Path) -> _Job:
+    """Return the job with the units of ranks that leave together, as its journal has them."""
+    record, shards = UnitRecord(), dict[int, bytes]()
+    for entry in read_journal(run_dir / "journal", lambda _: None):
+        record.restore(entry)
+        if isinstance(entry, DecisionMade) and entry.verdict == "start":
+            shards = {}
+        elif isinstance(entry, ShardsHeld):
+            shards[entry.seat] = entry.shards
+    found, why = find_units(job.world, shards, record.uses)
+    text = f"; no rank leaves: {why}" if why else ""
+    if found.size > 1:
+        shown = "; ".join(", ".join(map(str, unit)) for unit in found.units[:_SHOWN_MAX])
+        more = (
+            f"; and {len(found.units) - _SHOWN_MAX} more" if len(found.units) > _SHOWN_MAX else ""
+        )
+        text = f"; ranks that leave together: {shown}{more}{text}"
+    return replace(job, units=found.units, no_shrink=why, text=job.text + text)
+
+
 def _answers(policy: RecoveryPolicy, failure: str, job: _Job) -> list[PolicyAnswer]:
     cause = Fault(kind="requested" if failure == NOTICE else failure, detail="", seat=0)  # type: ignore[arg-type]
     lost = () if failure in _ALIVE else (0,)
@@ -218,6 +247,8 @@ def _answers(policy: RecoveryPolicy, failure: str, job: _Job) -> list[PolicyAnsw
         spares=min(len(lost), job.spares),
         respawns=job.respawns,
         world=job.world,
+        units=tuple(unit for unit in job.units if not set(lost).isdisjoint(unit)),
+        no_shrink=job.no_shrink,
         steps_lost=job.behind or 0,
         checkpoint_n=1 if job.behind is not None else 0,
         in_memory=job.in_memory and job.behind is not None,

@@ -14,6 +14,7 @@ from outlast.controller.inputs import (
     DecisionMade,
     DrainRequested,
     EndDecided,
+    GroupsNoted,
     Opened,
     RankMigrated,
     RungTaken,
@@ -31,6 +32,7 @@ REPEATED_REPORTS = (
     messages.Status,
     messages.StateProtected,
     messages.Recorded,
+    messages.GroupsUsed,
     messages.Finished,
 )
 
@@ -55,6 +57,9 @@ def begin_term(turn: ControllerTurn, event: BeginTerm) -> None:
             opened = False
             agents.update(entry.agents)
             state.progress.restore(entry, opened=False)
+            state.units.restore(entry)
+        elif isinstance(entry, GroupsNoted):
+            state.units.restore(entry)
         elif isinstance(entry, Opened):
             opened = decided is not None and entry.generation == decided.generation
             if decided is not None and opened:

@@ -25,7 +25,8 @@ from outlast.transport import messages
 def start_over(turn: ControllerTurn, n: int, step: int) -> None:
     """Start all ranks in a new generation, before phase n+1; waiting workers keep their seats."""
     state = turn.state
-    state.progress.let_go(())
+    shrinking.begin_generation(state, ())
+    shrinking.forget_groups(state)
     state.progress.begin_generation(n, step, "start")
     waiting = {worker.seat: worker.name for worker in state.members.workers.values()}
     seats = tuple(waiting.get(seat, "") for seat in range(state.world))
@@ -125,6 +126,7 @@ def journal(turn: ControllerTurn) -> None:
             incident=state.incident.count,
             copy=progress.base,
             absent=progress.absent,
+            units=state.units.units,
         )
     )
 
@@ -261,6 +263,7 @@ def connect_frame(
             dict.fromkeys(partners[one.seat] for one in workers if one.seat in partners)
         ),
         absent=progress.absent,
+        units=turn.state.units.units,
     )
 
 

@@ -82,7 +82,7 @@ def decide_when_answered(turn: ControllerTurn) -> None:
         point = state.saves.on_disk if choice.from_disk else state.saves.checkpoint
         _announce(turn, choice, "redo", point.n if point else 0, point.step if point else 0)
         run_start.begin_restart(turn, choice.reason, from_disk=choice.from_disk)
-    else:
+    elif not shrinking.give_up_healthy(turn, choice.leaving, (n, step)):
         absent = set(state.progress.absent).difference(situation.back).union(choice.leaving)
         _continue_with_survivors(turn, survivors, choice, (n, step), place, absent)
 
@@ -118,7 +118,7 @@ def _place(turn: ControllerTurn, survivors: list[WorkerRecord]) -> tuple[int, in
     if progress.rebuilds:
         return progress.n, progress.step
     places = [(w.status.n, w.status.step) for w in survivors if w.status]
-    return max([(progress.n, progress.step), *places])
+    return max([(progress.n, progress.step), turn.state.units.reached, *places])
 
 
 def _possible(worker: WorkerRecord, n: int, *, is_taken_back: bool) -> bool:
@@ -222,6 +222,7 @@ def _recovery_situation(turn: ControllerTurn, survivors: list[WorkerRecord], n: 
         if recovery_ladder.failure_identity((fault,)) == commonest
     )
     cut = network_cuts.describe(state)
+    units, no_shrink = shrinking.leaving_units(state, survivors, lost)
     exhausted = attempts.get(commonest, 0) >= state.limits.attempts_max
     moved = {name for name, _ in state.findings.moves.values()} | {*state.findings.leaving}
     cause = recovery_ladder.root_fault(causes if exhausted and causes else state.budgets.causes)
@@ -249,7 +250,9 @@ def _recovery_situation(turn: ControllerTurn, survivors: list[WorkerRecord], n: 
         checkpoint_n=checkpoint.n if checkpoint else 0,
         in_memory=checkpoint is not None and checkpoint.tier == "memory",
         back=back,
-        no_shrink=shrinking.why_not(state, survivors, lost),
+        no_shrink=no_shrink,
+        units=units,
+        parted=state.units.parted,
         rooms=node_placement.rooms(state),
         disk_n=on_disk.n if on_disk else 0,
         disk_steps_lost=max(0, state.progress.reached[1] - (on_disk.step if on_disk else 0)),
@@ -282,12 +285,10 @@ def _continue_with_survivors(
     apart = members.abandoned_slots
     slots |= {seat: apart.get(seat, {}) for seat in before}
     slots |= {seat: shrinking.leaving_slots(apart.get(seat, {}), n) for seat in absent - before}
-    for seat in before - absent:
-        known = shrinking.template(survivors, n)
-        slots[seat] = shrinking.returning_slots(slots[seat], known, n)
+    shrinking.return_units(state, survivors, before - absent, slots, n)
     members.set_seats(members.seats, slots)
     base = rebuilt.copy if rebuilt is not None else None
-    progress.let_go(absent)
+    shrinking.begin_generation(state, absent)
     progress.begin_generation(n, step, "commit" if commit else "redo", base)
     membership.fill_seats(turn)
     run_start.end_takeover(turn)

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from outlast.controller.recovery.rank_units import fewest_leaving
 from outlast.controller.recovery.recovery_policy import (
     DEFAULT,
     FROM_A_COPY,
@@ -48,7 +49,9 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_n: int = 0
     in_memory: bool = False  # keepers hold that checkpoint
     back: tuple[int, ...] = ()  # those of `lost` that were absent, and can come back
-    no_shrink: str = ""  # why these may not leave
+    no_shrink: str = ""  # why ranks may not leave
+    units: tuple[tuple[int, ...], ...] = ()  # of lost ranks, with all ranks that leave with them
+    parted: tuple[int, ...] = ()  # those of `lost` that were healthy, and leave with their unit
     rooms: int = 0  # workers for which there is room
     disk_n: int = 0  # of the newest checkpoint on disk
     disk_steps_lost: int = 0  # as `steps_lost`, from that one
@@ -198,12 +201,15 @@ def _respawn(situation: Situation, course: _Course) -> tuple[str, bool]:
 
 
 def _leaving(situation: Situation, course: _Course) -> tuple[int, ...]:
-    """Return the lost ranks that nobody can take at once; those whose own state is lost leave
-    first."""
-    fresh = min(situation.respawns, situation.rooms) if course.has_respawned else 0
-    known = [seat for seat in situation.lost if seat not in situation.stateless]
-    filled = known[: situation.spares + situation.cold + fresh]
-    return tuple(seat for seat in situation.lost if seat not in filled)
+    """Return the ranks that leave: lost ones that nobody can take at once, with their units."""
+
+    def takers(freed: int) -> int:
+        rooms = situation.rooms + freed
+        fresh = min(situation.respawns, rooms) if course.has_respawned else 0
+        return situation.spares + situation.cold + fresh
+
+    units = situation.units or tuple((seat,) for seat in situation.lost)
+    return fewest_leaving(units, situation.lost, situation.stateless, takers)
 
 
 def _shrink(situation: Situation, course: _Course) -> tuple[str, bool]:
@@ -214,9 +220,16 @@ def _shrink(situation: Situation, course: _Course) -> tuple[str, bool]:
         return f"{why_not}{why_not and '; '}{situation.no_shrink}", False
     if not (leaving := _leaving(situation, course)):
         return "", False
+    lost = tuple(seat for seat in situation.lost if seat not in situation.parted)
+    missing = tuple(seat for seat in leaving if seat in lost)
+    together = ""
+    if healthy := tuple(seat for seat in leaving if seat not in lost):
+        units = (unit for unit in situation.units if not set(unit).isdisjoint(healthy))
+        parts = " and ".join(map(_ranks, units))
+        together = f" {parts} leave together (healthy: {_ranks(healthy)}), which need each other;"
     return (
-        f"{_ranks(situation.lost)} lost{_cause_suffix(situation)}, and nobody can take"
-        f" {_ranks(leaving)}: the others go on",
+        f"{_ranks(lost)} lost{_cause_suffix(situation)}, and nobody can take"
+        f" {_ranks(missing)}:{together} the others go on",
         True,
     )
 

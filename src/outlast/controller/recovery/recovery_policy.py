@@ -78,6 +78,12 @@ class RecoveryPolicy(msgspec.Struct, frozen=True, kw_only=True):
         return any(rule.rung == rung for rule in self.rules(failure))
 
     @property
+    def shrinks(self) -> bool:
+        """Return whether ranks may leave in any class of failure."""
+        rules = (self.default, *self.classes.values())
+        return any(rule.rung == "shrink" for each in rules for rule in each)
+
+    @property
     def moves_max(self) -> int:
         """Return how many planned moves an hour are made for findings of checks."""
         return self.budgets.get("migrate", 1 << 30)

@@ -1,21 +1,26 @@
 """Fewer ranks, and more again: ranks without a place leave, and come back between two steps.
 
-A rank leaves where nobody can take it: no spare, no room for a new worker. Then it is absent; the
-generations that follow have no worker for it, and its own state is kept as it was. It comes back
-when a warm spare can take it: one rank stops at a boundary, and all go on with it in a new
-generation. Its worker gets weights from a replica, its place in the script from the slots of a rank
-that was present, and its random generators from its own.
+A rank leaves where nobody can take it: no spare, no room for a new worker. Ranks that need each
+other leave together (rank_units.py): healthy ones lose their seats, and their hosts have room for
+spares. Then they are absent; the generations that follow have no workers for them, and their own
+state is kept as it was. A unit comes back when warm spares can take all its ranks: one rank stops
+at a boundary, and all go on with it in a new generation. Its workers get weights from a replica,
+their places in the script from the slots of ranks that were present, and their random generators
+from their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from outlast import events
 from outlast.controller import planned_migration
 from outlast.controller.controller_state import ControllerState, ControllerTurn, WorkerRecord
+from outlast.controller.inputs import GroupsNoted
 from outlast.controller.recovery import incident_response
+from outlast.controller.recovery.rank_units import Units, find_units, units_of, why_rooted
 from outlast.transport import messages
+from outlast.transport.group_messages import GroupUse
 
 
 def left_prefix(n: int) -> str:
@@ -32,26 +37,53 @@ def parted_slots(slots: Mapping[str, bytes], n: int) -> tuple[dict[str, bytes], 
     return own, {key: value for key, value in slots.items() if prefix not in key}
 
 
-def why_not(state: ControllerState, survivors: Sequence[WorkerRecord], lost: Sequence[int]) -> str:
-    """Return why no rank may leave; "" if they may."""
+def forget_groups(state: ControllerState) -> None:
+    """Forget the groups of ranks, all of which start again."""
+    state.units.uses = {}
+
+
+def note_groups(turn: ControllerTurn, worker: WorkerRecord, use: GroupUse) -> None:
+    """Note the groups that a rank's phases have used, beside those of its earlier workers."""
+    uses = turn.state.units.uses
+    known = uses.get(worker.seat, GroupUse())
+    if (joined := known.joined(use)) != known:
+        uses[worker.seat] = joined
+        turn.journal(GroupsNoted(seat=worker.seat, use=joined))
+
+
+def leaving_units(
+    state: ControllerState, survivors: Sequence[WorkerRecord], lost: Sequence[int]
+) -> tuple[Units, str]:
+    """Return the units of the lost ranks, which may leave, and why they may not ("" if they may):
+    the ranks of a unit leave together."""
+    if not state.recovery.shrinks:
+        return (), "the policy has no rung shrink"
     if not survivors:
-        return "no rank is left"
+        return (), "no rank is left"
     if not max(state.progress.reached[0], state.progress.n):
-        return "no rank leaves before the first phase is complete"
-    holdings = state.shared.holdings
-    if len({holdings.get(seat) for seat in range(state.world)}) > 1:
-        return "ranks hold shards of their own, so that none may leave alone"
+        return (), "no rank leaves before the first phase is complete"
     answers = [worker.status for worker in survivors if worker.status]
     if needs := sorted({one.needs for one in answers if one.needs}):
-        return f"the script needs all ranks: {'; '.join(needs)}"
-    if roots := sorted({root for one in answers for root in one.roots} & set(lost)):
-        return f"rank {roots[0]} is the root of a collective in the script's phases"
-    if tables := _tables(answers):
-        return (
+        return (), f"the script needs all ranks: {'; '.join(needs)}"
+    record = state.units
+    units, why = find_units(state.world, state.shared.holdings, record.uses)
+    if not why and record.units not in ((), units.units):
+        why = "the script needs other ranks together than when ranks last left"
+    broken = units.closure(lost)
+    missing = {*state.progress.absent, *lost}
+    if not why and all(missing.intersection(unit) for unit in units.units):
+        why = "a rank of each replica is lost"
+    uses = [record.uses[one.seat] for one in survivors if one.seat in record.uses]
+    why = why or why_rooted(units, uses, {rank for unit in broken for rank in unit})
+    calls = sorted({one.calls for one in answers if one.calls})
+    if why and calls:
+        return (), f"the script needs all ranks: its phases call {', '.join(calls)} ({why})"
+    if not why and (tables := _tables(answers)):
+        why = (
             f"a sum cannot be scaled of which each element comes from one rank ({tables[0]}); use a"
             " broadcast, or MAX"
         )
-    return ""
+    return (() if why else broken), why
 
 
 def _tables(answers: Sequence[messages.Status]) -> list[str]:
@@ -62,28 +94,70 @@ def _tables(answers: Sequence[messages.Status]) -> list[str]:
     return [line for line, is_table in found.items() if is_table]
 
 
-def template(survivors: Sequence[WorkerRecord], n: int) -> dict[str, bytes]:
-    """Return the slots before phase n+1 of a rank that is present, as far as one has sent them."""
+def give_up_healthy(turn: ControllerTurn, leaving: Sequence[int], place: tuple[int, int]) -> bool:
+    """Give up the healthy ranks of units that leave, so that their hosts have room for spares;
+    return whether there are some. What they have completed stays so: `place`."""
+    state = turn.state
+    if leaving:
+        units, _ = find_units(state.world, state.shared.holdings, state.units.uses)
+        state.units.units = units.units if units.size > 1 else ()
+    found = [one for seat in leaving if (one := state.occupant(seat)) is not None]
+    for worker in found:
+        unit = units_of(state.world, state.units.units).closure([worker.seat])[0]
+        detail = f"rank {worker.seat} is healthy, and leaves with its unit, ranks {_shown(unit)}"
+        state.units.parted = (*state.units.parted, worker.seat)
+        incident_response.give_up(turn, worker, turn.blame(worker, "requested", detail), "unit")
+    if found:
+        state.units.reached = max(state.units.reached, place)
+    return bool(found)
+
+
+def begin_generation(state: ControllerState, absent: Collection[int]) -> None:
+    """Set the ranks that are absent from the next generation."""
+    state.progress.let_go(absent)
+    state.units.parted, state.units.reached = (), (0, 0)
+
+
+def _shown(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks))
+
+
+def template(
+    state: ControllerState, survivors: Sequence[WorkerRecord], seat: int, n: int
+) -> dict[str, bytes]:
+    """Return the slots before phase n+1 of a rank that is present, as far as one has sent them: of
+    a rank in the same place of its unit as `seat`."""
+    units = units_of(state.world, state.units.units)
+    place = units.place_of(seat).place
     keys = (f"before:{n}", f"after:{n}", f"result:{n}")
     for worker in sorted(survivors, key=lambda one: one.seat):
         slots = worker.status.slots if worker.status else {}
-        if any(key in slots for key in keys[:2]):
+        if units.place_of(worker.seat).place == place and any(key in slots for key in keys[:2]):
             return {key: slots[key] for key in keys if key in slots}
     return {}
 
 
+def absent_units(state: ControllerState) -> Units:
+    """Return the units that are absent."""
+    return units_of(state.world, state.units.units).closure(state.progress.absent)
+
+
 def returning(state: ControllerState, survivors: Sequence[WorkerRecord], n: int) -> tuple[int, ...]:
     """Return the absent ranks that come back in the next generation: warm spares that lost ranks
-    do not need can take them."""
+    do not need can take them, and whole units."""
     absent = state.progress.absent
-    if not absent or not template(survivors, n):
+    if not absent:
+        return ()
+    units = absent_units(state)
+    if not all(template(state, survivors, seat, n) for seat in units[0]):
         return ()
     lost = [seat for seat in range(state.world) if state.occupant(seat) is None]
     needed = [seat for seat in lost if seat not in absent]
-    for count in range(len(absent), 0, -1):
-        seats = (*needed, *absent[:count])
+    for count in range(len(units), 0, -1):
+        back = sorted(seat for unit in units[:count] for seat in unit)
+        seats = (*needed, *back)
         if len(planned_migration.fitting_spares(state, seats)) == len(seats):
-            return absent[:count]
+            return tuple(back)
     return ()
 
 
@@ -98,13 +172,37 @@ def leaving_slots(slots: dict[str, bytes], n: int) -> dict[str, bytes]:
     }
 
 
-def returning_slots(known: dict[str, bytes], slots: dict[str, bytes], n: int) -> dict[str, bytes]:
+def returning_slots(
+    known: dict[str, bytes], slots: dict[str, bytes], n: int, seed: int
+) -> dict[str, bytes]:
     """Return the slots for a rank that comes back before phase n+1: those of another rank, and its
-    own newest ones of when it left, under other names."""
+    own newest ones of when it left, under other names. Without any, its generators are seeded with
+    `seed`: equally in its unit, whose ranks may have to draw the same numbers."""
     before = {key: value for key, value in known.items() if key.startswith("left:")}
     own = {f"{left_prefix(n)}{key.split(':', 2)[2]}": value for key, value in before.items()}
     own = own or {f"{left_prefix(n)}{key}": value for key, value in known.items()}
-    return {**slots, **(own or {left_prefix(n): b""})}
+    return {**slots, **(own or {left_prefix(n): b"%d" % seed})}
+
+
+def return_units(
+    state: ControllerState,
+    survivors: Sequence[WorkerRecord],
+    back: Collection[int],
+    slots: dict[int, dict[str, bytes]],
+    n: int,
+) -> None:
+    """Give ranks that come back before phase n+1 their slots. If those of one rank are lost, its
+    unit has none: ranks that draw the same numbers have to begin at the same place."""
+    for unit in units_of(state.world, state.units.units).closure(back):
+        is_known = all(_has_own(slots[seat]) for seat in unit)
+        for seat in unit:
+            place = template(state, survivors, seat, n)
+            known = slots[seat] if is_known else {}
+            slots[seat] = returning_slots(known, place, n, unit[0])
+
+
+def _has_own(slots: Mapping[str, bytes]) -> bool:
+    return any(":before:" in f":{key}" or ":after:" in f":{key}" for key in slots)
 
 
 def take_back_when_possible(turn: ControllerTurn) -> None:
@@ -113,7 +211,8 @@ def take_back_when_possible(turn: ControllerTurn) -> None:
     progress = state.progress
     if not progress.absent or progress.asked_back == state.generation or state.ending.drain_ns:
         return
-    ready = planned_migration.fitting_spares(state, progress.absent)
+    units = absent_units(state)
+    ready = any(len(planned_migration.fitting_spares(state, each)) == len(each) for each in units)
     if not ready or _is_spare_preparing(state) or not planned_migration.is_calm(state):
         return
     first = min(state.generation_members(), key=lambda one: one.seat, default=None)

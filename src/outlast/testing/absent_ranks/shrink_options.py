@@ -16,3 +16,6 @@ class ShrinkOptions(NamedTuple):
     respawns_max: int = RESPAWNS_AMPLE
     root: int = -1  # rank that is the root of a collective, and never leaves; -1: none
     needs_all: bool = False  # the script's collectives need all ranks
+    unit: int = 1  # ranks that need each other: a replica, each of whose ranks has other shards
+    shares: bool = False  # the ranks of a unit train the same batches
+    forgets: bool = False  # ranks report their groups with their answers to Close alone

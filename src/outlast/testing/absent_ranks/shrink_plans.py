@@ -37,7 +37,22 @@ def draw_shrink_plan(seed: int) -> FaultPlan:
     takes_over = dice.random() < 0.6
     plan = draw_takeover_plan(seed) if takes_over else draw_plan(seed)
     plan = plan._replace(bug_at=-1, attempts_max=1000, waits=False, early=False)
-    return _draw_storm(dice, plan) if dice.random() < 0.8 else _draw_any(dice, plan)
+    plan = _draw_storm(dice, plan) if dice.random() < 0.8 else _draw_any(dice, plan)
+    return _in_units(random.Random(f"units {seed}"), plan)
+
+
+def _in_units(dice: random.Random, plan: FaultPlan) -> FaultPlan:
+    """Make replicas of several ranks, in some plans; the others stay as they were."""
+    options = plan.shrinking
+    if options is None or dice.random() > 0.35:
+        return plan
+    unit, count = dice.choice(((2, 2), (2, 2), (2, 3), (2, 3), (3, 2), (2, 4)))
+    world, before = unit * count, -(-plan.world // plan.agents)
+    room = options.room and -(-world // plan.agents) + options.room - before
+    options = options._replace(
+        unit=unit, shares=dice.random() < 0.4, forgets=dice.random() < 0.15, room=room
+    )
+    return plan._replace(world=world, shard_sets=unit, shrinking=options)
 
 
 def _draw_storm(dice: random.Random, plan: FaultPlan) -> FaultPlan:

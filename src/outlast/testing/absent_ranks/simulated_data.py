@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any, cast
 
+from outlast.controller.recovery.rank_units import RankUnits, Units
 from outlast.worker.groups import GroupRegistry
 from outlast.worker.phases.rank_deal import RankDeal
 
@@ -16,8 +17,14 @@ from outlast.worker.phases.rank_deal import RankDeal
 class SimPresence:
     """Ranks of the connected generation."""
 
-    def __init__(self) -> None:
+    def __init__(self, world: int) -> None:
         self.absent: frozenset[int] = frozenset()
+        self.units = RankUnits(world)
+
+    def set_units(self, world: int, units: Units) -> None:
+        """Set the units; (): they stay."""
+        if units:
+            self.units = RankUnits(world, units)
 
     def of(self, ranks: range) -> tuple[int, ...]:
         """Return those of the ranks that are present."""
@@ -29,7 +36,7 @@ class SimGroups:
 
     def __init__(self, world: int, seat: int) -> None:
         self.world, self.seat = world, seat
-        self.presence = SimPresence()
+        self.presence = SimPresence(world)
 
 
 class SimDeal(RankDeal):
@@ -101,8 +108,9 @@ class SimData:
         self._newest |= self._deal.place()
         return not self.rows or self._deal.is_dealt or self._deal.row < self.rows
 
-    def follow(self, absent: frozenset[int], step: int) -> bool:
+    def follow(self, absent: frozenset[int], units: Units, step: int) -> bool:
         """Follow a change of the ranks that are present; return whether the place has changed."""
+        self.groups.presence.set_units(self.groups.world, units)
         self.groups.presence.absent = absent
         if not (self._deal.follow(step) and self._newest):
             return False
@@ -113,8 +121,13 @@ class SimData:
         """Return the kind of the next phase, its epoch, the number of its batch, and the deal."""
         number = None
         if self.kind == "step" and self.rows:
-            world, seat = self.groups.world, self.groups.seat
-            number = self._deal.drawn if self._deal.is_dealt else self._deal.row * world + seat
+            units = self.groups.presence.units
+            unit, place = units.place_of(self.groups.seat)
+            own = self._deal.row * len(units.units) + unit
+            number = self._deal.drawn if self._deal.is_dealt else own
+            if number is not None:  # of the unit's batches, this rank's
+                row, unit = divmod(number, len(units.units))
+                number = row * self.groups.world + units.units[unit][place]
         deal = self._deal.shown() if self.kind == "step" else ""  # an epoch begins with another
         return self.kind, self.epoch, number, deal.encode()
 

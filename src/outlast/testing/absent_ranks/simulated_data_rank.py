@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from outlast.controller.recovery.rank_units import Units
 from outlast.events import Fault
 from outlast.testing.absent_ranks.rank_histories import (
     TrainedShare,
@@ -16,6 +17,8 @@ from outlast.testing.absent_ranks.rank_histories import (
 )
 from outlast.testing.simulated_rebuild import PartnerProcess
 from outlast.transport import messages
+from outlast.transport.group_messages import GroupUse
+from outlast.transport.rank_spans import pack_ranks
 
 if TYPE_CHECKING:
     from outlast.testing.absent_ranks.simulated_data import SimData
@@ -30,6 +33,7 @@ class DataProcess(PartnerProcess):
         self.begin_rebuilds()
         self.begin_partners()
         self.data: SimData | None = None
+        self.units: Units = ()  # of ranks that leave together
         self._before_n = -1  # of the newest slot `before`
 
     @property
@@ -64,9 +68,30 @@ class DataProcess(PartnerProcess):
         return msgspec.structs.replace(
             status,
             needs="an all-gather" if options.needs_all else "",
-            roots=(options.root,) if options.root >= 0 else (),
-            slots=self.slots.read() if self.absent and self.is_first else {},
+            use=self.group_use(),
+            slots=self.slots.read() if self.absent and self._is_of_first_unit() else {},
         )
+
+    def group_use(self) -> GroupUse:
+        """Return the groups in which this rank's phases run collectives."""
+        options, world = self.cluster.plan.shrinking, self.cluster.plan.world
+        if options is None:
+            return GroupUse()
+        everybody = pack_ranks(range(world))
+        roots = ((options.root, everybody),) if options.root >= 0 else ()
+        if options.unit == 1:
+            return GroupUse(roots=roots)
+        unit = self.seat // options.unit
+        replica = pack_ranks(range(unit * options.unit, (unit + 1) * options.unit))
+        shards = pack_ranks(range(self.seat % options.unit, world, options.unit))
+        sampler = (world // options.unit, unit) if options.shares else (world, self.seat)
+        return GroupUse((replica,), (shards, everybody), roots, sampler)
+
+    def _is_of_first_unit(self) -> bool:
+        """Return whether its slots are those with which others may come back."""
+        assert self.mesh is not None
+        unit = self.cluster.plan.shrinking.unit if self.cluster.plan.shrinking else 1
+        return self.seat // unit == min(self.mesh.present) // unit
 
     # --- places ---
 
@@ -132,7 +157,7 @@ class DataProcess(PartnerProcess):
             self.ledger.fail(f"{self.name} has {self.step} steps, and {step} are decided")
         if self.data is None:
             return
-        if self.data.follow(self.absent, step):
+        if self.data.follow(self.absent, self.units, step):
             self._before_n = -1
         if not 0 <= (number := self.data.read_again()) < self.ledger.world * (self.data.rows or 1):
             self.ledger.fail(f"{self.name} reads batch {number} of {self.data.rows} rows again")
@@ -146,6 +171,9 @@ class DataProcess(PartnerProcess):
 
     def commit_data(self) -> None:
         """Complete a phase."""
+        options = self.cluster.plan.shrinking
+        if options and options.unit > 1 and not options.forgets and self.completed == 0:
+            self.say(messages.GroupsUsed(use=self.group_use()))
         if self.data is not None:
             self.data.commit()
 

@@ -14,6 +14,7 @@ import torch
 from torch import distributed as dist
 from torch._C._distributed_c10d import Store
 
+from outlast.controller.recovery.rank_units import Units
 from outlast.errors import GroupError, StepRefused, UnsupportedError, UsageError
 from outlast.transport import messages
 from outlast.worker.groups.control_group import ControlGroup, ControlTree, control_members
@@ -111,11 +112,11 @@ class GroupRegistry:
         copies: Sequence[tuple[int, int]] = (),
         partners: tuple[int, ...] = (),
         absent: Collection[int] = (),
+        units: Units = (),
     ) -> None:
         """Build the control group and the inner groups of all stable groups, in order of creation.
-        `copies`: (donor, joiner) of all moves of state. `partners`: see ControlTree. `absent`: the
-        ranks of no inner group. Raises GroupError and closes the generation if a peer is lost or
-        `timeout_s` has passed."""
+        `copies`: (donor, joiner) of moves of state. `partners`: see ControlTree. `absent`, `units`:
+        see RankPresence. Raises GroupError and closes the generation if a peer or time is lost."""
         with self._lock:
             if generation <= max(self._closed_to, self._generation):
                 raise GroupError(f"generation {generation} was closed before it was connected")
@@ -124,7 +125,7 @@ class GroupRegistry:
             self._works = PendingWorks(self.failed)
             self._connect_s = timeout_s
             self._mailbox.open(generation)
-            self.presence.absent = frozenset(absent)
+            self.presence.set(absent, self.world, units)
         try:
             with self._building(timeout_s) as guard:
                 build = partial(self._build, guard=guard)

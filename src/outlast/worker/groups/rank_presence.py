@@ -8,13 +8,16 @@ has no batch in this step, contributes zeros. Sums of whole numbers cannot be sc
 that a ratio with one would be wrong: they are refused, but for the counts of DDP itself, which only
 have to be above zero.
 
+Ranks that need each other leave together, in units (controller/recovery/rank_units.py): a unit is
+present as a whole, and has a batch as a whole. Collectives within one are not changed.
+
 | collective | with absent ranks |
 |---|---|
 | all-reduce, reduce: SUM, AVG of floating-point numbers | as above |
 | all-reduce, reduce: MIN, MAX, BAND, BOR | over the ranks that are present |
 | broadcast, reduce | if their root is present; those of DDP itself come from the first one |
 | barrier | over the ranks that are present |
-| anything else | refused: `needs` names it before any rank may leave |
+| anything else | needs all members of its group: they are of one unit, and leave together |
 
 A sum of floating-point numbers that is no sum (a seed that rank 0 adds to the zeros of others, a
 table in which each rank fills its own place) would be scaled as well. It is recognised by its
@@ -24,7 +27,7 @@ values while all ranks are present: on each rank, each element of a small one is
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,7 +36,10 @@ import torch
 from torch import distributed as dist
 from torch._C._distributed_c10d import BroadcastOptions, ReduceOptions
 
+from outlast.controller.recovery.rank_units import RankUnits, Units
 from outlast.errors import UnsupportedError
+from outlast.transport.group_messages import GroupRanks, GroupUse
+from outlast.transport.rank_spans import pack_ranks
 from outlast.worker.groups.work_handles import FinishedWork
 
 _SUMS = ("SUM", "AVG")
@@ -41,6 +47,7 @@ _OTHERS = ("MIN", "MAX", "BAND", "BOR")
 _KINDS = {name: getattr(dist.ReduceOp, name) for name in (*_SUMS, *_OTHERS)}
 _REDUCED = ("allreduce", "allreduce_coalesced", "reduce")
 _ROOTED = ("broadcast", "reduce")
+_BETWEEN_TWO = ("send", "recv")
 _TABLE_MAX = 1024  # elements; a larger tensor is a gradient
 _LINES_MAX = 64  # of the script, with small sums
 _GROUPS = "outlast.worker.groups."
@@ -55,14 +62,33 @@ class RankPresence:
     def __init__(self) -> None:
         self.absent: frozenset[int] = frozenset()
         self.idle: frozenset[int] = frozenset()  # present, and without a batch in this step
+        self.units = RankUnits(0)
         self._notes = False  # collectives are those of a step that may count
-        self._needs: dict[str, None] = {}  # collectives of phases that need all ranks
-        self._roots: dict[int, None] = {}  # ranks that have been roots in phases
+        self._needs: dict[str, None] = {}  # collectives of phases that need all members
+        self._used: dict[tuple[str, int, int], None] = {}  # what was noted of a group
+        self._whole: dict[GroupRanks, None] = {}  # groups of collectives, see GroupUse
+        self._reduced: dict[GroupRanks, None] = {}
+        self._roots: dict[tuple[int, GroupRanks], None] = {}
         self._tables: dict[str, bool] = {}
+        self.has_news = False  # there are groups that were not reported yet
+
+    def set(self, absent: Collection[int], world: int, units: Units) -> None:
+        """Set the ranks that are absent from a generation, and the units of its world."""
+        self.absent = frozenset(absent)
+        self.set_units(world, units)
+
+    def set_units(self, world: int, units: Units) -> None:
+        """Set the units of a world; (): each rank is one, or they are known already."""
+        if units or self.units.world != world:
+            self.units = RankUnits(world, units)
 
     def of(self, ranks: Iterable[int]) -> tuple[int, ...]:
         """Return those of the ranks that are present, in their order."""
         return tuple(rank for rank in ranks if rank not in self.absent)
+
+    def first_unit(self) -> tuple[int, ...]:
+        """Return the first unit that is present."""
+        return next(unit for unit in self.units.units if self.absent.isdisjoint(unit))
 
     def begin_phase(self, idle: frozenset[int], *, is_real: bool) -> None:
         """Begin an attempt. What rehearsals call (DDP settles its buckets) is not needed again."""
@@ -70,22 +96,55 @@ class RankPresence:
 
     # --- what the script's phases need ---
 
-    def _note(self, op: str, ranks: Sequence[int], args: Sequence[Any]) -> None:
+    def _note(self, op: str, ranks: Sequence[int], rank: int, args: Sequence[Any]) -> None:
         """Note a collective of a phase."""
         if len(ranks) == 1:
             return
         if op in _ROOTED and not _is_of_ddp():
-            self._roots[ranks[_root(args)]] = None
-        if op not in _POSSIBLE:
+            self._add(self._roots, "root", ranks, ranks[_root(args)])
+        if op in _BETWEEN_TWO:
             self._needs[op] = None
+            pair = ranks[rank], ranks[_root(args)]
+            self._add(self._whole, "pair", ranks, pair[1], tuple(sorted({*pair})))
+        elif op not in _POSSIBLE:
+            self._need(op, ranks)
         elif op in _REDUCED and _kind(args) in _SUMS and _is_whole(args) and not _is_of_ddp():
-            self._needs[f"{op} with SUM of whole numbers (make them floating-point)"] = None
+            self._need(f"{op} with SUM of whole numbers (make them floating-point)", ranks)
         elif op in _REDUCED and not _kind(args):
-            self._needs[f"{op} with another operation than SUM, AVG, MIN, MAX, BAND and BOR"] = None
+            name = f"{op} with another operation than SUM, AVG, MIN, MAX, BAND and BOR"
+            self._need(name, ranks)
+        elif op in _REDUCED:
+            self._add(self._reduced, "reduced", ranks)
 
-    def needs(self) -> tuple[str, tuple[int, ...]]:
-        """Return the collectives of phases that need all ranks, and the ranks that are roots."""
-        return ", ".join(sorted(self._needs)), tuple(sorted(self._roots))
+    def _need(self, name: str, ranks: Sequence[int]) -> None:
+        """Note a collective that needs all members of its group."""
+        self._needs[name] = None
+        self._add(self._whole, "whole", ranks)
+
+    def _add(
+        self,
+        groups: dict[Any, None],
+        kind: str,
+        ranks: Sequence[int],
+        peer: int = -1,
+        members: Sequence[int] = (),
+    ) -> None:
+        """Note a group, whose ranks stay the same object; `peer`: a root, or the other of two."""
+        if (known := (kind, id(ranks), peer)) in self._used:
+            return
+        self._used[known] = None
+        group = pack_ranks(sorted(members or ranks))
+        groups[(peer, group) if kind == "root" else group] = None
+        self.has_news = True
+
+    def needs(self) -> str:
+        """Return the collectives of phases that need all members of their groups."""
+        return ", ".join(sorted(self._needs))
+
+    def use(self, sampler: tuple[int, ...] = ()) -> GroupUse:
+        """Return the groups of phases, and of the loader's `sampler`."""
+        whole, reduced = tuple(sorted(self._whole)), tuple(sorted(self._reduced))
+        return GroupUse(whole, reduced, tuple(sorted(self._roots)), sampler)
 
     def watch(
         self, op: str, ranks: Sequence[int], args: Sequence[Any]
@@ -128,8 +187,10 @@ class RankPresence:
         """Run a collective of a group, `rank` of whose `ranks` is this one, and return its work.
         Raises UnsupportedError."""
         if self._notes:
-            self._note(op, ranks, args)
+            self._note(op, ranks, rank, args)
         if self.absent.isdisjoint(ranks) and self.idle.isdisjoint(ranks):
+            return call(*args)
+        if len(self.units.numbers(ranks)) == 1:  # which is whole, and idle or not as a whole
             return call(*args)
         here, values = self.of(ranks), [*args]
         if op not in _POSSIBLE:
@@ -149,6 +210,8 @@ class RankPresence:
             raise _refused(op, f"its operation is none of {', '.join(_KINDS)}")
         if _is_whole(args) and not _is_of_ddp():
             raise _refused(op, "sums of whole numbers cannot be scaled")
+        if why := self.units.why_unscalable(ranks):
+            raise _refused(op, why)
         return self._run_sum(call, here, len(ranks), ranks[rank], values)
 
     def _run_sum(
@@ -164,6 +227,8 @@ class RankPresence:
                     each.zero_()
                 elif _is_inexact(each):
                     each.mul_(whole / working)
+        if len(here) == 1 and _kind(args) == "AVG":  # NCCL may be wrong for one rank
+            return FinishedWork(tensors, 0)
         work = call(*args)
         if not exact or not working:
             return work

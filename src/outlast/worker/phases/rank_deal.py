@@ -1,12 +1,17 @@
-"""Batches of this rank's loop while ranks are absent (data/batch_deal.py)."""
+"""Batches of this rank's loop while ranks are absent (data/batch_deal.py).
+
+Batches are dealt to units of ranks that leave together: number k of a deal is a batch for each rank
+of a unit, or one that they share, as in the sampler's own places (rank_units.py).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from outlast.controller.recovery.rank_units import UnitPlace
 from outlast.data.batch_deal import BatchDeal
-from outlast.data.dealt_loader import DealtLoader, why_not_dealt
+from outlast.data.dealt_loader import DealtLoader, sampler_of, why_not_dealt
 from outlast.errors import UnsupportedError
 from outlast.worker.groups import GroupRegistry
 
@@ -18,6 +23,7 @@ class RankDeal:
     def __init__(self, groups: GroupRegistry, note_once: Callable[[str, str], None]) -> None:
         self._groups, self._note_once = groups, note_once
         self.needs = ""  # why no rank may leave
+        self.sampler: tuple[int, ...] = ()  # `num_replicas` and `rank` of the loader's
         self.drawn: int | None = None  # number of the newest batch; None: idle
         self.reads: int | None = None  # of the batch that is read for it; None: there is none
         self._loader: Any = None
@@ -30,8 +36,8 @@ class RankDeal:
 
     def set_loader(self, loader: Any) -> None:
         """Set the loader of the loop."""
-        self._loader = loader
-        if why := why_not_dealt(loader, self._groups.world):
+        self._loader, self.sampler = loader, sampler_of(loader)
+        if why := why_not_dealt(loader):
             self.needs = f"the loader's batches cannot be dealt to other ranks: {why}"
 
     def begin_epoch(self, length: int | None, step: int, absent: Iterable[int]) -> None:
@@ -42,9 +48,10 @@ class RankDeal:
         self._newest = -1, step - 1
         self._deal = self._dealt = None
         if self._agreed:
-            world = self._groups.world
-            self._deal = BatchDeal.before_epoch(world, self._rows, step=step - 1)
-            self._deal.present = tuple(r for r in range(world) if r not in self._agreed)
+            here = (rank for rank in range(self._groups.world) if rank not in self._agreed)
+            units = self._groups.presence.units
+            self._deal = BatchDeal.before_epoch(len(units.units), self._rows, step=step - 1)
+            self._deal.present = units.numbers(here)
 
     def take_place(self, place: dict[str, Any], length: int | None) -> bool:
         """Take the place of a draw from its description; return whether its batch was dealt."""
@@ -54,12 +61,18 @@ class RankDeal:
         self.drawn, self._deal = place.get("drawn"), None
         if place.get("deal"):
             self._deal = BatchDeal.at(place["deal"])
+            units = tuple(map(tuple, place.get("units", ())))
+            self._groups.presence.set_units(self._groups.world, units)
         self._note_read()
         return self._deal is not None and self._rows is not None
 
     def place(self) -> dict[str, Any]:
         """Return the place of the newest draw in the deal, as plain data; {} without one."""
-        return {"deal": self._deal.place(), "drawn": self.drawn} if self._deal else {}
+        if not self._deal:
+            return {}
+        units = self._groups.presence.units
+        found = {"deal": self._deal.place(), "drawn": self.drawn}
+        return found | ({"units": [*map(list, units.units)]} if units.size > 1 else {})
 
     @property
     def is_dealt(self) -> bool:
@@ -89,7 +102,7 @@ class RankDeal:
             if self._deal.is_over:
                 return False
             self._deal.deal()
-        self.drawn = self._deal.hand.of(self._groups.seat)
+        self.drawn = self._deal.hand.of(self._own.unit)
         self._note_read()
         return bool(self._deal.hand.batches)
 
@@ -99,14 +112,17 @@ class RankDeal:
         if self.reads is None:
             raise StopIteration
         if self._dealt is None:
-            self._dealt = DealtLoader(self._loader, self._groups.world)
+            self._dealt = DealtLoader(self._loader)
             if self._loader.num_workers:
                 self._note_once(
                     "batches are read in the main process to the end of this epoch, since ranks"
                     " are or were absent",
                     "dealt",
                 )
-        return self._dealt.load(self.reads)
+        units = self._groups.presence.units
+        row, unit = divmod(self.reads, len(units.units))
+        replicas, _ = self.sampler
+        return self._dealt.load(row, units.sampler_rank(replicas, unit, self._own.place))
 
     def follow(self, step: int) -> bool:
         """Follow a change of the ranks that are present, at a place with `step` committed steps;
@@ -114,7 +130,7 @@ class RankDeal:
         if not self._has_begun:
             return False
         row, newest = self._newest
-        world, rows = self._groups.world, self._rows
+        world, rows = len(self._groups.presence.units.units), self._rows
         if self._deal is None and self._groups.presence.absent:
             if row < 0:
                 self._deal = BatchDeal.before_epoch(world, rows, step=step - 1)
@@ -122,12 +138,17 @@ class RankDeal:
                 is_end = rows is not None and row >= rows  # the newest draw has found the end
                 at, on = (rows - 1, newest - 1) if is_end and rows else (row, newest)
                 self._deal = BatchDeal(world, rows, row=at, step=on)
-                self.drawn = None if is_end else self._deal.hand.of(self._groups.seat)
+                self.drawn = None if is_end else self._deal.hand.of(self._own.unit)
                 self.reads = self.drawn  # a new worker reads it again behind the change
         if self._deal is not None:
+            if self._deal.world != world:
+                raise UnsupportedError(
+                    f"the batches of this epoch are dealt to {self._deal.world} units of ranks, and"
+                    f" the phases of the script need {world} others; nothing was dealt"
+                )
             self._deal.change(step, self._present)
             if self._deal.step == newest:
-                self.drawn = self._deal.hand.of(self._groups.seat)
+                self.drawn = self._deal.hand.of(self._own.unit)
                 self._note_read()
         return self._deal is not None
 
@@ -140,13 +161,21 @@ class RankDeal:
     @property
     def is_idle(self) -> bool:
         """Return whether this rank has no batch of its own in the newest step."""
-        return self._deal is not None and self._groups.seat in self._deal.hand.idle
+        return self._deal is not None and self._own.unit in self._deal.hand.idle
 
     def idle(self, step: int) -> frozenset[int]:
         """Return the ranks without a batch in a step."""
         deal = self._deal
-        return frozenset(deal.hand.idle) if deal is not None and deal.step == step else frozenset()
+        if deal is None or deal.step != step:
+            return frozenset()
+        units = self._groups.presence.units.units
+        return frozenset(rank for number in deal.hand.idle for rank in units[number])
+
+    @property
+    def _own(self) -> UnitPlace:
+        return self._groups.presence.units.place_of(self._groups.seat)
 
     @property
     def _present(self) -> tuple[int, ...]:
-        return self._groups.presence.of(range(self._groups.world))
+        presence = self._groups.presence
+        return presence.units.numbers(presence.of(range(self._groups.world)))

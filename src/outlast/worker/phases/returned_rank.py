@@ -2,8 +2,8 @@
 
 Its place in the script, with the variables of the loop and its own objects, is that of a rank that
 was present. Its random generators are its own, as they were when it left: ranks that draw the same
-numbers would train the same masks. If they are not known, they are seeded from the others' and the
-rank.
+numbers would train the same masks. If they are not known, they are seeded from the other rank's and
+a number that is the same in a unit of ranks.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ def merged_slots(slots: Mapping[str, bytes], n: int, rank: int) -> dict[str, byt
     if not own_slots:
         return others
     own = _random_of(own_slots)
+    seed = int(own_slots.get("") or rank)
     merged: dict[str, bytes] = {}
     for key, value in others.items():
         if key.startswith("result:"):
             merged[key] = value
         else:
-            merged[key] = _with_generators(ProgressSlot.unpack(value), own, rank).pack()
+            merged[key] = _with_generators(ProgressSlot.unpack(value), own, seed).pack()
     return merged
 
 
@@ -49,10 +50,10 @@ def _random_of(slots: Mapping[str, bytes]) -> dict[str, Any] | None:
     return codec.decode(codec.decode(newest.own)["choices"])["random"]
 
 
-def _with_generators(slot: ProgressSlot, own: dict[str, Any] | None, rank: int) -> ProgressSlot:
+def _with_generators(slot: ProgressSlot, own: dict[str, Any] | None, seed: int) -> ProgressSlot:
     state = codec.decode(slot.own)
     choices = codec.decode(state["choices"])
-    own = own or _seeded(choices["random"], rank)
+    own = own or _seeded(choices["random"], seed)
     state["choices"] = _replaced(state["choices"], own)
     batch = slot.batch
     if batch:
@@ -72,9 +73,9 @@ def _replaced(choices: bytes, own: dict[str, Any]) -> bytes:
     return codec.encode(decoded)
 
 
-def _seeded(others: dict[str, Any], rank: int) -> dict[str, Any]:
-    """Return generators that are seeded from another rank's and a rank."""
-    seed = xxhash.xxh3_64_intdigest(codec.encode({"rank": rank, "random": others})) >> 32
+def _seeded(others: dict[str, Any], number: int) -> dict[str, Any]:
+    """Return generators that are seeded from another rank's and a number."""
+    seed = xxhash.xxh3_64_intdigest(codec.encode({"rank": number, "random": others})) >> 32
     with random_state.preserved():
         random.seed(seed)
         np.random.seed(seed)

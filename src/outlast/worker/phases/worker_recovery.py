@@ -257,7 +257,7 @@ class WorkerRecovery:
         try:
             partners = partners_of(self.seat, body)
             self._groups.connect(
-                body.generation, body.timeout_s, body.transfers, partners, body.absent
+                body.generation, body.timeout_s, body.transfers, partners, body.absent, body.units
             )
             self._compare_rehearsals()
             for donor, joiner in body.transfers:
