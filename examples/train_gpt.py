@@ -7,6 +7,7 @@ python examples/train_gpt.py                                       # the same tr
 import argparse
 import hashlib
 import sysconfig
+import zlib
 from pathlib import Path
 
 import torch
@@ -16,21 +17,19 @@ from torch.nn import functional as F  # noqa: N812 - the field's own name for it
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import CosineAnnealingLR
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
 
 import outlast
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--steps", type=int, default=200)
-parser.add_argument("--seed", type=int, default=0)
-parser.add_argument("--width", type=int, default=128)
-parser.add_argument("--layers", type=int, default=4)
-parser.add_argument("--heads", type=int, default=4)
+for name, default in {"steps": 200, "seed": 0, "width": 128, "layers": 4, "heads": 4}.items():
+    parser.add_argument(f"--{name}", type=int, default=default)
 parser.add_argument("--context", type=int, default=64, help="bytes that the model sees")
 parser.add_argument("--batch", type=int, default=8, help="sequences a rank and step")
 parser.add_argument("--lr", type=float, default=2e-3)
 parser.add_argument("--evaluate-every", type=int, default=50, help="steps")
 parser.add_argument("--hot-spares", action="store_true", help="spares build the model in advance")
+parser.add_argument("--bench", action="store_true", help="one epoch of --steps, with checksums")
 args = parser.parse_args()
 
 
@@ -82,14 +81,9 @@ class Windows(Dataset[Tensor]):
         return torch.frombuffer(bytearray(window), dtype=torch.uint8).long()
 
 
-def standard_library() -> bytes:
-    """The source of every top-level module of the Python that runs this."""
-    modules = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
-    return b"".join(module.read_bytes() for module in modules)
-
-
 # What stands above init() a spare has done in advance.
-text = standard_library()
+modules = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))  # its top-level modules
+text = b"".join(module.read_bytes() for module in modules)
 cut = len(text) * 95 // 100
 lessons, exam = Windows(text[:cut], args.context), Windows(text[cut:], args.context)
 
@@ -99,6 +93,8 @@ torch.manual_seed(args.seed)
 gpt = GPT(args.width, args.layers, args.heads, args.context).to(session.device)
 model = DistributedDataParallel(gpt)
 optimizer = AdamW(model.parameters(), lr=args.lr)
+if args.bench:  # where ranks leave, it takes more steps
+    lessons = Subset(lessons, range(args.steps * session.world_size * args.batch))
 scheduler = CosineAnnealingLR(optimizer, T_max=args.steps)
 sampler = DistributedSampler(lessons, session.world_size, session.rank, seed=args.seed)
 loader = DataLoader(lessons, args.batch, sampler=sampler, drop_last=True)
@@ -120,6 +116,8 @@ def train_step(windows: Tensor) -> float:
     loss.backward()
     nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)
     session.report(loss=loss.item())  # here it is kept even if this very rank dies while it steps
+    if args.bench and not session.is_idle:
+        session.report(batch=zlib.crc32(windows.numpy().tobytes()))
     optimizer.step()  # the gate: nothing has changed before all ranks have come this far
     scheduler.step()
     return loss.item()
@@ -134,7 +132,8 @@ def evaluate() -> float:
     return loss.item() / session.world_size
 
 
-for batch in session.batches(loader, until=args.steps):
+ends = {"epochs": 1} if args.bench else {"until": args.steps}
+for batch in session.batches(loader, **ends):
     loss = session.run(train_step, batch)  # redone until the whole job has it; returns once
     if session.step_index % args.evaluate_every == 0:
         exam_loss = session.run(evaluate)

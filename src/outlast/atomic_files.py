@@ -89,14 +89,15 @@ def replace_file(path: Path, data: bytes, *, durable: bool = True) -> None:
         draft.write_bytes(data)
 
 
-def write_new(path: Path, text: str | None) -> None:
-    """Write a new file, complete or not at all; None: only check that it can be written.
+def write_new(path: Path, text: str | None, flag: str = "--out") -> None:
+    """Write a new file, complete or not at all; None: only check that it can be written. `flag`:
+    of the command that names the file.
 
     Raises UsageError, StorageError.
     """
     refuse_existing(path)
     if not path.absolute().parent.is_dir():
-        raise UsageError(f"--out {path}: there is no directory {path.absolute().parent}")
+        raise UsageError(f"{flag} {path}: there is no directory {path.absolute().parent}")
     if text is None:
         return
     try:

@@ -24,14 +24,14 @@ def expected(undisturbed: Undisturbed) -> list[str]:
     return undisturbed(2)
 
 
-def begin(cluster: Cluster, nodes: str, *hosts: str) -> Path:
+def begin(cluster: Cluster, nodes: str, *hosts: str, flags: tuple[str, ...] = ()) -> Path:
     """Start a run on these hosts only; return the file that keeps it from ending."""
     hold = cluster.folder / "hold"
     hold.touch()
     for name in cluster.hosts.names:
         if name not in hosts:
             cluster.hosts.power_off(name)
-    cluster.start(nodes, 1, LEASE, job=(STEPS, "ddp", str(hold)))
+    cluster.start(nodes, 1, LEASE, *flags, job=(STEPS, "ddp", str(hold)))
     cluster.wait_for_event(lambda one: isinstance(one, PhaseDone) and one.step >= 20, "step 20")
     return hold
 
@@ -75,6 +75,31 @@ def test_a_node_that_lost_its_power_comes_back_as_a_spare_one(
     must_be_equal(cluster, expected)
     assert seats(cluster) == [(1, "n3"), (1, "n2")]
     assert [one.committed_steps_lost for one in cluster.summary().incidents] == [0, 0]
+
+
+def test_a_node_returns_with_the_policy_of_the_run_alone(
+    cluster: Cluster, expected: list[str]
+) -> None:
+    """The file was edited meanwhile: the host is refused by name, and nothing is lost."""
+    policy = cluster.folder / "mine.toml"
+    policy.write_text('[default]\nrungs = ["retry", "respawn", "stop"]\n')
+    flags = (f"--policy={policy}", "--checkpoint-every=20")
+    hold = begin(cluster, "2", "n1", "n2", flags=flags)
+    cluster.hosts.run("n2", "pkill", "-KILL", "-o", "-f", "outlast run")
+    before = policy.read_text()
+    policy.write_text('[default]\nrungs = ["restart", "stop"]\n')
+    cluster.start_again("n2")
+    code, output = cluster.end("n2")
+    assert code == EXIT_USAGE
+    assert "n2: its recovery policy (--policy) is mine, digest" in output
+    policy.write_text(before)
+    cluster.start_again("n2")
+    cluster.wait_for_steps(2)
+    hold.unlink()
+    assert set(cluster.codes().values()) == {EXIT_DONE}
+    must_be_equal(cluster, expected)
+    (incident,) = cluster.summary().incidents
+    assert (incident.rung, incident.committed_steps_lost) == ("respawn", 0)
 
 
 def test_ranks_without_room_wait_for_the_return_of_their_node(

@@ -139,6 +139,7 @@ def test_a_lost_host_without_a_spare_ends_the_run_by_name(cluster: Cluster) -> N
     ("flags", "says"),
     [
         (("--checkpoint-every=5",), "its plan (checkpoint_every) is 5"),
+        (("--policy=exact",), "its recovery policy (--policy) is exact, digest"),
         (("--nproc-per-node=2",), "its world size is 4, and that of the controller's node 2"),
         (("--rdzv-endpoint=n9:29400",), "'n9' of the endpoint does not resolve"),
         (("--token-file=/dev/null",), "has a token of 0 characters"),

@@ -38,9 +38,10 @@ from pathlib import Path
 # take when they are there. Nodes that come back, cuts between two hosts, directories of each host,
 # lost results: 6 modules. Notices: 7 modules. Hosts that leave and come back: 5, 800 lines.
 # Recovery policies and what they cost: 9, 1,300. Absent ranks, and their simulation: 11, 1,700.
-# The race of strategies: 5, 900. Units of ranks that leave together: 2, 500.
+# The race of strategies: 5, 900; torchft in it, policies from rates, and on a lake: 3, 800.
+# Units of ranks that leave together: 2, 500.
 CEILINGS = {
-    "modules": 545,
+    "modules": 548,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 1,
@@ -49,7 +50,7 @@ CEILINGS = {
     "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 121700,
+    "lines": 122500,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 0,
 }

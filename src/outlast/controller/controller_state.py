@@ -25,7 +25,7 @@ from outlast.controller.member_tables import (
     UnitRecord,
     WorkerRecord,
 )
-from outlast.controller.recovery.recovery_policy import DEFAULT, RecoveryPolicy
+from outlast.controller.recovery.recovery_policy import DEFAULT, Means, RecoveryPolicy
 from outlast.controller.save_schedule.save_tiers import SavePolicy
 from outlast.controller.state_parts import MODES, Mode
 from outlast.errors import InvariantError
@@ -177,6 +177,15 @@ class ControllerState(parts.StatePart, kw_only=True):
         broken += [text for text, holds in checks.items() if not holds]
         if broken:
             raise InvariantError(f"mode {self.mode}, generation {self.generation}: {broken}")
+
+    def means(self, now_ns: int) -> Means:
+        """Return what conditions and budgets of the policy are compared with."""
+        return Means(
+            warm=len(self.warm_spares()),
+            step_s=self.saves.step_s,
+            rungs=self.budgets.rungs,
+            now_ns=now_ns,
+        )
 
     def respawns_left(self) -> int:
         """Return how many workers may still be started without progress."""

@@ -187,7 +187,7 @@ def on_offered(
         checkpoint_tracking.on_host_lost(turn)
     if state.placement.agents and (known is None or reborn):
         state.placement = state.placement.with_node(envelope.agent, body.domain)
-        members.refill_later()  # its room is for spares
+    members.refill_due |= known is None or reborn  # its room is for spares
     members.set_agent(
         AgentRecord(
             name=envelope.agent,

@@ -24,7 +24,7 @@ from outlast.controller.controller_state import (
 from outlast.controller.inputs import FindingKey, RankMigrated, SchedulerChecked
 from outlast.controller.member_tables import AgentRecord
 from outlast.controller.recovery import incident_response
-from outlast.controller.recovery.recovery_policy import NOTICE
+from outlast.controller.recovery.recovery_policy import why_no_move
 from outlast.events import Warned
 from outlast.transport import messages
 
@@ -330,8 +330,8 @@ def _why_not(state: ControllerState, move: _Move, chosen: list[_Move], now_ns: i
     ]
     is_limited = move.finding.check not in UNLIMITED
     moves_max = state.recovery.moves_max  # a check that always fires must not use all spares
-    if not state.recovery.names("migrate", NOTICE):
-        return f"the policy {state.recovery.name} has no rung migrate for notices"
+    if why := why_no_move(state.recovery, state.means(now_ns), len(leaving), state.world):
+        return why
     if is_limited and len(recent - {move.workers[0].name}) >= moves_max:
         return f"{moves_max} moves were made within the last hour"
     if len(leaving) > well:

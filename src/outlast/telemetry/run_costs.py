@@ -68,6 +68,11 @@ class RunCosts(msgspec.Struct, frozen=True, kw_only=True):
         return {name: mean_of(each) for name in COST_NAMES if (each := self.seconds[name])}
 
 
+def is_failure(incident: Incident) -> bool:
+    """Return whether something failed: not for requests, and where absent ranks came back."""
+    return not incident.is_request and incident.cause.kind != "regrow"
+
+
 def is_host_lost(incident: Incident) -> bool:
     """Return whether a failure took a host, and not only processes on it."""
     return any(fault.kind == "agent_lost" for fault in incident.faults)
@@ -98,7 +103,7 @@ def run_costs(events: Sequence[AnyEvent]) -> RunCosts:
     survived = tuple(
         incident
         for incident in incidents(events)
-        if incident.state == "recovered" and not incident.is_request
+        if incident.state == "recovered" and is_failure(incident)
     )
     for incident in survived:
         seconds["detect"].append(incident.phases_ms["notice"] / 1e3)

@@ -35,6 +35,7 @@ from outlast.events import (
 from outlast.telemetry.event_store import Life, life_of, read_events
 from outlast.telemetry.incidents import PHASES, Incident, Phase, incidents
 from outlast.telemetry.job_progress import CommittedProgress, ReplicaAgreement, replica_agreement
+from outlast.telemetry.run_costs import is_failure
 from outlast.telemetry.segment_files import SegmentDamage
 from outlast.telemetry.time_accounting import Bucket, LauncherTerm, account, split_terms
 from outlast.text_formatting import duration, fault_text, plural, rank_and_host
@@ -279,7 +280,7 @@ def _line(incident: Incident) -> IncidentLine:
 def _causes(run_incidents: Sequence[Incident]) -> dict[str, IncidentCause]:
     times_s: dict[str, list[float]] = {}
     for incident in run_incidents:
-        if incident.is_request:
+        if not is_failure(incident):
             continue
         times_s.setdefault(incident.cause.kind, []).append(incident.total_ms / 1e3)
     return {

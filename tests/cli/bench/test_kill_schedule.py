@@ -118,7 +118,7 @@ def run(tmp_path: Path) -> Iterator[_Run]:
 
 
 def carried_out(run: _Run, *kills: PlannedKill, steps: int, notice_s: float = 0.0) -> KillInjector:
-    injector = KillInjector(run.run_dir, kills, steps, notice_s)
+    injector = KillInjector(run.run_dir, kills, 2, steps, notice_s)
     injector.start()
     return injector
 
@@ -137,8 +137,9 @@ def test_the_worker_that_has_the_rank_is_killed(run: _Run) -> None:
 @pytest.mark.process
 def test_nobody_is_killed_before_the_first_step_or_in_the_last_ones(run: _Run) -> None:
     injector = carried_out(run, PlannedKill(at_s=0.0, rank=1), steps=15)
-    run.step(0, 1)
-    run.step(1, 5)
+    for step in range(1, 6):  # of 15, without the last 10
+        run.step(0, step)
+        run.step(1, step)
     injector.join(30)
     assert [one.fate for one in injector.records] == ["ended"]
     assert all(process.poll() is None for process in run.workers.values())

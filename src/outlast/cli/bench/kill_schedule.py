@@ -22,7 +22,8 @@ from outlast.telemetry.event_store import EventReader
 
 FIRST_S = 3.0  # before the first kill
 KILLS_MAX = 100_000
-LAST_STEPS = 10  # at the end, without kills: a rank that has ended its script cannot be replaced
+# Steps of all ranks at the end, without kills: a rank that has ended its script cannot be replaced.
+LAST_STEPS = 10
 _POLL_S = 0.02
 
 Fate = Literal["killed", "moved", "no-worker", "ended"]
@@ -93,23 +94,28 @@ def read_schedule(path: Path, world: int) -> KillSchedule:
 
 class KillInjector(threading.Thread):
     """Kills workers of a running job by its schedule. `notice_s`: time before each kill at which
-    its rank is asked to move; 0: no notices. `steps`: of the job."""
+    its rank is asked to move; 0: no notices. `world`, `steps`: of the job."""
 
     def __init__(
-        self, run_dir: Path, kills: tuple[PlannedKill, ...], steps: int, notice_s: float
+        self,
+        run_dir: Path,
+        kills: tuple[PlannedKill, ...],
+        world: int,
+        steps: int,
+        notice_s: float,
     ) -> None:
         super().__init__(name="outlast-bench-kills", daemon=True)
         self.records: list[KillRecord] = []
         self._run_dir, self._kills, self._notice_s = run_dir, kills, notice_s
-        self._last_step = steps - LAST_STEPS
+        self._steps = steps - LAST_STEPS
         self._end = threading.Event()
         self._reader = EventReader(run_dir, lambda _damage: None)
         self._hosts = RankHosts()
         self._pids: dict[str, int] = {}
         self._starting: dict[int, str] = {}  # rank -> the newest worker that was started for it
         self._first_ns: dict[int, int] = {}  # rank -> end of its first step
-        self._step = 0
-        self._world = 1 + max((kill.rank for kill in kills), default=0)
+        self._done: set[tuple[int, int]] = set()  # ranks and steps
+        self._world = world
         self._noticed: dict[int, str] = {}  # number of the kill -> worker that was asked to move
 
     def stop(self) -> None:
@@ -146,7 +152,7 @@ class KillInjector(threading.Thread):
                 self._pids.pop(event.worker, None)
             case PhaseDone(kind="step"):
                 self._first_ns.setdefault(event.seat, event.t_ns)
-                self._step = max(self._step, event.step)
+                self._done.add((event.seat, event.step))
             case _:
                 pass
 
@@ -170,7 +176,7 @@ class KillInjector(threading.Thread):
         worker = self._noticed.get(number) or self._starting.get(kill.rank, "")
         pid = self._pids.get(worker, 0)
         fate: Fate = "killed"
-        if self._step >= self._last_step:
+        if len(self._done) >= self._steps * self._world:
             fate = "ended"
         elif not pid:
             fate = "moved" if number in self._noticed else "no-worker"

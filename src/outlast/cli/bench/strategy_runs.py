@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ from msgspec.structs import replace
 from outlast import config
 from outlast.cli.bench.kill_schedule import KillInjector, KillRecord, PlannedKill
 from outlast.cli.demo import DIGEST, difference_max, example
-from outlast.events import PhaseDone
+from outlast.events import GenerationOpened, Metrics, PhaseDone
 from outlast.launch.policies.policy_files import read_policy
 from outlast.plan.answers.policy_trial import MeasuredJob, measure, try_on_schedule
 from outlast.plan.simulate.scheduled_failures import ScheduledFailure
@@ -31,7 +32,8 @@ PACE_SPREAD = 0.03  # of steps, besides what two undisturbed runs differ by
 
 
 class Strategy(NamedTuple):
-    """A strategy: policy, spares, and whether they are hot, saves, and notices before kills."""
+    """A strategy: policy, spares, and whether they are hot, saves, and notices before kills.
+    `leaves`: ranks leave, so that the weights are not those of an undisturbed run."""
 
     name: str
     policy: str
@@ -39,6 +41,7 @@ class Strategy(NamedTuple):
     is_hot: bool = False
     saves: tuple[str, ...] = ()
     has_notices: bool = False
+    leaves: bool = False
 
     @property
     def flags(self) -> list[str]:
@@ -48,12 +51,16 @@ class Strategy(NamedTuple):
 
 _DISK = "--checkpoint-every={every}"
 UNDISTURBED = Strategy("undisturbed", "default")
+TORCHFT = Strategy("torchft", "", leaves=True)  # torchft_runs.py
+BY_POLICY = "not equal by policy"
 STRATEGIES = (
     Strategy("restart-from-disk", "checkpoint-restart", saves=(_DISK,)),
     Strategy("restart-from-memory", "memory-restart", saves=(_DISK, "--snapshot-every=5")),
     Strategy("replace-warm", "exact", spares=1),
     Strategy("replace-hot", "exact", spares=1, is_hot=True),
     Strategy("move-on-notice", "exact", spares=1, is_hot=True, has_notices=True),
+    Strategy("elastic", "torchft-like", leaves=True),
+    TORCHFT,
 )
 
 
@@ -77,7 +84,9 @@ class SchedulePrediction(msgspec.Struct, frozen=True, kw_only=True):
 
 class StrategyResult(msgspec.Struct, frozen=True, kw_only=True):
     """Figures of one run. `finish_s`: from the first step that all ranks have completed to their
-    last one; None if the job did not end. `wall_s`: of the launcher."""
+    last one; None if the job did not end. `wall_s`: of the launcher. `weights`: equal | DIFFER, or
+    BY_POLICY where ranks have left; "" of a job that did not end. `loss_difference_max`: of losses
+    of the same rank and step, which are of other samples once ranks have left."""
 
     strategy: str
     command: str
@@ -93,10 +102,10 @@ class StrategyResult(msgspec.Struct, frozen=True, kw_only=True):
     step_s: float
     recovery_s: float  # from faults until steps went on, without redone ones
     steps_redone: int
-    samples_lost: int  # of (rank, step) pairs without a loss
-    samples_repeated: int
+    samples_lost: int  # that the undisturbed run has trained, and this one has not
+    samples_repeated: int  # trained again, or redone
     loss_difference_max: float | None = None
-    bit_equal: bool | None = None
+    weights: str = ""
     cost_usd: float
     predicted: SchedulePrediction | None = None
     verdict: str = ""  # inside | below | above
@@ -124,10 +133,12 @@ def train(
     """Run the job under a strategy, and kill its workers; stop it after `limit_s`."""
     flags = [flag.format(every=job.every) for flag in strategy.flags]
     script = [str(example()), f"--steps={job.steps}", f"--batch={BATCH}"]
+    script += ["--bench"]
     script += ["--hot-spares"] if strategy.is_hot else []
     words = ["run", "--plain", f"--nproc-per-node={job.world}", f"--run-dir={run_dir}", *flags]
     words.append(f"--limit=attempts_max={ATTEMPTS_MAX}")
-    injector = KillInjector(run_dir, kills, job.steps, job.notice_s if strategy.has_notices else 0)
+    notice_s = job.notice_s if strategy.has_notices else 0.0
+    injector = KillInjector(run_dir, kills, job.world, job.steps, notice_s)
     with run_dir.with_suffix(".log").open("wb") as log:
         command = [sys.executable, "-m", "outlast", *words, *script]
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
@@ -158,35 +169,65 @@ def result_of(run: StrategyRun, job: BenchJob, reference: Path, price_usd: float
     summary = summarise(run.run_dir)
     measured = measure(events)
     losses, expected = reported_losses(run.run_dir), reported_losses(reference)
-    missing = [key for key in expected if key not in losses]
+    lost, repeated = compare_batches(trained_batches(run.run_dir), trained_batches(reference))
     fates = [record.fate for record in run.records]
     ranks = job.world + run.strategy.spares
     is_done = summary.outcome == "done"
     redone = summary.committed_steps_lost or 0
-    both = {key: losses[key] for key in losses if key in expected}
+    both = {key: losses[key] for key in losses if key in expected and key[2] != "batch"}
+    is_equal = bit_texts(losses) == bit_texts(expected) and (
+        digest(run.run_dir) == digest(reference) != ""
+    )
+    rungs = _rungs(summary)
+    weights = "equal" if is_equal else BY_POLICY if rungs.get("shrink") else "DIFFER"
     return StrategyResult(
         strategy=run.strategy.name,
         command=run.command,
         outcome=summary.outcome,
         reason=run.late or (summary.cause.detail if summary.cause and not is_done else ""),
-        finish_s=_finish_s(run.run_dir, job) if is_done else None,
+        finish_s=_finish_s(run.run_dir) if is_done else None,
         wall_s=summary.wall_s,
         ettr=summary.ettr,
         goodput=summary.goodput,
         kills={fate: fates.count(fate) for fate in dict.fromkeys(fates)},
-        rungs=_rungs(summary),
+        rungs=rungs,
         step_s=measured.step_s,
         recovery_s=sum(sum(each) for each in measured.rungs_s.values())
         + sum(failure.detect_s for failure in measured.failures),
         steps_redone=redone,
-        samples_lost=len(missing) * BATCH,
-        samples_repeated=redone * job.world * BATCH,
+        samples_lost=lost * BATCH,
+        samples_repeated=(repeated + redone * job.world) * BATCH,
         loss_difference_max=difference_max(both, {key: expected[key] for key in both}),
-        bit_equal=is_done
-        and bit_texts(losses) == bit_texts(expected)
-        and digest(run.run_dir) == digest(reference) != "",
+        weights=weights if is_done else "",
         cost_usd=summary.wall_s * ranks / 3600 * price_usd,
     )
+
+
+def trained_batches(run_dir: Path) -> Counter[float]:
+    """Return how often each batch counted in a step that was committed, by its checksum. A repeated
+    step counts once: of its batch, the last report."""
+    events = read_events(run_dir)
+    steps = [event for event in events if isinstance(event, PhaseDone) and event.kind == "step"]
+    done = {(event.seat, event.step) for event in steps}
+    committed = {(event.step, event.generation) for event in steps}
+    batches: dict[tuple[int, int], float] = {}
+    generation = 0
+    for event in sorted(events, key=lambda one: one.t_ns):
+        if isinstance(event, GenerationOpened):
+            generation = event.generation
+        elif (
+            isinstance(event, Metrics)
+            and "batch" in event.values
+            # A rank that died in a committed step may have no event of its end.
+            and ((event.seat, event.step) in done or (event.step, generation) in committed)
+        ):
+            batches[event.seat, event.step] = event.values["batch"]
+    return Counter(batches.values())
+
+
+def compare_batches(ours: Counter[float], expected: Counter[float]) -> tuple[int, int]:
+    """Return how many batches are missing, and how many are trained more often than expected."""
+    return (expected - ours).total(), (ours - expected).total()
 
 
 def predict(
@@ -198,6 +239,7 @@ def predict(
 ) -> SchedulePrediction:
     """Return what the plan's simulator predicts for exactly this schedule, from a short run of the
     strategy (`measured`) and the shortest and longest step of undisturbed runs."""
+    world = job.world
     kind = "requested" if strategy.has_notices else "killed"
     ahead_s = job.notice_s if strategy.has_notices else 0.0
     detected_s = [failure.detect_s for failure in measured.failures] or [0.0]
@@ -217,6 +259,11 @@ def predict(
         (1.0, SLOWER, high_s * (1 + PACE_SPREAD)),
     ):
         scaled = {rung: tuple(s * factor for s in each) for rung, each in measured.rungs_s.items()}
+        # Fewer ranks may make shorter steps, where they share the processors: as many samples.
+        shares = {
+            absent: measured.step_shares.get(absent, 1 - (1 - share) * absent / world)
+            for absent in range(1, world)
+        }
         of_schedule = replace(
             measured,
             steps=job.steps,
@@ -227,6 +274,7 @@ def predict(
             interval=job.every if strategy.saves else 0,
             copy_interval=5 if len(strategy.saves) > 1 else job.every if strategy.saves else 0,
             failures=failures,
+            step_shares=shares,
         )
         found.append(try_on_schedule(of_schedule, policy, share=share, refill_s=REFILL_S))
     low, mid, high = found
@@ -282,12 +330,13 @@ def _rungs(summary: RunSummary) -> dict[str, int]:
     return {rung: taken.count(rung) for rung in dict.fromkeys(taken)}
 
 
-def _finish_s(run_dir: Path, job: BenchJob) -> float:
+def _finish_s(run_dir: Path) -> float:
     """Return the time from the first step that all ranks had completed to their last one."""
     steps = [event for event in read_events(run_dir) if isinstance(event, PhaseDone)]
     steps = [event for event in steps if event.kind == "step"]
     first: dict[int, int] = {}
     for event in steps:
         first.setdefault(event.seat, event.t_ns)
-    last = [event.t_ns for event in steps if event.step == job.steps]
+    end = max(event.step for event in steps)
+    last = [event.t_ns for event in steps if event.step == end]
     return (max(last) - max(first.values())) / 1e9

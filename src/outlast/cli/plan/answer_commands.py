@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from outlast import quantities
+from outlast.atomic_files import write_new
 from outlast.cli.output_stream import echo, print_json
 from outlast.cli.plan.scenario_command import (
     ExtraFlags,
@@ -24,7 +25,7 @@ from outlast.cli.plan.scenario_command import (
     remarks,
     show,
 )
-from outlast.errors import EXIT_DONE
+from outlast.errors import EXIT_DONE, UsageError
 from outlast.plan.answers import formula_answers
 from outlast.plan.answers.copy_counts import CopiesRow, memory_copies
 from outlast.plan.answers.formula_answers import best_interval
@@ -204,6 +205,7 @@ def advise(
     strategy: Strategy | None = None,
     json: Json = False,
     figure: Path | None = None,
+    policy_out: Path | None = None,
     extra: ExtraFlags | None = None,
     **fields: Fields,
 ) -> int:
@@ -219,16 +221,28 @@ def advise(
         savings. --interval adds the current checkpoint interval.
     figure
         Draw the price with each input halved and doubled into this file (.svg, .png, .pdf).
+    policy_out
+        Write the recommended recovery policy into this new TOML file, for `outlast run --policy`.
     """
     from outlast.plan.answers import advisor
 
     path = check_picture(figure)
+    if policy_out:
+        if policy_out.suffix != ".toml":
+            raise UsageError(f"--policy-out {policy_out}: give the name of a new .toml file")
+        write_new(policy_out, None, "--policy-out")
     scenario = scenario_of(check_fields(fields, advise), file)
     advice = advisor.advise(scenario, strategy, extra.extra_inputs() if extra else None)
+    if policy_out and not advice.policy_file:
+        raise UsageError("--policy-out: this run never ends at any settings; nothing was written")
+    if policy_out:
+        write_new(policy_out, advice.policy_file, "--policy-out")
     if json:
         print_json(advice)
     else:
         _show_advice(advice)
+    if policy_out and not json:
+        echo(f"written to {policy_out}; next: outlast policy explain --policy {policy_out}")
     if path:
         from outlast.plan.figures.cost_figures import draw_tornado
 

@@ -32,7 +32,7 @@ from outlast.controller.recovery import (
     shrinking,
 )
 from outlast.controller.recovery.recovery_ladder import RecoveryChoice, Situation
-from outlast.controller.recovery.recovery_policy import FROM_A_COPY, Means
+from outlast.controller.recovery.recovery_policy import FROM_A_COPY
 from outlast.controller.recovery.shard_rebuild import RebuildPlace
 
 
@@ -256,12 +256,7 @@ def _recovery_situation(turn: ControllerTurn, survivors: list[WorkerRecord], n: 
         rooms=node_placement.rooms(state),
         disk_n=on_disk.n if on_disk else 0,
         disk_steps_lost=max(0, state.progress.reached[1] - (on_disk.step if on_disk else 0)),
-        means=Means(
-            warm=len(state.warm_spares()),
-            step_s=state.saves.step_s,
-            rungs=state.budgets.rungs,
-            now_ns=turn.now_ns,
-        ),
+        means=state.means(turn.now_ns),
     )
 
 

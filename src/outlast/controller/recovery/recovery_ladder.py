@@ -18,6 +18,7 @@ from outlast.controller.recovery.recovery_policy import (
     RecoveryPolicy,
     Rung,
     failure_class,
+    numbered,
     unmet,
 )
 from outlast.events import REQUESTS, Fault
@@ -97,7 +98,7 @@ def choose(situation: Situation, policy: RecoveryPolicy = DEFAULT) -> RecoveryCh
         skips_memory=skips_memory,
         shrinks=any(rule.rung == "shrink" for rule in rules),
     )
-    for number, rule in enumerate(rules, 1):
+    for number, rule in numbered(rules, failure):
         rung, why_not = rule.rung, course.why_not
         from_disk = rung == "restart" and skips_memory
         steps = situation.disk_steps_lost if from_disk else situation.steps_lost

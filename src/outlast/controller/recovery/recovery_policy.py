@@ -51,6 +51,19 @@ class RungRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Return whether the rule has conditions."""
         return self != RungRule(rung=self.rung)
 
+    def is_behind(self, other: RungRule) -> bool:
+        """Return whether another rule of the rung is met wherever this one is: then this one is
+        never reached behind it."""
+        if self.rung != other.rung:
+            return False
+        for name in RungRule.__struct_fields__[1:]:
+            ours, theirs = getattr(self, name), getattr(other, name)
+            if theirs is None:
+                continue
+            if ours is None or (ours < theirs if "_min" in name else ours > theirs):
+                return False
+        return True
+
 
 def plain_rules(*rungs: Rung) -> tuple[RungRule, ...]:
     """Return rules without conditions."""
@@ -122,6 +135,24 @@ class Means(msgspec.Struct, frozen=True, kw_only=True):
     def recent(self, rung: Rung) -> int:
         """Return how often a rung was taken within the last hour."""
         return sum(one == rung and t_ns > self.now_ns - HOUR_NS for one, t_ns in self.rungs)
+
+
+def numbered(rules: tuple[RungRule, ...], failure: str) -> list[tuple[int, RungRule]]:
+    """Return the rules in the order in which they are tried, with their numbers in the policy: for
+    a notice, migrate comes first, wherever it stands."""
+    found = list(enumerate(rules, 1))
+    if failure == NOTICE:
+        found.sort(key=lambda one: one[1].rung != "migrate")
+    return found
+
+
+def why_no_move(policy: RecoveryPolicy, means: Means, leaving: int, world: int) -> str:
+    """Return why the policy lets no rank move for a notice now; "" if it does. `leaving`: ranks."""
+    rules = [rule for rule in policy.rules(NOTICE) if rule.rung == "migrate"]
+    if not rules:
+        return f"the policy {policy.name} has no rung migrate for notices"
+    reasons = [unmet(policy, rule, means, leaving, 0, world) for rule in rules]
+    return "" if "" in reasons else reasons[0]
 
 
 def unmet(

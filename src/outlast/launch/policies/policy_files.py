@@ -235,12 +235,12 @@ class _PolicyFile:
                 ' in "stop"',
                 table,
             )
-        unconditional: set[Rung] = set()
         for number, rule in enumerate(rules, 1):
-            if rule.rung in unconditional:
+            if before := next(filter(rule.is_behind, rules[: number - 1]), None):
+                how = "under wider conditions" if before.is_conditional else "without conditions"
                 raise self._error(
-                    f"[{table}] rung {number}: {rule.rung} stands before it without conditions, so"
-                    " that this one is never reached; remove one of them",
+                    f"[{table}] rung {number}: {rule.rung} stands before it {how}, so that this"
+                    " one is never reached; remove one of them",
                     *(rule.rung, table),
                 )
             if rule.rung == "stop" and number < len(rules):
@@ -250,8 +250,6 @@ class _PolicyFile:
                     " remove one of them",
                     *(rule.rung, table),
                 )
-            if not rule.is_conditional:
-                unconditional.add(rule.rung)
 
     def _check_whole(self, policy: RecoveryPolicy) -> None:
         """Refuse budgets that no class of failure spends."""

@@ -35,6 +35,11 @@ def _impossible(policy: RecoveryPolicy, job: JobShape) -> Iterator[str]:
         for rule in rules:
             yield from _unreachable(table, rule, job)
         rungs = {rule.rung for rule in rules} - {"stop"}
+        if rungs == {"shrink"} and job.world == 1:
+            yield (
+                f"[{table}] answers failures by shrink alone, and of one rank none can leave; add"
+                " respawn, or more ranks"
+            )
         if rungs and rungs <= set(FROM_A_COPY) and not _is_overridden(table, policy):
             if not job.saves:
                 yield (

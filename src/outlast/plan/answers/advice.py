@@ -330,7 +330,7 @@ class AdviceItem(msgspec.Struct, frozen=True, kw_only=True):
     as advised; None where none is stated.
     """
 
-    what: Literal["strategy", "interval", "memory-interval", "copies", "spares"]
+    what: Literal["strategy", "interval", "memory-interval", "copies", "spares", "policy"]
     set_to: str
     value: float | None
     unit: Unit
@@ -394,4 +394,5 @@ class Advice(Answer, frozen=True, kw_only=True):
     doubts: list[AdviceDoubt]
     sure: str
     measure: list[NextMeasure]
+    policy_file: str = ""  # TOML, for `outlast run --policy`
     extras: tuple[ExtraCost, ...] = ()

@@ -41,9 +41,7 @@ DOES: dict[Strategy, str] = {
     "outlast": "A spare restores its state from a live replica, else from memory, else from"
     " storage.",
 }
-RUN_CANNOT: dict[Strategy, str] = {
-    "drop": "`outlast run` does not do this: it waits for a node or a spare"
-}
+RUN_BY_POLICY = "`outlast run` does this by a policy with the rung shrink (--policy elastic)"
 _GOES_ON = {
     "redo": "redone work",
     "recover": "restarts",
@@ -126,15 +124,7 @@ def describe_strategy(at: BestSettings) -> str:
     text = " ".join(
         [DOES[at.taken.strategy], *([_sentence("; ".join(sentences)) + "."] * bool(sentences))]
     )
-    if at.taken.strategy not in RUN_CANNOT:
-        return text
-    least = next((other for other in others if other.strategy not in RUN_CANNOT), None)
-    instead = (
-        f"; its cheapest is {least.strategy}, for {_usd(least.usd - at.taken.usd)} more"
-        if least and math.isfinite(least.usd)
-        else ""
-    )
-    return f"{text} {RUN_CANNOT[at.taken.strategy]}{instead}."
+    return f"{text} {RUN_BY_POLICY}." if at.taken.strategy == "drop" else text
 
 
 def _listed(names: Sequence[Strategy]) -> str:

@@ -28,6 +28,7 @@ from outlast.plan.answers.advice import (
 )
 from outlast.plan.answers.extra_costs import ExtraInputs, extra_costs
 from outlast.plan.answers.formula_answers import flat_zone
+from outlast.plan.answers.policy_advice import ProposedPolicy, describe_policy, propose_policy
 from outlast.plan.answers.spare_nodes import cheapest_spares
 from outlast.plan.answers.strategy_price import price_strategy
 from outlast.plan.model import formula_domain
@@ -62,6 +63,7 @@ def advise(
     at = best_settings(open_)
     settings = settings_of(at.scenario, at.taken)
     finishes = math.isfinite(at.taken.usd)
+    policy = propose_policy(at, settings) if finishes else None
     sensitivities = input_sensitivities(open_, at)
     quantities = _quantities(at, settings)
     doubts, rest = _doubts(open_, sensitivities, settings)
@@ -80,7 +82,7 @@ def advise(
         **asdict(plain),
         finishes=finishes,
         now=_current_cost(scenario, in_use, at),
-        items=_items(scenario, in_use, at, settings) if finishes else [],
+        items=[*_items(scenario, in_use, at, settings), _policy(at, policy)] if policy else [],
         bill=make_bill(at.scenario, at.taken),
         strategies=[_option(at, strategy) for strategy in STRATEGIES],
         levers=sensitivities,
@@ -88,6 +90,7 @@ def advise(
         doubts=doubts if finishes else [],
         sure=advice_text.describe_certainty(doubts, rest, at) if finishes else "",
         measure=advice_text.next_measures(scenario, sensitivities, at),
+        policy_file=policy.file if policy else "",
         extras=tuple(extra_costs(at.scenario, at.taken, extras)) if extras else (),
     )
 
@@ -245,6 +248,17 @@ def _items(
             ),
         ]
     return [*items, _spares(scenario, at, settings)]
+
+
+def _policy(at: BestSettings, policy: ProposedPolicy) -> AdviceItem:
+    return AdviceItem(
+        what="policy",
+        set_to=", ".join(one.rung for one in policy.rungs),
+        value=None,
+        unit="",
+        how=at.taken.how,
+        why=describe_policy(policy),
+    )
 
 
 def _interval(scenario: Scenario, at: BestSettings, settings: TunedSettings) -> AdviceItem:

@@ -1,5 +1,8 @@
 """Cost of a recovery policy on recorded, scheduled or simulated failures.
 
+Ranks that leave (rung shrink) do so by the controller's own decisions, and come back when a worker
+for them is warm, or their node is repaired. Meanwhile the others do their share of the work.
+
 The real controller decides (plan/simulate/narrator.py); times are measured or those of a scenario.
 """
 
@@ -26,6 +29,7 @@ from outlast.plan.simulate.narrator import narrate
 from outlast.plan.simulate.scheduled_failures import FailureSchedule, ScheduledFailure
 from outlast.plan.simulate.simulated_job import LIVE, MEMORY, STORAGE, SimulatedJob, job_of
 from outlast.telemetry.incidents import Incident, incidents
+from outlast.telemetry.run_costs import is_failure
 from outlast.theory.failures import HOUR_S
 
 # Faults that take their worker.
@@ -33,14 +37,17 @@ TAKES = (
     *("killed", "exited", "hung", "stopped", "torn", "diverged", "unknown", "mismatch"),
     *("transfer", "agent_lost"),
 )
-LIVE_RUNGS: tuple[Rung, ...] = ("retry", "migrate", "replace", "respawn", "rebuild")
+LIVE_RUNGS: tuple[Rung, ...] = ("retry", "migrate", "replace", "respawn", "shrink", "rebuild")
+REGROW = "regrow"  # absent ranks come back: no rung of policies, and no failure
 BAND = (0.05, 0.95)
 
 
 class MeasuredJob(msgspec.Struct, frozen=True, kw_only=True):
     """Times of a job, in seconds, as its events have them. `interval`, `copy_interval`: steps
     between checkpoints on disk and between copies in memory; 0: none. `rungs_s`: times from the
-    notice of a failure until steps went on, by rung. `start_s`: of the first start of all ranks."""
+    notice of a failure until steps went on, by rung, and of a return of absent ranks (`regrow`).
+    `start_s`: of the first start of all ranks. `step_shares`: time of a step with so many ranks
+    absent, over that with all."""
 
     world: int
     spares: int
@@ -51,17 +58,18 @@ class MeasuredJob(msgspec.Struct, frozen=True, kw_only=True):
     save_s: float
     flush_s: float
     start_s: float
-    rungs_s: dict[Rung, tuple[float, ...]]
+    rungs_s: dict[str, tuple[float, ...]]
     failures: tuple[ScheduledFailure, ...]
+    step_shares: dict[int, float] = {}
 
-    def rung_s(self, share: float = 0.5) -> dict[Rung, float]:
+    def rung_s(self, share: float = 0.5) -> dict[str, float]:
         """Return a time for each rung: a quantile of those measured, else of the nearest rung, else
         the start."""
         of_live = [s for rung in LIVE_RUNGS for s in self.rungs_s.get(rung, ())]
         of_start = [s for rung in FROM_A_COPY for s in self.rungs_s.get(rung, ())]
-        found: dict[Rung, float] = {}
-        for rung in RUNGS:
-            near = of_live if rung in LIVE_RUNGS else of_start
+        found: dict[str, float] = {}
+        for rung in (*RUNGS, REGROW):
+            near = of_start if rung in FROM_A_COPY else of_live
             known = self.rungs_s.get(rung) or near or (self.start_s,)
             found[rung] = quantile(known, share)
         return found
@@ -75,7 +83,8 @@ class MeasuredJob(msgspec.Struct, frozen=True, kw_only=True):
 class PolicyTrial(msgspec.Struct, frozen=True, kw_only=True):
     """Result of a policy on one course of failures. `wall_s`: from the first step to the end, None
     of a job that did not get there; `band_s`: 5 % to 95 % of replications, where there are several.
-    `steps_redone`: committed steps that all ranks computed again."""
+    `slow_s`: time that absent ranks cost, as the others did their work. `steps_redone`: committed
+    steps that all ranks computed again."""
 
     policy: str
     outcome: str
@@ -84,6 +93,7 @@ class PolicyTrial(msgspec.Struct, frozen=True, kw_only=True):
     band_s: tuple[float, float] | None = None
     ended_s: float
     work_s: float
+    slow_s: float = 0.0
     steps_redone: float
     failures: float
     rungs: dict[str, int]
@@ -110,7 +120,10 @@ def try_on_schedule(
     """Return the cost of a policy on a job's failures. `share`: quantile of its times of
     recoveries."""
     schedule = FailureSchedule(
-        failures=measured.failures, rung_s=measured.rung_s(share), refill_s=refill_s
+        failures=measured.failures,
+        rung_s=measured.rung_s(share),
+        refill_s=refill_s,
+        step_shares=measured.step_shares,
     )
     job = simulated(measured)
     run = narrate(job, recovery=policy, schedule=schedule)
@@ -123,6 +136,7 @@ def try_on_schedule(
         wall_s=run.ended_s if run.outcome == "done" else None,
         ended_s=run.ended_s,
         work_s=job.work_s,
+        slow_s=run.tallies["slow_s"],
         steps_redone=_committed_redone(run.tallies["redo_s"], run.rungs, measured.step_s),
         failures=run.tallies["failures"],
         rungs=run.rungs,
@@ -153,6 +167,7 @@ def try_on_scenario(
         band_s=(quantile(walls, BAND[0]), quantile(walls, BAND[1])) if len(walls) > 1 else None,
         ended_s=ended_s,
         work_s=job.work_s,
+        slow_s=statistics.fmean(run.tallies["slow_s"] for run in runs),
         steps_redone=_committed_redone(redo_s, rungs, scenario.step_s, len(runs)),
         failures=statistics.fmean(run.tallies["failures"] for run in runs),
         rungs=dict(rungs),
@@ -165,7 +180,8 @@ def _committed_redone(redo_s: float, rungs: dict[str, int], step_s: float, runs:
     not committed."""
     if not step_s:
         return 0.0
-    interrupted = 0.5 * sum(count for rung, count in rungs.items() if rung != "stop") / runs
+    kept = ("stop", REGROW)
+    interrupted = 0.5 * sum(count for rung, count in rungs.items() if rung not in kept) / runs
     return max(0.0, redo_s / step_s - interrupted) if redo_s else 0.0
 
 
@@ -227,11 +243,11 @@ def measure(events: Sequence[AnyEvent]) -> MeasuredJob:
     copied = sorted({event.step for event in saves if event.seat == rank})
     saved = sorted({event.step for event in events if isinstance(event, CheckpointSaved)})
     found = incidents(events)
-    rungs_s: dict[Rung, list[float]] = {}
+    rungs_s: dict[str, list[float]] = {}
     for one in found:
-        if one.state == "recovered" and not one.is_request and one.rung in RUNGS:
+        if one.state == "recovered" and not one.is_request:
             rungs_s.setdefault(one.rung, []).append(_going_on_s(one, step_s))
-    failures = (_failure(one, first_ns) for one in found if not one.is_request)
+    failures = (_failure(one, first_ns) for one in found if is_failure(one))
     loops = [event.steps for event in events if isinstance(event, LoopBegun) and event.steps]
     return MeasuredJob(
         world=started.world,
@@ -247,22 +263,53 @@ def measure(events: Sequence[AnyEvent]) -> MeasuredJob:
         start_s=(first_ns - started.t_ns) / 1e9,
         rungs_s={rung: tuple(each) for rung, each in rungs_s.items()},
         failures=tuple(failure for failure in failures if failure.t_s >= 0),
+        step_shares=_step_shares(steps, step_s, started.world),
     )
 
 
 def _pace_s(steps: Sequence[PhaseDone]) -> float:
-    """Return the mean time from one step's end to the next, within generations, of one rank; the
-    first step of a generation does not count."""
-    rank = min(event.seat for event in steps)
-    ours = [event for event in steps if event.seat == rank]
-    gaps = [
+    """Return the mean time from one step's end to the next, within generations that all ranks were
+    in, of one rank; the first step of a generation does not count."""
+    ranks = _ranks_of(steps)
+    most = max(map(len, ranks.values()))
+    of_all = [event for event in steps if len(ranks[event.generation]) == most]
+    if gaps := _gaps_s(of_all):
+        return statistics.fmean(gaps)
+    rank = min(event.seat for event in of_all)
+    ours = [event for event in of_all if event.seat == rank]
+    return statistics.fmean((event.t_ns - event.t_begin_ns) / 1e9 / event.steps for event in ours)
+
+
+def _step_shares(steps: Sequence[PhaseDone], step_s: float, world: int) -> dict[int, float]:
+    """Return the time of a step with so many ranks absent, over that with all."""
+    ranks = _ranks_of(steps)
+    found: dict[int, float] = {}
+    for absent in range(1, world):
+        fewer = [event for event in steps if len(ranks[event.generation]) == world - absent]
+        if step_s and (gaps := _gaps_s(fewer)):
+            found[absent] = statistics.fmean(gaps) / step_s
+    return found
+
+
+def _ranks_of(steps: Sequence[PhaseDone]) -> dict[int, set[int]]:
+    """Return the ranks that completed steps in each generation."""
+    ranks: dict[int, set[int]] = {}
+    for event in steps:
+        ranks.setdefault(event.generation, set()).add(event.seat)
+    return ranks
+
+
+def _gaps_s(steps: Sequence[PhaseDone]) -> list[float]:
+    """Return times from one step's end to the next, of the first rank of each generation."""
+    first: dict[int, int] = {}
+    for event in steps:
+        first[event.generation] = min(event.seat, first.get(event.generation, event.seat))
+    ours = [event for event in steps if event.seat == first[event.generation]]
+    return [
         (after.t_ns - before.t_ns) / 1e9 / after.steps
         for earlier, before, after in zip(ours, ours[1:], ours[2:], strict=False)
         if earlier.generation == after.generation and after.step == before.step + after.steps
     ]
-    if gaps:
-        return statistics.fmean(gaps)
-    return statistics.fmean((event.t_ns - event.t_begin_ns) / 1e9 / event.steps for event in ours)
 
 
 def _interval(steps: Sequence[int]) -> int:

@@ -27,7 +27,6 @@ from outlast.controller.inputs import (
 from outlast.controller.recovery.recovery_policy import DEFAULT, RecoveryPolicy
 from outlast.controller.save_schedule.save_tiers import SavePolicy
 from outlast.controller.state_machine import handle_all, initial
-from outlast.errors import UsageError
 from outlast.transport import messages
 
 TERM = 1
@@ -35,20 +34,13 @@ LEASE_S = 1e12  # never expires: the simulator removes hosts
 _STATE_DIGEST: tuple[str, int, float] = ("told", 0, 0.0)  # of a transferred state
 
 
-def _refuse_shrink(decided: events.Decided) -> None:
-    if decided.rung == "shrink":
-        raise UsageError(
-            f"{decided.rule}: ranks would leave (shrink), which is not simulated here; give the job"
-            " spares, or try a policy without shrink"
-        )
-
-
 class ControllerPeers:
     """Simulated peers of the real controller.
 
     `now_ns`: time of the next actions; `n` and `step`: position of the survivors;
     `restart_checkpoint`: checkpoint for a restart of all workers; `disk_checkpoint`: for one that
-    leaves out copies in memory.
+    leaves out copies in memory. `needs`: why no rank may leave; `start_ns`: from the start of a
+    worker for an absent rank until it is warm.
     """
 
     def __init__(
@@ -64,6 +56,8 @@ class ControllerPeers:
         self._run = run
         self._emit = emit
         self.now_ns = 0
+        self.needs = ""
+        self.start_ns = 0
         self.n = self.step = 0
         self.restart_checkpoint = messages.Checkpointed(n=0, step=0, path="the beginning")
         self.disk_checkpoint = self.restart_checkpoint
@@ -76,6 +70,9 @@ class ControllerPeers:
         self._inbox: list[messages.MessageEnvelope | Input] = []
         self._pending_ready: dict[str, tuple[str, messages.WorkerReady]] = {}  # by worker
         self._has_state: set[str] = set()
+        self._returned: set[str] = set()  # hosts on which no worker was started since
+        self._stands = ("", 0)  # worker that stands at a boundary, and its generation
+        self._starting: dict[str, tuple[str, int, int]] = {}  # host, PID, time at which it is warm
         self._sent_count = 0
         self._pids = 0
         self._notices = 0
@@ -96,8 +93,8 @@ class ControllerPeers:
         self.report_ready()
 
     def report_save(self, checkpoint: messages.Checkpointed) -> None:
-        """Report from rank 0 that a checkpoint can be restored."""
-        worker = self.state.occupant(0)
+        """Report from the first rank that a checkpoint can be restored."""
+        worker = min(self.state.generation_members(), key=lambda one: one.seat, default=None)
         if worker is not None:
             self._send(worker.agent, worker.name, checkpoint)
 
@@ -131,8 +128,41 @@ class ControllerPeers:
 
     def remove_host(self, host: str) -> None:
         """Remove a host."""
+        self._starting = {name: at for name, at in self._starting.items() if at[0] != host}
         self._inbox.append(AgentLost(t_ns=self.now_ns, agent=host, incarnation=self._hosts[host]))
         self._hosts[host] += 1
+
+    @property
+    def absent(self) -> tuple[int, ...]:
+        """Ranks that have left, while the others go on."""
+        return self.state.progress.absent
+
+    @property
+    def lacks_workers(self) -> bool:
+        """True while a rank that is not absent has no worker."""
+        seats = enumerate(self.state.members.seats)
+        return any(not name and seat not in self.absent for seat, name in seats)
+
+    def host_without_rank(self) -> str:
+        """Return a host that has no rank; "" if all have one."""
+        agents = self.state.members.agents.values()
+        free = (one.name for one in agents if one.connected and not one.lapsed)
+        return next((name for name in free if not self.state.members.ranks_of(name)), "")
+
+    def warm_ns(self, *, seated: bool = False) -> int | None:
+        """Return the time at which the next starting worker is warm; None if none starts. `seated`:
+        only of workers that have a rank already."""
+        known = {name for name in self.state.members.seats if name}
+        times = [at for name, (_, _, at) in self._starting.items() if not seated or name in known]
+        return min(times, default=None)
+
+    def end_starts(self) -> None:
+        """Report the workers that are warm by now."""
+        for name, (host, pid, at_ns) in tuple(self._starting.items()):
+            if at_ns <= self.now_ns:
+                del self._starting[name]
+                self._greet(host, name, pid)
+        self.exchange_messages()
 
     def seat_to_lose(self) -> int:
         """Return a seat, preferably of a complete worker without a surviving progress slot."""
@@ -147,7 +177,8 @@ class ControllerPeers:
         ).seat
 
     def add_host(self, host: str) -> None:
-        """Add a host again, without any state."""
+        """Add a host again, without any state: a worker on it is warm at once."""
+        self._returned.add(host)
         self._connect_host(host)
 
     def report_notice(self, seat: int) -> None:
@@ -170,9 +201,12 @@ class ControllerPeers:
 
     def report_progress(self) -> None:
         """Report that all ranks have completed a phase of this generation."""
-        for worker in tuple(self.state.generation_members()):
-            beats = {worker.name: (self.n + 1, self.step, "running", 0.0)}
-            self._send(worker.agent, "", messages.Renew(beats=beats))
+        by_host: dict[str, dict[str, tuple[int, int, str, float]]] = {}
+        for worker in self.state.generation_members():
+            beats = by_host.setdefault(worker.agent, {})
+            beats[worker.name] = (self.n + 1, self.step, "running", 0.0)
+        for host, beats in by_host.items():
+            self._send(host, "", messages.Renew(beats=beats))
 
     def stop(self, reason: str) -> None:
         """Request the end twice, as two Ctrl-C do."""
@@ -225,7 +259,6 @@ class ControllerPeers:
                 self._answer(action)
             case Emit():
                 if isinstance(action.event, events.Decided):
-                    _refuse_shrink(action.event)
                     self.decided = action.event
                     self.decisions += 1
                 self._emit_event(action.event)
@@ -263,8 +296,12 @@ class ControllerPeers:
             case messages.Spawn():
                 self._pids += 1
                 self._send(host, "", messages.Spawned(worker=body.worker, pid=self._pids))
-                hello = messages.WorkerHello(pid=self._pids, fingerprint={}, address=body.worker)
-                self._send(host, body.worker, hello)
+                is_late = self.absent and body.seat < 0 and host not in self._returned
+                self._returned.discard(host)
+                if self.start_ns and is_late:
+                    self._starting[body.worker] = host, self._pids, self.now_ns + self.start_ns
+                else:
+                    self._greet(host, body.worker, self._pids)
             case messages.Kill():
                 fault = events.Fault(kind="requested", detail=body.reason)
                 self._lose_worker(host, body.worker, fault)
@@ -275,7 +312,8 @@ class ControllerPeers:
                 self._pending_ready.pop(name, None)
                 self._send(host, name, self._status_report(body.generation, name, None))
             case messages.Leave():
-                self._send(host, name, self._idle_report())
+                self._stands = name, body.generation
+                self._send(host, name, self._status_report(body.generation, name, None))
             case messages.Seat() | messages.Decide():
                 ready = messages.WorkerReady(generation=body.generation, n=body.n)
                 self._pending_ready[name] = (host, ready)
@@ -290,8 +328,13 @@ class ControllerPeers:
             case _:
                 pass  # leases and answers to scripts have no effect here
 
+    def _greet(self, host: str, name: str, pid: int) -> None:
+        hello = messages.WorkerHello(pid=pid, fingerprint={}, address=name)
+        self._send(host, name, hello)
+
     def _lose_worker(self, host: str, name: str, fault: events.Fault) -> None:
         self._pending_ready.pop(name, None)
+        self._starting.pop(name, None)
         moves = self.state.mode == "closing"  # its rank leaves for a notice, with its own state
         lost = messages.WorkerLostReport(
             worker=name,
@@ -306,18 +349,23 @@ class ControllerPeers:
     def _status_report(
         self, generation: int, name: str, fault: events.Fault | None
     ) -> messages.Status:
-        phase_state = "running" if self.state.progress.opened else "idle"
+        stands = (name, generation) == self._stands
+        phase_state = "running" if self.state.progress.opened and not stands else "idle"
         return messages.Status(
             generation=generation,
             n=self.n,
             step=self.step,
             state=phase_state if name in self._has_state else "joining",
             fault=fault,
+            needs=self.needs,
+            slots=self._place(name),
         )
 
-    def _idle_report(self) -> messages.Status:
-        generation = self.state.generation
-        return messages.Status(generation=generation, n=self.n, step=self.step, state="idle")
+    def _place(self, name: str) -> dict[str, bytes]:
+        """Return the place in the script that the first rank reports while others are absent."""
+        first = min(self.state.generation_members(), key=lambda one: one.seat, default=None)
+        is_first = first is not None and first.name == name
+        return {f"before:{self.n}": b"its own"} if self.absent and is_first else {}
 
     def _connect_host(self, host: str) -> None:
         hello = messages.AgentHello(host=host, address="", capacity=1, lease_s=LEASE_S)

@@ -25,17 +25,20 @@ WAIT_MAX_S = 1e10  # 300 years
 
 
 class RecoveryResult(NamedTuple):
-    """Result of a recovery. `closed_s`: time of the controller's first report; infinity if none."""
+    """Result of a recovery. `closed_s`: time of the controller's first report; infinity if none.
+    `rung`: of the controller's newest decision; "": it decided nothing."""
 
     now_s: float
     source: int
     closed_s: float
+    rung: str
 
 
 class IncidentRecovery:
     """Recovery from the failures of one job.
 
-    `tallies`: seconds and counts so far. `is_over`: returns whether an interrupted recovery must
+    `tallies`: seconds and counts so far. `is_returning`: the controller has decided that absent
+    ranks come back at once. `is_over`: returns whether an interrupted recovery must
     not start again. `schedule`: its times of recoveries, by rung; without it those of the job, by
     their source.
     """
@@ -60,6 +63,8 @@ class IncidentRecovery:
         self._opened_s = 0.0  # the newest generation
         self._decisions = 0  # before this incident
         self._in_memory = in_memory
+        self.is_returning = False  # absent ranks come back at once
+        self._shrinks = not peers.needs and peers.state.recovery.shrinks
         self.tallies: dict[str, float] = dict.fromkeys(
             ("incidents", *_SOURCE_TALLIES, "stalls", "detect_s", "restart_s", "wait_s"), 0.0
         )
@@ -72,25 +77,72 @@ class IncidentRecovery:
     def recover(self, now_s: float) -> RecoveryResult:
         """Recover from a failure at the present time until the next generation opens or the run
         ends."""
+        self._begin(now_s)
+        self.is_returning = False
+        self.tallies["incidents"] += 1
+        if self._schedule and now_s - self._opened_s >= self._schedule.refill_s:
+            self._peers.report_progress()  # spares are started, and warm
+        self._strike()
+        return self._end(is_open=self._attempt())
+
+    def return_s(self) -> float:
+        """Return the time at which an absent rank may come back: a worker for it is warm, or a node
+        is repaired; infinity where none is absent."""
+        if self.is_returning:
+            return self._now_s
+        if not self._peers.absent:
+            return math.inf
+        warm_ns = self._peers.warm_ns()
+        warm_s = seconds(warm_ns) if warm_ns is not None else math.inf
+        return min(warm_s, self._nodes.next_repair_s() if self._nodes.missing else math.inf)
+
+    def take_back(self, now_s: float) -> RecoveryResult:
+        """Let absent ranks come back at the present time, as far as workers for them are warm."""
+        self._begin(now_s)
+        self._decisions -= self.is_returning
+        self.is_returning = False
+        self._return_repaired()
+        self._peers.end_starts()
+        if self._peers.decisions == self._decisions:
+            self._peers.report_progress()  # workers are started on hosts that are back
+            self._peers.exchange_messages()
+        if self._peers.decisions == self._decisions:
+            return RecoveryResult(self._now_s, LIVE, math.inf, "")
+        self.tallies["incidents"] += 1
+        is_open = self._spend("restart_s", self._restart_s())
+        if is_open:
+            self._peers.report_ready()
+            self._nodes.begin_window()
+            is_open = self._peers.state.mode == "open"
+        return self._end(is_open=is_open)
+
+    def _begin(self, now_s: float) -> None:
         self._closed_s = math.inf
         self._best_source = LIVE
         self._peers.n = self._progress.n
         self._peers.step = self._progress.step
-        self.tallies["incidents"] += 1
         self._decisions = self._peers.decisions
         self._advance(now_s)
-        if self._schedule and now_s - self._opened_s >= self._schedule.refill_s:
-            self._peers.report_progress()  # spares are started, and warm
-        self._strike()
-        while not self._attempt():
+
+    def _end(self, *, is_open: bool) -> RecoveryResult:
+        """Recover again until the generation opens, and return the result."""
+        while not is_open:
             if self._peers.end is not None or self._is_over():
                 break
             if self._nodes.failure_s() <= self._now_s:
                 self._strike()
+            is_open = self._attempt()
         self._opened_s = self._now_s
         source = self._source()
+        decided = self._peers.decided if self._peers.decisions > self._decisions else None
+        if self._peers.absent and self._peers.end is None:
+            before = self._peers.decisions
+            self._peers.report_progress()  # a step is done: workers for absent ranks are started
+            self._peers.exchange_messages()
+            self.is_returning = self._peers.decisions > before
         self.tallies[_SOURCE_TALLIES[source]] += 1
-        return RecoveryResult(self._now_s, source, self._closed_s)
+        rung = decided.rung if decided else ""
+        return RecoveryResult(self._now_s, source, self._closed_s, rung)
 
     def _source(self) -> int:
         """Return the controller's source, or without a decision the best that survives."""
@@ -102,12 +154,16 @@ class IncidentRecovery:
     def _attempt(self) -> bool:
         """Replace nodes, detect, restart; return whether the job runs. A failure ends the round."""
         self._return_repaired()
-        if self._nodes.missing and not self._wait_for_nodes():
+        if self._nodes.missing and not self._shrinks and not self._wait_for_nodes():
             return False
         if not self._spend("detect_s", self._detect_s()):
             return False
         before = self._peers.decisions
         self._report_failures()
+        if self._shrinks and self._peers.lacks_workers and not self._wait_for_nodes():
+            return False
+        if not self._await_starts():
+            return False
         decisions = self._peers.decisions
         if decisions == before and self._peers.state.mode == "open":
             return True  # a notice for which no rank moves
@@ -120,6 +176,14 @@ class IncidentRecovery:
         self._peers.report_ready()
         self._nodes.begin_window()
         return self._peers.state.mode == "open"
+
+    def _await_starts(self) -> bool:
+        """Wait for starting workers that have a rank; return False where a failure came first."""
+        while (warm_ns := self._peers.warm_ns(seated=True)) is not None:
+            if not self._spend("restart_s", max(0.0, seconds(warm_ns) - self._now_s)):
+                return False
+            self._peers.end_starts()
+        return True
 
     # --- time ---
 
@@ -177,8 +241,13 @@ class IncidentRecovery:
         for node in self._nodes.collect_repaired():
             if node not in self._hosts_in_repair:
                 self._report_failures()  # repaired before its failure was detected
+            if node not in self._hosts_in_repair:
+                continue  # its host was another one's
             self._peers.add_host(self._hosts_in_repair.pop(node))
             self._peers.exchange_messages()
+            if self._shrinks and self._peers.state.mode == "open" and not self._peers.absent:
+                self._peers.report_progress()  # a spare is started there, before ranks leave
+                self._peers.exchange_messages()
 
     def _strike(self) -> None:
         failure = self._nodes.strike()
@@ -217,12 +286,16 @@ class IncidentRecovery:
             peers.report_notice(failure.crashed[0])
             return
         detail = "node failed" + ("" if live else "; its state is lost")
-        for seat, node in failure.lost_nodes:
+        for its, node in failure.lost_nodes:
             fault = self._fault(when_s, "agent_lost", detail)
-            host = peers.lose_seat(seat, fault, live=live)
-            peers.remove_host(host)
-            self._hosts_in_repair[node] = host
-        for seat in failure.crashed:
+            seat = self._present(its)
+            host = peers.lose_seat(seat, fault, live=live) if seat >= 0 else ""
+            if host := host or peers.host_without_rank():
+                peers.remove_host(host)
+                self._hosts_in_repair[node] = host
+        for its in failure.crashed:
+            if (seat := self._present(its)) < 0:
+                continue  # it is absent
             kind = failure.kind or "exited"
             fault = self._fault(when_s, kind, "process crashed; node is healthy")
             peers.lose_seat(seat, fault, live=live)
@@ -233,6 +306,15 @@ class IncidentRecovery:
         if not (live and peers.report_broken_connection(fault)):
             fault = self._fault(when_s, "exited", _REASONS[failure.source])
             peers.lose_seat(peers.seat_to_lose(), fault, live=live)
+
+    def _present(self, seat: int) -> int:
+        """Return the rank that a failure of a node's rank strikes; -1 if it is absent. Where some
+        of several absent ranks came back, the nodes may have others of them."""
+        seats, absent = self._peers.state.members.seats, self._peers.absent
+        if seat not in absent:
+            return seat if seats[seat] else -1
+        others = (one for one in self._nodes.missing if one not in absent and seats[one])
+        return next(others, -1)
 
     def _fault(self, when_s: float, kind: events.FaultKind, detail: str) -> events.Fault:
         return events.Fault(

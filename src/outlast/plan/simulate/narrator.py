@@ -22,7 +22,13 @@ from outlast.plan.simulate.scheduled_failures import (
     FailureSchedule,
     ScheduledNodes,
 )
-from outlast.plan.simulate.simulated_job import MEMORY, SimulatedJob, check_job, check_seed
+from outlast.plan.simulate.simulated_job import (
+    MEMORY,
+    STORAGE,
+    SimulatedJob,
+    check_job,
+    check_seed,
+)
 from outlast.plan.simulate.story_progress import (
     EVENTS_MAX,
     SCRIPT,
@@ -135,7 +141,12 @@ class _Narrator:
         self._recovery = IncidentRecovery(
             job, nodes, self._peers, self._progress, self._end_reason, schedule, in_memory=in_memory
         )
+        self._schedule = schedule
         self._rungs: Counter[str] = Counter()
+        if job.replicas < job.nodes:
+            self._peers.needs = "a node holds a part of a replica"
+        start_s = schedule.rung_s["respawn"] if schedule else job.restart_s[STORAGE]
+        self._peers.start_ns = ns(start_s) - ns(0)
 
     def run(self) -> NarratedRun:
         peers = self._peers
@@ -145,14 +156,18 @@ class _Narrator:
         now_s = 0.0
         reason = ""
         while peers.end is None:
-            now_s = progress.run(now_s, nodes.failure_s(), self._end_reason)
+            back_s = self._recovery.return_s()
+            until_s = min(nodes.failure_s(), back_s)
+            now_s = progress.run(now_s, until_s, self._end_reason)
             nodes.now_s, peers.now_ns = now_s, ns(now_s)
             peers.n = progress.n
             peers.step = progress.step
-            if progress.stage == "done":
+            if progress.stage == "done" and not self._recovery.is_returning:
                 peers.finish()
                 continue
-            if not self._end_reason():
+            if not self._end_reason() and back_s <= now_s < nodes.failure_s():
+                now_s = self._take_back(now_s)
+            elif not self._end_reason():
                 now_s = self._recover(now_s)
             if peers.end is None and (reason := self._end_reason()):
                 peers.stop(reason)
@@ -211,7 +226,7 @@ class _Narrator:
             "failures": float(self._nodes.failures),
             "redo_s": progress.redo_s,
             "save_s": progress.save_s,
-            "slow_s": 0.0,  # the job never runs with fewer replicas
+            "slow_s": progress.slow_s,  # with fewer ranks
             **self._recovery.tallies,
         }
 
@@ -221,14 +236,36 @@ class _Narrator:
         seats = peers.state.members.seats
         generation = peers.state.generation
         attempt = progress.break_off()
-        before = peers.decisions
         end = self._recovery.recover(now_s)
-        if peers.decided is not None and peers.decisions > before:
-            self._rungs[peers.decided.rung] += 1
+        if end.rung:
+            self._rungs[end.rung] += 1
         if peers.end is None:
             lost = (*progress.restore(end.source), Stretch(now_s, min(end.closed_s, end.now_s)))
             self._book.write_lost_attempt(attempt._replace(stretches=lost), seats, generation)
+            self._set_pace()
         return end.now_s
+
+    def _take_back(self, now_s: float) -> float:
+        """Let absent ranks come back, between two steps, if workers for them are warm."""
+        peers = self._peers
+        failures = self._nodes.failures
+        self._progress.break_off()  # its steps are those of this generation; nothing is redone
+        end = self._recovery.take_back(now_s)
+        if not end.rung:
+            return end.now_s  # none came back
+        self._rungs[end.rung] += 1
+        if peers.end is None:
+            if self._nodes.failures > failures:
+                self._progress.restore(end.source)
+            self._set_pace()
+        return end.now_s
+
+    def _set_pace(self) -> None:
+        """Set the pace of work, and whether saves are made, by the ranks that are present."""
+        world, absent = self._job.nodes, len(self._peers.absent)
+        shares = self._schedule.step_shares if self._schedule else {}
+        self._progress.pace = shares.get(absent, 1.0) * world / (world - absent) if absent else 1.0
+        self._progress.can_save = not absent
 
     def _write_stage(self, result: StageResult) -> None:
         self._book.write_stage(

@@ -7,7 +7,6 @@ from typing import Protocol
 
 import msgspec
 
-from outlast.controller.recovery.recovery_policy import Rung
 from outlast.events import FaultKind
 from outlast.plan.simulate.narrated_nodes import NodeStrike
 from outlast.plan.simulate.simulated_job import LIVE
@@ -27,11 +26,13 @@ class ScheduledFailure(msgspec.Struct, frozen=True, kw_only=True):
 
 class FailureSchedule(msgspec.Struct, frozen=True, kw_only=True):
     """Failures in order, and the time from the notice of one until steps go on, by rung; each
-    rung has one."""
+    rung has one. `step_shares`: time of a step with so many ranks absent, over that with all; where
+    a number is missing, a step takes as long as with all."""
 
     failures: tuple[ScheduledFailure, ...]
-    rung_s: dict[Rung, float]
+    rung_s: dict[str, float]
     refill_s: float = 0.0  # from then until spares are warm again
+    step_shares: dict[int, float] = {}
 
 
 class FailingNodes(Protocol):

@@ -75,7 +75,9 @@ class JobProgress:
         self._reported_steps = 0  # steps of this piece
         self._broken_n = -1  # phase that the last failure interrupted
         self._flushing: tuple[float, StagePosition] | None = None
-        self.save_s = self.redo_s = 0.0
+        self.save_s = self.redo_s = self.slow_s = 0.0
+        self.pace = 1.0  # seconds that a second of work takes: more while ranks are absent
+        self.can_save = True  # no checkpoint is made while ranks are absent
 
     # --- position ---
 
@@ -133,11 +135,14 @@ class JobProgress:
     def run(self, now_s: float, until_s: float, is_over: Callable[[], object]) -> float:
         """Run until `until_s`, the end, or a stage end at which `is_over()`; return the time."""
         while self.stage != "done" and not is_over():
-            end_s = now_s + self._length_s() - self._passed_s
-            reached_s = min(end_s, until_s)
-            self._passed_s += reached_s - now_s
+            pace = self.pace if self.stage == "work" else 1.0
+            end_s = now_s + max(0.0, self._length_s() - self._passed_s) * pace
+            reached_s = max(now_s, min(end_s, until_s))
+            self._passed_s += (reached_s - now_s) / pace
             self._stretches += (Stretch(now_s, reached_s),)
-            if self.stage != "work":
+            if self.stage == "work":
+                self.slow_s += (reached_s - now_s) * (1 - 1 / pace)
+            else:
                 self.save_s += reached_s - now_s
             self.complete_flush(reached_s)
             if end_s > until_s:
@@ -150,9 +155,8 @@ class JobProgress:
         if self.stage == "work":
             return min(self._piece_s, self._left_s(self.position))
         job = self._job
-        return {"memory": job.memory_cost_s, "durable": job.cost_s, "flush": job.flush_s}[
-            self.stage
-        ]
+        saves_s = {"memory": job.memory_cost_s, "durable": job.cost_s, "flush": job.flush_s}
+        return saves_s[self.stage] if self.can_save else 0.0
 
     def _end_stage(self, now_s: float) -> None:
         stage = self.stage
@@ -167,11 +171,14 @@ class JobProgress:
             self.position = StagePosition(cycle, version + 1)
             self._enter_stage("durable")
         elif stage == "memory":
-            self.position = self.copied = StagePosition(cycle, version + 1)
+            self.position = StagePosition(cycle, version + 1)
+            self.copied = self.position if self.can_save else self.copied
             self._enter_stage(self._next_stage())
         elif stage == "durable":
-            self.position = self.copied = StagePosition(cycle + 1, 0)
-            self._flushing = (now_s + self._job.flush_s, self.position)
+            self.position = StagePosition(cycle + 1, 0)
+            if self.can_save:
+                self.copied = self.position
+                self._flushing = (now_s + self._job.flush_s, self.position)
             self._enter_stage(self._next_stage())
         else:
             self.complete_flush(math.inf)
@@ -195,7 +202,8 @@ class JobProgress:
         if steps * self._step_s > passed_s + ROUNDING * self._step_s:
             cuts.add(steps - 1)  # the last one is cut short
         for cut in sorted(cut for cut in cuts if reported < cut < steps):
-            until_s = min(end_s, max(begin_s, end_s - passed_s + cut * self._step_s))
+            rest_s = (passed_s - cut * self._step_s) * self.pace
+            until_s = min(end_s, max(begin_s, end_s - rest_s))
             stretch = Stretch(begin_s, until_s)
             self._on_done(
                 StageResult("work", (stretch,), first_n + cut, first_step + cut, cut - reported)
@@ -241,7 +249,8 @@ class JobProgress:
         """Interrupt the stage by a failure; completed steps count. Return the interrupted stage."""
         if self.stage == "work" and self._stretches:
             begin_s, end_s = self._stretches[-1]
-            committed_s = max(begin_s, end_s - (self._passed_s - self._committed_s()))
+            rest_s = (self._passed_s - self._committed_s()) * self.pace
+            committed_s = max(begin_s, end_s - rest_s)
             if committed_s > begin_s:
                 ended = StageResult("work", (Stretch(begin_s, committed_s),), self.n, self.step)
                 self._report_work(self.position, self._reported_steps, self._committed_s(), ended)
@@ -289,6 +298,10 @@ def ns(time_s: float) -> int:
 def seconds(t_ns: int) -> float:
     """Return ns on the clock of events as seconds of the story."""
     return (t_ns - BEGIN_S * 1_000_000_000) / 1e9
+
+
+def _present(seats: Sequence[str]) -> list[tuple[int, str]]:
+    return [(seat, worker) for seat, worker in enumerate(seats) if worker]
 
 
 class EventBook:
@@ -341,7 +354,7 @@ class EventBook:
         end_s = result.stretches[-1].end_s
         if self._writer is None or result.stage not in _KINDS or ns(begin_s) == ns(end_s):
             return
-        for seat, worker in enumerate(seats):
+        for seat, worker in _present(seats):
             self.emit(
                 events.PhaseDone(
                     t_ns=ns(end_s),
@@ -364,7 +377,7 @@ class EventBook:
         if self._writer is None:
             return
         for stretch in result.stretches:
-            for seat, worker in enumerate(seats):
+            for seat, worker in _present(seats):
                 self.emit(
                     events.AttemptRefused(
                         t_ns=ns(stretch.end_s),
