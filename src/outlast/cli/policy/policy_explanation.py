@@ -258,7 +258,8 @@ def _answers(policy: RecoveryPolicy, failure: str, job: _Job) -> list[PolicyAnsw
     )
     seats = tuple(range(job.world))
     no_spare = replace(one, spares=0, means=replace(one.means, warm=0))
-    no_replica = replace(one, unreplicated=lost)
+    no_shrink = job.no_shrink or "no replica is whole"
+    no_replica = replace(one, unreplicated=lost, no_shrink=no_shrink)
     everybody = replace(one, lost=seats, planned=(), donors=0, spares=min(job.spares, job.world))
     cases = {"one": one}
     if lost:

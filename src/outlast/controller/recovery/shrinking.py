@@ -191,18 +191,19 @@ def return_units(
     slots: dict[int, dict[str, bytes]],
     n: int,
 ) -> None:
-    """Give ranks that come back before phase n+1 their slots. If those of one rank are lost, its
-    unit has none: ranks that draw the same numbers have to begin at the same place."""
+    """Give ranks that come back before phase n+1 their slots. The ranks of a unit begin with those
+    that all of them have left: ranks that draw the same numbers go on at the same place."""
     for unit in units_of(state.world, state.units.units).closure(back):
-        is_known = all(_has_own(slots[seat]) for seat in unit)
+        common = set[str].intersection(*(_own_keys(slots[seat]) for seat in unit))
         for seat in unit:
             place = template(state, survivors, seat, n)
-            known = slots[seat] if is_known else {}
+            known = {key: slots[seat][key] for key in sorted(common, reverse=True)}
             slots[seat] = returning_slots(known, place, n, unit[0])
 
 
-def _has_own(slots: Mapping[str, bytes]) -> bool:
-    return any(":before:" in f":{key}" or ":after:" in f":{key}" for key in slots)
+def _own_keys(slots: Mapping[str, bytes]) -> set[str]:
+    """Return the keys of slots with generators; the later one of a phase is the larger."""
+    return {key for key in slots if ":before:" in f":{key}" or ":after:" in f":{key}"}
 
 
 def take_back_when_possible(turn: ControllerTurn) -> None:
