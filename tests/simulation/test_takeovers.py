@@ -123,6 +123,13 @@ def _is_there(state: Any) -> bool:
     return all(name in members.workers for name in members.seats) and state.term.end is None
 
 
+FIRST = {  # seeds shortly before those that find a rare breakage
+    "renewals never wait": 1_730,
+    "every stranger is a spare": 1_855,
+    "who was struck off succeeds": 285,
+    "successors without a lease do not count": 565,
+    "workers of a host that is lost, or comes back, are not": 300,
+}
 BREAKAGES: dict[str, tuple[Any, str, Any]] = {
     "a decision is sent before a read": (SimController, "_is_checked", _always),
     "renewals never wait": (SimController, "_is_in_touch", _always),
@@ -141,7 +148,7 @@ def test_a_broken_takeover_is_found_out(name: str, monkeypatch: pytest.MonkeyPat
     room, function, broken = BREAKAGES[name]
     monkeypatch.setattr(room, function, broken)
     with pytest.raises((SimFailure, AssertionError, LookupError)):
-        _play(range(4_000))
+        _play(range(FIRST.get(name, 0), 4_000))
 
 
 def _may_succeed(agent: SimAgent, _successors: tuple[str, ...]) -> bool:
@@ -167,4 +174,4 @@ def test_a_broken_run_that_hosts_join_is_found_out(
     room, function, broken = BREAKAGES_OF_JOINS[name]
     monkeypatch.setattr(room, function, broken)
     with pytest.raises((SimFailure, AssertionError, LookupError)):
-        _play(range(4_000), draw_join_plan)
+        _play(range(FIRST.get(name, 0), 4_000), draw_join_plan)

@@ -344,7 +344,7 @@ class GroupRegistry:
             if ended is not None:
                 ended()
             return None
-        is_live = partial(self._is_live, self._works)  # the next generation has others
+        is_live = partial(self._is_live, self._works) if not record.recording else None
         handle = trackable(op, work, on_cpu=on_cpu, ended=ended, is_live=is_live)
         self._works.add(op, handle, outputs, on_cpu=on_cpu)
         return handle

@@ -46,15 +46,16 @@ def trackable(
     *,
     on_cpu: bool,
     ended: Ended,
-    is_live: Callable[[], bool],
+    is_live: Callable[[], bool] | None,
 ) -> dist.Work:
     """Return `work`, or a handle around it if `ended` is given, or if gloo hides its completion or
-    might never end it."""
+    might never end it. `is_live`: of the generation; None where nobody leaves a work."""
     if on_cpu and op == "recv_anysource":
         return AnySourceWork(work, ended)
-    if on_cpu and op not in OWNED:
+    if on_cpu and op not in OWNED and is_live is not None:
         return SeverableWork(work, is_live, ended)
-    return WaitedWork(work, ended) if on_cpu or ended is not None else work
+    is_owned = on_cpu and op in OWNED
+    return WaitedWork(work, ended) if is_owned or ended is not None else work
 
 
 class _Pending(NamedTuple):
